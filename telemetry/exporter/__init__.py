@@ -1,0 +1,1 @@
+"""Prometheus exporter on top of the jetson readers."""

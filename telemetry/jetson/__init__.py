@@ -1,0 +1,1 @@
+"""Typed readers of the sensors and of the power and clock state of a Jetson."""
