@@ -1,0 +1,17 @@
+"""What orinbench says when it cannot go on: one line for the user, and an exit code."""
+
+
+class BenchError(Exception):
+    """Bad input or a machine that cannot do what was asked.
+
+    The message is the one line that the user sees: it names the file or flag, what was wrong and
+    what would be right.
+    """
+
+    exit_code = 2
+
+
+class CheckFailed(BenchError):
+    """The correctness gate found wrong numbers: nothing is timed."""
+
+    exit_code = 3
