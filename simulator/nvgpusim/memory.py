@@ -1,0 +1,369 @@
+"""Buffers and the GPU's page table.
+
+A :class:`DmaBuf` is a memfd: what the client maps and what the model reads are the same pages. A
+:class:`GpuAddressSpace` is the GPU's own view: 4 KiB pages, user addresses below 2^40, nothing in
+common with CPU addresses. The kernel side maps and unmaps; the execution side only looks
+(:meth:`~GpuAddressSpace.view`, :meth:`~GpuAddressSpace.load`, :meth:`~GpuAddressSpace.store`), and
+an access that the MMU would refuse raises :class:`MmuFault` with the history of the address.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import sys
+import sysconfig
+import threading
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Access = Literal["read", "write", "fetch", "atomic"]
+FaultKind = Literal["unmapped", "read-only", "unmapped-after"]
+
+PAGE = 4096
+"""GPU_SMALL_PAGE_SIZE, the only page size of L4T (big_page_size is 0)."""
+
+POISON = 0xDB
+"""Byte that freed memory is filled with: -1.2e17 as float32, not 40 bits wide as a pointer."""
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+def caller() -> str:
+    """The client's Python lines that led here: the innermost, and the first outside libraries."""
+    lines: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        inside = any(part in name for part in _LIBRARIES)
+        ours = name.startswith((_PACKAGE + os.sep, "<frozen"))
+        if not ours and (inside or not name.startswith(_STDLIB)):
+            at = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+            if not inside:
+                lines.append(at)
+                break
+            if not lines:
+                lines.append(at)
+        frame = frame.f_back  # type: ignore[assignment]
+    return ", from ".join(lines) or "no Python line"
+
+
+class MmuFault(Exception):  # noqa: N818 - the hardware's name
+    """The GPU touched an address that its page table does not allow.
+
+    `va` is the faulting address, `lane` the index of the first faulting lane of a vector access
+    (None for a single one), `history` says what lies near and what lay there before.
+    """
+
+    def __init__(
+        self, va: int, access: Access, kind: FaultKind, history: str, lane: int | None = None
+    ) -> None:
+        super().__init__(f"MMU fault: {access} of {va:#x}: {kind}; {history}")
+        self.va, self.access, self.kind = va, access, kind
+        self.history, self.lane = history, lane
+
+
+class DmaBuf:
+    """Memory behind one nvmap handle: a memfd, shared with the client's own mappings.
+
+    `refs` counts who holds it (handle, fd, cpu, gpu, kernel); the memory goes when all are gone.
+    `attribute` is nvmap's cache attribute: 0 uncached, 1 write-combined, 2 inner cacheable,
+    3 cacheable.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        name: str,
+        *,
+        line: str = "",
+        read_only: bool = False,
+        poison: bool = False,
+        on_free: Callable[[DmaBuf], None] | None = None,
+    ) -> None:
+        self.size = -(-size // PAGE) * PAGE
+        self.name, self.line = name, line
+        self.read_only, self.poison, self.on_free = read_only, poison, on_free
+        self.attribute = 0
+        self.refs: Counter[str] = Counter()
+        self.freed = False
+        self.array: NDArray[np.uint8] = np.zeros(0, np.uint8)
+        self.pinned: tuple[int, int] | None = None
+
+    @property
+    def allocated(self) -> bool:
+        """Whether the buffer has pages."""
+        return bool(self.array.size)
+
+    @property
+    def buf(self) -> memoryview:
+        """The whole memory, writable, the same pages that the client maps."""
+        return self.array.data
+
+    def populate(self, fd: int) -> None:
+        """Give the memfd `fd` its size and keep a mapping of it; raises OSError."""
+        os.ftruncate(fd, self.size)
+        pages = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        pages.madvise(mmap.MADV_DONTFORK)
+        self.array = np.frombuffer(pages, np.uint8)
+
+    def pin(self, address: int) -> None:
+        """Take the client's own pages [address, address + size) instead of a memfd (FROM_VA)."""
+        self.pinned = (address, address + self.size)
+        self.array = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(address))
+
+    def unpin(self) -> None:
+        """Keep the content of pinned pages that the client is about to unmap."""
+        if self.pinned is not None:
+            self.array, self.pinned = self.array.copy(), None
+
+    def get(self, reason: str) -> None:
+        """Take a reference."""
+        self.refs[reason] += 1
+
+    def put(self, reason: str) -> None:
+        """Drop a reference; the last one frees (and poisons) the memory."""
+        self.refs[reason] -= 1
+        if self.refs[reason] <= 0:
+            del self.refs[reason]
+        if not self.refs and not self.freed:
+            self.freed = True
+            if self.poison and self.pinned is None:
+                self.array[:] = POISON
+            if self.on_free is not None:
+                self.on_free(self)
+
+    def __repr__(self) -> str:
+        return f"{self.name} ({self.size:#x} bytes, {self.line or 'kernel'})"
+
+
+@dataclass(eq=False)
+class Mapping:
+    """One run of GPU pages [va, end) that shows `buf` from `buf_offset` on."""
+
+    va: int
+    size: int
+    buf: DmaBuf
+    buf_offset: int = 0
+    read_only: bool = False
+    flags: int = 0
+    kind: int = 0
+    fixed: bool = False
+    kernel: bool = False
+    refs: int = 1
+    line: str = ""
+    array: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
+
+    @property
+    def end(self) -> int:
+        """First address after the mapping."""
+        return self.va + self.size
+
+
+@dataclass(frozen=True)
+class Unmapped:
+    """What is remembered of a mapping that went away."""
+
+    va: int
+    end: int
+    what: str
+    line: str
+
+
+_WIDE = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class GpuAddressSpace:
+    """The page table of one nvgpu address space.
+
+    All methods may be called from any thread. A mapping disappears at once when it is unmapped;
+    views taken before stay readable (the hardware's in-flight accesses), later ones fault.
+    """
+
+    HISTORY = 4096
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.RLock()
+        self._maps: list[Mapping] = []
+        self._starts: list[int] = []
+        self._np_starts: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._np_ends: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._gone: deque[Unmapped] = deque(maxlen=self.HISTORY)
+
+    # kernel side
+
+    def map(self, mapping: Mapping) -> None:
+        """Enter a mapping; the caller has made sure that nothing overlaps it."""
+        mapping.buf.get("gpu")
+        end = mapping.buf_offset + mapping.size
+        mapping.array = mapping.buf.array[mapping.buf_offset : end]
+        with self._lock:
+            at = bisect_right(self._starts, mapping.va)
+            self._maps.insert(at, mapping)
+            self._starts.insert(at, mapping.va)
+            self._index()
+
+    def unmap(self, mapping: Mapping, line: str = "") -> None:
+        """Take a mapping out, at once, and drop its reference on the buffer."""
+        with self._lock:
+            at = self._maps.index(mapping)
+            del self._maps[at], self._starts[at]
+            self._index()
+            self._gone.append(Unmapped(mapping.va, mapping.end, repr(mapping.buf), line))
+        mapping.buf.put("gpu")
+
+    def mappings(self) -> list[Mapping]:
+        """All mappings, by address."""
+        with self._lock:
+            return list(self._maps)
+
+    def find(self, va: int) -> Mapping | None:
+        """The mapping that holds `va`."""
+        with self._lock:
+            at = bisect_right(self._starts, va) - 1
+            if at >= 0 and va < self._maps[at].end:
+                return self._maps[at]
+            return None
+
+    def overlapping(self, va: int, size: int) -> list[Mapping]:
+        """Mappings that share a byte with [va, va + size)."""
+        with self._lock:
+            first = max(bisect_right(self._starts, va) - 1, 0)
+            last = bisect_right(self._starts, va + size - 1)
+            return [m for m in self._maps[first:last] if m.va < va + size and va < m.end]
+
+    def _index(self) -> None:
+        self._np_starts = np.array(self._starts, np.uint64)
+        self._np_ends = np.array([m.end for m in self._maps], np.uint64)
+
+    # execution side
+
+    def view(self, va: int, size: int, access: Access) -> memoryview:
+        """`size` contiguous bytes at `va`, inside one mapping; raises MmuFault."""
+        mapping = self.find(va)
+        if mapping is None:
+            raise self._fault(va, access)
+        if va + size > mapping.end:
+            raise self._fault(mapping.end, access)
+        if mapping.read_only and access in ("write", "atomic"):
+            raise MmuFault(va, access, "read-only", self.describe(va))
+        start = va - mapping.va
+        view = mapping.array[start : start + size].data
+        return view if access in ("write", "atomic") else view.toreadonly()
+
+    def load(
+        self, va: NDArray[np.uint64], width: int, access: Access = "read"
+    ) -> NDArray[np.uint8]:
+        """Gather `width` bytes per lane: (n,) addresses -> (n, width); raises MmuFault (lane)."""
+        n = len(va)
+        out = np.empty((n, width), np.uint8)
+        if n == 0:
+            return out
+        for mapping, lanes, offsets in self._runs(va, width, access):
+            data = mapping.array
+            if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
+                typed = data[: len(data) // width * width].view(_WIDE[width])
+                picked = typed[offsets // np.uint64(width)]
+                got: NDArray[np.uint8] = picked.view(np.uint8).reshape(-1, width)
+            else:
+                got = data[offsets[:, None] + np.arange(width, dtype=np.uint64)]
+            if lanes is None:
+                return got
+            out[lanes] = got
+        return out
+
+    def store(
+        self, va: NDArray[np.uint64], data: NDArray[np.uint8], access: Access = "write"
+    ) -> None:
+        """Scatter (n, width) bytes to (n,) addresses, later lanes win; raises MmuFault (lane).
+
+        Nothing is written when any lane faults.
+        """
+        width = data.shape[1]
+        if len(va) == 0:
+            return
+        for mapping, lanes, offsets in self._runs(va, width, access):
+            rows = np.ascontiguousarray(data if lanes is None else data[lanes])
+            if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
+                whole = mapping.array[: len(mapping.array) // width * width].view(_WIDE[width])
+                whole[offsets // np.uint64(width)] = rows.view(_WIDE[width]).reshape(-1)
+            else:
+                mapping.array[offsets[:, None] + np.arange(width, dtype=np.uint64)] = rows
+
+    def describe(self, va: int) -> str:
+        """What is at `va`, what was there last, and the nearest mappings, in one line."""
+        with self._lock:
+            here = self.find(va)
+            if here is not None:
+                how = "read-only" if here.read_only else "read-write"
+                return f"{va:#x} is +{va - here.va:#x} in {here.buf!r} mapped {how} at {here.va:#x}"
+            parts = []
+            for gone in reversed(self._gone):
+                if gone.va <= va < gone.end:
+                    parts.append(f"was +{va - gone.va:#x} in {gone.what}, unmapped by {gone.line}")
+                    break
+            at = bisect_right(self._starts, va)
+            if at > 0:
+                below = self._maps[at - 1]
+                parts.append(f"{va - below.end:#x} after the end of {below.buf!r}")
+            if at < len(self._maps):
+                above = self._maps[at]
+                parts.append(f"{above.va - va:#x} before {above.buf!r}")
+            if va >= 1 << 40:
+                parts.append("not a 40-bit address (a CPU pointer?)")
+            return f"{va:#x} is not mapped in {self.name}: " + ("; ".join(parts) or "it is empty")
+
+    def _fault(self, va: int, access: Access, lane: int | None = None) -> MmuFault:
+        was = any(gone.va <= va < gone.end for gone in self._gone)
+        kind: FaultKind = "unmapped-after" if was else "unmapped"
+        return MmuFault(va, access, kind, self.describe(va), lane)
+
+    def _runs(
+        self, va: NDArray[np.uint64], width: int, access: Access
+    ) -> list[tuple[Mapping, NDArray[np.intp] | None, NDArray[np.uint64]]]:
+        """Lanes grouped by mapping as (mapping, lanes or None for all, offsets in it)."""
+        low, high = int(va.min()), int(va.max()) + width
+        with self._lock:
+            one = self.find(low)
+            if one is not None and high <= one.end:
+                self._writable(one, access, va, None)
+                return [(one, None, va - np.uint64(one.va))]
+            starts, ends, maps = self._np_starts, self._np_ends, list(self._maps)
+        if not maps:
+            raise self._fault(int(va[0]), access, 0)
+        at = np.searchsorted(starts, va, side="right").astype(np.intp) - 1
+        bad = (at < 0) | (va + np.uint64(width) > ends[np.maximum(at, 0)])
+        if bad.any():
+            lane = int(np.flatnonzero(bad)[0])
+            where = int(va[lane])
+            if at[lane] >= 0 and where < int(ends[at[lane]]):
+                where = int(ends[at[lane]])
+            raise self._fault(where, access, lane)
+        runs: list[tuple[Mapping, NDArray[np.intp] | None, NDArray[np.uint64]]] = []
+        for index in np.unique(at):
+            lanes = np.flatnonzero(at == index)
+            self._writable(maps[index], access, va, lanes)
+            runs.append((maps[index], lanes, va[lanes] - starts[index]))
+        return runs
+
+    def _writable(
+        self,
+        mapping: Mapping,
+        access: Access,
+        va: NDArray[np.uint64],
+        lanes: NDArray[np.intp] | None,
+    ) -> None:
+        if mapping.read_only and access in ("write", "atomic"):
+            lane = 0 if lanes is None else int(lanes[0])
+            where = int(va[lane])
+            raise MmuFault(where, access, "read-only", self.describe(where), lane)

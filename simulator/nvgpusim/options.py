@@ -1,0 +1,66 @@
+"""The options of a run, shared by both sides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+PROFILES = ("r35", "r36", "r38")
+PLACES = ("buddy", "low", "high", "random", "windows", "reuse")
+BOARDS: dict[str, tuple[int, int]] = {
+    "agx64": (8, 64),
+    "agx32": (7, 32),
+    "nx16": (4, 16),
+    "nano8": (4, 8),
+    "nano4": (2, 4),
+}
+"""Jetson Orin modules: enabled TPCs (of 2 GPC x 4), GiB of memory [NVIDIA product data]."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `python -m nvgpusim` was asked for.
+
+    `delay` bounds, in milliseconds, how late the consumer may run (0: at once); `order` delivers
+    write-combined stores late unless a barrier stood between; `place` is the allocation policy;
+    `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are drawn from
+    `seed`.
+    """
+
+    profile: str = "r36"
+    board: str = "agx64"
+    delay: float = 0.0
+    order: bool = False
+    place: str = "buddy"
+    poison: bool = False
+    inject: tuple[str, ...] = field(default=())
+    seed: int = 0
+    record: str = ""
+    report: str = ""
+    strict: bool = False
+
+    @property
+    def tpcs(self) -> int:
+        """Enabled TPCs of the board; two SMs each."""
+        return BOARDS[self.board][0]
+
+    @property
+    def sms(self) -> int:
+        """SMs of the board."""
+        return 2 * self.tpcs
+
+    @property
+    def ram(self) -> int:
+        """Bytes of memory of the board."""
+        return BOARDS[self.board][1] << 30
+
+    def to_json(self) -> str:
+        """One line that :meth:`from_json` reads back."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Options:
+        """The inverse of :meth:`to_json`."""
+        values = json.loads(text)
+        values["inject"] = tuple(values["inject"])
+        return cls(**values)
