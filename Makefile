@@ -1,0 +1,55 @@
+# The two commands for machines without Nix: `make bench` and `make test`.
+# Everything lands in .venv; a second run installs nothing.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST_FLAGS ?= -n 2
+BENCH_FLAGS ?=
+
+.PHONY: bench test lint types unit verify upstream-tests telemetry-demo clean
+
+bench: .venv/.bench
+	$(BIN)/orinbench llama-bench $(BENCH_FLAGS)
+
+test: lint types unit verify
+
+lint: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev
+	$(BIN)/mypy
+
+unit: .venv/.dev
+	$(BIN)/pytest $(PYTEST_FLAGS) --cov --cov-report=term --cov-fail-under=90
+
+verify: .venv/.dev
+	$(BIN)/python tools/series verify
+	$(BIN)/python tools/series status --check
+
+telemetry-demo: .venv/.dev
+	$(BIN)/python -m exporter.demo
+
+# The series is an input of both: a changed patch reinstalls tinygrad, an unchanged one does nothing.
+SERIES := patches/tinygrad/base.json patches/tinygrad/series $(wildcard patches/tinygrad/*.patch)
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(PYTHON) is older than 3.11: pass a newer one, as in make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+.venv/.series: .venv/bin/python $(SERIES)
+	$(BIN)/python tools/series install .venv
+	@touch $@
+
+.venv/.bench: .venv/.series pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,nvml]'
+	@touch $@
+
+.venv/.dev: .venv/.bench
+	$(BIN)/python -m pip install --quiet --editable '.[cpu,nvml,cuda-tools,dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
