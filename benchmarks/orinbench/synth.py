@@ -1,0 +1,249 @@
+"""Write synthetic models: real shapes and metadata, random valid weights, the same for a seed."""
+
+import itertools
+import logging
+import os
+import shutil
+import string
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
+from gguf.gguf_writer import WriterState
+from numpy.random import PCG64, SeedSequence
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+from orinbench.blocks import normal, random_rows
+from orinbench.errors import BenchError
+from orinbench.model import open_model
+from orinbench.shapes import QUANTS, SHAPES, Quant, Shape, quant_named, shape_named
+
+# Names the generator in cached files: raise it when the bytes for a seed change.
+GENERATION = 1
+# Room for the header and the file system beside the tensors.
+_MARGIN_BYTES = 16 << 20
+_SPECIAL_TOKENS = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"),
+    *("<|end_header_id|>", "<|eot_id|>"),
+)
+
+ProgressCallback = Callable[[int, int], None]  # bytes written, bytes of all tensors
+
+
+def write_synthetic(
+    path: Path,
+    shape_name: str,
+    quant_name: str,
+    seed: int,
+    progress: ProgressCallback | None = None,
+) -> None:
+    """Write the synthetic model of a shape, quantization and seed to `path`, all of it or nothing.
+
+    Tensors are made and written in chunks, so memory stays small whatever the shape. Raises
+    BenchError for an unknown shape or quantization and when the disk is too small or fails.
+    """
+    shape, quant = shape_named(shape_name), quant_named(quant_name)
+    total = sum(n_bytes for _, _, _, n_bytes in _tensors(shape, quant))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if free < total + _MARGIN_BYTES:
+            raise BenchError(
+                f"{path}: needs {(total + _MARGIN_BYTES) / 1e9:.2f} GB but the disk has "
+                f"{free / 1e9:.2f} GB free; free some or choose a smaller --shape"
+            )
+        with _replacing(path) as part:
+            writer = GGUFWriter(part, "llama")
+            _add_metadata(writer, shape, quant, f"synthetic {shape_name} {quant_name} seed {seed}")
+            for name, dims, tensor_type, n_bytes in _tensors(shape, quant):
+                row_bytes = (*dims[:-1], n_bytes // (dims[0] if len(dims) > 1 else 1))
+                writer.add_tensor_info(
+                    name, row_bytes, np.dtype(np.uint8), n_bytes, raw_dtype=tensor_type
+                )
+            _write(writer, shape, quant, seed, progress, total)
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def cached_synthetic(
+    shape: str, quant: str, seed: int, progress: ProgressCallback | None = None
+) -> Path:
+    """Return the path of a synthetic model in the user's cache; write it if it is not there.
+
+    The cache is $XDG_CACHE_HOME/tinygrad-orin/models, with ~/.cache as default.
+    """
+    shape_named(shape), quant_named(quant)
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = base / f"tinygrad-orin/models/synthetic-{shape}-{quant}-{seed}-g{GENERATION}.gguf"
+    try:
+        open_model(path)
+    except BenchError:
+        write_synthetic(path, shape, quant, seed, progress)
+    return path
+
+
+def _tensors(
+    shape: Shape, quant: Quant
+) -> Iterator[tuple[str, tuple[int, ...], GGMLQuantizationType, int]]:
+    """Yield name, shape (rows first), type and bytes of each tensor, in the file's order."""
+    for name, dims in shape.matrices():
+        tensor_type = quant.type_of(name, shape)
+        block, block_bytes = GGML_QUANT_SIZES[tensor_type]
+        yield name, dims, tensor_type, dims[0] * dims[1] // block * block_bytes
+    for name in shape.norms():
+        yield name, (shape.n_embd,), GGMLQuantizationType.F32, 4 * shape.n_embd
+
+
+def _write(
+    writer: GGUFWriter,
+    shape: Shape,
+    quant: Quant,
+    seed: int,
+    progress: ProgressCallback | None,
+    total: int,
+) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    # GGUFWriter writes whole tensors only, and an F16 head of the 8B shape has 1.05 GB.
+    (file,) = writer.fout
+    writer.write_padding(file, file.tell())
+    done = 0
+    for name, dims, tensor_type, n_bytes in _tensors(shape, quant):
+        for chunk in _tensor_data(shape, name, dims, tensor_type, seed):
+            file.write(chunk.data)
+            done += chunk.nbytes
+            if progress is not None:
+                progress(done, total)
+        writer.write_padding(file, n_bytes)
+    writer.state = WriterState.WEIGHTS
+    writer.close()
+
+
+def _tensor_data(
+    shape: Shape,
+    name: str,
+    dims: tuple[int, ...],
+    tensor_type: GGMLQuantizationType,
+    seed: int,
+) -> Iterator[np.ndarray]:
+    if len(dims) == 2:
+        yield from random_rows(tensor_type, dims[0] * dims[1], shape.weight_std, seed, name)
+    else:
+        bits = PCG64(SeedSequence([seed, *name.encode()]))
+        yield 1 + np.float32(0.1) * normal(bits, dims[0])
+
+
+def _add_metadata(writer: GGUFWriter, shape: Shape, quant: Quant, name: str) -> None:
+    writer.add_name(name)
+    writer.add_description("random weights: made to be measured, not to be talked to")
+    writer.add_file_type(quant.file_type)
+    writer.add_block_count(shape.n_layers)
+    writer.add_context_length(shape.context_length)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_heads)
+    writer.add_head_count_kv(shape.n_kv_heads)
+    writer.add_key_length(shape.head_dim)
+    writer.add_value_length(shape.head_dim)
+    writer.add_layer_norm_rms_eps(shape.norm_eps)
+    writer.add_rope_freq_base(shape.rope_theta)
+    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_vocab_size(shape.vocab_size)
+    tokens, merges = _vocabulary(shape.vocab_size)
+    n_normal = len(tokens) - len(_SPECIAL_TOKENS)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("llama-bpe")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [TokenType.NORMAL] * n_normal + [TokenType.CONTROL] * len(_SPECIAL_TOKENS)
+    )
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(tokens.index("<|begin_of_text|>"))
+    writer.add_eos_token_id(tokens.index("<|end_of_text|>"))
+    writer.add_eot_token_id(tokens.index("<|eot_id|>"))
+
+
+def _vocabulary(size: int) -> tuple[list[str], list[str]]:
+    """Return `size` tokens of a byte-level BPE, and its merges.
+
+    The 256 bytes in GPT-2's spelling, then pairs, triples and quadruples of small letters, of which
+    the pairs are what text is merged into, then Llama 3's special tokens.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in printable)
+    spelling = {byte: chr(byte) for byte in printable}
+    spelling |= {byte: chr(256 + index) for index, byte in enumerate(others)}
+    words = (
+        "".join(letters)
+        for length in (2, 3, 4)
+        for letters in itertools.product(string.ascii_lowercase, repeat=length)
+    )
+    tokens = [spelling[byte] for byte in range(256)]
+    tokens += itertools.islice(words, size - len(tokens) - len(_SPECIAL_TOKENS))
+    merges = [f"{word[0]} {word[1]}" for word in tokens if len(word) == 2]
+    return [*tokens, *_SPECIAL_TOKENS], merges
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; rename it on success, remove it on anything else."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def progress_bar(description: str, console: Console | None = None) -> Iterator[ProgressCallback]:
+    """Give a callback that draws a bar on stderr if that is a terminal, and else does nothing."""
+    console = console or Console(stderr=True)
+    with Progress(
+        TextColumn(description),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@click.command("synth")
+@click.option("--shape", required=True, metavar="|".join(SHAPES), help="Shape of the model.")
+@click.option(
+    "--quant",
+    default="Q6_K",
+    show_default=True,
+    metavar="TYPE",
+    help=f"Type of the matrices: {', '.join(QUANTS)}.",
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Random seed.")
+@click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")
+@click.argument("out", type=click.Path(path_type=Path), metavar="OUT.gguf")
+def synth_command(shape: str, quant: str, seed: int, force: bool, out: Path) -> None:
+    """Write a synthetic model: a real shape with random weights, the same for the same seed."""
+    if out.is_dir():
+        raise BenchError(f"{out}: is a directory; the file to write was expected")
+    if out.exists() and not force:
+        raise BenchError(f"{out}: exists already; pass --force to replace it")
+    with progress_bar(f"synthetic {shape} {quant}") as progress:
+        write_synthetic(out, shape, quant, seed, progress)
+    model = open_model(out)
+    click.echo(
+        f"{out}: {model.name}: {model.type_label}, {model.n_params / 1e6:,.1f} M weights, "
+        f"{out.stat().st_size / 1e6:,.1f} MB, a token reads {model.token_read_bytes / 1e6:,.1f} MB",
+        err=True,
+    )
+
+
+logging.getLogger("gguf").setLevel(logging.WARNING)
