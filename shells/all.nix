@@ -1,0 +1,32 @@
+# Patched tinygrad, llama.cpp, and all that this repository's tests and linters need.
+{ pkgs }:
+pkgs.mkShellNoCC {
+  name = "tinygrad-orin";
+  packages = [
+    (pkgs.python3.withPackages (packages: [
+      packages.coverage
+      packages.hypothesis
+      packages.mypy
+      packages.pip
+      packages.pytest
+      packages.pytest-cov
+      packages.pytest-xdist
+      packages.setuptools
+      packages.tinygrad-orin
+    ]))
+    pkgs.llama-cpp-orin
+    pkgs.prometheus.cli
+    pkgs.ruff
+    pkgs.deadnix
+    pkgs.git
+    pkgs.nixfmt
+    pkgs.shellcheck
+    pkgs.statix
+  ];
+  # The checkout goes in front of the packaged copy: an edit counts at once.
+  shellHook = ''
+    if [ -d benchmarks/orinbench ]; then
+      export PYTHONPATH="$PWD/benchmarks:$PWD/simulator:$PWD/telemetry''${PYTHONPATH:+:$PYTHONPATH}"
+    fi
+  '';
+}
