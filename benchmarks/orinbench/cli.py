@@ -6,11 +6,17 @@ from collections.abc import Sequence
 import click
 
 from orinbench.errors import BenchError
+from orinbench.llama_bench import llama_bench_command
+from orinbench.synth import synth_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def orinbench() -> None:
     """Measure LLM decoding on tinygrad and llama.cpp, honestly."""
+
+
+orinbench.add_command(llama_bench_command)
+orinbench.add_command(synth_command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -20,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BenchError as error:
         click.echo(f"orinbench: {error}", err=True)
         sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
+    except click.UsageError as error:
+        click.echo(f"orinbench: {error.format_message()}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("orinbench: interrupted", err=True)

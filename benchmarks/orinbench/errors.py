@@ -11,7 +11,7 @@ class BenchError(Exception):
     exit_code = 2
 
 
-class CheckFailed(BenchError):
+class CheckFailed(BenchError):  # noqa: N818
     """The correctness gate found wrong numbers: nothing is timed."""
 
     exit_code = 3

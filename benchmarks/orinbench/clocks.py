@@ -1,0 +1,121 @@
+"""Clocks and throttling as the kernel and NVML tell them; absent is None.
+
+The board's own sensors (Jetson) have a place of their own in the record: `board_before` and
+`board_after` of each sample.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orinbench.device_info import nvml_value
+from orinbench.statistics import BenchWarning, WarningKind
+
+CPU_ROOT = Path("/sys/devices/system/cpu")
+# nvml.h: nvmlClocksEventReasonSwPowerCap 0x4, HwSlowdown 0x8, SwThermalSlowdown 0x20,
+# HwThermalSlowdown 0x40, HwPowerBrakeSlowdown 0x80.
+NVML_THROTTLE_MASK = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+# A GPU clock that moves more than this between samples is not pinned.
+CLOCK_SPREAD = 0.01
+
+
+@dataclass(frozen=True)
+class ClockState:
+    """The clocks at one moment."""
+
+    governors: tuple[str, ...]  # of the CPUs' frequency scaling, without repeats; empty: none known
+    cpu_khz: int | None  # the lowest current frequency of all CPUs
+    cpu_throttle_count: int | None  # sum of the cores' counters (x86 only)
+    gpu_mhz: int | None
+    gpu_throttle_reasons: int | None  # NVML's bit mask
+
+
+def read_clocks(gpu: bool, root: Path = CPU_ROOT) -> ClockState:
+    """Read the CPU's clocks below `root`, and with `gpu` those of the first NVML GPU."""
+    frequencies = _integers(root.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    throttles = _integers(root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
+    clocks = nvml_value(_gpu_clocks) if gpu else None
+    return ClockState(
+        governors=governors(root),
+        cpu_khz=min(frequencies) if frequencies else None,
+        cpu_throttle_count=sum(throttles) if throttles else None,
+        gpu_mhz=clocks[0] if clocks else None,
+        gpu_throttle_reasons=clocks[1] if clocks else None,
+    )
+
+
+def governors(root: Path = CPU_ROOT) -> tuple[str, ...]:
+    """Return the governors in use, sorted."""
+    paths = root.glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return tuple(sorted({path.read_text().strip() for path in paths}))
+
+
+def _integers(paths: Iterable[Path]) -> list[int]:
+    values = []
+    for path in paths:
+        try:
+            values.append(int(path.read_text()))
+        except (OSError, ValueError):  # a core went offline, or the driver says <unknown>
+            continue
+    return values
+
+
+def _gpu_clocks(nvml: Any, gpu: Any) -> tuple[int, int]:
+    clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+    return int(clock), int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+
+
+def clock_warnings(
+    before: list[ClockState], after: list[ClockState], gpu: bool
+) -> list[BenchWarning]:
+    """Return what the clocks around a row's samples give reason to warn of.
+
+    `gpu` says that the row was computed by a GPU: then its clock counts, not the CPU's governor.
+    """
+    states = before + after
+    found: list[BenchWarning] = []
+    if not states:
+        return found
+    throttled = any(
+        (state.gpu_throttle_reasons or 0) & NVML_THROTTLE_MASK for state in after
+    ) or any(
+        (end.cpu_throttle_count or 0) > (start.cpu_throttle_count or 0)
+        for start, end in zip(before, after, strict=True)
+    )
+    if throttled:
+        found.append(
+            BenchWarning(
+                WarningKind.THROTTLED,
+                "the device throttled while it was timed; cool it, or set a lower power mode",
+            )
+        )
+    if gpu:
+        clocks = [state.gpu_mhz for state in after if state.gpu_mhz is not None]
+        if not clocks:
+            found.append(_unknown("the GPU's clock cannot be read (nvidia-ml-py gives it)"))
+        elif max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
+            found.append(
+                BenchWarning(
+                    WarningKind.CLOCKS_NOT_PINNED,
+                    f"the GPU clock moved between {min(clocks)} and {max(clocks)} MHz; pin it "
+                    "(jetson_clocks, nvidia-smi -lgc)",
+                )
+            )
+        return found
+    seen = {governor for state in states for governor in state.governors}
+    if not seen:
+        found.append(_unknown("the kernel shows no CPU frequency scaling (a virtual machine?)"))
+    elif seen != {"performance"}:
+        found.append(
+            BenchWarning(
+                WarningKind.CLOCKS_NOT_PINNED,
+                f"CPU governor {', '.join(sorted(seen))}; pin the clocks with "
+                "`cpupower frequency-set -g performance`",
+            )
+        )
+    return found
+
+
+def _unknown(text: str) -> BenchWarning:
+    return BenchWarning(WarningKind.CLOCKS_UNKNOWN, text)

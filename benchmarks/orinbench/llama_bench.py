@@ -1,0 +1,271 @@
+"""`orinbench llama-bench`: llama.cpp's benchmark, on tinygrad's devices and llama.cpp at once."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.errors import BenchError
+from orinbench.gate import make_gate
+from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
+from orinbench.model import ModelInfo, open_model
+from orinbench.plan import (
+    BACKEND_NAMES,
+    KNOBS,
+    TINYGRAD_DEVICES,
+    TINYGRAD_KNOBS,
+    LanePlan,
+    Plan,
+    check_backend_name,
+    make_lanes,
+    make_tests,
+    parse_settings,
+)
+from orinbench.ranges import parse_int_list, parse_pair
+from orinbench.record import make_records
+from orinbench.reports import RENDERERS
+from orinbench.results import RunResult
+from orinbench.runner import Runner
+from orinbench.samples import Backend
+from orinbench.synth import cached_synthetic, progress_bar
+from orinbench.talk import Talk, make_talk
+from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_device
+
+EXIT_FAILED_ROWS = 1
+EXIT_INTERRUPTED = 130
+# A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
+SEARCH_VARIABLES = ("BEAM", "JITBEAM")
+
+Command = Callable[..., int]
+
+
+def _knob_options(command: Command) -> Command:
+    """Add an option for each of llama-bench's list-valued settings."""
+    for knob in reversed(KNOBS):
+        applies = "" if knob.field in TINYGRAD_KNOBS else " (llama.cpp)"
+        command = click.option(
+            knob.field, *knob.flags, multiple=True, metavar="LIST", help=knob.help + applies
+        )(command)
+    return command
+
+
+@click.command("llama-bench", context_settings={"max_content_width": 100})
+@click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s).")
+@click.option("n_prompt", "-p", "--n-prompt", multiple=True, metavar="LIST", help="[512]")
+@click.option("n_gen", "-n", "--n-gen", multiple=True, metavar="LIST", help="[128]")
+@click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
+@click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
+@click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
+@click.option("output", "-o", "--output", default="md", metavar="FORM", help="|".join(RENDERERS))
+@click.option("output_err", "-oe", "--output-err", metavar="FORM", help="a second form on stderr")
+@click.option(
+    "backends",
+    "--backend",
+    multiple=True,
+    metavar="LIST",
+    help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
+)
+@click.option("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench [from PATH]")
+@click.option("--shape", default="160m", help="shape of the synthetic model used without -m [160m]")
+@click.option("--quant", default="Q6_K", help="its type [Q6_K]")
+@click.option("--seed", default=0, type=click.IntRange(0), help="of order and token ids [0]")
+@click.option(
+    "--check/--no-check",
+    default=None,
+    help="check the numbers first [for small models]",
+)
+@click.option(
+    "--cold-start/--no-cold-start",
+    default=None,
+    help="compile all kernels anew and time it [unless BEAM or JITBEAM is set]",
+)
+@click.option("--no-warmup", is_flag=True, help="skip the warm-up")
+@click.option("--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample")
+@click.option("--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]")
+@click.option("--progress", is_flag=True, help="a line for each repetition, off a terminal too")
+@click.option("-v", "--verbose", is_flag=True, help="let the backends talk")
+@click.option("--numa", metavar="MODE", help="passed to llama.cpp")
+@click.option("--prio", metavar="N", help="passed to llama.cpp")
+@_knob_options
+def llama_bench_command(**options: Any) -> int:
+    """Measure prompt processing (pp) and text generation (tg), as llama.cpp's llama-bench.
+
+    LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.
+    Results go to standard output, everything else to standard error.
+    """
+    check_formats(options["output"], options["output_err"])
+    plan_options = PlanOptions(options)
+    talk = make_talk(options["progress"])
+    paths, synthetic = model_paths(options, talk)
+    models = {path: open_model(path) for path in paths}
+    backends, binary = choose_backends(options["backends"], options["llama_bench"], talk)
+    lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings)
+    check_contexts(lanes, models)
+    plan = Plan(lanes, plan_options.repetitions, options["seed"])
+    runner = Runner(
+        plan,
+        [make_backend(lane, binary, options) for lane in lanes],
+        [models[lane.lane.model] for lane in lanes],
+        talk,
+        gate=make_gate(options["check"], talk),
+        probe=lambda device: copy_bandwidth(device, options["timeout"]),
+        delay=options["delay"],
+        warm_up=not options["no_warmup"],
+    )
+    runner.result.synthetic = synthetic
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run = runner.run()
+    except Exception:
+        if any(row.samples for lane in runner.result.lanes for row in lane.rows):
+            runner.result.partial = True
+            report(runner.result, options)
+        raise
+    report(run, options)
+    return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
+
+
+class PlanOptions:
+    """The options that make the plan, parsed; raises BenchError for what cannot be run."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        def numbers(texts: Sequence[str], flag: str, default: int) -> list[int]:
+            values = [value for text in texts for value in parse_int_list(text, flag)]
+            return values or [default]
+
+        text = options["repetitions"]
+        if not text.isdecimal() or int(text) == 0:
+            raise BenchError(f"-r {text}: not a number of repetitions; it must be 1 or more")
+        self.repetitions = int(text)
+        self.tests = make_tests(
+            numbers(options["n_prompt"], "-p", 512),
+            numbers(options["n_gen"], "-n", 128),
+            [parse_pair(pair, "-pg") for pair in options["pairs"]],
+            numbers(options["n_depth"], "-d", 0),
+        )
+        self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
+
+
+def check_formats(output: str, output_err: str | None) -> None:
+    """Raise BenchError for a format that there is not."""
+    for flag, form in (("-o", output), ("-oe", output_err)):
+        if form is not None and form not in RENDERERS:
+            raise BenchError(f"{flag} {form}: no such format; there are {', '.join(RENDERERS)}")
+
+
+def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
+    """Return the models' paths, and whether it is the synthetic one, made now if need be."""
+    given = [Path(name) for text in options["model"] for name in text.split(",") if name]
+    if given:
+        return list(dict.fromkeys(given)), False
+    with progress_bar("writing the synthetic model") as progress:
+        path = cached_synthetic(options["shape"], options["quant"], 0, progress)
+    talk.line(
+        f"no -m: synthetic model {options['shape']} {options['quant']} (random weights), {path}"
+    )
+    return [path], True
+
+
+def choose_backends(
+    given: Sequence[str], llama_bench: str | None, talk: Talk
+) -> tuple[list[str], Path | None]:
+    """Return the backends to run and llama.cpp's binary.
+
+    Raises BenchError, which lists every backend and why it does not open, for an unknown one, and
+    if nothing opens.
+    """
+    names = [name for text in given for name in text.split(",") if name]
+    binary = find_llama_bench(llama_bench)
+    for name in names:
+        if not check_backend_name(name):
+            raise BenchError(f"--backend {name}: unknown; there are {describe_backends(binary)}")
+    if "llama.cpp" in names and binary is None:
+        raise BenchError(
+            "--backend llama.cpp: no llama-bench on PATH; name it with --llama-bench PATH"
+        )
+    if names:
+        return list(dict.fromkeys(names)), binary
+    chosen = best_tinygrad(talk) + (["llama.cpp"] if binary else [])
+    if not chosen:
+        raise BenchError(f"--backend: nothing opens: {describe_backends(binary)}")
+    return chosen, binary
+
+
+def best_tinygrad(talk: Talk) -> list[str]:
+    """Return the first of tinygrad's devices that opens, as a list of at most one."""
+    for device in TINYGRAD_DEVICES:
+        talk.phase(f"trying tinygrad:{device}")
+        if probe_device(device) is None:
+            return [f"tinygrad:{device}"]
+    return []
+
+
+def describe_backends(binary: Path | None) -> str:
+    """Return every backend, with the reason in brackets where it does not open."""
+    parts = []
+    for device in TINYGRAD_DEVICES:
+        reason = probe_device(device)
+        parts.append(f"tinygrad:{device}" + (f" (does not open: {reason})" if reason else ""))
+    parts.append("llama.cpp" + ("" if binary else " (no llama-bench on PATH; see --llama-bench)"))
+    return ", ".join(parts)
+
+
+def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> None:
+    """Raise BenchError for a test that does not fit into its model's context."""
+    for lane in lanes:
+        model = models[lane.lane.model]
+        for case in lane.cases:
+            need = case.n_depth + case.n_tokens
+            if need > model.context_length:
+                raise BenchError(
+                    f"{case.label} needs a context of {need} tokens; {model.path} has "
+                    f"{model.context_length}; use a smaller -p, -n, -pg or -d"
+                )
+
+
+def make_backend(plan: LanePlan, binary: Path | None, options: dict[str, Any]) -> Backend:
+    """Return the backend of a lane; nothing is started yet."""
+    if plan.lane.is_tinygrad:
+        cold = options["cold_start"]
+        if cold is None:
+            cold = not any(os.environ.get(name, "0") != "0" for name in SEARCH_VARIABLES)
+        return TinygradBackend(plan, cold, options["timeout"], options["verbose"])
+    assert binary is not None
+    extra = ["--no-warmup"] if options["no_warmup"] else []
+    for flag in ("numa", "prio"):
+        extra += [f"--{flag}", options[flag]] if options[flag] is not None else []
+    return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"])
+
+
+def report(run: RunResult, options: dict[str, Any]) -> None:
+    """Print the results, whole or not: standard output first, then the second form on stderr."""
+    records = make_records(run)
+    for record in records:
+        record["ignored_flags"] = ignored_flags(record["backend"], options)
+    try:
+        sys.stdout.write(RENDERERS[options["output"]](records))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if options["output_err"]:
+        sys.stderr.write(RENDERERS[options["output_err"]](records))
+
+
+def ignored_flags(backend: str, options: dict[str, Any]) -> list[str]:
+    """Return the flags that were given and mean nothing to this backend, with their values."""
+    if backend == "llama.cpp":
+        return []
+    flags = [
+        f"{knob.flags[0]} {','.join(options[knob.field])}"
+        for knob in KNOBS
+        if options[knob.field]
+        and (
+            knob.field not in TINYGRAD_KNOBS
+            or (knob.field == "n_threads" and not backend.startswith("tinygrad:CPU"))
+        )
+    ]
+    return flags + [f"--{name} {options[name]}" for name in ("numa", "prio") if options[name]]

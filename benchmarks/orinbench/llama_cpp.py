@@ -1,0 +1,210 @@
+"""llama.cpp's own `llama-bench` as a backend: one call of the binary per repetition."""
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orinbench.errors import BenchError
+from orinbench.plan import KNOB_BY_FIELD, Case, LanePlan
+from orinbench.samples import BackendDiedError, FirstToken, Identity, Sample, WarmUp
+from orinbench.tinygrad_backend import FIRST_TOKEN_PROMPT
+
+# The first repetition inside a llama-bench call is slower than the next ones even after its own
+# warm-up (on CUDA by up to a quarter, for prompts), so each call runs two and the first is put
+# aside: it stays in the record as `discarded_ns`.
+REPETITIONS_PER_CALL = 2
+
+
+def find_llama_bench(given: str | None) -> Path | None:
+    """Return the binary that `--llama-bench` names or PATH has; raises BenchError if unusable."""
+    if given is None:
+        found = shutil.which("llama-bench")
+        return Path(found) if found else None
+    path = Path(given)
+    if not path.is_file():
+        raise BenchError(f"--llama-bench {given}: no such file; name llama.cpp's llama-bench")
+    if not os.access(path, os.X_OK):
+        raise BenchError(f"--llama-bench {given}: not executable; try chmod +x {given}")
+    return path.absolute()
+
+
+@dataclass(frozen=True)
+class Call:
+    """What one run of the binary gave."""
+
+    record: dict[str, Any]
+    wall_s: float
+    peak_rss_bytes: int
+
+
+class LlamaCppBackend:
+    """llama.cpp with one model.
+
+    Nothing of it stays loaded between repetitions: each call of the binary loads the model, warms
+    up as llama-bench does (the whole prompt, one token), and times inside, so that process start,
+    load and warm-up are in no sample.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        plan: LanePlan,
+        timeout: float,
+        extra: Sequence[str] = (),
+        verbose: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._command = [str(binary), "-m", str(plan.lane.model), "-o", "json", *extra]
+        self._timeout = timeout
+        self._verbose = verbose
+        self._first: Call | None = None
+
+    def open(self) -> Identity:
+        """Run one chunk of prompt and one token: the model loads and the binary says what it is."""
+        first = self.plan.cases[0]
+        case = Case(FIRST_TOKEN_PROMPT, 1, 0, first.settings)
+        self._first = self._call(case, repetitions=1, extra=("--no-warmup",))
+        record = self._first.record
+        number = record.get("build_number")
+        return Identity(
+            software=f"llama.cpp {record.get('build_commit', 'unknown')} ({number})",
+            build_commit=str(record.get("build_commit", "unknown")),
+            build_number=number if isinstance(number, int) else None,
+            device="CPU" if runs_on_cpu(record) else str(record.get("backends", "unknown")),
+            device_name=str(record.get("gpu_info") or "") or None,
+            driver=None,
+            arch=None,
+            n_threads=record.get("n_threads"),
+        )
+
+    def first_token(self) -> FirstToken:
+        """Return the wall time of `open`'s call: process start to first token, and its exit."""
+        assert self._first is not None, "open() comes first"
+        return FirstToken(
+            n_prompt=FIRST_TOKEN_PROMPT,
+            cold_s=None,
+            warm_s=self._first.wall_s,
+            load_s=None,
+            cold_compile_s=None,
+            kernels_compiled=None,
+        )
+
+    def warm_up(self, case: Case) -> WarmUp:
+        """Do nothing: every call of the binary warms up by itself."""
+        return WarmUp(None, None, None, None, None, None, None)
+
+    def measure(self, case: Case, round_: int, seed: int) -> Sample:
+        """Call the binary and keep the last of its repetitions; it draws its own token ids."""
+        call = self._call(case, REPETITIONS_PER_CALL)
+        samples = call.record.get("samples_ns")
+        if not isinstance(samples, list) or len(samples) != REPETITIONS_PER_CALL:
+            raise BackendDiedError(f"llama-bench gave no {REPETITIONS_PER_CALL} samples_ns")
+        return Sample(
+            round=round_,
+            ns=int(samples[-1]),
+            peak_device_bytes=None,
+            peak_rss_bytes=call.peak_rss_bytes,
+            discarded_ns=[int(ns) for ns in samples[:-1]],
+            engine_record=call.record,
+        )
+
+    def close(self) -> None:
+        """Nothing runs between calls."""
+
+    def _call(self, case: Case, repetitions: int, extra: Sequence[str] = ()) -> Call:
+        arguments = [*self._command, *extra, "-r", str(repetitions), *case_arguments(case)]
+        output, wall_s, peak = self._run(arguments)
+        try:
+            (record,) = json.loads(output)
+        except ValueError:
+            raise BackendDiedError(
+                f"llama-bench printed no JSON array of one record: {output[:200]!r}"
+            ) from None
+        if not isinstance(record, dict):
+            raise BackendDiedError(f"llama-bench's record is no object: {output[:200]!r}")
+        return Call(record, wall_s, peak)
+
+    def _run(self, arguments: Sequence[str]) -> tuple[str, float, int]:
+        """Return (standard output, wall seconds, peak resident bytes) of one call."""
+        start = time.monotonic()
+        with tempfile.TemporaryFile() as errors:
+            try:
+                process = subprocess.Popen(
+                    arguments,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=None if self._verbose else errors,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise BackendDiedError(f"llama-bench does not start: {error}") from error
+            try:
+                output = _read_all(process, start + self._timeout)
+                _, status, usage = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+            except TimeoutError:
+                raise BackendDiedError(
+                    f"llama-bench did not end in {self._timeout:g} s (--timeout)"
+                ) from None
+            finally:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            wall_s = time.monotonic() - start
+            if process.returncode != 0:
+                errors.seek(0)
+                raise BackendDiedError(
+                    f"llama-bench ended with status {process.returncode}: "
+                    f"{_reason(errors.read().decode(errors='replace'))}"
+                )
+        # Linux counts ru_maxrss in KiB (getrusage(2)).
+        return output.decode(errors="replace"), wall_s, usage.ru_maxrss * 1024
+
+
+def _read_all(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+    assert process.stdout is not None
+    output = b""
+    with process.stdout as pipe:
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([pipe], [], [], left)[0]:
+                raise TimeoutError
+            if not (data := os.read(pipe.fileno(), 1 << 16)):
+                return output
+            output += data
+
+
+def _reason(errors: str) -> str:
+    """Return the line of llama-bench's talk that says why, else the last one."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower() or "invalid" in line.lower()]
+    return (telling or lines or ["it gave no reason"])[-1]
+
+
+def case_arguments(case: Case) -> list[str]:
+    """Return llama-bench's arguments for one case."""
+    if case.n_prompt and case.n_gen:
+        arguments = ["-p", "0", "-n", "0", "-pg", f"{case.n_prompt},{case.n_gen}"]
+    else:
+        arguments = ["-p", str(case.n_prompt), "-n", str(case.n_gen)]
+    arguments += ["-d", str(case.n_depth)] if case.n_depth else []
+    for field, value in case.settings:
+        arguments += [KNOB_BY_FIELD[field].flags[0], str(value)]
+    return arguments
+
+
+def runs_on_cpu(record: dict[str, Any]) -> bool:
+    """Whether llama-bench's record is of a run on the CPU alone."""
+    accelerators = set(str(record.get("backends", "")).split(",")) - {"CPU", "BLAS", ""}
+    return not accelerators or record.get("n_gpu_layers") == 0

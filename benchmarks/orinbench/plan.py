@@ -1,0 +1,244 @@
+"""What is run: backends, models, cases, and the order of the repetitions."""
+
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orinbench.errors import BenchError
+from orinbench.protocol import Test
+from orinbench.ranges import parse_int_list
+
+# tinygrad's own prefill chunk: the default of `Transformer.generate` in tinygrad/llm/model.py.
+TINYGRAD_CHUNK = 32
+# Contexts are rounded up to this, so that runs with a few tokens more or less share kernels.
+CONTEXT_STEP = 256
+
+TINYGRAD_DEVICES = ("NV", "CUDA", "CPU")
+BACKEND_NAMES = (*(f"tinygrad:{device}" for device in TINYGRAD_DEVICES), "llama.cpp")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A list-valued setting of llama-bench: its record field, its flags, its kind."""
+
+    field: str
+    flags: tuple[str, ...]
+    integer: bool
+    help: str
+    minimum: int = 0
+
+
+KNOBS = (
+    Knob("n_batch", ("-b", "--batch-size"), True, "logical batch", 1),
+    Knob(
+        "n_ubatch",
+        ("-ub", "--ubatch-size"),
+        True,
+        f"tokens prefilled at once; tinygrad's default is {TINYGRAD_CHUNK}",
+        1,
+    ),
+    Knob("type_k", ("-ctk", "--cache-type-k"), False, "type of the K cache"),
+    Knob("type_v", ("-ctv", "--cache-type-v"), False, "type of the V cache"),
+    Knob("n_threads", ("-t", "--threads"), True, "CPU threads; tinygrad:CPU takes it too", 1),
+    Knob("cpu_mask", ("-C", "--cpu-mask"), False, "CPU affinity mask"),
+    Knob("cpu_strict", ("--cpu-strict",), True, "strict CPU placement, 0 or 1"),
+    Knob("poll", ("--poll",), True, "polling level, 0 to 100"),
+    Knob("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "layers on the GPU", -1),
+    Knob("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
+    Knob("split_mode", ("-sm", "--split-mode"), False, "none, layer, row or tensor"),
+    Knob("main_gpu", ("-mg", "--main-gpu"), True, "index of the main GPU"),
+    Knob("no_kv_offload", ("-nkvo", "--no-kv-offload"), True, "KV cache stays on the CPU, 0 or 1"),
+    Knob("flash_attn", ("-fa", "--flash-attn"), False, "on, off, auto, 0 or 1"),
+    Knob("devices", ("-dev", "--device"), False, "devices, separated by /"),
+    Knob("load_mode", ("-lm", "--load-mode"), False, "how the file is loaded"),
+    Knob("use_mmap", ("-mmp", "--mmap"), True, "older spelling of -lm, 0 or 1"),
+    Knob("embeddings", ("-embd", "--embeddings"), True, "compute embeddings, 0 or 1"),
+    Knob("tensor_split", ("-ts", "--tensor-split"), False, "shares of the GPUs, separated by /"),
+    Knob("tensor_buft_overrides", ("-ot", "--override-tensor"), False, "tensor placement"),
+    Knob("no_op_offload", ("-nopo", "--no-op-offload"), True, "no offload of operations, 0 or 1"),
+    Knob("no_host", ("--no-host",), True, "no host buffers, 0 or 1"),
+    Knob("repack", ("--repack",), True, "repack weights on the CPU, 0 or 1"),
+)
+KNOB_BY_FIELD = {knob.field: knob for knob in KNOBS}
+# The knobs that change what tinygrad does; the others are recorded as ignored.
+TINYGRAD_KNOBS = ("n_ubatch", "n_threads")
+
+Settings = tuple[tuple[str, str | int], ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the result: a test under one combination of knobs."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    settings: Settings = ()
+
+    @property
+    def label(self) -> str:
+        """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth."""
+        parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (
+            self.n_gen > 0
+        )
+        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the timed region processes."""
+        return self.n_prompt + self.n_gen
+
+    def setting(self, field: str) -> str | int | None:
+        """Return a knob's value, None if it was not given."""
+        return dict(self.settings).get(field)
+
+    def test(self) -> Test:
+        """Return what a tinygrad worker runs."""
+        chunk = self.setting("n_ubatch")
+        return Test(self.n_prompt, self.n_gen, self.n_depth, int(chunk or TINYGRAD_CHUNK))
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one process at a time serves: a backend with a model."""
+
+    backend: str  # one of BACKEND_NAMES, tinygrad's with an optional :RENDERER behind
+    model: Path
+    n_threads: int | None = None
+
+    @property
+    def device(self) -> str | None:
+        """tinygrad's DEV, e.g. "CPU" or "CUDA:PTX"; None for llama.cpp."""
+        return self.backend.removeprefix("tinygrad:") if self.is_tinygrad else None
+
+    @property
+    def is_tinygrad(self) -> bool:
+        """Whether tinygrad runs it."""
+        return self.backend.startswith("tinygrad:")
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """A lane and its cases."""
+
+    lane: Lane
+    cases: tuple[Case, ...]
+
+    @property
+    def max_context(self) -> int:
+        """The context that all cases fit in, in steps of CONTEXT_STEP tokens."""
+        need = max(case.n_depth + case.n_tokens for case in self.cases)
+        return -(-need // CONTEXT_STEP) * CONTEXT_STEP
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that one run does."""
+
+    lanes: tuple[LanePlan, ...]
+    repetitions: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One repetition: which round, lane and case."""
+
+    round: int
+    lane: int
+    case: int
+
+
+def make_tests(
+    n_prompt: Sequence[int],
+    n_gen: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    depths: Sequence[int],
+) -> list[tuple[int, int, int]]:
+    """Return (n_prompt, n_gen, n_depth) of each test, in llama-bench's order, without repeats.
+
+    A zero in `n_prompt` or `n_gen` leaves that test out. Raises BenchError if nothing is left.
+    """
+    tests = [
+        test
+        for depth in depths
+        for test in (
+            *((n, 0, depth) for n in n_prompt if n),
+            *((0, n, depth) for n in n_gen if n),
+            *((prompt, gen, depth) for prompt, gen in pairs),
+        )
+    ]
+    if not tests:
+        raise BenchError("-p 0 -n 0: nothing to run; give -p, -n or -pg a number above 0")
+    return list(dict.fromkeys(tests))
+
+
+def parse_settings(given: dict[str, Sequence[str]]) -> list[Settings]:
+    """Return each combination of the knobs in `given` (record field -> values as typed)."""
+    axes: list[list[tuple[str, str | int]]] = []
+    for field, texts in given.items():
+        if not texts:
+            continue
+        knob = KNOB_BY_FIELD[field]
+        values: list[str | int] = []
+        for text in texts:
+            if knob.integer:
+                values += parse_int_list(text, knob.flags[0], knob.minimum)
+            else:
+                values += [value for value in text.split(",") if value]
+        if not values:
+            raise BenchError(f"{knob.flags[0]}: no value given")
+        axes.append([(field, value) for value in values])
+    return [tuple(combination) for combination in itertools.product(*axes)]
+
+
+def make_lanes(
+    backends: Sequence[str],
+    models: Sequence[Path],
+    tests: Sequence[tuple[int, int, int]],
+    settings: Sequence[Settings],
+) -> tuple[LanePlan, ...]:
+    """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
+
+    Knobs that mean nothing to tinygrad do not multiply its cases.
+    """
+    lanes: dict[Lane, dict[Case, None]] = {}
+    for backend, model in itertools.product(backends, models):
+        for combination, test in itertools.product(settings, tests):
+            lane = Lane(backend, model)
+            if lane.is_tinygrad:
+                combination = tuple(pair for pair in combination if pair[0] in TINYGRAD_KNOBS)
+                threads = dict(combination).get("n_threads")
+                if backend.startswith("tinygrad:CPU") and threads is not None:
+                    lane = Lane(backend, model, int(threads))
+            lanes.setdefault(lane, {})[Case(*test, combination)] = None
+    return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
+
+
+def order(plan: Plan) -> Iterator[Step]:
+    """Yield every repetition: in each round each case of each lane once, shuffled by the seed.
+
+    Rounds make pairs of backends comparable (they saw the same minute of the machine); shuffling
+    keeps a drift from falling on the same case each time.
+    """
+    draw = random.Random(plan.seed)
+    for round_ in range(plan.repetitions):
+        steps = [
+            Step(round_, lane, case)
+            for lane, lane_plan in enumerate(plan.lanes)
+            for case in range(len(lane_plan.cases))
+        ]
+        draw.shuffle(steps)
+        yield from steps
+
+
+def check_backend_name(name: str) -> bool:
+    """Return whether `name` is a backend: one of BACKEND_NAMES, or tinygrad's with a renderer."""
+    if name in BACKEND_NAMES:
+        return True
+    parts = name.split(":")
+    return (
+        len(parts) == 3 and ":".join(parts[:2]) in BACKEND_NAMES and parts[2].isidentifier()
+    )  # fmt: skip

@@ -1,0 +1,162 @@
+"""What the bench and a worker process say to each other: one JSON object a line over pipes.
+
+One dataclass per message; `encode` and `decode` are the whole wire format. Times are seconds or
+nanoseconds as the field says, sizes are bytes.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+
+@dataclass(frozen=True)
+class Open:
+    """Open the device that the environment variable DEV names and run one kernel on it."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The device is open and computes."""
+
+    device: str  # tinygrad's canonical name, e.g. "CPU"
+    arch: str
+    renderer: str
+    tinygrad_version: str
+    device_name: str | None  # as the vendor calls it, where that can be read
+    driver: str | None
+    n_threads: int | None  # threads that kernels may use, on the CPU device
+
+
+@dataclass(frozen=True)
+class MeasureBandwidth:
+    """Copy a buffer on the device, several times."""
+
+    n_bytes: int
+    repetitions: int
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes read plus bytes written per second, for each repetition."""
+
+    n_bytes: int
+    samples_gb_s: list[float]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load a GGUF for contexts of up to `max_context` tokens."""
+
+    model: str
+    max_context: int
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded."""
+
+    load_s: float
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """Prefill `n_prompt` random tokens and return the token that follows."""
+
+    n_prompt: int
+    n_ubatch: int
+
+
+@dataclass(frozen=True)
+class FirstTokenDone:
+    """The first token is on the host."""
+
+    seconds: float  # prefill and token alone, without process start and load
+    compile_s: float  # inside the compilers, since the process started
+    kernels_compiled: int
+    kernels_from_cache: int
+
+
+@dataclass(frozen=True)
+class Test:
+    """What one repetition runs: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed."""
+
+    __test__ = False  # not a pytest class
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    n_ubatch: int
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Run a test until nothing is compiled or captured any more."""
+
+    test: Test
+
+
+@dataclass(frozen=True)
+class WarmedUp:
+    """The test's kernels are compiled and its graphs captured."""
+
+    seconds: float
+    compile_s: float
+    kernels_compiled: int
+    kernels_per_token: int | None  # kernels launched per decoded token, those in graphs included
+    launches_per_token: int | None  # calls that the host makes for them
+    type_k: str
+    type_v: str
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Run one timed repetition; `seed` draws the token ids."""
+
+    test: Test
+    seed: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One sample."""
+
+    ns: int
+    peak_device_bytes: int
+    peak_rss_bytes: int
+    kernels_compiled: int  # inside the timed region; must be 0
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request raised; the worker lives on, or ends if it cannot."""
+
+    error: str  # one line: exception type and message
+    traceback: str = field(repr=False, default="")
+
+
+Request = Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure
+Reply = Opened | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured
+Message = Request | Reply | Failed
+
+_MESSAGES: dict[str, type[Any]] = {
+    message.__name__: message for message in (*get_args(Request), *get_args(Reply), Failed)
+}
+
+
+def encode(message: Message) -> str:
+    """Return the one line, without its newline, that carries `message`."""
+    return json.dumps({"type": type(message).__name__, **asdict(message)})
+
+
+def decode(line: str) -> Message:
+    """Return the message that `line` carries; raises ValueError for anything else."""
+    try:
+        fields = json.loads(line)
+        message = _MESSAGES[fields.pop("type")]
+        if "test" in fields:
+            fields["test"] = Test(**fields["test"])
+        decoded: Message = message(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a message: {line[:200]!r}") from error
+    return decoded

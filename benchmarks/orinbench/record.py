@@ -1,0 +1,285 @@
+"""Turns a run into records: flat objects with llama-bench's fields by the same names, and ours."""
+
+import json
+import statistics as stdlib_statistics
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from orinbench.clocks import clock_warnings
+from orinbench.plan import Case
+from orinbench.results import LaneResult, RowResult, RunResult
+from orinbench.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION
+from orinbench.statistics import (
+    BenchWarning,
+    Comparison,
+    Summary,
+    Verdict,
+    WarningKind,
+    compare_paired,
+    sample_warnings,
+    summarize,
+)
+
+EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
+
+Record = dict[str, Any]
+
+
+def make_records(run: RunResult) -> list[Record]:
+    """Return one record per row, in the plan's order; each has exactly the keys of FIELDS."""
+    return [_record(run, lane, row) for lane in run.lanes for row in lane.rows]
+
+
+def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+    record: Record = dict.fromkeys(FIELDS)
+    record.update(_llama_fields(run, lane, row))
+    record.update(_run_fields(run, lane, row))
+    record.update(_lane_fields(lane))
+    record.update(_statistics(run, lane, row))
+    unknown = record.keys() - FIELDS.keys()
+    assert not unknown, f"fields missing from the schema: {unknown}"
+    return record
+
+
+def _llama_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+    """Return the fields that llama-bench has too; its own record, if there is one, goes first."""
+    case, identity, plan = row.case, lane.identity, lane.plan.lane
+    engine = next((sample.engine_record for sample in reversed(row.samples)), None)
+    if engine is not None:
+        fields = {key: engine[key] for key in LLAMA_FIELDS if key in engine}
+    else:
+        fields = {
+            **{key: value for key, value in case.settings if key in LLAMA_FIELDS},
+            "backends": lane.plan.lane.backend,
+            "cpu_info": run.environment.cpu,
+            "gpu_info": identity.device_name if identity and lane.on_gpu else "",
+            "n_threads": identity.n_threads if identity else plan.n_threads,
+        }
+    if plan.is_tinygrad:
+        fields |= {
+            "n_ubatch": case.test().n_ubatch,
+            "type_k": row.warm_up.type_k if row.warm_up else None,
+            "type_v": row.warm_up.type_v if row.warm_up else None,
+            "n_gpu_layers": lane.model.n_layers + 1 if lane.on_gpu else 0,
+            "flash_attn": 0,
+            "devices": plan.device,
+        }
+    return fields | {
+        "build_commit": identity.build_commit if identity else None,
+        "build_number": identity.build_number if identity else None,
+        "model_filename": str(plan.model),
+        "model_type": lane.model.type_label,
+        "model_size": lane.model.size_bytes,
+        "model_n_params": lane.model.n_params,
+        "n_prompt": case.n_prompt,
+        "n_gen": case.n_gen,
+        "n_depth": case.n_depth,
+        "test_time": run.started,
+    }
+
+
+def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "backend": lane.plan.lane.backend,
+        "test": row.case.label,
+        "error": lane.error or row.error,
+        "partial": run.partial and len(row.samples) < run.plan.repetitions,
+        "synthetic": run.synthetic,
+        "seed": run.plan.seed,
+        "repetitions": run.plan.repetitions,
+        "excluded": EXCLUDED,
+        "environment": asdict(run.environment),
+    }
+
+
+def _lane_fields(lane: LaneResult) -> Record:
+    identity, first, bandwidth = lane.identity, lane.first_token, lane.bandwidth
+    fields: Record = {
+        "check": lane.check,
+        "token_read_bytes": lane.model.token_read_bytes,
+        "token_read_by_tensor": dict(lane.model.token_read_by_tensor),
+    }
+    if identity is not None:
+        fields |= {
+            "software": identity.software,
+            "device": identity.device,
+            "device_name": identity.device_name,
+            "driver": identity.driver,
+            "arch": identity.arch,
+            "renderer": identity.renderer,
+        }
+    if first is not None:
+        fields |= {
+            "ttft_prompt": first.n_prompt,
+            "ttft_cold_s": first.cold_s,
+            "ttft_warm_s": first.warm_s,
+            "load_s": first.load_s,
+            "cold_compile_s": first.cold_compile_s,
+            "cold_kernels_compiled": first.kernels_compiled if first.cold_s else None,
+        }
+    if bandwidth is not None:
+        median = stdlib_statistics.median(bandwidth.samples_gb_s)
+        fields |= {
+            "copy_bandwidth_gb_s": median,
+            "copy_bandwidth_samples_gb_s": bandwidth.samples_gb_s,
+            "roofline_ts": median * 1e9 / lane.model.token_read_bytes,
+        }
+    return fields
+
+
+def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+    fields: Record = {"comparisons": [], "warnings": [], "samples_ns": [], "samples_ts": []}
+    if row.warm_up is not None:
+        fields |= {
+            "warm_up_s": row.warm_up.seconds,
+            "warm_up_compile_s": row.warm_up.compile_s,
+            "kernels_per_token": row.warm_up.kernels_per_token,
+            "launches_per_token": row.warm_up.launches_per_token,
+        }
+    if not row.samples:
+        return fields
+    summary, nanoseconds = summarize(row.throughputs, run.plan.seed), _nanoseconds(row)
+    percent = roofline_percent(lane, row.case, summary)
+    return fields | {
+        "samples_ns": [sample.ns for sample in row.samples],
+        "samples_ts": row.throughputs,
+        "rounds": [sample.round for sample in row.samples],
+        "discarded_ns": [ns for sample in row.samples for ns in sample.discarded_ns],
+        "avg_ns": round(nanoseconds.mean),
+        "stddev_ns": round(nanoseconds.sd),
+        "avg_ts": summary.mean,
+        "stddev_ts": summary.sd,
+        "median_ts": summary.median,
+        "p5_ts": summary.p5,
+        "p95_ts": summary.p95,
+        "ci95_low_ts": summary.ci_low,
+        "ci95_high_ts": summary.ci_high,
+        "roofline_percent": percent,
+        "peak_device_bytes": _peak([sample.peak_device_bytes for sample in row.samples]),
+        "peak_rss_bytes": _peak([sample.peak_rss_bytes for sample in row.samples]),
+        "clocks": [
+            {
+                "before": asdict(sample.clocks_before) if sample.clocks_before else None,
+                "after": asdict(sample.clocks_after) if sample.clocks_after else None,
+            }
+            for sample in row.samples
+        ],
+        "board_before": [sample.board_before for sample in row.samples],
+        "board_after": [sample.board_after for sample in row.samples],
+        "warnings": [
+            {"kind": warning.kind.value, "text": warning.text}
+            for warning in row_warnings(lane, row, percent)
+        ],
+        "comparisons": row_comparisons(run, lane, row),
+    }
+
+
+def _nanoseconds(row: RowResult) -> Summary:
+    return summarize([float(sample.ns) for sample in row.samples])
+
+
+def _peak(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def roofline_percent(lane: LaneResult, case: Case, summary: Summary) -> float | None:
+    """Return how much of the measured copy bandwidth pure decoding used; None for other tests.
+
+    100 % is a token every `token_read_bytes / copy bandwidth`: nothing but the weights is read, and
+    as fast as the device copies. The KV cache is not counted.
+    """
+    if lane.bandwidth is None or case.n_prompt:
+        return None
+    bandwidth = stdlib_statistics.median(lane.bandwidth.samples_gb_s) * 1e9
+    return 100 * summary.median * lane.model.token_read_bytes / bandwidth
+
+
+def row_warnings(lane: LaneResult, row: RowResult, percent: float | None) -> list[BenchWarning]:
+    """Return everything about a row that a reader must know before trusting it."""
+    before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
+    after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
+    found = sample_warnings(row.throughputs) + clock_warnings(before, after, lane.on_gpu)
+    if compiled := sum(sample.kernels_compiled for sample in row.samples):
+        found.append(
+            BenchWarning(
+                WarningKind.COMPILED_WHILE_TIMED,
+                f"{compiled} kernels were compiled inside timed regions; the warm-up missed them",
+            )
+        )
+    if percent is not None and percent > 100:
+        found.append(
+            BenchWarning(
+                WarningKind.ABOVE_ROOFLINE,
+                f"{percent:.0f} % of the copy bandwidth: the weights come from a cache",
+            )
+        )
+    return found
+
+
+def row_comparisons(run: RunResult, lane: LaneResult, row: RowResult) -> list[Record]:
+    """Compare a row with the same test of the baseline: llama.cpp if it ran, else the first lane.
+
+    Only repetitions of rounds that both have count.
+    """
+    baselines = [other for other in run.lanes if not other.plan.lane.is_tinygrad] or [run.lanes[0]]
+    found = []
+    for other in baselines:
+        if other.plan.lane.backend == lane.plan.lane.backend or other.model.path != lane.model.path:
+            continue
+        for theirs in other.rows:
+            if _test(theirs.case) == _test(row.case) and (pairs := _pairs(row, theirs)):
+                left, right = zip(*pairs, strict=True)
+                comparison = compare_paired(left, right, run.plan.seed)
+                found.append(
+                    {
+                        "baseline": other.plan.lane.backend,
+                        "baseline_settings": dict(theirs.case.settings),
+                        "pairs": comparison.n,
+                        "ratio": comparison.ratio,
+                        "ci95_low": comparison.ci_low,
+                        "ci95_high": comparison.ci_high,
+                        "p_value": comparison.p_value,
+                        "verdict": comparison.verdict.value,
+                        "text": verdict_text(
+                            comparison, lane.plan.lane.backend, other.plan.lane.backend, "pairs"
+                        ),
+                    }
+                )
+    return found
+
+
+def _test(case: Case) -> tuple[int, int, int]:
+    return case.n_prompt, case.n_gen, case.n_depth
+
+
+def _pairs(ours: RowResult, theirs: RowResult) -> list[tuple[float, float]]:
+    """Return the throughputs of both rows in the rounds that both have."""
+    by_round = [
+        {sample.round: value for sample, value in zip(row.samples, row.throughputs, strict=True)}
+        for row in (ours, theirs)
+    ]
+    return [(by_round[0][key], by_round[1][key]) for key in by_round[0] if key in by_round[1]]
+
+
+def verdict_text(comparison: Comparison, ours: str, theirs: str, unit: str) -> str:
+    """Say in one line what a comparison shows."""
+    interval = f"95 % {comparison.ci_low:.3g} to {comparison.ci_high:.3g}, {comparison.n} {unit}"
+    measured = f"{comparison.ratio:.3g} of the throughput of {theirs} ({interval})"
+    match comparison.verdict:
+        case Verdict.FASTER:
+            return f"{ours} is faster: {measured}"
+        case Verdict.SLOWER:
+            times = f"{theirs} is {1 / comparison.ratio:.3g} times as fast"
+            return f"{ours} is slower: {measured}; {times}"
+        case Verdict.NO_DIFFERENCE:
+            return f"no difference shown: {ours} has {measured}"
+        case Verdict.TOO_FEW:
+            return f"too few {unit} for a verdict: {ours} has {measured}; use -r 10"
+
+
+def to_json(value: Any) -> str:
+    """Return compact JSON with plain letters."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,258 @@
+"""Prints records as csv, json, jsonl, md or sql, in llama-bench's forms."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orinbench.plan import KNOBS
+from orinbench.record import Record, to_json
+from orinbench.schema import FIELDS
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def render_json(records: Sequence[Record]) -> str:
+    """Return one array."""
+    return json.dumps(list(records), indent=2, ensure_ascii=False) + "\n"
+
+
+def render_jsonl(records: Sequence[Record]) -> str:
+    """Return one object a line."""
+    return "".join(to_json(record) + "\n" for record in records)
+
+
+def render_csv(records: Sequence[Record]) -> str:
+    """Return a header and a line per record; lists and objects are JSON inside a cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(FIELDS)
+    writer.writerows([_cell(record[field]) for field in FIELDS] for record in records)
+    return text.getvalue()
+
+
+def render_sql(records: Sequence[Record]) -> str:
+    """Return SQL that creates llama-bench's table, with our columns too, and fills it."""
+    columns = ",\n".join(f'  "{name}" {kind}' for name, kind in FIELDS.items())
+    names = ", ".join(f'"{name}"' for name in FIELDS)
+    lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
+    for record in records:
+        values = ", ".join(_sql(record[field]) for field in FIELDS)
+        lines.append(f"INSERT INTO llama_bench ({names}) VALUES ({values});\n")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _sql(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int | float):
+        return repr(value)
+    return "'" + _cell(value).replace("'", "''") + "'"
+
+
+def render_md(records: Sequence[Record]) -> str:
+    """Return llama-bench's table with our columns, and below it what the figures mean."""
+    return "\n".join([*_table(records), "", *_notes(records), ""])
+
+
+Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
+
+
+def _columns(records: Sequence[Record]) -> list[Column]:
+    """Return llama-bench's columns, those of the knobs that differ between rows, and ours."""
+    columns: list[Column] = [
+        ("model", False, lambda record: str(record["model_type"])),
+        ("size", True, lambda record: _size(record["model_size"])),
+        ("params", True, lambda record: _params(record["model_n_params"])),
+        ("backend", False, lambda record: str(record["backend"])),
+    ]
+    titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
+    for knob in KNOBS:
+        values = {str(record[knob.field]) for record in records if record["backend"] == "llama.cpp"}
+        others = {str(record[knob.field]) for record in records if record["backend"] != "llama.cpp"}
+        if len(values) > 1 or len(others) > 1 or knob.field == "n_threads":
+            field = knob.field
+            columns.append(
+                (
+                    titles.get(field, field),
+                    True,
+                    lambda record, field=field: _known(record[field], "{}"),  # type: ignore[misc]
+                )
+            )
+    return [
+        *columns,
+        ("test", True, lambda record: str(record["test"])),
+        ("t/s", True, _throughput),
+        ("median", True, lambda record: _number(record["median_ts"])),
+        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
+        ("p5 – p95", True, lambda record: _interval(record, "p5_ts", "p95_ts")),
+        ("roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
+        ("kernels/token", True, lambda record: _known(record["kernels_per_token"], "{}")),
+        ("peak memory", True, _memory),
+    ]
+
+
+def _table(records: Sequence[Record]) -> list[str]:
+    columns = _columns(records)
+    rows = [[cell(record) for _, _, cell in columns] for record in records]
+    widths = [
+        max(len(title), *(len(row[index]) for row in rows))
+        for index, (title, _, _) in enumerate(columns)
+    ]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, (_, right, _) in zip(cells, widths, columns, strict=True)
+        )
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        "-" * (width - 1) + (":" if right else "-")
+        for width, (_, right, _) in zip(widths, columns, strict=True)
+    ]
+    return [line([title for title, _, _ in columns]), line(rule), *(line(row) for row in rows)]
+
+
+def _throughput(record: Record) -> str:
+    if record["avg_ts"] is None:
+        return "failed" if record["error"] else "not run"
+    mark = " (partial)" if record["partial"] or record["error"] else ""
+    return f"{_number(record['avg_ts'])} ± {_number(record['stddev_ts'])}{mark}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def _known(value: Any, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _interval(record: Record, low: str, high: str) -> str:
+    if record[low] is None:
+        return ""
+    return f"{_number(record[low])} – {_number(record[high])}"
+
+
+def _memory(record: Record) -> str:
+    """Resident memory of the process on the CPU, what is allocated on the device elsewhere."""
+    field = "peak_rss_bytes" if record["device"] == "CPU" else "peak_device_bytes"
+    return "" if record[field] is None else _size(record[field])
+
+
+def _size(n_bytes: int) -> str:
+    """llama-bench's form: MiB below 1 GiB."""
+    return f"{n_bytes / MIB:.2f} MiB" if n_bytes < GIB else f"{n_bytes / GIB:.2f} GiB"
+
+
+def _params(count: int) -> str:
+    return f"{count / 1e6:.2f} M" if count < 1e9 else f"{count / 1e9:.2f} B"
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    """Return what stands below the table: each fact once, in the order a reader asks for them."""
+    notes: list[str] = []
+    for record in records:
+        name = record["backend"]
+        notes += [
+            f"{record['test']}: {comparison['text']}." for comparison in record["comparisons"]
+        ]
+        if record["error"]:
+            notes.append(f"{name} {record['test']} failed: {record['error']}.")
+    for record in records:
+        notes.append(_warm_up_note(record))
+    notes += [_check_note(record) for record in records]
+    notes += _warning_notes(records)
+    first = records[0]
+    if first["synthetic"]:
+        notes.append(
+            "The model is synthetic: a real shape with random weights. Speed is that of a real "
+            "model of this shape and quantization; its text means nothing."
+        )
+    if any(record["partial"] for record in records):
+        notes.append("Interrupted: the figures above are those measured until then.")
+    notes.append(
+        f"Samples: {first['repetitions']} rounds; in each, every backend and test once, in an "
+        f"order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
+    )
+    notes.append(_machine_note(records))
+    return [f"- {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _warm_up_note(record: Record) -> str:
+    if record["ttft_warm_s"] is None:
+        return ""
+    prompt = f"first token of a {record['ttft_prompt']}-token prompt, from process start"
+    if record["ttft_cold_s"] is not None:
+        times = (
+            f"{record['ttft_cold_s']:.1f} s with an empty kernel cache "
+            f"({record['cold_kernels_compiled']} kernels, {record['cold_compile_s']:.1f} s in the "
+            f"compiler), {record['ttft_warm_s']:.1f} s with a full one"
+        )
+    else:
+        times = f"{record['ttft_warm_s']:.1f} s"
+    text = f"{record['backend']} ({record['software']}): {prompt}: {times}."
+    if record["copy_bandwidth_gb_s"] is not None:
+        text += (
+            f" Copy bandwidth of {record['device']} {record['copy_bandwidth_gb_s']:.1f} GB/s; a "
+            f"token reads {record['token_read_bytes'] / 1e6:.1f} MB of weights, so 100 % of the "
+            f"roofline is {record['roofline_ts']:.1f} t/s."
+        )
+    return text
+
+
+def _check_note(record: Record) -> str:
+    check = record["check"]
+    return "" if check is None else f"{record['backend']} check: {check['text']}."
+
+
+def _warning_notes(records: Sequence[Record]) -> list[str]:
+    """Return each warning once, with the rows that it is about."""
+    rows: dict[str, list[str]] = {}
+    for record in records:
+        for warning in record["warnings"]:
+            rows.setdefault(warning["text"], []).append(f"{record['backend']} {record['test']}")
+    everywhere = len([record for record in records if record["samples_ns"]])
+    return [
+        f"Warning ({'all rows' if len(where) == everywhere > 1 else ', '.join(where)}): {text}."
+        for text, where in rows.items()
+    ]
+
+
+def _machine_note(records: Sequence[Record]) -> str:
+    environment = records[0]["environment"]
+    governors = "+".join(environment["cpu_governors"]) or "unknown"
+    parts = [
+        environment["board"],
+        f"{environment['cpu']} ({environment['cpu_count']} CPUs, governor {governors})",
+        *dict.fromkeys(record["device_name"] for record in records if record["device_name"]),
+        *dict.fromkeys(f"driver {record['driver']}" for record in records if record["driver"]),
+        environment["os"],
+        f"kernel {environment['kernel']}",
+        f"Python {environment['python']}",
+        f"tinygrad {environment['tinygrad_version']}",
+        *(f"{name}={value}" for name, value in environment["tinygrad_variables"].items()),
+    ]
+    return "Machine: " + ", ".join(part for part in parts if part) + "."
+
+
+RENDERERS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "csv": render_csv,
+    "json": render_json,
+    "jsonl": render_jsonl,
+    "md": render_md,
+    "sql": render_sql,
+}

@@ -1,0 +1,179 @@
+"""Runs a plan: open, first token, check, warm up, then the repetitions in the plan's order.
+
+A backend that fails costs its own rows, nothing else. Ctrl-C ends the run and keeps what is there.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from orinbench.clocks import read_clocks
+from orinbench.environment import read_environment
+from orinbench.errors import BenchError
+from orinbench.model import ModelInfo
+from orinbench.plan import Plan, Step, order
+from orinbench.protocol import Bandwidth
+from orinbench.results import LaneResult, RowResult, RunResult
+from orinbench.samples import Backend, BackendDiedError
+from orinbench.talk import Talk
+
+Gate = Callable[[LaneResult, Backend], dict[str, Any] | None]
+BandwidthProbe = Callable[[str], Bandwidth]
+
+
+class Runner:
+    """One run. `backends` and `models` are in the order of the plan's lanes.
+
+    `gate` checks a backend's numbers and raises CheckFailed; `probe` measures a device's copy
+    bandwidth and raises BackendDiedError. `delay` is a pause before each repetition, in seconds.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        backends: Sequence[Backend],
+        models: Sequence[ModelInfo],
+        talk: Talk,
+        gate: Gate,
+        probe: BandwidthProbe,
+        delay: float = 0.0,
+        warm_up: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.backends = backends
+        self.talk = talk
+        self.gate = gate
+        self.probe = probe
+        self.delay = delay
+        self.warm_up = warm_up
+        self.result = RunResult(
+            plan=plan,
+            environment=read_environment(),
+            lanes=[
+                LaneResult(lane, model, [RowResult(case) for case in lane.cases])
+                for lane, model in zip(plan.lanes, models, strict=True)
+            ],
+            started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        self._bandwidths: dict[str, Bandwidth | None] = {}
+
+    def run(self) -> RunResult:
+        """Return the result; `partial` says that Ctrl-C cut it short.
+
+        Raises BenchError if no backend opens, CheckFailed if a backend computes wrongly.
+        """
+        try:
+            self._prepare()
+            self._measure()
+        except KeyboardInterrupt:
+            self.result.partial = True
+        finally:
+            self.talk.close()
+            for backend in self.backends:
+                backend.close()
+        return self.result
+
+    def _prepare(self) -> None:
+        pairs = list(zip(self.result.lanes, self.backends, strict=True))
+        for lane, backend in pairs:
+            name = lane.plan.lane.backend
+            self.talk.phase(f"opening {name}")
+            self._guard(lane, self._open, backend)
+        if all(lane.error for lane in self.result.lanes):
+            reasons = "; ".join(f"{lane.plan.lane.backend}: {lane.error}" for lane, _ in pairs)
+            raise BenchError(f"--backend: none opens ({reasons})")
+        for lane, _ in pairs:
+            self._measure_bandwidth(lane)
+        for lane, backend in pairs:
+            self.talk.phase(f"{lane.plan.lane.backend}: first token of {lane.plan.lane.model.name}")
+            self._guard(lane, self._first_token, backend)
+        for lane, backend in pairs:
+            self._guard(lane, self._check, backend)
+        for lane, backend in pairs:
+            for row in lane.rows if self.warm_up else ():
+                self.talk.phase(f"{lane.plan.lane.backend}: warm-up of {row.case.label}")
+                self._guard_row(lane, row, self._warm_up, backend)
+
+    def _guard(
+        self, lane: LaneResult, act: Callable[[LaneResult, Backend], None], backend: Backend
+    ) -> None:
+        """Do something for a lane that still lives; its death is its own."""
+        if lane.error is None:
+            try:
+                act(lane, backend)
+            except BackendDiedError as error:
+                lane.error = str(error)
+                self.talk.line(f"{lane.plan.lane.backend}: {error}")
+
+    def _guard_row(
+        self,
+        lane: LaneResult,
+        row: RowResult,
+        act: Callable[[RowResult, Backend], None],
+        backend: Backend,
+    ) -> None:
+        """Do something for a row that has not failed yet; its failure is its own."""
+        if lane.error is None and row.error is None:
+            try:
+                act(row, backend)
+            except BackendDiedError as error:
+                row.error = str(error)
+                self.talk.line(f"{lane.plan.lane.backend}: {row.case.label}: {error}")
+
+    def _open(self, lane: LaneResult, backend: Backend) -> None:
+        lane.identity = backend.open()
+
+    def _measure_bandwidth(self, lane: LaneResult) -> None:
+        """Measure the bandwidth of the lane's device, once a device.
+
+        llama.cpp's device is the CPU, or else the GPU that a tinygrad lane of this run opened.
+        """
+        if lane.error is not None:
+            return
+        opened = [other.plan.lane.device for other in self.result.lanes if other.on_gpu]
+        device = lane.plan.lane.device or next((name for name in opened if name), None)
+        if not lane.on_gpu:
+            device = lane.plan.lane.device or "CPU"
+        if device is None:
+            return
+        if device not in self._bandwidths:
+            self.talk.phase(f"{device}: copy bandwidth")
+            try:
+                self._bandwidths[device] = self.probe(device)
+            except BackendDiedError as error:
+                self.talk.line(f"{device}: copy bandwidth not measured: {error}")
+                self._bandwidths[device] = None
+        lane.bandwidth = self._bandwidths[device]
+
+    def _first_token(self, lane: LaneResult, backend: Backend) -> None:
+        lane.first_token = backend.first_token()
+
+    def _check(self, lane: LaneResult, backend: Backend) -> None:
+        lane.check = self.gate(lane, backend)
+
+    def _warm_up(self, row: RowResult, backend: Backend) -> None:
+        row.warm_up = backend.warm_up(row.case)
+
+    def _measure(self) -> None:
+        steps = list(order(self.plan))
+        self.talk.begin(len(steps))
+        for step in steps:
+            lane = self.result.lanes[step.lane]
+            row = lane.rows[step.case]
+            if lane.error is None and row.error is None:
+                time.sleep(self.delay)
+            self._guard_row(
+                lane,
+                row,
+                lambda row, backend, step=step: self._repeat(step, row, backend),  # type: ignore[misc]
+                self.backends[step.lane],
+            )
+            self.talk.advance(f"{lane.plan.lane.backend} {row.case.label}")
+
+    def _repeat(self, step: Step, row: RowResult, backend: Backend) -> None:
+        gpu = self.result.lanes[step.lane].on_gpu
+        before = read_clocks(gpu)
+        sample = backend.measure(row.case, step.round, self.plan.seed + step.round)
+        row.samples.append(replace(sample, clocks_before=before, clocks_after=read_clocks(gpu)))

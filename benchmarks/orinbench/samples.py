@@ -1,0 +1,93 @@
+"""What the backends hand to the statistics: samples, warm-ups, and what is known of a lane."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from orinbench.clocks import ClockState
+from orinbench.plan import Case
+
+
+class BackendDiedError(Exception):
+    """A backend cannot go on; the message is the one line that its rows carry."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a backend says of itself when it opens."""
+
+    software: str  # e.g. "tinygrad 0.13.0+orin.0123456789ab"
+    build_commit: str
+    build_number: int | None
+    device: str  # tinygrad's device, or llama.cpp's backends field
+    device_name: str | None
+    driver: str | None
+    arch: str | None
+    n_threads: int | None
+    renderer: str | None = None
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """Time to the first token, from the start of the process, for a prompt of `n_prompt` tokens."""
+
+    n_prompt: int
+    cold_s: float | None  # kernel cache empty; None where nothing is cached or it was not asked for
+    warm_s: float
+    load_s: float | None  # of the warm run, the model file alone
+    cold_compile_s: float | None
+    kernels_compiled: int | None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What it took to get a case ready; all None where the engine warms up in every run."""
+
+    seconds: float | None
+    compile_s: float | None
+    kernels_compiled: int | None
+    kernels_per_token: int | None
+    launches_per_token: int | None
+    type_k: str | None
+    type_v: str | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed repetition, and the machine's clocks around it."""
+
+    round: int
+    ns: int
+    peak_device_bytes: int | None
+    peak_rss_bytes: int | None
+    kernels_compiled: int = 0
+    discarded_ns: list[int] = field(default_factory=list)  # llama-bench's own first repetition
+    engine_record: dict[str, Any] | None = None  # llama-bench's own record
+    clocks_before: ClockState | None = None
+    clocks_after: ClockState | None = None
+    # Readings of the board's sensors (power, temperature, clocks), where a reader exists.
+    board_before: dict[str, Any] | None = None
+    board_after: dict[str, Any] | None = None
+
+
+class Backend(Protocol):
+    """A lane at work. Each method raises BackendDiedError with one line."""
+
+    def open(self) -> Identity:
+        """Start, load the model where the process stays, and say what runs."""
+        ...
+
+    def first_token(self) -> FirstToken:
+        """Measure the time to the first token."""
+        ...
+
+    def warm_up(self, case: Case) -> WarmUp:
+        """Get a case ready to be timed."""
+        ...
+
+    def measure(self, case: Case, round_: int, seed: int) -> Sample:
+        """Time one repetition."""
+        ...
+
+    def close(self) -> None:
+        """End the process; never raises."""
+        ...

@@ -1,0 +1,126 @@
+"""What the bench says while it works: rich on a terminal, plain lines elsewhere, on stderr."""
+
+import sys
+from typing import Protocol
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.status import Status
+
+
+class Talk(Protocol):
+    """Receives what happens."""
+
+    def line(self, text: str) -> None:
+        """Say something that stays."""
+        ...
+
+    def phase(self, text: str) -> None:
+        """Say what takes time now; on a terminal it goes when the next one comes."""
+        ...
+
+    def begin(self, total: int) -> None:
+        """Start counting `total` repetitions."""
+        ...
+
+    def advance(self, text: str) -> None:
+        """Count one repetition as done."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
+
+class PlainTalk:
+    """Plain lines on standard error; repetitions only if asked for."""
+
+    def __init__(self, repetitions: bool = False) -> None:
+        self._repetitions = repetitions
+        self._total = self._done = 0
+
+    def line(self, text: str) -> None:
+        """Print a line."""
+        print(f"orinbench: {text}", file=sys.stderr, flush=True)
+
+    def phase(self, text: str) -> None:
+        """Print a line."""
+        self.line(text)
+
+    def begin(self, total: int) -> None:
+        """Say how much there is to time."""
+        self._total = total
+        self.line(f"timing {total} repetitions")
+
+    def advance(self, text: str) -> None:
+        """Print a line if repetitions were asked for."""
+        self._done += 1
+        if self._repetitions:
+            self.line(f"{self._done}/{self._total} {text}")
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class RichTalk:
+    """A spinner for each phase and a bar for the repetitions, on standard error."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._status: Status | None = None
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def line(self, text: str) -> None:
+        """Print a line above whatever moves."""
+        self._console.print(f"orinbench: {text}", markup=False, highlight=False)
+
+    def phase(self, text: str) -> None:
+        """Show a spinner with `text`."""
+        if self._status is None:
+            self._status = self._console.status(text)
+            self._status.start()
+        self._status.update(text)
+
+    def begin(self, total: int) -> None:
+        """Replace the spinner by a bar."""
+        self._stop_status()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._progress.add_task("timing", total=total)
+        self._progress.start()
+
+    def advance(self, text: str) -> None:
+        """Move the bar and name what was timed."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, advance=1, description=text)
+
+    def close(self) -> None:
+        """Stop whatever moves."""
+        self._stop_status()
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _stop_status(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def make_talk(progress: bool) -> Talk:
+    """Return the talk for this standard error."""
+    return RichTalk() if sys.stderr.isatty() else PlainTalk(progress)
