@@ -1,0 +1,113 @@
+"""What the tests of the patches share: the tree under test, compilers from wheels, subprocesses.
+
+The tests run against the tinygrad that Python imports. `tools/series verify` sets SERIES_TREE to
+the tree that it means, and an installed tinygrad that came first would make its verdict worthless.
+"""
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def tinygrad_root() -> Path:
+    """The folder that holds the `tinygrad` package under test, found without importing it."""
+    spec = importlib.util.find_spec("tinygrad")
+    assert spec is not None and spec.origin is not None, "tinygrad is not installed"
+    return Path(spec.origin).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    wanted = os.environ.get("SERIES_TREE")
+    if wanted and tinygrad_root() != Path(wanted).resolve():
+        raise pytest.UsageError(f"tinygrad comes from {tinygrad_root()}, not from {wanted}")
+
+
+def wheel_file(pattern: str) -> Path:
+    """A file of one of the NVIDIA wheels, e.g. 'cuda_nvrtc/lib/libnvrtc.so.*'."""
+    spec = importlib.util.find_spec("nvidia")
+    places = list(spec.submodule_search_locations or []) if spec else []
+    found = [path for place in places for path in sorted(Path(place).glob(pattern))]
+    assert found, f"nvidia/{pattern}: missing, install the extra cuda-tools"
+    return found[0]
+
+
+@pytest.fixture(scope="session")
+def clang(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `clang`: the one of the ziglang wheel, for tinygrad's CPU device."""
+    folder = tmp_path_factory.mktemp("clang")
+    script = folder / "clang"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang clang "$@"\n')
+    script.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def environment(clang: Path, tmp_path: Path) -> dict[str, str]:
+    """An environment for tinygrad in a fresh process: compilers at hand, empty caches."""
+    drop = ("DEV", "BEAM", "DEBUG", "CACHEDB", "PARALLEL", "CUDA_PATH", "CUDA_INCLUDE_PATH")
+    return {k: v for k, v in os.environ.items() if k not in drop} | {
+        "PATH": f"{clang}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(tinygrad_root()),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "NVRTC_PATH": str(wheel_file("cuda_nvrtc/lib/libnvrtc.so.*")),
+        "NVJITLINK_PATH": str(wheel_file("nvjitlink/lib/libnvJitLink.so.*")),
+        "CUDA_PATH": str(wheel_file("cuda_runtime/include/cuda_fp16.h").parents[1]),
+    }
+
+
+Python = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def python(environment: dict[str, str], tmp_path: Path) -> Python:
+    """Run Python in that environment: python(*args, stdin=..., timeout=..., give_up=..., **vars).
+
+    A process that writes `give_up` to stderr is known to hang, and ended at once.
+    """
+
+    def run(
+        *args: str | Path,
+        stdin: str = "",
+        timeout: float = 60,
+        give_up: str | None = None,
+        **variables: str,
+    ) -> subprocess.CompletedProcess[str]:
+        paths = {name: tmp_path / f"python.{name}" for name in ("stdin", "stdout", "stderr")}
+        paths["stdin"].write_text(stdin)
+        with (
+            paths["stdin"].open() as fin,
+            paths["stdout"].open("w") as fout,
+            paths["stderr"].open("w") as ferr,
+            subprocess.Popen(
+                [sys.executable, *map(str, args)],
+                stdin=fin,
+                stdout=fout,
+                stderr=ferr,
+                cwd=tmp_path,
+                env=environment | variables,
+                start_new_session=True,
+            ) as process,
+        ):
+            deadline = time.monotonic() + timeout
+            while process.poll() is None:
+                err = paths["stderr"].read_text()
+                gone_wrong = give_up is not None and give_up in err
+                if gone_wrong or time.monotonic() > deadline:
+                    # The workers of a pool must go too: they are of its session.
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    pytest.fail(f"killed after {timeout} s or at '{give_up}': {err[-2000:]}")
+                time.sleep(0.05)
+        out, err = paths["stdout"].read_text(), paths["stderr"].read_text()
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    return run

@@ -1,0 +1,151 @@
+// Runs CUDA C on the CPU: every thread of a block is a fiber, barriers and shuffles switch fibers, blocks run one after another.
+// Strict where hardware is: cp.async copies become visible only at a wait, 16-byte accesses must be aligned, a barrier that not
+// all threads reach aborts. Used by the tests of the decode kernels; speed is no aim.
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+#include <vector>
+#define EMULATE_CUDA 1
+#define __device__
+#define __global__
+#define __shared__ static
+#define __align__(n)
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+
+struct uint3_ { unsigned x, y, z; };
+struct int2 { int x, y; };
+struct uint2 { unsigned x, y; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+namespace emu {
+struct Copy { void* dst; const void* src; int group; };
+struct Fiber {
+  ucontext_t ctx; char* stack; bool done; int group; std::vector<Copy> copies;
+  uint64_t warp_gen, block_gen;
+};
+static Fiber fibers[1024];
+static ucontext_t scheduler;
+static int current, nthreads, alive, block_waiting, warp_waiting[32], warp_alive[32];
+static uint64_t block_gen, warp_gen[32], progress;
+static uint32_t exchange[1024][8];
+static uint3_ tid, bid;
+static void (*kernel)(void*);
+static void* kernel_args;
+
+static void fail(const char* what) {
+  fprintf(stderr, "cuda_emulation: %s (block %u,%u,%u thread %d)\n", what, bid.x, bid.y, bid.z, current);
+  abort();
+}
+static void yield() { int me = current; swapcontext(&fibers[me].ctx, &scheduler); current = me; tid = {(unsigned)me, 0, 0}; }
+static void release_block() { if (block_waiting && block_waiting == alive) { block_waiting = 0; block_gen++; progress++; } }
+static void release_warp(int w) { if (warp_waiting[w] && warp_waiting[w] == warp_alive[w]) { warp_waiting[w] = 0; warp_gen[w]++; progress++; } }
+static void block_barrier() { uint64_t g = block_gen; block_waiting++; release_block(); while (block_gen == g) yield(); }
+static void warp_barrier() {
+  int w = current / 32; uint64_t g = warp_gen[w]; warp_waiting[w]++; release_warp(w);
+  while (warp_gen[w] == g) yield();
+}
+static void entry() {
+  kernel(kernel_args);
+  Fiber& f = fibers[current];
+  f.done = true; alive--; warp_alive[current / 32]--; progress++;
+  release_block(); release_warp(current / 32);
+  for (;;) swapcontext(&f.ctx, &scheduler);
+}
+static void run(void (*k)(void*), void* args, const int* grid, const int* block) {
+  kernel = k; kernel_args = args; nthreads = block[0];
+  if (block[1] != 1 || block[2] != 1 || nthreads > 1024 || nthreads % 32) fail("block shape");
+  for (int z = 0; z < grid[2]; z++) for (int y = 0; y < grid[1]; y++) for (int x = 0; x < grid[0]; x++) {
+    bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0;
+    for (int i = 0; i < nthreads; i++) {
+      Fiber& f = fibers[i];
+      if (!f.stack) f.stack = (char*)malloc(1 << 16);
+      f.done = false; f.group = 0; f.copies.clear();
+      getcontext(&f.ctx); f.ctx.uc_stack.ss_sp = f.stack; f.ctx.uc_stack.ss_size = 1 << 16; f.ctx.uc_link = &scheduler;
+      makecontext(&f.ctx, (void (*)())entry, 0);
+    }
+    for (int w = 0; w < nthreads / 32; w++) { warp_alive[w] = 32; warp_waiting[w] = 0; }
+    while (alive) {
+      uint64_t before = progress;
+      for (int w = 0; w < nthreads / 32; w++) {  // a warp runs on until it waits for the block
+        uint64_t p;
+        do {
+          p = progress;
+          for (int i = w * 32; i < w * 32 + 32; i++) if (!fibers[i].done) {
+            current = i; tid = {(unsigned)i, 0, 0};
+            swapcontext(&scheduler, &fibers[i].ctx);
+          }
+        } while (progress != p && warp_alive[w]);
+      }
+      if (alive && progress == before) fail("deadlock: a barrier that not all threads reach");
+    }
+  }
+}
+}  // namespace emu
+#define threadIdx emu::tid
+#define blockIdx emu::bid
+
+static inline void __syncthreads() { emu::block_barrier(); }
+static inline void __syncwarp() { emu::warp_barrier(); }
+static inline void __threadfence() {}
+template<class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) {
+  static_assert(sizeof(T) == 4, "");
+  memcpy(&emu::exchange[emu::current][0], &v, 4);
+  emu::warp_barrier();
+  T r; memcpy(&r, &emu::exchange[emu::current ^ mask][0], 4);
+  emu::warp_barrier();
+  return r;
+}
+static inline int atomicAdd(int* p, int v) { int o = *p; *p += v; return o; }
+template<class T> static inline T __ldcg(const T* p) { return *p; }
+static inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 4; i++) c += (int)(int8_t)(a >> (8 * i)) * (int)(int8_t)(b >> (8 * i));
+  return c;
+}
+static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) { s &= 31; return s ? (lo >> s) | (hi << (32 - s)) : lo; }
+static inline int __float2int_rn(float f) { return (int)nearbyintf(f); }
+static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
+static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+
+static inline void cp_async16(void* dst, const void* src) {
+  if ((uintptr_t)dst % 16 || (uintptr_t)src % 16) emu::fail("misaligned cp.async");
+  emu::fibers[emu::current].copies.push_back({dst, src, emu::fibers[emu::current].group});
+}
+static inline void cp_async_commit() { emu::fibers[emu::current].group++; }
+template<int N> static inline void cp_async_wait() {
+  auto& f = emu::fibers[emu::current]; std::vector<emu::Copy> later;
+  for (auto& c : f.copies) if (c.group < f.group - N) memcpy(c.dst, c.src, 16); else later.push_back(c);
+  f.copies = later;
+}
+static inline float h2f(unsigned short h) { _Float16 x; memcpy(&x, &h, 2); return (float)x; }
+static inline unsigned short f2h(float f) { _Float16 x = (_Float16)f; unsigned short h; memcpy(&h, &x, 2); return h; }
+static inline unsigned f2h2(float lo, float hi) { return f2h(lo) | ((unsigned)f2h(hi) << 16); }
+static inline unsigned hsub2(unsigned a, unsigned b) { return f2h2(h2f(a) - h2f(b), h2f(a >> 16) - h2f(b >> 16)); }
+static inline unsigned hmul2(unsigned a, unsigned b) { return f2h2(h2f(a) * h2f(b), h2f(a >> 16) * h2f(b >> 16)); }
+static inline unsigned hfma2(unsigned a, unsigned b, unsigned c) {
+  return f2h2(h2f(a) * h2f(b) + h2f(c), h2f(a >> 16) * h2f(b >> 16) + h2f(c >> 16));
+}
+static inline float exp2_(float x) { return exp2f(x); }
+// m16n8k16, row.col: lane = 4*group + t. A: (group | group+8, 2t.. | 2t+8..); B: (2t.. | 2t+8.., group); C: (group | group+8, 2t, 2t+1)
+static inline void mma16816(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
+  unsigned r[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(emu::exchange[emu::current], r, sizeof(r));
+  emu::warp_barrier();
+  int base = emu::current & ~31, lane = emu::current & 31;
+  for (int i = 0; i < 4; i++) {
+    int row = lane / 4 + (i / 2) * 8, col = (lane % 4) * 2 + i % 2;
+    for (int k = 0; k < 16; k++) {
+      int t = (k % 8) / 2, hi = k % 2;
+      unsigned a = emu::exchange[base + (row % 8) * 4 + t][(row / 8) + 2 * (k / 8)], b = emu::exchange[base + col * 4 + t][4 + k / 8];
+      c[i] += h2f(hi ? a >> 16 : a) * h2f(hi ? b >> 16 : b);
+    }
+  }
+  emu::warp_barrier();
+}

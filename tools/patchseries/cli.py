@@ -1,0 +1,130 @@
+"""The command line of tools/series."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from . import base as bases
+from .errors import SeriesError
+from .install import install
+from .model import Series
+from .reader import read_series
+from .status import readme
+from .tree import commit_series, read_commits, write_patches
+from .verify import forward, verify
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SeriesError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="series", description="The patch series on tinygrad.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, sdist: bool = False) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        if sdist:
+            command.add_argument("--sdist", type=Path, metavar="FILE", help="the base, downloaded")
+        return command
+
+    checkout = add("checkout", "Make DIR a git tree: the base, one commit per patch.", sdist=True)
+    checkout.add_argument("dir", type=Path, metavar="DIR")
+    export = add("export", "Write the commits of DIR back as patches.")
+    export.add_argument("dir", type=Path, metavar="DIR")
+    proof = add("verify", "Prove the series; exit code 1 when something does not hold.", sdist=True)
+    proof.add_argument("patches", nargs="*", metavar="PATCH", help="run the tests of these only")
+    proof.add_argument("--quick", action="store_true", help="apply, import, round trip; no tests")
+    proof.add_argument("--forward", metavar="VERSION", help="only report what applies to VERSION")
+    proof.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
+    status = add("status", "Print the table of patches/README.md.")
+    status.add_argument("--check", action="store_true", help="say whether the file has this text")
+    setup = add("install", "Install the patched base into a virtual environment.", sdist=True)
+    setup.add_argument("venv", type=Path, metavar="VENV")
+    return parser
+
+
+def _checkout(series: Series, args: argparse.Namespace) -> None:
+    to: Path = args.dir
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise SeriesError(f"{to}: exists and is not an empty folder")
+    archive = bases.fetch_sdist(series.base, args.sdist)
+    to.resolve().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=to.resolve().parent, prefix=".checkout-") as tmp:
+        tree = bases.unpack(archive, Path(tmp, "tree"))
+        commit_series(tree, series.patches)
+        if to.exists():
+            to.rmdir()
+        shutil.move(tree, to)
+    print(f"{to}: {series.base.name} {series.base.version} and {len(series.patches)} patches")
+
+
+def _export(series: Series, args: argparse.Namespace) -> None:
+    for name in (changed := write_patches(series, read_commits(args.dir))):
+        print(series.folder.relative_to(series.root) / name)
+    if not changed:
+        print("nothing changed")
+
+
+def _verify(series: Series, args: argparse.Namespace) -> int:
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    if args.jobs < 1:
+        raise SeriesError(f"--jobs {args.jobs}: want 1 or more")
+    if args.forward:
+        forward(series, args.forward, say)
+        return 0
+    archive = bases.fetch_sdist(series.base, args.sdist)
+    held = verify(series, archive, args.patches, args.quick, args.jobs, say)
+    return 0 if held else 1
+
+
+def _status(series: Series, args: argparse.Namespace) -> None:
+    text = readme(series)
+    if not args.check:
+        print(text, end="")
+        return
+    path = series.root / "patches" / "README.md"
+    if not path.is_file() or path.read_text() != text:
+        raise SeriesError(f"{path}: is not what the headers say: tools/series status > {path}", 1)
+    print(f"{path}: as the headers say")
+
+
+def _install(series: Series, args: argparse.Namespace) -> None:
+    done = install(series, args.venv, args.sdist)
+    word = "installed" if done else "already there"
+    print(f"{series.base.name} {series.installed_version()}: {word} in {args.venv}")
+
+
+def main(argv: Sequence[str], root: Path = ROOT) -> int:
+    """Run one command; returns the exit code."""
+    try:
+        args = _parser().parse_args(argv)
+        series = read_series(root)
+        match args.command:
+            case "checkout":
+                _checkout(series, args)
+            case "export":
+                _export(series, args)
+            case "verify":
+                return _verify(series, args)
+            case "status":
+                _status(series, args)
+            case "install":
+                _install(series, args)
+    except SeriesError as e:
+        print(f"series: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        print("series: interrupted", file=sys.stderr)
+        return 130
+    return 0

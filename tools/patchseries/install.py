@@ -1,0 +1,119 @@
+"""Patched tinygrad into a virtual environment, whole or not at all."""
+
+import base64
+import csv
+import hashlib
+import tempfile
+from pathlib import Path
+
+from . import base as bases
+from .errors import SeriesError
+from .model import Series
+from .proc import run
+from .tree import apply_all
+
+
+def venv_python(venv: Path) -> Path:
+    """The interpreter of a virtual environment.
+
+    Raises:
+        SeriesError: it is not one.
+    """
+    python = venv / "bin" / "python"
+    if not (venv / "pyvenv.cfg").is_file() or not python.exists():
+        raise SeriesError(f"{venv}: not a virtual environment (make one with python3 -m venv)")
+    # Not resolved: the link in bin/ is what makes it the environment's interpreter.
+    return python.absolute()
+
+
+def is_installed(series: Series, venv: Path) -> bool:
+    """Whether this very series is in the environment, each file as its RECORD says."""
+    name = f"{series.base.name}-{series.installed_version()}.dist-info"
+    sites = [*venv.glob(f"lib/python3*/site-packages/{series.base.name}-*.dist-info")]
+    return len(sites) == 1 and sites[0].name == name and _is_whole(sites[0])
+
+
+def _is_whole(info: Path) -> bool:
+    try:
+        with (info / "RECORD").open(newline="") as f:
+            for file, digest, _ in csv.reader(f):
+                if not digest:
+                    continue
+                kind, _, want = digest.partition("=")
+                got = hashlib.new(kind, (info.parent / file).read_bytes()).digest()
+                if base64.urlsafe_b64encode(got).rstrip(b"=").decode() != want:
+                    return False
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def set_version(tree: Path, series: Series) -> None:
+    """Write the series' version into the tree's pyproject.toml.
+
+    Raises:
+        SeriesError: the line that carries the base's version is not there exactly once.
+    """
+    pyproject = tree / "pyproject.toml"
+    line = f'version = "{series.base.version}"'
+    text = pyproject.read_text()
+    if text.count(line) != 1:
+        raise SeriesError(f"pyproject.toml of the base: want one line '{line}'", 1)
+    pyproject.write_text(text.replace(line, f'version = "{series.installed_version()}"'))
+
+
+def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Path:
+    """Unpack, patch, stamp and build below `scratch`; returns the wheel.
+
+    Raises:
+        SeriesError: a patch does not apply or the build fails.
+    """
+    tree = apply_all(bases.unpack(sdist, scratch / "tree"), series.patches)
+    set_version(tree, series)
+    pip: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+    ]
+    run([*pip, "--wheel-dir", scratch / "wheel", tree], what="cannot build the wheel")
+    wheels = [*(scratch / "wheel").glob("*.whl")]
+    if len(wheels) != 1:
+        raise SeriesError(f"the build made {len(wheels)} wheels, want one", 1)
+    return wheels[0]
+
+
+def install(series: Series, venv: Path, sdist: Path | None) -> bool:
+    """Put the patched base into `venv`; False when it is there already.
+
+    Everything is built in a temporary folder; the environment is touched by one `pip install` of a
+    finished wheel, which puts back what was there before if it fails.
+
+    Raises:
+        SeriesError: no environment, no sdist, a wrong hash, a patch that does not apply, a build
+            or an installation that fails.
+    """
+    python = venv_python(venv)
+    if is_installed(series, venv):
+        return False
+    archive = bases.fetch_sdist(series.base, sdist, python)
+    with tempfile.TemporaryDirectory(prefix="tinygrad-orin-") as tmp:
+        wheel = build_wheel(series, archive, python, Path(tmp))
+        pip: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
+        run(
+            [*pip, "--no-deps", "--force-reinstall", wheel],
+            what=f"cannot install into {venv}",
+        )
+    if not is_installed(series, venv):
+        raise SeriesError(f"{venv}: pip finished, but {series.installed_version()} is not whole", 1)
+    return True

@@ -1,0 +1,236 @@
+"""The proof of the series: it applies, imports, each patch stands alone and each one matters."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from . import base as bases
+from .errors import SeriesError
+from .mail import format_mail
+from .model import Patch, Series
+from .proc import last_error
+from .tree import apply, apply_all, commit_series, read_commits
+
+# What a prefix of the series must still import: the model, and every runtime that patches touch.
+MODULES = (
+    "tinygrad",
+    "tinygrad.llm.model",
+    "tinygrad.codegen.opt.search",
+    "tinygrad.runtime.ops_cpu",
+    "tinygrad.runtime.ops_cuda",
+    "tinygrad.runtime.ops_nv",
+    "tinygrad.runtime.graph.cuda",
+    "tinygrad.runtime.graph.hcq",
+    "tinygrad.runtime.support.compiler_cuda",
+)
+# One test run may take this long, in seconds; what takes longer hangs.
+TEST_TIMEOUT = 300
+
+Say = Callable[[str], None]
+
+
+class Verifier:
+    """Holds the pristine tree and makes patched ones from it.
+
+    Args:
+        series: what to prove.
+        sdist: the base, checked.
+        scratch: a folder for trees, ours alone.
+        say: called with each line of the report.
+    """
+
+    def __init__(self, series: Series, sdist: Path, scratch: Path, say: Say) -> None:
+        self.series = series
+        self.scratch = scratch
+        self.say = say
+        self.failures: list[str] = []
+        self.pristine = bases.unpack(sdist, scratch / "base")
+
+    def tree(self, name: str, patches: Iterable[Patch]) -> Path:
+        """A tree of the base with these patches.
+
+        Raises:
+            SeriesError: one does not apply.
+        """
+        return apply_all(bases.link_copy(self.pristine, self.scratch / name), patches)
+
+    def check(self, label: str, problem: str | None) -> None:
+        """Report one check; remember it when there is a problem."""
+        if problem is None:
+            self.say(f"ok   {label}")
+        else:
+            self.say(f"FAIL {label}: {problem}")
+            self.failures.append(label)
+
+    # *** the checks ***
+
+    def prefixes(self) -> None:
+        """Apply in order; import the modules on the base and after each patch."""
+        tree = bases.link_copy(self.pristine, self.scratch / "prefix")
+        # The base's byte code is made once and linked into every later copy.
+        self.check(f"base {self.series.base.version} imports", self._imports(self.pristine))
+        for patch in self.series.patches:
+            try:
+                apply(tree, patch)
+            except SeriesError as e:
+                self.check(f"{patch.number} applies in order", str(e))
+                return
+            self.check(f"{patch.number} applies in order and imports", self._imports(tree))
+
+    def roundtrip(self) -> None:
+        """export(checkout(series)) is byte-identical."""
+        tree = bases.link_copy(self.pristine, self.scratch / "roundtrip")
+        try:
+            commit_series(tree, self.series.patches)
+            back = read_commits(tree)
+        except SeriesError as e:
+            self.check("export of checkout is identical", str(e))
+            return
+        differs = [
+            patch.file
+            for patch, again in zip(self.series.patches, back, strict=True)
+            if (self.series.folder / patch.file).read_bytes() != format_mail(again).encode()
+        ]
+        problem = f"{', '.join(differs)} (rewrite with series export)" if differs else None
+        self.check("export of checkout is identical", problem)
+
+    def effects(self, patches: Iterable[Patch], workers: int) -> None:
+        """Each patch with its Depends-on alone passes its tests; without it each test fails."""
+        with ThreadPoolExecutor(workers) as pool:
+            jobs = [
+                (f"{patch.number} {label}", pool.submit(job, patch))
+                for patch in patches
+                for label, job in (("alone passes its tests", self._alone),
+                                   ("left out fails its tests", self._left_out))
+            ]  # fmt: skip
+            for label, future in jobs:
+                self.check(label, future.result())
+
+    def _alone(self, patch: Patch) -> str | None:
+        try:
+            tree = self.tree(f"alone-{patch.number}", self.series.closure(patch))
+            seen = self._test(tree, patch)
+        except SeriesError as e:
+            return str(e)
+        return _judge(patch, seen, want_pass=True)
+
+    def _left_out(self, patch: Patch) -> str | None:
+        try:
+            tree = self.tree(f"without-{patch.number}", self.series.without(patch))
+            seen = self._test(tree, patch)
+        except SeriesError as e:
+            return str(e)
+        return _judge(patch, seen, want_pass=False)
+
+    # *** what they run ***
+
+    def _imports(self, tree: Path) -> str | None:
+        code = "import importlib, sys\nfor m in sys.argv[1:]: importlib.import_module(m)"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *MODULES],
+            cwd=tree, env=self._env(tree), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return last_error(done.stderr) if done.returncode else None
+
+    def _env(self, tree: Path) -> dict[str, str]:
+        cache = self.scratch / f"cache-{tree.name}"
+        cache.mkdir(exist_ok=True)
+        keep = {k: v for k, v in os.environ.items() if k not in ("DEV", "BEAM", "DEBUG", "CACHEDB")}
+        tools = str(Path(__file__).resolve().parent)
+        return keep | {
+            "PYTHONPATH": os.pathsep.join([str(tree), tools]),
+            "SERIES_TREE": str(tree),
+            "XDG_CACHE_HOME": str(cache),
+        }
+
+    def _test(self, tree: Path, patch: Patch) -> dict[str, str]:
+        outcomes = self.scratch / f"{tree.name}.json"
+        command = [sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:cacheprovider"]
+        try:
+            done = subprocess.run(
+                [*command, "-q", "--no-header", "--tb=line", *patch.tests],
+                cwd=self.series.root, env=self._env(tree) | {"SERIES_OUTCOMES": str(outcomes)},
+                capture_output=True, text=True, check=False, timeout=TEST_TIMEOUT,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as e:
+            raise SeriesError(f"its tests took longer than {TEST_TIMEOUT} s", 1) from e
+        if not outcomes.is_file():
+            raise SeriesError(f"pytest did not run: {last_error(done.stderr or done.stdout)}", 1)
+        seen: dict[str, str] = json.loads(outcomes.read_text())
+        if done.returncode not in (0, 1, 2) or not seen:
+            raise SeriesError(f"pytest ended with {done.returncode}: {last_error(done.stderr)}", 1)
+        return seen
+
+
+def _judge(patch: Patch, seen: dict[str, str], want_pass: bool) -> str | None:
+    for test in patch.tests:
+        module = test.split("::")[0]
+        results = [o for node, o in seen.items() if node == test or node.startswith(f"{test}[")]
+        if want_pass and (not results or set(results) != {"passed"}):
+            return f"{test}: {', '.join(sorted(set(results))) or 'did not run'}"
+        # A module that cannot even be imported without the patch fails all its tests.
+        if not want_pass and "failed" not in results and seen.get(module) != "failed":
+            return f"{test} does not notice that the patch is missing"
+    return None
+
+
+def verify(
+    series: Series, sdist: Path, names: list[str], quick: bool, workers: int, say: Say
+) -> bool:
+    """Run the checks; True when all hold.
+
+    Args:
+        series: the series.
+        sdist: the base, checked.
+        names: patches whose tests to run; all when empty.
+        quick: no tests, only applying, importing and the round trip.
+        workers: test runs at a time.
+        say: called with each line of the report.
+
+    Raises:
+        SeriesError: a name that the series does not have.
+    """
+    chosen = series.select(names)
+    with tempfile.TemporaryDirectory(prefix="tinygrad-orin-verify-") as tmp:
+        verifier = Verifier(series, sdist, Path(tmp), say)
+        verifier.prefixes()
+        verifier.roundtrip()
+        if not quick and not verifier.failures:
+            verifier.effects(chosen, workers)
+        return not verifier.failures
+
+
+def forward(series: Series, version: str, say: Say) -> int:
+    """Try each patch on a later release, in order, over those that applied; returns how many do.
+
+    A patch whose Depends-on did not apply is not tried.
+
+    Raises:
+        SeriesError: the release cannot be downloaded.
+    """
+    archive = bases.cache_folder() / f"{series.base.name}-{version}.tar.gz"
+    if not archive.is_file():
+        bases.download(f"{series.base.name}=={version}", archive)
+    say(f"{series.base.name} {version} (sha256 {bases.sha256_of(archive)})")
+    applied: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="tinygrad-orin-forward-") as tmp:
+        tree = bases.unpack(archive, Path(tmp, "tree"))
+        for patch in series.patches:
+            missing = [n for n in patch.depends_on if n not in applied]
+            if missing:
+                say(f"skip {patch.file}: needs {', '.join(missing)}, which does not apply")
+                continue
+            try:
+                apply(tree, patch)
+            except SeriesError as e:
+                say(f"no   {e}")
+            else:
+                applied.add(patch.number)
+                say(f"ok   {patch.file}")
+    say(f"{len(applied)} of {len(series.patches)} apply to {version}")
+    return len(applied)
