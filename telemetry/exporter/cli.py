@@ -1,24 +1,173 @@
-"""The console script `jetson-exporter`: serve the board's readings, print them once, record them."""
+"""The console script `jetson-exporter`: serve a board's readings, print them once, record them."""
 
+import errno
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from exporter.service import Exporter, Server
+from jetson.energy import EnergySampler
+from jetson.files import Roots
+from jetson.replay import FILE, Player, RecordingError, load, observe, save
+from jetson.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
+from jetson.tegrastats import Tegrastats
+
+PROGRAM = "jetson-exporter"
 DEFAULT_LISTEN = "127.0.0.1:9401"
+#: Energy samples a second beyond which an INA3221 has nothing new to say.
+GREATEST_HERTZ = 100.0
+#: How often the server looks whether it should end, in seconds.
+POLL_SECONDS = 0.2
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+
+
+def say(line: str) -> None:
+    """A line for the person who started us."""
+    click.echo(f"{PROGRAM}: {line}", err=True)
+
+
+def parse_address(context: click.Context, parameter: click.Parameter, text: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[IPV6]:PORT`."""
+    host, colon, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{text!r} is no HOST:PORT, such as {DEFAULT_LISTEN}")
+    return host, int(port)
+
+
+def parse_collectors(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> tuple[str, ...]:
+    """Names of sources, by comma."""
+    if text is None:
+        return UNPRIVILEGED
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in SOURCES:
+            raise click.BadParameter(
+                f"no source is called {name!r}: there are {', '.join(SOURCES)}"
+            )
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for on the command line."""
+
+    roots: Roots
+    collectors: tuple[str, ...]
+    replay: Path | None
+    budget: float
+    sample_rate: float
+    tegrastats: str | None
+
+
+@contextmanager
+def opened(options: Options) -> Iterator[tuple[Roots, Board]]:
+    """The board, of flesh or of file; raises ClickException."""
+    with ExitStack() as stack:
+        roots = options.roots
+        if options.replay and (options.replay / FILE).exists():
+            try:
+                frames = load(options.replay)
+                player = Player(lambda: frames)
+                roots = stack.enter_context(player).stage.roots
+            except RecordingError as error:
+                raise click.UsageError(str(error)) from None
+        elif options.replay:
+            if not (options.replay / "sys").is_dir():
+                raise click.UsageError(
+                    f"--replay {options.replay}: neither {FILE} nor sys/ is in it"
+                )
+            roots = Roots.under(options.replay)
+        readers, collectors = dict(SOURCES), options.collectors
+        if options.tegrastats:
+            try:
+                tegrastats = Tegrastats(options.tegrastats)
+            except OSError as error:
+                reason = f"--tegrastats {options.tegrastats}: {error.strerror}"
+                raise click.UsageError(reason) from None
+            stack.callback(tegrastats.close)
+            readers["tegrastats"] = tegrastats.read
+            collectors = (*collectors, "tegrastats")
+        board = Board(roots, collectors, budget=options.budget, readers=readers)
+        with board:
+            yield roots, board
+
+
+def introduce(board: Board) -> str:
+    """Which board this is, and what it has."""
+    snapshot = board.read()
+    found = ", ".join(snapshot.outcomes) or "none"
+    board_is = snapshot.readings.identity
+    if board_is and board_is.soc:
+        return f"{board_is.model}, L4T {board_is.l4t or 'unknown'}; sources: {found}"
+    return f"no Jetson here; sources found: {found}"
+
+
+def once(options: Options) -> None:
+    """Print one exposition."""
+    with opened(options) as (_, board):
+        _, body = Exporter(board).exposition()
+        if not body:
+            raise click.ClickException("none of the sources asked for is on this machine")
+        sys.stdout.buffer.write(body)
+
+
+def serve(options: Options, address: tuple[str, int]) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with opened(options) as (roots, board):
+        hertz = options.sample_rate
+        wanted = set(options.collectors) & {"rails", "nvml", "rapl"}
+        sampler = EnergySampler(roots, hertz, monotonic=True) if hertz and wanted else None
+        exporter = Exporter(board, sampler)
+        try:
+            server = Server(address, exporter)
+        except OSError as error:
+            raise click.UsageError(refusal(address, error)) from None
+        with server, exporter:
+            say(introduce(board))
+            say(f"serving {server.url}")
+            thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
+            thread.start()
+            stop.wait()
+            server.shutdown()
+            thread.join()
+
+
+def refusal(address: tuple[str, int], error: OSError) -> str:
+    """Why we cannot listen, and what would help."""
+    where = f"--listen {address[0]}:{address[1]}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: the port is in use; stop the other instance or choose another port"
+    return f"{where}: {error.strerror}"
 
 
 @click.group(
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
 )
-@click.option("--listen", default=DEFAULT_LISTEN, metavar="HOST:PORT", help="Where to serve.")
-@click.option("--once", is_flag=True, help="Print one exposition to stdout and exit.")
+@click.option(
+    "--listen",
+    default=DEFAULT_LISTEN,
+    metavar="HOST:PORT",
+    callback=parse_address,
+    help="Where to serve. Port 0 takes a free one.",
+)
+@click.option("--once", "print_once", is_flag=True, help="Print one exposition to stdout and exit.")
 @click.option(
     "--collectors",
     metavar="NAME,...",
+    callback=parse_collectors,
     help="Sources to read. Default: every source that needs no privilege (not debugfs).",
 )
 @click.option(
@@ -31,25 +180,100 @@ DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 @click.option("--etc", default="/etc", type=DIRECTORY, help="Where nvpmodel.conf lies.")
 @click.option("--var", default="/var", type=DIRECTORY, help="Where lib/nvpmodel/status lies.")
 @click.option("--replay", type=DIRECTORY, help="Serve a recording, or a tree with sys/ in it.")
-@click.option("--budget", default=0.5, metavar="SECONDS", help="The longest wait for one source.")
 @click.option(
-    "--sample-rate", default=10.0, metavar="HERTZ", help="Energy samples a second; 0 for none."
+    "--budget",
+    default=DEFAULT_BUDGET,
+    type=click.FloatRange(0, 60, min_open=True),
+    metavar="SECONDS",
+    help="The longest wait for one source.",
 )
-@click.version_option(package_name="tinygrad-orin")
+@click.option(
+    "--sample-rate",
+    default=10.0,
+    type=click.FloatRange(0, GREATEST_HERTZ),
+    metavar="HERTZ",
+    help="Energy samples a second; 0 for none.",
+)
+@click.version_option(package_name="tinygrad-orin", prog_name=PROGRAM)
 @click.pass_context
-def jetson_exporter(context: click.Context, **options: object) -> None:
+def jetson_exporter(
+    context: click.Context,
+    /,
+    listen: tuple[str, int],
+    print_once: bool,
+    collectors: tuple[str, ...],
+    tegrastats: str | None,
+    sysfs: Path,
+    procfs: Path,
+    etc: Path,
+    var: Path,
+    replay: Path | None,
+    budget: float,
+    sample_rate: float,
+) -> None:
     """Serve a Jetson's power, clocks, temperatures and throttling to Prometheus."""
+    roots = Roots(str(sysfs), str(procfs), str(etc), str(var))
+    options = Options(roots, collectors, replay, budget, sample_rate, tegrastats)
+    context.obj = options
+    if context.invoked_subcommand:
+        return
+    if print_once:
+        once(options)
+    else:
+        serve(options, listen)
 
 
 @jetson_exporter.command()
-@click.argument("directory", type=click.Path(path_type=Path))
-@click.option("--interval", default=0.5, metavar="SECONDS", help="Time between two frames.")
-@click.option("--seconds", type=float, help="Stop after this long. Default: at Ctrl-C.")
-@click.pass_context
-def record(context: click.Context, directory: Path, interval: float, seconds: float | None) -> None:
-    """Record what the collectors read from this board into DIRECTORY, for --replay."""
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.option(
+    "--interval",
+    default=0.5,
+    type=click.FloatRange(0.01, 3600),
+    metavar="SECONDS",
+    help="Time between two frames.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="Stop after this long. Default: at Ctrl-C.",
+)
+@click.pass_obj
+def record(options: Options, directory: Path, interval: float, seconds: float | None) -> None:
+    """Record into DIRECTORY what the collectors read from this board, for --replay.
+
+    Only the files that are read are kept, so no serial number and no name of a host or user is.
+    """
+    file = directory / FILE
+    if file.exists():
+        raise click.UsageError(f"{file} exists already; give another directory")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        output = file.open("x")
+    except OSError as error:
+        raise click.UsageError(f"{file}: {error.strerror}") from None
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if seconds is not None:
+        timer = threading.Timer(seconds, stop.set)
+        timer.daemon = True
+        timer.start()
+    with output:
+        count = save(observe(options.roots, interval, stop), output)
+    say(f"{count} frames in {file}")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run jetson-exporter with `argv` (the process's own arguments by default) and exit."""
-    sys.exit(jetson_exporter.main(args=argv, prog_name="jetson-exporter"))
+    try:
+        jetson_exporter.main(args=argv, prog_name=PROGRAM, standalone_mode=False)
+    except click.ClickException as error:
+        say(error.format_message())
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(1)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The last minutes of a board, for the page: a point every few seconds."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from jetson.board import BoardState
+from jetson.readings import Readings
+
+#: A point every so many seconds, and how many are kept: ten minutes.
+INTERVAL_SECONDS, POINTS = 5.0, 120
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One moment; `seconds` of CLOCK_MONOTONIC, `events` the throttle counters by reason."""
+
+    seconds: float
+    watts: float | None
+    load: float | None
+    celsius: float | None
+    events: dict[str, int]
+
+
+def point(readings: Readings, seconds: float) -> Point:
+    """The moment that `readings` show."""
+    state = BoardState(readings)
+    return Point(
+        seconds,
+        state.watts,
+        next((gpu.load for gpu in readings.gpus if gpu.load is not None), None),
+        state.hottest,
+        {t.reason: t.count for t in readings.throttles if t.count is not None},
+    )
+
+
+def grown(history: Sequence[Point]) -> Iterator[tuple[Point, dict[str, int]]]:
+    """Points at which events were counted, with how many; a counter that went back began again."""
+    for before, after in pairwise(history):
+        events = {}
+        for reason, count in after.events.items():
+            old = before.events.get(reason, count)
+            if more := count - old if count >= old else count:
+                events[reason] = more
+        if events:
+            yield after, events

@@ -1,0 +1,140 @@
+"""Reading small kernel files without ever waiting for them.
+
+Every path is named from one of a few roots, as in `sys/class/hwmon`, so that a test, a container or
+a recording can put a tree of its own in the place of each.
+"""
+
+import errno
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+#: The file is not there, or the device behind it has gone: the board does not have this value.
+#: ENODATA is what the INA3221 driver answers for a channel that is switched off.
+ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ENODATA})
+#: What a thermal zone, or anything else behind a power gate, answers while the gate is closed.
+GATED = "EAGAIN"
+#: What a file holds that is empty, cut short or no number: the errno's name for a bad message.
+GARBAGE = "EBADMSG"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link in a recorded tree, by the last component of its target."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A file in a recorded tree that answers with this errno."""
+
+    errno: str
+
+
+Node: TypeAlias = str | Link | Failure
+Tree: TypeAlias = MutableMapping[str, Node]
+
+
+@dataclass(frozen=True, slots=True)
+class Roots:
+    """Where `sys/`, `proc/`, `etc/`, `var/` and `dev/` begin."""
+
+    sys: str = "/sys"
+    proc: str = "/proc"
+    etc: str = "/etc"
+    var: str = "/var"
+    dev: str = "/dev"
+
+    @classmethod
+    def under(cls, directory: str | os.PathLike[str]) -> "Roots":
+        """Roots of a tree that keeps all of them in one directory."""
+        base = os.fspath(directory)
+        return cls(*(os.path.join(base, name) for name in ("sys", "proc", "etc", "var", "dev")))
+
+    def locate(self, path: str) -> str:
+        """The real path of `path`, whose first component names a root."""
+        root, _, rest = path.partition("/")
+        base: str = getattr(self, root)
+        return f"{base}/{rest}"
+
+
+class Files:
+    """Reads files under `roots`; collects the names of the errors in `errors`.
+
+    With a `trace`, everything that is read is noted in it: that is how a board is recorded.
+    """
+
+    def __init__(self, roots: Roots, trace: Tree | None = None) -> None:
+        self.roots = roots
+        self.errors: list[str] = []
+        self._trace = trace
+
+    def raw(self, path: str) -> bytes:
+        """The file's bytes; raises OSError, BlockingIOError where the value is behind a gate.
+
+        `os.read`, not `open().read()`: the latter turns EAGAIN into a TypeError.
+        """
+        fd = os.open(self.roots.locate(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            data = os.read(fd, 65536)
+            # A sysfs attribute comes in one piece (a page at most), procfs in several.
+            if data and not path.startswith("sys/"):
+                while more := os.read(fd, 65536):
+                    data += more
+        except BlockingIOError:
+            if self._trace is not None:
+                self._trace[path] = Failure(GATED)
+            raise
+        finally:
+            os.close(fd)
+        if self._trace is not None:
+            self._trace[path] = data.decode(errors="replace")
+        return data
+
+    def text(self, path: str) -> str | None:
+        """The file's text without white space and NULs around it; None if absent or failed."""
+        try:
+            return self.raw(path).decode(errors="replace").strip("\0 \t\r\n")
+        except OSError as error:
+            self.failed(error)
+            return None
+
+    def number(self, path: str) -> int | None:
+        """The integer in the file (decimal or 0x); None if absent, failed or no number."""
+        text = self.text(path)
+        if text is None:
+            return None
+        try:
+            return int(text, 0 if text.startswith("0x") else 10)
+        except ValueError:
+            self.garbage()
+            return None
+
+    def entries(self, path: str) -> list[str]:
+        """Names in a directory, in order; empty if absent or failed."""
+        try:
+            return sorted(os.listdir(self.roots.locate(path)))
+        except OSError as error:
+            self.failed(error)
+            return []
+
+    def link(self, path: str) -> str | None:
+        """The last component of a symbolic link's target; None if absent or no link."""
+        try:
+            name = os.path.basename(os.readlink(self.roots.locate(path)))
+        except OSError:
+            return None
+        if self._trace is not None:
+            self._trace[path] = Link(name)
+        return name
+
+    def failed(self, error: OSError) -> None:
+        """Count `error`, unless it says that the board has no such thing."""
+        if error.errno not in ABSENT:
+            self.errors.append(errno.errorcode.get(error.errno or 0, "EIO"))
+
+    def garbage(self) -> None:
+        """Count a file that did not hold what it should."""
+        self.errors.append(GARBAGE)

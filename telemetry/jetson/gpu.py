@@ -1,0 +1,89 @@
+"""The integrated GPU: load, devfreq clocks, power gating, multiprocessors."""
+
+from jetson.files import Files
+from jetson.readings import Gpu, Readings
+
+DEVFREQ = "sys/class/devfreq"
+PLATFORM = "sys/devices/platform"
+#: `of_node/name` of the GPU in r36 and in r35.
+OF_NAMES = frozenset({"gpu", "ga10b"})
+#: Thor's GPU is a PCIe device; its graphics clock has a devfreq node of this name.
+THOR_PREFIX = "gpu-gpc-"
+#: GA10B has two GPCs of four TPCs of two SMs (nvgpu hw_proj_ga10b.h).
+GA10B_TPCS, SMS_PER_TPC = 8, 2
+#: TPCs that are left after floorsweeping, by module (NVIDIA's Jetson Orin data sheets).
+MODULE_TPCS = {
+    "p3701-0000": 8,  # AGX Orin developer kit
+    "p3701-0004": 7,  # AGX Orin 32 GB
+    "p3701-0005": 8,  # AGX Orin 64 GB
+    "p3701-0008": 8,  # AGX Orin Industrial
+    "p3767-0000": 4,  # Orin NX 16 GB
+    "p3767-0001": 4,  # Orin NX 8 GB
+    "p3767-0003": 4,  # Orin Nano 8 GB
+    "p3767-0004": 2,  # Orin Nano 4 GB
+    "p3767-0005": 4,  # Orin Nano developer kit
+}
+
+
+def compatible(files: Files) -> list[str]:
+    """The device tree's list of what the machine is compatible with; empty off the device tree."""
+    return (files.text("proc/device-tree/compatible") or "").split("\0")
+
+
+def sm_count(board: list[str], tpc_pg_mask: int | None) -> int | None:
+    """Multiprocessors that sysfs lets one conclude: those of the module less the gated ones.
+
+    A part with TPCs missing from the factory may gate some that it never had, so the count is
+    an upper bound there; `jetson.nvgpu.sm_count` asks the driver.
+    """
+    if tpc_pg_mask is None:
+        return None
+    for name in board:
+        for module, tpcs in MODULE_TPCS.items():
+            if module in name:
+                gated = (tpc_pg_mask & (1 << GA10B_TPCS) - 1).bit_count()
+                return min(tpcs, GA10B_TPCS - gated) * SMS_PER_TPC
+    return None
+
+
+def platform_device(files: Files) -> str | None:
+    """The GPU's platform device, by path: what there is before its devfreq node exists."""
+    for parent in (PLATFORM, f"{PLATFORM}/bus@0"):
+        for entry in files.entries(parent):
+            if entry.endswith((".gpu", ".ga10b")) or entry == "gpu.0":
+                return f"{parent}/{entry}"
+    return None
+
+
+def read_gpus(files: Files) -> Readings:
+    """The GPU's clocks from devfreq and the rest from its device; neither waits for the other."""
+    clocks: list[str] = []
+    device = None
+    for entry in files.entries(DEVFREQ):
+        if entry.startswith(THOR_PREFIX):
+            clocks.append(entry)
+        elif files.text(f"{DEVFREQ}/{entry}/device/of_node/name") in OF_NAMES:
+            clocks.append(entry)
+            device = f"{DEVFREQ}/{entry}/device"
+    if not clocks and (device := platform_device(files)) is None:
+        return Readings()
+    permille = files.number(f"{device}/load") if device else None
+    gate = files.number(f"{device}/railgate_enable") if device else None
+    mask = files.number(f"{device}/tpc_pg_mask") if device else None
+    gpus = []
+    for index, entry in enumerate(clocks or [""]):
+        node = f"{DEVFREQ}/{entry}"
+        gpus.append(
+            Gpu(
+                name=str(index),
+                load=None if permille is None else permille / 1000,
+                current_hz=files.number(f"{node}/cur_freq") if entry else None,
+                min_hz=files.number(f"{node}/min_freq") if entry else None,
+                max_hz=files.number(f"{node}/max_freq") if entry else None,
+                governor=files.text(f"{node}/governor") if entry else None,
+                railgate=None if gate is None else gate != 0,
+                tpc_pg_mask=mask,
+                sms=sm_count(compatible(files), mask) if mask is not None else None,
+            )
+        )
+    return Readings(gpus=tuple(gpus))

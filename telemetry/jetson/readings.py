@@ -1,0 +1,201 @@
+"""What the readers return: hertz, volts, amperes, watts, joules, degrees Celsius, bytes, ratios."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: load as a ratio, clocks in Hz; `sms` are the multiprocessors switched on."""
+
+    name: str
+    load: float | None = None
+    current_hz: int | None = None
+    min_hz: int | None = None
+    max_hz: int | None = None
+    governor: str | None = None
+    railgate: bool | None = None
+    tpc_pg_mask: int | None = None
+    sms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """One supply; `joules` is a counter the hardware keeps, which starts again at `joules_wrap`."""
+
+    name: str
+    device: str
+    volts: float | None = None
+    amperes: float | None = None
+    watts: float | None = None
+    limits: tuple[tuple[str, float], ...] = ()
+    alarms: tuple[tuple[str, bool], ...] = ()
+    joules: float | None = None
+    joules_wrap: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """A temperature at which the kernel acts: passive, hot, critical, active."""
+
+    index: int
+    kind: str
+    celsius: float
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """One thermal zone; `celsius` is None while the block it measures is gated."""
+
+    name: str
+    celsius: float | None
+    trips: tuple[Trip, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """One cooling device or throttle alert: its state over its greatest state."""
+
+    name: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Throttle:
+    """Events since boot (the start is arbitrary) of one electrical throttle."""
+
+    event: str
+    reason: str
+    count: int | None = None
+    enabled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fan:
+    """A fan's duty cycle as a ratio, and its speed."""
+
+    name: str
+    pwm: float | None = None
+    rpm: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """GPU allocations, and the largest free piece of physical memory with how many there are."""
+
+    nvmap_bytes: int | None = None
+    largest_free_block_bytes: int | None = None
+    largest_free_blocks: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CpuClock:
+    """One online CPU's clocks in Hz."""
+
+    cpu: int
+    current_hz: int | None
+    min_hz: int | None
+    max_hz: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """The CPUs that are online; `clocks` has those with a cpufreq driver."""
+
+    online: tuple[int, ...]
+    clocks: tuple[CpuClock, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PowerMode:
+    """nvpmodel's mode; `name` is None when its configuration file is not to be found."""
+
+    id: int
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which board this is; `l4t` is the system's release and `firmware` the boot firmware's."""
+
+    model: str
+    soc: str | None = None
+    l4t: str | None = None
+    firmware: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The clock of the memory controller or of an engine, in Hz."""
+
+    name: str
+    current_hz: int | None = None
+    min_hz: int | None = None
+    max_hz: int | None = None
+    enabled: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What one or more sources gave; what they did not give is empty or None."""
+
+    gpus: tuple[Gpu, ...] = ()
+    rails: tuple[Rail, ...] = ()
+    zones: tuple[Zone, ...] = ()
+    coolings: tuple[Cooling, ...] = ()
+    throttles: tuple[Throttle, ...] = ()
+    fans: tuple[Fan, ...] = ()
+    engines: tuple[Clock, ...] = ()
+    emc: Clock | None = None
+    emc_load: float | None = None
+    memory: Memory | None = None
+    cpu: Cpu | None = None
+    power_mode: PowerMode | None = None
+    identity: Identity | None = None
+
+    def __add__(self, other: "Readings") -> "Readings":
+        merged = {}
+        for field in fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            merged[field.name] = mine + theirs if isinstance(mine, tuple) else mine or theirs
+        return Readings(**merged)
+
+    @property
+    def pinned(self) -> dict[str, bool]:
+        """By domain, whether the least clock is also the greatest, as jetson_clocks makes it."""
+        ranges = {
+            "gpu": [(gpu.min_hz, gpu.max_hz) for gpu in self.gpus],
+            "cpu": [(clock.min_hz, clock.max_hz) for clock in self.cpu.clocks] if self.cpu else [],
+        }
+        known = {
+            domain: [(low, high) for low, high in pairs if low is not None and high is not None]
+            for domain, pairs in ranges.items()
+        }
+        return {
+            domain: all(low == high for low, high in pairs)
+            for domain, pairs in known.items()
+            if pairs
+        }
+
+
+#: The rails that feed the AGX Orin module from outside. VDDQ_VDD2_1V8AO is fed from one of them and
+#: would be counted twice (NVIDIA, Jetson Linux, "Platform Power and Performance").
+AGX_ORIN_INPUTS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+#: The whole module's input on Orin NX and Nano.
+MODULE_INPUT = "VDD_IN"
+
+
+def module_rails(rails: tuple[Rail, ...]) -> tuple[Rail, ...]:
+    """The rails whose sum is the module's power; empty where that is not known."""
+    by_name = {rail.name: rail for rail in rails}
+    if MODULE_INPUT in by_name:
+        return (by_name[MODULE_INPUT],)
+    if all(name in by_name for name in AGX_ORIN_INPUTS):
+        return tuple(by_name[name] for name in AGX_ORIN_INPUTS)
+    return ()
+
+
+def module_watts(rails: tuple[Rail, ...]) -> float | None:
+    """The module's power; None when it is not known or one of its rails gave no value."""
+    watts = [rail.watts for rail in module_rails(rails)]
+    known = [value for value in watts if value is not None]
+    return sum(known) if known and len(known) == len(watts) else None

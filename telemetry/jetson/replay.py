@@ -1,0 +1,257 @@
+"""Boards on disk: a tree of files that changes with time, recorded from a board or made up.
+
+A recording is one file, `recording.jsonl`: a header, then a frame a line with the files that
+changed since the one before. It is played into a directory of real files, so that the readers do
+with it exactly what they do on a board; a gated sensor is a FIFO with an idle writer, which answers
+EAGAIN as the kernel does.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from jetson.files import GATED, Failure, Link, Node, Roots, Tree
+from jetson.sources import SOURCES, Board
+
+FILE = "recording.jsonl"
+FORMAT = "jetson-recording"
+VERSION = 1
+#: Lines of /proc/meminfo that a recording keeps: the only one that is read.
+MEMINFO_LINES = re.compile(r"^NvMapMemUsed:.*\n?", flags=re.MULTILINE)
+
+Changes = Mapping[str, Node | None]
+
+
+class RecordingError(ValueError):
+    """A recording that cannot be played; the message names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Files that changed (None: that vanished), `seconds` after the start."""
+
+    seconds: float
+    changes: Changes
+
+
+class Stage:
+    """A directory that holds a tree as real files."""
+
+    def __init__(self) -> None:
+        memory = "/dev/shm"
+        self.path = tempfile.mkdtemp(
+            prefix="jetson-replay-",
+            dir=memory if os.access(memory, os.W_OK) else None,
+        )
+        self.roots = Roots.under(self.path)
+        self.tree: Tree = {}
+        self._writers: dict[str, int] = {}
+
+    def apply(self, changes: Changes) -> None:
+        """Make the files what `changes` says; a reader sees the old or the new file, whole."""
+        # Links first: other files may lie behind them.
+        for path in sorted(changes, key=lambda path: not isinstance(changes[path], Link)):
+            node = changes[path]
+            if node == self.tree.get(path):
+                continue
+            # A text that follows a text replaces it in one step.
+            if not (isinstance(node, str) and isinstance(self.tree.get(path), str)):
+                self._remove(path)
+            if node is not None:
+                self._put(path, node)
+                self.tree[path] = node
+
+    def show(self, tree: Mapping[str, Node]) -> None:
+        """Make the files exactly this tree."""
+        self.apply({path: None for path in self.tree if path not in tree} | dict(tree))
+
+    def _put(self, path: str, node: Node) -> None:
+        target = self.roots.locate(path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if isinstance(node, Link):
+            device = os.path.join(self.path, "devices", node.name)
+            os.makedirs(device, exist_ok=True)
+            os.symlink(device, target)
+        elif isinstance(node, Failure):
+            if node.errno != GATED:
+                raise RecordingError(f"{path}: only {GATED} can be played, not {node.errno}")
+            os.mkfifo(target)
+            self._writers[path] = os.open(target, os.O_RDWR | os.O_NONBLOCK)
+        else:
+            with open(f"{target}.new", "w") as file:
+                file.write(node)
+            os.replace(f"{target}.new", target)
+
+    def _remove(self, path: str) -> None:
+        if self.tree.pop(path, None) is not None:
+            os.unlink(self.roots.locate(path))
+        if path in self._writers:
+            os.close(self._writers.pop(path))
+
+    def close(self) -> None:
+        """Remove the directory."""
+        for fd in self._writers.values():
+            os.close(fd)
+        self._writers.clear()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class Player:
+    """Plays frames onto a stage in their own time, over and over, from a thread of its own.
+
+    `frames` makes the iterator anew for every round; the last frame is held for `hold` seconds.
+    """
+
+    def __init__(self, frames: Callable[[], Iterable[Frame]], hold: float = 1.0) -> None:
+        self.stage = Stage()
+        self._frames, self._hold = frames, hold
+        self._stop = threading.Event()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replay", daemon=True)
+
+    def start(self) -> "Player":
+        """Begin; returns when the first frame stands."""
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def close(self) -> None:
+        """End, and remove the stage."""
+        self._stop.set()
+        self._thread.join()
+        self.stage.close()
+
+    def __enter__(self) -> "Player":
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            begun = time.monotonic()
+            for number, frame in enumerate(self._frames()):
+                if self._stop.wait(max(begun + frame.seconds - time.monotonic(), 0)):
+                    return
+                if number == 0:
+                    self.stage.show({k: v for k, v in frame.changes.items() if v is not None})
+                    self._ready.set()
+                else:
+                    self.stage.apply(frame.changes)
+            self._stop.wait(self._hold)
+
+
+def to_json(node: Node | None) -> object:
+    """A node as JSON: its text, or what stands for a link or an error."""
+    if isinstance(node, Link):
+        return {"link": node.name}
+    if isinstance(node, Failure):
+        return {"errno": node.errno}
+    return node
+
+
+def from_json(value: object) -> Node | None:
+    """The reverse of `to_json`; raises ValueError."""
+    match value:
+        case None | str():
+            return value
+        case {"link": str(name)} if "/" not in name and name not in ("", ".", ".."):
+            return Link(name)
+        case {"errno": str(name)}:
+            return Failure(name)
+    raise ValueError(f"{value!r} is no file")
+
+
+def safe(path: object) -> str:
+    """`path` if it stays inside the roots; raises ValueError."""
+    if not isinstance(path, str) or not re.match(r"(sys|proc|etc|var|dev)/", path):
+        raise ValueError(f"{path!r} is in none of sys/, proc/, etc/, var/, dev/")
+    if ".." in path.split("/"):
+        raise ValueError(f"{path!r} leads out of the tree")
+    return path
+
+
+def load(directory: Path) -> list[Frame]:
+    """The frames of a recording; a last line that was cut short is left out.
+
+    Raises RecordingError, or OSError when there is no file.
+    """
+    file = directory / FILE
+    lines = file.read_text().splitlines()
+    frames = []
+    for number, line in enumerate(lines, 1):
+        try:
+            data = json.loads(line)
+            if number == 1:
+                check_header(data)
+                continue
+            changes = {safe(path): from_json(node) for path, node in data["files"].items()}
+            frames.append(Frame(float(data["t"]), changes))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            if number == len(lines) and number > 2:
+                break
+            raise RecordingError(f"{file}, line {number}: {error}") from None
+    if not frames:
+        raise RecordingError(f"{file}: no frame in it")
+    return frames
+
+
+def check_header(data: object) -> None:
+    """Raises ValueError unless `data` is the first line of a recording that we can play."""
+    match data:
+        case {"format": str(name), "version": int(version)} if name == FORMAT:
+            if version != VERSION:
+                raise ValueError(f"version {version}, where {VERSION} is understood")
+        case _:
+            raise ValueError(f"the first line is not that of a {FORMAT}")
+
+
+def public(tree: Mapping[str, Node]) -> dict[str, Node]:
+    """The tree without what nobody asked for: of /proc/meminfo, only the lines that are read."""
+    kept = dict(tree)
+    meminfo = kept.get("proc/meminfo")
+    if isinstance(meminfo, str):
+        kept["proc/meminfo"] = "".join(MEMINFO_LINES.findall(meminfo))
+    return kept
+
+
+def observe(roots: Roots, interval: float, stop: threading.Event) -> Iterator[Frame]:
+    """Frames of a board until `stop`: the files that its sources read, and nothing else."""
+    trace: Tree = {}
+    shown: dict[str, Node] = {}
+    begun = time.monotonic()
+    with Board(roots, SOURCES, trace=trace) as board:
+        number = 0
+        while not stop.is_set():
+            trace.clear()
+            seconds = time.monotonic() - begun
+            board.read()
+            tree = public(trace)
+            changes: dict[str, Node | None] = {
+                path: node for path, node in tree.items() if shown.get(path) != node
+            }
+            changes |= {path: None for path in shown if path not in tree}
+            shown = tree
+            yield Frame(round(seconds, 3), changes)
+            number += 1
+            stop.wait(max(begun + number * interval - time.monotonic(), 0))
+
+
+def save(frames: Iterable[Frame], file: TextIO) -> int:
+    """Write a recording, each frame as it comes; returns how many there were."""
+    file.write(json.dumps({"format": FORMAT, "version": VERSION}) + "\n")
+    count = 0
+    for frame in frames:
+        files = {path: to_json(frame.changes[path]) for path in sorted(frame.changes)}
+        file.write(json.dumps({"t": frame.seconds, "files": files}) + "\n")
+        file.flush()
+        count += 1
+    return count

@@ -1,0 +1,76 @@
+"""Thermal zones and cooling devices."""
+
+import re
+from collections import Counter
+
+from jetson.files import Files
+from jetson.readings import Cooling, Readings, Trip, Zone
+
+THERMAL = "sys/class/thermal"
+#: A block that is powered off shows as -256 °C in some releases; nothing real is this cold.
+OFF_CELSIUS = -100.0
+
+
+def zone_name(kind: str) -> str:
+    """One spelling for all releases: `cpu-thermal` (r36) and `CPU-therm` (r35) are both `cpu`."""
+    return re.sub(r"[-_]therm(al)?$", "", kind.lower())
+
+
+def read_zones(files: Files) -> Readings:
+    """Every zone, gated ones too: these are in the list without a temperature."""
+    found: list[tuple[str, str, float | None]] = []
+    for entry in files.entries(THERMAL):
+        if not entry.startswith("thermal_zone"):
+            continue
+        path = f"{THERMAL}/{entry}"
+        kind = files.text(f"{path}/type")
+        if not kind:
+            continue
+        celsius: float | None = None
+        try:
+            celsius = int(files.raw(f"{path}/temp")) / 1000
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            files.failed(error)
+            continue
+        except ValueError:
+            files.garbage()
+            continue
+        on = celsius is not None and celsius > OFF_CELSIUS
+        found.append((path, zone_name(kind), celsius if on else None))
+    names = Counter(name for _, name, _ in found)
+    zones = []
+    for path, name, celsius in found:
+        # Two zones of one type would be one series: their kernel numbers tell them apart.
+        unique = name if names[name] == 1 else f"{name}-{path.rpartition('zone')[2]}"
+        zones.append(Zone(unique, celsius, read_trips(files, path)))
+    return Readings(zones=tuple(sorted(zones, key=lambda zone: zone.name)))
+
+
+def read_trips(files: Files, zone: str) -> tuple[Trip, ...]:
+    """The zone's trip points, as the device tree and the user set them."""
+    trips = []
+    for index in range(16):
+        kind = files.text(f"{zone}/trip_point_{index}_type")
+        if not kind:
+            break
+        millidegrees = files.number(f"{zone}/trip_point_{index}_temp")
+        if millidegrees is not None and millidegrees / 1000 > OFF_CELSIUS:
+            trips.append(Trip(index, kind, millidegrees / 1000))
+    return tuple(trips)
+
+
+def read_coolings(files: Files) -> Readings:
+    """Every cooling device; of several with one type, the one that cools most."""
+    ratios: dict[str, float] = {}
+    for entry in files.entries(THERMAL):
+        if not entry.startswith("cooling_device"):
+            continue
+        path = f"{THERMAL}/{entry}"
+        name = files.text(f"{path}/type")
+        state = files.number(f"{path}/cur_state")
+        highest = files.number(f"{path}/max_state")
+        if name and state is not None and highest:
+            ratios[name] = max(ratios.get(name, 0.0), state / highest)
+    return Readings(coolings=tuple(Cooling(name, ratios[name]) for name in sorted(ratios)))
