@@ -1,0 +1,219 @@
+"""What the board did while it was measured: its state, its energy, and whether it was fit at all.
+
+A thin layer over the `jetson` readers, which work on any machine: a Jetson's sensors, a discrete
+GPU's (NVML) or an x86 processor's (RAPL), or none.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from jetson.board import BoardState, read_state
+from jetson.energy import DEFAULT_HERTZ, Energy, EnergySampler
+from jetson.files import Files, Roots
+from jetson.require import maxn, parse, pinned, unmet
+from jetson.thermal import read_zones
+from orinbench.errors import BenchError
+
+TEXTFILE = "orinbench.prom"
+#: How often a cooling board is looked at, and how long it is waited for, in seconds.
+COOLDOWN_INTERVAL, COOLDOWN_LIMIT = 1.0, 900.0
+#: What of a record becomes a metric: its name, what it says, the field.
+METRICS = (
+    ("tokens_per_second", "Median speed of a benchmark row.", "median_ts"),
+    ("joules_per_token", "Energy of a token, over the rails in the record.", "joules_per_token"),
+    ("tokens_per_joule", "Tokens a second and watt.", "tokens_per_joule"),
+    ("ttft_seconds", "Time to the first token, kernels compiled.", "ttft_warm_s"),
+    ("roofline_percent", "Speed as a share of what memory bandwidth allows.", "roofline_percent"),
+    ("run_tokens", "Tokens of the timed region whose energy was measured.", "energy.tokens"),
+    ("run_joules", "Energy of that region.", "energy.joules"),
+    ("run_started_seconds", "When it began, as Unix time.", "energy.started"),
+    ("run_ended_seconds", "When it ended, as Unix time.", "energy.ended"),
+)
+LABELS = {"model": "model_type", "backend": "backend", "test": "test"}
+
+
+def board_state(roots: Roots | None = None) -> BoardState:
+    """The board now; `.record()` is the record's form of it. Takes some milliseconds."""
+    return read_state(roots)
+
+
+@dataclass
+class EnergyRun:
+    """A timed region's energy, complete once the region has been left; times are Unix seconds."""
+
+    sampler: EnergySampler
+    started: float
+    ended: float | None = None
+
+    @property
+    def energy(self) -> Energy:
+        """What was drawn until now, or until the region was left."""
+        return self.sampler.energy()
+
+    def fields(self, tokens: int) -> dict[str, Any]:
+        """The record's fields; empty on a machine without a sensor.
+
+        Joules of a token come with the rails that were summed, and are left out where the samples
+        have gaps.
+        """
+        energy = self.energy
+        if energy.total_joules is None:
+            return {}
+        whole = energy.gap_seconds == 0 and energy.total_joules > 0
+        return {
+            "joules_per_token": energy.total_joules / tokens if whole and tokens else None,
+            "tokens_per_joule": tokens / energy.total_joules if whole else None,
+            "energy": {
+                "joules": energy.total_joules,
+                "summed": list(energy.summed),
+                "rails": energy.joules,
+                "mean_watts": energy.mean_watts,
+                "seconds": energy.seconds,
+                "gap_seconds": energy.gap_seconds,
+                "samples": energy.samples,
+                "tokens": tokens,
+                "started": self.started,
+                "ended": self.ended,
+            },
+        }
+
+
+@contextmanager
+def measure_energy(roots: Roots | None = None, hertz: float = DEFAULT_HERTZ) -> Iterator[EnergyRun]:
+    """Measure the energy of what happens inside; samples `hertz` times a second in a thread."""
+    with EnergySampler(roots, hertz) as sampler:
+        run = EnergyRun(sampler, time.time())
+        try:
+            yield run
+        finally:
+            sampler.stop()
+            run.ended = time.time()
+
+
+def check_requirements(spec: str) -> tuple[str, ...]:
+    """The conditions in `--require`; raises BenchError."""
+    try:
+        return parse(spec)
+    except ValueError as error:
+        raise BenchError(f"--require {spec}: {error}") from None
+
+
+def requirements(spec: str, roots: Roots | None = None) -> None:
+    """Refuse to go on unless the board meets `spec`: BenchError says what to run."""
+    check_requirements(spec)
+    if problems := unmet(spec, board_state(roots), roots):
+        raise BenchError(f"--require {spec}: {'. '.join(map(str, problems))}")
+
+
+def board_warnings(before: BoardState, after: BoardState, roots: Roots | None = None) -> list[str]:
+    """What of the board's doing between two states makes a figure suspect, a line each."""
+    lines = [
+        f"throttled: {count} {reason.replace('_', '-')} events"
+        for reason, count in after.throttled_since(before).items()
+    ]
+    alerts = dict.fromkeys((*before.throttling, *after.throttling))
+    lines += [f"throttling: {name} was raised" for name in alerts]
+    if before.power_mode != after.power_mode:
+        lines.append(f"the power mode changed from {before.power_mode} to {after.power_mode}")
+    # Whether the mode and the clocks suit a benchmark is a question for a Jetson only.
+    if after.identity and after.identity.soc:
+        lines += map(str, (*maxn(after, roots or Roots()), *pinned(after)))
+    return lines
+
+
+def hottest(roots: Roots | None = None) -> float | None:
+    """The hottest zone in °C; None without a sensor."""
+    return BoardState(read_zones(Files(roots or Roots()))).hottest
+
+
+def cooldown(
+    celsius: float,
+    tell: Callable[[float], None] = lambda _: None,
+    *,
+    roots: Roots | None = None,
+    limit: float = COOLDOWN_LIMIT,
+    interval: float = COOLDOWN_INTERVAL,
+) -> float:
+    """Wait until the board is no hotter than `celsius`; returns the seconds it took.
+
+    `tell` gets the temperature at every look. Raises BenchError without a sensor, and when `limit`
+    seconds did not suffice.
+    """
+    begun = time.monotonic()
+    while True:
+        now = hottest(roots)
+        waited = time.monotonic() - begun
+        if now is None:
+            raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
+        if now <= celsius:
+            return waited
+        if waited >= limit:
+            raise BenchError(
+                f"--cooldown {celsius:g}: still {now:.1f} °C after {waited:.0f} s; "
+                "give a higher temperature or cool the board better"
+            )
+        tell(now)
+        time.sleep(interval)
+
+
+class Textfile(Collector):
+    """The families of a list of records."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
+        # Rows that differ in other settings only would be one series: the last of them stays.
+        self._rows = {
+            tuple(str(record.get(field) or "") for field in LABELS.values()): record
+            for record in records
+        }
+
+    def collect(self) -> Iterator[Metric]:
+        """The families that have a value, and when they were written."""
+        for name, text, field in METRICS:
+            family = GaugeMetricFamily(f"orinbench_{name}", text, labels=tuple(LABELS))
+            for labels, record in self._rows.items():
+                if (number := value(record, field)) is not None:
+                    family.add_metric(labels, float(number))
+            if family.samples:
+                yield family
+        yield GaugeMetricFamily(
+            "orinbench_written_seconds",
+            "When these figures were written, as Unix time.",
+            value=time.time(),
+        )
+
+
+def value(record: Mapping[str, Any], field: str) -> float | None:
+    """A field of a record, `energy.joules` being one inside another; None where it is missing."""
+    outer, _, inner = field.partition(".")
+    found = record.get(outer)
+    return (found or {}).get(inner) if inner else found
+
+
+def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
+    """Write the records' figures for node_exporter's textfile collector; returns the file.
+
+    The file is replaced whole. Raises BenchError when the directory cannot be written.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Textfile(records))
+    file = directory / TEXTFILE
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".orinbench-", delete=False) as new:
+            new.write(generate_latest(registry))
+        # node_exporter runs as a user of its own.
+        os.chmod(new.name, 0o644)
+        os.replace(new.name, file)
+    except OSError as error:
+        raise BenchError(f"--textfile {directory}: {error.strerror}") from None
+    return file
