@@ -1,0 +1,190 @@
+"""The correctness gate: greedy tokens and logits of an engine against the float64 reference.
+
+Each engine decodes greedily from seeded random prompts. The reference computes, in one pass over
+prompt and decoded tokens, what the logits at each position should have been. An engine passes if
+
+- the error of its logits, relative to their spread, is within the tolerance of its arithmetic, and
+- each token that it chose is the reference's first choice, or so close behind it that the error
+  measured at that position explains the swap (the two logits can be off by that much each).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.greedy import Engine, Generation
+from orinbench.model import ModelInfo
+from orinbench.reference import Array, Reference, log_softmax
+
+# Error that an engine's arithmetic adds to the result of a matrix product, relative to its rms.
+# tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1): at most half a unit in
+# the last of 11 bits each, spread evenly.
+HALF_WEIGHTS = 2**-11 / math.sqrt(3)
+# llama.cpp's CPU and CUDA kernels for quantized weights round activations to 8 bits by blocks of 32
+# or 256 (ggml's Q8_0, Q8_1, Q8_K): steps of the block's maximum, about 3 times its rms, over 127.
+EIGHT_BIT_ACTIVATIONS = 3 / 127 / math.sqrt(12)
+# Products whose errors add up: q, k, v, output, gate, up, down of a layer; embedding and head.
+_PRODUCTS_PER_LAYER = 7
+_PRODUCTS_OUTSIDE = 2
+# Room for what nonlinearities amplify.
+_SAFETY = 4
+
+_PROMPT_LENGTHS = (40, 7)  # more than one chunk of tinygrad's prefill, and less than one
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine to judge, and the rounding error of its arithmetic (HALF_WEIGHTS, ...)."""
+
+    name: str
+    engine: Engine
+    rounding: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the gate found about one engine. Errors are engine minus reference."""
+
+    engine: str
+    passed: bool
+    quantity: str  # "logits", or "log-probabilities" where the engine gives no more
+    n_prompts: int
+    n_tokens: int
+    max_abs_error: float
+    relative_error: float  # rms of the error over the standard deviation of the reference's logits
+    tolerance: float  # of relative_error
+    kl_divergence: float | None  # mean of KL(reference || engine), nats; None if logits are missing
+    top1_agreement: float  # share of tokens that are the reference's first choice
+    forgiven: int  # other tokens that lie within the error
+    failures: tuple[str, ...]
+
+    def line(self) -> str:
+        """Say it in one line."""
+        kl = "" if self.kl_divergence is None else f", KL {self.kl_divergence:.1e}"
+        swapped = f" ({self.forgiven} within the error)" if self.forgiven else ""
+        found = (
+            f"{self.engine}: {self.quantity} off by {self.relative_error:.1e} of their spread "
+            f"(tolerance {self.tolerance:.1e}), at most {self.max_abs_error:.1e}{kl}; "
+            f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}"
+        )
+        return found if self.passed else f"{found}: FAILED: {'; '.join(self.failures)}"
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """The gate's findings on one model."""
+
+    model: str
+    seed: int
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all engines passed."""
+        return all(verdict.passed for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for a record in JSON."""
+        return {**asdict(self), "passed": self.passed}
+
+
+def run_check(
+    model: ModelInfo, candidates: Sequence[Candidate], n_tokens: int = 12, seed: int = 0
+) -> CheckReport:
+    """Judge each candidate on `model`.
+
+    Raises BenchError if the reference does not know the model or an engine does not answer. Does
+    not raise for a failed check: see `require`.
+    """
+    reference = Reference(model)
+    prompts = sample_prompts(model, n_tokens, seed)
+    verdicts = []
+    for candidate in candidates:
+        generations = candidate.engine(prompts, n_tokens)
+        wanted = [
+            reference.logits([*prompt, *generation.tokens[:-1]], last=len(generation.tokens))
+            for prompt, generation in zip(prompts, generations, strict=True)
+        ]
+        verdicts.append(judge(candidate.name, generations, wanted, tolerance(model, candidate)))
+    return CheckReport(str(model.path), seed, tuple(verdicts))
+
+
+def require(report: CheckReport) -> None:
+    """Raise CheckFailed, exit code 3, with the line of the first engine that failed."""
+    for verdict in report.verdicts:
+        if not verdict.passed:
+            raise CheckFailed(f"check of {report.model} failed: {verdict.line()}")
+
+
+def tolerance(model: ModelInfo, candidate: Candidate) -> float:
+    """Return the relative error that the candidate's arithmetic explains.
+
+    Rounding errors of the products are independent, so they add up by their squares.
+    """
+    products = _PRODUCTS_PER_LAYER * model.n_layers + _PRODUCTS_OUTSIDE
+    return _SAFETY * candidate.rounding * math.sqrt(products)
+
+
+def sample_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]]:
+    """Return random prompts that leave room for `n_tokens` in the model's context."""
+    room = model.context_length - n_tokens - 1
+    if room < 1:
+        raise BenchError(
+            f"{model.path}: a context of {model.context_length} has no room for {n_tokens} tokens"
+        )
+    draw = np.random.default_rng(seed)
+    return [
+        draw.integers(model.vocab_size, size=min(length, room)).tolist()
+        for length in _PROMPT_LENGTHS
+    ]
+
+
+def judge(
+    engine: str, generations: Sequence[Generation], wanted: Sequence[Array], tolerance: float
+) -> Verdict:
+    """Compare generations with the logits that the reference wants, each (tokens, vocab_size)."""
+    normalized = any(generation.normalized for generation in generations)
+    reference = np.concatenate(wanted)
+    spread = float(reference.std(axis=-1).mean())
+    got = np.concatenate([generation.logits for generation in generations])
+    tokens = [token for generation in generations for token in generation.tokens]
+    complete = not np.isnan(got).any()
+    log_probabilities = log_softmax(reference)
+    error = got - (log_probabilities if normalized else reference)
+    relative = float(np.sqrt(np.nanmean(error**2))) / spread
+    failures = []
+    if not relative <= tolerance:
+        failures.append(f"relative error {relative:.1e} is above the tolerance {tolerance:.1e}")
+    forgiven = 0
+    for position, (token, row) in enumerate(zip(tokens, reference, strict=True)):
+        gap, slack = float(row.max() - row[token]), 2 * float(np.nanmax(np.abs(error[position])))
+        if 0 < gap <= slack:
+            forgiven += 1
+        elif gap > 0:
+            failures.append(
+                f"token {position} is {token} instead of {int(row.argmax())}, "
+                f"whose logit is {gap:.1e} above it: more than the error explains ({slack:.1e})"
+            )
+    kl = None
+    if complete:
+        probabilities = np.exp(log_probabilities)
+        divergence = (probabilities * (log_probabilities - log_softmax(got))).sum(axis=-1)
+        kl = max(0.0, float(divergence.mean()))
+    return Verdict(
+        engine=engine,
+        passed=not failures,
+        quantity="log-probabilities" if normalized else "logits",
+        n_prompts=len(generations),
+        n_tokens=len(tokens),
+        max_abs_error=float(np.nanmax(np.abs(error))),
+        relative_error=relative,
+        tolerance=tolerance,
+        kl_divergence=kl,
+        top1_agreement=float(np.mean(np.array(tokens) == reference.argmax(axis=-1))),
+        forgiven=forgiven,
+        failures=tuple(failures),
+    )

@@ -1,0 +1,85 @@
+"""`orinbench check`: the correctness gate on its own."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, CheckReport, run_check
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.greedy import tinygrad_engine
+from orinbench.llama_bench import choose_backends, model_paths
+from orinbench.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.model import ModelInfo, open_model
+from orinbench.plan import BACKEND_NAMES
+from orinbench.talk import make_talk
+from orinbench.tinygrad_backend import worker_environment
+
+
+@click.command("check", context_settings={"max_content_width": 100})
+@click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s).")
+@click.option(
+    "backends",
+    "--backend",
+    multiple=True,
+    metavar="LIST",
+    help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
+)
+@click.option(
+    "--llama-bench", metavar="PATH", help="llama-bench, whose neighbour llama-server runs"
+)
+@click.option("--shape", default="160m", help="shape of the synthetic model used without -m [160m]")
+@click.option("--quant", default="Q6_K", help="its type [Q6_K]")
+@click.option("n_tokens", "-n", default=12, type=click.IntRange(1), help="tokens a prompt [12]")
+@click.option("--seed", default=0, type=click.IntRange(0), help="of the prompts [0]")
+@click.option(
+    "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an engine [1800]"
+)
+@click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
+def check_command(**options: Any) -> int:
+    """Check greedy tokens and logits of tinygrad and llama.cpp against a float64 reference.
+
+    Exit code 3 says that numbers are wrong, 1 that an engine did not answer.
+    """
+    talk = make_talk(False)
+    paths, _ = model_paths(options, talk)
+    models = [open_model(path) for path in paths]
+    names, llama_bench = choose_backends(options["backends"], options["llama_bench"], talk)
+    reports: list[CheckReport] = []
+    died = False
+    with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
+        for model in models:
+            for name in names:
+                talk.phase(f"{name}: checking {model.path}")
+                try:
+                    candidate = _candidate(name, model, llama_bench, Path(directory), options)
+                    reports.append(
+                        run_check(model, [candidate], options["n_tokens"], options["seed"])
+                    )
+                except BenchError as error:
+                    died = True
+                    talk.line(f"{name}: {error}")
+                else:
+                    if options["output"] == "text":
+                        click.echo(f"{model.path}: {reports[-1].verdicts[0].line()}")
+    if options["output"] == "json":
+        click.echo(json.dumps([report.to_dict() for report in reports], indent=2))
+    if failed := sum(not report.passed for report in reports):
+        raise CheckFailed(f"{failed} of {len(reports)} checks failed")
+    return 1 if died else 0
+
+
+def _candidate(
+    name: str, model: ModelInfo, llama_bench: Path | None, directory: Path, options: dict[str, Any]
+) -> Candidate:
+    if name == "llama.cpp":
+        if (server := find_llama_server(llama_bench)) is None:
+            raise BenchError("no llama-server beside llama-bench or on PATH")
+        engine = llama_cpp_engine(server, model, options["timeout"])
+        return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
+    environment = worker_environment(name.removeprefix("tinygrad:"), directory)
+    return Candidate(
+        name, tinygrad_engine(model.path, environment, options["timeout"]), HALF_WEIGHTS
+    )

@@ -1,0 +1,128 @@
+"""Greedy decoding with logits by the engines that the correctness gate judges.
+
+`tinygrad_greedy` runs in a process that imports tinygrad; `tinygrad_engine` starts such a process
+(`python -m orinbench.greedy`) on a chosen device. `llama_cpp_engine` asks a `llama-server`.
+"""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinbench.errors import BenchError
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Tokens decoded greedily, and what the engine thought of each position's alternatives."""
+
+    tokens: list[int]
+    # (tokens, vocab_size). Logits, or with `normalized` their log-softmax; NaN where unknown.
+    logits: NDArray[np.float64]
+    normalized: bool = False
+
+
+# From prompts and a number of tokens to one generation for each prompt.
+Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
+
+
+def tinygrad_greedy(transformer: Any, prompt: Sequence[int], n_tokens: int) -> Generation:
+    """Decode through `Transformer.generate`, the jits that are timed; then replay for the logits.
+
+    The replay feeds the same tokens, one by one, to the same blocks over the key-value cache that
+    prompt and decoding left, so what the prompt's kernels wrote there is judged as well.
+    `transformer` is a loaded tinygrad.llm.model.Transformer without recurrent blocks.
+    """
+    from tinygrad import Tensor, TinyJit, UOp, dtypes
+
+    def forward(token: Any, position: Any) -> Any:
+        x = transformer.token_embd(token).float()
+        for block in transformer.blk:
+            x = block(x, position)
+        return transformer.output(transformer.output_norm(x))[:, -1, :].float().realize()
+
+    transformer._cached_tokens = []
+    tokens = list(itertools.islice(transformer.generate(list(prompt)), n_tokens))
+    jit = TinyJit(forward)
+    variable = UOp.variable("start_pos", 0, transformer.max_context - 1)
+    logits = []
+    for position, token in enumerate([*prompt, *tokens[:-1]]):
+        if position >= len(prompt) - 1:
+            row = jit(Tensor([[token]], dtype=dtypes.int32).realize(), variable.bind(position))
+            logits.append(row.numpy().reshape(-1).astype(np.float64))
+    transformer._cached_tokens = []
+    return Generation(tokens, np.stack(logits))
+
+
+def tinygrad_engine(model: Path, environment: Mapping[str, str], timeout: float) -> Engine:
+    """Return an engine that loads `model` in a process with `environment`, where DEV is set.
+
+    The engine raises BenchError, with the process's last line, if that fails or takes longer than
+    `timeout` seconds.
+    """
+
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        with tempfile.TemporaryDirectory(prefix="orinbench-check-") as directory:
+            out = Path(directory, "generations.npz")
+            request = {
+                "model": str(model),
+                "prompts": [list(prompt) for prompt in prompts],
+                "n_tokens": n_tokens,
+                "out": str(out),
+            }
+            _run_worker(request, environment, timeout)
+            with np.load(out) as arrays:
+                return [
+                    Generation(arrays[f"tokens{i}"].tolist(), arrays[f"logits{i}"])
+                    for i in range(len(prompts))
+                ]
+
+    return engine
+
+
+def _run_worker(request: object, environment: Mapping[str, str], timeout: float) -> None:
+    device = environment.get("DEV", "the default device")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "orinbench.greedy"],
+            input=json.dumps(request),
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"tinygrad on {device}: no answer to the check in {timeout:g} s") from None
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        reason = lines[-1].strip() if lines else "it wrote nothing"
+        raise BenchError(f"tinygrad on {device}: ended with status {done.returncode}: {reason}")
+
+
+def main() -> None:
+    """Answer one request from standard input: generations go into the npz file that it names."""
+    from tinygrad.llm.model import Transformer
+
+    request = json.load(sys.stdin)
+    prompts, n_tokens = request["prompts"], request["n_tokens"]
+    longest = max(len(prompt) for prompt in prompts) + n_tokens + 1
+    transformer, _ = Transformer.from_gguf(Path(request["model"]), max_context=longest)
+    arrays = {}
+    for index, prompt in enumerate(prompts):
+        generation = tinygrad_greedy(transformer, prompt, n_tokens)
+        arrays[f"tokens{index}"] = np.array(generation.tokens)
+        arrays[f"logits{index}"] = generation.logits
+    np.savez(request["out"], allow_pickle=False, **arrays)
+
+
+if __name__ == "__main__":
+    main()
