@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import click
 
+from orinbench.check_command import check_command
+from orinbench.compare import compare_command
 from orinbench.errors import BenchError
 from orinbench.llama_bench import llama_bench_command
 from orinbench.synth import synth_command
@@ -17,6 +19,8 @@ def orinbench() -> None:
 
 orinbench.add_command(llama_bench_command)
 orinbench.add_command(synth_command)
+orinbench.add_command(check_command)
+orinbench.add_command(compare_command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -87,31 +87,33 @@ def clock_warnings(
         found.append(
             BenchWarning(
                 WarningKind.THROTTLED,
-                "the device throttled while it was timed; cool it, or set a lower power mode",
+                "the device throttled while it was timed: cool it, or set a lower power mode",
             )
         )
     if gpu:
         clocks = [state.gpu_mhz for state in after if state.gpu_mhz is not None]
         if not clocks:
-            found.append(_unknown("the GPU's clock cannot be read (nvidia-ml-py gives it)"))
+            found.append(_unknown("the GPU's clock is unknown: nvidia-ml-py reads it"))
         elif max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
             found.append(
                 BenchWarning(
                     WarningKind.CLOCKS_NOT_PINNED,
-                    f"the GPU clock moved between {min(clocks)} and {max(clocks)} MHz; pin it "
-                    "(jetson_clocks, nvidia-smi -lgc)",
+                    "the GPU clock moves: pin it (jetson_clocks, nvidia-smi -lgc)",
+                    f"{min(clocks)} to {max(clocks)} MHz",
                 )
             )
         return found
     seen = {governor for state in states for governor in state.governors}
     if not seen:
-        found.append(_unknown("the kernel shows no CPU frequency scaling (a virtual machine?)"))
+        found.append(
+            _unknown("the CPU clock is unknown: the kernel shows none (a virtual machine?)")
+        )
     elif seen != {"performance"}:
         found.append(
             BenchWarning(
                 WarningKind.CLOCKS_NOT_PINNED,
-                f"CPU governor {', '.join(sorted(seen))}; pin the clocks with "
-                "`cpupower frequency-set -g performance`",
+                "the CPU clock is not pinned: `cpupower frequency-set -g performance`",
+                f"governor {', '.join(sorted(seen))}",
             )
         )
     return found

@@ -1,15 +1,82 @@
-"""The correctness gate in front of the timing: which models it checks, and what it says."""
+"""The correctness gate in front of the timing: whom it checks, and what the record says of it."""
 
-from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, require, run_check
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.greedy import tinygrad_engine
+from orinbench.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.model import ModelInfo
+from orinbench.reference import unsupported
 from orinbench.results import LaneResult
-from orinbench.samples import Backend
+from orinbench.samples import Backend, BackendDiedError
 from orinbench.talk import Talk
+from orinbench.tinygrad_backend import TinygradBackend
+
+# Weights up to which the float64 reference takes seconds: checked without being asked.
+SMALL_MODEL = 300_000_000
 
 
-def make_gate(
-    asked: bool | None, talk: Talk
-) -> Callable[[LaneResult, Backend], dict[str, Any] | None]:
-    """Return the gate."""
-    return lambda lane, backend: None
+class Gate:
+    """Checks one lane at a time against the float64 reference.
+
+    `asked` is --check or --no-check, None if neither was given. `llama_bench` is the binary whose
+    neighbour `llama-server` answers for llama.cpp.
+    """
+
+    def __init__(
+        self, asked: bool | None, talk: Talk, llama_bench: Path | None, timeout: float
+    ) -> None:
+        self.asked = asked
+        self.talk = talk
+        self.llama_bench = llama_bench
+        self.timeout = timeout
+
+    def __call__(self, lane: LaneResult, backend: Backend) -> dict[str, Any]:
+        """Return what was found, or why nothing was looked for, with a `text` for people.
+
+        Raises CheckFailed for wrong numbers, BenchError for a model that --check cannot check, and
+        BackendDiedError for an engine that does not answer.
+        """
+        if reason := self._skip(lane.model):
+            return {"passed": None, "text": f"numbers not checked: {reason}"}
+        name = lane.plan.lane.backend
+        candidate = self._candidate(name, lane.model, backend)
+        if candidate is None:
+            return {
+                "passed": None,
+                "text": f"{name} not checked: no llama-server beside llama-bench",
+            }
+        self.talk.phase(f"{name}: checking tokens and logits against the float64 reference")
+        try:
+            report = run_check(lane.model, [candidate])
+            require(report)
+        except CheckFailed:
+            raise
+        except BenchError as error:
+            raise BackendDiedError(f"check: {error}") from error
+        (verdict,) = report.verdicts
+        return {**asdict(verdict), "seed": report.seed, "text": f"passed, {verdict.line()}"}
+
+    def _skip(self, model: ModelInfo) -> str | None:
+        if self.asked is False:
+            return "--no-check"
+        unknown = unsupported(model)
+        if unknown and self.asked:
+            raise BenchError(f"--check: {model.path}: the float64 reference lacks {unknown}")
+        if unknown:
+            return f"the float64 reference lacks {unknown}"
+        if self.asked is None and model.n_params > SMALL_MODEL:
+            return "the model is large; --check does it"
+        return None
+
+    def _candidate(self, name: str, model: ModelInfo, backend: Backend) -> Candidate | None:
+        if isinstance(backend, TinygradBackend):
+            engine = tinygrad_engine(model.path, backend.environment, self.timeout)
+            return Candidate(name, engine, HALF_WEIGHTS)
+        server = find_llama_server(self.llama_bench)
+        if server is None:
+            return None
+        return Candidate(name, llama_cpp_engine(server, model, self.timeout), EIGHT_BIT_ACTIVATIONS)

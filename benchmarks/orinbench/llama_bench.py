@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from orinbench.errors import BenchError
-from orinbench.gate import make_gate
+from orinbench.gate import Gate
 from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.model import ModelInfo, open_model
 from orinbench.plan import (
@@ -111,7 +111,7 @@ def llama_bench_command(**options: Any) -> int:
         [make_backend(lane, binary, options) for lane in lanes],
         [models[lane.lane.model] for lane in lanes],
         talk,
-        gate=make_gate(options["check"], talk),
+        gate=Gate(options["check"], talk, binary, options["timeout"]),
         probe=lambda device: copy_bandwidth(device, options["timeout"]),
         delay=options["delay"],
         warm_up=not options["no_warmup"],

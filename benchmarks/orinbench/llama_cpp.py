@@ -77,7 +77,7 @@ class LlamaCppBackend:
         record = self._first.record
         number = record.get("build_number")
         return Identity(
-            software=f"llama.cpp {record.get('build_commit', 'unknown')} ({number})",
+            software=f"llama.cpp {record.get('build_commit', 'unknown')}",
             build_commit=str(record.get("build_commit", "unknown")),
             build_number=number if isinstance(number, int) else None,
             device="CPU" if runs_on_cpu(record) else str(record.get("backends", "unknown")),
@@ -99,9 +99,9 @@ class LlamaCppBackend:
             kernels_compiled=None,
         )
 
-    def warm_up(self, case: Case) -> WarmUp:
+    def warm_up(self, case: Case) -> WarmUp | None:
         """Do nothing: every call of the binary warms up by itself."""
-        return WarmUp(None, None, None, None, None, None, None)
+        return None
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         """Call the binary and keep the last of its repetitions; it draws its own token ids."""

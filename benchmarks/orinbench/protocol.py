@@ -101,6 +101,7 @@ class WarmedUp:
     """The test's kernels are compiled and its graphs captured."""
 
     seconds: float
+    repetition_s: float  # of which a whole repetition, depth and preparation included
     compile_s: float
     kernels_compiled: int
     kernels_per_token: int | None  # kernels launched per decoded token, those in graphs included

@@ -169,7 +169,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
         "board_before": [sample.board_before for sample in row.samples],
         "board_after": [sample.board_after for sample in row.samples],
         "warnings": [
-            {"kind": warning.kind.value, "text": warning.text}
+            {"kind": warning.kind.value, "text": warning.text, "detail": warning.detail}
             for warning in row_warnings(lane, row, percent)
         ],
         "comparisons": row_comparisons(run, lane, row),
@@ -206,14 +206,16 @@ def row_warnings(lane: LaneResult, row: RowResult, percent: float | None) -> lis
         found.append(
             BenchWarning(
                 WarningKind.COMPILED_WHILE_TIMED,
-                f"{compiled} kernels were compiled inside timed regions; the warm-up missed them",
+                "kernels were compiled while timed: leave --no-warmup out",
+                f"{compiled}",
             )
         )
     if percent is not None and percent > 100:
         found.append(
             BenchWarning(
                 WarningKind.ABOVE_ROOFLINE,
-                f"{percent:.0f} % of the copy bandwidth: the weights come from a cache",
+                "faster than the copy bandwidth allows: the weights come from a cache",
+                f"{percent:.0f} %",
             )
         )
     return found

@@ -172,8 +172,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
         ]
         if record["error"]:
             notes.append(f"{name} {record['test']} failed: {record['error']}.")
-    for record in records:
-        notes.append(_warm_up_note(record))
+    notes += [_first_token_note(record) for record in records]
+    notes += [_roofline_note(record) for record in records]
     notes += [_check_note(record) for record in records]
     notes += _warning_notes(records)
     first = records[0]
@@ -192,44 +192,52 @@ def _notes(records: Sequence[Record]) -> list[str]:
     return [f"- {note}" for note in dict.fromkeys(notes) if note]
 
 
-def _warm_up_note(record: Record) -> str:
+def _first_token_note(record: Record) -> str:
     if record["ttft_warm_s"] is None:
         return ""
-    prompt = f"first token of a {record['ttft_prompt']}-token prompt, from process start"
+    times = f"{record['ttft_warm_s']:.1f} s"
     if record["ttft_cold_s"] is not None:
         times = (
             f"{record['ttft_cold_s']:.1f} s with an empty kernel cache "
             f"({record['cold_kernels_compiled']} kernels, {record['cold_compile_s']:.1f} s in the "
-            f"compiler), {record['ttft_warm_s']:.1f} s with a full one"
+            f"compiler), {times} with a full one"
         )
-    else:
-        times = f"{record['ttft_warm_s']:.1f} s"
-    text = f"{record['backend']} ({record['software']}): {prompt}: {times}."
-    if record["copy_bandwidth_gb_s"] is not None:
-        text += (
-            f" Copy bandwidth of {record['device']} {record['copy_bandwidth_gb_s']:.1f} GB/s; a "
-            f"token reads {record['token_read_bytes'] / 1e6:.1f} MB of weights, so 100 % of the "
-            f"roofline is {record['roofline_ts']:.1f} t/s."
-        )
-    return text
+    name, software = record["backend"], record["software"]
+    who = software if software.startswith(name) else f"{name} ({software})"
+    prompt = f"first token of a {record['ttft_prompt']}-token prompt"
+    return f"{who}: {prompt}, from process start: {times}."
+
+
+def _roofline_note(record: Record) -> str:
+    if record["copy_bandwidth_gb_s"] is None:
+        return ""
+    return (
+        f"Roofline of {record['device']}: {record['copy_bandwidth_gb_s']:.1f} GB/s measured copy "
+        f"bandwidth / {record['token_read_bytes'] / 1e6:.1f} MB of weights that a token reads = "
+        f"{record['roofline_ts']:.1f} t/s."
+    )
 
 
 def _check_note(record: Record) -> str:
     check = record["check"]
-    return "" if check is None else f"{record['backend']} check: {check['text']}."
+    return "" if check is None else f"Check: {check['text']}."
 
 
 def _warning_notes(records: Sequence[Record]) -> list[str]:
-    """Return each warning once, with the rows that it is about."""
-    rows: dict[str, list[str]] = {}
-    for record in records:
+    """Return each warning once, with the rows that it is about and what was seen in each."""
+    seen: dict[str, list[str]] = {}
+    timed = [record for record in records if record["samples_ns"]]
+    for record in timed:
         for warning in record["warnings"]:
-            rows.setdefault(warning["text"], []).append(f"{record['backend']} {record['test']}")
-    everywhere = len([record for record in records if record["samples_ns"]])
-    return [
-        f"Warning ({'all rows' if len(where) == everywhere > 1 else ', '.join(where)}): {text}."
-        for text, where in rows.items()
-    ]
+            detail = f" ({warning['detail']})" if warning["detail"] else ""
+            row = f"{record['backend']} {record['test']}"
+            seen.setdefault(warning["text"], []).append(row + detail)
+    return [f"Warning: {text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
+
+
+def _rows(rows: Sequence[str], total: int) -> str:
+    plain = not any(row.endswith(")") for row in rows)
+    return "all rows" if plain and len(rows) == total > 1 else ", ".join(rows)
 
 
 def _machine_note(records: Sequence[Record]) -> str:

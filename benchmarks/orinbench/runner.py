@@ -19,7 +19,7 @@ from orinbench.results import LaneResult, RowResult, RunResult
 from orinbench.samples import Backend, BackendDiedError
 from orinbench.talk import Talk
 
-Gate = Callable[[LaneResult, Backend], dict[str, Any] | None]
+Check = Callable[[LaneResult, Backend], dict[str, Any]]
 BandwidthProbe = Callable[[str], Bandwidth]
 
 
@@ -36,7 +36,7 @@ class Runner:
         backends: Sequence[Backend],
         models: Sequence[ModelInfo],
         talk: Talk,
-        gate: Gate,
+        gate: Check,
         probe: BandwidthProbe,
         delay: float = 0.0,
         warm_up: bool = True,
@@ -93,7 +93,8 @@ class Runner:
             self._guard(lane, self._check, backend)
         for lane, backend in pairs:
             for row in lane.rows if self.warm_up else ():
-                self.talk.phase(f"{lane.plan.lane.backend}: warm-up of {row.case.label}")
+                if lane.plan.lane.is_tinygrad:
+                    self.talk.phase(f"{lane.plan.lane.backend}: warm-up of {row.case.label}")
                 self._guard_row(lane, row, self._warm_up, backend)
 
     def _guard(
@@ -158,7 +159,9 @@ class Runner:
 
     def _measure(self) -> None:
         steps = list(order(self.plan))
-        self.talk.begin(len(steps))
+        warm_ups = [row.warm_up for lane in self.result.lanes for row in lane.rows]
+        seconds = sum(warm_up.repetition_s for warm_up in warm_ups if warm_up is not None)
+        self.talk.begin(len(steps), self.plan.repetitions * seconds + len(steps) * self.delay)
         for step in steps:
             lane = self.result.lanes[step.lane]
             row = lane.rows[step.case]

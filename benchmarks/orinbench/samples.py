@@ -40,15 +40,16 @@ class FirstToken:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What it took to get a case ready; all None where the engine warms up in every run."""
+    """What it took to get a case ready."""
 
-    seconds: float | None
-    compile_s: float | None
-    kernels_compiled: int | None
-    kernels_per_token: int | None
+    seconds: float
+    repetition_s: float  # of which a whole repetition, depth and preparation included
+    compile_s: float
+    kernels_compiled: int
+    kernels_per_token: int | None  # None for a case that decodes nothing
     launches_per_token: int | None
-    type_k: str | None
-    type_v: str | None
+    type_k: str
+    type_v: str
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,8 @@ class Backend(Protocol):
         """Measure the time to the first token."""
         ...
 
-    def warm_up(self, case: Case) -> WarmUp:
-        """Get a case ready to be timed."""
+    def warm_up(self, case: Case) -> WarmUp | None:
+        """Get a case ready to be timed; None where each repetition does that for itself."""
         ...
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:

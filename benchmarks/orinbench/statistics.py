@@ -18,7 +18,7 @@ MODIFIED_Z_CONSTANT = 0.6745
 MODIFIED_Z_THRESHOLD = 3.5
 # A deviation below this share of the median is no outlier, however quiet the other samples are.
 OUTLIER_FLOOR = 0.005
-# A monotone trend is worth a warning from this share of the median on.
+# A monotone trend is worth a warning from this share on.
 DRIFT_FLOOR = 0.01
 SIGNIFICANCE = 0.05
 
@@ -40,10 +40,11 @@ class WarningKind(Enum):
 
 @dataclass(frozen=True)
 class BenchWarning:
-    """One warning: what was seen, and what to do about it."""
+    """One warning: its kind, what it means and what to do, and what was seen in this row."""
 
     kind: WarningKind
     text: str
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,9 +173,10 @@ def outliers(values: Sequence[float]) -> list[int]:
 
 
 def drift(values: Sequence[float]) -> float:
-    """Return the trend over the run as a share of the median, 0 where none is significant.
+    """Return how much the (positive) values grew over the run, as a share; 0 if not significant.
 
-    Mann-Kendall's test by permutation says whether there is one, Theil-Sen's slope how large.
+    Mann-Kendall's test by permutation says whether there is a trend, Theil-Sen's slope of the
+    logarithms how large.
     """
     samples = np.asarray(values, dtype=np.float64)
     n = len(samples)
@@ -186,8 +188,9 @@ def drift(values: Sequence[float]) -> float:
     scores = np.abs(np.sign(shuffled[:, second] - shuffled[:, first]).sum(axis=1))
     if (scores >= score).mean() >= SIGNIFICANCE:
         return 0.0
-    slope = float(np.median((samples[second] - samples[first]) / (second - first)))
-    return slope * (n - 1) / float(np.median(samples))
+    logs = np.log(samples)
+    slope = float(np.median((logs[second] - logs[first]) / (second - first)))
+    return float(np.expm1(slope * (n - 1)))
 
 
 def sample_warnings(values: Sequence[float]) -> list[BenchWarning]:
@@ -197,23 +200,24 @@ def sample_warnings(values: Sequence[float]) -> list[BenchWarning]:
         found.append(
             BenchWarning(
                 WarningKind.TOO_FEW_SAMPLES,
-                f"{len(values)} sample(s); a 95 % interval takes at least {MIN_SAMPLES}: use -r 10",
+                f"too few samples for a 95 % interval, which takes {MIN_SAMPLES}: use -r 10",
+                f"{len(values)}",
             )
         )
     if odd := outliers(values):
         found.append(
             BenchWarning(
                 WarningKind.OUTLIERS,
-                f"{len(odd)} of {len(values)} samples are outliers (modified Z > "
-                f"{MODIFIED_Z_THRESHOLD}); something else ran on the machine?",
+                f"outliers (modified Z > {MODIFIED_Z_THRESHOLD}): did something else run here?",
+                f"{len(odd)} of {len(values)}",
             )
         )
     if abs(trend := drift(values)) >= DRIFT_FLOOR:
         found.append(
             BenchWarning(
                 WarningKind.DRIFT,
-                f"throughput {'rose' if trend > 0 else 'fell'} by {abs(trend):.1%} during the run; "
-                "pin the clocks or let the machine warm up and settle",
+                "throughput drifted during the run: pin the clocks, or let the machine settle",
+                f"{trend:+.1%}",
             )
         )
     return found

@@ -26,8 +26,8 @@ class Talk(Protocol):
         """Say what takes time now; on a terminal it goes when the next one comes."""
         ...
 
-    def begin(self, total: int) -> None:
-        """Start counting `total` repetitions."""
+    def begin(self, total: int, seconds: float) -> None:
+        """Start counting `total` repetitions, which will take at least `seconds`."""
         ...
 
     def advance(self, text: str) -> None:
@@ -54,10 +54,10 @@ class PlainTalk:
         """Print a line."""
         self.line(text)
 
-    def begin(self, total: int) -> None:
+    def begin(self, total: int, seconds: float) -> None:
         """Say how much there is to time."""
         self._total = total
-        self.line(f"timing {total} repetitions")
+        self.line(f"timing {total} repetitions, at least {duration(seconds)}")
 
     def advance(self, text: str) -> None:
         """Print a line if repetitions were asked for."""
@@ -89,8 +89,9 @@ class RichTalk:
             self._status.start()
         self._status.update(text)
 
-    def begin(self, total: int) -> None:
+    def begin(self, total: int, seconds: float) -> None:
         """Replace the spinner by a bar."""
+        self.line(f"timing {total} repetitions, at least {duration(seconds)}")
         self._stop_status()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -119,6 +120,11 @@ class RichTalk:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as a person says them."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
 def make_talk(progress: bool) -> Talk:

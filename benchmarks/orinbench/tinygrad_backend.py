@@ -102,6 +102,7 @@ class TinygradBackend:
         warm = self.worker.ask(protocol.WarmUp(case.test()), protocol.WarmedUp)
         return WarmUp(
             seconds=warm.seconds,
+            repetition_s=warm.repetition_s,
             compile_s=warm.compile_s,
             kernels_compiled=warm.kernels_compiled,
             kernels_per_token=warm.kernels_per_token,

@@ -21,8 +21,8 @@ from orinbench import protocol
 from orinbench.device_info import gpu_driver, gpu_name, package_version
 
 # TinyJit runs the function plainly at its first call, captures at the second and replays from
-# the third (tinygrad/engine/jit.py); one replay more is warmed up because it allocates.
-CALLS_TO_STEADY = 4
+# the third (tinygrad/engine/jit.py).
+CALLS_TO_CAPTURE = 2
 
 
 class CompileMeter:
@@ -141,7 +141,7 @@ class TinygradRunner:
         """Time `out = in + 1` over fp32: it reads `n_bytes` and writes as many."""
         source = Tensor.full((n_bytes // 4,), 1.0, dtype=dtypes.float32).contiguous().realize()
         copy = TinyJit(lambda tensor: (tensor + 1).realize())
-        for _ in range(CALLS_TO_STEADY):
+        for _ in range(CALLS_TO_CAPTURE + 1):
             copy(source)
         self._synchronize()
         samples = []
@@ -176,7 +176,7 @@ class TinygradRunner:
         )
 
     def warm_up(self, test: protocol.Test) -> protocol.WarmedUp:
-        """Run the test's jits until they replay, then the whole test once."""
+        """Run the test's jits until they are captured, then the whole test once."""
         start, compiled, compile_s = (
             time.perf_counter(),
             self.compiles.compiled,
@@ -186,14 +186,17 @@ class TinygradRunner:
         if test.n_prompt + test.n_depth > 0:
             n_tokens = min(test.n_ubatch, max(test.n_prompt, test.n_depth))
             prompt = self._random_prompt(draw, n_tokens)
-            for _ in range(CALLS_TO_STEADY):
+            for _ in range(CALLS_TO_CAPTURE):
                 self._run_prompt(prompt, 0, n_tokens, test.n_ubatch)
-        for token in self._random_tokens(draw, CALLS_TO_STEADY if test.n_gen else 0):
+        for token in self._random_tokens(draw, CALLS_TO_CAPTURE if test.n_gen else 0):
             self._decode(token, 0)
+        repetition_start = time.perf_counter()
         self.measure(test, seed=0)
+        repetition_s = time.perf_counter() - repetition_start
         kernels, launches = kernels_of(self.model.rollout_jit) if test.n_gen else (None, None)
         return protocol.WarmedUp(
             seconds=time.perf_counter() - start,
+            repetition_s=repetition_s,
             compile_s=self.compiles.seconds - compile_s,
             kernels_compiled=self.compiles.compiled - compiled,
             kernels_per_token=kernels,
