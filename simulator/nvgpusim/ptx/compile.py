@@ -1,0 +1,220 @@
+"""A kernel as basic blocks of closures, made once per kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .lower import PRED, U32, Op, Read, Site
+from .ops_bit import BIT_OPS
+from .ops_cvt import cvt
+from .ops_float import FLOAT_OPS
+from .ops_mem import MEM_OPS
+from .ops_warp import WARP_OPS
+from .spaces import SHARED_RESERVED
+from .state import CONTAINER, State
+from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable
+
+_TABLE: dict[str, Callable[[Site], Op]] = {
+    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, "cvt": cvt,
+}  # fmt: skip
+
+
+def _ignored(site: Site) -> Op:
+    return lambda st: None
+
+
+for _name in ("nanosleep", "pmevent", "griddepcontrol"):
+    _TABLE[_name] = _ignored
+
+END = 1 << 30
+"""Number of the block after the last one: the thread is done."""
+
+
+@dataclass
+class Jump:
+    """How a block ends: "next", "bra", "exit", "bar" (see `Code`)."""
+
+    kind: str
+    target: int = END
+    guard: Read | None = None
+    bar: tuple[Read, Read | None] | None = None
+    targets: tuple[int, ...] = ()
+    index: Read | None = None
+    reduce: tuple[str, Read, Any] | None = None
+    instr: Instr | None = None
+
+
+@dataclass
+class Block:
+    """Straight-line operations and the jump after them."""
+
+    ops: list[Op] = field(default_factory=list)
+    instrs: list[Instr] = field(default_factory=list)
+    jump: Jump = field(default_factory=lambda: Jump("next"))
+
+
+@dataclass
+class Code:
+    """A kernel ready to run."""
+
+    kernel: Kernel
+    module: Module
+    blocks: list[Block]
+    registers: list[Any]
+    shared: dict[str, int]
+    shared_bytes: int
+    local: dict[str, int]
+    local_bytes: int
+    loops: bool
+
+
+def _guarded(op: Op, read: Read) -> Op:
+    """Run `op` in the lanes whose predicate holds."""
+
+    def run(st: State) -> None:
+        p = read(st)
+        if p.ndim == 0:
+            if p:
+                op(st)
+            return
+        mask = st.m
+        if mask is None:
+            lanes = np.flatnonzero(p)
+            if len(lanes) == st.n:
+                op(st)
+                return
+        else:
+            lanes = mask[p]
+        if len(lanes):
+            st.m = lanes
+            try:
+                op(st)
+            except Exception:
+                st.fault_mask = lanes
+                raise
+            finally:
+                st.m = mask
+
+    return run
+
+
+def _layout(variables: list[Variable], start: int) -> tuple[dict[str, int], int]:
+    out = {}
+    for v in variables:
+        start = -(-start // max(1, v.align)) * max(1, v.align)
+        out[v.name] = start
+        start += v.size
+    return out, start
+
+
+def compile_kernel(module: Module, kernel: Kernel) -> Code:
+    """Lower every instruction. Raises PtxError naming the first one that is unknown."""
+    starts = {0, *kernel.labels.values()}
+    for at, instr in enumerate(kernel.instrs):
+        if instr.op in ("bra", "brx", "exit", "ret", "bar", "barrier", "trap"):
+            starts.add(at + 1)
+    order = sorted(s for s in starts if s < len(kernel.instrs))
+    number = {at: n for n, at in enumerate(order)}
+    blocks = []
+    for n, at in enumerate(order):
+        end = order[n + 1] if n + 1 < len(order) else len(kernel.instrs)
+        block = Block()
+        for instr in kernel.instrs[at:end]:
+            site = Site(instr, kernel, module)
+            jump = _jump(site, kernel, number)
+            if jump is not None:
+                block.jump = jump
+                block.instrs.append(instr)
+                break
+            if instr.op not in _TABLE:
+                raise PtxError(
+                    f"PTX line {instr.line}: unknown instruction {instr.op!r}: {instr.text!r} "
+                    f"(kernel {kernel.name})"
+                )
+            try:
+                op = _TABLE[instr.op](site)
+            except (KeyError, ValueError, IndexError, TypeError, AttributeError) as e:
+                raise site.error(f"this form is not supported ({e})") from e
+            if instr.guard is not None:
+                op = _guarded(op, _guard(site))
+            block.ops.append(op)
+            block.instrs.append(instr)
+        blocks.append(block)
+    variables = [*module.variables.values(), *kernel.variables.values()]
+    fixed = [v for v in variables if v.space == "shared" and v.size]
+    open_ended = [v for v in variables if v.space == "shared" and not v.size]
+    shared, end = _layout(fixed, SHARED_RESERVED)
+    shared.update(_layout(open_ended, -(-end // 16) * 16)[0])
+    local, depth = _layout([v for v in variables if v.space == "local"], 0)
+    registers = [np.zeros((), _container(reg))[()] for reg in kernel.regs]
+    loops = any(b.jump.kind == "bra" and b.jump.target <= n for n, b in enumerate(blocks))
+    return Code(kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16, loops)
+
+
+def _container(reg: Reg) -> Any:
+    return CONTAINER[reg.bits]
+
+
+def _guard(site: Site) -> Read:
+    reg = site.i.guard
+    read = site.read(reg, PRED)
+    if site.i.guard_not:
+        return lambda st: ~read(st)
+    return read
+
+
+def _jump(site: Site, kernel: Kernel, number: dict[int, int]) -> Jump | None:
+    instr = site.i
+    guard = _guard(site) if instr.guard is not None else None
+    if instr.op == "bra":
+        return Jump("bra", _target(site, kernel, number), guard, instr=instr)
+    if instr.op in ("exit", "ret"):
+        return Jump("exit", guard=guard, instr=instr)
+    if instr.op == "trap":
+        return Jump("trap", guard=guard, instr=instr)
+    if instr.op == "brx":
+        table = site.i.args[1]
+        if not isinstance(table, Sym) or table.name not in kernel.tables:
+            raise site.error("unknown branch table")
+        names = kernel.tables[table.name]
+        targets = tuple(_label(site, kernel, number, name) for name in names)
+        return Jump("brx", guard=guard, targets=targets, index=site.src(0, U32), instr=instr)
+    if instr.op in ("bar", "barrier"):
+        if guard is not None:
+            raise site.error("a predicated barrier is not supported")
+        return _barrier(site)
+    return None
+
+
+def _barrier(site: Site) -> Jump:
+    args = site.i.args
+    if site.has("warp"):
+        return Jump("warp", index=site.src(0, U32), instr=site.i)
+    if site.has("red"):
+        kind = next(m for m in site.mods if m in ("popc", "and", "or"))
+        values = [a for a in args[1:] if a is not None]
+        pred = site.read(values[-1], PRED)
+        bar = (site.read(values[0], U32), site.read(values[1], U32) if len(values) > 2 else None)
+        put = site.dst(0, U32 if kind == "popc" else PRED)
+        return Jump("bar", bar=bar, reduce=(kind, pred, put), instr=site.i)
+    if not site.has("sync", "arrive"):
+        raise site.error()
+    bar = (site.src(0, U32), site.src(1, U32) if len(args) > 1 else None)
+    return Jump("arrive" if site.has("arrive") else "bar", bar=bar, instr=site.i)
+
+
+def _target(site: Site, kernel: Kernel, number: dict[int, int]) -> int:
+    arg = site.i.args[0]
+    if not isinstance(arg, Sym):
+        raise site.error("a branch needs a label")
+    return _label(site, kernel, number, arg.name)
+
+
+def _label(site: Site, kernel: Kernel, number: dict[int, int], name: str) -> int:
+    if name not in kernel.labels:
+        raise site.error(f"unknown label {name}")
+    return number.get(kernel.labels[name], END)

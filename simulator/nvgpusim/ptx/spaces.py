@@ -1,0 +1,280 @@
+"""State spaces: where an address leads, and what the SM traps on the way.
+
+Shared memory of a block begins 0x400 bytes into its window: the system reserves the first 1 KiB
+(SHARED_MEMORY_SIZE counts it). The local window of a thread spans 16 MiB; the stack of HIGH_SIZE
+bytes lies at its end. A global access inside a window is trapped (invalid address space), a
+generic one is redirected. Windows are taken as 4 GiB each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory import Access, MmuFault
+from .floats import Value
+from .state import KernelFault, State
+
+OUT_OF_RANGE, MISALIGNED, WRONG_SPACE, BAD_CONSTANT = 0xE, 0xF, 0x10, 0x12
+SHARED_RESERVED = 0x400
+WINDOW_BYTES = 1 << 32
+LOCAL_SPAN = 1 << 24
+SPACES = ("global", "shared", "local", "const", "param")
+_U64 = np.dtype(np.uint64)
+
+
+def aligned(st: State, addr: Value, size: int) -> None:
+    """Trap the first lane whose address is no multiple of `size` bytes."""
+    low = addr & np.uint64(size - 1)
+    if np.any(low):
+        lane = int(np.flatnonzero(low)[0]) if addr.ndim else 0
+        where = int(addr[lane]) if addr.ndim else int(addr)
+        raise KernelFault(
+            MISALIGNED, f"misaligned address {where:#x}: an access of {size} bytes", lane, where
+        )
+
+
+def _window(st: State, addr: Value) -> tuple[Value, Value]:
+    """Which lanes are in the shared and which in the local window."""
+    shared, local = st.launch.shared_window, st.launch.local_window
+    return (addr - np.uint64(shared)) < WINDOW_BYTES, (addr - np.uint64(local)) < WINDOW_BYTES
+
+
+def check_global(st: State, addr: NDArray[np.uint64]) -> None:
+    """Trap ld/st.global inside a window."""
+    low, high = int(addr.min()), int(addr.max())
+    for name, base in (("shared", st.launch.shared_window), ("local", st.launch.local_window)):
+        if high >= base and low < base + WINDOW_BYTES:
+            inside = np.flatnonzero((addr - np.uint64(base)) < WINDOW_BYTES)
+            if len(inside):
+                lane, where = int(inside[0]), int(addr[inside[0]])
+                raise KernelFault(
+                    WRONG_SPACE,
+                    f"invalid address space: global access to {where:#x}, which is in the "
+                    f"{name} memory window at {base:#x}",
+                    lane,
+                    where,
+                )
+
+
+def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
+    """A generic access by space: (space, lanes or None for all, address within the space)."""
+    if space != "generic":
+        return [(space, None, addr)]
+    array = addr if addr.ndim else addr.reshape(1)
+    in_shared, in_local = _window(st, array)
+    parts: list[tuple[str, Any, Value]] = []
+    for name, inside, base in (
+        ("shared", in_shared, st.launch.shared_window),
+        ("local", in_local, st.launch.local_window),
+        ("global", ~(in_shared | in_local), 0),
+    ):
+        if inside.all():
+            return [(name, None, addr - np.uint64(base))]
+        if inside.any():
+            lanes = np.flatnonzero(inside)
+            parts.append((name, lanes, array[lanes] - np.uint64(base)))
+    return parts
+
+
+def _flat_shared(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+    limit = st.shared.shape[1]
+    bad = (addr + np.uint64(size) > np.uint64(limit)) | (addr >= np.uint64(limit))
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        lane = at if lanes is None else int(lanes[at])
+        raise KernelFault(
+            OUT_OF_RANGE,
+            f"shared address {int(addr[at]):#x} + {size} is beyond the block's {limit:#x} bytes",
+            lane,
+            int(addr[at]),
+        )
+    active = st.lanes() if lanes is None else st.lanes()[lanes]
+    flat: NDArray[np.int64] = (active // st.threads) * limit + addr.astype(np.int64)
+    return flat
+
+
+def _flat_local(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
+    depth = st.local.shape[1]
+    offset = addr.astype(np.int64) - (LOCAL_SPAN - depth)
+    bad = (offset < 0) | (offset + size > depth)
+    if bad.any():
+        at = int(np.flatnonzero(bad)[0])
+        lane = at if lanes is None else int(lanes[at])
+        raise KernelFault(
+            OUT_OF_RANGE,
+            f"local address {int(addr[at]):#x} is outside the thread's {depth:#x} bytes "
+            f"(SHADER_LOCAL_MEMORY_HIGH_SIZE)",
+            lane,
+            int(addr[at]),
+        )
+    active = st.lanes() if lanes is None else st.lanes()[lanes]
+    return np.asarray(st.local.rows[active] + offset)
+
+
+def flat(st: State, space: str, lanes: Any, addr: Value, size: int) -> tuple[Any, Any]:
+    """Backing bytes (flat uint8) and per-lane byte offsets of a shared or local access."""
+    if not addr.ndim:
+        addr = np.full(st.count(), addr)
+    if space == "shared":
+        return st.shared.reshape(-1), _flat_shared(st, lanes, addr, size)
+    return st.local.bytes, _flat_local(st, lanes, addr, size)
+
+
+def constant(st: State, space: str, addr: Value, size: int) -> tuple[Any, Any]:
+    """Bytes of the constant bank behind `ld.param` or `ld.const`, and the offsets in them."""
+    bank = st.launch.banks.get(st.launch.bank_of(space))
+    if bank is None:
+        raise KernelFault(BAD_CONSTANT, f"constant bank {st.launch.bank_of(space)} is not valid")
+    data = np.frombuffer(bank, np.uint8)
+    top = int(addr.max()) if addr.ndim else int(addr)
+    if top + size > len(data):
+        raise KernelFault(
+            BAD_CONSTANT, f"invalid constant address {top:#x}: the bank has {len(data):#x} bytes"
+        )
+    return data, addr.astype(np.int64)
+
+
+def gather(data: Any, offsets: Any, dt: np.dtype[Any], count: int) -> list[Value]:
+    """`count` consecutive elements at each byte offset of `data`, aligned to their total size."""
+    total = dt.itemsize * count
+    table = data[: len(data) // total * total].view(dt)
+    if count == 1:
+        return [table[offsets // total]]
+    rows = table.reshape(-1, count)[offsets // total]
+    if rows.ndim == 1:
+        return list(rows)
+    return list(np.ascontiguousarray(rows.T))
+
+
+def load(st: State, space: str, addr: Value, dt: np.dtype[Any], count: int) -> list[Value]:
+    """`count` values of type dt per lane. Raises KernelFault or MmuFault."""
+    total = dt.itemsize * count
+    aligned(st, addr, total)
+    if space in ("param", "const"):
+        data, offsets = constant(st, space, addr, total)
+        return gather(data, offsets, dt, count)
+    parts = split(st, space, addr)
+    if len(parts) == 1:
+        name, _, where = parts[0]
+        return _load_one(st, name, None, where, dt, count)
+    out = [np.zeros(st.count(), dt) for _ in range(count)]
+    for name, lanes, where in parts:
+        for column, value in zip(out, _load_one(st, name, lanes, where, dt, count), strict=True):
+            column[lanes] = value
+    return out
+
+
+def _load_one(
+    st: State, space: str, lanes: Any, addr: Value, dt: np.dtype[Any], count: int
+) -> list[Value]:
+    total = dt.itemsize * count
+    if space != "global":
+        data, offsets = flat(st, space, lanes, addr, total)
+        return gather(data, offsets, dt, count)
+    st.launch.moved += total * (len(addr) if addr.ndim else 1)
+    if addr.ndim == 0:
+        check_global(st, addr.reshape(1))
+        view = st.launch.vm.view(int(addr), total, "read")
+        return list(np.frombuffer(view, dt, count))
+    check_global(st, addr)
+    low, high = int(addr.min()), int(addr.max()) + total
+    try:
+        data = np.frombuffer(st.launch.vm.view(low, high - low, "read"), np.uint8)
+    except MmuFault:
+        try:  # another mapping, or a fault that must name its lane
+            got = st.launch.vm.load(addr, total)
+        except MmuFault as e:
+            raise at_lane(e, lanes) from None
+        return list(np.ascontiguousarray(got.view(dt).T))
+    return gather(data, (addr - np.uint64(low)).astype(np.int64), dt, count)
+
+
+def at_lane(fault: MmuFault, lanes: Any) -> MmuFault:
+    """The fault with its lane counted among the active ones."""
+    lane = fault.lane or 0
+    fault.lane = lane if lanes is None else int(lanes[lane])
+    return fault
+
+
+def store(st: State, space: str, addr: Value, values: list[Value]) -> None:
+    """Store one value (or vector) per lane; of several to one address the last lane's stays."""
+    dt, count = values[0].dtype, len(values)
+    total = dt.itemsize * count
+    aligned(st, addr, total)
+    if space in ("param", "const"):
+        raise KernelFault(WRONG_SPACE, f"store to .{space}")
+    for name, lanes, where in split(st, space, addr):
+        part = values if lanes is None else [v if v.ndim == 0 else v[lanes] for v in values]
+        _store_one(st, name, lanes, where, part, dt, total)
+
+
+def _rows(values: list[Value], n: int, dt: np.dtype[Any]) -> NDArray[Any]:
+    if len(values) == 1:
+        v = values[0]
+        return v if v.ndim else np.full(n, v)
+    rows = np.empty((n, len(values)), dt)
+    for k, v in enumerate(values):
+        rows[:, k] = v
+    return rows
+
+
+def _store_one(
+    st: State,
+    space: str,
+    lanes: Any,
+    addr: Value,
+    values: list[Value],
+    dt: np.dtype[Any],
+    total: int,
+) -> None:
+    n = st.count() if lanes is None else len(lanes)
+    if space != "global":
+        data, offsets = flat(st, space, lanes, addr, total)
+        scatter(data, offsets, _rows(values, len(offsets), dt), total)
+        return
+    st.launch.moved += total * n
+    if addr.ndim == 0:
+        addr = np.full(n, addr)
+    check_global(st, addr)
+    rows = _rows(values, n, dt)
+    low, high = int(addr.min()), int(addr.max()) + total
+    try:
+        data = np.frombuffer(st.launch.vm.view(low, high - low, "write"), np.uint8)
+    except MmuFault:
+        try:
+            st.launch.vm.store(addr, rows.reshape(n, -1).view(np.uint8).reshape(n, total))
+        except MmuFault as e:
+            raise at_lane(e, lanes) from None
+        return
+    scatter(data, (addr - np.uint64(low)).astype(np.int64), rows, total)
+
+
+def scatter(data: Any, offsets: Any, rows: NDArray[Any], total: int) -> None:
+    """Write rows at byte offsets; numpy lets the last of equal indices win."""
+    table = data[: len(data) // total * total].view(rows.dtype)
+    if rows.ndim == 2:
+        table = table.reshape(-1, rows.shape[1])
+    table[offsets // total] = rows
+
+
+def window_view(
+    st: State, space: str, lanes: Any, addr: NDArray[np.uint64], size: int, access: Access
+) -> tuple[Any, NDArray[np.int64]]:
+    """Bytes and offsets of a read-modify-write; one mapping only."""
+    if space != "global":
+        data, offsets = flat(st, space, lanes, addr, size)
+        return data, offsets
+    check_global(st, addr)
+    low, high = int(addr.min()), int(addr.max()) + size
+    try:
+        data = np.frombuffer(st.launch.vm.view(low, high - low, access), np.uint8)
+    except MmuFault:
+        try:
+            st.launch.vm.load(addr, size, access)
+        except MmuFault as e:
+            raise at_lane(e, lanes) from None
+        raise KernelFault(0, "one atomic instruction touches two mappings; not modelled") from None
+    return data, (addr - np.uint64(low)).astype(np.int64)

@@ -1,0 +1,115 @@
+"""What a running group of threads is: registers, mask, place in the grid.
+
+Registers hold one numpy array of all lanes of the chunk, or a numpy scalar where the value is the
+same in all lanes. The mask `m` is None (all lanes) or the sorted indices of the active ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .floats import Value
+
+if TYPE_CHECKING:
+    from .launch import Launch
+
+Lanes = NDArray[np.intp]
+CONTAINER = {
+    1: np.dtype(np.bool_),
+    8: np.dtype(np.uint8),
+    16: np.dtype(np.uint16),
+    32: np.dtype(np.uint32),
+    64: np.dtype(np.uint64),
+}
+"""How a register of so many bits is kept."""
+
+
+class KernelFault(Exception):  # noqa: N818 - the hardware's name
+    """A thread did what the SM traps: `esr` is the warp_esr code, `lane` the first offender.
+
+    Codes [nvgpu, ga10b warp_esr]: 0x9 illegal instruction, 0xB illegal parameter, 0xE out-of-range
+    address, 0xF misaligned address, 0x10 invalid address space, 0x12 invalid constant address.
+    esr 0 is the simulator's own complaint about behaviour that PTX leaves undefined.
+    """
+
+    def __init__(self, esr: int, what: str, lane: int = 0, address: int | None = None) -> None:
+        super().__init__(what)
+        self.esr, self.what, self.lane, self.address = esr, what, lane, address
+        self.where = ""
+
+
+@dataclass
+class Async:
+    """One cp.async of some lanes, not yet done."""
+
+    lanes: Lanes
+    dst: NDArray[np.uint64]
+    src: NDArray[np.uint64]
+    size: int
+    source_size: NDArray[np.int64]
+
+
+@dataclass
+class State:
+    """One chunk: `blocks` blocks of `threads` threads, lane = block index * threads + thread."""
+
+    launch: Launch
+    n: int
+    threads: int
+    blocks: int
+    R: list[Value]
+    special: dict[str, Value]
+    lane: NDArray[np.uint32]
+    warp: NDArray[np.intp]
+    warp_base: NDArray[np.intp]
+    shared: NDArray[np.uint8]
+    local: Any
+    first_block: NDArray[np.int64]
+    m: Lanes | None = None
+    live: NDArray[np.bool_] | None = None
+    fault_mask: Lanes | None = None
+    carry: Value = field(default_factory=lambda: np.uint32(0))
+    open_copies: list[Async] = field(default_factory=list)
+    copy_groups: list[list[Async]] = field(default_factory=list)
+
+    def lanes(self) -> Lanes:
+        """Indices of the active lanes."""
+        return np.arange(self.n) if self.m is None else self.m
+
+    def count(self) -> int:
+        """Number of active lanes."""
+        return self.n if self.m is None else len(self.m)
+
+    def spread(self, value: Value) -> Value:
+        """A value of the active lanes as an array."""
+        return value if value.ndim else np.full(self.count(), value)
+
+    def put(self, index: int, value: Value) -> None:
+        """Write a register in the active lanes; `value` has the register's width."""
+        if self.m is None:
+            self.R[index] = value
+            return
+        old = self.R[index]
+        new = np.full(self.n, old) if old.ndim == 0 else old.copy()
+        if new.dtype != value.dtype:
+            new = new.view(value.dtype)
+        new[self.m] = value
+        self.R[index] = new
+
+    def full(self, index: int, dtype: np.dtype[Any]) -> Value:
+        """A register of all lanes, active or not, as an array."""
+        value = self.R[index]
+        if value.ndim == 0:
+            value = np.full(self.n, value)
+        return value.view(dtype)
+
+    def who(self, lane: int) -> str:
+        """Block and thread of an active lane, by its position among the active ones."""
+        index = int(self.lanes()[lane])
+        return self.launch.name_thread(
+            int(self.first_block[index // self.threads]), index % self.threads
+        )
