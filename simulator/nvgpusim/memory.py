@@ -15,10 +15,12 @@ import os
 import sys
 import sysconfig
 import threading
+import weakref
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Literal
 
 import numpy as np
@@ -40,8 +42,18 @@ _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 def caller() -> str:
     """The client's Python lines that led here: the innermost, and the first outside libraries."""
+    return _lines(sys._getframe(1))
+
+
+def client_line() -> str:
+    """Where the client's main thread is now: about where it rang the doorbell."""
+    main = threading.main_thread().ident
+    frame = sys._current_frames().get(main) if main is not None else None
+    return _lines(frame)
+
+
+def _lines(frame: FrameType | None) -> str:
     lines: list[str] = []
-    frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         inside = any(part in name for part in _LIBRARIES)
@@ -53,8 +65,36 @@ def caller() -> str:
                 break
             if not lines:
                 lines.append(at)
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ", from ".join(lines) or "no Python line"
+
+
+def map_pages(fd: int, size: int) -> NDArray[np.uint8]:
+    """A shared mapping of `fd` that holds no descriptor and ends with its last view.
+
+    Children do not inherit it (the driver's VM_DONTCOPY). Raises OSError.
+    """
+    both = mmap.PROT_READ | mmap.PROT_WRITE
+    address = _mmap(None, size, both, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == ctypes.c_size_t(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    _madvise(address, size, mmap.MADV_DONTFORK)
+    pages = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(pages, _munmap, address, size).atexit = False
+    return np.ctypeslib.as_array(pages)
+
+
+def _libc(name: str, restype: type, *argtypes: type) -> Callable[..., int]:
+    function = ctypes.CDLL(None, use_errno=True)[name]
+    function.restype, function.argtypes = restype, argtypes
+    return function
+
+
+_ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_mmap = _libc("mmap", _ADDRESS, _ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64)
+_munmap = _libc("munmap", _INT, _ADDRESS, _SIZE)
+_madvise = _libc("madvise", _INT, _ADDRESS, _SIZE, _INT)
 
 
 class MmuFault(Exception):  # noqa: N818 - the hardware's name
@@ -94,6 +134,7 @@ class DmaBuf:
         self.name, self.line = name, line
         self.read_only, self.poison, self.on_free = read_only, poison, on_free
         self.attribute = 0
+        self.vpr = False
         self.refs: Counter[str] = Counter()
         self.freed = False
         self.array: NDArray[np.uint8] = np.zeros(0, np.uint8)
@@ -112,9 +153,7 @@ class DmaBuf:
     def populate(self, fd: int) -> None:
         """Give the memfd `fd` its size and keep a mapping of it; raises OSError."""
         os.ftruncate(fd, self.size)
-        pages = mmap.mmap(fd, self.size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-        pages.madvise(mmap.MADV_DONTFORK)
-        self.array = np.frombuffer(pages, np.uint8)
+        self.array = map_pages(fd, self.size)
 
     def pin(self, address: int) -> None:
         """Take the client's own pages [address, address + size) instead of a memfd (FROM_VA)."""

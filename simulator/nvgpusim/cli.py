@@ -1,0 +1,263 @@
+"""The command line: run a Python program on the model, replay traces, read reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import report as reports
+from .errors import SimError
+from .inject import Injection
+from .options import BOARDS, PLACES, PROFILES, Options
+from .rules import RULES
+
+_BOOTSTRAP = Path(__file__).parent / "bootstrap"
+_STRICT_EXIT = 3
+
+
+@click.command(
+    "nvgpusim",
+    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
+    epilog="Other commands: nvgpusim replay FILE, report [FILE], recorder FILE.pyz, rules. "
+    "Each has --help.",
+)
+@click.option(
+    "--profile", type=click.Choice(PROFILES), default="r36", show_default=True, help="L4T release."
+)
+@click.option(
+    "--board",
+    type=click.Choice(list(BOARDS)),
+    default="agx64",
+    show_default=True,
+    help="Orin module: SMs, memory.",
+)
+@click.option(
+    "--delay",
+    type=click.FloatRange(0, 10_000),
+    default=0.0,
+    metavar="MS",
+    help="The GPU runs up to MS late.",
+)
+@click.option("--order", is_flag=True, help="Write-combined stores arrive late without a barrier.")
+@click.option(
+    "--place",
+    type=click.Choice(PLACES),
+    default="buddy",
+    show_default=True,
+    help="Where the kernel puts buffers.",
+)
+@click.option("--poison", is_flag=True, help="Fill freed memory.")
+@click.option("--inject", multiple=True, metavar="SPEC", help="WHAT[@WHERE][:n=K|every=K|p=P].")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of every random choice.")
+@click.option("--record", type=click.Path(dir_okay=False), default="", help="Write a trace.")
+@click.option("--report", type=click.Path(dir_okay=False), default="", help="Write the report.")
+@click.option(
+    "--strict", is_flag=True, help=f"Exit {_STRICT_EXIT} on GPU errors, notes, unknown ioctls."
+)
+@click.option("--quiet", is_flag=True, help="No summary at the end.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
+    """Run COMMAND, a Python program, on a modelled Jetson Orin.
+
+    \b
+    nvgpusim --place windows -- python3 script.py
+    nvgpusim --delay 5 --seed 7 -- pytest tests/test_ops.py
+    nvgpusim -- -m tinygrad.apps.llm
+    """
+    options = Options(**values)
+    for spec in options.inject:
+        Injection.parse(spec)
+    argv = python_command(command)
+    _check_memfd()
+    for path in filter(None, (options.record, options.report)):
+        _check_writable(path)
+    with tempfile.TemporaryDirectory(prefix="nvgpusim-") as directory:
+        status = _run(argv, options, directory)
+        return _conclude(options, Path(directory), status, quiet)
+
+
+def python_command(command: tuple[str, ...]) -> list[str]:
+    """The argv to start; raises SimError when it is not a Python program."""
+    if not command:
+        raise SimError("no command: expected nvgpusim [options] -- python3 script.py")
+    first = command[0]
+    if first in ("-m", "-c") or first.endswith(".py"):
+        if first.endswith(".py") and not Path(first).is_file():
+            raise SimError(f"{first}: no such file")
+        return [sys.executable, *command]
+    beside = Path(sys.executable).with_name(first)
+    found = str(beside) if "/" not in first and beside.is_file() else shutil.which(first)
+    if found is None:
+        raise SimError(f"{first}: command not found")
+    if not re.fullmatch(r"python[\d.]*", Path(os.path.realpath(found)).name):
+        try:
+            with open(found, "rb") as script:
+                head = script.read(4096)
+        except OSError as error:
+            raise SimError(f"{found}: {error.strerror}") from error
+        # console scripts with long paths start with /bin/sh and exec the interpreter
+        lines = head.splitlines()[:3]
+        if not head.startswith(b"#!") or not any(b"python" in line for line in lines):
+            raise SimError(
+                f"{first} is not a Python program: only Python can be run on the simulator"
+            )
+    return [found, *command[1:]]
+
+
+def _check_memfd() -> None:
+    try:
+        os.close(os.memfd_create("nvgpusim", os.MFD_CLOEXEC))
+    except (AttributeError, OSError) as error:
+        raise SimError(
+            f"this machine has no memfd ({error}): the simulator needs Linux 3.17 or later"
+        ) from error
+
+
+def _check_writable(path: str) -> None:
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise SimError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _run(argv: list[str], options: Options, directory: str) -> int:
+    path = os.pathsep.join(filter(None, (str(_BOOTSTRAP), os.environ.get("PYTHONPATH"))))
+    env = os.environ | {
+        "PYTHONPATH": path,
+        "NVGPUSIM_OPTIONS": options.to_json(),
+        "NVGPUSIM_DIR": directory,
+    }
+    with subprocess.Popen(argv, env=env) as process:
+        handlers = {
+            number: signal.signal(number, lambda got, _: process.send_signal(got))
+            for number in (signal.SIGTERM, signal.SIGHUP)
+        }
+        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            status = process.wait()
+        finally:
+            for number, old in handlers.items():
+                signal.signal(number, old)
+    if status < 0:
+        name = signal.Signals(-status).name
+        click.echo(f"nvgpusim: {argv[0]} ended by {name}", err=True)
+        return 128 - status
+    return status
+
+
+def _conclude(options: Options, directory: Path, status: int, quiet: bool) -> int:
+    entries = [json.loads(p.read_text()) for p in sorted(directory.glob("*.json"))]
+    if not entries:
+        if not list(directory.glob("started.*")):
+            raise SimError(
+                "the program never loaded the simulator: it must not run with python -I, -E or -S"
+            )
+        click.echo("nvgpusim: no report: the process was killed", err=True)
+    used = [e for e in entries if e["used"]]
+    text = "".join(json.dumps(e) + "\n" for e in used or entries)
+    for target in filter(None, (options.report, last_report())):
+        try:
+            Path(target).parent.mkdir(parents=True, exist_ok=True)
+            Path(target).write_text(text)
+        except OSError as error:
+            if target == options.report:
+                click.echo(f"nvgpusim: {target}: {error.strerror}", err=True)
+    if not quiet:
+        for entry in used:
+            click.echo(reports.render(entry), err=True)
+        if entries and not used:
+            click.echo("nvgpusim: the program opened no device of the model", err=True)
+    if options.strict and status == 0 and any(map(_suspicious, used)):
+        return _STRICT_EXIT
+    return status
+
+
+def _suspicious(entry: dict[str, Any]) -> bool:
+    unknown = ("dispatch.unknown", "dispatch.not-modelled", "nvmap.unknown", "profile.read-all-sm")
+    return bool(entry["faults"] or entry["notes"] or any(r in entry["rules"] for r in unknown))
+
+
+def last_report() -> Path:
+    """Where the report of the last run is kept."""
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(cache) / "nvgpusim" / "last-report.jsonl"
+
+
+@click.command("nvgpusim report")
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+def report(file: Path | None) -> int:
+    """Show the report FILE of a run (default: of the last one), with the rules never exercised."""
+    if file is None and not last_report().is_file():
+        raise SimError("no run yet: expected nvgpusim report FILE, or a run before")
+    for entry in reports.load(file or last_report()):
+        click.echo(reports.render(entry, full=True))
+    return 0
+
+
+@click.command("nvgpusim replay")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--profile", type=click.Choice(PROFILES), help="Default: the trace's.")
+@click.option("--board", type=click.Choice(list(BOARDS)), default="agx64", show_default=True)
+@click.option("--addresses", is_flag=True, help="GPU addresses must be equal too.")
+def replay(file: Path, profile: str | None, board: str, addresses: bool) -> int:
+    """Drive the model with the trace FILE and list where it answers differently; exit 1 if so."""
+    from .replay import Replay
+
+    run = Replay.load(file, profile, board, addresses)
+    for line in run.play():
+        click.echo(line)
+    click.echo(run.summary(), err=True)
+    return 1 if run.differences else 0
+
+
+@click.command("nvgpusim recorder")
+@click.argument("file", type=click.Path(path_type=Path))
+def recorder(file: Path) -> int:
+    """Write the recorder for a real board as one file: python3 FILE -o TRACE -- script.py."""
+    from .recorder import write_zipapp
+
+    try:
+        write_zipapp(file)
+    except OSError as error:
+        raise SimError(f"{file}: cannot be written: {error.strerror}") from error
+    click.echo(f"{file}: copy it to the board; python3 {file.name} -o trace.jsonl -- script.py")
+    return 0
+
+
+@click.command("nvgpusim rules")
+def rules() -> int:
+    """List every rule that the model enforces, with its errno and source."""
+    for name, rule in RULES.items():
+        error = os.strerror(rule.errno) if rule.errno else "behaviour"
+        click.echo(f"{name}\t{error}\t{rule.text}\t{rule.source}")
+    return 0
+
+
+_COMMANDS = {"report": report, "replay": replay, "recorder": recorder, "rules": rules}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    args = sys.argv[1:] if argv is None else argv
+    command, rest = (_COMMANDS[args[0]], args[1:]) if args and args[0] in _COMMANDS else (run, args)
+    try:
+        return int(command.main(rest, prog_name=command.name, standalone_mode=False) or 0)
+    except SimError as error:
+        click.echo(f"nvgpusim: error: {error}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        click.echo(f"nvgpusim: error: {error.format_message()}", err=True)
+        return 2
+    except click.exceptions.Abort:
+        return 130

@@ -1,0 +1,327 @@
+"""GPU address spaces: ALLOC_AS, the AS ioctls, and the page table behind them [K36 vm.c]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from os import close as real_close
+from typing import TYPE_CHECKING
+
+from ..abi import Record
+from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
+from .allocator import Buddy
+from .core import File, handler
+
+if TYPE_CHECKING:
+    from .core import Kernel
+
+PDE = 0x200000
+"""Coverage of a last-level PDE: the granule of va_range_start and va_range_end."""
+KERNEL_REGION = 1 << 32
+"""NVGPU kernel VMA: 4 GiB after va_range_end."""
+MMU_LIMIT = 1 << 49
+DEFAULT_START, DEFAULT_END = 0x10000 << 10, 1 << 37
+"""What opening the `as` node gives: 64 KiB << 10 up to 128 GiB."""
+FIXED, CACHEABLE, SPARSE = 1, 4, 2
+KNOWN_FLAGS = 0x1 | 0x4 | 0x20 | 0x40 | 0x80 | 0x200 | 0xC00 | 0x1000
+R35_FLAGS = KNOWN_FLAGS | 0x10 | 0x100
+DIRECT_KIND_CTRL, TEGRA_RAW = 0x100, 0x1000
+READ_ONLY_ACCESS, READ_WRITE_ACCESS = 1, 2
+SYNCPOINT_SHIM = 0x400000
+"""GPU view of the syncpoint unit: 1024 syncpoints of 4 KiB."""
+
+
+@dataclass(eq=False)
+class Area:
+    """A reservation made by ALLOC_SPACE."""
+
+    va: int
+    size: int
+    line: str = field(default_factory=caller)
+
+
+class Vm:
+    """A GPU address space by reference count: AS fd, channels and subcontexts hold it."""
+
+    def __init__(self, kernel: Kernel, start: int, end: int) -> None:
+        self.kernel, self.start, self.end = kernel, start, end
+        self.number = kernel.spaces
+        kernel.spaces += 1
+        options = kernel.options
+        self.user = Buddy(start, end, options.place, options.seed)
+        self.system = Buddy(end, end + KERNEL_REGION)
+        self.pages = GpuAddressSpace(f"address space {self.number}")
+        self.areas: list[Area] = []
+        self.refs = 1
+        self.shim: Mapping | None = None
+
+    def get(self) -> Vm:
+        """One more holder."""
+        self.refs += 1
+        return self
+
+    def put(self) -> None:
+        """One holder less; the last one unmaps everything."""
+        self.refs -= 1
+        if self.refs == 0:
+            for mapping in self.pages.mappings():
+                self.pages.unmap(mapping, "the end of its address space")
+
+    def map_kernel(self, buf: DmaBuf, size: int) -> Mapping | None:
+        """Map `buf` read-only in the kernel region; None when there is no room."""
+        va = self.system.alloc(size)
+        if va is None:
+            return None
+        mapping = Mapping(va, size, buf, read_only=True, kernel=True, line=caller())
+        self.pages.map(mapping)
+        return mapping
+
+    def unmap_kernel(self, mapping: Mapping) -> None:
+        """Undo :meth:`map_kernel`."""
+        self.pages.unmap(mapping, "channel close")
+        self.system.free(mapping.va)
+
+    def area(self, va: int) -> Area | None:
+        """The reservation that holds `va`."""
+        return next((a for a in self.areas if a.va <= va < a.va + a.size), None)
+
+    def unmap(self, mapping: Mapping) -> None:
+        """Take a user mapping away at once."""
+        self.pages.unmap(mapping, caller())
+        if not mapping.fixed:
+            self.user.free(mapping.va)
+
+    def check(self) -> None:
+        """Nothing overlaps, every mapping lies in a block that was handed out."""
+        self.user.check()
+        self.system.check()
+        last = 0
+        for mapping in self.pages.mappings():
+            assert mapping.va >= last, f"overlap at {mapping.va:#x}"
+            assert not mapping.buf.freed, f"{mapping.buf!r} is mapped and free"
+            assert mapping.refs > 0
+            low = self.end if mapping.kernel else self.start
+            high = self.end + KERNEL_REGION if mapping.kernel else self.end
+            assert low <= mapping.va and mapping.end <= high, f"{mapping.va:#x} is out of region"
+            last = mapping.end
+            if mapping.fixed:
+                area = self.area(mapping.va)
+                assert area is not None and mapping.end <= area.va + area.size
+        blocks = self.user.taken()
+        owned = {m.va for m in self.pages.mappings() if not m.fixed and not m.kernel}
+        owned |= {a.va for a in self.areas}
+        starts = {va for va, _ in blocks}
+        assert owned <= starts, "a mapping without a block"
+
+
+class AsFile(File):
+    """An address space fd."""
+
+    kind, letter = "as", "A"
+
+    def __init__(self, kernel: Kernel, vm: Vm) -> None:
+        super().__init__(kernel)
+        self.vm = vm
+
+    @classmethod
+    def default(cls, kernel: Kernel) -> AsFile:
+        """What opening the `as` node gives."""
+        return cls(kernel, Vm(kernel, DEFAULT_START, DEFAULT_END))
+
+    @classmethod
+    def from_args(cls, kernel: Kernel, args: Record) -> AsFile:
+        """ALLOC_AS."""
+        start, end = args["va_range_start"], args["va_range_end"]
+        file = cls.__new__(cls)
+        File.__init__(file, kernel)
+        if args["big_page_size"]:
+            raise file.refuse("as.big-page", f"{args['big_page_size']:#x}")
+        if not start or not end or start % PDE or end % PDE or start >= end:
+            raise file.refuse("as.range", f"[{start:#x}, {end:#x})")
+        if args["va_range_split"]:
+            raise file.refuse("as.split")
+        if end + KERNEL_REGION > MMU_LIMIT:
+            raise file.refuse("as.limit", f"{end:#x}")
+        if args["flags"] & ~3:
+            file.follow("as.flags")
+        if end + KERNEL_REGION > 1 << 40:
+            kernel.journal.note(
+                f"va_range_end {end:#x} puts part of the kernel region above 2^40: "
+                f"host addresses are cut to 40 bits (at most 0xff00000000 is safe); {file.line}"
+            )
+        file.vm = Vm(kernel, start, end)
+        return file
+
+    def release(self) -> None:
+        """The AS fd is gone; channels may still hold the space."""
+        self.vm.put()
+
+    def check(self) -> None:
+        """Invariants of the space."""
+        self.vm.check()
+
+    @handler("NVGPU_AS_IOCTL_BIND_CHANNEL")
+    def bind_channel(self, args: Record) -> None:
+        """Give a channel its address space."""
+        from .channel import ChannelFile
+
+        channel = self.kernel.file(args["channel_fd"], "channel")
+        if not isinstance(channel, ChannelFile):
+            raise self.refuse("as.bind-fd", f"fd {args['channel_fd']}")
+        if channel.vm is not None:
+            raise self.refuse("as.bind-twice")
+        channel.vm = self.vm.get()
+
+    @handler("NVGPU_AS_IOCTL_ALLOC_SPACE")
+    def alloc_space(self, args: Record) -> None:
+        """Reserve addresses."""
+        if args["page_size"] != PAGE:
+            raise self.refuse("space.page-size", f"{args['page_size']:#x}")
+        size, vm = args["pages"] * PAGE, self.vm
+        if args["flags"] & FIXED:
+            va: int | None = args["o_a.offset"]
+            if not vm.user.alloc_fixed(args["o_a.offset"], size):
+                va = None
+        else:
+            va = vm.user.alloc(size) if 0 < size < 1 << 60 else None
+        if va is None:
+            raise self.refuse("space.taken", f"{args['o_a.offset']:#x} + {size:#x}")
+        vm.areas.append(Area(va, size))
+        args["o_a.offset"] = va
+
+    @handler("NVGPU_AS_IOCTL_FREE_SPACE")
+    def free_space(self, args: Record) -> None:
+        """Give a reservation back, with what is mapped in it."""
+        area = self.vm.area(args["offset"])
+        if area is None:
+            self.follow("space.free-unknown")
+            return
+        for mapping in self.vm.pages.overlapping(area.va, area.size):
+            self.follow("space.free-unmaps")
+            self.vm.unmap(mapping)
+        self.vm.areas.remove(area)
+        self.vm.user.free(area.va)
+
+    @handler("NVGPU_AS_IOCTL_MAP_BUFFER_EX")
+    def map_buffer(self, args: Record) -> None:
+        """Map a dmabuf; the address comes back in offset."""
+        args["offset"] = self.map(args)
+
+    def map(self, args: Record) -> int:
+        """MAP_BUFFER_EX with its arguments; returns the address."""
+        flags, r35 = args["flags"], self.kernel.abi.profile == "r35"
+        offset, start, length = args["offset"], args["buffer_offset"], args["mapping_size"]
+        access = flags >> 10 & 3
+        if flags & ~(R35_FLAGS if r35 else KNOWN_FLAGS):
+            raise self.refuse("map.flags", f"{flags:#x}")
+        if flags & TEGRA_RAW:
+            raise self.refuse("map.tegra-raw")
+        if not flags & FIXED and (offset or start or length):
+            raise self.refuse("map.not-fixed")
+        buf = self.kernel.dmabuf(args["dmabuf_fd"], "map.badfd", "map.not-dmabuf")
+        if access == 3 or (access == READ_WRITE_ACCESS and buf.read_only):
+            raise self.refuse("map.access", f"{access}")
+        kind = args["incompr_kind"]
+        if r35 and not flags & DIRECT_KIND_CTRL:
+            self.follow("profile.kinds")
+            kind = 0
+        elif args["compr_kind"] < 0 and kind < 0:
+            raise self.refuse("map.kinds")
+        if start + length > buf.size or start % PAGE:
+            raise self.refuse("map.range", f"{start:#x} + {length:#x} of {buf.size:#x}")
+        if not buf.allocated:
+            raise self.refuse("map.unallocated")
+        read_only = access == READ_ONLY_ACCESS or (buf.read_only and access == 0)
+        size = -(-(length or buf.size - start) // PAGE) * PAGE
+        new = Mapping(0, size, buf, start, read_only, flags, kind, line=caller())
+        if flags & FIXED:
+            return self._map_fixed(new, offset)
+        same = (flags, kind)
+        for old in self.vm.pages.mappings():
+            if (
+                old.buf is buf
+                and not old.fixed
+                and not old.kernel
+                and (old.flags, old.kind) == same
+            ):
+                old.refs += 1
+                self.follow("map.again")
+                return old.va
+        va = self.vm.user.alloc(size)
+        if va is None:
+            raise self.refuse("map.exhausted", f"{size:#x} bytes")
+        new.va = va
+        self.vm.pages.map(new)
+        self.follow("map.holds")
+        return va
+
+    def _map_fixed(self, new: Mapping, va: int) -> int:
+        area = self.vm.area(va)
+        if va % PAGE:
+            raise self.refuse("map.fixed", f"{va:#x} is not 4 KiB aligned")
+        if area is None or va + new.size > area.va + area.size:
+            raise self.refuse("map.fixed", f"{va:#x} + {new.size:#x} is not inside an ALLOC_SPACE")
+        for old in self.vm.pages.overlapping(va, new.size):
+            raise self.refuse("map.fixed", f"{va:#x} overlaps {old.buf!r} at {old.va:#x}")
+        new.va, new.fixed = va, True
+        self.vm.pages.map(new)
+        return va
+
+    @handler("NVGPU_AS_IOCTL_UNMAP_BUFFER")
+    def unmap_buffer(self, args: Record) -> None:
+        """Drop one reference of the mapping at an address."""
+        self.unmap(args["offset"])
+
+    def unmap(self, va: int) -> None:
+        """UNMAP_BUFFER of an address."""
+        mapping = self.vm.pages.find(va)
+        if mapping is None or mapping.va != va or mapping.kernel:
+            self.follow("unmap.unknown")
+            return
+        mapping.refs -= 1
+        if mapping.refs == 0:
+            self.follow("unmap.at-once")
+            self.vm.unmap(mapping)
+
+    @handler("NVGPU_AS_IOCTL_MAP_BUFFER_BATCH")
+    def map_batch(self, args: Record) -> None:
+        """Unmaps, then maps; nothing is written back for the entries."""
+        tables, user = self.kernel.abi, self.kernel.user
+        if args["num_unmaps"] > 256 or args["num_maps"] > 256:
+            raise self.refuse("map.batch")
+        for i in range(args["num_unmaps"]):
+            raw = user.read(args["unmaps"] + 8 * i, 8)
+            if len(raw) < 8:
+                raise self.refuse("map.batch-fault")
+            self.unmap(int.from_bytes(raw, "little"))
+        for i in range(args["num_maps"]):
+            raw = user.read(args["maps"] + 40 * i, 40)
+            if len(raw) < 40:
+                raise self.refuse("map.batch-fault")
+            self.map(tables.record("nvgpu_as_map_buffer_ex_args", raw))
+
+    @handler("NVGPU_AS_IOCTL_GET_VA_REGIONS")
+    def va_regions(self, args: Record) -> None:
+        """The user region: one, with 4 KiB pages."""
+        region = self.kernel.abi.record("nvgpu_as_va_region")
+        region["offset"], region["page_size"] = self.vm.start, PAGE
+        region["pages"] = (self.vm.end - self.vm.start) // PAGE
+        if args["buf_size"] >= region.struct.size and self.kernel.user.write(
+            args["buf_addr"], bytes(region.raw)
+        ):
+            raise self.refuse("regions.fault")
+        args["buf_size"] = region.struct.size
+
+    @handler("NVGPU_AS_IOCTL_GET_SYNC_RO_MAP")
+    def sync_ro_map(self, args: Record) -> None:
+        """The syncpoint unit's read-only window in the kernel region."""
+        if self.vm.shim is None:
+            shim = DmaBuf(SYNCPOINT_SHIM, "syncpoint shim")
+            fd = self.kernel.memfd("syncpoints")
+            shim.populate(fd)
+            real_close(fd)
+            mapping = self.vm.map_kernel(shim, SYNCPOINT_SHIM)
+            if mapping is None:
+                raise self.refuse("map.exhausted", "kernel region")
+            self.vm.shim = mapping
+        args["base_gpuva"], args["sync_size"] = self.vm.shim.va, PAGE
+        args["num_syncpoints"] = SYNCPOINT_SHIM // PAGE

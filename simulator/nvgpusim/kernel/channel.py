@@ -1,0 +1,355 @@
+"""Channels: from OPEN_CHANNEL to a port on the runlist, and their death [K36 ioctl_channel.c]."""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from ..abi import Record
+from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
+from ..memory import PAGE, DmaBuf, Mapping
+from ..rules import KernelError
+from .core import File, handler
+from .ctrl import GR_RUNLIST, RUNLISTS
+
+if TYPE_CHECKING:
+    from .address_space import Vm
+    from .core import Kernel
+    from .tsg import Tsg
+
+VPR, DETERMINISTIC, USERMODE = 1, 2, 8
+ENTRY = 8
+"""GPFIFO_ENTRY_SIZE."""
+NOTIFIER_SIZE, NOTIFIER_SET = 16, 0xFFFF
+USERD_GP_GET, USERD_GP_PUT = 0x88, 0x8C
+WDT_DISABLE, WDT_ENABLE = 1, 2
+GRAPHICS = {0x9097, 0x902D, 0xB097, 0xB197, 0xC097, 0xC197, 0xC397, 0xC597, 0xC797}
+CLASSES = GRAPHICS | {
+    *(0xC7C0, 0xC7B5, 0xC76F, 0xC637),
+    *(0xC5C0, 0xC5B5, 0xC46F, 0xC4B7),
+    *(0xC3C0, 0xC3B5, 0xC36F),
+    *(0xC0C0, 0xC1C0, 0xC0B5, 0xC06F, 0xB0C0, 0xB1C0, 0xB0B5, 0xB06F, 0xA140, 0xA0B5, 0xA06F),
+}  # fmt: skip
+"""Classes that ga10b's driver accepts: Ampere B, Turing, Volta and the non-safety build's older
+ones. GA100's 0xC6C0, 0xC6B5 and 0xC56F are not among them."""
+GRAPHICS_MODES, COMPUTE_MODES = {0, 1, 2}, {0, 1, 2, 4}
+GFXP, CILP = 2, 4
+
+
+class ChannelFile(File):
+    """A channel fd."""
+
+    kind, letter = "channel", "H"
+
+    def __init__(self, kernel: Kernel, runlist: int) -> None:
+        super().__init__(kernel)
+        self.runlist = GR_RUNLIST if runlist == -1 else runlist
+        self.id = -1
+        if self.runlist not in RUNLISTS:
+            raise self.refuse("channel.runlist", str(runlist))
+        if not kernel.channel_ids:
+            raise self.refuse("channel.none-left")
+        self.id = kernel.channel_ids.pop()
+        self.vm: Vm | None = None
+        self.tsg: Tsg | None = None
+        self.veid = 0
+        self.watchdog = True
+        self.watchdog_ms = 5000
+        self.port: ChannelPort | None = None
+        self.gpfifo: Mapping | None = None
+        self.userd: DmaBuf | None = None
+        self.notifier: tuple[DmaBuf, int] | None = None
+        self.unserviceable = False
+        self.gone = False
+        self.classes: set[int] = set()
+        self.syncpoint: int | None = None
+
+    def before(self, name: str) -> None:
+        """A channel without references refuses everything."""
+        if self.gone:
+            raise self.refuse("channel.gone")
+
+    def busy(self) -> bool:
+        """Whether the ring holds entries that the hardware has not taken."""
+        if self.port is None or not self.port.alive:
+            return False
+        get, put = struct.unpack_from("<II", self.port.userd, USERD_GP_GET)
+        return bool(get != put)
+
+    def disconnect(self) -> None:
+        """Off the runlist: nothing of the channel runs afterwards."""
+        if self.port is not None:
+            self.port.alive = False
+            self.kernel.ports.pop(self.id, None)
+            self.kernel.usermode.forget(self.id)
+            if self.kernel.executor is not None:
+                self.kernel.executor.detach(self.id)
+            self.port = None
+
+    def die(self, code: int) -> None:
+        """The TSG was killed: unserviceable, and the notifier written if it is empty."""
+        self.unserviceable = True
+        if self.notifier is not None:
+            buf, offset = self.notifier
+            if struct.unpack_from("<H", buf.buf, offset + 14)[0] != NOTIFIER_SET:
+                now = time.time_ns()
+                struct.pack_into("<IIIHH", buf.buf, offset, now & 0xFFFFFFFF, now >> 32, code, 0, 0)
+                struct.pack_into("<H", buf.buf, offset + 14, NOTIFIER_SET)
+            self.follow("notifier.first")
+
+    def release(self) -> None:
+        """The fd is gone: preempt, unbind, free."""
+        if self.id < 0:
+            return
+        if self.busy():
+            self.kernel.journal.note(f"channel {self.id} was closed with work in its ring")
+        self.gone = True
+        self.disconnect()
+        if self.tsg is not None:
+            self.tsg.unbind(self)
+        if self.gpfifo is not None and self.vm is not None:
+            self.vm.unmap_kernel(self.gpfifo)
+        if self.vm is not None:
+            self.vm.put()
+        for buf in (self.userd, self.notifier[0] if self.notifier else None):
+            if buf is not None:
+                buf.put("kernel")
+        if self.syncpoint is not None:
+            self.kernel.syncpoints.append(self.syncpoint)
+        self.kernel.channel_ids.append(self.id)
+
+    def check(self) -> None:
+        """A set-up channel is bound, its ring mapped; ids are not shared."""
+        assert self.id not in self.kernel.channel_ids
+        if self.port is not None:
+            assert self.vm is not None and self.gpfifo is not None and self.tsg is not None
+            assert self.vm.pages.find(self.gpfifo.va) is self.gpfifo
+            assert self.kernel.ports[self.id] is self.port
+
+    @handler("NVGPU_IOCTL_CHANNEL_WDT")
+    def wdt(self, args: Record) -> None:
+        """Enable or disable the watchdog."""
+        status = args["wdt_status"] & 3
+        if status not in (WDT_DISABLE, WDT_ENABLE):
+            raise self.refuse("wdt.status", f"{args['wdt_status']:#x}")
+        if status == WDT_ENABLE and self.port is not None:
+            raise self.refuse("wdt.deterministic")
+        self.watchdog = status == WDT_ENABLE
+        if args["wdt_status"] & 4:
+            self.watchdog_ms = args["timeout_ms"]
+
+    @handler("NVGPU_IOCTL_CHANNEL_SETUP_BIND")
+    def setup_bind(self, args: Record) -> None:
+        """Checks in the kernel's order, then onto the runlist."""
+        kernel, entries, flags = self.kernel, args["num_gpfifo_entries"], args["flags"]
+        if entries < (2 if flags & USERMODE else 4):
+            raise self.refuse("setup.few", str(entries))
+        if entries & (entries - 1):
+            raise self.refuse("setup.pow2", str(entries))
+        if entries > 0xFFFFFFFF // ENTRY:
+            raise self.refuse("setup.many", str(entries))
+        if self.vm is None or self.tsg is None:
+            raise self.refuse("setup.unbound", "no AS" if self.vm is None else "no TSG")
+        if self.gpfifo is not None:
+            raise self.refuse("setup.twice")
+        if flags & DETERMINISTIC and self.watchdog:
+            raise self.refuse("setup.watchdog")
+        if flags & USERMODE and not flags & DETERMINISTIC:
+            raise self.refuse("setup.usermode")
+        if flags & VPR:
+            raise self.refuse("setup.vpr")
+        if not flags & USERMODE:
+            raise self.refuse("setup.kernel-mode", "the model has usermode channels only")
+        gpfifo_fd, userd_fd = args["gpfifo_dmabuf_fd"], args["userd_dmabuf_fd"]
+        if not gpfifo_fd or not userd_fd:
+            raise self.refuse("setup.fd-zero")
+        if args["gpfifo_dmabuf_offset"] or args["userd_dmabuf_offset"]:
+            raise self.refuse("setup.offset")
+        ring = kernel.dmabuf(gpfifo_fd, "setup.gpfifo-badfd", "setup.gpfifo-fd")
+        if ring.size < max(PAGE, entries * ENTRY) or not ring.allocated:
+            raise self.refuse("setup.gpfifo-small", f"{ring.size:#x} for {entries} entries")
+        mapping = self.vm.map_kernel(ring, ring.size)
+        if mapping is None:
+            raise self.refuse("setup.no-room", f"{ring.size:#x}")
+        try:
+            userd = kernel.dmabuf(userd_fd, "setup.userd-badfd", "setup.userd-fd")
+            if not userd.allocated:
+                raise self.refuse("setup.userd-fd", "its handle was never ALLOCed")
+        except KernelError:
+            self.vm.unmap_kernel(mapping)
+            raise
+        self.gpfifo, self.userd = mapping, userd
+        userd.get("kernel")
+        if any(userd.buf[USERD_GP_GET : USERD_GP_PUT + 4]):
+            kernel.journal.note(f"USERD of channel {self.id} is not zeroed; {self.line}")
+        self.follow("setup.userd-as-is")
+        self.follow("profile.setup-bind")
+        if mapping.end > 1 << 40:
+            kernel.journal.note(
+                f"the ring of channel {self.id} lies at {mapping.va:#x}: the hardware's 40-bit "
+                f"field holds {mapping.va & (1 << 40) - 1:#x}"
+            )
+        token = self.id | self.runlist << 16
+        self.port = ChannelPort(
+            id=self.id,
+            token=token,
+            tsg_id=self.tsg.id,
+            runlist=self.runlist,
+            veid=self.veid,
+            vm=self.vm.pages,
+            entries=entries,
+            ring=ring.buf.toreadonly(),
+            userd=userd.buf,
+            fail=self._fail,
+            post_event=self._post,
+            gpfifo_va=mapping.va,
+            classes=self.classes,
+            enabled=self.tsg.enabled,
+            line=self.line,
+        )
+        kernel.ports[self.id] = self.port
+        gpu = kernel.gpu()
+        if gpu is not None:
+            gpu.attach(self.port)
+        args["work_submit_token"] = token
+        if "hw_channel_id" in args:
+            args["hw_channel_id"] = self.id
+
+    def _fail(self, report: FaultReport) -> None:
+        if self.port is not None:
+            self.kernel.fault(self.port, report)
+
+    def _post(self, event_id: int) -> None:
+        if self.tsg is not None:
+            self.tsg.post(event_id)
+
+    @handler("NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX")
+    def alloc_obj_ctx(self, args: Record) -> None:
+        """Allow a class on the channel."""
+        number = args["class_num"]
+        if self.vm is None or self.tsg is None:
+            raise self.refuse("obj.unbound")
+        if number not in CLASSES:
+            raise self.refuse("obj.class", f"{number:#x}")
+        if number in GRAPHICS and self.veid:
+            raise self.refuse("obj.graphics-async", f"{number:#x} on VEID {self.veid}")
+        self.classes.add(number)
+        args["obj_id"] = 0
+
+    @handler("NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER")
+    def set_error_notifier(self, args: Record) -> None:
+        """Where the first error is written; the old one is given up even when this fails."""
+        found = self.kernel.lookup(args["mem"]) if args["mem"] else None
+        if args["mem"] and self.notifier is not None:
+            self.notifier[0].put("kernel")
+            self.notifier = None
+        if not isinstance(found, DmaBuf) or not found.allocated:
+            raise self.refuse("notifier.mem", f"fd {args['mem']}")
+        if args["offset"] + NOTIFIER_SIZE > found.size:
+            raise self.refuse("notifier.offset", f"{args['offset']:#x} in {found.size:#x}")
+        found.get("kernel")
+        found.buf[args["offset"] : args["offset"] + NOTIFIER_SIZE] = bytes(NOTIFIER_SIZE)
+        self.notifier = (found, args["offset"])
+        self.follow("notifier.zeroed")
+
+    @handler("NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT")
+    def get_timedout(self, args: Record) -> None:
+        """1 once the channel is dead."""
+        args["value"] = int(self.unserviceable)
+        if self.unserviceable:
+            self.follow("timedout.set")
+
+    @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT")
+    def set_timeout(self, args: Record) -> None:
+        """Stored without a look."""
+
+    @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX")
+    def set_timeout_ex(self, args: Record) -> None:
+        """Stored without a look."""
+
+    @handler("NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD")
+    def set_nvmap_fd(self, args: Record) -> None:
+        """A no-op."""
+        self.follow("nvmap-fd.noop")
+
+    @handler("NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE")
+    def set_preemption_mode(self, args: Record) -> None:
+        """One supported mode each, and not GFXP together with CILP."""
+        graphics, compute = args["graphics_preempt_mode"], args["compute_preempt_mode"]
+        bad = graphics not in GRAPHICS_MODES or compute not in COMPUTE_MODES
+        if bad or (graphics == GFXP and compute == CILP) or self.tsg is None:
+            raise self.refuse("preempt.mode", f"{graphics} and {compute}")
+
+    @handler("NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT")
+    def get_user_syncpoint(self, args: Record) -> None:
+        """One syncpoint per channel."""
+        if self.syncpoint is None:
+            if not self.kernel.syncpoints:
+                raise self.refuse("syncpt.none-left")
+            self.syncpoint = self.kernel.syncpoints.pop()
+        else:
+            self.follow("syncpt.same")
+        args["syncpoint_id"], args["syncpoint_max"], args["gpu_va"] = self.syncpoint, 0, 0
+
+    @handler("NVGPU_IOCTL_CHANNEL_ENABLE")
+    def enable(self, _: bytearray) -> None:
+        """Let the TSG's channels run."""
+        if self.tsg is not None:
+            self.tsg.enable(True)
+
+    @handler("NVGPU_IOCTL_CHANNEL_DISABLE")
+    def disable(self, _: bytearray) -> None:
+        """Stop the TSG's channels."""
+        if self.tsg is not None:
+            self.tsg.enable(False)
+
+    @handler("NVGPU_IOCTL_CHANNEL_PREEMPT")
+    def preempt(self, _: bytearray) -> None:
+        """Preemption is invisible to the client."""
+
+    @handler("NVGPU_IOCTL_CHANNEL_FORCE_RESET")
+    def force_reset(self, _: bytearray) -> None:
+        """Notifier 43 for the whole TSG."""
+        self.follow("reset.forced")
+        report = FaultReport(NOTIFIER_RESET, "FORCE_RESET by the client", {"ioctl": "FORCE_RESET"})
+        if self.port is not None:
+            self.kernel.fault(self.port, report)
+        else:
+            self.die(NOTIFIER_RESET)
+
+    @handler("NVGPU_IOCTL_CHANNEL_WAIT")
+    def wait(self, args: Record) -> None:
+        """Kernel-side wait for a notifier or semaphore in a dmabuf."""
+        if self.unserviceable:
+            raise self.refuse("wait.dead")
+        found = self.kernel.lookup(args["condition.notifier.dmabuf_fd"])
+        offset = args["condition.notifier.offset"]
+        semaphore = args["type"] == 1
+        size = 4 if semaphore else NOTIFIER_SIZE
+        if (
+            args["type"] not in (0, 1)
+            or not isinstance(found, DmaBuf)
+            or not found.allocated
+            or offset + size > found.size
+        ):
+            raise self.refuse("wait.notifier")
+        until = time.monotonic() + min(args["timeout"], 30_000) / 1000
+        while True:
+            if semaphore:
+                want = args["condition.semaphore.payload"]
+                done = struct.unpack_from("<I", found.buf, offset)[0] == want
+            else:
+                done = struct.unpack_from("<H", found.buf, offset + 14)[0] == 0
+            if done or self.unserviceable or time.monotonic() >= until:
+                break
+            time.sleep(0.001)
+        if not done:
+            raise self.refuse("wait.dead", "timed out")
+
+    @handler("NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO")
+    def submit_gpfifo(self, args: Record) -> None:
+        """Refused: the channel submits from user mode."""
+        if self.unserviceable:
+            raise self.refuse("wait.dead")
+        raise self.refuse("submit.usermode")

@@ -1,0 +1,533 @@
+"""File descriptors, dispatch and lifetimes: what every device of the model shares.
+
+A device fd is one end of a socket pair. The model keeps the other end and learns from its hang-up
+that the last copy of the client's end is gone (closed, in this process and in its children), which
+is when a kernel would call release(). A dmabuf fd is the memfd itself. Both are found again by
+inode, so dup, fork, poll and CLOEXEC are the host kernel's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import socket
+import stat
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from fcntl import F_DUPFD_CLOEXEC, fcntl
+from os import close as _real_close
+
+from ..abi import Record, abi, ioc_dir, ioc_nr, ioc_size, ioc_type
+from ..gpu_api import ChannelPort, Executor, FaultReport, SmError
+from ..inject import Injector
+from ..memory import DmaBuf, caller
+from ..options import Options
+from ..report import Journal
+from ..rules import KernelError
+from .usermem import UserMemory
+
+Handler = Callable[..., int | None]
+Key = tuple[int, int]
+
+NODES = {
+    "/dev/nvgpu/igpu0/ctrl": "ctrl",
+    "/dev/nvgpu/igpu0/as": "as",
+    "/dev/nvgpu/igpu0/tsg": "tsg",
+    "/dev/nvgpu/igpu0/channel": "channel",
+    "/dev/nvhost-ctrl-gpu": "ctrl",
+    "/dev/nvhost-as-gpu": "as",
+    "/dev/nvhost-tsg-gpu": "tsg",
+    "/dev/nvhost-gpu": "channel",
+    "/dev/nvmap": "nvmap",
+}
+"""Device nodes of the model, both naming schemes; debugger, profiler and scheduler are absent."""
+
+
+def handler(name: str) -> Callable[[Handler], Handler]:
+    """Mark a method of a :class:`File` as the handler of the ioctl with header name `name`."""
+
+    def mark(function: Handler) -> Handler:
+        function.ioctl_name = name  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+class File:
+    """An open device. Subclasses hold the state and mark their ioctl handlers.
+
+    A handler gets a :class:`Record` of its struct, changes it, and returns None or a positive
+    residue; a refusal is a KernelError.
+    """
+
+    kind = ""
+    letter = ""
+    handlers: dict[str, str]
+
+    def __init_subclass__(cls) -> None:
+        cls.handlers = {
+            getattr(f, "ioctl_name", ""): name
+            for base in reversed(cls.__mro__)
+            for name, f in vars(base).items()
+            if hasattr(f, "ioctl_name")
+        }
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.line = caller()
+        self.key: Key = (0, 0)
+        self.peer: socket.socket | None = None
+
+    def refuse(self, rule: str, detail: str = "", errno: int | None = None) -> KernelError:
+        """The error to raise for breaking `rule`."""
+        return KernelError(rule, detail, errno)
+
+    def follow(self, rule: str) -> None:
+        """Note that a rule without errno was exercised."""
+        self.kernel.journal.rule(rule)
+
+    def mmap(self, length: int, offset: int) -> int:
+        """The fd to map in place of this one; raises KernelError."""
+        raise self.refuse("fd.mmap")
+
+    def ioctl(self, request: int, arg: int) -> int:
+        """Dispatch as nvgpu does: letter, number, size, copy in, handler, copy out."""
+        tables, letter = self.kernel.abi, ioc_type(request)
+        if letter != self.letter:
+            raise self.refuse("dispatch.type", f"letter {letter!r} on a {self.kind} fd")
+        if not 0 < ioc_nr(request) <= tables.last[letter]:
+            raise self.refuse("dispatch.nr")
+        size = ioc_size(request)
+        if size > tables.max_size[letter]:
+            raise self.refuse("dispatch.size")
+        raw = bytearray(size)
+        if ioc_dir(request) & 1:
+            data = self.kernel.user.read(arg, size)
+            if len(data) < size:
+                raise self.refuse("dispatch.fault")
+            raw[:] = data
+        known = tables.by_number.get(request)
+        if known is None:
+            same = [i for i in tables.ioctls.values() if _same(i.number, request)]
+            rule = "dispatch.unknown"
+            if any(i.name == "NVGPU_GPU_IOCTL_OPEN_TSG" for i in same):
+                self.follow("profile.open-tsg")
+            raise self.refuse(rule, f"the kernel's is {same[0].number:#x}" if same else "")
+        self.before(known.name)
+        if known.name == "NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES":
+            raise self.refuse("profile.read-all-sm")
+        if known.name not in self.handlers:
+            raise self.refuse("dispatch.not-modelled", known.short)
+        method = getattr(self, self.handlers[known.name])
+        record = Record(tables.structs[known.arg], raw) if known.arg else raw
+        residue = method(record)
+        if residue:
+            self.follow("dispatch.residue")
+            return int(residue)
+        if ioc_dir(request) & 2 and self.kernel.user.write(arg, bytes(raw)):
+            raise self.refuse("dispatch.fault")
+        return 0
+
+    def before(self, name: str) -> None:
+        """Checked before every handler (a channel that is gone)."""
+
+    def release(self) -> None:
+        """The last fd is gone."""
+
+
+def _same(number: int, request: int) -> bool:
+    return number & 0xFFFF == request & 0xFFFF
+
+
+class Kernel:
+    """One board: its devices, memory and GPU. All entry points may be called from any thread."""
+
+    def __init__(self, options: Options, journal: Journal | None = None) -> None:
+        from .ctrl import GpuShape
+        from .nvmap import NvMapState
+        from .usermode import Usermode
+
+        self.options = options
+        self.abi = abi(options.profile)
+        self.journal = journal or Journal()
+        self.injector = Injector(options.inject, options.seed)
+        self.lock = threading.RLock()
+        self.fault_lock = threading.Lock()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._soft, self._raised = soft, soft
+        self._base = soft
+        if hard == resource.RLIM_INFINITY or hard > soft:
+            want = soft + 65536 if hard == resource.RLIM_INFINITY else min(hard, soft + 65536)
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_NOFILE, (want, hard))
+                self._raised = want
+        if self._raised == soft:
+            self._base = max(soft // 2, 64)
+        self.user = UserMemory(self.memfd("nvgpusim-scratch"))
+        self.files: dict[Key, File] = {}
+        self.dmabufs: dict[Key, DmaBuf] = {}
+        self.peers: dict[int, File] = {}
+        self.hangups = select.epoll()
+        high = fcntl(self.hangups.fileno(), F_DUPFD_CLOEXEC, self._base)
+        self.hangups.close()
+        self.hangups = select.epoll.fromfd(high)
+        self.executor: Executor | None = None
+        self.make_executor: Callable[[Kernel], Executor] | None = None
+        self.shape = GpuShape(options)
+        self.nvmap = NvMapState(self)
+        self.usermode = Usermode(self)
+        self.spaces = 0
+        self.channel_ids = list(range(512))
+        self.tsg_ids = list(range(512))
+        self.syncpoints = list(range(64))
+        self.ports: dict[int, ChannelPort] = {}
+        self.cpu_maps: list[CpuMapping] = []
+        self.scheduler_locked = False
+
+    # descriptors
+
+    def descriptor_limit(self) -> int:
+        """The client's RLIMIT_NOFILE: what it set itself, or what it was before the model's."""
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return self._soft if soft == self._raised else soft
+
+    def high(self, fd: int) -> int:
+        """Move one of the model's own fds out of the client's range."""
+        try:
+            moved = fcntl(fd, F_DUPFD_CLOEXEC, self._base)
+        except OSError:
+            return fd
+        _real_close(fd)
+        return moved
+
+    def memfd(self, name: str) -> int:
+        """A memfd in the model's own range of descriptors."""
+        return self.high(os.memfd_create(name, os.MFD_CLOEXEC))
+
+    def give(self, fd: int) -> int:
+        """The lowest free descriptor of the client's, a copy of `fd`; EMFILE when there is none."""
+        try:
+            new = os.dup(fd)
+        except OSError as error:
+            raise KernelError("fd.full") from error
+        if new >= self.descriptor_limit():
+            _real_close(new)
+            raise KernelError("fd.full")
+        self.journal.rule("fd.cloexec")
+        return new
+
+    def install(self, file: File) -> int:
+        """Give the client an fd for `file`."""
+        theirs, ours = socket.socketpair()
+        peer = self.high(ours.detach())
+        inner = self.high(theirs.detach())
+        try:
+            fd = self.give(inner)
+        except KernelError:
+            _real_close(peer)
+            raise
+        finally:
+            _real_close(inner)
+        file.peer = socket.socket(fileno=peer)
+        status = os.fstat(fd)
+        file.key = (status.st_dev, status.st_ino)
+        self.files[file.key] = file
+        self.peers[peer] = file
+        self.hangups.register(peer, select.EPOLLHUP | select.EPOLLRDHUP)
+        return fd
+
+    def lookup(self, fd: int) -> File | DmaBuf | None:
+        """The model's object behind a descriptor, None for a foreign or closed one."""
+        if fd < 0:
+            return None
+        try:
+            status = os.fstat(fd)
+        except OSError:
+            return None
+        key = (status.st_dev, status.st_ino)
+        if stat.S_ISSOCK(status.st_mode):
+            return self.files.get(key)
+        return self.dmabufs.get(key)
+
+    def file(self, fd: int, kind: str) -> File | None:
+        """The open device of that kind behind `fd`."""
+        found = self.lookup(fd)
+        return found if isinstance(found, File) and found.kind == kind else None
+
+    def dmabuf(self, fd: int, badfd: str, not_dmabuf: str) -> DmaBuf:
+        """The dmabuf behind `fd`; raises KernelError with one of the two rules."""
+        found = self.lookup(fd)
+        if isinstance(found, DmaBuf):
+            return found
+        try:
+            os.fstat(fd)
+        except OSError:
+            raise KernelError(badfd, f"fd {fd}") from None
+        raise KernelError(not_dmabuf, f"fd {fd}")
+
+    # system calls
+
+    def sweep(self) -> None:
+        """Release every device whose last fd is gone."""
+        with self.lock:
+            for peer, _ in self.hangups.poll(0):
+                file = self.peers.pop(peer, None)
+                if file is None:
+                    continue
+                self.hangups.unregister(peer)
+                del self.files[file.key]
+                if file.peer is not None:
+                    file.peer.close()
+                file.release()
+                self.journal.count("close", file.kind)
+
+    def open(self, path: str) -> int:
+        """open() of a node in NODES; raises OSError."""
+        from .address_space import AsFile
+        from .channel import ChannelFile
+        from .ctrl import CtrlFile
+        from .nvmap import NvMapFile
+        from .tsg import TsgFile
+
+        with self.lock, self.errors("open", path):
+            self.sweep()
+            self.injector.maybe(f"OPEN_{NODES[path].upper()}")
+            match NODES[path]:
+                case "ctrl":
+                    file: File = CtrlFile(self)
+                case "as":
+                    file = AsFile.default(self)
+                case "tsg":
+                    file = TsgFile(self)
+                case "channel":
+                    file = ChannelFile(self, -1)
+                case _:
+                    file = NvMapFile(self)
+            try:
+                fd = self.install(file)
+            except KernelError:
+                file.release()
+                raise
+            self.journal.count("open", file.kind)
+            return fd
+
+    def ioctl(self, fd: int, request: int, arg: int) -> int:
+        """ioctl() on a device or dmabuf of the model; raises OSError."""
+        request &= 0xFFFFFFFF
+        with self.lock, self.errors("ioctl", self.abi.name(request), request):
+            self.sweep()
+            found = self.lookup(fd)
+            if isinstance(found, DmaBuf):
+                if request not in _DMA_BUF_SYNC:
+                    raise KernelError("dmabuf.ioctl")
+                return 0
+            if found is None:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            known = self.abi.by_number.get(request)
+            self.journal.count("ioctl", self.abi.name(request))
+            if known is not None:
+                self.injector.maybe(known.short)
+            return found.ioctl(request, arg)
+
+    def map_fd(self, fd: int, length: int, offset: int) -> tuple[int, File | DmaBuf] | None:
+        """What to mmap in place of `fd` (None: not the model's); raises OSError.
+
+        Follow it with :meth:`mapped` once the host kernel has mapped the returned fd.
+        """
+        with self.lock, self.errors("mmap", str(fd)):
+            self.sweep()
+            found = self.lookup(fd)
+            if found is None:
+                return None
+            self.injector.maybe("MMAP")
+            if isinstance(found, File):
+                return found.mmap(length, offset), found
+            if offset + length > found.size:
+                raise KernelError("dmabuf.mmap-range", f"{offset + length:#x} > {found.size:#x}")
+            if found.vpr:
+                raise KernelError("dmabuf.vpr")
+            if not found.allocated:
+                self.journal.rule("dmabuf.sigbus")
+            return fd, found
+
+    def mapped(self, address: int, length: int, what: File | DmaBuf) -> None:
+        """The host kernel has mapped [address, address + length)."""
+        with self.lock:
+            end = address + -(-length // 4096) * 4096
+            for old in self.unmapped(address, end - address):
+                if isinstance(old, DmaBuf) and old is not what:
+                    self.journal.note(
+                        f"mmap at {address:#x} replaced the CPU mapping of {old!r}: {caller()}"
+                    )
+            if isinstance(what, DmaBuf):
+                what.get("cpu")
+            self.cpu_maps.append(CpuMapping(address, end, what))
+            self.journal.rule("fd.fork")
+            self.journal.count("mmap", what.kind if isinstance(what, File) else "dmabuf")
+
+    def unmapped(self, address: int, length: int) -> list[File | DmaBuf]:
+        """[address, address + length) is unmapped or replaced; returns what was there."""
+        with self.lock:
+            end, gone = address + -(-length // 4096) * 4096, []
+            for buf in self.nvmap.pinned():
+                at = buf.pinned
+                if at is not None and at[0] < end and address < at[1]:
+                    buf.unpin()
+            for entry in [m for m in self.cpu_maps if m.start < end and address < m.end]:
+                self.cpu_maps.remove(entry)
+                gone.append(entry.what)
+                for start, stop in ((entry.start, address), (end, entry.end)):
+                    if start < stop:
+                        self.cpu_maps.append(CpuMapping(start, stop, entry.what))
+                        if isinstance(entry.what, DmaBuf):
+                            entry.what.get("cpu")
+                if isinstance(entry.what, DmaBuf):
+                    entry.what.put("cpu")
+                else:
+                    self.usermode.unmapped(entry.what)
+            return gone
+
+    def msync(self, address: int) -> None:
+        """msync() at `address`; raises OSError for a dmabuf's mapping."""
+        with self.lock, self.errors("msync", hex(address)):
+            if any(m.start <= address < m.end for m in self.cpu_maps):
+                raise KernelError("dmabuf.msync")
+
+    def errors(
+        self, call: str, what: str, request: int = 0
+    ) -> contextlib.AbstractContextManager[None]:
+        """Turn KernelError into OSError, and count both."""
+        return _Errors(self, call, what, request)
+
+    # execution side
+
+    def gpu(self) -> Executor | None:
+        """The execution side, made at first use."""
+        if self.executor is None and self.make_executor is not None:
+            self.executor = self.make_executor(self)
+        return self.executor
+
+    def fault(self, port: ChannelPort, report: FaultReport) -> None:
+        """A fatal error: kill the TSG, write the notifiers, keep the SM records. Any thread."""
+        from .channel import ChannelFile
+
+        with self.fault_lock:
+            if not port.alive:
+                return
+            victims = [
+                f
+                for f in list(self.files.values())
+                if isinstance(f, ChannelFile) and f.tsg is not None and f.tsg.id == port.tsg_id
+            ]
+            for channel in victims:
+                if channel.tsg is not None:
+                    channel.tsg.sm_errors.update(report.sm)
+                channel.die(report.code)
+            port.alive = False
+            for other in list(self.ports.values()):
+                if other.tsg_id == port.tsg_id:
+                    other.alive = False
+            self.journal.rule("kill.tsg")
+            self.journal.fault(report, port)
+
+    def forked(self) -> None:
+        """In a forked child: the model is a copy, the GPU and its channels are the parent's."""
+        from .channel import ChannelFile
+
+        self.lock, self.fault_lock = threading.RLock(), threading.Lock()
+        self.executor, self.ports = None, {}
+        for file in self.files.values():
+            if isinstance(file, ChannelFile):
+                file.gone, file.port = True, None
+        self.cpu_maps = []
+        self.usermode.forked()
+        self.journal.forked()
+
+    def shutdown(self) -> None:
+        """Stop the threads."""
+        self.usermode.stop()
+        if self.executor is not None:
+            self.executor.shutdown()
+
+    def ptimer(self) -> int:
+        """PTIMER: nanoseconds, monotonic, the clock of semaphore timestamps."""
+        return time.monotonic_ns()
+
+    def leaks(self) -> list[str]:
+        """What is still open, mapped or allocated, one line each."""
+        found: list[str] = []
+        for kind, n in sorted(count_kinds(self.files).items()):
+            lines = sorted({f.line for f in self.files.values() if f.kind == kind})
+            found.append(f"{n} {kind} fd{'s' * (n > 1)} open, opened at {lines[0]}")
+        handles = list(self.nvmap.handles.values())
+        if handles:
+            total = sum(h.buf.size for h in handles if h.buf.allocated)
+            found.append(f"{len(handles)} nvmap handles ({total:#x} bytes): {handles[0].line}")
+        held = [b for b in set(self.dmabufs.values()) if self.nvmap.client_fds(b)]
+        if held:
+            found.append(f"{len(held)} buffers with open dmabuf fds: {held[0]!r}")
+        vms = [getattr(f, "vm", None) for f in self.files.values()]
+        spaces = {vm.number: vm for vm in vms if vm is not None}
+        for vm in spaces.values():
+            maps = [m for m in vm.pages.mappings() if not m.kernel]
+            if maps:
+                total = sum(m.size for m in maps)
+                found.append(f"{len(maps)} GPU mappings ({total:#x} bytes): {maps[0].line}")
+            if vm.areas:
+                found.append(f"{len(vm.areas)} reserved VA areas: {vm.areas[0].line}")
+        buffers = [m for m in self.cpu_maps if isinstance(m.what, DmaBuf)]
+        if buffers:
+            total = sum(m.end - m.start for m in buffers)
+            found.append(f"{len(buffers)} CPU mappings ({total:#x} bytes) of {buffers[0].what!r}")
+        return found
+
+    def check(self) -> None:
+        """The model's invariants; raises AssertionError naming the one that broke."""
+        with self.lock:
+            for file in list(self.files.values()):
+                check = getattr(file, "check", None)
+                if check is not None:
+                    check()
+            self.nvmap.check()
+
+
+class CpuMapping:
+    """A range of the client's CPU addresses that shows a dmabuf or the doorbell page."""
+
+    __slots__ = ("end", "start", "what")
+
+    def __init__(self, start: int, end: int, what: File | DmaBuf) -> None:
+        self.start, self.end, self.what = start, end, what
+
+
+class _Errors:
+    def __init__(self, kernel: Kernel, call: str, what: str, request: int) -> None:
+        self.kernel, self.call, self.what, self.request = kernel, call, what, request
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, KernelError):
+            return
+        journal = self.kernel.journal
+        journal.rule(error.rule)
+        journal.refused(self.call, self.what, error, caller())
+        raise OSError(error.errno, os.strerror(error.errno)) from error
+
+
+_DMA_BUF_SYNC = {0x40086200}
+"""DMA_BUF_IOCTL_SYNC of linux/dma-buf.h."""
+
+
+def count_kinds(files: dict[Key, File]) -> Counter[str]:
+    """How many devices of each kind are open."""
+    return Counter(f.kind for f in files.values())
+
+
+__all__ = ["NODES", "File", "Kernel", "KernelError", "SmError", "count_kinds", "handler"]

@@ -1,0 +1,340 @@
+"""The control device: what the GPU is, and where everything else is opened from [K36 ioctl_ctrl.c].
+
+Values of ga10b come from the r36 hal (hw_proj_ga10b.h) and NVIDIA's product data; clocks and cache
+sizes are those of an AGX Orin 64 GB.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from ..abi import Record
+from .core import File, handler
+from .usermode import SIZE as USERMODE_SIZE
+
+if TYPE_CHECKING:
+    from ..options import Options
+    from .core import Kernel
+
+MAX_GPCS, TPCS_PER_GPC, SMS_PER_TPC = 2, 4, 2
+MIN_MHZ, MAX_MHZ = 114, 1300
+"""GPCCLK range: 114.75 and 1300.5 MHz in the arbiter's whole megahertz."""
+GPCCLK = 1
+GR_RUNLIST = 0
+RUNLISTS = {0: (0, 0), 1: (2, 0), 2: (2, 1)}
+"""Active runlists: (engine id, instance); 0 GR, 2 asynchronous copy engines."""
+ENGINES = ((0, 0, 0), (1, 0, 0), (2, 0, 1), (2, 1, 2))
+"""GET_ENGINE_INFO: (engine id, instance, runlist); 1 is the copy engine on the GR runlist."""
+_FLAGS = [
+    "HAS_SYNCPOINTS",
+    "SUPPORT_SPARSE_ALLOCS",
+    "SUPPORT_SYNC_FENCE_FDS",
+    "SUPPORT_TSG",
+    "SUPPORT_TSG_SUBCONTEXTS",
+    "SUPPORT_CLOCK_CONTROLS",
+    "SUPPORT_DETERMINISTIC_SUBMIT_NO_JOBTRACKING",
+    "SUPPORT_IO_COHERENCE",
+    "SUPPORT_DETERMINISTIC_SUBMIT_FULL",
+    "SUPPORT_DETERMINISTIC_OPTS",
+    "SUPPORT_SYNCPOINT_ADDRESS",
+    "SUPPORT_USER_SYNCPOINT",
+    "CAN_RAILGATE",
+    "SUPPORT_USERMODE_SUBMIT",
+    "SUPPORT_FAULT_RECOVERY",
+    "SUPPORT_MAP_ACCESS_TYPE",
+    "SUPPORT_2D",
+    "SUPPORT_3D",
+    "SUPPORT_COMPUTE",
+    "SUPPORT_I2M",
+    "SUPPORT_ZBC",
+]
+
+
+class GpuShape:
+    """Which TPCs of the 2 x 4 are enabled."""
+
+    def __init__(self, options: Options) -> None:
+        low = min(options.tpcs, TPCS_PER_GPC)
+        counts = [low, options.tpcs - low]
+        self.tpc_masks = [(1 << n) - 1 for n in counts]
+        self.gpc_mask = sum(1 << i for i, n in enumerate(counts) if n)
+        self.sms = options.sms
+
+
+class CtrlFile(File):
+    """An open ctrl node."""
+
+    kind, letter = "ctrl", "G"
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(kernel)
+        self.instance_id = kernel.spaces + id(self) % 4096
+
+    def mmap(self, length: int, offset: int) -> int:
+        """The doorbell page."""
+        usermode = self.kernel.usermode
+        if id(self) in usermode.mapped_by:
+            raise self.refuse("doorbell.busy")
+        if length > USERMODE_SIZE:
+            raise self.refuse("doorbell.length", f"{length:#x}")
+        if offset:
+            raise self.refuse("doorbell.offset", f"{offset:#x}")
+        usermode.mapped_by.add(id(self))
+        usermode.start()
+        return usermode.fd
+
+    def _buffer(self, address: int, room: int, data: bytes) -> int:
+        """Copy to a second user buffer: the count of bytes not copied is the ioctl's result."""
+        return self.kernel.user.write(address, data[:room]) if room else 0
+
+    @handler("NVGPU_GPU_IOCTL_GET_CHARACTERISTICS")
+    def characteristics(self, args: Record) -> int:
+        """Fill what fits, say how large the whole is."""
+        tables, shape = self.kernel.abi, self.kernel.shape
+        out = tables.record("nvgpu_gpu_characteristics")
+        last, constants = tables.last, tables.constants
+        flags = sum(constants[f"NVGPU_GPU_FLAGS_{name}"] for name in _FLAGS)
+        if tables.profile == "r35":
+            flags |= constants["NVGPU_GPU_FLAGS_SUPPORT_MAP_DIRECT_KIND_CTRL"]
+        values = {
+            "arch": 0x170,
+            "impl": 0xB,
+            "rev": 0xA1,
+            "num_gpc": shape.gpc_mask.bit_count(),
+            "numa_domain_id": -1,
+            "L2_cache_size": 0x400000,
+            "num_tpc_per_gpc": TPCS_PER_GPC,
+            "bus_type": 32,
+            "compression_page_size": 0x10000,
+            "pde_coverage_bit_count": 21 if tables.profile == "r38" else 47,
+            "flags": flags,
+            "twod_class": 0x902D,
+            "threed_class": 0xC797,
+            "compute_class": 0xC7C0,
+            "gpfifo_class": 0xC76F,
+            "inline_to_memory_class": 0xA140,
+            "dma_copy_class": 0xC7B5,
+            "gpc_mask": shape.gpc_mask,
+            "sm_arch_sm_version": 0x807,
+            "sm_arch_spa_version": 0x806,
+            "sm_arch_warp_count": 96,
+            "gpu_ioctl_nr_last": last["G"],
+            "tsg_ioctl_nr_last": last["T"],
+            "dbg_gpu_ioctl_nr_last": 32 if tables.profile == "r35" else 33,
+            "ioctl_channel_nr_last": last["H"],
+            "as_ioctl_nr_last": last["A"],
+            "event_ioctl_nr_last": last["E"],
+            "gpu_va_bit_count": 40,
+            "max_fbps_count": 1,
+            "fbp_en_mask": 1,
+            "max_ltc_per_fbp": 2,
+            "max_lts_per_ltc": 4,
+            "max_gpc_count": MAX_GPCS,
+            "num_ltc": 2,
+            "lts_per_ltc": 4,
+            "map_buffer_batch_limit": 256,
+            "max_freq": 1_300_500_000,
+            "graphics_preemption_mode_flags": 3,
+            "compute_preemption_mode_flags": 7,
+            "default_graphics_preempt_mode": 1,
+            "default_compute_preempt_mode": 2,
+            "local_video_memory_size": 0,
+            "max_veid_count_per_tsg": 64,
+            "max_gpfifo_entries": 1 << 28,
+            "device_instance_id": self.instance_id,
+        }
+        for name, value in values.items():
+            if name in out:
+                out[name] = value
+        chip = out.struct.fields["chipname"]
+        out.raw[chip.offset : chip.offset + 5] = b"ga10b"
+        room = args["gpu_characteristics_buf_size"]
+        residue = self._buffer(args["gpu_characteristics_buf_addr"], room, bytes(out.raw))
+        args["gpu_characteristics_buf_size"] = out.struct.size
+        self.follow("chars.size")
+        return residue
+
+    @handler("NVGPU_GPU_IOCTL_ALLOC_AS")
+    def alloc_as(self, args: Record) -> None:
+        """A new address space."""
+        from .address_space import AsFile
+
+        file = AsFile.from_args(self.kernel, args)
+        args["as_fd"] = self._give(file)
+
+    @handler("NVGPU_GPU_IOCTL_OPEN_TSG")
+    def open_tsg(self, args: Record) -> None:
+        """A new TSG; shared ones need a token that GET_SHARE_TOKEN would give."""
+        from .tsg import TsgFile
+
+        if "flags" in args:
+            share, rest = args["flags"] & 1, any(args.raw[8:])
+            if share or rest:
+                raise self.refuse("tsg.share", "no such token" if share else "")
+        args["tsg_fd"] = self._give(TsgFile(self.kernel))
+
+    @handler("NVGPU_GPU_IOCTL_OPEN_CHANNEL")
+    def open_channel(self, args: Record) -> None:
+        """A new channel: runlist id in, fd out."""
+        from .channel import ChannelFile
+
+        args["out.channel_fd"] = self._give(ChannelFile(self.kernel, args["in.runlist_id"]))
+
+    def _give(self, file: File) -> int:
+        try:
+            return self.kernel.install(file)
+        except Exception:
+            file.release()
+            raise
+
+    @handler("NVGPU_GPU_IOCTL_FLUSH_L2")
+    def flush_l2(self, args: Record) -> None:
+        """Nothing to flush on a coherent board, but the arguments are checked."""
+        if not args["l2_flush"] and not args["fb_flush"]:
+            rule = "flush.invalidate" if args["l2_invalidate"] else "flush.none"
+            raise self.refuse(rule)
+        if args["l2_invalidate"] and not args["l2_flush"]:
+            raise self.refuse("flush.invalidate")
+
+    @handler("NVGPU_GPU_IOCTL_GET_TPC_MASKS")
+    def tpc_masks(self, args: Record) -> int:
+        """One u32 mask per GPC of the maximum."""
+        data = struct.pack("<2I", *self.kernel.shape.tpc_masks)
+        residue = self._buffer(args["mask_buf_addr"], args["mask_buf_size"], data)
+        args["mask_buf_size"] = len(data)
+        return residue
+
+    @handler("NVGPU_GPU_IOCTL_GET_FBP_L2_MASKS")
+    def fbp_masks(self, args: Record) -> int:
+        """One FBP with two L2 slices."""
+        data = struct.pack("<I", 3)
+        residue = self._buffer(args["mask_buf_addr"], args["mask_buf_size"], data)
+        args["mask_buf_size"] = len(data)
+        return residue
+
+    @handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP")
+    def gpc_physical(self, args: Record) -> int:
+        """Local to physical GPC numbers: equal."""
+        return self._gpc_map(args, "physical_gpc_buf_addr")
+
+    @handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP")
+    def gpc_logical(self, args: Record) -> int:
+        """Local to logical GPC numbers: equal."""
+        return self._gpc_map(args, "logical_gpc_buf_addr")
+
+    def _gpc_map(self, args: Record, address: str) -> int:
+        count = self.kernel.shape.gpc_mask.bit_count()
+        data = struct.pack(f"<{count}I", *range(count))
+        residue = self._buffer(args[address], args["map_buf_size"], data)
+        args["map_buf_size"] = len(data)
+        return residue
+
+    @handler("NVGPU_GPU_IOCTL_NUM_VSMS")
+    def num_vsms(self, args: Record) -> None:
+        """Enabled SMs."""
+        args["num_vsms"] = self.kernel.shape.sms
+
+    @handler("NVGPU_GPU_IOCTL_VSMS_MAPPING")
+    def vsms_mapping(self, args: Record) -> int:
+        """GPC and TPC of each SM."""
+        size = self.kernel.abi.structs["nvgpu_gpu_vsms_mapping_entry"].size
+        data = b""
+        for gpc, mask in enumerate(self.kernel.shape.tpc_masks):
+            for tpc in range(mask.bit_count()):
+                for sm in range(SMS_PER_TPC):
+                    tpc_all = 4 * gpc + tpc
+                    entry = bytes((gpc, tpc) if size == 2 else (gpc, gpc, tpc, tpc_all, sm, tpc))
+                    data += entry.ljust(size, b"\0")
+        return self._buffer(args["vsms_map_buf_addr"], len(data), data)
+
+    @handler("NVGPU_GPU_IOCTL_GET_ENGINE_INFO")
+    def engine_info(self, args: Record) -> int:
+        """Items of 16 bytes; the size returned counts all of them."""
+        data = b"".join(struct.pack("<IIiI", *engine, 0) for engine in ENGINES)
+        room = args["engine_info_buf_size"] // 16 * 16
+        residue = self._buffer(args["engine_info_buf_addr"], room, data)
+        args["engine_info_buf_size"] = len(data)
+        self.follow("engine.size")
+        return residue
+
+    @handler("NVGPU_GPU_IOCTL_GET_GPU_TIME")
+    def gpu_time(self, args: Record) -> None:
+        """PTIMER in nanoseconds."""
+        args["gpu_timestamp"] = self.kernel.ptimer()
+
+    @handler("NVGPU_GPU_IOCTL_GET_CPU_TIME_CORRELATION_INFO")
+    def correlation(self, args: Record) -> None:
+        """Pairs of CPU and GPU time."""
+        count, source = args["count"], args["source_id"]
+        if count > 16:
+            raise self.refuse("time.count", str(count))
+        if source not in ((1,) if self.kernel.abi.profile == "r35" else (1, 2)):
+            raise self.refuse("time.source", str(source))
+        for i in range(count):
+            cpu = time.monotonic_ns() if source == 1 else time.time_ns()
+            struct.pack_into("<QQ", args.raw, 16 * i, cpu, self.kernel.ptimer())
+
+    @handler("NVGPU_GPU_IOCTL_CLK_GET_RANGE")
+    def clk_range(self, args: Record) -> None:
+        """Clock ranges by domain: one domain on ga10b."""
+
+        def fill(entry: Record) -> None:
+            entry["flags"], entry["min_hz"], entry["max_hz"] = 0, MIN_MHZ * 10**6, MAX_MHZ * 10**6
+
+        self._clocks(args, "clk_range_entries", "nvgpu_gpu_clk_range", 1, fill)
+
+    @handler("NVGPU_GPU_IOCTL_CLK_GET_INFO")
+    def clk_info(self, args: Record) -> None:
+        """Clock frequencies by domain and type."""
+
+        def fill(entry: Record) -> None:
+            if not args["flags"]:
+                entry["clk_type"] = args["clk_type"]
+            if entry["clk_type"] not in (1, 2, 3):
+                raise self.refuse("clk.type", str(entry["clk_type"]))
+            entry["flags"], entry["freq_hz"] = 0, MAX_MHZ * 10**6
+
+        self._clocks(args, "clk_info_entries", "nvgpu_gpu_clk_info", 3, fill)
+
+    def _clocks(self, args: Record, address: str, kind: str, most: int, fill: object) -> None:
+        flags, count, user = args["flags"], args["num_entries"], self.kernel.user
+        if flags not in (0, 1):
+            raise self.refuse("clk.flags", f"{flags:#x}")
+        if not flags and not count:
+            args["num_entries"] = 1
+            return
+        if flags and count > most:
+            raise self.refuse("clk.entries", str(count))
+        args["num_entries"] = count if flags else 1
+        size = self.kernel.abi.structs[kind].size
+        for i in range(args["num_entries"]):
+            at = args[address] + i * size
+            raw = user.read(at, size) if flags else bytes(size)
+            if len(raw) < size:
+                raise self.refuse("clk.fault")
+            entry = self.kernel.abi.record(kind, raw)
+            if not flags:
+                entry["clk_domain"] = GPCCLK
+            if entry["clk_domain"] != GPCCLK:
+                raise self.refuse("clk.domain", str(entry["clk_domain"]))
+            fill(entry)  # type: ignore[operator]
+            if user.write(at, bytes(entry.raw)):
+                raise self.refuse("clk.fault")
+
+    @handler("NVGPU_GPU_IOCTL_ZCULL_GET_CTX_SIZE")
+    def zcull_size(self, args: Record) -> None:
+        """Bytes of a ZCULL context."""
+        args["size"] = 0x10000
+
+    @handler("NVGPU_GPU_IOCTL_ZCULL_GET_INFO")
+    def zcull_info(self, args: Record) -> None:
+        """ZCULL geometry: of no use to compute, asked for by GL clients."""
+        args["width_align_pixels"] = args["height_align_pixels"] = 32
+        args["subregion_count"] = 16
+
+    @handler("NVGPU_GPU_IOCTL_GET_MEMORY_STATE")
+    def memory_state(self, args: Record) -> None:
+        """No video memory on an iGPU."""
+        args["total_free_bytes"] = 0

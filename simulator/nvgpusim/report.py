@@ -1,0 +1,186 @@
+"""What a run did: the journal that the model writes, its JSON form, and the text for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any, TextIO
+
+from .errors import SimError
+from .gpu_api import ChannelPort, FaultReport
+from .rules import RULES, KernelError
+
+FORMAT = 1
+KEPT = 200
+"""Refusals, faults and notes kept in full; later ones are only counted."""
+
+
+class Journal:
+    """Counts and events of one process. Any thread may write."""
+
+    def __init__(self, live: TextIO | None = None) -> None:
+        self._lock = threading.Lock()
+        self.live = live
+        self.counts: Counter[str] = Counter()
+        self.rules: Counter[str] = Counter()
+        self.refusals: list[dict[str, Any]] = []
+        self.faults: list[dict[str, Any]] = []
+        self.notes: list[str] = []
+        self.in_use = 0
+        self.peak = 0
+        self.child = False
+
+    def rule(self, name: str) -> None:
+        """A rule was exercised."""
+        self.rules[name] += 1
+
+    def count(self, call: str, what: str) -> None:
+        """One system call of a kind."""
+        self.counts[f"{call} {what}"] += 1
+
+    def memory(self, delta: int) -> None:
+        """Buffers grew or shrank by `delta` bytes."""
+        self.in_use += delta
+        self.peak = max(self.peak, self.in_use)
+
+    def refused(self, call: str, what: str, error: KernelError, line: str) -> None:
+        """A system call failed by a rule."""
+        self.counts[f"refused {error.rule}"] += 1
+        with self._lock:
+            if len(self.refusals) < KEPT:
+                self.refusals.append(
+                    {
+                        "call": call,
+                        "what": what,
+                        "rule": error.rule,
+                        "errno": error.errno,
+                        "detail": error.detail or RULES[error.rule].text,
+                        "line": line,
+                    }
+                )
+
+    def note(self, text: str) -> None:
+        """Something suspicious that no rule forbids."""
+        self.counts["notes"] += 1
+        with self._lock:
+            if len(self.notes) < KEPT:
+                self.notes.append(text)
+                self._say(f"nvgpusim: note: {text}")
+
+    def fault(self, report: FaultReport, port: ChannelPort) -> None:
+        """A fatal hardware error."""
+        self.counts["faults"] += 1
+        entry = {
+            "code": report.code,
+            "title": report.title,
+            "channel": port.id,
+            "tsg": port.tsg_id,
+            "details": dict(report.details),
+            "submitted": port.submit_line or port.line,
+        }
+        with self._lock:
+            if len(self.faults) < KEPT:
+                self.faults.append(entry)
+                self._say("\n".join(fault_lines(entry)))
+
+    def _say(self, text: str) -> None:
+        if self.live is not None:
+            print(text, file=self.live, flush=True)
+
+    def forked(self) -> None:
+        """In a forked child: counts start anew."""
+        live = self.live
+        self.__init__(live)  # type: ignore[misc]
+        self.child = True
+
+
+def fault_lines(entry: dict[str, Any]) -> list[str]:
+    """A fault for people, indented."""
+    head = f"nvgpusim: GPU error {entry['code']}: {entry['title']}"
+    where = f"  channel {entry['channel']}, TSG {entry['tsg']}: dead"
+    return [
+        head,
+        where,
+        *(f"  {k}: {v}" for k, v in entry["details"].items()),
+        f"  submitted: {entry['submitted'] or 'unknown'}",
+    ]
+
+
+def collect(kernel: Any) -> dict[str, Any]:
+    """The report of a kernel's life as plain data: call it at exit."""
+    journal: Journal = kernel.journal
+    kernel.sweep()
+    executor = kernel.executor
+    return {
+        "nvgpusim-report": FORMAT,
+        "options": json.loads(kernel.options.to_json()),
+        "argv": sys.argv,
+        "child": journal.child,
+        "counts": dict(sorted(journal.counts.items())),
+        "rules": dict(sorted(journal.rules.items())),
+        "refusals": journal.refusals,
+        "faults": journal.faults,
+        "notes": journal.notes,
+        "injected": kernel.injector.log,
+        "peak_bytes": journal.peak,
+        "execution": executor.statistics() if executor is not None else {},
+        "leaks": kernel.leaks(),
+    }
+
+
+def load(path: Path) -> list[dict[str, Any]]:
+    """The processes of a report file; raises SimError when it is not one."""
+    try:
+        entries = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise SimError(f"{path}: {error.strerror or error}; expected a report file") from error
+    except (ValueError, UnicodeDecodeError):
+        raise SimError(f"{path}: not a report: expected lines of JSON, from --report") from None
+    for entry in entries:
+        if not isinstance(entry, dict) or entry.get("nvgpusim-report") != FORMAT:
+            raise SimError(f"{path}: not a report of this version (format {FORMAT})")
+    if not entries:
+        raise SimError(f"{path}: an empty report: no process of the run used the simulator")
+    return entries
+
+
+def render(entry: dict[str, Any], *, full: bool = False) -> str:
+    """The report of one process as text; `full` lists the rules that were never exercised."""
+    lines = [f"== {' '.join(entry['argv']) or 'python'}"]
+    counts: dict[str, int] = entry["counts"]
+    for call in ("open", "ioctl", "mmap", "close"):
+        kinds = {k.partition(" ")[2]: n for k, n in counts.items() if k.startswith(call + " ")}
+        if kinds:
+            listed = ", ".join(f"{k} {n}" for k, n in sorted(kinds.items(), key=lambda x: -x[1]))
+            lines.append(f"{call:>9}  {sum(kinds.values())}: {listed}")
+    if entry["execution"]:
+        listed = ", ".join(f"{k} {v}" for k, v in entry["execution"].items())
+        lines.append(f"execution  {listed}")
+    lines.append(f"   memory  peak {entry['peak_bytes'] / 2**20:.1f} MiB")
+    lines.extend(f" injected  {text}" for text in entry["injected"])
+    for text in entry["refusals"][: None if full else 10]:
+        lines.append(
+            f"  refused  {text['what']}: {text['rule']} (errno {text['errno']}): {text['detail']}; "
+            f"{text['line']}"
+        )
+    hidden = sum(n for k, n in counts.items() if k.startswith("refused ")) - (
+        len(entry["refusals"]) if full else min(10, len(entry["refusals"]))
+    )
+    if hidden > 0:
+        lines.append(f"  refused  … and {hidden} more")
+    lines.extend(f"     note  {text}" for text in entry["notes"])
+    for fault in entry["faults"]:
+        lines.extend(fault_lines(fault))
+    leaks = entry["leaks"]
+    lines.extend(f"     leak  {text}" for text in leaks)
+    if not leaks:
+        lines.append("    leaks  none")
+    known = [name for name in RULES if name in entry["rules"]]
+    lines.append(f"    rules  {len(known)} of {len(RULES)} exercised")
+    if full:
+        missing = [name for name in RULES if name not in entry["rules"]]
+        lines.extend(f"    never  {name}: {RULES[name].text}" for name in missing)
+    return "\n".join(lines)
