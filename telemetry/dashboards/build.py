@@ -34,7 +34,7 @@ class Panel:
     def json(self, number: int, x: int, y: int) -> dict[str, Any]:
         """The panel at its place in the grid."""
         low, high = self.limits
-        steps = [{"color": "green", "value": None}]
+        steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
         steps += [{"color": colour, "value": value} for value, colour in self.thresholds]
         defaults: dict[str, Any] = {"unit": self.unit}
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}

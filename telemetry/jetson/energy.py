@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from jetson.files import Files, Roots
-from jetson.hwmon import read_power
+from jetson.hwmon import PowerReader
 from jetson.nvml import read_nvml_power
 from jetson.rapl import read_rapl
 from jetson.readings import Rail, Readings, module_rails, module_watts
@@ -31,8 +31,7 @@ PROBE_EVERY = 100
 #: How long a region waits for its first and for its last sample, in seconds.
 EDGE_SECONDS = 1.0
 
-PowerReader = Callable[[Files], Readings]
-READERS: Sequence[PowerReader] = (read_power, read_nvml_power, read_rapl)
+Reader = Callable[[Files], Readings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,12 +163,12 @@ class EnergySampler:
         hertz: float = DEFAULT_HERTZ,
         *,
         monotonic: bool = False,
-        readers: Sequence[PowerReader] = READERS,
+        readers: Sequence[Reader] | None = None,
     ) -> None:
         self._roots = roots or Roots()
         self._period = 1 / hertz
-        self._readers = readers
-        self._answering = list(readers)
+        self._readers = readers or (PowerReader(), read_nvml_power, read_rapl)
+        self._answering = list(self._readers)
         self._meter = Meter(GAP_PERIODS * self._period, monotonic)
         self._lock = threading.Lock()
         self._stop = threading.Event()

@@ -1,6 +1,7 @@
 """Rails, over-current counters and fans: hwmon nodes, found by their `name` at every read."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from jetson.files import Files
 from jetson.readings import Fan, Rail, Readings, Throttle
@@ -30,69 +31,91 @@ def device(files: Files, node: str) -> str:
     return files.link(f"{node}/device") or node.rpartition("/")[2]
 
 
-def milli(value: int | None) -> float | None:
-    """From thousandths to the base unit."""
-    return None if value is None else value / 1000
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One sensor of a rail: channel `number` of an INA3221, or an INA238 (0)."""
+
+    node: str
+    chip: str
+    label: str
+    number: int
 
 
-def ina3221_rail(files: Files, node: str, chip: str, channel: int, *, full: bool) -> Rail | None:
-    """One channel; None if it is not connected. Without `full`, limits and alarms are left out."""
-    label = files.text(f"{node}/in{channel}_label")
-    if not label or label == NOT_CONNECTED:
-        return None
-    millivolts = files.number(f"{node}/in{channel}_input")
-    milliamperes = files.number(f"{node}/curr{channel}_input")
-    if millivolts is None and milliamperes is None:
+def channels(files: Files) -> list[Channel]:
+    """The sensors with something behind them, in the order of chip and label."""
+    found = []
+    for node in nodes(files, "ina3221"):
+        chip = device(files, node)
+        for number in INA3221_CHANNELS:
+            label = files.text(f"{node}/in{number}_label")
+            if label and label != NOT_CONNECTED:
+                found.append(Channel(node, chip, label, number))
+    for node in nodes(files, "ina238"):
+        label = files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN"
+        found.append(Channel(node, device(files, node), label, 0))
+    return sorted(found, key=lambda channel: (channel.chip, channel.label))
+
+
+def read_channel(files: Files, channel: Channel, *, full: bool) -> Rail | None:
+    """The rail now; None if it gives no value. Without `full`, limits and alarms are left out."""
+    node, number = channel.node, channel.number
+    # The INA238 has one channel, whose bus voltage is `in1` and `in0` its shunt (kernel ina238).
+    millivolts = files.number(f"{node}/in{number or 1}_input")
+    milliamperes = files.number(f"{node}/curr{number or 1}_input")
+    watts = None
+    if number == 0:
+        microwatts = files.number(f"{node}/power1_input")
+        watts = None if microwatts is None else microwatts / 1e6
+    elif millivolts is not None and milliamperes is not None:
+        watts = millivolts * milliamperes / 1e6
+    if millivolts is None and milliamperes is None and watts is None:
         return None
     limits, alarms = [], []
-    for level in ("max", "crit") if full else ():
-        if (limit := files.number(f"{node}/curr{channel}_{level}")) is not None:
+    for level in ("max", "crit") if full and number else ():
+        if (limit := files.number(f"{node}/curr{number}_{level}")) is not None:
             limits.append((level, limit / 1000))
-        if (alarm := files.number(f"{node}/curr{channel}_{level}_alarm")) is not None:
+        if (alarm := files.number(f"{node}/curr{number}_{level}_alarm")) is not None:
             alarms.append((level, alarm != 0))
-    known = millivolts is not None and milliamperes is not None
     return Rail(
-        name=label,
-        device=chip,
-        volts=milli(millivolts),
-        amperes=milli(milliamperes),
-        watts=(millivolts or 0) * (milliamperes or 0) / 1e6 if known else None,
+        name=channel.label,
+        device=channel.chip,
+        volts=None if millivolts is None else millivolts / 1000,
+        amperes=None if milliamperes is None else milliamperes / 1000,
+        watts=watts,
         limits=tuple(limits),
         alarms=tuple(alarms),
     )
 
 
-def ina238_rail(files: Files, node: str, chip: str) -> Rail | None:
-    """Thor's carrier input: bus voltage is `in1`, power comes in microwatts (kernel ina238)."""
-    microwatts = files.number(f"{node}/power1_input")
-    if microwatts is None:
-        return None
-    return Rail(
-        name=files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN",
-        device=chip,
-        volts=milli(files.number(f"{node}/in1_input")),
-        amperes=milli(files.number(f"{node}/curr1_input")),
-        watts=microwatts / 1e6,
-    )
-
-
-def read_rails(files: Files, *, full: bool = True) -> Readings:
+def read_rails(files: Files) -> Readings:
     """Every connected rail. Small currents may be negative at idle, and stay so."""
-    rails: list[Rail | None] = []
-    for node in nodes(files, "ina3221"):
-        chip = device(files, node)
-        rails += [ina3221_rail(files, node, chip, n, full=full) for n in INA3221_CHANNELS]
-    rails += [ina238_rail(files, node, device(files, node)) for node in nodes(files, "ina238")]
-    return Readings(
-        rails=tuple(
-            sorted((rail for rail in rails if rail), key=lambda rail: (rail.device, rail.name))
-        )
-    )
+    rails = [read_channel(files, channel, full=True) for channel in channels(files)]
+    return Readings(rails=tuple(rail for rail in rails if rail))
 
 
-def read_power(files: Files) -> Readings:
-    """Every rail's voltage, current and power, and no more: for the energy sampler."""
-    return read_rails(files, full=False)
+class PowerReader:
+    """The same rails without limits and alarms, many times a second.
+
+    The sensors are looked up anew when a node came, went or was registered again, which its inode
+    tells, and every so often in any case.
+    """
+
+    LOOK_UP_EVERY = 100
+
+    def __init__(self) -> None:
+        self._channels: list[Channel] = []
+        self._nodes: list[tuple[str, int]] | None = None
+        self._left = 0
+
+    def __call__(self, files: Files) -> Readings:
+        """Voltage, current and power of every rail."""
+        there = [(entry, files.inode(f"{HWMON}/{entry}")) for entry in files.entries(HWMON)]
+        self._left -= 1
+        if there != self._nodes or self._left <= 0:
+            self._channels, self._nodes = channels(files), there
+            self._left = self.LOOK_UP_EVERY
+        rails = [read_channel(files, channel, full=False) for channel in self._channels]
+        return Readings(rails=tuple(rail for rail in rails if rail))
 
 
 def read_throttle(files: Files) -> Readings:

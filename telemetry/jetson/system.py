@@ -20,10 +20,11 @@ def read_memory(files: Files) -> Readings:
     by_order: dict[int, int] = {}
     for line in (files.text("proc/buddyinfo") or "").splitlines():
         _, _, counts = line.partition(" zone ")
-        for order, count in enumerate(counts.split()[1:]):
-            if not count.isdigit():
-                files.garbage()
-                break
+        orders = counts.split()[1:]
+        if not all(count.isdigit() for count in orders):
+            files.garbage()
+            continue
+        for order, count in enumerate(orders):
             by_order[order] = by_order.get(order, 0) + int(count)
     largest = max((order for order, count in by_order.items() if count), default=None)
     if nvmap is None and largest is None:
@@ -37,8 +38,8 @@ def cpu_list(text: str) -> tuple[int, ...]:
     """`0-3,8` as numbers; raises ValueError."""
     cpus: list[int] = []
     for part in text.split(","):
-        first, _, last = part.partition("-")
-        cpus += range(int(first), int(last or first) + 1)
+        first, dash, last = part.partition("-")
+        cpus += range(int(first), int(last if dash else first) + 1)
     return tuple(cpus)
 
 

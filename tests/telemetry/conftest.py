@@ -1,0 +1,248 @@
+"""The boards of the tests: trees of files, made from the simulated AGX Orin by what differs."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from exporter import scenario
+from exporter.scenario import DEVFREQ, HWMON, THERMAL, rail, supply
+from exporter.service import Exporter
+from jetson.files import GATED, Failure, Link, Node, Roots
+from jetson.replay import Stage
+from jetson.sources import SOURCES, Board
+
+Tree = dict[str, Node]
+
+
+def without(tree: Tree, pattern: str) -> Tree:
+    """The tree without the paths that begin like `pattern`."""
+    return {path: node for path, node in tree.items() if not re.match(pattern, path)}
+
+
+def renamed(tree: Tree, names: Mapping[str, str]) -> Tree:
+    """The tree with other directory names."""
+    parts = {path: [names.get(part, part) for part in path.split("/")] for path in tree}
+    return {"/".join(parts[path]): node for path, node in tree.items()}
+
+
+def idle() -> Tree:
+    return scenario.agx_orin()
+
+
+def maxn_load() -> Tree:
+    """Clocks pinned, decoding, over-current events counted, 65 W class draw."""
+    tree = idle() | supply(30.1, 4.3, 8.9, 2.6)
+    tree |= {
+        f"{DEVFREQ}/cur_freq": "1300500000\n",
+        f"{DEVFREQ}/min_freq": "1300500000\n",
+        f"{DEVFREQ}/device/load": "998\n",
+        f"{HWMON}/hwmon5/oc3_event_cnt": "1284\n",
+        f"{HWMON}/hwmon1/curr1_max_alarm": "1\n",
+        f"{HWMON}/hwmon3/pwm1": "255\n",
+        f"{HWMON}/hwmon4/rpm": "4120\n",
+        f"{THERMAL}/thermal_zone8/temp": "88125\n",
+        f"{THERMAL}/cooling_device2/cur_state": "1\n",
+        "proc/meminfo": "MemTotal:       64349184 kB\nNvMapMemUsed:     1893376 kB\n",
+    }
+    for cpu in range(scenario.CPUS):
+        path = f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
+        tree |= {f"{path}/scaling_{which}_freq": "2201600\n" for which in ("cur", "min")}
+    return tree
+
+
+def gated() -> Tree:
+    """The GPU is off: its zone answers EAGAIN; one release shows -256 °C instead."""
+    return idle() | {
+        f"{THERMAL}/thermal_zone1/temp": Failure(GATED),
+        f"{THERMAL}/thermal_zone2/temp": "-256000\n",
+    }
+
+
+def cores_off() -> Tree:
+    """MODE_30W: eight cores, half of the GPU."""
+    tree = without(idle(), r"sys/devices/system/cpu/cpu(8|9|10|11)/")
+    return tree | {
+        "sys/devices/system/cpu/online": "0-7\n",
+        "var/lib/nvpmodel/status": "pmode:0002\n",
+        f"{DEVFREQ}/device/tpc_pg_mask": "240\n",
+        f"{DEVFREQ}/max_freq": "612000000\n",
+    }
+
+
+def nc_rail() -> Tree:
+    """A carrier that leaves one of the three rails unconnected: the sum is not known."""
+    return idle() | {f"{HWMON}/hwmon1/in3_label": "NC\n"}
+
+
+def negative() -> Tree:
+    """-20 mA at idle, as seen on boards."""
+    return idle() | {f"{HWMON}/hwmon1/curr2_input": "-20\n"}
+
+
+def permuted() -> Tree:
+    """The idle board after a reboot: every hwmon and thermal number is another."""
+    names = {f"hwmon{n}": f"hwmon{(n * 5 + 7) % 11}" for n in range(6)}
+    names |= {f"thermal_zone{n}": f"thermal_zone{(n * 7 + 3) % 11}" for n in range(11)}
+    names |= {f"cooling_device{n}": f"cooling_device{9 - n}" for n in range(4)}
+    return renamed(idle(), names)
+
+
+def r35() -> Tree:
+    """The names of L4T r35."""
+    tree = renamed(idle(), {"17000000.gpu": "17000000.ga10b"})
+    node = "sys/class/devfreq/17000000.ga10b"
+    tree |= {
+        f"{node}/device/of_node/name": "ga10b\0",
+        "etc/nv_tegra_release": "# R35 (release), REVISION: 6.4, GCID: 39721438, BOARD: generic\n",
+    }
+    for path, kind in list(tree.items()):
+        if re.fullmatch(rf"{THERMAL}/thermal_zone\d+/type", path) and isinstance(kind, str):
+            name = kind.strip().removesuffix("-thermal")
+            upper = name if name in ("tj", "tdiode") else name.upper()
+            tree[path] = "Tboard_tegra\n" if name == "tboard" else f"{upper}-therm\n"
+    return tree
+
+
+def no_nvpmodel() -> Tree:
+    return without(idle(), "var/")
+
+
+def garbage() -> Tree:
+    """Files that are empty, cut short, or hold something else."""
+    return idle() | {
+        f"{DEVFREQ}/device/load": "",
+        f"{HWMON}/hwmon5/oc1_event_cnt": "none\n",
+        f"{HWMON}/hwmon1/curr1_input": "\n",
+        f"{THERMAL}/thermal_zone5/temp": "",
+        "sys/devices/system/cpu/online": "0-\n",
+        "var/lib/nvpmodel/status": "pmo",
+        "proc/buddyinfo": "Node 0, zone      DMA      1      x\n",
+    }
+
+
+def late_devfreq() -> Tree:
+    """Soon after boot: the GPU is there, its devfreq node is not."""
+    device = "sys/devices/platform/bus@0/17000000.gpu"
+    return without(idle(), r"sys/class/devfreq/") | {
+        f"{device}/load": "120\n",
+        f"{device}/tpc_pg_mask": "0\n",
+        "sys/class/devfreq/8188000000.pva/device/of_node/name": "pva\0",
+    }
+
+
+def orin_nx() -> Tree:
+    """One INA3221, whose VDD_IN is the module."""
+    tree = without(idle(), rf"{HWMON}/hwmon[12]/")
+    tree |= {
+        f"{HWMON}/hwmon1/name": "ina3221\n",
+        f"{HWMON}/hwmon1/device": Link("1-0040"),
+        "proc/device-tree/model": "NVIDIA Jetson Orin NX Engineering Reference Developer Kit\0",
+        "proc/device-tree/compatible": "nvidia,p3768-0000+p3767-0000\0nvidia,p3767-0000\0"
+        "nvidia,tegra234\0",
+        "etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=MAXN >\n"
+        "< POWER_MODEL ID=4 NAME=MAXN_SUPER >\n",
+        f"{DEVFREQ}/device/tpc_pg_mask": "240\n",
+    }
+    for channel, (label, milliamperes) in enumerate(
+        (("VDD_IN", 1288), ("VDD_CPU_GPU_CV", 304), ("VDD_SOC", 424)), 1
+    ):
+        tree |= rail("hwmon1", channel, label, 9000)
+        tree[f"{HWMON}/hwmon1/in{channel}_input"] = "5024\n"
+        tree[f"{HWMON}/hwmon1/curr{channel}_input"] = f"{milliamperes}\n"
+    return tree
+
+
+def thor() -> Tree:
+    """JetPack 7: no load, a devfreq node by GPC, rails of other names, an INA238 at the input."""
+    tree = without(idle(), rf"{HWMON}/hwmon[12]/|sys/class/devfreq/|etc/|var/")
+    tree |= {
+        "proc/device-tree/model": "NVIDIA Jetson AGX Thor Developer Kit\0",
+        "proc/device-tree/compatible": "nvidia,p4071-0000+p3834-0008\0nvidia,tegra264\0",
+        "sys/class/devfreq/gpu-gpc-0/cur_freq": "1575000000\n",
+        "sys/class/devfreq/gpu-gpc-0/min_freq": "306000000\n",
+        "sys/class/devfreq/gpu-gpc-0/max_freq": "1575000000\n",
+        "sys/class/devfreq/gpu-gpc-0/governor": "nvhost_podgov\n",
+        "sys/class/devfreq/gpu-nvd-0/cur_freq": "1692000000\n",
+        f"{HWMON}/hwmon1/name": "ina3221\n",
+        f"{HWMON}/hwmon1/device": Link("2-0040"),
+        f"{HWMON}/hwmon2/name": "ina238\n",
+        f"{HWMON}/hwmon2/device": Link("2-0044"),
+        f"{HWMON}/hwmon2/in0_input": "1\n",
+        f"{HWMON}/hwmon2/in1_input": "19950\n",
+        f"{HWMON}/hwmon2/curr1_input": "1310\n",
+        f"{HWMON}/hwmon2/power1_input": "26134500\n",
+    }
+    for channel, label in enumerate(("VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"), 1):
+        tree |= rail("hwmon1", channel, label, 20000)
+        tree[f"{HWMON}/hwmon1/in{channel}_input"] = "12000\n"
+        tree[f"{HWMON}/hwmon1/curr{channel}_input"] = f"{400 * channel}\n"
+    return tree
+
+
+def two_tachometers() -> Tree:
+    """More speeds than duty cycles: nobody knows which belong together."""
+    return idle() | {f"{HWMON}/hwmon6/name": "pwm_tach\n", f"{HWMON}/hwmon6/rpm": "2200\n"}
+
+
+def root() -> Tree:
+    """What root sees besides."""
+    clocks = "sys/kernel/debug/bpmp/debug/clk"
+    return idle() | {
+        f"{clocks}/emc/rate": "3199000000\n",
+        f"{clocks}/emc/min_rate": "204000000\n",
+        f"{clocks}/emc/max_rate": "3199000000\n",
+        f"{clocks}/nvenc/rate": "115200000\n",
+        f"{clocks}/vic/rate": "729600000\n",
+        "sys/kernel/debug/clk/nvenc/clk_enable_count": "0\n",
+        "sys/kernel/debug/clk/vic/clk_enable_count": "2\n",
+    }
+
+
+BOARDS: dict[str, Callable[[], Tree]] = {
+    board.__name__: board
+    for board in (
+        idle,
+        maxn_load,
+        gated,
+        cores_off,
+        nc_rail,
+        negative,
+        r35,
+        no_nvpmodel,
+        garbage,
+        late_devfreq,
+        orin_nx,
+        thor,
+        two_tachometers,
+        root,
+    )
+}
+
+#: Seconds that a scrape took are never the same.
+VARYING = re.compile(r"(jetson_scrape_source_duration_seconds\{[^}]*\}) .*")
+
+
+def exposition(roots: Roots, accept: str = "") -> str:
+    """The exporter's text for a tree, all sources read, varying figures masked."""
+    with Board(roots, SOURCES, budget=10.0) as board:
+        _, body = Exporter(board).exposition(accept)
+    return VARYING.sub(r"\1 SECONDS", body.decode())
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.close()
+
+
+@pytest.fixture
+def show(stage: Stage) -> Callable[[Tree], Roots]:
+    """Puts a tree on disk and gives its roots."""
+
+    def put(tree: Tree) -> Roots:
+        stage.show(tree)
+        return stage.roots
+
+    return put

@@ -1,0 +1,239 @@
+"""Energy against power curves whose integral is known."""
+
+import math
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.telemetry.conftest import Tree, idle
+
+from exporter.scenario import HWMON, supply
+from jetson.energy import MODULE, EnergySampler, Meter, Sample
+from jetson.files import Files, Roots
+from jetson.readings import Rail, Readings
+from jetson.replay import Frame, Player
+
+PERIOD = 0.1
+MAX_GAP = 0.5
+
+
+def sample(t: float, watts: float | None, slept: float = 0.0) -> Sample:
+    """One rail, VDD_IN, `slept` seconds of which the machine has been suspended until now."""
+    return Sample(t, t - slept, (Rail("VDD_IN", "1-0040", watts=watts),))
+
+
+def run(samples: list[Sample], *, monotonic: bool = False) -> Meter:
+    meter = Meter(MAX_GAP, monotonic)
+    for one in samples:
+        meter.add(one)
+    return meter
+
+
+def jittered(seconds: float, seed: int) -> list[float]:
+    """Times 100 ms apart, each up to 30 ms off."""
+    generator = random.Random(seed)
+    count = round(seconds / PERIOD)
+    inner = [n * PERIOD + generator.uniform(-0.03, 0.03) for n in range(1, count)]
+    return [0.0, *inner, seconds]
+
+
+CURVES: dict[str, tuple[Callable[[float], float], Callable[[float], float]]] = {
+    "constant": (lambda t: 40.0, lambda t: 40.0 * t),
+    "ramp": (lambda t: 10.0 + 0.5 * t, lambda t: 10.0 * t + 0.25 * t * t),
+    "decode ripple at 0.7 Hz": (
+        lambda t: 35.0 + 8.0 * math.sin(1.4 * math.pi * t),
+        lambda t: 35.0 * t + 8.0 / (1.4 * math.pi) * (1 - math.cos(1.4 * math.pi * t)),
+    ),
+    "saw of 3 s": (
+        lambda t: 8.0 + 30.0 * (t % 3.0) / 3.0,
+        lambda t: 8.0 * t + 45.0 * (t // 3.0) + 5.0 * (t % 3.0) ** 2,
+    ),
+    "idle, then load at 21.34 s": (
+        lambda t: 6.6 if t < 21.34 else 42.0,
+        lambda t: 6.6 * min(t, 21.34) + 42.0 * max(t - 21.34, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_error_below_one_percent_at_ten_hertz(name: str) -> None:
+    power, integral = CURVES[name]
+    worst = 0.0
+    for seed in range(20):
+        energy = run([sample(t, power(t)) for t in jittered(60.0, seed)]).energy()
+        assert energy.gap_seconds == 0 and energy.total_joules is not None
+        worst = max(worst, abs(energy.total_joules / integral(60.0) - 1))
+    print(f"{name}: {worst:.4%}")
+    assert worst < 0.01
+
+
+@given(
+    st.lists(st.floats(0, 100), min_size=2, max_size=50),
+    st.lists(st.floats(0.01, MAX_GAP), min_size=49, max_size=49),
+)
+def test_piecewise_linear_power_is_integrated_exactly(
+    watts: list[float], steps: list[float]
+) -> None:
+    times = [sum(steps[:n]) for n in range(len(watts))]
+    samples = [sample(t, w) for t, w in zip(times, watts, strict=True)]
+    exact = sum(
+        (b.seconds - a.seconds) * ((a.rails[0].watts or 0) + (b.rails[0].watts or 0)) / 2
+        for a, b in pairwise(samples)
+    )
+    assert run(samples).energy().total_joules == pytest.approx(exact)
+
+
+def test_a_gap_is_counted_and_not_integrated() -> None:
+    energy = run([sample(t, 10.0) for t in (0.0, 0.1, 0.2, 5.2, 5.3)]).energy()
+    assert energy.total_joules == pytest.approx(3.0)
+    assert energy.gap_seconds == pytest.approx(5.0)
+    assert energy.mean_watts == pytest.approx(10.0)
+
+
+def test_a_sensor_that_did_not_answer_leaves_a_gap() -> None:
+    samples = [sample(0.0, 10.0), sample(0.1, None), sample(0.2, 10.0), sample(0.3, 10.0)]
+    energy = run(samples).energy()
+    assert energy.total_joules == pytest.approx(1.0)
+    assert energy.gap_seconds == pytest.approx(0.2)
+
+
+def test_a_rail_that_vanishes_leaves_a_gap() -> None:
+    nothing = Sample(0.2, 0.2, ())
+    energy = run([sample(0.0, 10.0), sample(0.1, 10.0), nothing, sample(0.3, 10.0)]).energy()
+    assert energy.total_joules == pytest.approx(1.0)
+    assert energy.gap_seconds == pytest.approx(0.2)
+
+
+def test_suspend_is_a_gap_however_short() -> None:
+    samples = [sample(0.0, 10.0), sample(0.1, 10.0), sample(0.4, 10.0, 0.2), sample(0.5, 10.0, 0.2)]
+    energy = run(samples).energy()
+    assert energy.gap_seconds == pytest.approx(0.3)
+    assert energy.total_joules == pytest.approx(2.0)
+
+
+def test_a_clock_step_changes_nothing(
+    show: Callable[[Tree], Roots], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wall clock jumps by a year and back while a constant power is measured."""
+    jumps = iter([1e9, 0.0, 2e9, 5.0] * 10000)
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    roots = show(idle())
+    with EnergySampler(roots, 50) as sampler:
+        time.sleep(0.5)
+    energy = sampler.energy()
+    assert energy.gap_seconds == 0
+    assert energy.mean_watts == pytest.approx(6.6075, abs=0.001)
+
+
+def test_noise_below_zero_counts_in_a_region_and_not_in_a_counter() -> None:
+    samples = [sample(0.0, 1.0), sample(0.1, -1.0), sample(0.2, -1.0), sample(0.3, 1.0)]
+    assert run(samples).energy().total_joules == pytest.approx(-0.1)
+    counted = [run(samples[:n], monotonic=True).joules["VDD_IN"] for n in range(1, 5)]
+    assert counted == sorted(counted) and counted[0] == 0
+
+
+def counter(t: float, joules: float) -> Sample:
+    return Sample(t, t, (Rail("package-0", "rapl", joules=joules, joules_wrap=100.0),))
+
+
+def test_a_hardware_counter_bridges_gaps_and_wraps() -> None:
+    energy = run([counter(0.0, 90.0), counter(5.0, 99.0), counter(5.1, 3.0)]).energy()
+    assert energy.total_joules == pytest.approx(13.0)
+    assert energy.gap_seconds == 0
+    assert energy.summed == ("package-0",)
+
+
+def test_a_counter_that_goes_back_without_a_wrap_is_a_gap() -> None:
+    def rail(t: float, joules: float) -> Sample:
+        return Sample(t, t, (Rail("gpu0", "nvml", watts=1.0, joules=joules),))
+
+    energy = run([rail(0.0, 5.0), rail(0.1, 1.0), rail(0.2, 2.0)]).energy()
+    assert energy.total_joules == pytest.approx(1.0)
+    assert energy.gap_seconds == pytest.approx(0.1)
+
+
+def test_one_name_on_two_devices_is_two_rails() -> None:
+    rails = (Rail("VDD", "1-0040", watts=1.0), Rail("VDD", "1-0041", watts=2.0))
+    energy = run([Sample(0.0, 0.0, rails), Sample(0.1, 0.1, rails)]).energy()
+    assert energy.joules == {"VDD@1-0040": pytest.approx(0.1), "VDD@1-0041": pytest.approx(0.2)}
+
+
+def test_no_sensor_no_figure() -> None:
+    energy = run([Sample(0.0, 0.0, ()), Sample(0.1, 0.1, ())]).energy()
+    assert (energy.total_joules, energy.mean_watts, energy.gap_seconds) == (None, None, 0.0)
+
+
+def test_the_module_is_the_sum_of_its_rails(show: Callable[[Tree], Roots]) -> None:
+    with EnergySampler(show(idle())) as sampler:
+        time.sleep(0.35)
+    energy = sampler.energy()
+    assert energy.summed == ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+    assert energy.total_joules == pytest.approx(sum(energy.joules[name] for name in energy.summed))
+    assert MODULE not in energy.joules and "VDDQ_VDD2_1V8AO" in energy.joules
+    assert 4 <= energy.samples <= 6
+
+
+def test_a_board_that_changes_is_measured_within_one_percent() -> None:
+    """Real files, real time: a staircase of power whose steps are known."""
+    base = idle()
+    steps = [(n * 0.4, 10.0 + 5 * (n % 4)) for n in range(12)]
+
+    def frames() -> list[Frame]:
+        return [
+            Frame(t, base | supply(watts, 0, 0, 0) if t == 0 else supply(watts, 0, 0, 0))
+            for t, watts in steps
+        ]
+
+    with Player(frames, hold=60.0) as player:
+        begun = time.monotonic()
+        with EnergySampler(player.stage.roots, 20) as sampler:
+            time.sleep(4.8 - (time.monotonic() - begun))
+    energy = sampler.energy()
+    exact = 0.4 * sum(watts for _, watts in steps) + (energy.seconds - 4.8) * steps[-1][1]
+    assert energy.total_joules == pytest.approx(exact, rel=0.01)
+    assert energy.gap_seconds == 0
+
+
+def test_sampling_costs_less_than_one_percent_of_a_core(show: Callable[[Tree], Roots]) -> None:
+    with EnergySampler(show(idle()), 10) as sampler:
+        time.sleep(3)
+    share = sampler.cpu_seconds / 3
+    print(f"{share:.3%} of a core at 10 Hz")
+    assert share < 0.01
+
+
+def test_a_sensor_that_blocks_holds_no_region_up() -> None:
+    forever = threading.Event()
+    answers = iter([Readings(rails=(Rail("VDD_IN", "1-0040", watts=5.0),))] * 3)
+
+    def blocks(files: Files) -> Readings:
+        answer = next(answers, None)
+        if answer is None:
+            forever.wait()
+        return answer or Readings()
+
+    begun = time.monotonic()
+    with EnergySampler(hertz=20, readers=[blocks]) as sampler:
+        time.sleep(0.6)
+        overdue = sampler.energy()
+        assert overdue.gap_seconds > 0.3
+    assert time.monotonic() - begun < 2.5
+    assert sampler.energy().samples == 3
+    assert sampler.energy().gap_seconds >= overdue.gap_seconds
+    forever.set()
+
+
+def test_a_sensor_that_comes_later_is_found(show: Callable[[Tree], Roots]) -> None:
+    tree = idle()
+    roots = show({path: node for path, node in tree.items() if not path.startswith(HWMON)})
+    with EnergySampler(roots, 100) as sampler:
+        time.sleep(0.1)
+        assert sampler.energy().total_joules is None
+        show(tree)
+        time.sleep(1.5)
+    assert (sampler.energy().total_joules or 0) > 0

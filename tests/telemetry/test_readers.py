@@ -1,0 +1,313 @@
+"""What the readers make of boards that change, lack things, or are no Jetson."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.telemetry.conftest import BOARDS, Tree, idle, late_devfreq, maxn_load, negative
+
+from exporter.scenario import DEVFREQ, HWMON, THERMAL
+from jetson.files import GARBAGE, Failure, Files, Link, Roots
+from jetson.gpu import read_gpus, sm_count
+from jetson.hwmon import nodes, read_rails, read_throttle
+from jetson.rapl import read_rapl
+from jetson.readings import Rail, Readings, module_rails, module_watts
+from jetson.replay import Stage
+from jetson.sources import SOURCES, Board
+from jetson.system import cpu_list, read_identity, read_power_mode
+from jetson.tegrastats import Tegrastats, emc_load
+from jetson.thermal import read_coolings, read_zones, zone_name
+
+Show = Callable[[Tree], Roots]
+
+
+def test_a_gated_zone_is_listed_without_a_temperature(show: Show) -> None:
+    zones = {zone.name: zone.celsius for zone in read_zones(Files(show(idle()))).zones}
+    assert zones["cv0"] is None and zones["tj"] == 45.625
+
+
+def test_minus_256_is_no_temperature(show: Show) -> None:
+    tree = idle() | {f"{THERMAL}/thermal_zone0/temp": "-256000\n"}
+    zones = {zone.name: zone.celsius for zone in read_zones(Files(show(tree))).zones}
+    assert zones["cpu"] is None
+
+
+def test_a_gated_zone_is_no_error(show: Show) -> None:
+    files = Files(show(idle()))
+    read_zones(files)
+    assert files.errors == []
+
+
+def test_a_zone_that_fails_otherwise_is_an_error(show: Show, stage: Stage) -> None:
+    roots = show(idle())
+    path = roots.locate(f"{THERMAL}/thermal_zone0/temp")
+    os.unlink(path)
+    os.mkdir(path)
+    files = Files(roots)
+    assert "cpu" not in {zone.name for zone in read_zones(files).zones}
+    assert files.errors == ["EISDIR"]
+    os.rmdir(path)
+    Path(path).touch()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("cpu-thermal", "cpu"),
+        ("CPU-therm", "cpu"),
+        ("tj-thermal", "tj"),
+        ("Tboard_tegra", "tboard_tegra"),
+    ],
+)
+def test_zones_have_one_spelling(kind: str, name: str) -> None:
+    assert zone_name(kind) == name
+
+
+def test_two_zones_of_one_type_are_told_apart(show: Show) -> None:
+    tree = idle() | {f"{THERMAL}/thermal_zone10/type": "tboard-thermal\n"}
+    names = [zone.name for zone in read_zones(Files(show(tree))).zones]
+    assert "tboard-9" in names and "tboard-10" in names
+
+
+def test_of_two_cooling_devices_of_one_type_the_stronger_counts(show: Show) -> None:
+    tree = idle() | {
+        f"{THERMAL}/cooling_device1/type": "pwm-fan\n",
+        f"{THERMAL}/cooling_device1/cur_state": "1\n",
+    }
+    ratios = {cooling.name: cooling.ratio for cooling in read_coolings(Files(show(tree))).coolings}
+    assert ratios["pwm-fan"] == 1.0
+
+
+def test_the_module_counts_no_rail_twice(show: Show) -> None:
+    rails = read_rails(Files(show(idle()))).rails
+    assert [rail.name for rail in module_rails(rails)] == [
+        "VDD_GPU_SOC",
+        "VDD_CPU_CV",
+        "VIN_SYS_5V0",
+    ]
+    assert sum(rail.watts or 0 for rail in rails) > (module_watts(rails) or 0) + 0.4
+
+
+def test_the_module_is_unknown_when_a_rail_is(show: Show) -> None:
+    tree = idle() | {f"{HWMON}/hwmon1/curr2_input": "\n"}
+    assert module_watts(read_rails(Files(show(tree))).rails) is None
+
+
+def test_vdd_in_is_the_module_by_itself() -> None:
+    rails = (Rail("VDD_IN", "1-0040", watts=9.0), Rail("VDD_SOC", "1-0040", watts=4.0))
+    assert module_watts(rails) == 9.0
+
+
+def test_negative_current_stays_negative(show: Show) -> None:
+    rails = {rail.name: rail for rail in read_rails(Files(show(negative()))).rails}
+    assert rails["VDD_CPU_CV"].watts == pytest.approx(-0.398, abs=0.001)
+
+
+def test_a_channel_switched_off_is_absent(show: Show) -> None:
+    tree = idle() | {f"{HWMON}/hwmon2/in2_input": None, f"{HWMON}/hwmon2/curr2_input": None}
+    roots = show({path: node for path, node in tree.items() if node is not None})
+    assert "VDDQ_VDD2_1V8AO" not in {rail.name for rail in read_rails(Files(roots)).rails}
+
+
+def test_a_late_devfreq_node_is_found_once_it_is_there(show: Show) -> None:
+    roots = show(late_devfreq())
+    (before,) = read_gpus(Files(roots)).gpus
+    assert (before.load, before.current_hz, before.sms) == (0.12, None, 16)
+    show(idle())
+    (after,) = read_gpus(Files(roots)).gpus
+    assert after.current_hz == 306_000_000
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_file_that_vanishes_takes_only_itself(name: str, stage: Stage) -> None:
+    """Every file of every board, one at a time: nothing raises, no other error comes of it."""
+    tree = BOARDS[name]()
+    stage.show(tree)
+    known = errors(stage.roots)
+    for path in tree:
+        if path.startswith("sys/devices/system/cpu/cpu"):
+            continue  # twelve alike
+        stage.apply({path: None})
+        assert not errors(stage.roots) - known, path
+        stage.apply({path: tree[path]})
+
+
+def errors(roots: Roots) -> set[tuple[str, str]]:
+    found = set()
+    for source, reader in SOURCES.items():
+        files = Files(roots)
+        reader(files)
+        found |= {(source, error) for error in files.errors}
+    return found
+
+
+def test_a_node_that_vanishes_after_it_was_listed(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = show(idle())
+    listed = Files.entries
+    monkeypatch.setattr(Files, "entries", lambda self, path: [*listed(self, path), "hwmon77"])
+    files = Files(roots)
+    assert len(list(nodes(files, "ina3221"))) == 2 and files.errors == []
+
+
+def test_counters_that_go_back_are_given_as_they_are(show: Show) -> None:
+    roots = show(maxn_load())
+    assert {t.event: t.count for t in read_throttle(Files(roots)).throttles}["oc3"] == 1284
+    show(idle())
+    assert {t.event: t.count for t in read_throttle(Files(roots)).throttles}["oc3"] == 0
+
+
+@pytest.mark.parametrize(
+    ("board", "mask", "sms"),
+    [
+        ("nvidia,p3701-0005", 0, 16),
+        ("nvidia,p3701-0005", 240, 8),
+        ("nvidia,p3701-0005", 248, 6),
+        ("nvidia,p3701-0004", 0, 14),
+        ("nvidia,p3767-0000", 240, 8),
+        ("nvidia,p3767-0004", 240, 4),
+        ("raspberrypi,5", 0, None),
+        ("nvidia,p3701-0005", None, None),
+    ],
+)
+def test_multiprocessors_from_sysfs(board: str, mask: int | None, sms: int | None) -> None:
+    assert sm_count([board], mask) == sms
+
+
+@pytest.mark.parametrize(
+    ("text", "l4t"),
+    [
+        ("# R36 (release), REVISION: 4.3, GCID: 1", "36.4.3"),
+        ("# R39 (release), REVISION: 2.0, GCID: 1", "39.2.0"),
+        ("something else", None),
+        (None, None),
+    ],
+)
+def test_any_release_is_named_and_none_is_needed(
+    text: str | None, l4t: str | None, show: Show
+) -> None:
+    tree = idle()
+    tree["etc/nv_tegra_release"] = text or ""
+    identity = read_identity(Files(show(tree))).identity
+    assert identity and identity.l4t == l4t
+
+
+def test_a_mode_without_a_name(show: Show) -> None:
+    tree = {path: node for path, node in idle().items() if path != "etc/nvpmodel.conf"}
+    mode = read_power_mode(Files(show(tree))).power_mode
+    assert mode and (mode.id, mode.name) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0-3,8", (0, 1, 2, 3, 8)), ("0", (0,)), ("0-1,4-5", (0, 1, 4, 5))]
+)
+def test_cpu_list(text: str, cpus: tuple[int, ...]) -> None:
+    assert cpu_list(text) == cpus
+
+
+@pytest.mark.parametrize("text", ["", "0-", "a", "0,,1"])
+def test_no_cpu_list(text: str) -> None:
+    with pytest.raises(ValueError, match="int"):
+        cpu_list(text)
+
+
+def test_pinned_needs_every_clock(show: Show) -> None:
+    tree = maxn_load()
+    with Board(show(tree)) as board:
+        assert board.read().readings.pinned == {"gpu": True, "cpu": True}
+    tree["sys/devices/system/cpu/cpu7/cpufreq/scaling_min_freq"] = "729600\n"
+    with Board(show(tree)) as board:
+        assert board.read().readings.pinned == {"gpu": True, "cpu": False}
+
+
+def test_rapl_counts_packages_and_their_memory_once(show: Show) -> None:
+    powercap = "sys/class/powercap"
+    tree: Tree = {
+        f"{powercap}/intel-rapl:0/name": "package-0\n",
+        f"{powercap}/intel-rapl:0/energy_uj": "5000000\n",
+        f"{powercap}/intel-rapl:0/max_energy_range_uj": "262143328850\n",
+        f"{powercap}/intel-rapl:0:0/name": "core\n",
+        f"{powercap}/intel-rapl:0:0/energy_uj": "3000000\n",
+        f"{powercap}/intel-rapl:0:1/name": "dram\n",
+        f"{powercap}/intel-rapl:0:1/energy_uj": "700000\n",
+        f"{powercap}/intel-rapl-mmio:0/name": "package-0\n",
+        f"{powercap}/intel-rapl-mmio:0/energy_uj": "5000000\n",
+    }
+    rails = {rail.name: rail.joules for rail in read_rapl(Files(show(tree))).rails}
+    assert rails == {"package-0": 5.0, "dram-0": 0.7}
+
+
+def test_a_file_that_root_keeps_is_a_failure_that_shows(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = show({"sys/class/powercap/intel-rapl:0/name": "package-0\n"})
+
+    def closed(self: Files, path: str) -> bytes:
+        if path.endswith("energy_uj"):
+            raise PermissionError(13, "Permission denied")
+        return b"1\n" if path.endswith("range_uj") else b"package-0\n"
+
+    monkeypatch.setattr(Files, "raw", closed)
+    files = Files(roots)
+    assert read_rapl(files) == Readings() and files.errors == ["EACCES"]
+
+
+def test_the_trace_has_what_was_read(show: Show) -> None:
+    trace: dict[str, str | Link | Failure] = {}
+    roots = show(idle())
+    read_zones(Files(roots, trace))
+    read_rails(Files(roots, trace))
+    assert trace[f"{THERMAL}/thermal_zone2/temp"] == Failure("EAGAIN")
+    assert trace[f"{HWMON}/hwmon1/device"] == Link("1-0040")
+    assert trace[f"{HWMON}/hwmon1/in1_label"] == "VDD_GPU_SOC\n"
+
+
+def test_numbers(show: Show) -> None:
+    roots = show({"sys/a": "0x1f\n", "sys/b": " 12 \n", "sys/c": "1.5\n", "sys/d": ""})
+    files = Files(roots)
+    assert [files.number(f"sys/{name}") for name in "abcde"] == [31, 12, None, None, None]
+    assert files.errors == [GARBAGE, GARBAGE]
+
+
+@pytest.mark.parametrize(
+    ("line", "load"),
+    [
+        ("RAM 7517/62841MB CPU [0%@729,off] EMC_FREQ 14%@2133 GR3D_FREQ 14%@[407,407]", 0.14),
+        ("r35: EMC_FREQ 0%@2133 GR3D_FREQ 0%@0 GR3D2_FREQ 0%@0 CV0@-256C", 0.0),
+        ("as a user: RAM 7517/62841MB GR3D_FREQ 0% VDD_GPU_SOC 2388mW/2388mW", None),
+        ("Thor: GR3D_FREQ @[1000,1000,1000]", None),
+    ],
+)
+def test_emc_load_of_a_tegrastats_line(line: str, load: float | None) -> None:
+    assert emc_load(line) == load
+
+
+def test_tegrastats_is_run_and_its_silence_noticed(tmp_path: Path) -> None:
+    binary = tmp_path / "tegrastats"
+    binary.write_text("#!/bin/sh\necho $1 $2 EMC_FREQ 42%@3199\n")
+    binary.chmod(0o755)
+    stats = Tegrastats(str(binary), interval=0.1)
+    try:
+        files = Files(Roots())
+        assert wait(lambda: stats.read(files).emc_load) == 0.42
+        # It has ended: what it said last is not the state of now.
+        files = Files(Roots())
+        assert wait(lambda: stats.read(Files(Roots())).emc_load is None)
+        assert stats.read(files) == Readings() and files.errors == ["ESTALE"]
+    finally:
+        stats.close()
+
+
+def wait(condition: Callable[[], object], seconds: float = 5.0) -> object:
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not (value := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return value
+
+
+def test_constants_of_the_scenario_are_those_of_the_gpu() -> None:
+    assert DEVFREQ.endswith("17000000.gpu")

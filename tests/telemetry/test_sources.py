@@ -1,0 +1,120 @@
+"""Budgets: a source that blocks, raises or crawls costs itself and nothing else."""
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.telemetry.conftest import Tree, idle
+
+from exporter.service import Exporter
+from jetson.files import Files, Roots
+from jetson.readings import Cpu, Readings, Zone
+from jetson.sources import TIMEOUT, Board
+
+ZONE = Readings(zones=(Zone("tj", 40.0),))
+
+
+def board(budget: float = 0.2, **readers: Callable[[Files], Readings]) -> Board:
+    return Board(Roots(), readers, budget=budget, readers=readers)
+
+
+def threads() -> int:
+    return sum(thread.name.startswith("read ") for thread in threading.enumerate())
+
+
+def test_a_source_that_blocks_for_ever() -> None:
+    release = threading.Event()
+    calls = []
+
+    def hangs(files: Files) -> Readings:
+        calls.append(1)
+        release.wait()
+        return Readings(cpu=Cpu((0,)))
+
+    with board(hangs=hangs, works=lambda files: ZONE) as both:
+        begun = time.monotonic()
+        first = both.read()
+        assert 0.2 <= time.monotonic() - begun < 0.35
+        assert first.readings == ZONE
+        assert first.outcomes["hangs"].errors == (TIMEOUT,)
+        before = threads()
+        begun = time.monotonic()
+        for _ in range(50):
+            assert both.read().readings == ZONE
+        # The budget was spent once: nobody waits for it again, and no thread is added.
+        assert time.monotonic() - begun < 0.2
+        assert (threads(), len(calls)) == (before, 1)
+        release.set()
+        deadline = time.monotonic() + 2
+        while both.read().readings.cpu is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert both.read().outcomes["hangs"].errors == ()
+
+
+def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: Board) -> None:
+    exporter = Exporter(stage_board)
+    begun = time.monotonic()
+    text = exporter.exposition()[1].decode()
+    assert time.monotonic() - begun < 0.5
+    assert 'jetson_scrape_source_success{source="hangs"} 0.0' in text
+    assert f'jetson_read_errors_total{{errno="{TIMEOUT}",source="hangs"}} 1.0' in text
+    assert "jetson_module_power_watts 6.6" in text
+
+
+@pytest.fixture
+def stage_board(show: Callable[[Tree], Roots]) -> Board:
+    from jetson.hwmon import read_rails
+
+    roots = show(idle())
+    forever = threading.Event()
+    readers = {"rails": read_rails, "hangs": lambda files: (forever.wait(), Readings())[1]}
+    return Board(roots, readers, budget=0.2, readers=readers)
+
+
+def test_a_source_that_raises_costs_only_itself() -> None:
+    def breaks(files: Files) -> Readings:
+        raise RuntimeError("a board nobody thought of")
+
+    with board(breaks=breaks, works=lambda files: ZONE) as both:
+        snapshot = both.read()
+        assert snapshot.readings == ZONE
+        assert snapshot.outcomes["breaks"].errors == ("RuntimeError",)
+        assert both.read().outcomes["breaks"].errors == ("RuntimeError",)
+
+
+def test_a_source_the_board_does_not_have_is_absent() -> None:
+    with board(nothing=lambda files: Readings()) as one:
+        assert one.read().outcomes == {}
+
+
+def test_readers_at_the_same_time_share_one_reading() -> None:
+    calls = []
+
+    def slow(files: Files) -> Readings:
+        calls.append(1)
+        time.sleep(0.1)
+        return ZONE
+
+    with board(budget=1.0, slow=slow) as one:
+        results: list[Readings] = []
+        scrapers = [
+            threading.Thread(target=lambda: results.append(one.read().readings)) for _ in range(50)
+        ]
+        for scraper in scrapers:
+            scraper.start()
+        for scraper in scrapers:
+            scraper.join()
+    assert results == [ZONE] * 50
+    assert len(calls) <= 2
+
+
+def test_threads_end_with_the_board() -> None:
+    before = threads()
+    for _ in range(20):
+        with board(a=lambda files: ZONE, b=lambda files: ZONE) as two:
+            two.read()
+    deadline = time.monotonic() + 2
+    while threads() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threads() == before
