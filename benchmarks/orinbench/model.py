@@ -98,8 +98,8 @@ class ModelInfo:
         if tensor.name == "token_embd.weight" and not self.tied:
             return tensor.n_bytes // tensor.shape[0]
         if "_exps." in tensor.name:
-            used = int(self.metadata.get(f"{self.architecture}.expert_used_count", 1))
-            return tensor.n_bytes * used // tensor.shape[0]
+            used = self.metadata[f"{self.architecture}.expert_used_count"]
+            return tensor.n_bytes * int(used) // tensor.shape[0]
         return tensor.n_bytes
 
 
@@ -118,20 +118,26 @@ def open_model(path: str | Path) -> ModelInfo:
             f"{path}: architecture {architecture!r} is not supported; "
             f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
         )
-    if int(metadata.get("split.count", 1)) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise BenchError(
             f"{path}: is one of {metadata['split.count']} parts of a split GGUF; "
             "join them with `llama-gguf-split --merge` first"
         )
 
-    def required(key: str) -> int:
-        if not isinstance(value := metadata.get(f"{architecture}.{key}"), int):
-            raise BenchError(f"{path}: the metadata lacks {architecture}.{key}, a whole number")
+    def number(key: str, default: int | None = None) -> int:
+        value = metadata.get(f"{architecture}.{key}", default)
+        if not isinstance(value, int) or value < 1:
+            raise BenchError(
+                f"{path}: {architecture}.{key} is {value!r} in the metadata; "
+                "a whole number above 0 was expected"
+            )
         return value
 
     tensors = {tensor.name: tensor for tensor in header.table}
     _check_tensors(path, tensors)
-    n_embd, n_heads = required("embedding_length"), required("attention.head_count")
+    if any("_exps." in name for name in tensors):
+        number("expert_used_count")
+    n_embd, n_heads = number("embedding_length"), number("attention.head_count")
     info = ModelInfo(
         path=path,
         architecture=str(architecture),
@@ -139,13 +145,13 @@ def open_model(path: str | Path) -> ModelInfo:
         type_label="",
         size_bytes=sum(tensor.n_bytes for tensor in tensors.values()),
         n_params=sum(tensor.n_elements for tensor in tensors.values()),
-        n_layers=required("block_count"),
+        n_layers=number("block_count"),
         n_embd=n_embd,
         n_heads=n_heads,
-        n_kv_heads=int(metadata.get(f"{architecture}.attention.head_count_kv", n_heads)),
-        head_dim=int(metadata.get(f"{architecture}.attention.key_length", n_embd // n_heads)),
+        n_kv_heads=number("attention.head_count_kv", n_heads),
+        head_dim=number("attention.key_length", n_embd // n_heads),
         vocab_size=lengths.get("tokenizer.ggml.tokens", tensors["token_embd.weight"].shape[0]),
-        context_length=required("context_length"),
+        context_length=number("context_length"),
         tensors=tensors,
         metadata=metadata,
     )
@@ -165,8 +171,7 @@ def _read_header(path: Path) -> "_Header":
     try:
         header = _Header(path)
     except (IndexError, KeyError, OverflowError, ValueError, struct.error) as error:
-        reason = error.args[0] if error.args else type(error).__name__
-        raise BenchError(f"{path}: damaged or truncated in the GGUF header: {reason}") from None
+        raise BenchError(f"{path}: damaged or truncated in the GGUF header: {error}") from None
     if header.byte_order != "I" or header.endianess != GGUFEndian.LITTLE:
         raise BenchError(f"{path}: is a big-endian GGUF; only little-endian ones are supported")
     return header
@@ -181,10 +186,10 @@ def _check_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
                 f"supported; supported are {', '.join(t.name for t in sorted(SUPPORTED_TYPES))}"
             )
         block = GGML_QUANT_SIZES[tensor.type][0]
-        if not tensor.shape or tensor.shape[-1] % block:
+        if tensor.n_elements < 1 or not tensor.shape or tensor.shape[-1] % block:
             raise BenchError(
-                f"{path}: tensor {tensor.name} has rows of {tensor.shape[-1:] or 0} weights, "
-                f"which is no multiple of the {block} of a {tensor.type.name} block"
+                f"{path}: tensor {tensor.name} has the shape {tensor.shape}, whose rows are no "
+                f"multiple of the {block} weights of a {tensor.type.name} block"
             )
         if (end := tensor.offset + tensor.n_bytes) > file_bytes:
             raise BenchError(
@@ -206,6 +211,11 @@ class _Header(GGUFReader):  # type: ignore[misc]  # gguf carries no usable types
         self.array_lengths: dict[str, int] = {}
         self.table: list[TensorInfo] = []
         super().__init__(path)
+        self.scalars: dict[str, Scalar] = {
+            name: entry.contents()
+            for name, entry in self.fields.items()
+            if entry.types != [GGUFValueType.ARRAY]
+        }
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
@@ -247,11 +257,3 @@ class _Header(GGUFReader):  # type: ignore[misc]  # gguf carries no usable types
                     offset=start_offs + int(offset[0]),
                 )
             )
-
-    @property
-    def scalars(self) -> dict[str, Scalar]:
-        return {
-            name: entry.contents()
-            for name, entry in self.fields.items()
-            if entry.types != [GGUFValueType.ARRAY]
-        }

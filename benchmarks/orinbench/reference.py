@@ -8,7 +8,7 @@ is shared with the engines that it judges.
 from collections.abc import Sequence
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
@@ -38,8 +38,7 @@ class Reference:
             return float(model.metadata.get(f"{model.architecture}.{key}", default))
 
         self._norm_eps = number("attention.layer_norm_rms_epsilon", 1e-5)
-        self._rope_dim = int(number("rope.dimension_count", model.head_dim))
-        exponents = np.arange(0, self._rope_dim, 2) / self._rope_dim
+        exponents = np.arange(0, model.head_dim, 2) / model.head_dim
         self._rope_frequencies: Array = number("rope.freq_base", 10000.0) ** -exponents
         if "rope_freqs.weight" in model.tensors:  # Llama 3.1's scaling, as divisors
             self._rope_frequencies = self._rope_frequencies / self._vector("rope_freqs.weight")
@@ -88,17 +87,12 @@ class Reference:
     def _rope(self, x: Array) -> Array:
         """Turn x (tokens, heads, head_dim) by its positions, 0, 1, 2, ..."""
         angles = np.arange(len(x))[:, None, None] * self._rope_frequencies
-        turned, kept = x[..., : self._rope_dim], x[..., self._rope_dim :]
-        if _NEIGHBOUR_ROPE[self.model.architecture]:
-            a, b = turned[..., 0::2], turned[..., 1::2]
-        else:
-            a, b = np.split(turned, 2, axis=-1)
+        neighbours = _NEIGHBOUR_ROPE[self.model.architecture]
+        a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else np.split(x, 2, axis=-1)
         pair = (a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles))
-        if _NEIGHBOUR_ROPE[self.model.architecture]:
-            rotated = np.stack(pair, axis=-1).reshape(turned.shape)
-        else:
-            rotated = np.concatenate(pair, axis=-1)
-        return np.concatenate((rotated, kept), axis=-1)
+        if neighbours:
+            return np.stack(pair, axis=-1).reshape(x.shape)
+        return np.concatenate(pair, axis=-1)
 
     def _norm(self, x: Array, name: str) -> Array:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
@@ -125,14 +119,8 @@ class Reference:
         raw = self._file[tensor.offset : tensor.offset + tensor.n_bytes]
         block, block_bytes = GGML_QUANT_SIZES[tensor.type]
         by_row = raw.reshape(-1, tensor.shape[-1] // block * block_bytes)[rows]
-        if tensor.type == GGMLQuantizationType.F64:
-            return np.asarray(by_row.view(np.float64))
-        if tensor.type in _STORED_AS:
-            return by_row.view(_STORED_AS[tensor.type]).astype(np.float64)
-        return dequantize(by_row, tensor.type).astype(np.float64)
-
-
-_STORED_AS = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}
+        weights: Array = dequantize(by_row, tensor.type).astype(np.float64)
+        return weights
 
 
 def unsupported(model: ModelInfo) -> str | None:
@@ -147,6 +135,8 @@ def unsupported(model: ModelInfo) -> str | None:
         return f"RoPE scaling of type {scaling}"
     if model.metadata.get(f"{key}.attention.value_length", model.head_dim) != model.head_dim:
         return "values of another length than keys"
+    if model.metadata.get(f"{key}.rope.dimension_count", model.head_dim) != model.head_dim:
+        return "a rotation of part of a head"
     return None
 
 

@@ -1,0 +1,249 @@
+import struct
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType, GGUFEndian, GGUFReader, GGUFWriter
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.benchmarks.gguf_files import add_info, finish_sparse, write_family, write_sparse
+
+from orinbench.errors import BenchError
+from orinbench.model import ModelInfo, open_model
+from orinbench.shapes import SHAPES
+
+TINY = SHAPES["tiny"]
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_family(tmp_path_factory.mktemp("model") / "small.gguf", "llama", tied=False)
+
+
+def refusal(path: Path) -> str:
+    """Open a bad file and return the one line."""
+    with pytest.raises(BenchError) as caught:
+        open_model(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert "\n" not in message
+    assert caught.value.exit_code == 2
+    return message.removeprefix(f"{path}: ")
+
+
+def test_it_reads_what_the_gguf_library_reads(family: Path) -> None:
+    model, reader = open_model(family), GGUFReader(family)
+    assert [
+        (tensor.name, tensor.tensor_type, tuple(reversed(tensor.shape.tolist())))
+        for tensor in reader.tensors
+    ] == [(tensor.name, tensor.type, tensor.shape) for tensor in model.tensors.values()]
+    assert [(tensor.n_bytes, tensor.data_offset) for tensor in reader.tensors] == [
+        (tensor.n_bytes, tensor.offset) for tensor in model.tensors.values()
+    ]
+    assert model.metadata["llama.rope.freq_base"] == 10000.0
+    assert model.vocab_size == len(reader.fields["tokenizer.ggml.tokens"].contents())
+    assert (model.n_layers, model.n_embd, model.n_heads, model.n_kv_heads) == (2, 128, 4, 2)
+    assert (model.head_dim, model.context_length, model.name) == (32, 128, "small")
+    assert model.size_bytes == sum(tensor.n_bytes for tensor in reader.tensors)
+
+
+# The weights alone, as in 4,268 GB/s / 1,013,698,560 B = 4,210 tok/s; norms are F32 and read too.
+@pytest.mark.parametrize(("shape", "matrices"), [("1b", 1_013_698_560), ("8b", 6_156_165_120)])
+def test_a_token_reads_all_but_the_other_rows_of_the_embedding(
+    tmp_path: Path, shape: str, matrices: int
+) -> None:
+    model = open_model(write_sparse(tmp_path / "m.gguf", SHAPES[shape]))
+    norms = (2 * model.n_layers + 1) * model.n_embd * 4
+    row = 0 if model.tied else model.n_embd // 256 * 210
+    assert model.token_read_bytes == matrices + norms + row
+    assert model.token_read_by_tensor["token_embd.weight"] == (
+        model.tensors["token_embd.weight"].n_bytes if model.tied else row
+    )
+    assert sum(model.token_read_by_tensor.values()) == model.token_read_bytes
+
+
+def test_a_token_reads_the_experts_that_it_uses(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "moe.gguf", "qwen3moe")
+    for key in ("block_count", "context_length", "embedding_length", "attention.head_count"):
+        writer.add_uint32(f"qwen3moe.{key}", 256)
+    writer.add_uint32("qwen3moe.expert_used_count", 2)
+    add_info(writer, "token_embd.weight", (512, 256), GGMLQuantizationType.Q6_K)
+    add_info(writer, "blk.0.ffn_up_exps.weight", (8, 512, 256), GGMLQuantizationType.Q4_K)
+    model = open_model(finish_sparse(writer))
+    assert model.token_read_by_tensor["blk.0.ffn_up_exps.weight"] == 2 * 512 * 144
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "label"),
+    [
+        ("llama", {"n_layers": 16}, "llama 1B Q6_K"),
+        ("llama", {"n_layers": 28}, "llama 3B Q6_K"),
+        ("llama", {"n_layers": 32, "vocab_size": 128256}, "llama 8B Q6_K"),
+        ("llama", {"n_layers": 32, "vocab_size": 32000}, "llama 7B Q6_K"),
+        ("llama", {"n_layers": 32, "vocab_size": 49152}, "llama 3B Q6_K"),
+        ("llama", {"n_layers": 80, "n_heads": 64, "n_kv_heads": 8}, "llama 70B Q6_K"),
+        ("llama", {"n_layers": 80, "n_heads": 64, "n_kv_heads": 64}, "llama 65B Q6_K"),
+        ("llama", {"n_layers": 2}, "llama ?B Q6_K"),
+        ("qwen2", {"n_layers": 24, "n_embd": 1024}, "qwen2 0.5B Q6_K"),
+        ("qwen2", {"n_layers": 40, "n_heads": 20}, "qwen2 4B Q6_K"),
+        ("qwen2", {"n_layers": 28}, "qwen2 7B Q6_K"),
+        ("qwen3", {"n_layers": 28, "n_embd": 1024}, "qwen3 0.6B Q6_K"),
+        ("qwen3", {"n_layers": 28, "n_embd": 2048}, "qwen3 1.7B Q6_K"),
+    ],
+)
+def test_models_are_called_as_llama_cpp_calls_them(
+    tmp_path: Path, architecture: str, changes: dict[str, int], label: str
+) -> None:
+    shape = replace(TINY, **{"vocab_size": 256, **changes})  # type: ignore[arg-type]
+    path = write_sparse(tmp_path / "m.gguf", shape, architecture=architecture)
+    assert open_model(path).type_label == label
+
+
+@pytest.mark.parametrize(
+    ("file_type", "label"),
+    [
+        (0, "all F32"),
+        (1, "F16"),
+        (7, "Q8_0"),
+        (14, "Q4_K - Small"),
+        (15, "Q4_K - Medium"),
+        (18, "Q6_K"),
+        (27, "IQ3_S mix - 3.66 bpw"),
+        (30, "IQ4_XS - 4.25 bpw"),
+        (38, "MXFP4 MoE"),
+        (99, "unknown, may not work"),
+    ],
+)
+def test_file_types_are_called_as_llama_cpp_calls_them(
+    tmp_path: Path, file_type: int, label: str
+) -> None:
+    path = write_sparse(tmp_path / "m.gguf", TINY, general__file_type=file_type)
+    assert open_model(path).type_label == f"llama ?B {label}"
+
+
+def test_a_mixtral_is_called_by_its_experts(tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "m.gguf", replace(TINY, n_layers=32), llama__expert_count=8)
+    assert open_model(path).type_label == "llama 8x7B Q6_K"
+
+
+def test_without_a_file_type_the_most_frequent_tensor_type_is_guessed(tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "m.gguf", TINY, "Q4_K", drop=("general.file_type",))
+    assert open_model(path).type_label == "llama ?B (guessed) Q4_K - Medium"
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none.gguf").startswith("no such file")
+
+
+def test_a_directory(tmp_path: Path) -> None:
+    assert "cannot be read: Is a directory" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 this is a zip", b"fugg" * 100])
+def test_not_a_gguf(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(content)
+    assert refusal(tmp_path / "m.gguf").startswith("not a GGUF file: it starts with")
+
+
+def test_a_future_version(tmp_path: Path, family: Path) -> None:
+    data = bytearray(family.read_bytes())
+    data[4:8] = struct.pack("<I", 9)
+    (tmp_path / "m.gguf").write_bytes(data)
+    assert "version 9" in refusal(tmp_path / "m.gguf")
+
+
+def test_a_big_endian_file(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama", endianess=GGUFEndian.BIG)
+    add_info(writer, "token_embd.weight", (4, 256), GGMLQuantizationType.F32)
+    assert "big-endian" in refusal(finish_sparse(writer))
+
+
+def test_a_truncated_file_names_the_first_tensor_that_is_cut_off(
+    tmp_path: Path, family: Path
+) -> None:
+    tensor = open_model(family).tensors["blk.1.ffn_up.weight"]
+    (tmp_path / "m.gguf").write_bytes(family.read_bytes()[: tensor.offset + tensor.n_bytes - 1])
+    message = refusal(tmp_path / "m.gguf")
+    assert message.startswith("truncated: tensor blk.1.ffn_up.weight ends at byte ")
+    assert f"{tensor.offset + tensor.n_bytes:,}" in message
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_file_cut_anywhere_is_refused(family: Path, data: st.DataObject) -> None:
+    content = family.read_bytes()
+    last = max(open_model(family).tensors.values(), key=lambda tensor: tensor.offset)
+    length = data.draw(st.integers(0, last.offset + last.n_bytes - 1))
+    path = family.with_name("cut.gguf")
+    path.write_bytes(content[:length])
+    refusal(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_header_is_opened_or_refused_in_one_line(
+    family: Path, data: st.DataObject
+) -> None:
+    content = bytearray(family.read_bytes())
+    end = min(tensor.offset for tensor in open_model(family).tensors.values())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, end - 1))] = data.draw(st.integers(0, 255))
+    path = family.with_name("damaged.gguf")
+    path.write_bytes(content)
+    try:
+        assert isinstance(open_model(path), ModelInfo)
+    except BenchError as error:
+        assert "\n" not in str(error)
+        assert str(error).startswith(str(path))
+
+
+def test_an_unsupported_architecture_is_named_with_those_that_are(tmp_path: Path) -> None:
+    message = refusal(write_sparse(tmp_path / "m.gguf", TINY, architecture="gemma3"))
+    assert message.startswith("architecture 'gemma3' is not supported; supported are llama, qwen2")
+
+
+def test_an_unsupported_type_is_named_with_those_that_are(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    add_info(writer, "token_embd.weight", (512, 256), GGMLQuantizationType.Q6_K)
+    add_info(writer, "blk.0.ffn_up.weight", (512, 256), GGMLQuantizationType.Q2_K)
+    message = refusal(finish_sparse(writer))
+    assert message.startswith(
+        "tensor blk.0.ffn_up.weight has the type Q2_K, which is not supported"
+    )
+    assert message.endswith("Q4_K, Q5_K, Q6_K, IQ3_XXS, IQ3_S, IQ2_S, IQ4_XS, I8, I16, I32, I64, "
+                            "F64, BF16, MXFP4, Q1_0")  # fmt: skip
+
+
+def test_an_unknown_type_is_refused(tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "m.gguf", TINY)
+    content = path.read_bytes()
+    at = content.index(b"token_embd.weight") + len(b"token_embd.weight") + 4 + 16
+    path.write_bytes(content[:at] + struct.pack("<I", 250) + content[at + 4 :])
+    assert "token_embd.weight has the unknown type 250" in refusal(path)
+
+
+def test_rows_that_are_no_whole_blocks(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    add_info(writer, "token_embd.weight", (4, 100), GGMLQuantizationType.Q6_K)
+    assert "tensor token_embd.weight has the shape (4, 100)" in refusal(finish_sparse(writer))
+
+
+def test_one_part_of_many(tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "m.gguf", TINY, split__count=3)
+    assert refusal(path).startswith("is one of 3 parts of a split GGUF")
+
+
+def test_missing_metadata_is_named(tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "m.gguf", TINY, drop=("llama.block_count",))
+    assert refusal(path).startswith("llama.block_count is None in the metadata")
+
+
+def test_metadata_of_a_wrong_kind_is_named(tmp_path: Path) -> None:
+    path = write_sparse(tmp_path / "m.gguf", TINY, llama__block_count="two")
+    assert refusal(path).startswith("llama.block_count is 'two' in the metadata")
+
+
+def test_a_file_without_an_embedding(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    add_info(writer, "v.patch_embd.weight", (4, 256), GGMLQuantizationType.F32)
+    assert "no tensor token_embd.weight" in refusal(finish_sparse(writer))
