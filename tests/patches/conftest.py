@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+COMPILERS = {
+    "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",
+    "NVJITLINK_PATH": "nvjitlink/lib/libnvJitLink.so.*",
+}
+CUDA_HEADER = "cuda_runtime/include/cuda_fp16.h"
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -26,6 +31,11 @@ def tinygrad_root() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # tinygrad finds these when it is imported; tests that set none are for machines without CUDA.
+    for variable, pattern in COMPILERS.items():
+        os.environ.setdefault(variable, str(wheel_file(pattern)))
+    os.environ.setdefault("CUDA_PATH", str(wheel_file(CUDA_HEADER).parents[1]))
+    os.environ["CCACHE"] = "0"
     wanted = os.environ.get("SERIES_TREE")
     if wanted and tinygrad_root() != Path(wanted).resolve():
         raise pytest.UsageError(f"tinygrad comes from {tinygrad_root()}, not from {wanted}")
@@ -53,14 +63,11 @@ def clang(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def environment(clang: Path, tmp_path: Path) -> dict[str, str]:
     """An environment for tinygrad in a fresh process: compilers at hand, empty caches."""
-    drop = ("DEV", "BEAM", "DEBUG", "CACHEDB", "PARALLEL", "CUDA_PATH", "CUDA_INCLUDE_PATH")
+    drop = ("DEV", "BEAM", "DEBUG", "CACHEDB", "PARALLEL", "CCACHE")
     return {k: v for k, v in os.environ.items() if k not in drop} | {
         "PATH": f"{clang}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(tinygrad_root()),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "NVRTC_PATH": str(wheel_file("cuda_nvrtc/lib/libnvrtc.so.*")),
-        "NVJITLINK_PATH": str(wheel_file("nvjitlink/lib/libnvJitLink.so.*")),
-        "CUDA_PATH": str(wheel_file("cuda_runtime/include/cuda_fp16.h").parents[1]),
     }
 
 

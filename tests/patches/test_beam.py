@@ -31,9 +31,13 @@ HANGS = {"stdin": "FileNotFoundError", "script without guard": "bootstrapping ph
 def start(python: Python, how: str, tmp_path: Path, **more: str) -> tuple[int, str, str]:
     script = tmp_path / "script.py"
     script.write_text(SEARCH)
-    args = {"stdin": ["-"], "command": ["-c", SEARCH], "script without guard": [script]}[how]
+    ways: dict[str, list[str | Path]] = {
+        "stdin": ["-"],
+        "command": ["-c", SEARCH],
+        "script without guard": [script],
+    }
     stdin = SEARCH if how == "stdin" else ""
-    done = python(*args, stdin=stdin, timeout=45, give_up=HANGS.get(how), **SETTINGS, **more)
+    done = python(*ways[how], stdin=stdin, timeout=45, give_up=HANGS.get(how), **SETTINGS, **more)
     return done.returncode, done.stdout, done.stderr
 
 

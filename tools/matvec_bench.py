@@ -1,0 +1,602 @@
+#!/usr/bin/env python3
+"""Vector times quantized matrix: which optimizations tinygrad picks, and what they are worth.
+
+    matvec_bench.py opts                                  no device: the opts of every GGUF type
+    matvec_bench.py gemv                                  time one product, rule against rule
+    matvec_bench.py decode --stock DIR --patched DIR      time a whole model, tree against tree
+
+It measures the tinygrad that Python imports, on the device that DEV names (CUDA, NV:PTX, ...).
+It needs tinygrad and numpy alone, so that it runs where only a checkout of the series can be had:
+
+    PYTHONPATH=PATCHED DEV=CUDA python3 tools/matvec_bench.py gemv
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from tinygrad import Tensor
+    from tinygrad.codegen.opt import Opt
+    from tinygrad.codegen.opt.postrange import Scheduler
+    from tinygrad.renderer import Renderer
+    from tinygrad.uop.ops import UOp
+
+
+@dataclasses.dataclass(frozen=True)
+class Quant:
+    """A GGUF tensor type: its number, and the block that ggml-common.h lays out for it.
+
+    `halves` are the byte offsets of the block's fp16 scales; bytes may be random but for those.
+    """
+
+    number: int
+    elements: int
+    size: int
+    halves: tuple[int, ...] = ()
+
+
+TYPES = {
+    "F32": Quant(0, 1, 4),
+    "F16": Quant(1, 1, 2),
+    "Q4_0": Quant(2, 32, 18, (0,)),
+    "Q4_1": Quant(3, 32, 20, (0, 2)),
+    "Q5_0": Quant(6, 32, 22, (0,)),
+    "Q5_1": Quant(7, 32, 24, (0, 2)),
+    "Q8_0": Quant(8, 32, 34, (0,)),
+    "Q4_K": Quant(12, 256, 144, (0, 2)),
+    "Q5_K": Quant(13, 256, 176, (0, 2)),
+    "Q6_K": Quant(14, 256, 210, (208,)),
+    "IQ3_XXS": Quant(18, 256, 98, (0,)),
+    "IQ3_S": Quant(21, 256, 110, (0,)),
+    "IQ2_S": Quant(22, 256, 82, (0,)),
+    "IQ4_XS": Quant(23, 256, 136, (0,)),
+    "I8": Quant(24, 1, 1),
+    "I16": Quant(25, 1, 2),
+    "I32": Quant(26, 1, 4),
+    "I64": Quant(27, 1, 8),
+    "F64": Quant(28, 1, 8),
+    "BF16": Quant(30, 1, 2),
+    "MXFP4": Quant(39, 32, 17),
+    "Q1_0": Quant(41, 128, 18, (0,)),
+}
+# (rows, columns) of Llama-3.2-1B: hidden 2048, feed forward 8192, 8 of 32 heads of 64 for k and v.
+SHAPES = {
+    "q/o": (2048, 2048),
+    "k/v": (512, 2048),
+    "gate/up": (8192, 2048),
+    "down": (2048, 8192),
+    "head": (128256, 2048),
+}
+
+
+class UserError(Exception):
+    """One line about what the user should change."""
+
+
+def random_blocks(quant: Quant, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
+    """A matrix's bytes, (rows, bytes of a row): random, with values around one.
+
+    Args:
+        quant: the type.
+        rows: of the matrix.
+        columns: of the matrix, a multiple of the block's elements.
+        seed: for numpy.
+    """
+    rng = np.random.default_rng(seed)
+    if quant.elements == 1:
+        dtype = {0: np.float32, 1: np.float16, 28: np.float64}.get(quant.number)
+        if dtype is not None:
+            return rng.standard_normal((rows, columns)).astype(dtype).view(np.uint8)
+        if quant.number == 30:  # bfloat16 is the upper half of a float32
+            words = rng.standard_normal((rows, columns)).astype(np.float32).view(np.uint16)
+            return np.ascontiguousarray(words[:, 1::2]).view(np.uint8)
+        small = rng.integers(-8, 8, (rows, columns))
+        return small.astype(f"<i{quant.size}").view(np.uint8)
+    count = rows * columns // quant.elements
+    blocks = rng.integers(0, 256, (count, quant.size), dtype=np.uint8)
+    for offset in quant.halves:
+        # Between 2**-7 and 2**-6: no subnormal halves, which some devices flush to zero.
+        scales = ((1 + rng.random(count)) / 128).astype("<f2").view(np.uint8).reshape(count, 2)
+        blocks[:, offset : offset + 2] = scales
+    if quant.number == 39:  # the shared exponent of MXFP4: 2**(e-128), ggml's e8m0 times a half
+        blocks[:, 0] = rng.integers(122, 128, count, dtype=np.uint8)
+    return blocks.reshape(rows, -1)
+
+
+def matrix(data: Tensor, quant: Quant, rows: int, columns: int, half: bool = True) -> Tensor:
+    """The lazily dequantized matrix (rows, columns), in float16 as tinygrad's model has it."""
+    from tinygrad import dtypes
+    from tinygrad.llm.gguf import ggml_data_to_tensor
+
+    flat = ggml_data_to_tensor(data, rows * columns, quant.number)
+    shaped = flat.reshape(rows, columns)
+    return shaped.cast(dtypes.float16) if half else shaped
+
+
+def product(data: Tensor, x: Tensor, quant: Quant, rows: int, columns: int) -> Tensor:
+    """x (1, 1, columns) times the transposed matrix: one token through a linear layer."""
+    return x.linear(matrix(data, quant, rows, columns).transpose())
+
+
+def calls(out: Tensor) -> list[UOp]:
+    """The kernel calls that compute a tensor; the call's first source is the kernel's SINK."""
+    from tinygrad import Tensor
+    from tinygrad.uop.ops import Ops
+
+    linear = Tensor.linear_with_vars(out)[0]
+    return [call for call in linear.src if call.op is Ops.CALL and call.src[0].op is Ops.SINK]
+
+
+# *** the rules; each gets a kernel and gives it optimized, or None where it does not apply ***
+
+
+def stock_rule(k: Scheduler) -> Scheduler | None:
+    """What tinygrad picks without the patch."""
+    from tinygrad.codegen.opt import heuristic
+
+    with swapped(heuristic, "matvec_opts", lambda k: None):
+        return heuristic.hand_coded_optimizations(k)
+
+
+def patched_rule(k: Scheduler) -> Scheduler | None:
+    """What tinygrad picks; the same as stock in a tree without the patch."""
+    from tinygrad.codegen.opt import heuristic
+
+    return heuristic.hand_coded_optimizations(k)
+
+
+def first_axis_rule(k: Scheduler) -> Scheduler | None:
+    """The older rule: the threads of a row divide the outermost reduce axis."""
+    from tinygrad.codegen.opt import Opt, OptOps
+
+    return _applied(k, [Opt(OptOps.GROUP, 0, 8), Opt(OptOps.LOCAL, 0, 4), Opt(OptOps.UPCAST, 0, 4)])
+
+
+def inner_axis_rule(k: Scheduler) -> Scheduler | None:
+    """The patch: the threads of a row divide the innermost reduce axes."""
+    from tinygrad.codegen.opt import heuristic
+
+    if not hasattr(heuristic, "matvec_opts"):
+        raise UserError("this tinygrad has no matvec patch: put a patched tree on PYTHONPATH")
+    return heuristic.matvec_opts(k)
+
+
+def adjacent_rule(k: Scheduler) -> Scheduler | None:
+    """For one reduce axis only: as the patch, but a thread's four weights are neighbours."""
+    from tinygrad.codegen.opt import Opt, OptOps
+    from tinygrad.uop.ops import AxisType
+
+    if len(k.axes_of(AxisType.REDUCE)) != 1:
+        return None
+    return _applied(
+        k, [Opt(OptOps.UNROLL, 0, 4), Opt(OptOps.GROUP, 0, 32), Opt(OptOps.LOCAL, 0, 4)]
+    )
+
+
+Rule = Callable[["Scheduler"], "Scheduler | None"]
+RULES: dict[str, Rule] = {
+    "stock": stock_rule,
+    "first axis": first_axis_rule,
+    "inner axis": inner_axis_rule,
+    "inner axis, adjacent": adjacent_rule,
+}
+
+
+def _applied(k: Scheduler, opts: list[Opt]) -> Scheduler | None:
+    from tinygrad.codegen.opt import KernelOptError
+
+    tried = k.copy()
+    try:
+        for opt in opts:
+            tried.apply_opt(opt)
+    except KernelOptError:
+        return None
+    return tried
+
+
+@contextlib.contextmanager
+def swapped(module: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace a module's attribute, where it has one, for a while."""
+    if not hasattr(module, name):
+        yield
+        return
+    old = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, old)
+
+
+class _PickedError(Exception):
+    def __init__(self, opts: list[Opt] | None) -> None:
+        self.opts = opts
+
+
+def picks(ast: UOp, renderer: Renderer, rule: Rule) -> list[Opt] | None:
+    """The opts that a rule gives a kernel; None where it does not apply.
+
+    The rule sees the kernel that the optimizer sees, after tinygrad has split its axes, and
+    nothing is rendered.
+    """
+    from tinygrad.codegen import full_rewrite_to_sink
+    from tinygrad.codegen.opt import heuristic
+
+    original = heuristic.hand_coded_optimizations
+
+    def spy(k: Scheduler) -> Scheduler:
+        with swapped(heuristic, "hand_coded_optimizations", original):
+            found = rule(k)
+        raise _PickedError(None if found is None else list(found.applied_opts))
+
+    try:
+        with swapped(heuristic, "hand_coded_optimizations", spy):
+            full_rewrite_to_sink(ast, renderer)
+    except _PickedError as picked:
+        return picked.opts
+    raise AssertionError("the optimizer was not asked")
+
+
+def compiled(ast: UOp, renderer: Renderer, opts: Sequence[Opt]) -> UOp:
+    """The program of a kernel under these opts."""
+    from tinygrad.codegen import to_program
+    from tinygrad.uop.ops import KernelInfo
+
+    arg = dataclasses.replace(ast.arg or KernelInfo(), opts_to_apply=tuple(opts))
+    return to_program(ast.replace(arg=arg), renderer)
+
+
+def spell(opts: Sequence[Opt] | None) -> str:
+    """Opts for people: 'GROUP(4,32) UNROLL(4,0)'."""
+    return " ".join(f"{o.op.name}({o.axis},{o.arg})" for o in opts) if opts is not None else "-"
+
+
+# *** opts ***
+
+
+def opts_table(renderer: Renderer, types: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """For each type and shape: (type, shape, opts without the patch, opts with it)."""
+    from tinygrad import Tensor, dtypes
+
+    for name in types:
+        for shape, (rows, columns) in SHAPES.items():
+            quant = TYPES[name]
+            size = rows * columns // quant.elements * quant.size
+            data = Tensor.empty(size, dtype=dtypes.uint8, device="NULL")
+            x = Tensor.empty(1, 1, columns, device="NULL")
+            ast = calls(product(data, x, quant, rows, columns))[-1].src[0]
+            before, after = (picks(ast, renderer, rule) for rule in (stock_rule, patched_rule))
+            yield name, shape, spell(before), spell(after)
+
+
+def null_renderer(target: str) -> Renderer:
+    """A renderer for a target as DEV spells it, e.g. NULL:CUDA:sm_87, without a device."""
+    from tinygrad.helpers import Target
+    from tinygrad.renderer.cstyle import CUDARenderer
+    from tinygrad.renderer.ptx import PTXRenderer
+
+    parsed = Target.parse(target)
+    return {"CUDA": CUDARenderer, "PTX": PTXRenderer}[parsed.renderer](parsed)
+
+
+def print_opts(args: argparse.Namespace) -> None:
+    """Print the table of opts as markdown."""
+    print("| type | layer | stock | patched |\n| --- | --- | --- | --- |")
+    for row in opts_table(null_renderer(args.target), args.types):
+        print("| " + " | ".join(row) + " |", flush=True)
+
+
+# *** gemv ***
+
+
+@dataclasses.dataclass
+class Timing:
+    """Seconds of one product under one rule, and how far its result is from stock's."""
+
+    rule: str
+    opts: list[Opt]
+    seconds: list[float]
+    error: float
+
+
+def time_product(name: str, rows: int, columns: int, repeats: int, seed: int) -> list[Timing]:
+    """Time one product under every rule that applies, in a random order in each repetition."""
+    from tinygrad import Device, Tensor
+    from tinygrad.device import Buffer
+    from tinygrad.engine.realize import time_call
+    from tinygrad.uop.ops import UOp
+
+    quant = TYPES[name]
+    data = random_data(quant, rows, columns, seed)
+    x = Tensor(np.random.default_rng(seed).standard_normal((1, 1, columns), np.float32)).realize()
+    *before, last = calls(product(data, x, quant, rows, columns))
+    renderer = Device[Device.DEFAULT].renderer
+    buffers = [src.buffer.ensure_allocated() for src in last.src[1:]]
+    for call in before:  # tables that the product looks up (IQ types)
+        time_call(call)
+    ast = last.src[0]
+    programs: dict[str, UOp] = {}
+    timings: dict[str, Timing] = {}
+    reference: NDArray[np.float64] | None = None
+    for rule, pick in RULES.items():
+        opts = picks(ast, renderer, pick)
+        if opts is None:
+            continue
+        programs[rule] = compiled(ast, renderer, opts)
+        call = programs[rule].call(*[UOp.from_buffer(b) for b in buffers])
+        time_call(call)  # the first run loads the program
+        got = _read(buffers[0]).astype(np.float64)
+        if reference is None:
+            reference = got
+        error = float(np.abs(got - reference).max() / max(np.abs(reference).max(), 1e-30))
+        timings[rule] = Timing(rule, opts, [], error)
+    order, rng = list(programs), random.Random(seed)
+    for _ in range(repeats):
+        rng.shuffle(order)
+        for rule in order:
+            call = programs[rule].call(*[UOp.from_buffer(b) for b in buffers])
+            timings[rule].seconds.append(time_call(call))
+    assert all(isinstance(b, Buffer) for b in buffers)
+    return list(timings.values())
+
+
+def _read(buffer: Any) -> NDArray[Any]:
+    dtype = np.dtype({"e": "<f2", "f": "<f4", "d": "<f8"}[buffer.dtype.fmt])
+    return np.frombuffer(buffer.as_memoryview(), dtype).copy()
+
+
+def spread(samples: Sequence[float]) -> tuple[float, float, float]:
+    """Median, lower and upper quartile."""
+    low, median, high = statistics.quantiles(samples, n=4, method="inclusive")
+    return median, low, high
+
+
+def print_gemv(args: argparse.Namespace) -> None:
+    """Print the timings of products as markdown."""
+    from tinygrad import Device
+
+    print(f"device {Device.DEFAULT} {Device[Device.DEFAULT].renderer.target}, {args.repeats} runs")
+    print("of each rule, interleaved in random order; the caches of the device are not cleared\n")
+    print("| type | shape | rule | median us | quartiles | GB/s | error | opts |")
+    print("|" + " --- |" * 8)
+    for name in args.types:
+        quant = TYPES[name]
+        for rows, columns in args.shapes:
+            size = rows * columns // quant.elements * quant.size
+            for t in time_product(name, rows, columns, args.repeats, args.seed):
+                median, low, high = spread(t.seconds)
+                cells = (
+                    name,
+                    f"{rows}x{columns}",
+                    t.rule,
+                    f"{median * 1e6:.1f}",
+                    f"{low * 1e6:.1f}-{high * 1e6:.1f}",
+                    f"{size / median / 1e9:.0f}",
+                    f"{t.error:.1e}",
+                    spell(t.opts),
+                )
+                print("| " + " | ".join(cells) + " |", flush=True)
+
+
+# *** decode ***
+
+
+def random_data(quant: Quant, rows: int, columns: int, seed: int) -> Tensor:
+    """The bytes of `random_blocks` on the default device."""
+    from tinygrad import Tensor
+
+    return Tensor(random_blocks(quant, rows, columns, seed).reshape(-1)).realize()
+
+
+def llama(
+    args: argparse.Namespace, make: Callable[[Quant, int, int, int], Tensor] = random_data
+) -> Any:
+    """A Llama of the 1B shape, of args.layers and args.vocab, all of whose matrices are one type.
+
+    `make` gives the bytes of a matrix: (type, rows, columns, seed) to a uint8 tensor.
+    """
+    from tinygrad import Tensor, dtypes, nn
+    from tinygrad.llm.model import Transformer, TransformerConfig
+
+    heads, kv_heads, head, vocab = 32, 8, 64, args.vocab
+    config = TransformerConfig(
+        num_blocks=args.layers, dim=2048, hidden_dim=8192, n_heads=heads, n_kv_heads=kv_heads,
+        norm_eps=1e-5, vocab_size=vocab, head_dim=head, rope_theta=500000.0, rope_dim=head,
+        v_head_dim=head, max_context=args.context,
+    )  # fmt: skip
+    model = Transformer(config)
+    weights: dict[str, Any] = {}
+    quant = TYPES[args.type]
+    for seed, (name, tensor) in enumerate(nn.state.get_state_dict(model).items()):
+        if tensor.ndim == 1:
+            weights[name] = Tensor.ones(*tensor.shape, dtype=dtypes.float16).contiguous().realize()
+            continue
+        if name == "output.weight":
+            continue  # tied to the embedding, as Llama-3.2-1B has it
+        rows, columns = tensor.shape
+        data = make(quant, rows, columns, seed)
+        w = matrix(data, quant, rows, columns)
+        n = {"attn_q": heads, "attn_k": kv_heads}.get(name.split(".")[-2])
+        if n is not None:  # the order of rows that from_gguf undoes, lazily too
+            w = w.reshape(n, head, -1).rearrange("n (h two) d -> n (two h) d", two=2)
+            w = w.reshape(rows, columns)
+        weights[name] = w
+    weights["output.weight"] = weights["token_embd.weight"]
+    nn.state.load_state_dict(model, weights, verbose=False, consume=True, realize=False)
+    return model
+
+
+def decode_worker(args: argparse.Namespace) -> None:
+    """Build the model; for each line on stdin decode so many tokens; answer in JSON lines."""
+    from tinygrad import Device, Tensor, UOp
+
+    model = llama(args)
+    position = UOp.variable("start_pos", 0, args.context - 1)
+    temperature = Tensor(0.0).contiguous()
+    token, start = Tensor([[1]], dtype="int32").contiguous().realize(), 0
+    device = Device[Device.DEFAULT]
+    for line in sys.stdin:
+        seconds, tokens = [], []
+        for _ in range(int(line)):
+            begin = time.perf_counter()
+            token = model(token, position.bind(start), temperature).realize()
+            tokens.append(int(token.item()))
+            device.synchronize()
+            seconds.append(time.perf_counter() - begin)
+            start = (start + 1) % (args.context - 1)
+        print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
+
+
+@dataclasses.dataclass
+class Worker:
+    """One process with one tree and one renderer."""
+
+    tree: str
+    dev: str
+    process: subprocess.Popen[str]
+    seconds: list[float]
+    tokens: list[int]
+
+    def ask(self, count: int) -> list[float]:
+        """Decode `count` tokens; their seconds."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(f"{count}\n")
+        stdin.flush()
+        line = stdout.readline()
+        if not line:
+            raise UserError(f"{self.tree} on {self.dev}: the worker died, see above")
+        answer = json.loads(line)
+        self.tokens += answer["tokens"]
+        return list(answer["seconds"])
+
+
+def print_decode(args: argparse.Namespace) -> None:
+    """Decode with both trees and every renderer in turns; print a table and the ratio."""
+    trees = {"stock": args.stock, "patched": args.patched}
+    for name, tree in trees.items():
+        if tree is None or not (tree / "tinygrad").is_dir():
+            raise UserError(f"--{name} {tree}: want a folder that holds tinygrad/")
+    workers = []
+    forward = ["--layers", args.layers, "--type", args.type, "--context", args.context]
+    command = [sys.executable, __file__, "worker", *map(str, forward), "--vocab", str(args.vocab)]
+    for dev in args.devices:
+        for name, tree in trees.items():
+            environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "DEV": dev}
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            workers.append(Worker(name, dev, process, [], []))
+    try:
+        for worker in workers:
+            begin = time.perf_counter()
+            # Two tokens compile and capture, the third is the first replay.
+            worker.ask(args.warmup)
+            took = time.perf_counter() - begin
+            print(f"{worker.tree} {worker.dev}: warm after {took:.1f} s", file=sys.stderr)
+        rng = random.Random(args.seed)
+        for _ in range(args.rounds):
+            for worker in rng.sample(workers, len(workers)):
+                worker.seconds += worker.ask(args.tokens)
+    finally:
+        for worker in workers:
+            worker.process.kill()
+            worker.process.wait()
+    _print_decode_table(args, workers)
+
+
+def _print_decode_table(args: argparse.Namespace, workers: Sequence[Worker]) -> None:
+    count = args.rounds * args.tokens
+    print(f"{args.layers} layers of the 1B shape, {args.type}, {count} tokens of each, in turns\n")
+    print(
+        "| device | tree | median ms/token | quartiles | tok/s |\n| --- | --- | --- | --- | --- |"
+    )
+    medians: dict[tuple[str, str], float] = {}
+    for w in workers:
+        median, low, high = spread(w.seconds)
+        medians[w.dev, w.tree] = median
+        cells = (f"{median * 1e3:.3f}", f"{low * 1e3:.3f}-{high * 1e3:.3f}", f"{1 / median:.1f}")
+        print(f"| {w.dev} | {w.tree} | {' | '.join(cells)} |")
+    print()
+    by_key = {(w.dev, w.tree): w for w in workers}
+    for dev in args.devices:
+        ratio = medians[dev, "stock"] / medians[dev, "patched"]
+        ours, theirs = by_key[dev, "patched"].tokens, by_key[dev, "stock"].tokens
+        same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
+        word = "all tokens equal" if same is None else f"tokens equal up to number {same}"
+        print(f"{dev}: patched is {ratio:.2f} times as fast; {word}")
+
+
+def _shape(text: str) -> tuple[int, int]:
+    rows, _, columns = text.partition("x")
+    if not (rows.isdecimal() and columns.isdecimal() and int(columns) % 256 == 0):
+        raise argparse.ArgumentTypeError(
+            f"'{text}': want ROWSxCOLUMNS, columns in multiples of 256"
+        )
+    return int(rows), int(columns)
+
+
+def _type(text: str) -> str:
+    if text not in TYPES:
+        raise argparse.ArgumentTypeError(f"'{text}': want one of {', '.join(TYPES)}")
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    opts = commands.add_parser("opts", help="print which opts tinygrad picks")
+    opts.add_argument("--target", default="NULL:CUDA:sm_87")
+    opts.add_argument("--types", nargs="+", type=_type, default=list(TYPES))
+    gemv = commands.add_parser("gemv", help="time products on the device that DEV names")
+    gemv.add_argument("--types", nargs="+", type=_type, default=["Q6_K", "Q4_K", "Q8_0", "F16"])
+    gemv.add_argument("--shapes", nargs="+", type=_shape, default=list(SHAPES.values()))
+    gemv.add_argument("--repeats", type=int, default=20)
+    decode = commands.add_parser("decode", help="time a model with two trees of tinygrad")
+    decode.add_argument("--stock", type=Path)
+    decode.add_argument("--patched", type=Path)
+    decode.add_argument("--devices", nargs="+", default=["CUDA", "CUDA:PTX"])
+    decode.add_argument("--rounds", type=int, default=6)
+    decode.add_argument("--tokens", type=int, default=16, help="of each round")
+    decode.add_argument("--warmup", type=int, default=8)
+    worker = commands.add_parser("worker")
+    for command in (decode, worker):
+        command.add_argument("--layers", type=int, default=16)
+        command.add_argument("--type", type=_type, default="Q6_K")
+        command.add_argument("--context", type=int, default=512)
+        command.add_argument("--vocab", type=int, default=128256)
+    for command in (gemv, decode):
+        command.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args(argv)
+    jobs = {"opts": print_opts, "gemv": print_gemv, "decode": print_decode, "worker": decode_worker}
+    try:
+        if getattr(args, "repeats", 2) < 2 or getattr(args, "rounds", 1) < 1:
+            raise UserError("want --repeats 2 or more and --rounds 1 or more")
+        jobs[args.command](args)
+    except UserError as e:
+        print(f"matvec_bench: {e}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
