@@ -1,0 +1,286 @@
+"""`jetson-exporter` as its user meets it: a process, its output, its exit code."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.telemetry.conftest import Tree, idle, maxn_load, without
+
+import exporter
+from exporter import scenario
+from exporter.cli import main
+from jetson.files import Roots
+from jetson.replay import FILE, load, save
+
+Show = Callable[[Tree], Roots]
+TELEMETRY = Path(exporter.__file__).parents[1]
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "exporter.cli", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(TELEMETRY)},
+    )
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    process = start(*arguments)
+    out, err = process.communicate(timeout=30)
+    return process.returncode, out, err
+
+
+def url(process: subprocess.Popen[str]) -> str:
+    """Where a started exporter serves, from what it says; its lines before that are dropped."""
+    assert process.stderr
+    for line in process.stderr:
+        if "serving " in line:
+            return line.split()[-1]
+    raise AssertionError("it ended without serving")
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    directory = tmp_path / "recording"
+    directory.mkdir()
+    with (directory / FILE).open("w") as file:
+        save(scenario.frames(step=0.5), file)
+    return directory
+
+
+@pytest.fixture
+def served(recording: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = start("--replay", str(recording), "--listen", "127.0.0.1:0")
+    try:
+        yield process, url(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_once_prints_a_replayed_board(recording: Path) -> None:
+    code, out, err = run("--replay", str(recording), "--once")
+    assert (code, err) == (0, "")
+    assert "jetson_module_power_watts 6.6" in out and "jetson_energy" not in out
+
+
+def test_a_plain_tree_is_served_too(show: Show) -> None:
+    roots = show(idle())
+    code, out, _ = run("--replay", str(Path(roots.sys).parent), "--once")
+    assert code == 0 and 'jetson_power_mode_info{id="0",name="MAXN"} 1.0' in out
+    directories = ["--sysfs", roots.sys, "--procfs", roots.proc, "--etc", roots.etc]
+    assert "jetson_module_power_watts 6.6" in run(*directories, "--once")[1]
+
+
+def test_no_jetson_here(tmp_path: Path) -> None:
+    """A machine without a device tree: one line that says so and names what there is."""
+    for name in ("sys/devices/system/cpu", "proc", "etc"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "sys/devices/system/cpu/online").write_text("0-1\n")
+    (tmp_path / "proc/buddyinfo").write_text("Node 0, zone      DMA      1      1\n")
+    process = start("--replay", str(tmp_path), "--listen", "127.0.0.1:0")
+    assert process.stderr
+    try:
+        first = process.stderr.readline()
+        assert first == "jetson-exporter: no Jetson here; sources found: memory, cpu\n"
+        address = url(process)
+        with urllib.request.urlopen(f"{address}metrics") as answer:
+            assert b"jetson_memory_largest_free_block_bytes 8192.0" in answer.read()
+        with urllib.request.urlopen(address) as answer:
+            assert b"No Jetson here" in answer.read()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_says_which_board_it_serves(recording: Path) -> None:
+    process = start("--replay", str(recording), "--listen", "127.0.0.1:0")
+    assert process.stderr
+    first = process.stderr.readline()
+    process.kill()
+    process.communicate()
+    assert first.startswith(
+        "jetson-exporter: NVIDIA Jetson AGX Orin Developer Kit, L4T 36.4.3; sources: identity, gpu"
+    )
+
+
+def test_sigterm_ends_it_in_under_a_second(served: tuple[subprocess.Popen[str], str]) -> None:
+    process, address = served
+    with urllib.request.urlopen(f"{address}healthz") as answer:
+        assert answer.read() == b"ok\n"
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(5) == 0
+    taken = time.monotonic() - begun
+    print(f"SIGTERM to exit: {taken * 1000:.0f} ms")
+    assert taken < 1
+
+
+def test_two_instances_on_one_port(served: tuple[subprocess.Popen[str], str]) -> None:
+    _, address = served
+    where = address.removeprefix("http://").rstrip("/")
+    code, out, err = run("--listen", where)
+    assert (code, out) == (2, "")
+    assert err == (
+        f"jetson-exporter: --listen {where}: the port is in use; "
+        "stop the other instance or choose another port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--listen", "9401"], "'9401' is no HOST:PORT, such as 127.0.0.1:9401"),
+        (["--listen", "127.0.0.1:99999"], "is no HOST:PORT"),
+        (["--listen", "192.0.2.1:9401"], "--listen 192.0.2.1:9401: "),
+        (["--collectors", "gpu,fans"], "no source is called 'fans': there are identity, gpu,"),
+        (["--replay", "/nonexistent"], "'/nonexistent' does not exist"),
+        (["--sysfs", "/nonexistent"], "'/nonexistent' does not exist"),
+        (["--budget", "0"], "0<x<=60"),
+        (["--sample-rate", "1000"], "0<=x<=100"),
+        (["--tegrastats", "/nonexistent"], "--tegrastats /nonexistent: No such file"),
+        (["--frobnicate"], "--frobnicate"),
+        (["record"], "DIRECTORY"),
+        (["record", "/proc/x"], "/proc/x"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], complaint: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("jetson-exporter: ") and err.count("\n") == 1
+    assert complaint in err
+
+
+def test_a_directory_with_nothing_to_replay(tmp_path: Path) -> None:
+    code, _, err = run("--replay", str(tmp_path), "--once")
+    assert code == 2 and err.endswith(f"neither {FILE} nor sys/ is in it\n")
+
+
+def test_a_bad_recording(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text("{}\n")
+    code, _, err = run("--replay", str(tmp_path), "--once")
+    assert code == 2 and "line 1: the first line is not that of a jetson-recording" in err
+
+
+def test_nothing_of_what_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "sys").mkdir()
+    code, out, err = run("--replay", str(tmp_path), "--once", "--collectors", "rails,fan")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert "none of the sources asked for is on this machine" in err
+
+
+def test_collectors_are_chosen(recording: Path) -> None:
+    out = run("--replay", str(recording), "--once", "--collectors", "rails,fan")[1]
+    assert "jetson_module_power_watts" in out and "jetson_fan_speed_rpm" in out
+    assert "jetson_temperature_celsius" not in out
+
+
+def test_the_load_of_the_memory_controller_comes_from_tegrastats(
+    recording: Path, tmp_path: Path
+) -> None:
+    binary = tmp_path / "tegrastats"
+    binary.write_text("#!/bin/sh\nwhile :; do echo RAM EMC_FREQ 37%@3199; sleep 0.1; done\n")
+    binary.chmod(0o755)
+    arguments = ("--replay", str(recording), "--listen", "127.0.0.1:0")
+    process = start(*arguments, "--tegrastats", str(binary))
+    try:
+        address = url(process)
+        time.sleep(0.3)
+        with urllib.request.urlopen(f"{address}metrics") as answer:
+            assert b"jetson_emc_load_ratio 0.37" in answer.read()
+    finally:
+        process.terminate()
+        assert process.wait(5) == 0
+        process.communicate()
+
+
+def test_record_then_replay(show: Show, tmp_path: Path) -> None:
+    roots = show(maxn_load())
+    tree, target = str(Path(roots.sys).parent), tmp_path / "new" / "recording"
+    directories = ["--sysfs", roots.sys, "--procfs", roots.proc, "--etc", roots.etc]
+    code, out, err = run(
+        *directories,
+        "--var",
+        roots.var,
+        "record",
+        str(target),
+        "--seconds",
+        "1",
+        "--interval",
+        "0.2",
+    )
+    assert (code, out) == (0, "") and f"frames in {target / FILE}" in err
+    frames = load(target)
+    assert 4 <= len(frames) <= 6 and frames[0].seconds < 0.2
+    recorded = run("--replay", str(target), "--once")[1]
+    direct = run("--replay", tree, "--once")[1]
+    assert masked(recorded) == masked(direct)
+    code, _, err = run("record", str(target))
+    assert code == 2 and f"{target / FILE} exists already; give another directory" in err
+
+
+def masked(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "duration_seconds{" not in line]
+
+
+def test_ctrl_c_keeps_what_was_recorded(show: Show, tmp_path: Path) -> None:
+    roots = show(idle())
+    process = start(
+        "--sysfs", roots.sys, "--procfs", roots.proc, "record", str(tmp_path), "--interval", "0.05"
+    )
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if (tmp_path / FILE).exists() and (tmp_path / FILE).read_text().count("\n") > 3:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(5) == 0
+    assert len(load(tmp_path)) >= 3
+    process.communicate()
+
+
+def test_help_and_version() -> None:
+    code, out, _ = run("--help")
+    assert code == 0
+    for flag in ("--listen", "--once", "--collectors", "--replay", "--sysfs", "record"):
+        assert flag in out
+
+
+def test_main_in_this_process(
+    show: Show, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = show(without(idle(), "var/"))
+    with pytest.raises(SystemExit) as ended:
+        main(["--replay", str(Path(roots.sys).parent), "--once"])
+    assert ended.value.code == 0
+    assert b"jetson_module_power_watts 6.6" in capfdbinary.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        main(["--bogus"])
+    assert ended.value.code == 2
+    assert b"jetson-exporter: No such option" in capfdbinary.readouterr().err
+
+
+def test_serving_in_this_process(
+    recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same as above where coverage sees it; SIGTERM comes from a timer."""
+    import threading
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["--replay", str(recording), "--listen", "127.0.0.1:0"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 0
+    assert "serving http://127.0.0.1:" in capsys.readouterr().err

@@ -1,0 +1,213 @@
+"""Recording a board and playing it back."""
+
+import io
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.telemetry.conftest import BOARDS, Tree, exposition, gated, idle, maxn_load
+
+from exporter import scenario
+from exporter.scenario import DEVFREQ, THERMAL
+from jetson.files import Failure, Files, Link, Roots
+from jetson.replay import (
+    FILE,
+    Changes,
+    Frame,
+    Player,
+    RecordingError,
+    Stage,
+    load,
+    observe,
+    save,
+)
+from jetson.sources import SOURCES, Board
+from jetson.system import read_memory
+
+Show = Callable[[Tree], Roots]
+HEADER = '{"format": "jetson-recording", "version": 1}\n'
+
+
+def record(roots: Roots, frames: int, between: Callable[[int], None] = lambda n: None) -> str:
+    """A recording of so many frames; `between` is called after each."""
+    text, stop = io.StringIO(), threading.Event()
+
+    def some() -> list[Frame]:
+        taken = []
+        for number, frame in enumerate(observe(roots, 0.01, stop), 1):
+            taken.append(frame)
+            if number == frames:
+                stop.set()
+            between(number)
+        return taken
+
+    save(some(), text)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_recording_exposes_what_the_board_did(name: str, show: Show, tmp_path: Path) -> None:
+    roots = show(BOARDS[name]())
+    (tmp_path / FILE).write_text(record(roots, 1))
+    with Player(lambda: load(tmp_path)) as player:
+        assert exposition(player.stage.roots) == exposition(roots)
+
+
+def test_only_what_changed_is_written_again(show: Show, stage: Stage, tmp_path: Path) -> None:
+    roots = show(idle())
+
+    def change(number: int) -> None:
+        if number == 1:
+            stage.apply({f"{DEVFREQ}/device/load": "512\n", "var/lib/nvpmodel/status": None})
+
+    (tmp_path / FILE).write_text(record(roots, 3, change))
+    first, second, third = load(tmp_path)
+    assert len(first.changes) > 150
+    assert second.changes == {
+        f"{DEVFREQ}/device/load": "512\n",
+        "var/lib/nvpmodel/status": None,
+        "etc/nvpmodel.conf": None,
+    }
+    assert third.changes == {}
+
+
+def test_nothing_private_is_recorded(show: Show) -> None:
+    """What lies beside the sensors: serial numbers, host and user names, addresses."""
+    secrets = {
+        "proc/device-tree/serial-number": "1423222012345\0",
+        "sys/devices/virtual/dmi/id/product_serial": "SECRET-serial\n",
+        "sys/class/net/eth0/address": "48:b0:2d:aa:bb:cc\n",
+        "etc/hostname": "SECRET-host\n",
+        "etc/passwd": "SECRET-user:x:1000:1000::/home/x:/bin/sh\n",
+        "proc/meminfo": "MemTotal: 7777777 kB\nNvMapMemUsed:      152064 kB\nMemFree: 7777777 kB\n",
+        "proc/cmdline": "root=UUID=SECRET-uuid\n",
+    }
+    text = record(show(idle() | secrets), 2)
+    for part in ("SECRET", "1423222012345", "48:b0", "7777777"):
+        assert part not in text
+    assert "NvMapMemUsed" in text
+
+
+def test_a_gate_opens_and_closes_again(stage: Stage) -> None:
+    path = f"{THERMAL}/thermal_zone1/temp"
+    stage.show(gated())
+    with pytest.raises(BlockingIOError):
+        Files(stage.roots).raw(path)
+    stage.apply({path: "50000\n"})
+    assert Files(stage.roots).number(path) == 50000
+    stage.apply({path: Failure("EAGAIN")})
+    with pytest.raises(BlockingIOError):
+        Files(stage.roots).raw(path)
+
+
+def test_a_reader_never_sees_half_a_file(stage: Stage) -> None:
+    stage.show({"sys/value": "111111\n"})
+    seen: set[str | None] = set()
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.add(Files(stage.roots).text("sys/value"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(500):
+        stage.apply({"sys/value": f"{111111 if number % 2 else 222222}\n"})
+    stop.set()
+    reader.join()
+    assert seen <= {"111111", "222222"} and seen
+
+
+def test_an_error_that_cannot_be_played_is_refused(stage: Stage) -> None:
+    with pytest.raises(RecordingError, match="EIO"):
+        stage.apply({"sys/value": Failure("EIO")})
+
+
+def test_a_round_begins_with_the_first_frame_again() -> None:
+    frames = [Frame(0.0, {"sys/a": "1\n"}), Frame(0.05, {"sys/b": "2\n", "sys/a": None})]
+    with Player(lambda: frames, hold=0.05) as player:
+        seen: set[tuple[str, ...]] = set()
+        deadline = time.monotonic() + 2
+        while len(seen) < 2 and time.monotonic() < deadline:
+            seen.add(tuple(sorted(player.stage.tree)))
+            time.sleep(0.005)
+        assert seen >= {("sys/a",), ("sys/b",)}
+
+
+def test_nothing_is_left_on_disk() -> None:
+    with Player(scenario.frames) as player:
+        path = player.stage.path
+        assert os.path.isdir(path)
+    assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no frame"),
+        (HEADER, "no frame"),
+        ("{}\n", "line 1: the first line is not that of a jetson-recording"),
+        ('{"format": "jetson-recording", "version": 2}\n', "version 2, where 1 is understood"),
+        ("nonsense\n", "line 1"),
+        (HEADER + '{"t": 0, "files": {"home/x": "1"}}\n{"t": 1, "files": {}}\n', "none of sys/"),
+        (HEADER + '{"t": 0, "files": {"sys/../../x": "1"}}\n' * 2, "leads out of the tree"),
+        (HEADER + '{"t": 0, "files": {"sys/x": {"link": "../../x"}}}\n' * 2, "is no file"),
+        (HEADER + '{"t": 0, "files": {"sys/x": 5}}\n' * 2, "is no file"),
+        (HEADER + '{"t": 0}\n' * 2, "line 2"),
+    ],
+)
+def test_a_bad_recording_is_named_by_line(text: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(RecordingError, match=FILE) as caught:
+        load(tmp_path)
+    assert complaint in str(caught.value)
+
+
+def test_a_recording_that_was_cut_short_keeps_its_whole_frames(tmp_path: Path) -> None:
+    whole = HEADER + '{"t": 0, "files": {"sys/a": "1"}}\n{"t": 1, "files": {"sys/a": "2"}}\n'
+    (tmp_path / FILE).write_text(whole[:-15])
+    assert [frame.seconds for frame in load(tmp_path)] == [0.0]
+
+
+def test_links_and_gates_survive_json(tmp_path: Path) -> None:
+    text = io.StringIO()
+    changes: Changes = {
+        "sys/a": Link("1-0040"),
+        "sys/b": Failure("EAGAIN"),
+        "sys/c": None,
+        "sys/d": "x",
+    }
+    save([Frame(0.0, changes)], text)
+    (tmp_path / FILE).write_text(text.getvalue())
+    assert load(tmp_path) == [Frame(0.0, changes)]
+    assert all(json.loads(line) for line in text.getvalue().splitlines())
+
+
+def test_the_scenario_goes_through_its_phases(stage: Stage) -> None:
+    loads, watts, events = [], [], []
+    for number, frame in enumerate(scenario.frames(step=1.0)):
+        (stage.show if number == 0 else stage.apply)(
+            {path: node for path, node in frame.changes.items() if node is not None}
+        )
+        with Board(stage.roots, SOURCES, budget=5.0) as board:
+            snapshot = board.read()
+        assert not any(outcome.errors for outcome in snapshot.outcomes.values())
+        readings = snapshot.readings
+        loads.append(readings.gpus[0].load or 0)
+        watts.append(sum(rail.watts or 0 for rail in readings.rails[:3]))
+        events.append(readings.throttles[2].count or 0)
+    assert max(loads[:15]) == 0 and min(loads[16:79]) > 0.9 and max(loads[81:]) == 0
+    assert max(watts) > 4 * watts[0]
+    assert events[40] == 0 and events == sorted(events) and events[-1] > 100
+
+
+def test_memory_of_a_machine_that_shows_none(stage: Stage) -> None:
+    assert read_memory(Files(stage.roots)).memory is None
+
+
+def test_maxn_load_draws_more_than_idle(show: Show) -> None:
+    assert exposition(show(maxn_load())) != exposition(show(idle()))

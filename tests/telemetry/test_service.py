@@ -1,0 +1,241 @@
+"""The exporter over HTTP: formats, the page, many scrapers, what a scrape costs."""
+
+import http.client
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+
+import pytest
+from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
+
+from exporter import page
+from exporter.history import Point, grown
+from exporter.scenario import HWMON
+from exporter.service import Exporter, Server
+from jetson.energy import EnergySampler
+from jetson.files import Roots
+from jetson.replay import Stage
+from jetson.sources import Board
+
+Show = Callable[[Tree], Roots]
+
+
+@pytest.fixture
+def server(show: Show) -> Iterator[Server]:
+    """A served idle board."""
+    roots = show(idle())
+    exporter = Exporter(Board(roots), EnergySampler(roots, 20, monotonic=True))
+    with Server(("127.0.0.1", 0), exporter) as server, exporter:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def get(server: Server, path: str, accept: str = "") -> tuple[int, dict[str, str], str]:
+    host, port = server.where
+    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection.request("GET", path, headers={"Accept": accept} if accept else {})
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, body
+
+
+def test_metrics_in_both_formats(server: Server) -> None:
+    status, headers, body = get(server, "/metrics")
+    assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
+    assert "jetson_module_power_watts 6.6" in body
+    accept = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    status, headers, body = get(server, "/metrics", accept)
+    assert status == 200 and headers["content-type"].startswith("application/openmetrics-text")
+    assert body.endswith("# EOF\n")
+
+
+def test_health_and_unknown_paths(server: Server) -> None:
+    assert get(server, "/healthz")[::2] == (200, "ok\n")
+    status, _, body = get(server, "/nothing")
+    assert status == 404 and "/metrics" in body
+    assert get(server, "/metrics?collect=all")[0] == 200
+
+
+def test_energy_counters_rise_between_scrapes_at_the_rate_of_the_power(server: Server) -> None:
+    def joules() -> tuple[float, float]:
+        body = get(server, "/metrics")[2]
+        line = next(
+            x for x in body.splitlines() if x.startswith('jetson_energy_joules_total{rail="mod')
+        )
+        return time.monotonic(), float(line.rpartition(" ")[2])
+
+    t0, j0 = joules()
+    time.sleep(2)
+    t1, j1 = joules()
+    assert (j1 - j0) / (t1 - t0) == pytest.approx(6.6075, rel=0.06)
+    assert "jetson_energy_gap_seconds_total 0.0" in get(server, "/metrics")[2]
+
+
+class Tables(HTMLParser):
+    """The cells of a page's tables by the table's id, and every address that it asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables: dict[str, list[str]] = {}
+        self.addresses: list[str] = []
+        self._table, self._cell = "", False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.addresses += [given[key] or "" for key in ("src", "href") if key in given]
+        if tag == "table":
+            self._table = given.get("id") or ""
+        self._cell = tag in ("td", "th")
+
+    def handle_data(self, data: str) -> None:
+        if self._cell and data.strip():
+            self.tables.setdefault(self._table, []).append(data.strip())
+
+
+def test_the_page_has_its_tables_without_javascript(server: Server) -> None:
+    status, headers, body = get(server, "/")
+    assert status == 200 and headers["content-type"] == "text/html; charset=utf-8"
+    parsed = Tables()
+    parsed.feed(body)
+    assert "VDD_GPU_SOC" in parsed.tables["rails"] and "2.39" in parsed.tables["rails"]
+    assert "45.6 °C" in parsed.tables["temperatures"] and "gated" in parsed.tables["temperatures"]
+    assert "under voltage" in parsed.tables["throttling"]
+    assert "throttle" in parsed.tables["sources"]
+    assert "NVIDIA Jetson AGX Orin Developer Kit" in body and "power mode MAXN" in body
+    # Nothing comes from elsewhere.
+    assert set(parsed.addresses) == {"/live.js", "/metrics"}
+    assert get(server, "/live.js")[2] == page.LIVE_JS
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_board_has_a_page(name: str, show: Show) -> None:
+    with Board(show(BOARDS[name]()), budget=5.0) as board:
+        body = Exporter(board).page().decode()
+    assert body.count("<table") >= 2 and "Undefined" not in body
+
+
+def test_a_hostile_name_is_escaped(show: Show) -> None:
+    tree = idle() | {f"{HWMON}/hwmon1/in1_label": "<script>alert(1)</script>\n"}
+    with Board(show(tree)) as board:
+        exporter = Exporter(board)
+        assert "<script>alert" not in exporter.page().decode()
+        assert 'rail="<script>alert(1)</script>"' in exporter.exposition()[1].decode()
+
+
+def point(seconds: float, watts: float | None, **events: int) -> Point:
+    return Point(seconds, watts, 0.5, 50.0, events)
+
+
+def test_history_curves_are_cut_where_a_value_is_missing() -> None:
+    history = [point(0, 30.0), point(5, 60.0), point(10, None), point(15, 0.0), point(20, 30.0)]
+    lines = page.polyline(history, lambda p: p.watts, 60.0)
+    assert lines == ["0.0,45.0 150.0,0.0", "450.0,90.0 600.0,45.0"]
+    assert page.polyline(history[:1], lambda p: p.watts, 60.0) == []
+
+
+def test_throttle_events_in_the_history() -> None:
+    history = [
+        point(0, 1.0, oc3=7),
+        point(5, 1.0, oc3=9),
+        point(10, 1.0, oc3=9),
+        point(15, 1.0, oc3=2),
+    ]
+    assert [(p.seconds, events) for p, events in grown(history)] == [
+        (5, {"oc3": 2}),
+        (15, {"oc3": 2}),
+    ]
+    assert page.throttle_marks(history) == [(200.0, "2 oc3"), (600.0, "2 oc3")]
+
+
+def test_fifty_scrapers_at_once(server: Server) -> None:
+    results: list[tuple[int, float, str]] = []
+
+    def scrape() -> None:
+        begun = time.monotonic()
+        status, _, body = get(server, "/metrics")
+        results.append((status, time.monotonic() - begun, body))
+
+    scrapers = [threading.Thread(target=scrape) for _ in range(50)]
+    for scraper in scrapers:
+        scraper.start()
+    for scraper in scrapers:
+        scraper.join()
+    assert [status for status, _, _ in results] == [200] * 50
+    assert all("jetson_module_power_watts 6.6" in body for _, _, body in results)
+    slowest = max(seconds for _, seconds, _ in results)
+    print(f"50 scrapers at once: the slowest waited {slowest * 1000:.0f} ms")
+    assert slowest < 5
+
+
+def test_a_client_that_sends_nothing_holds_nobody_up(server: Server) -> None:
+    import socket
+
+    silent = [socket.create_connection(server.where) for _ in range(20)]
+    begun = time.monotonic()
+    assert get(server, "/healthz")[0] == 200
+    assert time.monotonic() - begun < 1
+    for one in silent:
+        one.close()
+
+
+def test_a_scrape_costs_less_than_ten_milliseconds_of_cpu(show: Show) -> None:
+    """The full tree, every family, in this process: median and 99th percentile."""
+    roots = show(maxn_load())
+    with Board(roots) as board:
+        exporter = Exporter(board)
+        exporter.exposition()
+        walls, begun = [], time.process_time()
+        for _ in range(200):
+            start = time.perf_counter()
+            exporter.exposition()
+            walls.append(time.perf_counter() - start)
+        cpu = (time.process_time() - begun) / len(walls)
+    walls.sort()
+    print(
+        f"scrape: CPU {cpu * 1000:.2f} ms, median {statistics.median(walls) * 1000:.2f} ms, "
+        f"p99 {walls[int(len(walls) * 0.99)] * 1000:.2f} ms"
+    )
+    assert cpu < 0.010
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_no_growth_over_many_scrapes(stage: Stage) -> None:
+    """Scrapes of a board that changes: as many as JETSON_SOAK_SCRAPES says.
+
+    86400 are a day at 1 Hz, run back to back.
+    """
+    scrapes = int(os.environ.get("JETSON_SOAK_SCRAPES", "1500"))
+    trees = [idle(), maxn_load()]
+    stage.show(trees[0])
+    with Board(stage.roots, budget=10.0) as board:
+        exporter = Exporter(board)
+        for number in range(min(1000, scrapes // 3)):
+            stage.show(trees[number % 2])
+            exporter.exposition()
+        memory, fds, threads = (
+            resident(),
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+        )
+        for number in range(scrapes):
+            if number % 50 == 0:
+                stage.show(trees[number // 50 % 2])
+            exporter.exposition()
+        grown_by = resident() - memory
+        print(f"{scrapes} scrapes: {grown_by / 1024:+.0f} KiB")
+        # Writers of gated files belong to the stage, which shows the same tree as before.
+        assert abs(len(os.listdir("/proc/self/fd")) - fds) <= 3
+        assert threading.active_count() == threads
+        assert grown_by < 4 << 20

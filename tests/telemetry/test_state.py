@@ -1,0 +1,365 @@
+"""The board around a benchmark: state, requirements, cooling down, energy, the textfile."""
+
+import ctypes
+import dataclasses
+import errno
+import json
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, thor, without
+
+from exporter.scenario import DEVFREQ, HWMON, THERMAL
+from jetson import nvgpu, nvml, require
+from jetson.board import BoardState, read_state
+from jetson.energy import EnergySampler
+from jetson.files import Files, Roots
+from jetson.nvgpu import GET_TPC_MASKS, TpcMasksArgs
+from jetson.replay import Stage
+from orinbench import board
+from orinbench.errors import BenchError
+
+Show = Callable[[Tree], Roots]
+
+
+def masks(*values: int, result: int = 0, error: int = 0) -> nvgpu.Ioctl:
+    """A driver that answers GET_TPC_MASKS so, after looking at the question."""
+
+    def call(fd: int, request: int, args: TpcMasksArgs) -> int:
+        assert request == GET_TPC_MASKS and ctypes.sizeof(args) == 16
+        assert args.mask_buf_size >= 4 * len(values) and args.reserved == 0
+        if error:
+            raise OSError(error, "refused")
+        buffer = (ctypes.c_uint32 * len(values)).from_address(args.mask_buf_addr)
+        buffer[:] = list(values)
+        args.mask_buf_size = 4 * len(values)
+        return result
+
+    return call
+
+
+def with_device(tree: Tree) -> Tree:
+    return tree | {"dev/nvgpu/igpu0/ctrl": ""}
+
+
+@pytest.mark.parametrize(
+    ("values", "sms"), [((15, 15), 16), ((15, 0), 8), ((7, 15), 14), ((3,), 4)]
+)
+def test_the_driver_is_asked_for_its_multiprocessors(
+    values: tuple[int, ...], sms: int, show: Show
+) -> None:
+    state = read_state(show(with_device(idle())), masks(*values))
+    assert (state.sms, state.sms_source) == (sms, "nvgpu")
+
+
+def test_without_the_device_sysfs_says_it(show: Show) -> None:
+    state = read_state(show(cores_off()), masks(15, 15))
+    assert (state.sms, state.sms_source) == (8, "sysfs")
+
+
+@pytest.mark.parametrize("call", [masks(15, 15, error=errno.ENOTTY), masks(15, 15, result=8)])
+def test_a_driver_that_refuses_is_named(call: nvgpu.Ioctl, show: Show) -> None:
+    state = read_state(show(with_device(idle())), call)
+    assert (state.sms, state.sms_source) == (16, "sysfs")
+    assert any(line.startswith("nvgpu: ") for line in state.errors)
+
+
+def test_the_real_ioctl_on_a_file_that_is_no_gpu(show: Show) -> None:
+    state = read_state(show(with_device(idle())))
+    assert state.sms_source == "sysfs" and "nvgpu: [Errno 25]" in state.errors[0]
+
+
+def test_the_record_is_json_and_lacks_what_the_board_lacks(show: Show) -> None:
+    record = json.loads(json.dumps(read_state(show(maxn_load())).record()))
+    assert record["power_mode"] == {"id": 0, "name": "MAXN"}
+    assert record["pinned"] == {"gpu": True, "cpu": True}
+    assert record["module_watts"] == pytest.approx(43.3, abs=0.1)
+    assert record["throttling"] == ["gpu-throttle-alert"]
+    assert record["gpus"][0]["current_hz"] == 1_300_500_000
+    assert record["sms"] == 16 and "emc" not in record and "errors" not in record
+    record = read_state(show(root())).record()
+    assert record["emc"]["current_hz"] == 3_199_000_000
+    bare = read_state(show({}))
+    assert bare.record() == {"pinned": {}, "throttling": []}
+    assert (bare.hottest, bare.watts, bare.temperatures) == (None, None, {})
+
+
+def test_throttle_events_between_two_states(show: Show) -> None:
+    before = read_state(show(idle()))
+    after = read_state(show(maxn_load()))
+    assert after.throttled_since(before) == {"instantaneous_overcurrent": 1284}
+    assert before.throttled_since(before) == {}
+    # The board was restarted in between: what it counted since then is what is known.
+    tree = maxn_load() | {f"{HWMON}/hwmon5/oc3_event_cnt": "3\n"}
+    assert read_state(show(tree)).throttled_since(after) == {"instantaneous_overcurrent": 3}
+    unknown = BoardState(dataclasses.replace(after.readings, throttles=()))
+    assert after.throttled_since(unknown) == {}
+
+
+@pytest.mark.parametrize(
+    ("tree", "spec", "complaint", "command"),
+    [
+        (maxn_load(), "maxn,pinned", None, None),
+        (idle(), "maxn", None, None),
+        (idle(), "pinned", "gpu and cpu clocks may move", "sudo jetson_clocks"),
+        (cores_off(), "maxn", "the power mode is MODE_30W, not MAXN", "sudo nvpmodel -m 0"),
+        (without(idle(), "var/"), "maxn", "nvpmodel has never run here", "sudo nvpmodel -m 0"),
+        (
+            without(cores_off(), "etc/nvpm"),
+            "maxn",
+            "the power mode is mode 2",
+            "sudo nvpmodel -m 0",
+        ),
+        (without(idle(), "etc/nvpm"), "maxn", None, None),
+        (orin_nx(), "maxn", "the power mode is MAXN, not MAXN_SUPER", "sudo nvpmodel -m 4"),
+        (
+            idle() | {f"{DEVFREQ}/device/tpc_pg_mask": "240\n"},
+            "maxn",
+            "the power mode is MAXN, but 8 of 16 multiprocessors are on",
+            "sudo reboot",
+        ),
+        ({}, "maxn", "this machine has no nvpmodel, so no power mode", None),
+        ({}, "pinned", "this machine shows no clock ranges", None),
+    ],
+)
+def test_requirements(
+    tree: Tree, spec: str, complaint: str | None, command: str | None, show: Show
+) -> None:
+    roots = show(tree)
+    problems = require.unmet(spec, read_state(roots), roots)
+    if complaint is None:
+        assert problems == []
+        board.requirements(spec, roots)
+    else:
+        (problem,) = problems
+        assert complaint in problem.found and problem.command == command
+        with pytest.raises(BenchError, match=f"--require {spec}: ") as caught:
+            board.requirements(spec, roots)
+        assert complaint in str(caught.value) and "\n" not in str(caught.value)
+        assert command is None or f"; run: {command}" in str(caught.value)
+
+
+def test_a_requirement_that_does_not_exist() -> None:
+    with pytest.raises(BenchError, match="no condition is called 'cold': there are maxn, pinned"):
+        board.check_requirements("maxn,cold")
+    assert board.check_requirements("MAXN, pinned,maxn") == ("maxn", "pinned")
+
+
+def test_warnings_of_a_run(show: Show) -> None:
+    before = board.board_state(show(idle()))
+    roots = show(maxn_load())
+    lines = board.board_warnings(before, board.board_state(roots), roots)
+    assert lines == [
+        "throttled: 1284 instantaneous-overcurrent events",
+        "throttling: gpu-throttle-alert was raised",
+    ]
+    roots = show(cores_off())
+    lines = board.board_warnings(before, board.board_state(roots), roots)
+    assert any("the power mode changed" in line for line in lines)
+    assert any("run: sudo nvpmodel -m 0" in line for line in lines)
+    assert any("run: sudo jetson_clocks" in line for line in lines)
+    empty = board.board_state(show({}))
+    assert board.board_warnings(empty, empty, roots) == []
+
+
+def test_cooling_down(show: Show, stage: Stage) -> None:
+    roots = show(maxn_load())
+    timer = threading.Timer(0.3, lambda: stage.apply({f"{THERMAL}/thermal_zone8/temp": "49000\n"}))
+    timer.start()
+    told: list[float] = []
+    waited = board.cooldown(50.0, told.append, roots=roots, interval=0.05)
+    assert 0.2 < waited < 2 and set(told) == {88.125}
+    assert board.cooldown(50.0, roots=roots) < 0.1
+
+
+def test_a_board_that_does_not_cool_down(show: Show) -> None:
+    with pytest.raises(BenchError, match=r"--cooldown 20: still 45.6 °C after 0 s"):
+        board.cooldown(20, roots=show(idle()), limit=0.1, interval=0.05)
+    with pytest.raises(BenchError, match="--cooldown 50: this machine has no temperature sensor"):
+        board.cooldown(50, roots=show({}))
+
+
+def test_energy_of_a_region(show: Show) -> None:
+    roots = show(idle())
+    with board.measure_energy(roots, hertz=50) as run:
+        time.sleep(0.5)
+    fields = run.fields(tokens=100)
+    energy = fields["energy"]
+    assert energy["summed"] == ["VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"]
+    assert energy["joules"] == pytest.approx(6.6075 * energy["seconds"], rel=0.001)
+    assert fields["joules_per_token"] == pytest.approx(energy["joules"] / 100)
+    assert fields["tokens_per_joule"] == pytest.approx(100 / energy["joules"])
+    assert 0.5 <= energy["ended"] - energy["started"] < 1
+    assert run.fields(tokens=0)["joules_per_token"] is None
+    time.sleep(0.1)
+    assert run.fields(tokens=100)["energy"]["joules"] == energy["joules"]
+
+
+def test_no_sensor_no_energy(show: Show) -> None:
+    with board.measure_energy(show({})) as run:
+        pass
+    assert run.fields(tokens=100) == {}
+
+
+def test_energy_with_gaps_is_not_put_on_tokens(show: Show, stage: Stage) -> None:
+    roots = show(idle())
+    with board.measure_energy(roots, hertz=50) as run:
+        time.sleep(0.1)
+        stage.apply({f"{HWMON}/hwmon1/curr1_input": "\n"})
+        time.sleep(0.1)
+    fields = run.fields(tokens=100)
+    assert fields["joules_per_token"] is None and fields["energy"]["gap_seconds"] > 0.05
+
+
+def test_a_region_that_fails_is_measured_all_the_same(show: Show) -> None:
+    with pytest.raises(RuntimeError), board.measure_energy(show(idle()), hertz=50) as run:
+        raise RuntimeError
+    assert run.ended is not None
+
+
+RECORD: dict[str, Any] = {
+    "model_type": 'llama 1B "Q6_K"',
+    "backend": "tinygrad:NV",
+    "test": "tg128",
+    "median_ts": 41.5,
+    "joules_per_token": 0.9,
+    "tokens_per_joule": 1.11,
+    "ttft_warm_s": None,
+    "energy": {"joules": 115.2, "tokens": 128, "started": 1000.0, "ended": 1003.1},
+}
+
+
+def test_figures_for_the_textfile_collector(tmp_path: Path) -> None:
+    other = RECORD | {"test": "pp512", "energy": None, "joules_per_token": None}
+    file = board.textfile([RECORD, other], tmp_path)
+    text = file.read_text()
+    labels = 'backend="tinygrad:NV",model="llama 1B \\"Q6_K\\"",test="tg128"'
+    assert f"orinbench_tokens_per_second{{{labels}}} 41.5" in text
+    assert f"orinbench_run_joules{{{labels}}} 115.2" in text
+    assert text.count("orinbench_joules_per_token{") == 1 and "ttft" not in text
+    assert file.stat().st_mode & 0o777 == 0o644
+    board.textfile([RECORD], tmp_path)
+    assert "pp512" not in file.read_text() and len(list(tmp_path.iterdir())) == 1
+    if shutil.which("promtool"):
+        done = subprocess.run(
+            ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=30
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_rows_that_would_be_one_series(tmp_path: Path) -> None:
+    text = board.textfile([RECORD, RECORD | {"median_ts": 50.0}], tmp_path).read_text()
+    assert text.count("orinbench_tokens_per_second{") == 1 and "} 50.0" in text
+
+
+def test_a_textfile_directory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"--textfile .*nowhere: No such file"):
+        board.textfile([RECORD], tmp_path / "nowhere")
+
+
+class FakeNvml:
+    """The part of pynvml that is asked, for one GPU."""
+
+    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818
+        pass
+
+    def __init__(self, *, energy: bool = True) -> None:
+        self._energy = energy
+        self._begun = time.monotonic()
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return f"handle {index}"
+
+    def nvmlDeviceGetClockInfo(self, handle: str, clock: int) -> int:  # noqa: N802
+        return 1755
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: str, clock: int) -> int:  # noqa: N802
+        return 1980
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(gpu=87)
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
+        return 250_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
+        if not self._energy:
+            raise self.NVMLError_NotSupported
+        return round(300_000 * (time.monotonic() - self._begun))
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> int:  # noqa: N802
+        raise self.NVMLError
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:  # noqa: N802
+        return 0x41
+
+
+def test_a_discrete_gpu_behind_the_same_types(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "library", lambda: FakeNvml())
+    files = Files(show({}))
+    readings = nvml.read_nvml(files)
+    (gpu,), (rail,) = readings.gpus, readings.rails
+    assert (gpu.load, gpu.current_hz, gpu.max_hz) == (0.87, 1_755_000_000, 1_980_000_000)
+    assert (rail.name, rail.device, rail.watts) == ("gpu0", "nvml", 250.0)
+    assert BoardState(readings).throttling == ("gpu0-hw-thermal-slowdown",)
+    # The temperature failed: that is an error, and a value that is not there.
+    assert files.errors == ["EIO"] and readings.zones == ()
+
+
+@pytest.mark.parametrize(("energy", "watts"), [(True, 300.0), (False, 250.0)])
+def test_energy_of_a_discrete_gpu(
+    energy: bool, watts: float, show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own counter where it has one, else its power."""
+    gpu = FakeNvml(energy=energy)
+    monkeypatch.setattr(nvml, "library", lambda: gpu)
+    with EnergySampler(show({}), 50) as sampler:
+        time.sleep(0.5)
+    assert sampler.energy().mean_watts == pytest.approx(watts, rel=0.02)
+    assert sampler.energy().summed == ("gpu0",)
+
+
+def test_a_jetson_is_not_asked_through_nvml(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "library", lambda: FakeNvml())
+    assert nvml.read_nvml(Files(show(idle()))).gpus == ()
+    assert nvml.read_nvml_power(Files(show(thor()))).rails == ()
+
+
+def test_nvml_without_a_driver_or_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(FakeNvml):
+        def nvmlInit(self) -> None:  # noqa: N802
+            raise self.NVMLError
+
+    def absent(name: str) -> None:
+        raise ImportError
+
+    for module in (lambda name: Broken(), absent):
+        nvml.library.cache_clear()
+        monkeypatch.setattr("importlib.import_module", module)
+        assert nvml.library() is None
+    nvml.library.cache_clear()
+
+
+def test_nvml_that_fails_at_its_list(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(FakeNvml):
+        def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+            raise self.NVMLError
+
+    monkeypatch.setattr(nvml, "library", lambda: Lost())
+    files = Files(show({}))
+    assert nvml.read_nvml(files).gpus == () and files.errors == ["EIO"]
