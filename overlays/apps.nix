@@ -1,78 +1,102 @@
 # `nix run .#NAME`: one entry per command that exists.
 { self, pkgs }:
 let
-  inherit (pkgs) lib;
+  inherit (pkgs) lib tinygrad-orin;
 
-  app = description: package: {
-    type = "app";
-    program = lib.getExe package;
-    meta = { inherit description; };
-  };
+  app =
+    {
+      name,
+      description,
+      text,
+      runtimeInputs ? [ tinygrad-orin ],
+    }:
+    {
+      type = "app";
+      program = lib.getExe (
+        pkgs.writeShellApplication {
+          inherit name text runtimeInputs;
+          # It goes into each result that orinbench writes.
+          runtimeEnv.TINYGRAD_ORIN_REVISION = self.rev or self.dirtyRev or "unknown";
+        }
+      );
+      meta = { inherit description; };
+    };
 
-  # The revision goes into each result that orinbench writes.
-  revision = self.rev or self.dirtyRev or "unknown";
   orinbench =
-    { command, description }:
-    app description (
-      pkgs.writeShellApplication {
-        name = command;
-        runtimeInputs = [
-          pkgs.tinygrad-orin
-          pkgs.llama-cpp-orin
-        ];
-        runtimeEnv.ORINBENCH_FLAKE_REVISION = revision;
-        text = ''exec orinbench ${command} "$@"'';
-      }
-    );
-  program =
-    { name, description }:
-    app description (
-      pkgs.writeShellApplication {
-        inherit name;
-        runtimeInputs = [ pkgs.tinygrad-orin ];
-        text = ''exec ${name} "$@"'';
-      }
-    );
+    name: description:
+    app {
+      inherit name description;
+      text = ''exec orinbench ${name} "$@"'';
+      runtimeInputs = [
+        tinygrad-orin
+        pkgs.llama-cpp-orin
+      ];
+    };
 
-  series = pkgs.writeShellApplication {
-    name = "series";
-    runtimeInputs = [
-      pkgs.git
-      (pkgs.python3.withPackages (packages: [
-        packages.pip
-        packages.pytest
-        packages.setuptools
-      ]))
-    ];
-    # The patches are edited in a checkout: the tool must be that checkout's.
-    text = ''
+  # Tools that work on the checkout they are run in, not on the copy that Nix has of it.
+  inCheckout =
+    name: command:
+    ''
       root=$(git rev-parse --show-toplevel 2>/dev/null) || root=.
       if [ ! -x "$root/tools/series" ]; then
-        echo "series: $PWD is not in a checkout of tinygrad-orin: clone it and run this inside" >&2
+        echo "${name}: $PWD is not in a checkout of tinygrad-orin: clone it and run this inside" >&2
         exit 2
       fi
-      exec python3 "$root/tools/series" "$@"
-    '';
-  };
+    ''
+    + command;
 
   apps = {
-    llama-bench = orinbench {
-      command = "llama-bench";
-      description = "Measure tinygrad and llama.cpp on one GGUF, interleaved in one run";
-    };
-    synth = orinbench {
-      command = "synth";
-      description = "Write a synthetic GGUF of a named shape";
-    };
-    nvgpusim = program {
+    llama-bench = orinbench "llama-bench" "Measure tinygrad and llama.cpp on one GGUF, interleaved in one run";
+    check = orinbench "check" "Compare tinygrad's and llama.cpp's tokens and logits with a reference";
+    compare = orinbench "compare" "Say whether one result is faster than another, with confidence";
+    synth = orinbench "synth" "Write a synthetic GGUF of a named shape";
+
+    nvgpusim = app {
       name = "nvgpusim";
       description = "Run a command on a simulated Orin GPU";
+      text = ''exec nvgpusim "$@"'';
     };
-    exporter = program {
-      name = "jetson-exporter";
+    exporter = app {
+      name = "exporter";
       description = "Serve the board's power, clocks and temperatures to Prometheus";
+      text = ''exec jetson-exporter "$@"'';
     };
-    series = app "Check out, export, verify and install the tinygrad patch series" series;
+    telemetry-demo = app {
+      name = "telemetry-demo";
+      description = "Exporter and Prometheus over a made-up board, with our rules";
+      text = ''exec python3 -m exporter.demo --rules ${../telemetry/rules} "$@"'';
+      runtimeInputs = [
+        tinygrad-orin.python
+        pkgs.prometheus
+      ];
+    };
+
+    series = app {
+      name = "series";
+      description = "Check out, export, verify and install the tinygrad patch series";
+      text = inCheckout "series" ''exec python3 "$root/tools/series" "$@"'';
+      runtimeInputs = [
+        pkgs.git
+        (pkgs.python3.withPackages (packages: [
+          packages.pip
+          packages.pytest
+          packages.setuptools
+        ]))
+      ];
+    };
+    docs = app {
+      name = "docs";
+      description = "Write the options into docs/nixos.md of this checkout";
+      text = inCheckout "docs" ''
+        page=$root/docs/nixos.md
+        { sed '/^<!-- options/q' "$page"; echo; cat ${pkgs.writeText "options.md" self.lib.optionsMarkdown}; } >"$page.new"
+        mv "$page.new" "$page"
+      '';
+      runtimeInputs = [
+        pkgs.git
+        pkgs.gnused
+      ];
+    };
   };
 in
 apps // { default = apps.llama-bench; }

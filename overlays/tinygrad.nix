@@ -56,11 +56,12 @@ let
   # Run a Python program with the finished package and nothing else.
   check =
     name: program:
-    runCommand "tinygrad-${name}" { nativeBuildInputs = [ (python.withPackages (_: [ tinygrad ])) ]; } ''
-      export HOME=$TMPDIR
-      python3 ${program}
-      touch $out
-    '';
+    runCommand "tinygrad-${name}" { nativeBuildInputs = [ (python.withPackages (_: [ tinygrad ])) ]; }
+      ''
+        export HOME=$TMPDIR
+        python3 ${program}
+        touch $out
+      '';
 in
 buildPythonPackage {
   pname = base.name;

@@ -1,22 +1,16 @@
-# llama.cpp: its programs, and what building a checkout of it for the Orin takes.
+# llama.cpp: its programs, and what building a checkout of it takes: `cmake -B build $cmakeFlags`
+# configures it as the package is, for sm_87 on a Jetson.
 { pkgs }:
-pkgs.mkShell {
+let
+  inherit (pkgs) llama-cpp-orin;
+in
+pkgs.mkShell.override { inherit (llama-cpp-orin) stdenv; } {
   name = "llama-cpp";
-  inputsFrom = [ pkgs.llama-cpp-orin ];
+  inputsFrom = [ llama-cpp-orin ];
   packages = [
-    pkgs.llama-cpp-orin
+    llama-cpp-orin
     pkgs.ccache
     pkgs.git
   ];
-  # cmake -B build $cmakeFlags
-  env.cmakeFlags = pkgs.lib.concatStringsSep " " (
-    [
-      "-GNinja"
-      "-DCMAKE_BUILD_TYPE=Release"
-    ]
-    ++ pkgs.lib.optionals pkgs.stdenv.hostPlatform.isAarch64 [
-      "-DGGML_CUDA=ON"
-      "-DCMAKE_CUDA_ARCHITECTURES=87"
-    ]
-  );
+  inherit (llama-cpp-orin) cmakeFlags;
 }

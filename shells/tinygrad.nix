@@ -22,7 +22,6 @@ pkgs.mkShellNoCC {
     ]))
     llvmPackages.clang-unwrapped
     pkgs.git
-    pkgs.pre-commit
     pkgs.ruff
   ];
 

@@ -1,1 +1,18 @@
-{ ... }: { }
+# `nixosModules`: each alone, or all of them with the overlay that their packages come from.
+{ overlay }:
+let
+  modules = {
+    tinygrad = ./tinygrad.nix;
+    performance = ./performance.nix;
+    telemetry = ./telemetry.nix;
+    llm-server = ./llm-server.nix;
+    host = ./host.nix;
+  };
+in
+modules
+// {
+  default = {
+    imports = builtins.attrValues modules;
+    nixpkgs.overlays = [ overlay ];
+  };
+}

@@ -1,0 +1,9 @@
+# `orin` with a language model server on the loopback.
+{
+  imports = [ ../orin ];
+
+  orin.llm-server = {
+    enable = true;
+    model = "/var/lib/models/model.gguf";
+  };
+}

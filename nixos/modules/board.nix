@@ -1,0 +1,85 @@
+# What every other module of ours asks of the machine, said once.
+{
+  config,
+  lib,
+  options,
+  pkgs,
+  ...
+}:
+let
+  cfg = config.orin.board;
+  host = config.networking.hostName;
+  # Without JetPack's NixOS module these options do not exist.
+  jetpack = config.hardware.nvidia-jetpack or { enable = false; };
+  onJetpack = options.hardware ? nvidia-jetpack && jetpack.enable;
+  inherit (pkgs.stdenv.hostPlatform) system;
+  capabilities = pkgs.config.cudaCapabilities or [ ];
+
+  # The first thing that is wrong, alone: the others would follow from it.
+  firstWrong = lib.findFirst (rule: !rule.assertion) null [
+    {
+      assertion = system == "aarch64-linux";
+      message = ''
+        host ${host}: the system is ${system}, a Jetson Orin is aarch64-linux.
+        Set `nixpkgs.hostPlatform = "aarch64-linux"`; on a machine that only imitates a board
+        set `orin.board.check = false`.'';
+    }
+    {
+      assertion = onJetpack;
+      message = ''
+        host ${host}: JetPack is not enabled, so there is no nvgpu driver.
+        Import `jetpack-nixos.nixosModules.default` and set `hardware.nvidia-jetpack.enable = true`,
+        or build the host with `tinygrad-orin.lib.mkOrin`.'';
+    }
+    {
+      assertion = jetpack.majorVersion != "5";
+      message = ''
+        host ${host}: hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35), whose nvgpu
+        has other device nodes and ioctls. Set it to "6" and update the board's firmware first:
+        https://github.com/anduril/jetpack-nixos#updating-firmware-from-device'';
+    }
+    {
+      assertion = lib.hasPrefix "orin-" jetpack.som;
+      message = ''
+        host ${host}: hardware.nvidia-jetpack.som is "${jetpack.som}", which is no Orin.
+        Set it to the module that you have, as in `hardware.nvidia-jetpack.som = "orin-agx"`.'';
+    }
+    {
+      assertion = config.hardware.graphics.enable;
+      message = ''
+        host ${host}: hardware.graphics.enable is false, so /run/opengl-driver/lib has no libcuda.so.
+        Set `hardware.graphics.enable = true`.'';
+    }
+    {
+      assertion = !(pkgs.config.cudaSupport or false) || lib.elem "8.7" capabilities;
+      message = ''
+        host ${host}: nixpkgs.config.cudaCapabilities is [ ${toString capabilities} ], an Orin is 8.7:
+        llama.cpp would start without a kernel for this GPU.
+        Set `nixpkgs.config.cudaCapabilities = [ "8.7" ]`, or leave it to JetPack's module.'';
+    }
+  ];
+in
+{
+  options.orin.board = {
+    required = lib.mkOption {
+      type = lib.types.bool;
+      default = false;
+      internal = true;
+      description = "Whether a module is on that needs a board. The modules set it.";
+    };
+
+    check = lib.mkOption {
+      type = lib.types.bool;
+      default = true;
+      example = false;
+      description = ''
+        Whether to insist that this machine is a Jetson Orin with JetPack 6 or later. Off for
+        machines that only imitate one: virtual machines and simulators.
+      '';
+    };
+  };
+
+  config = lib.mkIf (cfg.required && cfg.check) {
+    assertions = lib.optional (firstWrong != null) firstWrong;
+  };
+}

@@ -1,0 +1,31 @@
+"""Refuse a model that the server could not open, in one line, before the engine says it in twenty.
+
+Runs as the server's own user, inside its sandbox. Standard library only.
+"""
+
+import sys
+from pathlib import Path
+
+# The first four bytes of a GGUF file (ggml's docs/gguf.md).
+MAGIC = b"GGUF"
+
+
+def problem(path: Path) -> str | None:
+    """What is wrong with the model at `path`, or None."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(MAGIC))
+    except FileNotFoundError:
+        return "there is no such file: copy a GGUF there, then `systemctl restart orin-llm-server`"
+    except IsADirectoryError:
+        return "it is a folder: name the .gguf file in it"
+    except PermissionError:
+        return "the server may not read it: `chmod a+r` the file"
+    if magic != MAGIC:
+        return f"it does not start with {MAGIC.decode()} but with {magic!r}: it is no GGUF file"
+    return None
+
+
+if __name__ == "__main__":
+    if found := problem(Path(sys.argv[1])):
+        sys.exit(f"orin.llm-server.model = {sys.argv[1]}: {found}")

@@ -1,0 +1,193 @@
+# A whole machine around the other modules: boot, disks, users, ssh, caches.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  cfg = config.orin.host;
+  host = config.networking.hostName;
+  # What nixos/hosts/site.nix holds until its owner has edited it.
+  placeholder = "replace-me";
+  label = name: "/dev/disk/by-label/${name}";
+  diskLabel =
+    {
+      what,
+      example,
+      command,
+    }:
+    lib.mkOption {
+      type = lib.types.nullOr lib.types.str;
+      default = null;
+      inherit example;
+      description = "The label of ${what}, as `${command}` writes it.";
+    };
+in
+{
+  imports = [ ./tinygrad.nix ];
+
+  options.orin.host = {
+    enable = lib.mkEnableOption "the machine behind `nixosConfigurations.orin`";
+
+    user = lib.mkOption {
+      type = lib.types.str;
+      default = "orin";
+      example = "alice";
+      description = "The user that logs in, becomes root with sudo, and may use the GPU.";
+    };
+
+    sshKeys = lib.mkOption {
+      type = lib.types.listOf lib.types.str;
+      default = [ ];
+      example = [ "ssh-ed25519 AAAAC3Nza... alice@laptop" ];
+      description = "Public keys that log in as `orin.host.user` and as root. There are no passwords.";
+    };
+
+    disk = {
+      root = diskLabel {
+        what = "the root file system, ext4";
+        example = "nixos";
+        command = "mkfs.ext4 -L nixos";
+      };
+      boot = diskLabel {
+        what = "the EFI system partition";
+        example = "ESP";
+        command = "mkfs.fat -F 32 -n ESP";
+      };
+      swap = diskLabel {
+        what = "a swap partition, if there is one";
+        example = "swap";
+        command = "mkswap -L swap";
+      };
+    };
+
+    caches = lib.mkOption {
+      type = lib.types.attrsOf lib.types.str;
+      default = {
+        "https://cache.nixos-cuda.org" =
+          "cache.nixos-cuda.org:74DUi4Ye579gUqzH4ziL9IyiJBlDpMRn9MBN8oNan9M=";
+      };
+      defaultText = lib.literalMD "the community's cache of CUDA packages";
+      example = {
+        "https://cache.example.org" = "cache.example.org-1:AAAA...=";
+      };
+      description = ''
+        Binary caches beside cache.nixos.org, and the public key of each. What is built for CUDA 12.6
+        and sm_87 is in none of the public ones: name a cache of your own to build it once.
+      '';
+    };
+
+    modelFolder = lib.mkOption {
+      type = lib.types.path;
+      default = "/var/lib/models";
+      example = "/mnt/nvme/models";
+      description = "A folder for GGUF files, writable by `orin.host.user`, readable by all.";
+    };
+  };
+
+  config = lib.mkIf cfg.enable {
+    assertions = [
+      {
+        assertion = cfg.sshKeys != [ ];
+        message = ''
+          host ${host}: orin.host.sshKeys is empty, and nobody could log in. Set it to the content of
+          your ~/.ssh/id_ed25519.pub, as in `orin.host.sshKeys = [ "ssh-ed25519 AAAA... me" ]`.'';
+      }
+    ]
+    ++
+      map
+        (name: {
+          assertion = cfg.disk.${name} != null;
+          message = ''
+            host ${host}: orin.host.disk.${name} is not set. `lsblk -o NAME,LABEL` on the board shows the
+            labels; set it as in `orin.host.disk.${name} = "${if name == "root" then "nixos" else "ESP"}"`.'';
+        })
+        [
+          "root"
+          "boot"
+        ];
+
+    # The configuration evaluates as it is in the repository, so that it can be checked; it must not
+    # become a running system with a key that nobody has.
+    system.preSwitchChecks.orinHost = lib.mkIf (lib.any (lib.hasInfix placeholder) cfg.sshKeys) ''
+      echo "orin.host.sshKeys still holds the ${placeholder} of nixos/hosts/site.nix: nobody could log in."
+      echo "Put the content of your ~/.ssh/id_ed25519.pub there."
+      exit 1
+    '';
+
+    boot.loader = {
+      systemd-boot = {
+        enable = true;
+        # Each generation's kernel and initrd are copied to the EFI partition.
+        configurationLimit = 10;
+      };
+      efi.canTouchEfiVariables = true;
+    };
+
+    fileSystems = {
+      "/" = {
+        device = label (toString cfg.disk.root);
+        fsType = "ext4";
+        options = [ "noatime" ];
+      };
+      "/boot" = {
+        device = label (toString cfg.disk.boot);
+        fsType = "vfat";
+        options = [ "umask=0077" ];
+      };
+    };
+    swapDevices = lib.optional (cfg.disk.swap != null) { device = label cfg.disk.swap; };
+
+    users.users = {
+      ${cfg.user} = {
+        isNormalUser = true;
+        extraGroups = [ "wheel" ];
+        openssh.authorizedKeys.keys = cfg.sshKeys;
+      };
+      root.openssh.authorizedKeys.keys = cfg.sshKeys;
+    };
+    orin.tinygrad.users = [ cfg.user ];
+    # There is no password to ask for.
+    security.sudo.wheelNeedsPassword = false;
+
+    services.openssh = {
+      enable = true;
+      settings = {
+        PasswordAuthentication = false;
+        KbdInteractiveAuthentication = false;
+        PermitRootLogin = "prohibit-password";
+      };
+    };
+    networking.firewall.enable = true;
+    services.timesyncd.enable = true;
+
+    nix = {
+      settings = {
+        experimental-features = [
+          "nix-command"
+          "flakes"
+        ];
+        substituters = lib.attrNames cfg.caches;
+        trusted-public-keys = lib.attrValues cfg.caches;
+        trusted-users = [ "@wheel" ];
+      };
+      gc = {
+        automatic = true;
+        dates = "weekly";
+        options = "--delete-older-than 30d";
+      };
+      optimise.automatic = true;
+    };
+
+    systemd.tmpfiles.rules = [ "d ${toString cfg.modelFolder} 0755 ${cfg.user} users -" ];
+
+    environment.systemPackages = [
+      pkgs.curl
+      pkgs.git
+      pkgs.htop
+    ];
+
+    system.stateVersion = lib.mkDefault "26.05";
+  };
+}

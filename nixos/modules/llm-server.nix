@@ -1,0 +1,357 @@
+# An OpenAI-compatible server on one GGUF file.
+#
+# tinygrad's server listens on every interface and cannot be told otherwise. So the engine, whichever
+# it is, runs in a network of its own with nothing but a loopback, and a socket of systemd in front
+# of it (`systemd-socket-proxyd`) has the address that the options say. What runs the model can then
+# reach nobody.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  cfg = config.orin.llm-server;
+  host = config.networking.hostName;
+  model = toString cfg.model;
+  # Inside the engine's own network: any port will do.
+  enginePort = 8000;
+  engineUrl = "http://127.0.0.1:${toString enginePort}";
+  bracketed = if lib.hasInfix ":" cfg.host then "[${cfg.host}]" else cfg.host;
+  reachable =
+    if
+      lib.elem cfg.host [
+        "0.0.0.0"
+        "::"
+      ]
+    then
+      "localhost"
+    else
+      bracketed;
+  curl = "${lib.getExe pkgs.curl} --silent --show-error --fail --output /dev/null";
+
+  engines = {
+    tinygrad = {
+      package = pkgs.python3.withPackages (_: [ cfg.tinygradPackage ]);
+      command = [
+        "bin/python3"
+        "-m"
+        "tinygrad.llm"
+        "--model"
+        model
+        "--max_context"
+        (toString cfg.maxContext)
+        "--serve"
+        (toString enginePort)
+      ];
+      # It has one thread: it answers between two requests.
+      healthPath = "/v1/models";
+    };
+    llama-cpp = {
+      package = cfg.llamaCppPackage;
+      command = [
+        "bin/llama-server"
+        "--model"
+        model
+        "--ctx-size"
+        (toString cfg.maxContext)
+        "--host"
+        "127.0.0.1"
+        "--port"
+        (toString enginePort)
+        "--n-gpu-layers"
+        "99"
+        "--metrics"
+      ];
+      healthPath = "/health";
+    };
+  };
+  engine = engines.${cfg.backend};
+in
+{
+  imports = [ ./board.nix ];
+
+  options.orin.llm-server = {
+    enable = lib.mkEnableOption "an OpenAI-compatible language model server";
+
+    backend = lib.mkOption {
+      type = lib.types.enum [
+        "tinygrad"
+        "llama-cpp"
+      ];
+      default = "tinygrad";
+      example = "llama-cpp";
+      description = ''
+        What runs the model. tinygrad's server takes one request at a time; llama.cpp's takes
+        several and has Prometheus metrics, which `orin.telemetry` scrapes.
+      '';
+    };
+
+    tinygradPackage = lib.mkOption {
+      type = lib.types.package;
+      default = pkgs.python3Packages.tinygrad;
+      defaultText = lib.literalExpression "pkgs.python3Packages.tinygrad";
+      example = lib.literalExpression "pkgs.python3Packages.tinygrad.override { cudaSupport = false; }";
+      description = "The tinygrad of the backend `tinygrad`.";
+    };
+
+    llamaCppPackage = lib.mkOption {
+      type = lib.types.package;
+      default = pkgs.llama-cpp-orin;
+      defaultText = lib.literalExpression "pkgs.llama-cpp-orin";
+      example = lib.literalExpression "pkgs.llama-cpp";
+      description = "The llama.cpp of the backend `llama-cpp`.";
+    };
+
+    model = lib.mkOption {
+      type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
+      default = null;
+      example = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf";
+      description = ''
+        The GGUF file, outside the Nix store. It need not exist when the system is built; the server
+        says so when it starts without one.
+      '';
+    };
+
+    maxContext = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 4096;
+      example = 8192;
+      description = "The longest context, in tokens. The key-value cache is allocated for all of it.";
+    };
+
+    device = lib.mkOption {
+      type = lib.types.nullOr lib.types.str;
+      default = config.orin.tinygrad.device or null;
+      defaultText = lib.literalExpression "config.orin.tinygrad.device";
+      example = "CPU";
+      description = "tinygrad's device, as its variable `DEV` has it; null lets tinygrad choose.";
+    };
+
+    host = lib.mkOption {
+      type = lib.types.str;
+      default = "127.0.0.1";
+      example = "0.0.0.0";
+      description = ''
+        The address to listen on. Neither engine asks for a password here: beyond the loopback put a
+        reverse proxy with authentication in front.
+      '';
+    };
+
+    port = lib.mkOption {
+      type = lib.types.port;
+      default = 8000;
+      example = 8080;
+      description = "The port to listen on.";
+    };
+
+    openFirewall = lib.mkOption {
+      type = lib.types.bool;
+      default = false;
+      example = true;
+      description = "Whether to open the port to other machines.";
+    };
+
+    environment = lib.mkOption {
+      type = lib.types.attrsOf lib.types.str;
+      default = { };
+      example = {
+        BEAM = "2";
+      };
+      description = "Variables of the engine.";
+    };
+
+    extraFlags = lib.mkOption {
+      type = lib.types.listOf lib.types.str;
+      default = [ ];
+      example = [
+        "--parallel"
+        "4"
+      ];
+      description = "Further arguments of the engine.";
+    };
+
+    startTimeout = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 900;
+      example = 3600;
+      description = ''
+        Seconds until the server must answer: it reads the model and compiles its kernels first, and
+        with `BEAM` it searches them.
+      '';
+    };
+
+    healthCheck = {
+      enable = lib.mkOption {
+        type = lib.types.bool;
+        default = true;
+        example = false;
+        description = "Whether a timer asks the server, and restarts it when it does not answer.";
+      };
+
+      interval = lib.mkOption {
+        type = lib.types.str;
+        default = "1min";
+        example = "5min";
+        description = "Time between two checks, as systemd.time(7) writes it.";
+      };
+
+      timeout = lib.mkOption {
+        type = lib.types.ints.positive;
+        default = 300;
+        example = 60;
+        description = ''
+          Seconds until a server counts as hung. tinygrad's answers between two requests only: this
+          has to be longer than the longest of them.
+        '';
+      };
+    };
+  };
+
+  config = lib.mkIf cfg.enable {
+    assertions = [
+      {
+        assertion = cfg.model != null;
+        message = ''
+          host ${host}: orin.llm-server.model is not set. Copy a GGUF to the board and name it, as in
+          `orin.llm-server.model = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf"`.'';
+      }
+      {
+        assertion = cfg.model == null || !lib.hasPrefix builtins.storeDir model;
+        message = ''
+          host ${host}: orin.llm-server.model is in the Nix store (${model}): each rebuild would copy
+          gigabytes there, readable by everyone. Write it as a string that names a file outside, as in
+          `orin.llm-server.model = "/var/lib/models/${baseNameOf model}"`.'';
+      }
+      {
+        assertion = cfg.model == null || lib.hasPrefix "/" model;
+        message = ''
+          host ${host}: orin.llm-server.model = "${model}" is no absolute path. Write it from the root,
+          as in "/var/lib/models/${baseNameOf model}".'';
+      }
+      {
+        assertion =
+          cfg.openFirewall
+          -> !lib.elem cfg.host [
+            "127.0.0.1"
+            "::1"
+            "localhost"
+          ];
+        message = ''
+          host ${host}: orin.llm-server.openFirewall is true, but the server listens on ${cfg.host} only.
+          Set `orin.llm-server.host = "0.0.0.0"`, or leave the firewall shut.'';
+      }
+    ];
+
+    orin.board.required = cfg.device != "CPU";
+
+    networking.firewall.allowedTCPPorts = lib.mkIf cfg.openFirewall [ cfg.port ];
+
+    systemd.services.orin-llm-server = {
+      description = "Language model server (${cfg.backend})";
+      wantedBy = [ "multi-user.target" ];
+      after = [
+        "nvpmodel.service"
+        "jetson_clocks.service"
+      ];
+      environment = {
+        XDG_CACHE_HOME = "/var/cache/orin-llm-server";
+        PYTHONUNBUFFERED = "1";
+      }
+      // lib.optionalAttrs (cfg.device != null) { DEV = cfg.device; }
+      // cfg.environment;
+      # Three failures within ten minutes and it stays down: a missing model does not come by itself.
+      startLimitIntervalSec = 600;
+      startLimitBurst = 3;
+      serviceConfig =
+        import ./hardening.nix {
+          gpu = cfg.device != "CPU";
+          jit = true;
+        }
+        // {
+          Type = "exec";
+          ExecStartPre = "${lib.getExe pkgs.python3} ${./check_model.py} ${lib.escapeShellArg model}";
+          ExecStart = lib.escapeShellArgs (
+            [ "${engine.package}/${lib.head engine.command}" ] ++ lib.tail engine.command ++ cfg.extraFlags
+          );
+          # Started means answering.
+          ExecStartPost = "${curl} --max-time 5 --retry ${toString cfg.startTimeout} --retry-delay 1 --retry-connrefused ${engineUrl}${engine.healthPath}";
+          TimeoutStartSec = cfg.startTimeout;
+          Restart = "on-failure";
+          RestartSec = 5;
+          DynamicUser = true;
+          CacheDirectory = "orin-llm-server";
+          # The file alone, wherever it lies: its folders need not be open to the server.
+          BindReadOnlyPaths = "-${model}";
+          PrivateNetwork = true;
+          RestrictAddressFamilies = [
+            "AF_INET"
+            "AF_UNIX"
+          ];
+        };
+    };
+
+    systemd.sockets.orin-llm-server-proxy = {
+      description = "Address of the language model server";
+      wantedBy = [ "sockets.target" ];
+      listenStreams = [ "${bracketed}:${toString cfg.port}" ];
+    };
+
+    systemd.services.orin-llm-server-proxy = {
+      description = "The way into the language model server's own network";
+      requires = [ "orin-llm-server.service" ];
+      after = [ "orin-llm-server.service" ];
+      unitConfig.JoinsNamespaceOf = "orin-llm-server.service";
+      serviceConfig = import ./hardening.nix { } // {
+        Type = "notify";
+        ExecStart = "${config.systemd.package}/lib/systemd/systemd-socket-proxyd 127.0.0.1:${toString enginePort}";
+        DynamicUser = true;
+        PrivateNetwork = true;
+        RestrictAddressFamilies = [
+          "AF_INET"
+          "AF_INET6"
+          "AF_UNIX"
+        ];
+      };
+    };
+
+    systemd.timers.orin-llm-server-health = lib.mkIf cfg.healthCheck.enable {
+      description = "Ask the language model server";
+      wantedBy = [ "timers.target" ];
+      timerConfig = {
+        OnActiveSec = cfg.healthCheck.interval;
+        OnUnitInactiveSec = cfg.healthCheck.interval;
+      };
+    };
+
+    systemd.services.orin-llm-server-health = lib.mkIf cfg.healthCheck.enable {
+      description = "The language model server answers";
+      # Nothing to ask while it is loading or down for good.
+      after = [ "orin-llm-server.service" ];
+      requisite = [ "orin-llm-server.service" ];
+      onFailure = [ "orin-llm-server-restart.service" ];
+      serviceConfig = import ./hardening.nix { } // {
+        Type = "oneshot";
+        ExecStart = "${curl} --max-time ${toString cfg.healthCheck.timeout} http://${reachable}:${toString cfg.port}${engine.healthPath}";
+        TimeoutStartSec = cfg.healthCheck.timeout + 10;
+        DynamicUser = true;
+        RestrictAddressFamilies = [
+          "AF_INET"
+          "AF_INET6"
+          "AF_UNIX"
+        ];
+        IPAddressDeny = lib.mkIf (reachable == "localhost" || cfg.host == "127.0.0.1") "any";
+        IPAddressAllow = lib.mkIf (reachable == "localhost" || cfg.host == "127.0.0.1") "localhost";
+      };
+    };
+
+    systemd.services.orin-llm-server-restart = lib.mkIf cfg.healthCheck.enable {
+      description = "Restart a language model server that hangs";
+      serviceConfig = {
+        Type = "oneshot";
+        # try-: a server that is down has its own reasons in its own log.
+        ExecStart = "${config.systemd.package}/bin/systemctl try-restart orin-llm-server.service";
+      };
+    };
+  };
+}

@@ -1,0 +1,476 @@
+# What the board does, in watts, degrees and joules per token: exporter, Prometheus, Grafana.
+# Rules and dashboards are the files of ../../telemetry; everything listens on the loopback.
+{
+  config,
+  lib,
+  options,
+  pkgs,
+  ...
+}:
+let
+  cfg = config.orin.telemetry;
+  host = config.networking.hostName;
+  llm = config.orin.llm-server or { enable = false; };
+
+  loopback = "127.0.0.1";
+  address = port: "${loopback}:${toString port}";
+  isLoopback =
+    name:
+    lib.elem name [
+      "127.0.0.1"
+      "::1"
+      "localhost"
+    ];
+  inStore = file: lib.hasPrefix builtins.storeDir (toString file);
+  filesIn =
+    folder: extension:
+    lib.fileset.toSource {
+      root = folder;
+      fileset = lib.fileset.fileFilter (file: file.hasExt extension) folder;
+    };
+
+  # Secrets that the options name: [ { option; file; } ].
+  secrets = lib.filter (secret: secret.file != null) [
+    {
+      option = "orin.telemetry.grafana.secretKeyFile";
+      file = if cfg.grafana.enable then cfg.grafana.secretKeyFile else null;
+    }
+    {
+      option = "orin.telemetry.grafana.adminPasswordFile";
+      file = if cfg.grafana.enable then cfg.grafana.adminPasswordFile else null;
+    }
+  ];
+  # systemd hands them over: the files themselves stay root's.
+  credential = name: "$__file{/run/credentials/grafana.service/${name}}";
+
+  exporterUnit = description: flags: hardening: {
+    inherit description;
+    wantedBy = [ "multi-user.target" ];
+    after = [ "network.target" ];
+    serviceConfig =
+      import ./hardening.nix { }
+      // {
+        ExecStart = lib.escapeShellArgs (
+          [ (lib.getExe' cfg.exporter.package "jetson-exporter") ] ++ flags ++ cfg.exporter.extraFlags
+        );
+        Restart = "on-failure";
+        DynamicUser = true;
+        RestrictAddressFamilies = [
+          "AF_INET"
+          "AF_INET6"
+          "AF_UNIX"
+        ];
+      }
+      // hardening;
+  };
+in
+{
+  options.orin.telemetry = {
+    enable = lib.mkEnableOption "telemetry of the board: exporter, Prometheus, Grafana";
+
+    exporter = {
+      package = lib.mkOption {
+        type = lib.types.package;
+        default = pkgs.tinygrad-orin;
+        defaultText = lib.literalExpression "pkgs.tinygrad-orin";
+        example = lib.literalExpression "pkgs.tinygrad-orin";
+        description = "The package with `jetson-exporter`.";
+      };
+
+      listenAddress = lib.mkOption {
+        type = lib.types.str;
+        default = loopback;
+        example = "0.0.0.0";
+        description = "The exporter's address. Beyond the loopback its readings are open to all.";
+      };
+
+      port = lib.mkOption {
+        type = lib.types.port;
+        default = 9401;
+        example = 9500;
+        description = "The exporter's port.";
+      };
+
+      openFirewall = lib.mkOption {
+        type = lib.types.bool;
+        default = false;
+        example = true;
+        description = "Whether to open the exporter's port to other machines.";
+      };
+
+      extraFlags = lib.mkOption {
+        type = lib.types.listOf lib.types.str;
+        default = [ ];
+        example = [
+          "--sample-rate"
+          "20"
+        ];
+        description = "Further arguments of `jetson-exporter`.";
+      };
+
+      debugfs = {
+        enable = lib.mkOption {
+          type = lib.types.bool;
+          default = false;
+          example = true;
+          description = ''
+            Whether a second exporter reads the memory clock and the engines from debugfs. It has
+            the capability to read every file (`CAP_DAC_READ_SEARCH`), because debugfs is root's.
+          '';
+        };
+
+        port = lib.mkOption {
+          type = lib.types.port;
+          default = 9402;
+          example = 9501;
+          description = "The port of the second exporter, on the loopback.";
+        };
+      };
+    };
+
+    nodeExporter = lib.mkOption {
+      type = lib.types.bool;
+      default = true;
+      example = false;
+      description = ''
+        Whether node_exporter reports CPU, memory, disks and network. Its thermal_zone collector is
+        off: on an Orin it waits for ever at the first zone that is powered down.
+      '';
+    };
+
+    textfileDirectory = lib.mkOption {
+      type = lib.types.path;
+      default = "/var/lib/orin-textfile";
+      example = "/var/lib/node-exporter/textfile";
+      description = ''
+        Where `orinbench llama-bench --textfile` leaves its figures for node_exporter. The group
+        `video` may write there.
+      '';
+    };
+
+    prometheus = {
+      enable = lib.mkOption {
+        type = lib.types.bool;
+        default = true;
+        example = false;
+        description = "Whether Prometheus runs on this board, with our recording and alert rules.";
+      };
+
+      port = lib.mkOption {
+        type = lib.types.port;
+        default = 9090;
+        example = 9091;
+        description = "Prometheus' port, on the loopback.";
+      };
+
+      retention = lib.mkOption {
+        type = lib.types.str;
+        default = "30d";
+        example = "1y";
+        description = "How long samples are kept, about 15 MB a day.";
+      };
+
+      scrapeInterval = lib.mkOption {
+        type = lib.types.str;
+        default = "5s";
+        example = "15s";
+        description = "Time between two scrapes. Energy is counted by the exporter at 10 Hz anyway.";
+      };
+
+      remoteWrite = lib.mkOption {
+        inherit (options.services.prometheus.remoteWrite) type;
+        default = [ ];
+        example = lib.literalExpression ''
+          [
+            {
+              url = "https://metrics.example.org/api/v1/write";
+              basic_auth = {
+                username = "orin";
+                password_file = "/var/lib/secrets/remote-write";
+              };
+            }
+          ]
+        '';
+        description = ''
+          Where to send the samples too: one Prometheus, Mimir or VictoriaMetrics for several boards.
+          Secrets by file; the user `prometheus` reads them.
+        '';
+      };
+
+      extraScrapeConfigs = lib.mkOption {
+        inherit (options.services.prometheus.scrapeConfigs) type;
+        default = [ ];
+        example = lib.literalExpression ''
+          [ { job_name = "orin-2"; static_configs = [ { targets = [ "orin-2:9401" ]; } ]; } ]
+        '';
+        description = "Further targets, such as the exporters of other boards.";
+      };
+    };
+
+    alertmanager = {
+      enable = lib.mkOption {
+        type = lib.types.bool;
+        default = false;
+        example = true;
+        description = "Whether alerts go to an Alertmanager on this board.";
+      };
+
+      port = lib.mkOption {
+        type = lib.types.port;
+        default = 9093;
+        example = 9094;
+        description = "Alertmanager's port, on the loopback.";
+      };
+
+      configuration = lib.mkOption {
+        type = lib.types.attrs;
+        default = {
+          route.receiver = "none";
+          receivers = [ { name = "none"; } ];
+        };
+        example = lib.literalExpression ''
+          {
+            route.receiver = "mail";
+            receivers = [ { name = "mail"; email_configs = [ { to = "me@example.org"; } ]; } ];
+          }
+        '';
+        description = "Alertmanager's own configuration.";
+      };
+    };
+
+    grafana = {
+      enable = lib.mkOption {
+        type = lib.types.bool;
+        default = true;
+        example = false;
+        description = "Whether Grafana shows our dashboards.";
+      };
+
+      listenAddress = lib.mkOption {
+        type = lib.types.str;
+        default = loopback;
+        example = "0.0.0.0";
+        description = "Grafana's address.";
+      };
+
+      port = lib.mkOption {
+        type = lib.types.port;
+        default = 3000;
+        example = 3001;
+        description = "Grafana's port.";
+      };
+
+      openFirewall = lib.mkOption {
+        type = lib.types.bool;
+        default = false;
+        example = true;
+        description = "Whether to open Grafana's port to other machines.";
+      };
+
+      secretKeyFile = lib.mkOption {
+        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
+        default = null;
+        example = "/var/lib/secrets/grafana-secret-key";
+        description = ''
+          A file on the board with the key that Grafana encrypts its database's secrets with. Root's
+          alone will do. Write it once: `openssl rand -hex 32`.
+        '';
+      };
+
+      adminPasswordFile = lib.mkOption {
+        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
+        default = null;
+        example = "/var/lib/secrets/grafana-admin";
+        description = ''
+          A file on the board with the first password of Grafana's user `admin`. null is Grafana's
+          own `admin`, which it asks to change; on the loopback only.
+        '';
+      };
+    };
+  };
+
+  config = lib.mkIf cfg.enable (
+    lib.mkMerge [
+      {
+        assertions = [
+          {
+            assertion = cfg.exporter.openFirewall -> !isLoopback cfg.exporter.listenAddress;
+            message = ''
+              host ${host}: orin.telemetry.exporter.openFirewall is true, but the exporter listens on
+              ${cfg.exporter.listenAddress} only. Set `orin.telemetry.exporter.listenAddress = "0.0.0.0"`.'';
+          }
+        ]
+        ++ map (secret: {
+          assertion = !inStore secret.file;
+          message = ''
+            host ${host}: ${secret.option} is in the Nix store (${toString secret.file}), which everyone
+            can read. Write it as a string that names a file on the board: "/var/lib/secrets/...".'';
+        }) secrets;
+
+        systemd.services.jetson-exporter = exporterUnit "Jetson sensors for Prometheus" [
+          "--listen"
+          "${cfg.exporter.listenAddress}:${toString cfg.exporter.port}"
+        ] { };
+        systemd.services.jetson-exporter-debugfs = lib.mkIf cfg.exporter.debugfs.enable (
+          exporterUnit "Jetson sensors that only root may read"
+            [
+              "--listen"
+              (address cfg.exporter.debugfs.port)
+              "--collectors"
+              "debugfs"
+              "--sample-rate"
+              "0"
+            ]
+            {
+              AmbientCapabilities = "CAP_DAC_READ_SEARCH";
+              CapabilityBoundingSet = "CAP_DAC_READ_SEARCH";
+              # In a user namespace the capability would not count for debugfs.
+              PrivateUsers = false;
+            }
+        );
+        networking.firewall.allowedTCPPorts =
+          lib.optional cfg.exporter.openFirewall cfg.exporter.port
+          ++ lib.optional (cfg.grafana.enable && cfg.grafana.openFirewall) cfg.grafana.port;
+
+        systemd.tmpfiles.rules = [ "d ${toString cfg.textfileDirectory} 0775 root video -" ];
+        services.prometheus.exporters.node = lib.mkIf cfg.nodeExporter {
+          enable = true;
+          listenAddress = loopback;
+          disabledCollectors = [ "thermal_zone" ];
+          extraFlags = [ "--collector.textfile.directory=${toString cfg.textfileDirectory}" ];
+        };
+
+        # Each secret has to lie on the board before a system that reads it becomes the running one.
+        system.preSwitchChecks.orinSecrets = lib.mkIf (secrets != [ ]) (
+          lib.concatMapStrings (secret: ''
+            if [ ! -s ${lib.escapeShellArg (toString secret.file)} ]; then
+              echo "${secret.option}: there is no ${toString secret.file} on this board. Write it first:"
+              echo "  install -D -m 0400 <(openssl rand -hex 32) ${toString secret.file}"
+              exit 1
+            fi
+          '') secrets
+        );
+      }
+
+      (lib.mkIf cfg.prometheus.enable {
+        assertions = [
+          {
+            assertion = lib.all (
+              target: (target.basic_auth.password or null) == null && (target.bearer_token or null) == null
+            ) cfg.prometheus.remoteWrite;
+            message = ''
+              host ${host}: orin.telemetry.prometheus.remoteWrite holds a password, which would lie in the
+              Nix store for everyone to read. Use `basic_auth.password_file` or `bearer_token_file`.'';
+          }
+        ];
+        services.prometheus = {
+          enable = true;
+          listenAddress = loopback;
+          inherit (cfg.prometheus) port remoteWrite;
+          retentionTime = cfg.prometheus.retention;
+          # The files that a remote_write names are not there while the system is built.
+          checkConfig = if cfg.prometheus.remoteWrite == [ ] then true else "syntax-only";
+          globalConfig = {
+            scrape_interval = cfg.prometheus.scrapeInterval;
+            evaluation_interval = cfg.prometheus.scrapeInterval;
+            external_labels.host = host;
+          };
+          ruleFiles = map (name: ../../telemetry/rules + "/${name}") (
+            lib.filter (lib.hasSuffix ".yml") (lib.attrNames (builtins.readDir ../../telemetry/rules))
+          );
+          scrapeConfigs =
+            let
+              job = job_name: ports: {
+                inherit job_name;
+                static_configs = [
+                  {
+                    targets = map address ports;
+                    labels.instance = host;
+                  }
+                ];
+              };
+            in
+            [
+              (job "jetson" (
+                [ cfg.exporter.port ] ++ lib.optional cfg.exporter.debugfs.enable cfg.exporter.debugfs.port
+              ))
+              (job "prometheus" [ cfg.prometheus.port ])
+            ]
+            ++ lib.optional cfg.nodeExporter (job "node" [ config.services.prometheus.exporters.node.port ])
+            ++ lib.optional (llm.enable && llm.backend == "llama-cpp") (job "llm" [ llm.port ])
+            ++ cfg.prometheus.extraScrapeConfigs;
+          alertmanagers = lib.optional cfg.alertmanager.enable {
+            static_configs = [ { targets = [ (address cfg.alertmanager.port) ]; } ];
+          };
+          alertmanager = lib.mkIf cfg.alertmanager.enable {
+            enable = true;
+            listenAddress = loopback;
+            inherit (cfg.alertmanager) port configuration;
+          };
+        };
+      })
+
+      (lib.mkIf cfg.grafana.enable {
+        assertions = [
+          {
+            assertion = cfg.grafana.secretKeyFile != null;
+            message = ''
+              host ${host}: orin.telemetry.grafana.secretKeyFile is not set. On the board run
+              `install -D -m 0400 <(openssl rand -hex 32) /var/lib/secrets/grafana-secret-key`, then set
+              `orin.telemetry.grafana.secretKeyFile = "/var/lib/secrets/grafana-secret-key"`.'';
+          }
+          {
+            assertion = !isLoopback cfg.grafana.listenAddress -> cfg.grafana.adminPasswordFile != null;
+            message = ''
+              host ${host}: Grafana listens on ${cfg.grafana.listenAddress} with the password "admin".
+              Set `orin.telemetry.grafana.adminPasswordFile` to a file on the board.'';
+          }
+        ];
+        services.grafana = {
+          enable = true;
+          settings = {
+            server = {
+              http_addr = cfg.grafana.listenAddress;
+              http_port = cfg.grafana.port;
+            };
+            security = {
+              secret_key = credential "secret_key";
+            }
+            // lib.optionalAttrs (cfg.grafana.adminPasswordFile != null) {
+              admin_password = credential "admin_password";
+            };
+            analytics = {
+              reporting_enabled = false;
+              check_for_updates = false;
+              check_for_plugin_updates = false;
+            };
+            "auth.anonymous".enabled = false;
+            users.allow_sign_up = false;
+          };
+          provision = {
+            enable = true;
+            datasources.settings.datasources = lib.optional cfg.prometheus.enable {
+              name = "Prometheus";
+              uid = "prometheus";
+              type = "prometheus";
+              url = "http://${address cfg.prometheus.port}";
+              isDefault = true;
+              jsonData.timeInterval = cfg.prometheus.scrapeInterval;
+            };
+            dashboards.settings.providers = [
+              {
+                name = "tinygrad-orin";
+                options.path = filesIn ../../telemetry/dashboards "json";
+              }
+            ];
+          };
+        };
+        systemd.services.grafana.serviceConfig.LoadCredential =
+          lib.optional (cfg.grafana.secretKeyFile != null) "secret_key:${toString cfg.grafana.secretKeyFile}"
+          ++ lib.optional (
+            cfg.grafana.adminPasswordFile != null
+          ) "admin_password:${toString cfg.grafana.adminPasswordFile}";
+      })
+    ]
+  );
+}

@@ -1,0 +1,158 @@
+# Wrong use, and what it says. A case changes a host that is right; the texts in `wanted` are all that
+# its failing assertions may say, one each.
+#
+# Strings only, nothing is built: { name = { wanted = [ text ]; got = [ message ]; }; }.
+{ self, pkgs }:
+let
+  inherit (pkgs) lib;
+
+  right = {
+    imports = [ ../hosts/site.nix ];
+    orin = {
+      host.enable = true;
+      tinygrad.enable = true;
+      performance.enable = true;
+      telemetry.enable = true;
+      llm-server = {
+        enable = true;
+        model = "/var/lib/models/model.gguf";
+      };
+    };
+  };
+
+  # Values of options: any machine shows them, and one nixpkgs does for all.
+  imitation =
+    module:
+    lib.nixosSystem {
+      modules = lib.attrValues (removeAttrs self.nixosModules [ "default" ]) ++ [
+        right
+        {
+          nixpkgs.pkgs = pkgs;
+          orin.board.check = false;
+          networking.hostName = "board";
+        }
+        module
+      ];
+    };
+  board =
+    module:
+    self.lib.mkOrin {
+      hostName = "board";
+      modules = [
+        right
+        module
+      ];
+    };
+  # Someone's own machine with our modules, and nothing that makes it a whole one.
+  bare =
+    system:
+    lib.nixosSystem {
+      modules = [
+        self.nixosModules.default
+        {
+          networking.hostName = "board";
+          nixpkgs.hostPlatform = system;
+          system.stateVersion = "26.05";
+          fileSystems."/".device = "none";
+          boot.loader.grub.enable = false;
+          orin.tinygrad.enable = true;
+        }
+      ];
+    };
+
+  cases = {
+    right = {
+      host = imitation { };
+      wanted = [ ];
+    };
+    missing = {
+      host = imitation {
+        orin = {
+          host.sshKeys = lib.mkForce [ ];
+          host.disk.root = lib.mkForce null;
+          llm-server.model = lib.mkForce null;
+          telemetry.grafana.secretKeyFile = lib.mkForce null;
+        };
+      };
+      wanted = [
+        "orin.host.sshKeys is empty"
+        "orin.host.disk.root is not set"
+        "orin.llm-server.model is not set"
+        "orin.telemetry.grafana.secretKeyFile is not set"
+      ];
+    };
+    inTheStore = {
+      host = imitation {
+        orin.llm-server.model = lib.mkForce ./assertions.nix;
+        orin.telemetry = {
+          grafana.secretKeyFile = lib.mkForce ./assertions.nix;
+          prometheus.remoteWrite = [
+            {
+              url = "https://metrics.example.org/api/v1/write";
+              basic_auth.username = "orin";
+              basic_auth.password = "hunter2";
+            }
+          ];
+        };
+      };
+      wanted = [
+        "orin.llm-server.model is in the Nix store"
+        "orin.telemetry.grafana.secretKeyFile is in the Nix store"
+        "remoteWrite holds a password"
+      ];
+    };
+    openToAll = {
+      host = imitation {
+        orin.llm-server.openFirewall = true;
+        orin.telemetry.exporter.openFirewall = true;
+        orin.telemetry.grafana.listenAddress = "0.0.0.0";
+      };
+      wanted = [
+        "the server listens on 127.0.0.1 only"
+        "the exporter listens on"
+        ''Grafana listens on 0.0.0.0 with the password "admin"''
+      ];
+    };
+    relativeModel = {
+      host = imitation { orin.llm-server.model = lib.mkForce "models/model.gguf"; };
+      wanted = [ "is no absolute path" ];
+    };
+
+    jetpack5 = {
+      host = board {
+        hardware.nvidia-jetpack.majorVersion = "5";
+        # Its CUDA, or JetPack's own module complains too.
+        nixpkgs.overlays = lib.mkAfter [ (final: _: { cudaPackages = final.cudaPackages_11_4; }) ];
+      };
+      wanted = [ ''hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35)'' ];
+    };
+    genericModule = {
+      host = board { hardware.nvidia-jetpack.som = lib.mkForce "generic"; };
+      wanted = [ ''hardware.nvidia-jetpack.som is "generic"'' ];
+    };
+    noGraphics = {
+      host = board { hardware.graphics.enable = lib.mkForce false; };
+      wanted = [ "hardware.graphics.enable is false" ];
+    };
+    otherCapability = {
+      host = board {
+        hardware.nvidia-jetpack.configureCuda = false;
+        nixpkgs.config.cudaSupport = true;
+        nixpkgs.config.cudaCapabilities = [ "7.2" ];
+      };
+      wanted = [ "nixpkgs.config.cudaCapabilities is [ 7.2 ], an Orin is 8.7" ];
+    };
+    otherSystem = {
+      host = bare "x86_64-linux";
+      wanted = [ "the system is x86_64-linux, a Jetson Orin is aarch64-linux" ];
+    };
+    noJetpack = {
+      host = bare "aarch64-linux";
+      wanted = [ "JetPack is not enabled" ];
+    };
+  };
+in
+lib.mapAttrs (_: case: {
+  inherit (case) wanted;
+  got = map (rule: rule.message) (lib.filter (rule: !rule.assertion) case.host.config.assertions);
+}) cases

@@ -1,0 +1,10 @@
+"""Write a recording of the exporter's made-up board into a folder, for `--replay`."""
+
+import sys
+from pathlib import Path
+
+from exporter import scenario
+from jetson.replay import FILE, save
+
+with (Path(sys.argv[1]) / FILE).open("w") as file:
+    save(scenario.frames(), file)

@@ -1,0 +1,32 @@
+# Every option: docs/nixos.md of tinygrad-orin.
+{
+  orin = {
+    host = {
+      enable = true;
+      # The content of ~/.ssh/id_ed25519.pub.
+      sshKeys = [ "ssh-ed25519 replace-me" ];
+      # As `mkfs.ext4 -L nixos` and `mkfs.fat -F 32 -n ESP` named them.
+      disk.root = "nixos";
+      disk.boot = "ESP";
+    };
+
+    tinygrad.enable = true;
+
+    performance = {
+      enable = true;
+      powerMode = "MAXN";
+    };
+
+    telemetry = {
+      enable = true;
+      # On the board: install -D -m 0400 <(openssl rand -hex 32) /var/lib/secrets/grafana-secret-key
+      grafana.secretKeyFile = "/var/lib/secrets/grafana-secret-key";
+    };
+
+    llm-server = {
+      enable = true;
+      # Copy a GGUF there: scp model.gguf orin@my-orin:/var/lib/models/
+      model = "/var/lib/models/model.gguf";
+    };
+  };
+}

@@ -1,0 +1,6 @@
+{
+  orin.llm-server = {
+    enable = true;
+    model = "/var/lib/models/model.gguf";
+  };
+}
