@@ -19,7 +19,7 @@ import weakref
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Literal
 
@@ -139,6 +139,7 @@ class DmaBuf:
         self.freed = False
         self.array: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.pinned: tuple[int, int] | None = None
+        self.foreign = False
 
     @property
     def allocated(self) -> bool:
@@ -157,7 +158,7 @@ class DmaBuf:
 
     def pin(self, address: int) -> None:
         """Take the client's own pages [address, address + size) instead of a memfd (FROM_VA)."""
-        self.pinned = (address, address + self.size)
+        self.pinned, self.foreign = (address, address + self.size), True
         self.array = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(address))
 
     def unpin(self) -> None:
@@ -176,7 +177,7 @@ class DmaBuf:
             del self.refs[reason]
         if not self.refs and not self.freed:
             self.freed = True
-            if self.poison and self.pinned is None:
+            if self.poison and not self.foreign:
                 self.array[:] = POISON
             if self.on_free is not None:
                 self.on_free(self)
@@ -200,7 +201,11 @@ class Mapping:
     kernel: bool = False
     refs: int = 1
     line: str = ""
-    array: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8), repr=False)
+
+    @property
+    def array(self) -> NDArray[np.uint8]:
+        """The mapped bytes."""
+        return self.buf.array[self.buf_offset : self.buf_offset + self.size]
 
     @property
     def end(self) -> int:
@@ -244,8 +249,6 @@ class GpuAddressSpace:
     def map(self, mapping: Mapping) -> None:
         """Enter a mapping; the caller has made sure that nothing overlaps it."""
         mapping.buf.get("gpu")
-        end = mapping.buf_offset + mapping.size
-        mapping.array = mapping.buf.array[mapping.buf_offset : end]
         with self._lock:
             at = bisect_right(self._starts, mapping.va)
             self._maps.insert(at, mapping)

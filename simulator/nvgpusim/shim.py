@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import socket
 import sys
 from contextlib import suppress
 from typing import Any
@@ -126,12 +127,12 @@ class SimBackend(Backend):
 
 
 def drain(fd: int) -> None:
-    """Take the out-of-band byte of an event out of the client's socket."""
-    import socket
-
-    with socket.socket(fileno=os.dup(fd)) as copy, suppress(OSError):
+    """Take the out-of-band byte of an event, and its place in the queue, out of the socket."""
+    with socket.socket(fileno=os.dup(fd)) as copy:
         copy.setblocking(False)
-        copy.recv(1, socket.MSG_OOB)
+        for flags in (socket.MSG_OOB, 0):
+            with suppress(OSError):
+                copy.recv(1, flags)
 
 
 class Simulation:

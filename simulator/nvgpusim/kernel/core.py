@@ -101,6 +101,8 @@ class File:
         if letter != self.letter:
             raise self.refuse("dispatch.type", f"letter {letter!r} on a {self.kind} fd")
         if not 0 < ioc_nr(request) <= tables.last[letter]:
+            if letter == "T" and ioc_nr(request) == 18:
+                raise self.refuse("profile.subctx")
             raise self.refuse("dispatch.nr")
         size = ioc_size(request)
         if size > tables.max_size[letter]:
@@ -114,9 +116,8 @@ class File:
         known = tables.by_number.get(request)
         if known is None:
             same = [i for i in tables.ioctls.values() if _same(i.number, request)]
-            rule = "dispatch.unknown"
-            if any(i.name == "NVGPU_GPU_IOCTL_OPEN_TSG" for i in same):
-                self.follow("profile.open-tsg")
+            tsg = any(i.name == "NVGPU_GPU_IOCTL_OPEN_TSG" for i in same)
+            rule = "profile.open-tsg" if tsg else "dispatch.unknown"
             raise self.refuse(rule, f"the kernel's is {same[0].number:#x}" if same else "")
         self.before(known.name)
         if known.name == "NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES":
@@ -223,7 +224,10 @@ class Kernel:
 
     def install(self, file: File) -> int:
         """Give the client an fd for `file`."""
-        theirs, ours = socket.socketpair()
+        try:
+            theirs, ours = socket.socketpair()
+        except OSError as error:
+            raise KernelError("fd.full") from error
         peer = self.high(ours.detach())
         inner = self.high(theirs.detach())
         try:

@@ -112,7 +112,7 @@ class NvMapState:
         return found
 
     def _freed(self, buf: DmaBuf) -> None:
-        if buf.allocated and buf.pinned is None:
+        if buf.allocated and not buf.foreign:
             self.kernel.journal.memory(-buf.size)
         self.kernel.journal.rule("dmabuf.lifetime")
         self.by_buf.pop(id(buf), None)
@@ -128,7 +128,7 @@ class NvMapState:
             assert not handle.buf.freed
         for buf in set(self.kernel.dmabufs.values()):
             assert buf.refs and not buf.freed, f"{buf!r} lives without a holder"
-            if buf.allocated and buf.pinned is None:
+            if buf.allocated and not buf.foreign:
                 total += buf.size
         assert total == self.kernel.journal.in_use, f"{total} != {self.kernel.journal.in_use}"
 

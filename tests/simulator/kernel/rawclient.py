@@ -21,15 +21,10 @@ WRITE_COMBINE, INNER_CACHEABLE = 1, 2
 TAG = 0x0900 << 16
 RUNLIST_GR = -1
 
-_libc = None
-
 
 def libc() -> ctypes.CDLL:
-    """libc with the prototypes that the client needs; loaded late, like a program's."""
-    global _libc
-    if _libc is None:
-        _libc = ctypes.CDLL(None, use_errno=True)
-    return _libc
+    """libc, looked up anew each time: a program's bindings are made under the seam."""
+    return ctypes.CDLL(None, use_errno=True)
 
 
 def iowr(letter: str, nr: int, size: int) -> int:

@@ -1,0 +1,73 @@
+"""A simulated board in this process: the seam goes in before a test and out after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from nvgpusim.gpu_api import ChannelPort
+from nvgpusim.kernel import Kernel
+from nvgpusim.options import Options
+from nvgpusim.shim import Simulation
+
+
+class Recorder:
+    """An execution side that executes nothing: it notes what the kernel side tells it."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.ports: dict[int, ChannelPort] = {}
+        self.rings: list[int] = []
+        self.log: list[str] = []
+
+    def attach(self, port: ChannelPort) -> None:
+        self.ports[port.id] = port
+        self.log.append(f"attach {port.id}")
+
+    def detach(self, channel_id: int) -> None:
+        self.ports.pop(channel_id, None)
+        self.log.append(f"detach {channel_id}")
+
+    def ring_doorbell(self, token: int) -> None:
+        self.rings.append(token)
+
+    def idle(self) -> bool:
+        return True
+
+    def drain(self, timeout: float) -> None:
+        return None
+
+    def shutdown(self) -> None:
+        self.log.append("shutdown")
+
+    def statistics(self) -> dict[str, int]:
+        return {"launches": 0}
+
+
+@contextmanager
+def simulated(execute: bool = False, **options: Any) -> Iterator[Kernel]:
+    """A kernel behind an installed seam; without `execute` nothing runs on its GPU."""
+    simulation = Simulation(Options(**options))
+    if not execute:
+        simulation.kernel.make_executor = Recorder
+    simulation.start()
+    try:
+        yield simulation.kernel
+    finally:
+        simulation.stop()
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    """The default board: r36, AGX Orin 64 GB."""
+    with simulated() as kernel:
+        yield kernel
+
+
+@pytest.fixture
+def open_fds() -> Callable[[], int]:
+    """How many descriptors this process has."""
+    return lambda: len(os.listdir("/proc/self/fd"))
