@@ -166,10 +166,11 @@ def _conclude(options: Options, directory: Path, status: int, quiet: bool) -> in
         click.echo("nvgpusim: no report: the process was killed", err=True)
     used = [e for e in entries if e["used"]]
     text = "".join(json.dumps(e) + "\n" for e in used or entries)
-    for target in filter(None, (options.report, last_report())):
+    for target in (options.report, str(last_report())):
         try:
-            Path(target).parent.mkdir(parents=True, exist_ok=True)
-            Path(target).write_text(text)
+            if target:
+                Path(target).parent.mkdir(parents=True, exist_ok=True)
+                Path(target).write_text(text)
         except OSError as error:
             if target == options.report:
                 click.echo(f"nvgpusim: {target}: {error.strerror}", err=True)

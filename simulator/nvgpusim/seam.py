@@ -34,6 +34,9 @@ _BARRIERS = ("atomic_thread_fence", "__sync_synchronize")
 class Backend:
     """Answers of the seam's user; every default is "ask the host kernel"."""
 
+    imposes = False
+    """Whether mappings are made shared and not inherited, as the driver makes them."""
+
     def owns_path(self, path: str) -> bool:
         """Whether `path` is a device node of the backend's."""
         return False
@@ -234,7 +237,8 @@ class Seam:
                     return real.__new__(cls, fileno, length, *args, **kwargs)
                 fd, token = got
                 self = real.__new__(cls, fd, length, *args, **kwargs)
-                self.madvise(getattr(mmap, "MADV_DONTFORK", 10))
+                if seam.backend.imposes:
+                    self.madvise(getattr(mmap, "MADV_DONTFORK", 10))
                 address = ctypes.addressof(ctypes.c_char.from_buffer(self))
                 self.nvgpu_range = (address, length)
                 seam.backend.mapped(address, length, token)
@@ -281,7 +285,8 @@ class Seam:
                 _restype_ = library._FuncPtr._restype_
 
                 def __call__(self, *args: Any) -> Any:
-                    return hook(super().__call__, self, args)
+                    function.argtypes, function.restype = self.argtypes, self.restype
+                    return hook(function, self, args)
 
             hooked = Hooked((name, library))
             hooked.__name__ = name
@@ -335,12 +340,13 @@ class Seam:
                 return self._failed(function, error)
             if got is not NotImplemented:
                 inner, token = got
-                shared = flags & ~mmap.MAP_PRIVATE | mmap.MAP_SHARED
-                given = (*args[:3], shared, inner, args[5])
+                if self.backend.imposes:
+                    flags = flags & ~mmap.MAP_PRIVATE | mmap.MAP_SHARED
+                given = (*args[:3], flags, inner, args[5])
         result = real(*given)
         mapped = _int(result) & 0xFFFFFFFFFFFFFFFF
         if mapped < 1 << 63 and (token is not None or flags & 0x10 or address):
-            if token is not None:
+            if token is not None and self.backend.imposes:
                 libc = ctypes.CDLL(None)
                 libc.madvise(ctypes.c_void_p(mapped), ctypes.c_size_t(length), 10)
             self.backend.mapped(mapped, length, token)

@@ -28,6 +28,8 @@ DIRECTORIES = {
 class SimBackend(Backend):
     """Answers the seam from a model kernel; `writer` gets every event."""
 
+    imposes = True
+
     def __init__(self, kernel: Kernel, writer: TraceWriter | None = None) -> None:
         self.kernel, self.writer = kernel, writer
 

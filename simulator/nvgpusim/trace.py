@@ -28,6 +28,15 @@ BUFFERS: dict[tuple[str, int], tuple[int, int, int]] = {
 }
 """(letter, nr) -> offset of the pointer, offset and width of the size, in the argument struct."""
 
+NEW_FDS: dict[tuple[str, int], int] = {
+    ("G", 8): 4,
+    ("G", 9): 0,
+    ("G", 11): 0,
+    ("T", 7): 8,
+    ("N", 15): 0,
+}
+"""(letter, nr) -> offset of the descriptor that the ioctl makes."""
+
 
 class TraceWriter:
     """Appends events to a file; any thread."""
