@@ -144,9 +144,9 @@ def serve(options: Options, address: tuple[str, int]) -> None:
             thread.join()
 
 
-def refusal(address: tuple[str, int], error: OSError) -> str:
+def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") -> str:
     """Why we cannot listen, and what would help."""
-    where = f"--listen {address[0]}:{address[1]}"
+    where = f"{option} {address[0]}:{address[1]}"
     if error.errno == errno.EADDRINUSE:
         return f"{where}: the port is in use; stop the other instance or choose another port"
     return f"{where}: {error.strerror}"

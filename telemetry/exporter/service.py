@@ -1,8 +1,10 @@
 """The exporter: one board, its energy sampler, the last ten minutes, and HTTP in front of them."""
 
 import socketserver
+import sys
 import threading
 import time
+import traceback
 from collections import Counter, deque
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -84,6 +86,40 @@ class Exporter(Collector):
         self._board.close()
 
 
+class QuietServer(ThreadingHTTPServer):
+    """A thread for each client. Raises OSError when the address is taken or is none of ours."""
+
+    daemon_threads = True
+    #: Clients that may wait to be accepted.
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Bind without asking DNS for our own name, as HTTPServer would."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.where
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away in the middle is nobody's error; any other shows."""
+        if not isinstance(sys.exception(), ConnectionError):
+            traceback.print_exc()
+
+    @property
+    def where(self) -> tuple[str, int]:
+        """Address and port, the real one where 0 was asked for."""
+        host, port = self.socket.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        host, port = self.where
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+
+
 class Handler(BaseHTTPRequestHandler):
     """`/metrics` for Prometheus, `/` for people, `/healthz` for whoever started us."""
 
@@ -128,34 +164,9 @@ class Handler(BaseHTTPRequestHandler):
         """Say nothing: a line a scrape would fill the journal."""
 
 
-class Server(ThreadingHTTPServer):
-    """Serves an exporter. Raises OSError when the address is taken or is none of ours."""
-
-    daemon_threads = True
-    #: Scrapers that may wait to be accepted.
-    request_queue_size = 128
+class Server(QuietServer):
+    """Serves an exporter."""
 
     def __init__(self, address: tuple[str, int], exporter: Exporter) -> None:
         self.exporter = exporter
-        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         super().__init__(address, Handler)
-
-    def server_bind(self) -> None:
-        """Bind without asking DNS for our own name, as HTTPServer would."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.where
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in the middle is nobody's error."""
-
-    @property
-    def where(self) -> tuple[str, int]:
-        """Address and port, the real one where 0 was asked for."""
-        host, port = self.socket.getsockname()[:2]
-        return str(host), int(port)
-
-    @property
-    def url(self) -> str:
-        """Where the page is."""
-        host, port = self.where
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
