@@ -25,10 +25,15 @@ RULES = Path(__file__).resolve().parent.parent / "rules"
 WATCH_SECONDS = 2.0
 
 
-def watch(prometheus: Prometheus, stop: threading.Event, tell: Callable[[str], None]) -> None:
+def watch(
+    prometheus: Prometheus,
+    stop: threading.Event,
+    tell: Callable[[str], None],
+    interval: float = WATCH_SECONDS,
+) -> None:
     """Tell when an alert begins or ends to fire, until `stop`."""
     known: dict[str, str] = {}
-    while not stop.wait(WATCH_SECONDS):
+    while not stop.wait(interval):
         firing = prometheus.firing()
         for name in firing.keys() - known.keys():
             tell(f"alert {name} fires: {firing[name]}")

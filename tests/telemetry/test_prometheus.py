@@ -1,1 +1,305 @@
 """End to end: a board, the exporter, a real Prometheus with our rules, node_exporter's textfile."""
+
+import os
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import start_http_server
+from tests.telemetry.conftest import idle
+
+import exporter
+from exporter.demo import main
+from exporter.llm import Answer, Metrics
+from exporter.prometheus import Prometheus, PrometheusError
+from exporter.scenario import HWMON, supply
+from exporter.service import Exporter, Server
+from jetson.energy import EnergySampler
+from jetson.replay import Frame, Player
+from jetson.sources import Board
+from orinbench.board import EnergyRun, measure_energy, textfile
+
+TELEMETRY = Path(exporter.__file__).parents[1]
+RULES = sorted((TELEMETRY / "rules").glob("*.yml"))
+DASHBOARDS = runpy.run_path(str(TELEMETRY / "dashboards" / "build.py"))
+pytestmark = pytest.mark.skipif(
+    not shutil.which("prometheus"), reason="prometheus is not installed"
+)
+
+#: The board idles, then works for 13 s in a staircase of power, and is throttled meanwhile.
+IDLE_SECONDS, WORK_SECONDS = 5.0, 13.2
+TOKENS = 400
+
+
+def frames() -> Iterator[Frame]:
+    yield Frame(0.0, idle())
+    steps = round(WORK_SECONDS / 0.5)
+    for step in range(steps):
+        tree: dict[str, Any] = supply(18.0 + 2 * (step % 8), 3.0, 7.5, 1.9)
+        if step == 4:
+            tree |= {f"{HWMON}/hwmon5/oc1_event_cnt": "1\n"}
+        yield Frame(IDLE_SECONDS + step * 0.5, tree)
+    yield Frame(IDLE_SECONDS + WORK_SECONDS, supply(2.4, 0.4, 3.8, 0.4))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        return int(unused.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the tests ask: Prometheus, and the record of the run that the board went through."""
+
+    prometheus: Prometheus
+    run: EnergyRun
+    record: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """The whole chain, after one benchmark run on a board that was throttled."""
+    texts = tmp_path_factory.mktemp("textfile")
+    metrics = Metrics()
+    llm, llm_thread = start_http_server(0, "127.0.0.1", metrics.registry)
+    node_port = free_port()
+    node = start_node_exporter(texts, node_port)
+    player = Player(frames, hold=600)
+    try:
+        with player, Board(player.stage.roots) as board:
+            begun = time.monotonic()
+            roots = player.stage.roots
+            chain = Exporter(board, EnergySampler(roots, 20, monotonic=True))
+            with Server(("127.0.0.1", 0), chain) as server, chain:
+                serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+                serving.start()
+                targets = {
+                    "jetson": ["{}:{}".format(*server.where)],
+                    "llm": [f"127.0.0.1:{llm.server_address[1]}"],
+                } | ({"node": [f"127.0.0.1:{node_port}"]} if node else {})
+                listen = f"127.0.0.1:{free_port()}"
+                with Prometheus(targets, RULES, listen=listen, interval="200ms") as prometheus:
+                    # A benchmark whose timed region begins and ends in the middle of the work.
+                    time.sleep(max(begun + IDLE_SECONDS + 0.6 - time.monotonic(), 0))
+                    with measure_energy(roots, hertz=20) as run:
+                        for _ in range(20):
+                            generate(metrics)
+                            time.sleep((WORK_SECONDS - 1.2) / 20)
+                    record: dict[str, Any] = {
+                        "model_type": "1B Q6_K",
+                        "backend": "tinygrad:NV",
+                        "test": "tg400",
+                    }
+                    record |= {"median_ts": 50.0} | run.fields(TOKENS)
+                    record |= {"ttft_warm_s": 0.3, "roofline_percent": 61.0}
+                    textfile([record], texts)
+                    time.sleep(2.0)
+                    yield Machine(prometheus, run, record)
+                server.shutdown()
+                serving.join()
+    finally:
+        llm.shutdown()
+        llm_thread.join()
+        if node:
+            node.terminate()
+            node.wait()
+
+
+def generate(metrics: Metrics) -> None:
+    """One request of an LLM server, as the proxy counts it: TOKENS / 20 tokens."""
+    answer = Answer(metrics, time.monotonic() - 0.2, streamed=True)
+    answer.feed(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n' * (TOKENS // 20))
+    answer.feed(
+        b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 20}}\n\n'
+    )
+    metrics.requests.labels("200").inc()
+    metrics.duration.observe(0.4)
+
+
+def start_node_exporter(directory: Path, port: int) -> subprocess.Popen[bytes] | None:
+    binary = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+    if binary is None:
+        return None
+    return subprocess.Popen(
+        [
+            binary,
+            "--collector.disable-defaults",
+            "--collector.textfile",
+            f"--collector.textfile.directory={directory}",
+            f"--web.listen-address=127.0.0.1:{port}",
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0) -> object:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return found
+
+
+def test_prometheus_scrapes_the_board(machine: Machine) -> None:
+    up = machine.prometheus.query("up")
+    assert up and all(series["value"][1] == "1" for series in up)
+    assert machine.prometheus.value("count(jetson_temperature_celsius)") == 8
+
+
+def test_a_throttle_event_fires_its_alert_and_no_other(machine: Machine) -> None:
+    firing = machine.prometheus.firing()
+    assert set(firing) == {"JetsonUnderVoltage"}
+    assert "the supply voltage dropped" in firing["JetsonUnderVoltage"]
+
+
+def test_the_alert_is_silent_before_the_event(machine: Machine) -> None:
+    before = machine.run.started - 2
+    expression = 'increase(jetson_throttle_events_total{reason="under_voltage"}[5m]) > 0'
+    assert machine.prometheus.query(expression, at=before) == []
+
+
+def test_joules_of_a_token_in_promql_are_those_of_the_record(machine: Machine) -> None:
+    """The exporter's counter over the timed region, as PromQL sees it, against our own samples."""
+    run = machine.run
+    assert run.ended
+    seconds = run.ended - run.started
+    recorded = machine.record["joules_per_token"]
+    counter = 'jetson_energy_joules_total{rail="module"}'
+    difference = f"({counter} - {counter} offset {round(seconds * 1000)}ms) / {TOKENS}"
+    promql = machine.prometheus.value(difference, at=run.ended)
+    increase = machine.prometheus.value(
+        f"increase({counter}[{round(seconds * 1000)}ms]) / {TOKENS}", at=run.ended
+    )
+    assert promql and increase
+    print(
+        f"J/token: record {recorded:.4f}, difference {promql / recorded - 1:+.2%}, "
+        f"increase() {increase / recorded - 1:+.2%}"
+    )
+    assert promql == pytest.approx(recorded, rel=0.02)
+    # increase() extrapolates to the ends of its range from the scrapes inside it.
+    assert increase == pytest.approx(recorded, rel=0.04)
+
+
+def test_the_record_reaches_prometheus_through_the_textfile(machine: Machine) -> None:
+    if not shutil.which("prometheus-node-exporter"):
+        pytest.skip("prometheus-node-exporter is not installed")
+    query = 'run:orinbench_joules_per_token:last{test="tg400"}'
+    found = until(lambda: machine.prometheus.value(query))
+    assert found == pytest.approx(machine.record["joules_per_token"])
+    started = machine.prometheus.value("orinbench_run_started_seconds")
+    assert started == pytest.approx(machine.run.started)
+
+
+QUERIES = {
+    (name, panel.title, expression.replace("$instance", ".*"))
+    for name, dashboard in DASHBOARDS["DASHBOARDS"].items()
+    for panel in dashboard.panels
+    for expression, _ in panel.queries
+}
+
+
+def test_every_query_of_every_dashboard_has_an_answer(machine: Machine) -> None:
+    """On this board: nothing is misspelt, and nothing asks for what nobody exports."""
+    node = shutil.which("prometheus-node-exporter")
+    empty = []
+    for dashboard, panel, expression in sorted(QUERIES):
+        if "orinbench" in expression and not node:
+            machine.prometheus.query(expression)  # it must be valid at least
+        elif not until(partial(machine.prometheus.query, expression), 5.0):
+            empty.append((dashboard, panel, expression))
+    assert empty == [] and len(QUERIES) > 40
+
+
+def test_every_variable_of_every_dashboard_has_values(machine: Machine) -> None:
+    for dashboard in DASHBOARDS["DASHBOARDS"].values():
+        if "orinbench" in dashboard.instances and not shutil.which("prometheus-node-exporter"):
+            continue
+        assert machine.prometheus.query(f"count by (instance) ({dashboard.instances})")
+
+
+def test_every_rule_is_evaluated_without_error(machine: Machine) -> None:
+    groups = machine.prometheus.get("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len(rules) == 16
+    assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
+
+
+def test_a_bad_query_is_refused_in_prometheus_own_words(machine: Machine) -> None:
+    with pytest.raises(PrometheusError, match="parse error"):
+        machine.prometheus.query("rate(")
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        # Nobody answers HTTP there, so that it is not taken for a Prometheus that is ready.
+        taken.settimeout(0.1)
+        with (
+            pytest.raises(PrometheusError, match=f"prometheus at http://{listen} did not start"),
+            Prometheus({}, listen=listen),
+        ):
+            pass
+
+
+def test_without_prometheus_the_demonstration_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["--listen", "127.0.0.1:0"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 2
+    assert "apt-get install prometheus" in capsys.readouterr().err
+
+
+def test_the_demonstration_runs_and_ends() -> None:
+    command = [sys.executable, "-m", "exporter.demo", "--seconds", "3", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(
+        [*command, "--prometheus", f"127.0.0.1:{free_port()}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(TELEMETRY)},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the board:  http://127.0.0.1:" in done.stderr and "/alerts" in done.stderr
+
+
+def test_the_demonstration_tells_of_its_alerts() -> None:
+    """What it prints as alerts come and go."""
+    from exporter.demo import watch
+
+    answers = iter([{}, {"JetsonUnderVoltage": "the supply gave way"}, {}])
+    stop, said = threading.Event(), list[str]()
+
+    class Alerts(Prometheus):
+        def __init__(self) -> None:
+            pass
+
+        def firing(self) -> dict[str, str]:
+            answer = next(answers, None)
+            if answer is None:
+                stop.set()
+            return answer or {}
+
+    watch(Alerts(), stop, said.append, 0.01)
+    assert said == [
+        "alert JetsonUnderVoltage fires: the supply gave way",
+        "alert JetsonUnderVoltage is over",
+    ]
