@@ -209,10 +209,10 @@ def make_lanes(
         for combination, test in itertools.product(settings, tests):
             lane = Lane(backend, model)
             if lane.is_tinygrad:
-                combination = tuple(pair for pair in combination if pair[0] in TINYGRAD_KNOBS)
                 threads = dict(combination).get("n_threads")
                 if backend.startswith("tinygrad:CPU") and threads is not None:
                     lane = Lane(backend, model, int(threads))
+                combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
             lanes.setdefault(lane, {})[Case(*test, combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
 

@@ -16,6 +16,9 @@ from orinbench.compiler import compiler_hint
 from orinbench.samples import BackendDiedError
 
 WORKER = (sys.executable, "-m", "orinbench.worker")
+# What a worker gets to end by itself once its pipe is closed (tinygrad gives the GPU back), and
+# then after SIGTERM.
+QUIT_SECONDS = 2.0
 CLOSE_SECONDS = 5.0
 
 ReplyT = TypeVar("ReplyT", bound=protocol.Reply)
@@ -107,14 +110,12 @@ class WorkerProcess:
         assert process.stdin is not None and process.stdout is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        try:
-            process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        for number, patience in ((signal.SIGTERM, QUIT_SECONDS), (signal.SIGKILL, CLOSE_SECONDS)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience)
+            with contextlib.suppress(ProcessLookupError):  # what it started may outlive it
+                os.killpg(process.pid, number)
+        process.wait()
         process.stdout.close()
         if self._stderr is not None:
             self._stderr.close()

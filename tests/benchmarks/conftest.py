@@ -1,0 +1,114 @@
+"""Builders of results without a machine, and a llama-bench without llama.cpp."""
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orinbench.environment import read_environment
+from orinbench.model import ModelInfo, open_model
+from orinbench.plan import Case, Lane, LanePlan, Plan
+from orinbench.protocol import Bandwidth
+from orinbench.results import LaneResult, RowResult, RunResult
+from orinbench.samples import FirstToken, Identity, Sample, WarmUp
+from orinbench.synth import write_synthetic
+
+FAKE = Path(__file__).with_name("fake_llama_bench.py")
+RecordedRun = Callable[..., RunResult]
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A synthetic model of the tiny shape, written once a session."""
+    path = tmp_path_factory.mktemp("models") / "tiny.gguf"
+    write_synthetic(path, "tiny", "Q6_K", 0, None)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_path: Path) -> ModelInfo:
+    return open_model(tiny_path)
+
+
+@pytest.fixture
+def fake_llama_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An executable that answers as llama-bench does; `argv.log` beside it keeps the calls.
+
+    Its behaviour is the value of FAKE_LLAMA_BENCH; see fake_llama_bench.py.
+    """
+    script = tmp_path / "llama-bench"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$0" "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.delenv("FAKE_LLAMA_BENCH", raising=False)
+    yield script
+
+
+@pytest.fixture
+def no_llama_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH on which no llama-bench is."""
+    path = os.environ["PATH"].split(os.pathsep)
+    kept = [folder for folder in path if not Path(folder, "llama-bench").exists()]
+    monkeypatch.setenv("PATH", os.pathsep.join(kept))
+
+
+@pytest.fixture
+def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
+    """Return a function that builds a run of one or more backends from milliseconds a sample."""
+
+    def lane(backend: str, milliseconds: dict[Case, list[float]], **fields: Any) -> LaneResult:
+        is_llama = backend == "llama.cpp"
+        plan = LanePlan(Lane(backend, tiny_model.path), tuple(milliseconds))
+        warm_up = None if is_llama else WarmUp(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
+        engine = {"build_commit": "abc", "backends": "CPU", "n_threads": 2, "n_ubatch": 512}
+        rows = [
+            RowResult(
+                case,
+                warm_up,
+                [
+                    Sample(
+                        round=round_,
+                        ns=round(value * 1e6),
+                        peak_device_bytes=None if is_llama else 5 << 20,
+                        peak_rss_bytes=100 << 20,
+                        discarded_ns=[round(value * 2e6)] if is_llama else [],
+                        engine_record=engine if is_llama else None,
+                    )
+                    for round_, value in enumerate(values)
+                ],
+            )
+            for case, values in milliseconds.items()
+        ]
+        defaults: dict[str, Any] = {
+            "identity": Identity(
+                "llama.cpp abc" if is_llama else "tinygrad 0.13.0",
+                "abc" if is_llama else "0.13.0",
+                1 if is_llama else None,
+                "CPU",
+                None,
+                None,
+                None,
+                2,
+            ),
+            "first_token": FirstToken(
+                32, None if is_llama else 9.0, 1.5, None if is_llama else 0.2, 4.0, 37
+            ),
+            "bandwidth": Bandwidth(1 << 28, [9.0, 10.0, 11.0]),
+            "check": {"passed": True, "text": f"passed, {backend}"},
+        }
+        return LaneResult(plan, tiny_model, rows, **(defaults | fields))
+
+    def build(
+        lanes: dict[str, dict[Case, list[float]]], repetitions: int = 6, **fields: Any
+    ) -> RunResult:
+        results = [
+            lane(backend, milliseconds, **fields.pop(backend, {}))
+            for backend, milliseconds in lanes.items()
+        ]
+        plan = Plan(tuple(result.plan for result in results), repetitions, 0)
+        return RunResult(plan, read_environment(), results, "2026-11-21T12:00:00Z", **fields)
+
+    return build

@@ -1,0 +1,90 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orinbench import clocks
+from orinbench.clocks import ClockState, clock_warnings, read_clocks
+from orinbench.statistics import WarningKind
+
+STATE = ClockState(("performance",), 2_000_000, 0, None, None)
+
+
+def cpu(root: Path, number: int, governor: str, khz: str, throttles: str) -> None:
+    folder = root / f"cpu{number}"
+    (folder / "cpufreq").mkdir(parents=True)
+    (folder / "thermal_throttle").mkdir()
+    (folder / "cpufreq" / "scaling_governor").write_text(governor + "\n")
+    (folder / "cpufreq" / "scaling_cur_freq").write_text(khz + "\n")
+    (folder / "thermal_throttle" / "core_throttle_count").write_text(throttles + "\n")
+
+
+def test_the_kernels_files_are_read(tmp_path: Path) -> None:
+    cpu(tmp_path, 0, "performance", "2200000", "3")
+    cpu(tmp_path, 1, "schedutil", "1100000", "4")
+    cpu(tmp_path, 2, "schedutil", "<unknown>", "0")
+    (tmp_path / "cpufreq").mkdir()
+    state = read_clocks(False, tmp_path)
+    assert state == ClockState(("performance", "schedutil"), 1_100_000, 7, None, None)
+
+
+def test_what_is_not_there_is_absent(tmp_path: Path) -> None:
+    assert read_clocks(False, tmp_path) == ClockState((), None, None, None, None)
+
+
+def test_the_gpus_clock_comes_from_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nvml:
+        NVML_CLOCK_SM = 1
+
+        @staticmethod
+        def nvmlDeviceGetClockInfo(gpu: str, kind: int) -> int:  # noqa: N802
+            return 1980 if (gpu, kind) == ("gpu", 1) else 0
+
+        @staticmethod
+        def nvmlDeviceGetCurrentClocksEventReasons(gpu: str) -> int:  # noqa: N802
+            return 0x20
+
+    monkeypatch.setattr(clocks, "nvml_value", lambda read: read(Nvml, "gpu"))
+    assert read_clocks(True, tmp_path) == ClockState((), None, None, 1980, 0x20)
+
+
+def kinds(before: list[ClockState], after: list[ClockState], gpu: bool) -> list[WarningKind]:
+    return [warning.kind for warning in clock_warnings(before, after, gpu)]
+
+
+def test_pinned_clocks_are_silent() -> None:
+    assert kinds([STATE], [STATE], gpu=False) == []
+    gpu = replace(STATE, gpu_mhz=1300, gpu_throttle_reasons=0)
+    assert kinds([gpu] * 2, [gpu] * 2, gpu=True) == []
+    assert kinds([], [], gpu=True) == []
+
+
+def test_a_governor_that_moves_the_clock_is_named() -> None:
+    moving = replace(STATE, governors=("ondemand", "schedutil"))
+    (warning,) = clock_warnings([moving], [moving], gpu=False)
+    assert warning.kind is WarningKind.CLOCKS_NOT_PINNED
+    assert warning.detail == "governor ondemand, schedutil"
+
+
+def test_unknown_clocks_are_said_to_be_unknown() -> None:
+    unknown = replace(STATE, governors=())
+    assert kinds([unknown], [unknown], gpu=False) == [WarningKind.CLOCKS_UNKNOWN]
+    assert kinds([STATE], [STATE], gpu=True) == [WarningKind.CLOCKS_UNKNOWN]
+
+
+def test_a_gpu_clock_that_moves_is_not_pinned() -> None:
+    states = [replace(STATE, gpu_mhz=mhz, gpu_throttle_reasons=0) for mhz in (345, 1980)]
+    (warning,) = clock_warnings(states, states, gpu=True)
+    assert (warning.kind, warning.detail) == (WarningKind.CLOCKS_NOT_PINNED, "345 to 1980 MHz")
+    near = [replace(STATE, gpu_mhz=mhz, gpu_throttle_reasons=0) for mhz in (1975, 1980)]
+    assert kinds(near, near, gpu=True) == []
+
+
+def test_throttling_is_seen_by_counter_and_by_reason() -> None:
+    hot = replace(STATE, cpu_throttle_count=2)
+    assert kinds([STATE], [hot], gpu=False) == [WarningKind.THROTTLED]
+    assert kinds([hot], [hot], gpu=False) == []
+    limited = replace(STATE, gpu_mhz=900, gpu_throttle_reasons=0x4)
+    assert kinds([limited], [limited], gpu=True) == [WarningKind.THROTTLED]
+    idle = replace(STATE, gpu_mhz=900, gpu_throttle_reasons=0x1)
+    assert kinds([idle], [idle], gpu=True) == []

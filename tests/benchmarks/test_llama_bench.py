@@ -1,0 +1,319 @@
+"""The command as a user types it: what it prints where, and its exit codes."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orinbench import llama_bench
+from orinbench.cli import main
+from orinbench.llama_cpp import LlamaCppBackend
+from orinbench.plan import BACKEND_NAMES
+from orinbench.schema import FIELDS
+from orinbench.talk import PlainTalk
+from orinbench.tinygrad_backend import TinygradBackend
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["llama-bench", *arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@pytest.fixture
+def bench(fake_llama_bench: Path, tiny_path: Path) -> list[str]:
+    """Arguments for a run of the fake llama.cpp that takes no time."""
+    return [
+        *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check"),
+        *("--llama-bench", str(fake_llama_bench)),
+    ]
+
+
+@pytest.fixture(autouse=True)
+def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy probe has its own test; a small buffer will do here."""
+    monkeypatch.setattr("orinbench.tinygrad_backend.CPU_COPY_BYTES", 1 << 20)
+
+
+def test_results_go_to_stdout_and_talk_to_stderr(
+    bench: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*bench, "-p", "8,16", "-n", "4", "-r", "2", "-o", "jsonl", "-oe", "csv") == 0
+    captured = capsys.readouterr()
+    records = [json.loads(line) for line in captured.out.splitlines()]
+    assert [record["test"] for record in records] == ["pp8", "pp16", "tg4"]
+    assert all(record["samples_ns"] == [1_000_000] * 2 for record in records)
+    assert "orinbench: timing 6 repetitions" in captured.err
+    table = captured.err[captured.err.index('"build_commit"') :]
+    rows = list(csv.DictReader(io.StringIO(table)))
+    assert list(rows[0]) == list(FIELDS)
+    assert [row["test"] for row in rows] == ["pp8", "pp16", "tg4"]
+
+
+def test_repetitions_are_shuffled_by_the_seed(
+    bench: list[str], fake_llama_bench: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def calls(seed: str) -> list[list[str]]:
+        log = fake_llama_bench.with_name("argv.log")
+        log.unlink(missing_ok=True)
+        assert run(*bench, "-p", "1-6", "-n", "0", "-r", "2", "--seed", seed) == 0
+        lines = log.read_text().splitlines()
+        return [json.loads(line)[-3:-2] for line in lines[1:]]  # the first is the opening
+
+    first = calls("0")
+    assert first == calls("0")
+    assert first != calls("1")
+    assert sorted(first[:6]) == sorted(first[6:]) == [[str(n)] for n in range(1, 7)]
+    assert first[:6] != first[6:]
+
+
+def test_knobs_reach_llama_cpp_and_multiply_its_rows(
+    bench: list[str], fake_llama_bench: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["-b", "128,256", "-fa", "on", "-ngl", "-1", "--prio", "1", "--no-warmup"]
+    assert run(*bench, "-p", "8", "-n", "0", "-r", "1", "-o", "json", *flags) == 0
+    records = json.loads(capsys.readouterr().out)
+    assert len(records) == 2
+    log = [json.loads(line) for line in fake_llama_bench.with_name("argv.log").open()]
+    assert {tuple(call[-6:]) for call in log[1:]} == {
+        ("-b", "128", "-ngl", "-1", "-fa", "on"),
+        ("-b", "256", "-ngl", "-1", "-fa", "on"),
+    }
+    assert all("--no-warmup" in call and "--prio" in call for call in log)
+
+
+def test_a_failing_backend_is_a_row_and_exit_code_1(
+    bench: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = LlamaCppBackend.open
+
+    def open_then_break(self: LlamaCppBackend) -> Any:
+        identity = opened(self)
+        monkeypatch.setenv("FAKE_LLAMA_BENCH", "fail")
+        return identity
+
+    monkeypatch.setattr(LlamaCppBackend, "open", open_then_break)
+    assert run(*bench, "-p", "8", "-n", "4", "-r", "2") == 1
+    captured = capsys.readouterr()
+    reason = "llama-bench ended with status 1: llama_bench: error: failed to load model 'x'"
+    assert f"- llama.cpp pp8 failed: {reason}." in captured.out
+    assert f"orinbench: llama.cpp: pp8: {reason}" in captured.err
+
+
+def test_nothing_opens_is_exit_code_2(
+    bench: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_LLAMA_BENCH", "silent")
+    assert run(*bench) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[-1].startswith("orinbench: --backend: none opens (llama.cpp:")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-r", "0"], "-r 0: not a number of repetitions; it must be 1 or more"),
+        (["-r", "x"], "-r x: not a number of repetitions"),
+        (["-p", "5-1"], "-p 5-1: the range 5-1 is empty"),
+        (["-n", "a"], "-n a: 'a' is neither a number nor a range"),
+        (["-pg", "5"], "-pg 5: not a pair of numbers"),
+        (["-p", "0", "-n", "0"], "-p 0 -n 0: nothing to run"),
+        (["-d", "-1"], "-d -1: -1 is too small"),
+        (["-ub", "0"], "-ub 0: 0 is too small; the least is 1"),
+        (["-o", "xml"], "-o xml: no such format; there are csv, json, jsonl, md, sql"),
+        (["-oe", "xml"], "-oe xml: no such format"),
+        (["-p", "100000"], "pp100000 needs a context of 100000 tokens;"),
+        (["--llama-bench", "/nowhere"], "--llama-bench /nowhere: no such file"),
+        (["-m", "/nowhere.gguf"], "/nowhere.gguf: "),
+        (["--nonsense"], "No such option"),
+        (["--delay", "-1"], "Invalid value for '--delay'"),
+        (["-p"], "Option '-p' requires an argument"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    bench: list[str], capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert run(*bench, *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"orinbench: {says}")
+
+
+def test_an_unknown_backend_lists_what_there_is_and_why_not(
+    bench: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reasons = {"NV": "no GPU", "CUDA": "no libcuda"}
+    monkeypatch.setattr(llama_bench, "probe_device", reasons.get)
+    assert run(*bench, "--backend", "tinygrad:TPU") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "orinbench: --backend tinygrad:TPU: unknown; there are "
+        "tinygrad:NV (does not open: no GPU), tinygrad:CUDA (does not open: no libcuda), "
+        "tinygrad:CPU, llama.cpp"
+    )
+    assert all(name in line for name in BACKEND_NAMES)
+
+
+def test_llama_cpp_without_a_binary(
+    tiny_path: Path,
+    no_llama_bench: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("-m", str(tiny_path), "--backend", "llama.cpp") == 2
+    assert "no llama-bench on PATH; name it with --llama-bench" in capsys.readouterr().err
+    monkeypatch.setattr(llama_bench, "probe_device", lambda device: f"no {device}")
+    assert run("-m", str(tiny_path)) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("orinbench: --backend: nothing opens: tinygrad:NV (does not open: no")
+
+
+def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
+    fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_bench, "probe_device", {"NV": "no GPU"}.get)
+    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), PlainTalk())
+    assert chosen == ["tinygrad:CUDA", "llama.cpp"]
+    assert binary == fake_llama_bench
+
+
+def test_a_beam_search_is_not_repeated_for_a_cold_start(
+    tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from orinbench.plan import Case, Lane, LanePlan
+
+    plan = LanePlan(Lane("tinygrad:CPU", tiny_path), (Case(0, 1, 0),))
+    options: dict[str, Any] = {"cold_start": None, "timeout": 1.0, "verbose": False}
+
+    def cold(**given: Any) -> bool:
+        backend = llama_bench.make_backend(plan, None, options | given)
+        assert isinstance(backend, TinygradBackend)
+        backend.close()
+        return backend.cold_start
+
+    monkeypatch.delenv("JITBEAM", raising=False)
+    monkeypatch.delenv("BEAM", raising=False)
+    assert cold() and not cold(cold_start=False)
+    monkeypatch.setenv("JITBEAM", "2")
+    assert not cold() and cold(cold_start=True)
+
+
+def test_tinygrad_against_llama_cpp_for_real(
+    fake_llama_bench: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        *("-m", str(tiny_path), "--llama-bench", str(fake_llama_bench), "-ctk", "q8_0"),
+        *("--backend", "tinygrad:CPU,llama.cpp", "-p", "40", "-n", "4", "-d", "0,8", "-r", "6"),
+    ]
+    assert run(*arguments, "-o", "json", "-oe", "md", "--check") == 0
+    captured = capsys.readouterr()
+    records = json.loads(captured.out)
+    assert [(record["backend"], record["test"]) for record in records] == [
+        (backend, test)
+        for backend in ("tinygrad:CPU", "llama.cpp")
+        for test in ("pp40", "tg4", "pp40 @ d8", "tg4 @ d8")
+    ]
+    ours = records[1]
+    assert len(ours["samples_ns"]) == 6 and ours["error"] is None
+    assert ours["kernels_per_token"] > 20
+    assert ours["roofline_percent"] > 0
+    assert ours["ttft_cold_s"] > 0 and ours["ttft_warm_s"] > 0
+    assert ours["check"]["passed"] is True
+    assert ours["ignored_flags"] == ["-ctk q8_0"]
+    assert ours["environment"]["tinygrad_version"] == ours["build_commit"]
+    assert not any(warning["kind"] == "compiled_while_timed" for warning in ours["warnings"])
+    assert ours["comparisons"][0]["baseline"] == "llama.cpp"
+    assert records[5]["ignored_flags"] == []
+    assert "tinygrad:CPU is slower" in captured.err
+
+
+def test_without_a_model_there_is_a_synthetic_one(
+    fake_llama_bench: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    arguments = ["--shape", "tiny", "--backend", "llama.cpp", "--no-check", "-r", "1"]
+    assert run(*arguments, "--llama-bench", str(fake_llama_bench)) == 0
+    captured = capsys.readouterr()
+    assert "The model is synthetic" in captured.out
+    assert "no -m: synthetic model tiny Q6_K (random weights)" in captured.err
+    assert list((tmp_path / "cache").rglob("*.gguf"))
+    assert run(*arguments, "--quant", "Q9_Z", "--llama-bench", str(fake_llama_bench)) == 2
+    assert "Q9_Z" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_an_unexpected_crash_keeps_what_was_measured(
+    bench: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure = LlamaCppBackend.measure
+
+    def crash(self: LlamaCppBackend, case: Any, round_: int, seed: int) -> Any:
+        if round_ == 1:
+            raise ZeroDivisionError
+        return measure(self, case, round_, seed)
+
+    monkeypatch.setattr(LlamaCppBackend, "measure", crash)
+    with pytest.raises(ZeroDivisionError):
+        main(["llama-bench", *bench, "-p", "8", "-n", "0", "-r", "3", "-o", "json"])
+    (record,) = json.loads(capsys.readouterr().out)
+    assert record["partial"] is True and len(record["samples_ns"]) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_prints_the_partial_result_and_exits_130(
+    bench: list[str], fake_llama_bench: Path, number: signal.Signals
+) -> None:
+    arguments = [*bench, "-p", "8", "-n", "4", "-r", "9", "--delay", "1", "-o", "json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orinbench", "llama-bench", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    log = fake_llama_bench.with_name("argv.log")
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if log.exists() and len(log.read_text().splitlines()) >= 4:
+            break
+        time.sleep(0.05)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    records = json.loads(out)
+    assert 0 < sum(len(record["samples_ns"]) for record in records) < 18
+    assert any(record["partial"] for record in records)
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_leaves_is_no_traceback(bench: list[str]) -> None:
+    command = [sys.executable, "-m", "orinbench", "llama-bench", *bench, "-p", "8", "-r", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read()
+    process.wait(60)
+    assert "Traceback" not in error and "BrokenPipe" not in error
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["-h"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert all(command in text for command in ("llama-bench", "synth", "check", "compare"))

@@ -1,0 +1,35 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orinbench import protocol
+
+TESTS = st.builds(protocol.Test, *[st.integers(0, 10**6)] * 4)
+MESSAGES = st.one_of(
+    st.just(protocol.Open()),
+    st.builds(protocol.Load, st.text(), st.integers(1, 10**6)),
+    st.builds(protocol.Measure, TESTS, st.integers()),
+    st.builds(protocol.WarmUp, TESTS),
+    st.builds(protocol.Bandwidth, st.integers(), st.lists(st.floats(0, 1e5))),
+    st.builds(protocol.Measured, *[st.integers(0, 10**15)] * 4),
+    st.builds(protocol.Failed, st.text(), st.text()),
+)
+
+
+@given(MESSAGES)
+def test_every_message_survives_the_wire_on_one_line(message: protocol.Message) -> None:
+    line = protocol.encode(message)
+    assert "\n" not in line
+    assert protocol.decode(line) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "x", "1", "[]", "{}", '{"type": "Nothing"}', '{"type": "Load"}'),
+        *('{"type": "Open", "more": 1}', '{"type": "WarmUp", "test": 3}'),
+    ],
+)
+def test_anything_else_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="not a message"):
+        protocol.decode(line)

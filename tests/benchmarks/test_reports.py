@@ -1,0 +1,131 @@
+import csv
+import io
+import json
+import sqlite3
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orinbench.plan import Case
+from orinbench.record import make_records
+from orinbench.reports import (
+    RENDERERS,
+    render_csv,
+    render_json,
+    render_jsonl,
+    render_md,
+    render_sql,
+)
+from orinbench.results import RunResult
+from orinbench.schema import FIELDS
+
+PP, TG = Case(32, 0, 0), Case(0, 16, 0)
+BOTH = {
+    "tinygrad:CPU": {PP: [10.0] * 6, TG: [8.0] * 6},
+    "llama.cpp": {PP: [1.0, 1.1, 1.05, 1.02, 1.08, 1.04], TG: [4.0] * 6},
+}
+Build = Callable[..., RunResult]
+
+
+def records_of(run: RunResult) -> list[dict[str, Any]]:
+    return make_records(run)
+
+
+def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:
+    records = records_of(recorded_run(BOTH))
+    array = json.loads(render_json(records))
+    assert [json.loads(line) for line in render_jsonl(records).splitlines()] == array
+    assert array[0]["samples_ts"] == [3200.0] * 6
+
+
+def test_csv_has_the_schemas_columns_and_json_cells(recorded_run: Build) -> None:
+    records = records_of(recorded_run(BOTH))
+    rows = list(csv.DictReader(io.StringIO(render_csv(records))))
+    assert list(rows[0]) == list(FIELDS)
+    assert len(rows) == 4
+    assert float(rows[0]["avg_ts"]) == 3200.0
+    assert json.loads(rows[0]["samples_ts"]) == [3200.0] * 6
+    assert json.loads(rows[0]["environment"])["python"]
+    assert (rows[0]["error"], rows[0]["synthetic"]) == ("", "0")
+
+
+def test_sql_fills_a_table(recorded_run: Build) -> None:
+    run = recorded_run(BOTH)
+    run.lanes[0].rows[0].error = "it's gone"
+    database = sqlite3.connect(":memory:")
+    text = render_sql(records_of(run))
+    database.executescript(text)
+    database.executescript(text)  # a second run adds to the same table
+    rows = database.execute(
+        "SELECT backend, test, avg_ts, error, synthetic FROM llama_bench WHERE n_gen = 0"
+    ).fetchall()
+    assert rows[0] == ("tinygrad:CPU", "pp32", 3200.0, "it's gone", 0)
+    assert len(rows) == 4
+
+
+def test_the_table_has_aligned_rows_and_llama_benchs_columns(recorded_run: Build) -> None:
+    table = [line for line in render_md(records_of(recorded_run(BOTH))).splitlines() if "|" in line]
+    assert len(table) == 6
+    assert len({len(line) for line in table}) == 1
+    header = [cell.strip() for cell in table[0].split("|")[1:-1]]
+    assert header[:4] == ["model", "size", "params", "backend"]
+    assert header[4:7] == ["threads", "test", "t/s"]
+    first = [cell.strip() for cell in table[2].split("|")[1:-1]]
+    assert first[3:9] == ["tinygrad:CPU", "2", "pp32", "3200.00 ± 0.00", "3200.00", first[8]]
+
+
+def test_the_notes_say_what_the_figures_mean(recorded_run: Build) -> None:
+    text = render_md(records_of(recorded_run(BOTH, synthetic=True)))
+    for part in (
+        "- pp32: tinygrad:CPU is slower: 0.104",
+        "llama.cpp is 2 times as fast.",
+        "9.0 s with an empty kernel cache (37 kernels, 4.0 s in the compiler), 1.5 s with a full",
+        "- llama.cpp abc: first token of a 32-token prompt, from process start: 1.5 s.",
+        "- Roofline of CPU: 10.0 GB/s measured copy bandwidth / ",
+        "- Check: passed, tinygrad:CPU.",
+        "The model is synthetic",
+        "6 rounds; in each, every backend and test once, in an order drawn with seed 0",
+        "Not timed: tokenisation, sampling on the host",
+        "- Machine: ",
+    ):
+        assert part in text
+    assert text.count("Roofline of CPU") == 1
+    assert "synthetic" not in render_md(records_of(recorded_run(BOTH)))
+
+
+def test_warnings_are_grouped(recorded_run: Build) -> None:
+    few = {"tinygrad:CPU": {PP: [10.0] * 2, TG: [8.0] * 3}}
+    text = render_md(records_of(recorded_run(few)))
+    assert "use -r 10: tinygrad:CPU pp32 (2), tinygrad:CPU tg16 (3)." in text
+    records = records_of(recorded_run(few))
+    for record in records:
+        record["warnings"] = [{"kind": "x", "text": "too hot", "detail": ""}]
+    assert "- Warning: too hot: all rows." in render_md(records)
+
+
+def test_failed_and_interrupted_rows(recorded_run: Build) -> None:
+    dead = dict.fromkeys(("identity", "first_token", "bandwidth", "check")) | {"error": "no device"}
+    run = recorded_run(
+        {"tinygrad:NV": {TG: []}, "llama.cpp": {PP: [1.0] * 2, TG: []}},
+        partial=True,
+        **{"tinygrad:NV": dead},
+    )
+    text = render_md(records_of(run))
+    assert "failed" in text and "- tinygrad:NV tg16 failed: no device." in text
+    assert "32000.00 ± 0.00 (partial)" in text
+    assert "not run" in text
+    assert "- Interrupted: the figures above are those measured until then." in text
+
+
+def test_knobs_that_differ_become_columns(recorded_run: Build) -> None:
+    cases = {Case(0, 16, 0, (("n_ubatch", n),)): [1.0] * 6 for n in (32, 64)}
+    text = render_md(records_of(recorded_run({"tinygrad:CPU": cases})))
+    assert "| n_ubatch |" in text
+
+
+@pytest.mark.parametrize("form", list(RENDERERS))
+def test_every_form_prints_a_run_that_never_started(recorded_run: Build, form: str) -> None:
+    nothing = dict.fromkeys(("identity", "first_token", "bandwidth", "check"))
+    run = recorded_run({"llama.cpp": {TG: []}}, partial=True, **{"llama.cpp": nothing})
+    assert "llama.cpp" in RENDERERS[form](records_of(run))

@@ -1,0 +1,270 @@
+"""The order of operations, what a death costs, and what Ctrl-C leaves."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.model import ModelInfo
+from orinbench.plan import Case, Lane, LanePlan, Plan
+from orinbench.protocol import Bandwidth
+from orinbench.results import LaneResult, RunResult
+from orinbench.runner import Runner
+from orinbench.samples import Backend, BackendDiedError, FirstToken, Identity, Sample, WarmUp
+
+PP, TG = Case(32, 0, 0), Case(0, 16, 0)
+Hook = Callable[[str], None]
+
+
+class FakeBackend:
+    """Writes what is asked of it into a log; `hook` sees each line and may raise."""
+
+    def __init__(self, name: str, log: list[str], device: str, hook: Hook) -> None:
+        self.name, self.log, self.device, self.hook = name, log, device, hook
+
+    def _note(self, what: str) -> None:
+        self.log.append(f"{self.name} {what}")
+        self.hook(self.log[-1])
+
+    def open(self) -> Identity:
+        self._note("open")
+        return Identity(self.name, "1", None, self.device, None, None, None, None)
+
+    def first_token(self) -> FirstToken:
+        self._note("first token")
+        return FirstToken(32, None, 1.0, None, None, None)
+
+    def warm_up(self, case: Case) -> WarmUp | None:
+        self._note(f"warm up {case.label}")
+        return WarmUp(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
+
+    def measure(self, case: Case, round_: int, seed: int) -> Sample:
+        self._note(f"measure {case.label} round {round_} seed {seed}")
+        return Sample(round_, 1_000_000, None, None)
+
+    def close(self) -> None:
+        self.log.append(f"{self.name} close")
+
+
+class SilentTalk:
+    """Keeps what is said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def line(self, text: str) -> None:
+        self.lines.append(text)
+
+    phase = line
+
+    def begin(self, total: int, seconds: float) -> None:
+        self.lines.append(f"begin {total} {seconds:.1f}")
+
+    def advance(self, text: str) -> None:
+        self.lines.append(f"advance {text}")
+
+    def close(self) -> None:
+        self.lines.append("close")
+
+
+class Bench:
+    """A runner over fake backends, and everything that it did."""
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        names: tuple[str, ...] = ("tinygrad:CPU", "llama.cpp"),
+        devices: tuple[str, ...] = ("CPU", "CPU"),
+        hook: Hook = lambda line: None,
+        repetitions: int = 2,
+        **options: Any,
+    ) -> None:
+        self.log: list[str] = []
+        self.talk = SilentTalk()
+        lanes = tuple(LanePlan(Lane(name, Path("m")), (PP, TG)) for name in names)
+        self.runner = Runner(
+            Plan(lanes, repetitions, seed=7),
+            [
+                FakeBackend(name, self.log, device, hook)
+                for name, device in zip(names, devices, strict=True)
+            ],
+            [model] * len(names),
+            self.talk,
+            gate=self.gate,
+            probe=self.probe,
+            **options,
+        )
+        self.hook = hook
+
+    def gate(self, lane: LaneResult, backend: Backend) -> dict[str, Any]:
+        self.log.append(f"{lane.plan.lane.backend} check")
+        self.hook(self.log[-1])
+        return {"passed": True}
+
+    def probe(self, device: str) -> Bandwidth:
+        self.log.append(f"{device} bandwidth")
+        self.hook(self.log[-1])
+        return Bandwidth(1, [10.0])
+
+    def run(self) -> RunResult:
+        return self.runner.run()
+
+
+def die_at(where: str, error: BaseException | None = None) -> Hook:
+    def hook(line: str) -> None:
+        if line == where:
+            raise error or BackendDiedError("killed by SIGSEGV")
+
+    return hook
+
+
+def test_the_order_of_operations(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model)
+    bench.run()
+    assert bench.log[:11] == [
+        "tinygrad:CPU open",
+        "llama.cpp open",
+        "CPU bandwidth",
+        "tinygrad:CPU first token",
+        "llama.cpp first token",
+        "tinygrad:CPU check",
+        "llama.cpp check",
+        "tinygrad:CPU warm up pp32",
+        "tinygrad:CPU warm up tg16",
+        "llama.cpp warm up pp32",
+        "llama.cpp warm up tg16",
+    ]
+    measured = bench.log[11:-2]
+    assert bench.log[-2:] == ["tinygrad:CPU close", "llama.cpp close"]
+    for round_, lines in enumerate((measured[:4], measured[4:])):
+        assert sorted(lines) == [
+            f"{name} measure {test} round {round_} seed {7 + round_}"
+            for name in ("llama.cpp", "tinygrad:CPU")
+            for test in ("pp32", "tg16")
+        ]
+    order = [line.split(" round")[0] for line in measured]
+    assert order[:4] != order[4:], "both rounds came in the same order"
+
+
+def test_the_estimate_counts_what_the_warm_up_took(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model)
+    bench.run()
+    assert "begin 8 2.0" in bench.talk.lines  # 2 rounds of 2 cases of 0.5 s; llama.cpp unknown
+
+
+def test_a_warm_up_can_be_left_out(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model, warm_up=False)
+    run = bench.run()
+    assert not any("warm up" in line for line in bench.log)
+    assert all(len(row.samples) == 2 for lane in run.lanes for row in lane.rows)
+
+
+def test_a_backend_that_dies_while_it_is_timed_costs_its_row_alone(tiny_model: ModelInfo) -> None:
+    run = Bench(tiny_model, hook=die_at("tinygrad:CPU measure tg16 round 1 seed 8")).run()
+    ours, theirs = run.lanes
+    assert [len(row.samples) for row in ours.rows] == [2, 1]
+    assert [row.error for row in ours.rows] == [None, "killed by SIGSEGV"]
+    assert [len(row.samples) for row in theirs.rows] == [2, 2]
+    assert run.failed and not run.partial
+
+
+@pytest.mark.parametrize("where", ["open", "first token", "check"])
+def test_a_backend_that_dies_early_leaves_the_others(tiny_model: ModelInfo, where: str) -> None:
+    bench = Bench(tiny_model, hook=die_at(f"tinygrad:CPU {where}"))
+    run = bench.run()
+    assert run.lanes[0].error == "killed by SIGSEGV"
+    assert not any(row.samples for row in run.lanes[0].rows)
+    assert [len(row.samples) for row in run.lanes[1].rows] == [2, 2]
+    assert "tinygrad:CPU: killed by SIGSEGV" in bench.talk.lines
+    assert not any(line.startswith("tinygrad:CPU measure") for line in bench.log)
+
+
+def test_a_warm_up_that_fails_costs_its_row(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model, hook=die_at("tinygrad:CPU warm up pp32"))
+    run = bench.run()
+    assert run.lanes[0].rows[0].error == "killed by SIGSEGV"
+    assert len(run.lanes[0].rows[1].samples) == 2
+    assert not any("tinygrad:CPU measure pp32" in line for line in bench.log)
+
+
+def test_nothing_that_opens_is_an_error_with_every_reason(tiny_model: ModelInfo) -> None:
+    def hook(line: str) -> None:
+        if line.endswith("open"):
+            raise BackendDiedError(f"no {line}")
+
+    bench = Bench(tiny_model, hook=hook)
+    with pytest.raises(BenchError, match=r"none opens \(tinygrad:CPU: no .*; llama\.cpp: no"):
+        bench.run()
+    assert bench.log[-2:] == ["tinygrad:CPU close", "llama.cpp close"]
+
+
+def test_a_failed_check_stops_before_anything_is_timed(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model, hook=die_at("tinygrad:CPU check", CheckFailed("wrong")))
+    with pytest.raises(CheckFailed):
+        bench.run()
+    assert not any("warm up" in line or "measure" in line for line in bench.log)
+    assert bench.log[-2:] == ["tinygrad:CPU close", "llama.cpp close"]
+
+
+def test_ctrl_c_keeps_what_was_measured(tiny_model: ModelInfo) -> None:
+    count = 0
+
+    def hook(line: str) -> None:
+        nonlocal count
+        count += "measure" in line
+        if count == 6:
+            raise KeyboardInterrupt
+
+    bench = Bench(tiny_model, hook=hook)
+    run = bench.run()
+    assert run.partial
+    assert sum(len(row.samples) for lane in run.lanes for row in lane.rows) == 5
+    assert bench.log[-2:] == ["tinygrad:CPU close", "llama.cpp close"]
+    assert bench.talk.lines[-1] == "close"
+
+
+def test_a_gpus_bandwidth_is_measured_once_and_serves_llama_cpp(tiny_model: ModelInfo) -> None:
+    bench = Bench(
+        tiny_model,
+        ("llama.cpp", "tinygrad:CUDA", "tinygrad:CPU"),
+        ("CUDA", "CUDA", "CPU"),
+    )
+    run = bench.run()
+    assert [line for line in bench.log if "bandwidth" in line] == [
+        "CUDA bandwidth",
+        "CPU bandwidth",
+    ]
+    assert all(lane.bandwidth for lane in run.lanes)
+
+
+def test_a_gpu_that_only_llama_cpp_sees_has_no_roofline(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model, ("llama.cpp",), ("Vulkan",))
+    assert bench.run().lanes[0].bandwidth is None
+
+
+def test_a_probe_that_dies_costs_the_roofline_alone(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model, hook=die_at("CPU bandwidth"))
+    run = bench.run()
+    assert [lane.bandwidth for lane in run.lanes] == [None, None]
+    assert [line for line in bench.log if "bandwidth" in line] == ["CPU bandwidth"]
+    assert not run.failed
+
+
+def test_clocks_stand_around_each_sample(tiny_model: ModelInfo) -> None:
+    run = Bench(tiny_model).run()
+    samples = [sample for lane in run.lanes for row in lane.rows for sample in row.samples]
+    assert all(sample.clocks_before and sample.clocks_after for sample in samples)
+    assert all(sample.board_before is None for sample in samples)
+
+
+def test_the_delay_comes_before_each_repetition(
+    tiny_model: ModelInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("orinbench.runner.time.sleep", slept.append)
+    bench = Bench(tiny_model, delay=3.0)
+    bench.run()
+    assert slept == [3.0] * 8
+    assert "begin 8 26.0" in bench.talk.lines

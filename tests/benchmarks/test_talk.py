@@ -1,0 +1,62 @@
+import io
+import sys
+
+import pytest
+
+from orinbench.talk import PlainTalk, RichTalk, Talk, duration, make_talk
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def use(talk: Talk) -> None:
+    talk.phase("opening tinygrad:CPU")
+    talk.line("a line that stays")
+    talk.begin(2, 300.0)
+    talk.advance("tinygrad:CPU tg16")
+    talk.advance("tinygrad:CPU pp32")
+    talk.close()
+
+
+def test_off_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    use(PlainTalk())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "orinbench: opening tinygrad:CPU",
+        "orinbench: a line that stays",
+        "orinbench: timing 2 repetitions, at least 5 min",
+    ]
+
+
+def test_progress_adds_a_line_for_each_repetition(capsys: pytest.CaptureFixture[str]) -> None:
+    use(PlainTalk(repetitions=True))
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "orinbench: 1/2 tinygrad:CPU tg16",
+        "orinbench: 2/2 tinygrad:CPU pp32",
+    ]
+
+
+def test_on_a_terminal_things_move_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    talk = make_talk(False)
+    assert isinstance(talk, RichTalk)
+    use(talk)
+    text = terminal.getvalue()
+    assert "orinbench: a line that stays" in text
+    assert "opening tinygrad:CPU" in text
+    assert text.count("\x1b[?25l") <= text.count("\x1b[?25h"), "the cursor stays hidden"
+    talk.close()  # twice does no harm
+
+
+def test_off_a_terminal_rich_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert isinstance(make_talk(True), PlainTalk)
+
+
+def test_durations() -> None:
+    assert (duration(3.4), duration(119.0), duration(600.0)) == ("3 s", "119 s", "10 min")

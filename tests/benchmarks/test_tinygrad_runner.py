@@ -1,0 +1,131 @@
+"""The real worker on tinygrad's CPU device with the tiny shape."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orinbench import protocol
+from orinbench.plan import Case, Lane, LanePlan
+from orinbench.process import WorkerProcess
+from orinbench.samples import BackendDiedError
+from orinbench.tinygrad_backend import (
+    TinygradBackend,
+    copy_bandwidth,
+    probe_device,
+    worker_environment,
+)
+
+TEST = protocol.Test(n_prompt=0, n_gen=4, n_depth=0, n_ubatch=32)
+
+
+@pytest.fixture(scope="module")
+def worker(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    folder = tmp_path_factory.mktemp("worker")
+    environment = {
+        **worker_environment("CPU", folder),
+        "CACHEDB": str(folder / "cache.db"),
+        "DEBUG": "1",  # what tinygrad prints on standard output must not reach the protocol
+    }
+    with WorkerProcess(environment, timeout=300) as process:
+        process.ask(protocol.Load(str(tiny_path), 256), protocol.Loaded)
+        yield process
+
+
+def test_the_device_opens_and_says_what_it_is(worker: WorkerProcess) -> None:
+    opened = worker.ask(protocol.Open(), protocol.Opened)
+    assert (opened.device, opened.driver) == ("CPU", None)
+    assert opened.tinygrad_version.startswith("0.13.0")
+    assert opened.n_threads is not None and opened.n_threads >= 1
+
+
+def test_the_first_token_compiles(worker: WorkerProcess) -> None:
+    first = worker.ask(protocol.FirstToken(40, 32), protocol.FirstTokenDone)
+    assert first.kernels_compiled > 10
+    assert 0 < first.compile_s < first.seconds + 60
+    again = worker.ask(protocol.FirstToken(40, 32), protocol.FirstTokenDone)
+    assert again.seconds > 0
+
+
+def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProcess) -> None:
+    warm = worker.ask(protocol.WarmUp(TEST), protocol.WarmedUp)
+    assert warm.kernels_per_token is not None and warm.launches_per_token is not None
+    # tiny has 2 layers; stock 0.13.0 launches 15 kernels a layer and 8 to 11 outside
+    assert 20 <= warm.kernels_per_token <= 60
+    assert 1 <= warm.launches_per_token <= warm.kernels_per_token
+    assert warm.type_k == warm.type_v and warm.type_k in ("f32", "f16")
+    assert warm.repetition_s <= warm.seconds
+    measured = worker.ask(protocol.Measure(TEST, 1), protocol.Measured)
+    assert measured.ns > 0
+    assert measured.kernels_compiled == 0
+    assert measured.peak_device_bytes > 1 << 20
+    assert measured.peak_rss_bytes > measured.peak_device_bytes
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        protocol.Test(40, 0, 0, 32),
+        protocol.Test(40, 4, 0, 32),
+        protocol.Test(8, 0, 40, 16),
+        protocol.Test(0, 2, 40, 32),
+    ],
+)
+def test_prompts_depths_and_chunks_run_warm(worker: WorkerProcess, test: protocol.Test) -> None:
+    warm = worker.ask(protocol.WarmUp(test), protocol.WarmedUp)
+    assert (warm.kernels_per_token is None) == (test.n_gen == 0)
+    measured = worker.ask(protocol.Measure(test, 3), protocol.Measured)
+    assert measured.kernels_compiled == 0
+
+
+def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
+    def nanoseconds(n_gen: int) -> int:
+        test = protocol.Test(0, n_gen, 0, 32)
+        return min(worker.ask(protocol.Measure(test, 0), protocol.Measured).ns for _ in range(3))
+
+    assert nanoseconds(32) > 3 * nanoseconds(2)
+
+
+def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> None:
+    with pytest.raises(BackendDiedError, match="FileNotFoundError"):
+        worker.ask(protocol.Load("/nowhere.gguf", 64), protocol.Loaded)
+    assert worker.ask(protocol.Open(), protocol.Opened).device == "CPU"
+
+
+def test_bandwidth_is_of_this_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orinbench.tinygrad_backend.CPU_COPY_BYTES", 16 << 20)
+    found = copy_bandwidth("CPU", 300)
+    assert found.n_bytes == 16 << 20
+    assert len(found.samples_gb_s) == 7
+    assert all(0.05 < sample < 5000 for sample in found.samples_gb_s)
+
+
+def test_probing_says_why_a_device_does_not_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert probe_device("CPU") is None
+    reason = probe_device("NOSUCH")
+    assert reason is not None and "\n" not in reason
+    monkeypatch.setenv("CC", "/nowhere/clang")
+    reason = probe_device("CPU")
+    assert reason is not None and "no C compiler" in reason
+
+
+def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
+    case = Case(0, 4, 0)
+    plan = LanePlan(Lane("tinygrad:CPU", tiny_path, n_threads=1), (case,))
+    backend = TinygradBackend(plan, cold_start=True, timeout=300)
+    try:
+        identity = backend.open()
+        assert (identity.device, identity.n_threads) == ("CPU", 1)
+        first = backend.first_token()
+        assert first.cold_s is not None and first.cold_compile_s is not None
+        assert first.cold_s > first.cold_compile_s > 0
+        assert first.kernels_compiled is not None and first.kernels_compiled > 10
+        assert first.n_prompt == 32
+        assert backend.warm_up(case).kernels_compiled >= 0
+        sample = backend.measure(case, 2, seed=5)
+        assert (sample.round, sample.kernels_compiled) == (2, 0)
+        cache = Path(backend.environment["CACHEDB"])
+        assert cache.exists()
+    finally:
+        backend.close()
+    assert not cache.parent.exists()
