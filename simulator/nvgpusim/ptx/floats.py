@@ -8,6 +8,8 @@ correctly rounded sums, 2008]. All functions take arrays or numpy scalars and re
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ NANB16 = np.uint16(0x7FFF)
 _TIE = np.int64(0x10000000)
 _BELOW_F32 = np.int64(0x1FFFFFFF)
 _MIN_F32 = np.float64(2.0**-126)
+_MAX_F64 = np.float64(np.finfo(np.float64).max)
 _SPLIT = np.float64(134217729.0)  # 2^27 + 1, Dekker's constant
 
 
@@ -136,7 +139,10 @@ def fma32(a: Value, b: Value, c: Value, mode: str = "rn") -> Value:
         if not doubt.any():
             return canonical(r)
         return canonical(np.where(doubt, odd(*two_sum(p, w)).astype(F32), r))
-    return canonical(narrow(odd(*two_sum(p, w)), F32, mode).astype(F32, copy=False))
+    exact = odd(*two_sum(p, w))
+    if mode == "rm":
+        exact = np.where(exact == 0, negative_zero(exact, p, w), exact)
+    return canonical(narrow(exact, F32, mode).astype(F32, copy=False))
 
 
 def fma16(a: Value, b: Value, c: Value, mode: str = "rn") -> Value:
@@ -153,8 +159,6 @@ def fma_bf16(a: Value, b: Value, c: Value) -> Value:
 
 def _fma64_exact(a: float, b: float, c: float) -> float:
     """One float64 fma by integers, for magnitudes where splitting over- or underflows."""
-    from fractions import Fraction
-
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:
         return a * b + c  # the sign of zero follows the same rule
@@ -177,7 +181,9 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
     product = size_a * size_b
     hard = (size_a > 2.0**990) | (size_b > 2.0**990) | (product > 2.0**1000) | (size_c > 2.0**1000)
     hard |= (product < 2.0**-900) & (a != 0) & (b != 0)
-    hard &= np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    finite = np.isfinite(a) & np.isfinite(b)
+    result = np.where(finite & np.isinf(c), c, result)
+    hard &= finite & np.isfinite(c)
     zero = (plain == 0) & ((a == 0) | (b == 0))
     result = np.where(zero, plain, result)
     for lane in np.flatnonzero(hard & ~zero):
@@ -191,39 +197,90 @@ def fma64(a: Value, b: Value, c: Value) -> Value:
 def add64(a: Value, b: Value, mode: str) -> Value:
     """a + b in float64 in a directed mode."""
     s, e = two_sum(a, b)
+    if mode == "rm":
+        s = np.where((s == 0) & (e == 0), negative_zero(s, a, b), s)
+    finite = np.isfinite(a) & np.isfinite(b)
+    over = np.isinf(s) & finite
+    s = np.where(over, np.copysign(_MAX_F64, s), s)
+    e = np.where(over, np.copysign(1.0, s), np.where(finite, e, 0.0))
     return _directed64(s, e, mode)
 
 
+def negative_zero(s: Value, a: Value, b: Value) -> Value:
+    """A sum that is exactly zero, toward minus infinity: -0 unless both terms are +0."""
+    return np.where(np.signbit(a) | np.signbit(b), -np.abs(s), s)
+
+
 def mul64(a: Value, b: Value, mode: str) -> Value:
-    """a * b in float64 in a directed mode (for products whose error is representable)."""
+    """a * b in float64 in a directed mode."""
     p, e = _two_product(a, b)
-    return _directed64(p, e, mode)
+    finite = np.isfinite(a) & np.isfinite(b)
+    size = np.abs(p)
+    hard = finite & ((size > 2.0**960) | (size < 2.0**-900)) & (a != 0) & (b != 0)
+    hard |= finite & ((np.abs(a) > 2.0**990) | (np.abs(b) > 2.0**990))
+    result = np.array(_directed64(p, np.where(finite, e, 0.0), mode))
+    a, b = np.broadcast_arrays(a, b)
+    for lane in np.flatnonzero(hard):
+        x, y = float(a.reshape(-1)[lane]), float(b.reshape(-1)[lane])
+        result.reshape(-1)[lane] = _exact_product(x, y, mode)
+    return result if result.ndim else result[()]
+
+
+def _exact_product(x: float, y: float, mode: str) -> float:
+    exact = Fraction(x) * Fraction(y)
+    near = x * y
+    if math.isinf(near):
+        near = math.copysign(float(_MAX_F64), near)
+    if mode == "rz":
+        mode = "rm" if exact > 0 else "rp"
+    if exact == 0 or Fraction(near) == exact:
+        return near
+    if mode == "rm":
+        return near if Fraction(near) < exact else math.nextafter(near, -math.inf)
+    return near if Fraction(near) > exact else math.nextafter(near, math.inf)
 
 
 def _directed64(s: Value, e: Value, mode: str) -> Value:
-    inexact = np.isfinite(s) & np.isfinite(e)
+    """The value whose nearest is `s` and the rest `e`, rounded in a directed mode."""
     if mode == "rz":
-        back = inexact & (e != 0) & ((s > 0) != (e > 0))
+        back = (e != 0) & ((s > 0) != (e > 0))
         return np.where(back, np.nextafter(s, np.float64(0)), s)
     if mode == "rm":
-        return np.where(inexact & (e < 0), np.nextafter(s, -np.inf), s)
-    return np.where(inexact & (e > 0), np.nextafter(s, np.inf), s)
+        return np.where(e < 0, np.nextafter(s, -np.inf), s)
+    return np.where(e > 0, np.nextafter(s, np.inf), s)
 
 
-def exact32(op: str, a: Value, b: Value) -> Value:
+def exact32(op: str, a: Value, b: Value, mode: str = "rn") -> Value:
     """add, sub, mul, div or sqrt of float32 as a float64 rounded to odd."""
     x, y = a.astype(F64), b.astype(F64)
-    if op == "add":
-        return odd(*two_sum(x, y))
-    if op == "sub":
-        return odd(*two_sum(x, -y))
+    if op in ("add", "sub"):
+        y = -y if op == "sub" else y
+        r = odd(*two_sum(x, y))
+        return np.where(r == 0, negative_zero(r, x, y), r) if mode == "rm" else r
     if op == "mul":
         return x * y
     if op == "div":
         q = x / y
-        return odd(q, np.where(np.isfinite(q) & (y != 0), fma64(-q, y, x) * np.sign(y), 0.0))
+        known = np.isfinite(q) & np.isfinite(y) & (y != 0)
+        return odd(q, np.where(known, fma64(-q, y, x) * np.sign(y), 0.0))
     s = np.sqrt(x)
     return odd(s, np.where(np.isfinite(s), fma64(-s, s, x), 0.0))
+
+
+def relu(x: Value) -> Value:
+    """Negative numbers and -0 become +0, NaN stays (.relu)."""
+    return np.where((x > 0) | (x != x), x, x.dtype.type(0))
+
+
+def from_nan(x: Value, r: Value) -> Value:
+    """`r` with NaNs that keep the sign and the upper payload of the float64 NaN they come from."""
+    bits = x.view(U64)
+    drop, quiet, u = (29, 0x7FC00000, U32) if r.dtype == F32 else (42, 0x7E00, U16)
+    width = 8 * r.dtype.itemsize
+    sign = (bits >> np.uint64(63)) << np.uint64(width - 1)
+    payload = (bits & np.uint64((1 << 52) - 1)) >> np.uint64(drop)
+    nan = (sign | payload | np.uint64(quiet)).astype(u).view(r.dtype)
+    return np.where(x != x, nan, r).astype(r.dtype, copy=False)
 
 
 def minimum(a: Value, b: Value, nan: bool) -> Value:

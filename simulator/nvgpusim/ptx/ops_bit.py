@@ -152,18 +152,21 @@ def count(site: Site) -> Op:
     return site.unary(bfind, t, U32)
 
 
+_FIELD = {32: np.uint32(0xFF), 64: np.uint32(0xFFFFFFFF)}
+"""Bits of position and length that count: PTX says eight; the 64-bit forms, which the compiler
+builds from shifts, take all [recorded on an H200]."""
+
+
 def bfe(site: Site) -> Op:
     """Bit-field extract; beyond the top it repeats the sign (s) or zero (u)."""
     t = site.t
     a, b, c, put = site.src(1), site.src(2, U32), site.src(3, U32), site.dst()
     u = _unsigned(t).dt
+    field = _FIELD[t.bits]
 
     def run(st: State) -> None:
         x = a(st)
-        pos, length = (
-            (b(st) & np.uint32(255)).astype(np.int64),
-            (c(st) & np.uint32(255)).astype(np.int64),
-        )
+        pos, length = (b(st) & field).astype(np.int64), (c(st) & field).astype(np.int64)
         fill = np.where(x < 0, -1, 0) if t.kind == "s" else np.int64(0) * x.astype(np.int64)
         # the sign of the field is bit min(pos + len - 1, msb) of x
         top = np.minimum(pos + length - 1, t.bits - 1)
@@ -191,9 +194,10 @@ def bfi(site: Site) -> Op:
     a, b, put = site.src(1), site.src(2), site.dst()
     c, d = site.src(3, U32), site.src(4, U32)
     bits = t.bits
+    field = _FIELD[bits]
 
     def run(st: State) -> None:
-        pos, length = c(st) & np.uint32(255), d(st) & np.uint32(255)
+        pos, length = c(st) & field, d(st) & field
         short = np.minimum(length, np.uint32(bits - 1)).astype(u)
         mask = np.where(length >= bits, ~u.type(0), (u.type(1) << short) - u.type(1))
         by = np.minimum(pos, np.uint32(bits - 1)).astype(u)

@@ -48,7 +48,7 @@ def _pack(site: Site, to: Type, mode: str) -> Op:
 
     def run(a: Value, b: Value) -> Value:
         if relu:
-            a, b = (np.where(x != x, x, np.maximum(x, np.float32(0))) for x in (a, b))
+            a, b = fl.relu(a), fl.relu(b)
         high, low = one(a).view(_U16), one(b).view(_U16)
         return (high.astype(_U32) << np.uint32(16)) | low
 
@@ -66,7 +66,7 @@ def _tf32(x: Value) -> Value:
     """Round to 10 mantissa bits, ties away (rna); the low 13 bits become 0."""
     bits = x.view(_U32)
     r = (bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)
-    return np.where(x != x, np.uint32(0x7FFFFFFF), r).astype(_U32, copy=False)
+    return np.where(x != x, bits & np.uint32(0xFFFFE000), r).astype(_U32, copy=False)
 
 
 def _float_float(site: Site, to: Type, frm: Type, mode: str, integral: str) -> Fn:
@@ -82,7 +82,10 @@ def _float_float(site: Site, to: Type, frm: Type, mode: str, integral: str) -> F
     if integral:
         fn = _INTEGRAL[integral]
         steps.append(lambda x: fn(x))
-    if to.name == "f16" and frm.name != "f16":
+    if frm.name == "f64" and to.name in ("f16", "f32"):
+        rnd = mode or "rn"
+        steps.append(lambda x: fl.from_nan(x, fl.narrow(x, to.dt, rnd).astype(to.dt, copy=False)))
+    elif to.name == "f16" and frm.name != "f16":
         steps.append(_to_half(mode or "rn"))
     elif to.name == "bf16":
         if frm.name == "f64":
@@ -90,20 +93,17 @@ def _float_float(site: Site, to: Type, frm: Type, mode: str, integral: str) -> F
         elif frm.name == "f16":
             steps.append(lambda x: x.astype(F32))
         if relu:
-            steps.append(lambda x: np.where(x != x, x, np.maximum(x, np.float32(0))))
+            steps.append(fl.relu)
         steps.append(lambda x: fl.to_bf16(x, mode or "rn"))
         return _chain(steps)
-    elif to.name == "f32" and frm.name == "f64":
-        rnd = mode or "rn"
-        steps.append(lambda x: fl.canonical(fl.narrow(x, F32, rnd).astype(F32, copy=False)))
     elif to.dt != frm.dt:
         steps.append(lambda x: x.astype(to.dt))
-    if to.name in ("f32", "f16"):
+    if to.name in ("f32", "f16") and frm.name != "f64":
         steps.append(fl.canonical)
     if ftz and to.name == "f32":
         steps.append(fl.flush)
     if relu:
-        steps.append(lambda x: np.where(x != x, x, np.maximum(x, x.dtype.type(0))))
+        steps.append(fl.relu)
     if sat:
         steps.append(fl.saturate)
     return _chain(steps)

@@ -42,7 +42,7 @@ def _after(site: Site, fn: Any) -> Any:
         if sat:
             r = fl.saturate(r)
         if relu:
-            r = np.where(r != r, r, np.maximum(r, r.dtype.type(0)))
+            r = fl.relu(r)
         return r
 
     return run
@@ -97,7 +97,11 @@ def basic(site: Site) -> Op:
     single: Fn2 = checked
     double: Fn2 = plain
     if mode != "rn":
-        single = lambda a, b: fl.canonical(fl.narrow(fl.exact32(op, a, b), F32, mode).astype(F32))  # noqa: E731
+
+        def single(a: Value, b: Value) -> Value:
+            exact = fl.exact32(op, a, b, mode)
+            return fl.canonical(fl.narrow(exact, F32, mode).astype(F32))
+
         if op == "mul":
             double = lambda a, b: fl.mul64(a, b, mode)  # noqa: E731
         else:
@@ -169,7 +173,7 @@ def approximate(site: Site) -> Op:
 
 
 def sign(site: Site) -> Op:
-    """neg, abs, copysign: bit operations, except that NaNs become canonical in neg and abs.f32."""
+    """neg, abs, copysign on bits; float16 and .ftz forms make NaNs canonical [recorded, H200]."""
     op, t = site.i.op, site.t
     u = TYPES[f"u{t.bits}"]
     lane = 16 if t.name.endswith("x2") else t.bits
@@ -178,10 +182,20 @@ def sign(site: Site) -> Op:
     if op == "copysign":
         return site.binary(lambda a, b: (b & rest) | (a & top), u)
     fn: Fn1 = (lambda x: x ^ top) if op == "neg" else (lambda x: x & rest)
-    if site.has("ftz") and t.name == "f32":
-        bits = fn
-        fn = lambda x: bits(fl.flush(x.view(F32)).view(_U32))  # noqa: E731
-    return site.unary(fn, u)
+    single = t.name == "f32"
+    if (single and not site.has("ftz")) or t.name not in ("f32", "f16", "f16x2"):
+        return site.unary(fn, u)
+    bits = fn
+    if single:
+        return site.unary(lambda x: fl.canonical(bits(fl.flush(x).view(_U32)).view(F32)))
+    half: Fn1 = lambda x: fl.canonical(bits_of_half(x).view(F16))  # noqa: E731
+    one = np.uint16(0x8000)
+    flip = op == "neg"
+
+    def bits_of_half(x: Value) -> Value:
+        return x.view(_U16) ^ one if flip else x.view(_U16) & np.uint16(0x7FFF)
+
+    return site.unary(halves(half) if t.name == "f16x2" else half)
 
 
 def extreme(site: Site) -> Op:
@@ -300,7 +314,7 @@ def testp(site: Site) -> Op:
     tests: dict[str, Fn1] = {
         "finite": np.isfinite, "infinite": np.isinf, "number": lambda x: x == x,
         "notanumber": lambda x: x != x,
-        "normal": lambda x: np.isfinite(x) & (np.abs(x) >= small),
+        "normal": lambda x: np.isfinite(x) & ((np.abs(x) >= small) | (x == 0)),
         "subnormal": lambda x: (np.abs(x) < small) & (x != 0),
     }  # fmt: skip
     name = next((m for m in site.mods if m in tests), None)
@@ -314,6 +328,7 @@ FLOAT_OPS: dict[str, Callable[[Site], Op]] = {
     "add": by_type(basic, INT_OPS["add"]), "sub": by_type(basic, INT_OPS["sub"]),
     "mul": by_type(basic, INT_OPS["mul"]), "mad": by_type(fma, INT_OPS["mad"]), "fma": fma,
     "div": by_type(div, INT_OPS["div"]), "rem": INT_OPS["rem"],
+    **{name: INT_OPS[name] for name in ("addc", "subc", "madc", "mul24", "mad24", "sad")},
     "neg": by_type(sign, INT_OPS["neg"]),
     "abs": by_type(sign, INT_OPS["abs"]), "copysign": sign, "min": by_type(extreme, INT_OPS["min"]),
     "max": by_type(extreme, INT_OPS["max"]), "rcp": approximate, "sqrt": approximate,

@@ -44,8 +44,8 @@ def mul_high(a: Value, b: Value, t: Type) -> Value:
 def divide(a: Value, b: Value, t: Type) -> tuple[Value, Value]:
     """Quotient and remainder, truncated toward zero.
 
-    x / 0 is "unspecified" in PTX; GPUs give all ones and x % 0 the dividend [recorded, H200 and
-    sm_87 code alike: the sequence that ptxas emits].
+    x / 0 and x % 0 are "unspecified" in PTX; the code that NVIDIA's compiler emits gives all ones
+    for both [recorded on an H200].
     """
     one, zero = t.dt.type(1), t.dt.type(0)
     none = b == zero
@@ -59,7 +59,7 @@ def divide(a: Value, b: Value, t: Type) -> tuple[Value, Value]:
         rem = a % safe
         quo = a // safe
     ones = t.dt.type(-1) if t.kind == "s" else np.iinfo(t.dt).max
-    return np.where(none, ones, quo).astype(t.dt), np.where(none, a, rem).astype(t.dt)
+    return np.where(none, ones, quo).astype(t.dt), np.where(none, ones, rem).astype(t.dt)
 
 
 def add(site: Site) -> Op:

@@ -12,6 +12,7 @@ from .floats import Value
 from .lower import PRED, U32, U64, Op, Read, Site
 from .spaces import SPACES, aligned, load, split, store, window_view
 from .state import CONTAINER, Async, KernelFault, State
+from .tree import Addr, Reg, Sym
 
 _HINTS = (
     "weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "sc", "cta", "cluster", "gpu",
@@ -39,9 +40,22 @@ def _vector(site: Site) -> int:
     return next((int(m[1:]) for m in site.mods if m in ("v2", "v4", "v8")), 1)
 
 
+def _slot(site: Site, n: int) -> Reg | None:
+    """The register that stands for a call's parameter variable in memory operand n."""
+    arg = site.i.args[n]
+    if not isinstance(arg, Addr) or not isinstance(arg.base, Sym) or "@" not in arg.base.name:
+        return None
+    if _vector(site) > 1:
+        raise site.error("vector parameters of calls are not supported")
+    return site.kernel.slot(arg.base.name, arg.offset, site.t.bits)
+
+
 def ld(site: Site) -> Op:
     """ld, ldu: scalar and vector."""
     site.only(*_HINTS, *SPACES)
+    if (slot := _slot(site, 1)) is not None:
+        read, write = site.read(slot, site.t), site.dst()
+        return lambda st: write(st, read(st))
     space, addr = _place(site, 1)
     t, count = site.t, _vector(site)
     items = site.items(0)
@@ -67,6 +81,9 @@ def ld(site: Site) -> Op:
 def st_(site: Site) -> Op:
     """st: scalar and vector."""
     site.only(*_HINTS, *SPACES)
+    if (slot := _slot(site, 0)) is not None:
+        read, write = site.src(1), site.write(slot, site.t)
+        return lambda st: write(st, read(st))
     space, addr = _place(site, 0)
     t, count = site.t, _vector(site)
     items = site.items(1)

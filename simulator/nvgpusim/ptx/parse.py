@@ -7,24 +7,14 @@ names. Everything that is not understood raises `PtxError` with the line and the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .body import Body
 from .tree import (
-    Addr,
-    Imm,
-    Instr,
     Kernel,
     Module,
-    Neg,
-    Operand,
-    Pair,
     PtxError,
-    Reg,
-    Special,
-    Sym,
     Variable,
-    Vec,
     number,
     type_bits,
 )
@@ -41,13 +31,15 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
 
 @dataclass(frozen=True)
-class _Tok:
+class Token:
+    """A token: kind (nl, str, num, id, sym), text, line."""
+
     kind: str
     text: str
     line: int
 
 
-def _tokens(text: str) -> list[_Tok]:
+def _tokens(text: str) -> list[Token]:
     text = _COMMENT.sub(lambda m: "\n" * m.group().count("\n") or " ", text)
     out, pos, line = [], 0, 1
     while pos < len(text):
@@ -60,51 +52,69 @@ def _tokens(text: str) -> list[_Tok]:
         pos = match.end()
         kind = match.lastgroup or ""
         if kind == "nl":
-            out.append(_Tok("nl", "\n", line))
+            out.append(Token("nl", "\n", line))
             line += 1
         elif kind != "ws":
-            out.append(_Tok(kind, match.group(), line))
+            out.append(Token(kind, match.group(), line))
     return out
 
 
-class _Parser:
+@dataclass(frozen=True)
+class Function:
+    """A .func: names of results and parameters, index of its body's first token."""
+
+    results: list[str]
+    params: list[str]
+    at: int
+
+
+class Parser:
+    """A module's text; `run` gives its tree."""
+
     def __init__(self, text: str) -> None:
         self.toks = _tokens(text)
         self.lines = text.split("\n")
         self.at = 0
         self.module = Module()
         self.files: dict[int, str] = {}
+        self.functions: dict[str, Function] = {}
 
     # tokens
     def _skip_lines(self) -> None:
         while self.at < len(self.toks) and self.toks[self.at].kind == "nl":
             self.at += 1
 
-    def peek(self) -> _Tok:
+    def peek(self) -> Token:
+        """The next token that is no line end."""
         self._skip_lines()
-        return self.toks[self.at] if self.at < len(self.toks) else _Tok("end", "", len(self.lines))
+        return self.toks[self.at] if self.at < len(self.toks) else Token("end", "", len(self.lines))
 
-    def next(self) -> _Tok:
+    def next(self) -> Token:
+        """Take the next token."""
         tok = self.peek()
         self.at += 1
         return tok
 
     def take(self, text: str) -> bool:
+        """Take the next token if it is `text`."""
         if self.peek().text == text:
             self.at += 1
             return True
         return False
 
     def expect(self, text: str) -> None:
+        """Take `text` or fail."""
         tok = self.next()
         if tok.text != text:
             raise self.error(f"expected {text!r}, found {tok.text!r}", tok)
 
-    def error(self, what: str, tok: _Tok) -> PtxError:
+    def error(self, what: str, tok: Token) -> PtxError:
+        """An error at a token."""
         text = self.lines[tok.line - 1].strip() if tok.line <= len(self.lines) else ""
         return PtxError(f"PTX line {tok.line}: {what} in {text!r}")
 
-    def rest_of_line(self) -> list[_Tok]:
+    def rest_of_line(self) -> list[Token]:
+        """Tokens up to the line's end (directives without semicolon)."""
         out = []
         while self.at < len(self.toks) and self.toks[self.at].kind != "nl":
             out.append(self.toks[self.at])
@@ -112,6 +122,7 @@ class _Parser:
         return out
 
     def integer(self) -> int:
+        """Take a number."""
         negative = self.take("-")
         tok = self.next()
         if tok.kind != "num":
@@ -121,6 +132,12 @@ class _Parser:
 
     # module scope
     def run(self) -> Module:
+        """Parse the whole text."""
+        for at, tok in enumerate(self.toks):
+            if tok.text == ".func":
+                self.at = at + 1
+                self.function()
+        self.at = 0
         while (tok := self.peek()).kind != "end":
             if tok.text in (".version", ".target", ".address_size", ".file"):
                 self.at += 1
@@ -157,6 +174,7 @@ class _Parser:
         return self.module
 
     def skip_block(self) -> None:
+        """Skip to the brace that closes the open one."""
         depth = 1
         while depth:
             tok = self.next()
@@ -165,14 +183,41 @@ class _Parser:
             depth += {"{": 1, "}": -1}.get(tok.text, 0)
 
     def skip_function(self) -> None:
-        # A call to it is refused where it stands; a declaration alone does no harm.
+        """Step over a function; calls take it from `functions`."""
         while (tok := self.next()).text not in ("{", ";"):
             if tok.kind == "end":
                 raise self.error("function without body", tok)
         if tok.text == "{":
             self.skip_block()
 
+    def function(self) -> None:
+        """Note where a function's body begins and what its parameters are called."""
+        names: list[list[str]] = [[], []]
+        if self.peek().text == "(":
+            names[0] = self.parameters()
+        name = self.next().text
+        if self.peek().text == "(":
+            names[1] = self.parameters()
+        while (tok := self.next()).text not in ("{", ";"):
+            if tok.kind == "end":
+                raise self.error("function without body", tok)
+        if tok.text == "{":
+            self.functions[name] = Function(names[0], names[1], self.at)
+
+    def parameters(self) -> list[str]:
+        """Names of a function's (.param ...) list."""
+        self.expect("(")
+        names = []
+        while not self.take(")"):
+            tok = self.next()
+            if tok.text not in (".param", ".reg"):
+                raise self.error("expected .param", tok)
+            names += [v.name for v in self.variable("param", many=False)]
+            self.take(",")
+        return names
+
     def variable(self, space: str, many: bool = True) -> list[Variable]:
+        """Variables of one declaration, without the semicolon."""
         align, bits, count = 0, 0, 1
         while (tok := self.peek()).text.startswith("."):
             self.at += 1
@@ -207,6 +252,7 @@ class _Parser:
                 return out
 
     def initial(self, variable: Variable, width: int) -> None:
+        """Parse an initialiser into the variable."""
         data = bytearray()
 
         def item() -> None:
@@ -240,6 +286,7 @@ class _Parser:
 
     # kernel scope
     def kernel(self) -> None:
+        """Parse an entry."""
         kernel = Kernel(self.next().text)
         if self.take("("):
             while not self.take(")"):
@@ -264,158 +311,12 @@ class _Parser:
                 pass
             else:
                 raise self.error(f"unknown performance directive {tok.text!r}", tok)
-        body = _Body(self, kernel)
+        body = Body(self, kernel)
         body.scope()
         kernel.labels = body.labels
         self.module.kernels[kernel.name] = kernel
 
 
-class _Body:
-    """The statements of one kernel."""
-
-    def __init__(self, parser: _Parser, kernel: Kernel) -> None:
-        self.p, self.kernel = parser, kernel
-        self.scopes: list[dict[str, Reg]] = []
-        self.labels: dict[str, int] = {}
-        self.source: tuple[str, int] | None = None
-
-    def scope(self) -> None:
-        self.scopes.append({})
-        while not self.p.take("}"):
-            self.statement()
-        self.scopes.pop()
-
-    def statement(self) -> None:
-        p = self.p
-        tok = p.next()
-        if tok.kind == "end":
-            raise p.error("kernel without end", tok)
-        if tok.text == "{":
-            self.scope()
-        elif tok.text == ";":
-            pass
-        elif tok.text == ".reg":
-            kind = p.next().text[1:]
-            if kind in ("v2", "v4"):
-                raise p.error("vector registers are not supported", tok)
-            p.at -= 1
-            for variable in p.variable("reg"):
-                reg = Reg(len(self.kernel.regs), type_bits(kind), variable.name)
-                self.kernel.regs.append(reg)
-                self.scopes[-1][variable.name] = reg
-            p.expect(";")
-        elif tok.text in (".local", ".shared", ".const", ".global", ".param"):
-            for variable in p.variable(tok.text[1:]):
-                self.kernel.variables[variable.name] = variable
-            p.expect(";")
-        elif tok.text == ".loc":
-            words = [t.text for t in p.rest_of_line()]
-            self.source = (p.files.get(int(words[0]), ""), int(words[1]))
-        elif tok.text == ".pragma":
-            while p.next().text != ";":
-                pass
-        elif tok.kind == "id" and p.peek().text == ":":
-            p.at += 1
-            if p.peek().text == ".branchtargets":
-                p.at += 1
-                self.kernel.tables[tok.text] = list(self._names(";"))
-            else:
-                self.labels[tok.text] = len(self.kernel.instrs)
-        else:
-            self.instruction(tok)
-
-    def _names(self, end: str) -> Iterator[str]:
-        while (tok := self.p.next()).text != end:
-            if tok.text != ",":
-                yield tok.text
-
-    def instruction(self, tok: _Tok) -> None:
-        p, guard, negated, first = self.p, None, False, tok
-        if tok.text == "@":
-            negated = p.take("!")
-            guard = self.register(p.next())
-            tok = p.next()
-        if tok.kind != "id" or tok.text.startswith("."):
-            raise p.error(f"expected an instruction, found {tok.text!r}", tok)
-        op, *mods = tok.text.split(".")
-        args: list[Operand | None] = []
-        while not p.take(";"):
-            args.append(self.operand())
-            if p.take("|"):
-                args[-1] = Pair(args[-1], self.operand())
-            if p.peek().text != ";":
-                p.expect(",")
-        end = p.toks[p.at - 1].line
-        text = " ".join(" ".join(p.lines[first.line - 1 : end]).split())
-        self.kernel.instrs.append(
-            Instr(op, tuple(mods), tuple(args), guard, negated, first.line, text, self.source)
-        )
-
-    def register(self, tok: _Tok) -> Reg:
-        reg = self.lookup(tok.text)
-        if reg is None:
-            raise self.p.error(f"undeclared register {tok.text!r}", tok)
-        return reg
-
-    def lookup(self, name: str) -> Reg | None:
-        for scope in reversed(self.scopes):
-            if name in scope:
-                return scope[name]
-        return None
-
-    def operand(self) -> Operand | None:
-        p = self.p
-        tok = p.next()
-        if tok.text == "{":
-            items = []
-            while not p.take("}"):
-                items.append(self.operand())
-                p.take(",")
-            return Vec(tuple(items))
-        if tok.text == "[":
-            return self.address()
-        if tok.text == "!":
-            return Neg(self.register(p.next()))
-        if tok.text == "-":
-            literal = number(p.next().text)
-            return Imm(-literal.value, literal.kind)
-        if tok.kind == "num":
-            return number(tok.text)
-        if tok.text == "_":
-            return None
-        reg = self.lookup(tok.text)
-        if reg is not None:
-            return reg
-        if tok.text.startswith("%"):
-            return Special(tok.text)
-        if tok.text == "WARP_SZ":
-            return Imm(32, "int")
-        if tok.kind != "id":
-            raise p.error(f"unexpected {tok.text!r}", tok)
-        offset = 0
-        if p.take("["):  # tinygrad writes local0[0]
-            offset = p.integer()
-            p.expect("]")
-        elif p.peek().text in "+-":
-            sign = 1 if p.next().text == "+" else -1
-            offset = sign * p.integer()
-        return Sym(tok.text, offset)
-
-    def address(self) -> Addr:
-        base = self.operand()
-        if isinstance(base, Sym):
-            base, offset = Sym(base.name), base.offset
-        elif isinstance(base, (Imm, Reg)):
-            offset = 0
-            if self.p.peek().text in ("+", "-"):
-                sign = 1 if self.p.next().text == "+" else -1
-                offset = sign * self.p.integer()
-        else:
-            raise self.p.error("this is no address", self.p.peek())
-        self.p.expect("]")
-        return Addr(base, offset)
-
-
 def parse(text: str) -> Module:
     """Parse a PTX module. Raises PtxError with line and text."""
-    return _Parser(text).run()
+    return Parser(text).run()

@@ -116,6 +116,15 @@ class Kernel:
     regs: list[Reg] = field(default_factory=list)
     tables: dict[str, list[str]] = field(default_factory=dict)
     max_threads: int = 1024
+    slots: dict[tuple[str, int], Reg] = field(default_factory=dict)
+
+    def slot(self, name: str, offset: int, bits: int) -> Reg:
+        """The register that holds a call's parameter bytes at `offset`."""
+        if (name, offset) not in self.slots:
+            reg = Reg(len(self.regs), bits, f"{name}+{offset}")
+            self.regs.append(reg)
+            self.slots[name, offset] = reg
+        return self.slots[name, offset]
 
 
 @dataclass

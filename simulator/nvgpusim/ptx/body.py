@@ -1,0 +1,251 @@
+"""The statements of a kernel: directives, labels, instructions; calls are inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .tree import (
+    Addr,
+    Imm,
+    Instr,
+    Kernel,
+    Neg,
+    Operand,
+    Pair,
+    Reg,
+    Special,
+    Sym,
+    Vec,
+    number,
+    type_bits,
+)
+
+if TYPE_CHECKING:
+    from .parse import Parser, Token
+
+
+class Body:
+    """The statements of one kernel."""
+
+    def __init__(self, parser: Parser, kernel: Kernel) -> None:
+        self.p, self.kernel = parser, kernel
+        self.scopes: list[dict[str, Reg]] = []
+        self.labels: dict[str, int] = {}
+        self.source: tuple[str, int] | None = None
+        self.params: list[dict[str, str]] = []
+        self.renamed: dict[str, str] = {}
+        self.end = ""
+        self.depth = self.unique = 0
+
+    def scope(self) -> None:
+        """Statements up to the closing brace."""
+        self.scopes.append({})
+        self.params.append({})
+        while not self.p.take("}"):
+            self.statement()
+        self.scopes.pop()
+        self.params.pop()
+
+    def statement(self) -> None:
+        """One statement or directive."""
+        p = self.p
+        tok = p.next()
+        if tok.kind == "end":
+            raise p.error("kernel without end", tok)
+        if tok.text == "{":
+            self.scope()
+        elif tok.text == ";":
+            pass
+        elif tok.text == ".reg":
+            kind = p.next().text[1:]
+            if kind in ("v2", "v4"):
+                raise p.error("vector registers are not supported", tok)
+            p.at -= 1
+            for variable in p.variable("reg"):
+                reg = Reg(len(self.kernel.regs), type_bits(kind), variable.name)
+                self.kernel.regs.append(reg)
+                self.scopes[-1][variable.name] = reg
+            p.expect(";")
+        elif tok.text == ".param":  # of a call to come
+            for variable in p.variable("param"):
+                self.unique += 1
+                self.params[-1][variable.name] = f"{variable.name}@{self.unique}"
+            p.expect(";")
+        elif tok.text in (".local", ".shared", ".const", ".global"):
+            for variable in p.variable(tok.text[1:]):
+                self.kernel.variables[variable.name] = variable
+            p.expect(";")
+        elif tok.text == ".loc":
+            words = [t.text for t in p.rest_of_line()]
+            self.source = (p.files.get(int(words[0]), ""), int(words[1]))
+        elif tok.text == ".pragma":
+            while p.next().text != ";":
+                pass
+        elif tok.kind == "id" and p.peek().text == ":":
+            p.at += 1
+            if p.peek().text == ".branchtargets":
+                p.at += 1
+                self.kernel.tables[tok.text] = list(self._names(";"))
+            else:
+                name = self.renamed.get(tok.text, tok.text)
+                self.labels[name] = len(self.kernel.instrs)
+        else:
+            self.instruction(tok)
+
+    def _names(self, end: str) -> Iterator[str]:
+        while (tok := self.p.next()).text != end:
+            if tok.text != ",":
+                yield tok.text
+
+    def instruction(self, tok: Token) -> None:
+        """One instruction, guard included."""
+        p, guard, negated, first = self.p, None, False, tok
+        if tok.text == "@":
+            negated = p.take("!")
+            guard = self.register(p.next())
+            tok = p.next()
+        if tok.kind != "id" or tok.text.startswith("."):
+            raise p.error(f"expected an instruction, found {tok.text!r}", tok)
+        op, *mods = tok.text.split(".")
+        if op == "call":
+            self.call(guard, negated, first)
+            return
+        args: list[Operand | None] = []
+        while not p.take(";"):
+            args.append(self.operand())
+            if p.take("|"):
+                args[-1] = Pair(args[-1], self.operand())
+            if p.peek().text != ";":
+                p.expect(",")
+        end = p.toks[p.at - 1].line
+        text = " ".join(" ".join(p.lines[first.line - 1 : end]).split())
+        if op == "ret" and self.end:
+            op, mods, args = "bra", [], [Sym(self.end)]
+        self.kernel.instrs.append(
+            Instr(op, tuple(mods), tuple(args), guard, negated, first.line, text, self.source)
+        )
+
+    def call(self, guard: Reg | None, negated: bool, first: Token) -> None:
+        """Put the function's body here: registers, labels and parameters under names of its own."""
+        p = self.p
+        results = self.names() if p.peek().text == "(" else []
+        p.take(",")
+        tok = p.next()
+        given = self.names() if p.take(",") else []
+        p.expect(";")
+        function = p.functions.get(tok.text)
+        if function is None:
+            raise p.error(f"call of {tok.text}, which has no body here", tok)
+        if self.depth >= 16:
+            raise p.error("calls nest too deep (recursion?)", tok)
+        self.unique += 1
+        end = f"end@{self.unique}"
+        if guard is not None:
+            jump = Instr(
+                "bra", (), (Sym(end),), guard, not negated, first.line, "call", self.source
+            )
+            self.kernel.instrs.append(jump)
+        formal = [
+            *zip(function.results, results, strict=True),
+            *zip(function.params, given, strict=True),
+        ]
+        kept = (self.scopes, self.params, self.renamed, self.end, p.at)
+        self.scopes, self.params = [], [dict(formal)]
+        p.at, self.end, self.depth = function.at, end, self.depth + 1
+        self.renamed = {name: f"{name}@{self.unique}" for name in self.body_labels()}
+        self.scope()
+        self.scopes, self.params, self.renamed, self.end, p.at = kept
+        self.depth -= 1
+        self.labels[end] = len(self.kernel.instrs)
+
+    def body_labels(self) -> list[str]:
+        """Labels between here and the brace that closes the function."""
+        found, level, toks = [], 1, self.p.toks
+        at = self.p.at
+        while level:
+            level += {"{": 1, "}": -1}.get(toks[at].text, 0)
+            if toks[at].kind == "id" and toks[at + 1].text == ":":
+                found.append(toks[at].text)
+            at += 1
+        return found
+
+    def names(self) -> list[str]:
+        """(a, b, ...) of a call: the unique names of parameter variables."""
+        self.p.expect("(")
+        return [self.param(name) for name in self._names(")")]
+
+    def param(self, name: str) -> str:
+        """The unique name of a call's parameter variable; other names stay."""
+        for scope in reversed(self.params):
+            if name in scope:
+                return scope[name]
+        return self.renamed.get(name, name)
+
+    def register(self, tok: Token) -> Reg:
+        """A declared register."""
+        reg = self.lookup(tok.text)
+        if reg is None:
+            raise self.p.error(f"undeclared register {tok.text!r}", tok)
+        return reg
+
+    def lookup(self, name: str) -> Reg | None:
+        """The innermost register of that name."""
+        for scope in reversed(self.scopes):
+            if name in scope:
+                return scope[name]
+        return None
+
+    def operand(self) -> Operand | None:
+        """One operand; None for the sink."""
+        p = self.p
+        tok = p.next()
+        if tok.text == "{":
+            items = []
+            while not p.take("}"):
+                items.append(self.operand())
+                p.take(",")
+            return Vec(tuple(items))
+        if tok.text == "[":
+            return self.address()
+        if tok.text == "!":
+            return Neg(self.register(p.next()))
+        if tok.text == "-":
+            literal = number(p.next().text)
+            return Imm(-literal.value, literal.kind)
+        if tok.kind == "num":
+            return number(tok.text)
+        if tok.text == "_":
+            return None
+        reg = self.lookup(tok.text)
+        if reg is not None:
+            return reg
+        if tok.text.startswith("%"):
+            return Special(tok.text)
+        if tok.text == "WARP_SZ":
+            return Imm(32, "int")
+        if tok.kind != "id":
+            raise p.error(f"unexpected {tok.text!r}", tok)
+        offset = 0
+        if p.take("["):  # tinygrad writes local0[0]
+            offset = p.integer()
+            p.expect("]")
+        elif p.peek().text in "+-":
+            sign = 1 if p.next().text == "+" else -1
+            offset = sign * p.integer()
+        return Sym(self.param(tok.text), offset)
+
+    def address(self) -> Addr:
+        """The rest of [base + offset]."""
+        base = self.operand()
+        if isinstance(base, Sym):
+            base, offset = Sym(base.name), base.offset
+        elif isinstance(base, (Imm, Reg)):
+            offset = 0
+            if self.p.peek().text in ("+", "-"):
+                sign = 1 if self.p.next().text == "+" else -1
+                offset = sign * self.p.integer()
+        else:
+            raise self.p.error("this is no address", self.p.peek())
+        self.p.expect("]")
+        return Addr(base, offset)

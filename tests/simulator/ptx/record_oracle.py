@@ -1,0 +1,148 @@
+"""Run the oracle's kernels on an NVIDIA GPU and write oracle.npz.
+
+    python tests/simulator/ptx/record_oracle.py [--out FILE] [--kernels]
+
+Needs numpy and the CUDA driver (libcuda.so.1); PTX for sm_80 is compiled by the driver for the GPU
+at hand. `--kernels` instead compiles kernels.cu to kernels.ptx with NVRTC (no GPU needed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+from oracle_cases import Case, cases  # noqa: E402
+
+
+def compile_kernels() -> None:
+    """kernels.cu -> kernels.ptx with NVRTC (LD_LIBRARY_PATH must find libnvrtc.so.12)."""
+    lib = ctypes.CDLL("libnvrtc.so.12")
+    prog = ctypes.c_void_p()
+    source = (HERE / "kernels.cu").read_bytes()
+    lib.nvrtcCreateProgram(ctypes.byref(prog), source, b"kernels.cu", 0, None, None)
+    options = (ctypes.c_char_p * 1)(b"--gpu-architecture=compute_80")
+    status = lib.nvrtcCompileProgram(prog, 1, options)
+    size = ctypes.c_size_t()
+    if status:
+        lib.nvrtcGetProgramLogSize(prog, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        lib.nvrtcGetProgramLog(prog, log)
+        raise SystemExit(log.value.decode())
+    lib.nvrtcGetPTXSize(prog, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    lib.nvrtcGetPTX(prog, text)
+    (HERE / "kernels.ptx").write_bytes(text.value)
+
+
+class Driver:
+    """The few driver calls that are needed."""
+
+    def __init__(self) -> None:
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        self.call("cuInit", 0)
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        self.call("cuDeviceGet", ctypes.byref(device), 0)
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        self.call("cuCtxSetCurrent", context)
+        name, version = ctypes.create_string_buffer(100), ctypes.c_int()
+        self.call("cuDeviceGetName", name, 100, device)
+        self.call("cuDriverGetVersion", ctypes.byref(version))
+        self.name, self.version = name.value.decode(), version.value
+
+    def call(self, name: str, *args: Any) -> None:
+        """Call, or raise with the error's number."""
+        status = getattr(self.lib, name)(*args)
+        if status:
+            raise RuntimeError(f"{name} returned {status}")
+
+    def run(self, case: Case) -> np.ndarray[Any, Any]:
+        """Run one case; returns the output's raw bits."""
+        log = ctypes.create_string_buffer(4096)
+        keys = (ctypes.c_int * 2)(5, 6)  # CU_JIT_ERROR_LOG_BUFFER, its size
+        values = (ctypes.c_void_p * 2)(ctypes.cast(log, ctypes.c_void_p), 4096)
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        try:
+            self.call(
+                "cuModuleLoadDataEx",
+                ctypes.byref(module),
+                case.ptx.encode() + b"\0",
+                2,
+                keys,
+                values,
+            )
+        except RuntimeError as e:
+            raise RuntimeError(f"{case.name}: {e}: {log.value.decode()}") from e
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, case.entry.encode())
+        out = np.zeros(case.out_count, f"<u{case.out_bits // 8}")
+        extra = case.initial if case.initial is not None else np.zeros(4, "<u4")
+        arrays = [out, *case.inputs, *[extra] * (3 - len(case.inputs))]
+        pointers = []
+        for array in arrays:
+            pointer = ctypes.c_uint64()
+            self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(array.nbytes))
+            raw = np.ascontiguousarray(array)
+            self.call(
+                "cuMemcpyHtoD_v2",
+                pointer,
+                ctypes.c_void_p(raw.ctypes.data),
+                ctypes.c_size_t(raw.nbytes),
+            )
+            pointers.append(pointer)
+        params = (ctypes.c_void_p * 4)(*[ctypes.addressof(p) for p in pointers])
+        self.call(
+            "cuLaunchKernel", function, case.grid, 1, 1, case.block, 1, 1, 0, None, params, None
+        )
+        self.call("cuCtxSynchronize")
+        if case.initial is not None:
+            out = np.zeros_like(case.initial)
+            pointers[0] = pointers[3]
+        self.call(
+            "cuMemcpyDtoH_v2",
+            ctypes.c_void_p(out.ctypes.data),
+            pointers[0],
+            ctypes.c_size_t(out.nbytes),
+        )
+        self.call("cuModuleUnload", module)
+        return out
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=HERE / "oracle.npz")
+    parser.add_argument("--kernels", action="store_true", help="compile kernels.cu to kernels.ptx")
+    args = parser.parse_args()
+    if args.kernels:
+        compile_kernels()
+        return
+    driver = Driver()
+    results, failed = {}, []
+    for case in cases():
+        try:
+            results[case.name] = driver.run(case)
+        except RuntimeError as e:
+            failed.append(str(e))
+    about = {
+        "command": "python tests/simulator/ptx/record_oracle.py",
+        "machine": driver.name,
+        "driver": driver.version,
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "failed": failed,
+    }
+    np.savez_compressed(
+        args.out, about=np.frombuffer(json.dumps(about).encode(), np.uint8), **results
+    )
+    print(json.dumps(about, indent=1), len(results), "cases", args.out.stat().st_size, "bytes")
+
+
+if __name__ == "__main__":
+    main()
