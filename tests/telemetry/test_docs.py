@@ -1,0 +1,31 @@
+"""docs/telemetry.md says what is."""
+
+import re
+from pathlib import Path
+
+from tests.telemetry.test_golden import GOLDEN
+
+REPOSITORY = Path(__file__).parents[2]
+TEXT = (REPOSITORY / "docs" / "telemetry.md").read_text()
+
+
+def test_every_metric_is_in_the_table_and_the_table_has_no_other() -> None:
+    exposed = {
+        name
+        for file in GOLDEN.glob("*.prom")
+        for name in re.findall(r"^# TYPE (\S+)", file.read_text(), flags=re.MULTILINE)
+    }
+    # The sampler's and tegrastats' are in no golden file: neither runs for one exposition.
+    exposed |= {"jetson_energy_joules_total", "jetson_energy_gap_seconds_total"}
+    exposed |= {"jetson_emc_load_ratio"}
+    rows = [line for line in TEXT.splitlines() if line.startswith("| `jetson_")]
+    assert {
+        name for row in rows for name in re.findall(r"`(jetson_\w+)`", row.split("|")[1])
+    } == exposed
+
+
+def test_every_alert_file_and_picture_that_is_named_is_there() -> None:
+    for path in re.findall(r"`(telemetry/[\w/]+\.\w+)`", TEXT):
+        assert (REPOSITORY / path).exists(), path
+    picture = REPOSITORY / "docs" / "telemetry.png"
+    assert f"({picture.name})" in TEXT and picture.stat().st_size < 200_000
