@@ -84,7 +84,7 @@ def python(environment: dict[str, str], tmp_path: Path) -> Python:
     def run(
         *args: str | Path,
         stdin: str = "",
-        timeout: float = 60,
+        timeout: float = 120,
         give_up: str | None = None,
         **variables: str,
     ) -> subprocess.CompletedProcess[str]:

@@ -37,7 +37,7 @@ def start(python: Python, how: str, tmp_path: Path, **more: str) -> tuple[int, s
         "script without guard": [script],
     }
     stdin = SEARCH if how == "stdin" else ""
-    done = python(*ways[how], stdin=stdin, timeout=45, give_up=HANGS.get(how), **SETTINGS, **more)
+    done = python(*ways[how], stdin=stdin, timeout=120, give_up=HANGS.get(how), **SETTINGS, **more)
     return done.returncode, done.stdout, done.stderr
 
 
