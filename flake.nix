@@ -34,6 +34,8 @@
     in
     {
       overlays.default = import ./overlays;
+      # nixpkgs as configured here: `nix build .#python3Packages.tinygrad`.
+      legacyPackages = pkgsFor;
       packages = forEach ./overlays/packages.nix;
       apps = forEach ./overlays/apps.nix;
       devShells = forEach ./shells;

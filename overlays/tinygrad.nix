@@ -35,7 +35,7 @@ let
     substituteInPlace tinygrad/runtime/autogen/libclang.py \
       --replace-fail "else ['clang'," "else ['${libOf llvmPackages.libclang}/libclang.so', 'clang',"
     substituteInPlace tinygrad/runtime/support/system.py \
-      --replace-fail "ctypes.util.find_library('atomic')" "'${libOf stdenv.cc.cc}/libatomic.so.1'"
+      --replace-fail "'libatomic', 'atomic'" "'libatomic', ['${libOf stdenv.cc.cc}/libatomic.so.1', 'atomic']"
   ''
   # Unwrapped, or -march=native is dropped; and not $CC, which is gcc in every Nix shell.
   + ''
@@ -50,7 +50,7 @@ let
     substituteInPlace tinygrad/runtime/autogen/nvjitlink.py \
       --replace-fail "'nvjitlink', 'nvJitLink'," "'nvjitlink', ['${libOf cudaPackages.libnvjitlink}/libnvJitLink.so', 'nvJitLink'],"
     substituteInPlace tinygrad/runtime/support/compiler_cuda.py \
-      --replace-fail '"-I/usr/local/cuda/include"' '"-I${lib.getInclude cudaPackages.cuda_cudart}/include", "-I/usr/local/cuda/include"'
+      --replace-fail '"CUDA_INCLUDE_PATH", ""' '"CUDA_INCLUDE_PATH", "${lib.getInclude cudaPackages.cuda_cudart}/include"'
   '';
 
   # Run a Python program with the finished package and nothing else.

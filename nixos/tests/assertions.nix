@@ -2,9 +2,9 @@
 # its failing assertions may say, one each.
 #
 # Strings only, nothing is built: { name = { wanted = [ text ]; got = [ message ]; }; }.
-{ self, pkgs }:
+{ self }:
 let
-  inherit (pkgs) lib;
+  inherit (self.inputs.nixpkgs) lib;
 
   right = {
     imports = [ ../hosts/site.nix ];
@@ -20,20 +20,47 @@ let
     };
   };
 
-  # Values of options: any machine shows them, and one nixpkgs does for all.
+  ours = lib.attrValues (removeAttrs self.nixosModules [ "default" ]);
+  # One nixpkgs for all hosts that need no JetPack.
+  machine =
+    system: modules:
+    lib.nixosSystem {
+      modules = ours ++ [ { nixpkgs.pkgs = self.legacyPackages.${system}; } ] ++ modules;
+    };
+
+  # Values of options: any machine shows them.
   imitation =
     module:
-    lib.nixosSystem {
-      modules = lib.attrValues (removeAttrs self.nixosModules [ "default" ]) ++ [
-        right
-        {
-          nixpkgs.pkgs = pkgs;
-          orin.board.check = false;
-          networking.hostName = "board";
-        }
-        module
-      ];
+    machine "x86_64-linux" [
+      right
+      { orin.board.check = false; }
+      module
+    ];
+  # Someone's own machine with our modules, and nothing of JetPack.
+  bare =
+    system: module:
+    machine system [
+      {
+        system.stateVersion = "26.05";
+        fileSystems."/" = {
+          device = "none";
+          fsType = "tmpfs";
+        };
+        boot.loader.grub.enable = false;
+        orin.tinygrad.enable = true;
+      }
+      module
+    ];
+  # The same with the options of JetPack that ours look at, and no kernel to evaluate.
+  jetpackOptions = {
+    options.hardware.nvidia-jetpack = lib.mapAttrs (_: default: lib.mkOption { inherit default; }) {
+      enable = true;
+      majorVersion = "6";
+      som = "orin-agx";
+      maxClock = false;
     };
+  };
+  # The real thing.
   board =
     module:
     self.lib.mkOrin {
@@ -41,22 +68,6 @@ let
       modules = [
         right
         module
-      ];
-    };
-  # Someone's own machine with our modules, and nothing that makes it a whole one.
-  bare =
-    system:
-    lib.nixosSystem {
-      modules = [
-        self.nixosModules.default
-        {
-          networking.hostName = "board";
-          nixpkgs.hostPlatform = system;
-          system.stateVersion = "26.05";
-          fileSystems."/".device = "none";
-          boot.loader.grub.enable = false;
-          orin.tinygrad.enable = true;
-        }
       ];
     };
 
@@ -127,11 +138,14 @@ let
       wanted = [ ''hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35)'' ];
     };
     genericModule = {
-      host = board { hardware.nvidia-jetpack.som = lib.mkForce "generic"; };
+      host = bare "aarch64-linux" {
+        imports = [ jetpackOptions ];
+        hardware.nvidia-jetpack.som = "generic";
+      };
       wanted = [ ''hardware.nvidia-jetpack.som is "generic"'' ];
     };
     noGraphics = {
-      host = board { hardware.graphics.enable = lib.mkForce false; };
+      host = bare "aarch64-linux" jetpackOptions;
       wanted = [ "hardware.graphics.enable is false" ];
     };
     otherCapability = {
@@ -143,11 +157,11 @@ let
       wanted = [ "nixpkgs.config.cudaCapabilities is [ 7.2 ], an Orin is 8.7" ];
     };
     otherSystem = {
-      host = bare "x86_64-linux";
+      host = bare "x86_64-linux" { };
       wanted = [ "the system is x86_64-linux, a Jetson Orin is aarch64-linux" ];
     };
     noJetpack = {
-      host = bare "aarch64-linux";
+      host = bare "aarch64-linux" { };
       wanted = [ "JetPack is not enabled" ];
     };
   };

@@ -31,7 +31,7 @@ let
   # The same on every system, so evaluated on one.
   wrongUse =
     if system == "x86_64-linux" then
-      import ./assertions.nix { inherit self pkgs; }
+      import ./assertions.nix { inherit self; }
     else
       self.checks.x86_64-linux.wrong-use.report;
   unexpected = lib.concatLists (
