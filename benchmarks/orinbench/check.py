@@ -152,11 +152,14 @@ def judge(
     spread = float(reference.std(axis=-1).mean())
     got = np.concatenate([generation.logits for generation in generations])
     tokens = [token for generation in generations for token in generation.tokens]
+    failures = []
     complete = not np.isnan(got).any()
+    if not normalized and (broken := np.size(got) - np.isfinite(got).sum()):
+        failures.append(f"{broken} of {np.size(got)} logits are not finite")
+        got = np.where(np.isfinite(got), got, 0.0)
     log_probabilities = log_softmax(reference)
     error = got - (log_probabilities if normalized else reference)
     relative = float(np.sqrt(np.nanmean(error**2))) / spread
-    failures = []
     if not relative <= tolerance:
         failures.append(f"relative error {relative:.1e} is above the tolerance {tolerance:.1e}")
     forgiven = 0

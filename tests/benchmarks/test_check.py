@@ -1,0 +1,351 @@
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from gguf import GGUFReader
+from tests.benchmarks import fake_llama_server
+
+from orinbench import llama_server
+from orinbench.check import (
+    EIGHT_BIT_ACTIVATIONS,
+    HALF_WEIGHTS,
+    Candidate,
+    judge,
+    require,
+    run_check,
+    sample_prompts,
+    tolerance,
+)
+from orinbench.check_command import check_command
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.greedy import Engine, Generation, tinygrad_engine
+from orinbench.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.model import ModelInfo, open_model
+from orinbench.reference import Array, Reference
+from orinbench.synth import write_synthetic
+from orinbench.tinygrad_backend import worker_environment
+
+N_TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelInfo:
+    path = tmp_path_factory.mktemp("check") / "tiny.gguf"
+    write_synthetic(path, "tiny", "Q4_K_M", 0)
+    return open_model(path)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """An executable that behaves like llama-server."""
+    script = tmp_path / "bin" / "llama-server"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" {fake_llama_server.__file__} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let child processes import what this one imports."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+
+
+def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
+    """The reference itself, over a file that may be damaged, with noise on its logits."""
+    reference, draw = Reference(model), np.random.default_rng(0)
+
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        generations = []
+        for prompt in prompts:
+            tokens, rows = list(prompt), []
+            for _ in range(n_tokens):
+                row = reference.logits(tokens)[0]
+                rows.append(row + noise * draw.standard_normal(row.shape))
+                tokens.append(int(rows[-1].argmax()))
+            generations.append(Generation(tokens[len(prompt) :], np.stack(rows)))
+        return generations
+
+    return engine
+
+
+def copy_of(model: ModelInfo, path: Path) -> tuple[ModelInfo, dict[str, Any]]:
+    """Copy the file; return its model and its tensors' bytes, writable."""
+    shutil.copy(model.path, path)
+    reader = GGUFReader(path, "r+")
+    return open_model(path), {tensor.name: tensor.data for tensor in reader.tensors}
+
+
+def unpermuted(rows: Any, n_heads: int) -> Any:
+    """Undo llama.cpp's permutation of attn_q and attn_k, as a loader that forgets it would."""
+    heads = rows.reshape(n_heads, -1, 2, rows.shape[-1])
+    return heads.transpose(0, 2, 1, 3).reshape(rows.shape)
+
+
+def with_wrong_rope(model: ModelInfo, path: Path) -> ModelInfo:
+    copy, data = copy_of(model, path)
+    for layer in range(copy.n_layers):
+        for name, heads in (("q", copy.n_heads), ("k", copy.n_kv_heads)):
+            rows = data[f"blk.{layer}.attn_{name}.weight"]
+            rows[:] = unpermuted(np.array(rows), heads)
+        rows.flush()
+    return copy
+
+
+def with_a_corrupted_block(model: ModelInfo, path: Path) -> ModelInfo:
+    copy, data = copy_of(model, path)
+    block = data["blk.0.attn_v.weight"][17, :144]
+    block[4:] ^= 0xA5
+    block.flush()
+    return copy
+
+
+def judged(model: ModelInfo, engine: Engine, rounding: float = HALF_WEIGHTS) -> Any:
+    report = run_check(model, [Candidate("engine", engine, rounding)], N_TOKENS)
+    assert report.passed == report.verdicts[0].passed == (not report.verdicts[0].failures)
+    return report
+
+
+def test_the_reference_passes_against_itself(tiny: ModelInfo) -> None:
+    report = judged(tiny, numpy_engine(tiny))
+    (verdict,) = report.verdicts
+    assert verdict.passed and verdict.quantity == "logits"
+    assert verdict.relative_error < 1e-12 and verdict.kl_divergence < 1e-12
+    assert (verdict.top1_agreement, verdict.forgiven, verdict.n_tokens) == (1.0, 0, 12)
+    require(report)
+    assert json.loads(json.dumps(report.to_dict()))["passed"] is True
+
+
+def test_noise_within_the_tolerance_passes_and_above_it_fails(tiny: ModelInfo) -> None:
+    limit = tolerance(tiny, Candidate("", numpy_engine(tiny), HALF_WEIGHTS))
+    assert judged(tiny, numpy_engine(tiny, 0.8 * limit)).passed
+    report = judged(tiny, numpy_engine(tiny, 1.5 * limit))
+    assert not report.passed
+    with pytest.raises(CheckFailed) as caught:
+        require(report)
+    assert caught.value.exit_code == 3
+    message = str(caught.value)
+    assert message.startswith(f"check of {tiny.path} failed: engine: logits off by ")
+    assert "is above the tolerance" in message and "\n" not in message
+
+
+@pytest.mark.parametrize("break_it", [with_wrong_rope, with_a_corrupted_block])
+def test_planted_bugs_fail(tiny: ModelInfo, tmp_path: Path, break_it: Any) -> None:
+    broken = break_it(tiny, tmp_path / "broken.gguf")
+    with pytest.raises(CheckFailed, match="relative error"):
+        require(judged(tiny, numpy_engine(broken)))
+
+
+def test_wrong_metadata_fails(tiny: ModelInfo) -> None:
+    metadata = {**tiny.metadata, "llama.rope.freq_base": 10000.0}
+    assert not judged(tiny, numpy_engine(replace(tiny, metadata=metadata))).passed
+
+
+def one_position(token: int, got: Array, wanted: Array, limit: float = 0.1) -> Any:
+    return judge("e", [Generation([token], got[None])], [wanted[None]], limit)
+
+
+WANTED = np.array([0.0, 1.0, 2.0, 2.005])
+NUDGE = np.array([0.0, 0.0, 0.004, -0.004])  # swaps the last two
+
+
+def test_another_token_is_forgiven_within_the_error_only() -> None:
+    near = one_position(2, WANTED + NUDGE, WANTED)
+    assert near.passed and near.forgiven == 1 and near.top1_agreement == 0
+    assert "0% of 1 greedy tokens agree (1 within the error)" in near.line()
+    exact = one_position(2, WANTED, WANTED)  # right logits, wrong choice
+    assert not exact.passed
+    assert "token 0 is 2 instead of 3" in exact.line() and "FAILED" in exact.line()
+    far = one_position(1, WANTED + NUDGE, WANTED)
+    assert not far.passed
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_fail(bad: float) -> None:
+    wanted = np.array([0.0, 1.0, 2.0, 3.0])
+    got = wanted.copy()
+    got[0] = bad
+    verdict = one_position(3, got, wanted)
+    assert verdict.failures == ("1 of 4 logits are not finite",)
+    assert np.isfinite([verdict.relative_error, verdict.max_abs_error]).all()
+
+
+def test_missing_alternatives_are_judged_by_those_that_are_there() -> None:
+    log_probabilities = WANTED - np.log(np.exp(WANTED).sum())
+    got = log_probabilities.copy()
+    got[0] = np.nan
+    verdict = judge("e", [Generation([3], got[None], normalized=True)], [WANTED[None]], 1e-6)
+    assert verdict.passed and verdict.kl_divergence is None
+    assert verdict.quantity == "log-probabilities"
+    assert "KL" not in verdict.line()
+
+
+def test_the_tolerance_grows_with_the_root_of_the_products(tiny: ModelInfo) -> None:
+    engine = numpy_engine(tiny)
+    half = tolerance(tiny, Candidate("", engine, HALF_WEIGHTS))
+    assert half == pytest.approx(4 * 4 * 2**-11 / 3**0.5)  # 2 layers: 16 products
+    eight_bit = Candidate("", engine, EIGHT_BIT_ACTIVATIONS)
+    assert tolerance(replace(tiny, n_layers=18), eight_bit) == pytest.approx(
+        tolerance(tiny, eight_bit) * (128 / 16) ** 0.5
+    )
+
+
+def test_prompts_fit_the_context(tiny: ModelInfo) -> None:
+    assert [len(prompt) for prompt in sample_prompts(tiny, 12, 0)] == [40, 7]
+    assert [len(p) for p in sample_prompts(replace(tiny, context_length=20), 12, 0)] == [7, 7]
+    assert sample_prompts(tiny, 12, 0) == sample_prompts(tiny, 12, 0) != sample_prompts(tiny, 12, 1)
+    with pytest.raises(BenchError, match="a context of 13 has no room for 12 tokens"):
+        sample_prompts(replace(tiny, context_length=13), 12, 0)
+
+
+def test_tinygrad_passes_and_fails_against_another_rotation(
+    tiny: ModelInfo, tmp_path: Path
+) -> None:
+    live = tinygrad_engine(tiny.path, worker_environment("CPU", tmp_path), 900)
+    generations = live(sample_prompts(tiny, N_TOKENS, 0), N_TOKENS)
+
+    def recorded(_prompts: Sequence[Sequence[int]], _n_tokens: int) -> list[Generation]:
+        return generations
+
+    report = judged(tiny, recorded)
+    require(report)
+    (verdict,) = report.verdicts
+    # Not exact, or the reference would be checking itself; and far from the tolerance.
+    assert 1e-5 < verdict.relative_error < 0.6 * verdict.tolerance
+    broken = with_wrong_rope(tiny, tmp_path / "broken.gguf")
+    with pytest.raises(CheckFailed, match="relative error"):
+        require(judged(broken, recorded))
+
+
+def test_a_device_that_does_not_open_is_one_line(tiny: ModelInfo) -> None:
+    engine = tinygrad_engine(tiny.path, {"DEV": "NOSUCH"}, 120)
+    with pytest.raises(BenchError) as caught:
+        engine([[1, 2]], 1)
+    assert str(caught.value).startswith("tinygrad on NOSUCH: ended with status 1: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tinygrad_that_hangs_is_given_up(tiny: ModelInfo) -> None:
+    with pytest.raises(BenchError, match=r"no answer to the check in 0.05 s"):
+        tinygrad_engine(tiny.path, {"DEV": "CPU"}, 0.05)([[1, 2]], 1)
+
+
+def test_llama_server_is_asked_for_one_token_at_a_time(tiny: ModelInfo, server: Path) -> None:
+    report = judged(tiny, llama_cpp_engine(server, tiny, 60), EIGHT_BIT_ACTIVATIONS)
+    (verdict,) = report.verdicts
+    assert verdict.quantity == "log-probabilities"
+    assert verdict.passed and verdict.relative_error < 1e-9 and verdict.top1_agreement == 1
+
+
+def test_of_a_large_vocabulary_the_head_is_compared(
+    tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_server, "_MAX_ALTERNATIVES", 5)
+    (generation,) = llama_cpp_engine(server, tiny, 60)([[1, 2, 3]], 2)
+    assert (~np.isnan(generation.logits)).sum(axis=-1).tolist() == [5, 5]
+    assert generation.tokens == Reference(tiny).greedy([1, 2, 3], 2)
+
+
+@pytest.mark.parametrize(
+    ("mode", "timeout", "message"),
+    [
+        ("dies", 60, "llama-server: ended with status 1: error: cannot load the model"),
+        ("refuses", 60, r'llama-server: /completion answered 400: {"error": "no"}'),
+        ("sleeps", 2, "llama-server: not ready in time"),
+    ],
+)
+def test_a_llama_server_that_fails_is_one_line(
+    tiny: ModelInfo,
+    server: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    timeout: float,
+    message: str,
+) -> None:
+    monkeypatch.setenv("FAKE_LLAMA_SERVER", mode)
+    with pytest.raises(BenchError, match=message):
+        llama_cpp_engine(server, tiny, timeout)([[1, 2]], 1)
+
+
+def test_llama_server_is_found_beside_llama_bench_and_on_path(
+    server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_llama_server(server.with_name("llama-bench")) == server
+    assert find_llama_server() is None
+    monkeypatch.setenv("PATH", str(server.parent))
+    assert find_llama_server(tmp_path / "llama-bench") == server
+
+
+@pytest.mark.skipif(not shutil.which("llama-server"), reason="no llama-server on PATH")
+def test_llama_cpp_passes(tiny: ModelInfo) -> None:
+    binary = find_llama_server()
+    assert binary is not None
+    report = judged(tiny, llama_cpp_engine(binary, tiny, 120), EIGHT_BIT_ACTIVATIONS)
+    require(report)
+    assert report.verdicts[0].relative_error > 1e-4
+
+
+def run_command(*arguments: str) -> Any:
+    return CliRunner().invoke(check_command, arguments, standalone_mode=False)
+
+
+def llama_bench_beside(server: Path) -> str:
+    path = server.with_name("llama-bench")
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_command_prints_a_line_for_each_engine(tiny: ModelInfo, server: Path) -> None:
+    binary = llama_bench_beside(server)
+    common = ("-m", str(tiny.path), "--backend", "llama.cpp", "--llama-bench", binary, "-n", "2")
+    result = run_command(*common)
+    assert result.return_value == 0 and result.exception is None
+    assert result.stdout.startswith(f"{tiny.path}: llama.cpp: log-probabilities off by ")
+    result = run_command(*common, "-o", "json")
+    (report,) = json.loads(result.stdout)
+    assert report["verdicts"][0]["engine"] == "llama.cpp" and report["verdicts"][0]["passed"]
+
+
+def test_the_command_goes_on_after_an_engine_that_dies(
+    tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary = llama_bench_beside(server)
+    other = tiny.path.with_name("other.gguf")
+    shutil.copy(tiny.path, other)
+    script = server.read_text()
+    server.write_text(script.replace("exec", f'case "$*" in *{tiny.path}*) exit 7;; esac; exec'))
+    common = ("--backend", "llama.cpp", "--llama-bench", binary, "-n", "1")
+    result = run_command("-m", str(tiny.path), "-m", str(other), *common)
+    assert result.return_value == 1
+    assert "llama-server: ended with status 7: it wrote nothing" in result.stderr
+    assert result.stdout.startswith(f"{other}: llama.cpp: log-probabilities off by ")
+    server.unlink()
+    monkeypatch.setenv("PATH", str(server.parent))
+    result = run_command("-m", str(tiny.path), *common)
+    assert result.return_value == 1
+    assert "no llama-server beside llama-bench or on PATH" in result.stderr
+
+
+def test_the_command_exits_3_for_wrong_numbers(
+    tiny: ModelInfo, server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = with_wrong_rope(tiny, tmp_path / "broken.gguf")
+    script = server.read_text().replace('"$@"', f'"$@" -m {broken.path}')
+    server.write_text(script)
+    binary = llama_bench_beside(server)
+    result = run_command(
+        *("-m", str(tiny.path), "--backend", "llama.cpp", "--llama-bench", binary, "-n", "2")
+    )
+    assert isinstance(result.exception, CheckFailed) and result.exception.exit_code == 3
+    assert str(result.exception) == "1 of 1 checks failed"
+    assert "FAILED: relative error" in result.stdout

@@ -1,0 +1,129 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.benchmarks.gguf_files import VOCAB, write_family, write_sparse
+
+from orinbench import reference as reference_module
+from orinbench.errors import BenchError
+from orinbench.model import open_model
+from orinbench.reference import Reference, log_softmax
+from orinbench.shapes import SHAPES
+
+PROMPT = [7, 300, 41, 41, 150, 2, 99, 260, 31, 8, 77, 120, 5, 64, 201, 18]
+# Log-probabilities after PROMPT of the five likeliest and the three unlikeliest tokens, by
+# llama-server of llama.cpp 0.5.0 (0c1e570), CPU, `-ctk f32 -ctv f32 -fa off`, 2026-11-21, on what
+# write_family writes for these arguments. It rounds activations to F16 for F16 weights.
+LLAMA_CPP: dict[str, tuple[dict[str, Any], dict[int, float]]] = {
+    "llama": (
+        {"architecture": "llama"},
+        {50: -3.4182, 264: -4.0607, 262: -4.2013, 216: -4.2287, 16: -4.2325}
+        | {15: -8.9425, 117: -9.1785, 75: -9.2349},
+    ),
+    "a head of its own": (
+        {"architecture": "llama", "tied": False},
+        {279: -3.6119, 88: -3.622, 41: -3.6698, 128: -3.8127, 272: -3.9227}
+        | {34: -8.8806, 157: -9.0989, 143: -9.3125},
+    ),
+    "llama 3.1's rope_freqs": (
+        {"architecture": "llama", "rope_freqs": True},
+        {24: -3.601, 50: -3.6079, 264: -3.8996, 183: -3.9798, 286: -4.0709}
+        | {15: -8.9617, 75: -9.0982, 117: -9.6892},
+    ),
+    "qwen2's biases": (
+        {"architecture": "qwen2", "bias": True},
+        {69: -3.146, 18: -3.619, 203: -3.7398, 306: -4.1019, 164: -4.2689}
+        | {49: -8.7758, 287: -8.7938, 170: -9.8564},
+    ),
+    "qwen3's norms and wider heads": (
+        {"architecture": "qwen3", "qk_norm": True, "head_dim": 64},
+        {11: -3.4857, 43: -3.5623, 40: -3.6945, 123: -4.0939, 141: -4.1151}
+        | {98: -8.338, 196: -8.6587, 306: -9.0477},
+    ),
+}
+
+
+def error_against_llama_cpp(path: Path, expected: dict[int, float]) -> float:
+    got = log_softmax(Reference(open_model(path)).logits(PROMPT))[0]
+    return max(abs(float(got[token]) - value) for token, value in expected.items())
+
+
+@pytest.mark.parametrize("family", LLAMA_CPP)
+def test_it_agrees_with_llama_cpp(tmp_path: Path, family: str) -> None:
+    arguments, expected = LLAMA_CPP[family]
+    path = write_family(tmp_path / "m.gguf", **arguments)
+    assert error_against_llama_cpp(path, expected) < 4e-3
+
+
+@pytest.mark.parametrize("family", LLAMA_CPP)
+def test_with_the_other_rotation_it_does_not_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    arguments, expected = LLAMA_CPP[family]
+    other = {name: not turns for name, turns in reference_module._NEIGHBOUR_ROPE.items()}
+    monkeypatch.setattr(reference_module, "_NEIGHBOUR_ROPE", other)
+    path = write_family(tmp_path / "m.gguf", **arguments)
+    assert error_against_llama_cpp(path, expected) > 0.1
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    path = write_family(tmp_path_factory.mktemp("reference") / "m.gguf", "llama")
+    return Reference(open_model(path))
+
+
+def test_later_tokens_change_nothing_before_them(small: Reference) -> None:
+    whole = small.logits(PROMPT, last=len(PROMPT))
+    assert whole.shape == (len(PROMPT), VOCAB)
+    assert whole.dtype == np.float64
+    for length in (1, 5, 11):
+        np.testing.assert_allclose(small.logits(PROMPT[:length])[0], whole[length - 1], rtol=1e-10)
+
+
+def test_greedy_takes_the_likeliest_token_each_time(small: Reference) -> None:
+    tokens = small.greedy(PROMPT, 4)
+    positions = small.logits([*PROMPT, *tokens[:-1]], last=4)
+    assert tokens == positions.argmax(axis=-1).tolist()
+    assert small.greedy([*PROMPT, tokens[0]], 3) == tokens[1:]
+
+
+def test_chunks_of_rows_make_no_difference(
+    small: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = small.logits(PROMPT)
+    monkeypatch.setattr(reference_module, "_CHUNK_WEIGHTS", 1000)
+    np.testing.assert_allclose(small.logits(PROMPT), whole, rtol=1e-10)
+
+
+def test_log_softmax_survives_large_logits() -> None:
+    got = log_softmax(np.array([[1e4, 1e4 - 1.0], [-1e4, 0.0]]))
+    np.testing.assert_allclose(np.exp(got).sum(axis=-1), 1)
+    np.testing.assert_allclose(got[0], [-np.log1p(np.exp(-1)), -1 - np.log1p(np.exp(-1))])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "metadata", "reason"),
+    [
+        ("olmoe", {}, "the architecture olmoe (it knows llama, qwen2, qwen3)"),
+        ("llama", {"llama__rope__scaling__type": "yarn"}, "RoPE scaling of type yarn"),
+        ("llama", {"llama__attention__value_length": 32}, "values of another length than keys"),
+        ("llama", {"llama__rope__dimension_count": 32}, "a rotation of part of a head"),
+    ],
+)
+def test_what_it_does_not_know_it_refuses(
+    tmp_path: Path, architecture: str, metadata: dict[str, Any], reason: str
+) -> None:
+    shape = SHAPES["tiny"]
+    path = write_sparse(tmp_path / "m.gguf", shape, architecture=architecture, **metadata)
+    with pytest.raises(BenchError) as caught:
+        Reference(open_model(path))
+    assert str(caught.value) == f"{path}: the float64 reference does not know {reason}"
+
+
+def test_mixtures_of_experts_are_refused(small: Reference) -> None:
+    tensors = dict(small.model.tensors)
+    tensors["blk.0.ffn_up_exps.weight"] = tensors.pop("blk.0.ffn_up.weight")
+    with pytest.raises(BenchError, match="mixtures of experts"):
+        Reference(replace(small.model, tensors=tensors))
