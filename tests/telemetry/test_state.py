@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -345,12 +346,10 @@ def test_nvml_without_a_driver_or_a_package(monkeypatch: pytest.MonkeyPatch) -> 
         def nvmlInit(self) -> None:  # noqa: N802
             raise self.NVMLError
 
-    def absent(name: str) -> None:
-        raise ImportError
-
-    for module in (lambda name: Broken(), absent):
+    # None in sys.modules is a package that is not installed.
+    for module in (Broken(), None):
         nvml.library.cache_clear()
-        monkeypatch.setattr("importlib.import_module", module)
+        monkeypatch.setitem(sys.modules, "pynvml", module)
         assert nvml.library() is None
     nvml.library.cache_clear()
 
