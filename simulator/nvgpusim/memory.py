@@ -85,6 +85,17 @@ def map_pages(fd: int, size: int) -> NDArray[np.uint8]:
     return np.ctypeslib.as_array(pages)
 
 
+def fill_resident(array: NDArray[np.uint8], value: int) -> None:
+    """Set every byte of the pages that exist; pages never touched stay absent."""
+    step = 1 << 30
+    for start in range(0, len(array), step):
+        part = array[start : start + step]
+        present = np.zeros(-(-len(part) // PAGE), np.uint8)
+        if _mincore(part.ctypes.data, len(part), present.ctypes.data) == 0:
+            for page in np.flatnonzero(present & 1):
+                part[page * PAGE : (page + 1) * PAGE] = value
+
+
 def _libc(name: str, restype: type, *argtypes: type) -> Callable[..., int]:
     function = ctypes.CDLL(None, use_errno=True)[name]
     function.restype, function.argtypes = restype, argtypes
@@ -94,6 +105,7 @@ def _libc(name: str, restype: type, *argtypes: type) -> Callable[..., int]:
 _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _mmap = _libc("mmap", _ADDRESS, _ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64)
 _munmap = _libc("munmap", _INT, _ADDRESS, _SIZE)
+_mincore = _libc("mincore", _INT, _ADDRESS, _SIZE, _ADDRESS)
 _madvise = _libc("madvise", _INT, _ADDRESS, _SIZE, _INT)
 
 
@@ -177,8 +189,8 @@ class DmaBuf:
             del self.refs[reason]
         if not self.refs and not self.freed:
             self.freed = True
-            if self.poison and not self.foreign:
-                self.array[:] = POISON
+            if self.poison and not self.foreign and self.allocated:
+                fill_resident(self.array, POISON)
             if self.on_free is not None:
                 self.on_free(self)
 

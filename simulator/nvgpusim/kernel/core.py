@@ -247,7 +247,7 @@ class Kernel:
 
     def lookup(self, fd: int) -> File | DmaBuf | None:
         """The model's object behind a descriptor, None for a foreign or closed one."""
-        if fd < 0:
+        if not 0 <= fd < 1 << 31:
             return None
         try:
             status = os.fstat(fd)
@@ -270,7 +270,7 @@ class Kernel:
             return found
         try:
             os.fstat(fd)
-        except OSError:
+        except (OSError, OverflowError):
             raise KernelError(badfd, f"fd {fd}") from None
         raise KernelError(not_dmabuf, f"fd {fd}")
 
@@ -457,6 +457,13 @@ class Kernel:
         self.usermode.stop()
         if self.executor is not None:
             self.executor.shutdown()
+
+    def close(self) -> None:
+        """Stop, and give back the model's own descriptors."""
+        self.shutdown()
+        for fd in (self.usermode.fd, self.user.fd):
+            _real_close(fd)
+        self.hangups.close()
 
     def ptimer(self) -> int:
         """PTIMER: nanoseconds, monotonic, the clock of semaphore timestamps."""

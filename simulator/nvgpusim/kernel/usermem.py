@@ -18,7 +18,7 @@ class UserMemory:
     """copy_from_user and copy_to_user for this process; `scratch` is a memfd of ours."""
 
     def __init__(self, scratch: int) -> None:
-        self._fd = scratch
+        self.fd = scratch
         self._lock = threading.Lock()
         libc = ctypes.CDLL(None, use_errno=True)
         self._pread: Callable[..., int] = _function(libc, "pread")
@@ -30,10 +30,10 @@ class UserMemory:
         with self._lock:
             while size > 0:
                 want = min(size, _CHUNK)
-                got = self._pwrite(self._fd, address, want, 0)
+                got = self._pwrite(self.fd, address, want, 0)
                 if got <= 0:
                     break
-                parts.append(os.pread(self._fd, got, 0))
+                parts.append(os.pread(self.fd, got, 0))
                 address, size = address + got, size - got
                 if got < want:
                     break
@@ -45,8 +45,8 @@ class UserMemory:
         with self._lock:
             while done < len(data):
                 part = data[done : done + _CHUNK]
-                os.pwrite(self._fd, part, 0)
-                got = self._pread(self._fd, address + done, len(part), 0)
+                os.pwrite(self.fd, part, 0)
+                got = self._pread(self.fd, address + done, len(part), 0)
                 if got <= 0:
                     break
                 done += got

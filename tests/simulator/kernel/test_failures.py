@@ -1,0 +1,211 @@
+"""The failures that the kernel's side decides: each provoked once, and done right once."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from nvgpusim.kernel import Kernel
+from nvgpusim.kernel.allocator import WINDOWS
+from nvgpusim.memory import MmuFault
+from nvgpusim.options import PLACES
+
+from . import rawclient as rc
+from .conftest import simulated
+from .rawclient import Board
+
+
+def until(condition: Callable[[], object], seconds: float = 5.0) -> bool:
+    """Wait for the doorbell's watcher."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
+def fork_status(child: Callable[[], object]) -> int:
+    """The wait status of a child that runs `child`."""
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        try:
+            child()
+        finally:
+            os._exit(0)
+    return os.waitpid(pid, 0)[1]
+
+
+# F3: more entries than the ring holds
+
+
+def test_ring_overrun_is_noted(kernel: Kernel) -> None:
+    channel = Board().channel(entries=8)
+    for i in range(8):
+        channel.submit(0x1000000 + 64 * i, 4)
+        until(lambda i=i: len(kernel.executor.rings) > i)  # type: ignore[misc, union-attr]
+    assert any("ring overrun" in note and "unread" in note for note in kernel.journal.notes)
+
+
+def test_ring_that_waits_for_gpget_is_not(kernel: Kernel) -> None:
+    channel = Board().channel(entries=8)
+    for i in range(40):
+        channel.submit(0x1000000 + 64 * i, 4)
+        assert until(lambda i=i: len(kernel.executor.rings) > i)  # type: ignore[misc, union-attr]
+        channel.userd.mem.cast("I")[0x88 // 4] = channel.put % 8
+    assert kernel.journal.notes == []
+
+
+# F5: a buffer where the SM's windows are
+
+
+def _inside(va: int, size: int) -> bool:
+    return va < WINDOWS[1] and WINDOWS[0] < va + size
+
+
+def test_the_kernel_places_buffers_into_windows() -> None:
+    with simulated(place="windows") as kernel:
+        board = Board(end=0xFFFFE00000)
+        assert all(_inside(rc.map_buffer(board.as_fd, board.dmabuf(s)), s) for s in (4096, 512 << 20))
+        kernel.check()
+    with simulated():
+        board = Board(end=0xFFFFE00000)
+        assert rc.map_buffer(board.as_fd, board.dmabuf(4 << 30)) == 0xFE00200000
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_buffer_in_reserved_windows(place: str) -> None:
+    with simulated(place=place, seed=3) as kernel:
+        board = Board(end=0xFFFFE00000)
+        for window in (0xFD00000000, 0xFE00000000):
+            assert rc.alloc_space(board.as_fd, 1 << 20, window) == window
+        sizes = (4096, 3 << 20, 1 << 30, 4 << 30, 64 << 20) * 8
+        assert not any(_inside(rc.map_buffer(board.as_fd, board.dmabuf(s)), s) for s in sizes)
+        kernel.check()
+    with simulated(place=place, seed=4):
+        board = Board(end=0xFC00000000)
+        assert not any(_inside(rc.map_buffer(board.as_fd, board.dmabuf(s)), s) for s in sizes)
+
+
+# F7: addresses above 2^40
+
+
+def test_ring_above_40_bits_is_read_elsewhere(kernel: Kernel) -> None:
+    board = Board(end=0xFFFFE00000)
+    small = board.channel()
+    assert kernel.ports[small.token].gpfifo_va < 1 << 40
+    large = board.channel(entries=1 << 19)
+    assert kernel.ports[large.token].gpfifo_va >= 1 << 40
+    large.submit(0x1000000, 4)
+    assert until(lambda: large.error() == 31)
+    assert rc.timedout(small.fd) == 1
+    assert "40 bits" in kernel.journal.faults[0]["title"]
+    assert any("va_range_end 0xffffe00000" in note for note in kernel.journal.notes)
+
+
+def test_full_ring_below_40_bits(kernel: Kernel) -> None:
+    channel = Board().channel(entries=1 << 16)
+    channel.submit(0x1000000, 4)
+    assert until(lambda: kernel.executor.rings == [channel.token])  # type: ignore[union-attr]
+    assert kernel.journal.notes == [] and channel.error() is None
+
+
+# F10: unmapped while the GPU may still look
+
+
+def test_access_after_unmap_names_the_unmap(kernel: Kernel) -> None:
+    board = Board()
+    buffer = board.buffer(8192)
+    pages = kernel.lookup(board.as_fd).vm.pages  # type: ignore[union-attr]
+    buffer.mem[4096:4100] = b"live"
+    assert bytes(pages.view(buffer.va + 4096, 4, "read")) == b"live"
+    board.drop(buffer)
+    with pytest.raises(MmuFault) as fault:
+        pages.view(buffer.va + 4096, 4, "read")
+    assert fault.value.kind == "unmapped-after"
+    assert "unmapped by" in fault.value.history and "rawclient.py" in fault.value.history
+
+
+def test_freed_memory_is_poisoned() -> None:
+    with simulated(poison=True) as kernel:
+        board = Board()
+        buffer = board.buffer(4096)
+        pages = kernel.lookup(board.as_fd).vm.pages  # type: ignore[union-attr]
+        held = pages.view(buffer.va, 4096, "read")
+        buffer.mem[:] = b"\x01" * 4096
+        board.drop(buffer)
+        assert bytes(held) == b"\xdb" * 4096
+
+
+# F13: a CPU pointer where the GPU expects one of its own
+
+
+def test_host_pointer_faults(kernel: Kernel) -> None:
+    board = Board()
+    pages = kernel.lookup(board.as_fd).vm.pages  # type: ignore[union-attr]
+    host = (ctypes.c_ubyte * 4096)()
+    with pytest.raises(MmuFault, match="CPU pointer"):
+        pages.view(ctypes.addressof(host), 4, "read")
+    buffer = board.buffer(4096)
+    assert buffer.va == buffer.cpu and pages.view(buffer.va, 4, "read")
+
+
+# F14: two devices in one process
+
+
+def test_second_device_overwrites_the_first(kernel: Kernel) -> None:
+    one, two = Board(), Board()
+    a, b = one.buffer(4096), two.buffer(4096)
+    assert a.va == b.va
+    assert any("replaced the CPU mapping" in note for note in kernel.journal.notes)
+    b.mem[0] = 9
+    assert a.mem[0] == 9, "the first device's view shows the second's memory"
+
+
+def test_noreplace_sees_the_collision(kernel: Kernel) -> None:
+    one, two = Board(), Board()
+    a, fd = one.buffer(4096), two.dmabuf()
+    va = rc.map_buffer(two.as_fd, fd)
+    with pytest.raises(FileExistsError):
+        rc.do_mmap(fd, 4096, va, mmap.MAP_SHARED | 0x100000)
+    a.mem[0] = 5
+    assert kernel.journal.notes == []
+
+
+# F15: fork with an open GPU
+
+
+def test_child_has_fds_but_no_mappings(kernel: Kernel) -> None:
+    board = Board()
+    buffer, channel = board.buffer(4096), board.channel()
+    assert os.WTERMSIG(fork_status(lambda: ctypes.string_at(buffer.cpu, 1))) == signal.SIGSEGV
+    page = board.usermode
+    assert os.WTERMSIG(fork_status(lambda: ctypes.string_at(page, 1))) == signal.SIGSEGV
+
+    def child() -> None:
+        os.fstat(channel.fd)
+        with pytest.raises(TimeoutError):
+            rc.timedout(channel.fd)
+        os._exit(7)
+
+    assert os.waitstatus_to_exitcode(fork_status(child)) == 7
+    assert rc.timedout(channel.fd) == 0
+
+
+def test_child_that_opens_its_own_device_works(kernel: Kernel) -> None:
+    Board().buffer(4096)
+
+    def child() -> None:
+        board = Board()
+        buffer = board.buffer(4096)
+        buffer.mem[0] = 3
+        os._exit(buffer.mem[0])
+
+    assert os.waitstatus_to_exitcode(fork_status(child)) == 3

@@ -1,0 +1,34 @@
+"""The model under random clients: no crash, no hang, no overlap, nothing left behind.
+
+NVGPUSIM_FUZZ_STEPS asks for more (or fewer) steps than CI's 100,000.
+"""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .fuzzer import STEP, live
+
+STEPS = int(os.environ.get("NVGPUSIM_FUZZ_STEPS", "100000"))
+LIFE = 1000
+"""Steps of one life: hypothesis draws at most 8 KiB."""
+taken = 0
+
+
+@settings(
+    max_examples=-(-STEPS // LIFE),
+    deadline=None,
+    database=None,
+    suppress_health_check=list(HealthCheck),
+)
+@given(st.binary(min_size=STEP * LIFE, max_size=STEP * LIFE))
+def test_lives(data: bytes) -> None:
+    global taken
+    taken += live(data)
+
+
+def test_enough_steps_were_taken() -> None:
+    assert taken >= STEPS
