@@ -60,6 +60,7 @@ class Alignment:
     ) -> None:
         self.symbols = symbols
         self.registers: dict[str, int] = {}
+        self.constants = _constants(statements)
         # From above: each register starts divisible by everything, and falls until all
         # definitions agree. Loops end because divisors only fall.
         changed = True
@@ -88,6 +89,10 @@ class Alignment:
         base, _, offset = operand.strip()[1:-1].partition("+")
         return min(self.of(base), self.of(offset) if offset else TOP)
 
+    def _count(self, operand: str) -> int | None:
+        text = self.constants.get(operand.strip(), operand.strip()).rstrip("U")
+        return int(text) if text.isdecimal() else None
+
     @staticmethod
     def _targets(opcode: str, operands: list[str]) -> list[str]:
         if opcode.split(".")[0] in ("st", "bra", "bar", "ret", "red", "membar"):
@@ -114,12 +119,27 @@ class Alignment:
                 return 1 if "hi" in rest else min(a[0] * a[1], TOP)
             case "mad":
                 return 1 if "hi" in rest else min(min(a[0] * a[1], TOP), a[2])
-            case "shl" if operands[2].strip().isdecimal():
-                return min(a[0] << int(operands[2]), TOP)
+            case "shl" | "shr":
+                count = self._count(operands[2])
+                if count is None:
+                    return 1
+                return min(a[0] << count, TOP) if name == "shl" else max(a[0] >> count, 1)
             case "selp":
                 return min(a[0], a[1])
             case _:
                 return 1
+
+
+def _constants(statements: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
+    """The registers whose one definition is a number."""
+    written = [o[0].strip() for opcode, o in statements if not opcode.startswith(("st", "bra"))]
+    return {
+        o[0].strip(): o[1].strip()
+        for opcode, o in statements
+        if opcode.startswith("mov")
+        and re.fullmatch(r"\d+U?", o[1].strip())
+        and written.count(o[0].strip()) == 1
+    }
 
 
 def _split(operands: str) -> list[str]:
