@@ -16,7 +16,9 @@ Answer = Callable[[protocol.Request], protocol.Reply]
 
 
 def one_line(error: BaseException) -> str:
-    """Return `Type: message` on one line."""
+    """Return `Type: message` on one line; of a group, what its members say."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(one_line(member) for member in error.exceptions)
     message = " ".join(str(error).split())
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 

@@ -38,5 +38,10 @@ def test_nonsense_is_answered_too() -> None:
     assert failed.error.startswith("ValueError: not a message")
 
 
+def test_a_group_says_what_its_members_say() -> None:
+    group = ExceptionGroup("no interface", [OSError("no nvidia0"), RuntimeError("no PCI device")])
+    assert one_line(group) == "OSError: no nvidia0; RuntimeError: no PCI device"
+
+
 def test_an_exception_without_a_message_is_its_name() -> None:
     assert one_line(StopIteration()) == "StopIteration"
