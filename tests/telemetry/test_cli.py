@@ -2,15 +2,17 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import Tree, idle, maxn_load, without
+from tests.telemetry.conftest import Tree, idle, maxn_load
 
 import exporter
 from exporter import scenario
@@ -36,6 +38,19 @@ def run(*arguments: str) -> tuple[int, str, str]:
     process = start(*arguments)
     out, err = process.communicate(timeout=30)
     return process.returncode, out, err
+
+
+def call(*arguments: str) -> int:
+    """The exit code of the command run in this process, which keeps its signal handlers."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def url(process: subprocess.Popen[str]) -> str:
@@ -152,10 +167,12 @@ def test_two_instances_on_one_port(served: tuple[subprocess.Popen[str], str]) ->
         (["record", "/proc/x"], "/proc/x"),
     ],
 )
-def test_bad_input_is_one_line(arguments: list[str], complaint: str) -> None:
-    code, out, err = run(*arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("jetson-exporter: ") and err.count("\n") == 1
+def test_bad_input_is_one_line(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("jetson-exporter: ") and err.count("\n") == 1
     assert complaint in err
 
 
@@ -254,33 +271,27 @@ def test_help_and_version() -> None:
         assert flag in out
 
 
-def test_main_in_this_process(
-    show: Show, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+def test_an_error_of_the_command_line_ends_the_process_with_two() -> None:
+    code, out, err = run("--bogus")
+    assert (code, out, err) == (2, "", "jetson-exporter: No such option '--bogus'.\n")
+
+
+def test_the_same_in_this_process(
+    recording: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    roots = show(without(idle(), "var/"))
-    with pytest.raises(SystemExit) as ended:
-        main(["--replay", str(Path(roots.sys).parent), "--once"])
-    assert ended.value.code == 0
-    assert b"jetson_module_power_watts 6.6" in capfdbinary.readouterr().out
-    with pytest.raises(SystemExit) as ended:
-        main(["--bogus"])
-    assert ended.value.code == 2
-    assert b"jetson-exporter: No such option" in capfdbinary.readouterr().err
-
-
-def test_serving_in_this_process(
-    recording: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same as above where coverage sees it; SIGTERM comes from a timer."""
-    import threading
-
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(["--replay", str(recording), "--listen", "127.0.0.1:0"])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert ended.value.code == 0
-    assert "serving http://127.0.0.1:" in capsys.readouterr().err
+    """Printing, recording, serving until SIGTERM: what the processes above did."""
+    assert call("--replay", str(recording), "--once") == 0
+    assert "jetson_module_power_watts 6.6" in capfd.readouterr().out
+    target = tmp_path / "copy"
+    assert call("record", str(target), "--seconds", "0.2", "--interval", "0.05") == 0
+    assert len(load(target)) >= 2
+    assert call("record", str(target)) == 2
+    assert "exists already" in capfd.readouterr().err
+    for bad in (tmp_path, target / "x"):
+        assert call("--replay", str(bad), "--once") == 2
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert call("--listen", "127.0.0.1:{}".format(*taken.getsockname()[1:])) == 2
+    assert "the port is in use" in capfd.readouterr().err
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    assert call("--replay", str(recording), "--listen", "127.0.0.1:0") == 0
+    assert "serving http://127.0.0.1:" in capfd.readouterr().err

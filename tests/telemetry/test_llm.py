@@ -241,6 +241,21 @@ def test_a_body_of_no_or_of_too_great_length(length: str, status: int, proxy: Pr
     assert connection.getresponse().status == status
 
 
+def test_until_sigterm(model: tuple[str, int], capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process: it serves until it is told to end."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    upstream = f"http://127.0.0.1:{model[1]}"
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(["--upstream", upstream, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert ended.value.code == 0
+    assert "metrics at http://127.0.0.1:" in capsys.readouterr().err
+
+
 def test_as_a_process(model: tuple[str, int]) -> None:
     command = [sys.executable, "-m", "exporter.llm", "--upstream", f"http://127.0.0.1:{model[1]}"]
     process = subprocess.Popen(

@@ -1,12 +1,10 @@
 """End to end: a board, the exporter, a real Prometheus with our rules, node_exporter's textfile."""
 
-import os
 import runpy
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -250,29 +248,35 @@ def test_without_prometheus_the_demonstration_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(["--listen", "127.0.0.1:0"])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert ended.value.code == 2
+    assert demonstrate("--listen", "127.0.0.1:0") == 2
     assert "apt-get install prometheus" in capsys.readouterr().err
 
 
-def test_the_demonstration_runs_and_ends() -> None:
-    command = [sys.executable, "-m", "exporter.demo", "--seconds", "3", "--listen", "127.0.0.1:0"]
-    done = subprocess.run(
-        [*command, "--prometheus", f"127.0.0.1:{free_port()}"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": str(TELEMETRY)},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "the board:  http://127.0.0.1:" in done.stderr and "/alerts" in done.stderr
+def demonstrate(*arguments: str) -> int:
+    """The exit code of the demonstration run in this process, which keeps its signal handlers."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+def test_the_demonstration_runs_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    assert demonstrate("--seconds", "3", "--listen", "127.0.0.1:0", "--prometheus", listen) == 0
+    said = capsys.readouterr().err
+    assert "the board:  http://127.0.0.1:" in said and f"http://{listen}/alerts" in said
+
+
+def test_a_port_of_the_demonstration_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert demonstrate("--listen", where) == 2
+    assert f"--listen {where}: the port is in use" in capsys.readouterr().err
 
 
 def test_the_demonstration_tells_of_its_alerts() -> None:
