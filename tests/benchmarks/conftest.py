@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from orinbench.environment import read_environment
 from orinbench.model import ModelInfo, open_model
@@ -16,6 +17,10 @@ from orinbench.protocol import Bandwidth
 from orinbench.results import LaneResult, RowResult, RunResult
 from orinbench.samples import FirstToken, Identity, Sample, WarmUp
 from orinbench.synth import write_synthetic
+
+# A busy machine is slow and not wrong.
+settings.register_profile("busy", deadline=None)
+settings.load_profile("busy")
 
 FAKE = Path(__file__).with_name("fake_llama_bench.py")
 RecordedRun = Callable[..., RunResult]
