@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -270,17 +271,23 @@ def spell(opts: Sequence[Opt] | None) -> str:
 # *** opts ***
 
 
-def opts_table(renderer: Renderer, types: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
-    """For each type and shape: (type, shape, opts without the patch, opts with it)."""
+@functools.cache
+def layer(name: str, rows: int, columns: int) -> UOp:
+    """The kernel of one product, not optimized, on a device that holds no data."""
     from tinygrad import Tensor, dtypes
 
+    quant = TYPES[name]
+    size = rows * columns // quant.elements * quant.size
+    data = Tensor.empty(size, dtype=dtypes.uint8, device="NULL")
+    x = Tensor.empty(1, 1, columns, device="NULL")
+    return calls(product(data, x, quant, rows, columns))[-1].src[0]
+
+
+def opts_table(renderer: Renderer, types: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    """For each type and shape: (type, shape, opts without the patch, opts with it)."""
     for name in types:
         for shape, (rows, columns) in SHAPES.items():
-            quant = TYPES[name]
-            size = rows * columns // quant.elements * quant.size
-            data = Tensor.empty(size, dtype=dtypes.uint8, device="NULL")
-            x = Tensor.empty(1, 1, columns, device="NULL")
-            ast = calls(product(data, x, quant, rows, columns))[-1].src[0]
+            ast = layer(name, rows, columns)
             before, after = (picks(ast, renderer, rule) for rule in (stock_rule, patched_rule))
             yield name, shape, spell(before), spell(after)
 
@@ -319,17 +326,17 @@ def time_product(name: str, rows: int, columns: int, repeats: int, seed: int) ->
     """Time one product under every rule that applies, in a random order in each repetition."""
     from tinygrad import Device, Tensor
     from tinygrad.device import Buffer
-    from tinygrad.engine.realize import time_call
+    from tinygrad.engine.realize import run_linear, time_call
     from tinygrad.uop.ops import UOp
 
     quant = TYPES[name]
     data = random_data(quant, rows, columns, seed)
     x = Tensor(np.random.default_rng(seed).standard_normal((1, 1, columns), np.float32)).realize()
-    *before, last = calls(product(data, x, quant, rows, columns))
+    linear = Tensor.linear_with_vars(product(data, x, quant, rows, columns))[0]
+    last = linear.src[-1]
     renderer = Device[Device.DEFAULT].renderer
     buffers = [src.buffer.ensure_allocated() for src in last.src[1:]]
-    for call in before:  # tables that the product looks up (IQ types)
-        time_call(call)
+    run_linear(linear.replace(src=linear.src[:-1]))  # the tables that IQ types look values up in
     ast = last.src[0]
     programs: dict[str, UOp] = {}
     timings: dict[str, Timing] = {}

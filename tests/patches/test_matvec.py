@@ -104,15 +104,9 @@ def ptxas(source: str, tmp_path: Path) -> tuple[int, int]:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_registers_without_spills(name: str, target: str, tmp_path: Path) -> None:
-    from tinygrad import Tensor, dtypes
     from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler, PTXCompiler
 
-    rows, columns = bench.SHAPES["gate/up"]
-    quant = bench.TYPES[name]
-    size = rows * columns // quant.elements * quant.size
-    data = Tensor.empty(size, dtype=dtypes.uint8, device="NULL")
-    x = Tensor.empty(1, 1, columns, device="NULL")
-    ast = bench.calls(bench.product(data, x, quant, rows, columns))[-1].src[0]
+    ast = bench.layer(name, *bench.SHAPES["gate/up"])
     renderer = bench.null_renderer(target)
     opts = bench.picks(ast, renderer, bench.patched_rule)
     assert opts is not None

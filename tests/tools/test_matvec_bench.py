@@ -1,0 +1,52 @@
+"""tools/matvec_bench.py: what it prints, on tinygrad's Python device; what it refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tools.conftest import TOOLS
+
+
+def bench(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOLS / "matvec_bench.py"), *args]
+    environment = os.environ | {"CCACHE": "0"} | variables
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_gemv_compares_rules_on_the_same_data() -> None:
+    done = bench("gemv", "--types", "F16", "--shapes", "16x256", "--repeats", "2", DEV="PYTHON")
+    if "no matvec patch" in done.stderr:
+        pytest.skip("this tinygrad is not patched")
+    assert done.returncode == 0, done.stderr
+    rows = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if "16x256" in line]
+    assert [row[2] for row in rows] == ["stock", "first axis", "inner axis", "inner axis, adjacent"]
+    assert all(float(row[6]) < 1e-3 and float(row[3]) > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["gemv", "--types", "Q9_Z"], "'Q9_Z': want one of F32, F16"),
+        (["gemv", "--shapes", "12"], "'12': want ROWSxCOLUMNS"),
+        (["gemv", "--repeats", "1"], "want --repeats 2 or more"),
+        (["decode", "--stock", "/nonexistent"], "--stock /nonexistent: want a folder that holds"),
+    ],
+)
+def test_wrong_use_ends_with_two(args: list[str], line: str) -> None:
+    done = bench(*args)
+    assert done.returncode == 2
+    assert line in done.stderr and "Traceback" not in done.stderr
+
+
+def test_ptx_alignment_runs_as_a_command(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOLS / "ptx_alignment.py"), str(tmp_path / "missing.ptx")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "not a readable PTX file" in done.stderr
+
+
+def test_assemble_test_ops_wants_upstream_tests(tmp_path: Path) -> None:
+    command = [sys.executable, str(TOOLS / "assemble_test_ops.py"), "--upstream", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "want a checkout of tinygrad" in done.stderr
