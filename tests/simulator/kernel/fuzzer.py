@@ -162,8 +162,8 @@ class Life:
             size = request >> 16 & 0x3FFF
             raw = raw[:size].ljust(size, b"\xa5")
         elif wild < 0.12 and raw:
-            at = rng.choice(self._loose(known, len(raw)))
-            raw[at] ^= 1 << rng.randrange(8)
+            for at in _pick(rng, self._loose(known, len(raw))):
+                raw[at] ^= 1 << rng.randrange(8)
         if letter == "H" and ioc_nr(request) == 102 and len(raw) >= 8:
             raw[4:8] = struct.pack("<I", rng.randrange(2))
         space = (ctypes.c_ubyte * max(size, 1)).from_buffer(raw or bytearray(1))
@@ -185,10 +185,9 @@ class Life:
             return [min(8, size - 1)]
         fields = self.kernel.abi.structs[known.arg].fields
         fixed = [f for name, f in fields.items() if name.endswith(POINTERS)]
-        loose = [
+        return [
             i for i in range(size) if not any(f.offset <= i < f.offset + f.size for f in fixed)
         ]
-        return loose or [0]
 
     def _make(self, letter: str) -> None:
         """A file of the kind that has none."""
@@ -291,6 +290,10 @@ class Life:
         elif letter == "A" and nr in (6, 7):
             at = 16 if nr == 6 else 32
             self.vas = [*self.vas, struct.unpack_from("<Q", raw, at)[0]][-20:]
+
+
+def _pick(rng: random.Random, choices: list[int]) -> list[int]:
+    return [rng.choice(choices)] if choices else []
 
 
 def _ioctls(kernel: Kernel) -> list[Ioctl]:
