@@ -182,11 +182,13 @@ def _notes(records: Sequence[Record]) -> list[str]:
             "The model is synthetic: a real shape with random weights. Speed is that of a real "
             "model of this shape and quantization; its text means nothing."
         )
+    planned = ""
     if any(record["partial"] for record in records):
         notes.append("Interrupted: the figures above are those measured until then.")
+        planned = " planned"
     notes.append(
-        f"Samples: {first['repetitions']} rounds; in each, every backend and test once, in an "
-        f"order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
+        f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test once, in "
+        f"an order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
     )
     notes.append(_machine_note(records))
     return [f"- {note}" for note in dict.fromkeys(notes) if note]
