@@ -69,7 +69,6 @@ class Code:
     shared_bytes: int
     local: dict[str, int]
     local_bytes: int
-    loops: bool
 
 
 def _guarded(op: Op, read: Read) -> Op:
@@ -151,8 +150,7 @@ def compile_kernel(module: Module, kernel: Kernel) -> Code:
     shared.update(_layout(open_ended, -(-end // 16) * 16)[0])
     local, depth = _layout([v for v in variables if v.space == "local"], 0)
     registers = [np.zeros((), _container(reg))[()] for reg in kernel.regs]
-    loops = any(b.jump.kind == "bra" and b.jump.target <= n for n, b in enumerate(blocks))
-    return Code(kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16, loops)
+    return Code(kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16)
 
 
 def _container(reg: Reg) -> Any:

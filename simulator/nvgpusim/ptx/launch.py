@@ -68,7 +68,8 @@ class Launch:
     """A grid to run; `run()` runs it.
 
     `grid`, `block`: (x, y, z). `ntid`, `nctaid`: what %ntid and %nctaid read from bank 0 (the
-    driver may have left zeros there). `banks`: constant banks by number. `shared_bytes`: bytes a
+    driver may have left zeros there). `banks`: constant banks by number. `bases`: what cvta adds
+    for "shared" and "local", where bank 0 says other than the window registers. `shared_bytes`: bytes a
     block may touch from the start of its window. `local`: makes the local memory of n lanes in
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables.
     """
@@ -83,6 +84,7 @@ class Launch:
     shared_bytes: int = 48 << 10
     shared_window: int = 0xFE00000000
     local_window: int = 0xFD00000000
+    bases: dict[str, int] = field(default_factory=dict)
     local: Callable[[int, int], Local] | None = None
     stack_top: int = STACK_TOP
     symbols: dict[str, int] = field(default_factory=dict)
@@ -112,6 +114,11 @@ class Launch:
         if name not in self.symbols:
             raise KernelFault(0, f"variable {name} has no address: no relocation placed it")
         return self.symbols[name]
+
+    def window_base(self, space: str) -> int:
+        """What cvta adds to an address of the space."""
+        windows = {"shared": self.shared_window, "local": self.local_window}
+        return self.bases.get(space, windows.get(space, 0))
 
     def bank_of(self, space: str) -> int:
         """Constant bank behind ld.param (0) or ld.const (3)."""
@@ -227,6 +234,7 @@ class Launch:
             same = base.blocks == 1 or self.grid["xyz".index(axis)] == 1
             wide = part[0] if same else np.repeat(part, base.threads)
             special[f"%ctaid.{axis}"] = wide.astype(np.uint32)
+        shared = self.shared_bytes if self.code.shared else 0
         depth = self.code.local_bytes
         local = None
         if depth:
@@ -245,9 +253,7 @@ class Launch:
             lane=base.lane,
             warp=base.warp,
             warp_base=base.warp_base,
-            shared=np.full((base.blocks, self.shared_bytes), 0xDB, np.uint8)
-            if self.code.shared
-            else np.zeros((base.blocks, self.shared_bytes if self.code.loops else 0), np.uint8),
+            shared=np.full((base.blocks, shared), 0xDB, np.uint8),
             local=local,
             first_block=ids,
         )

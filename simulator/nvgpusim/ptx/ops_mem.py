@@ -104,7 +104,7 @@ def cvta(site: Site) -> Op:
     sign = -1 if site.has("to") else 1
 
     def run(st: State) -> None:
-        base = {"shared": st.launch.shared_window, "local": st.launch.local_window}.get(space, 0)
+        base = st.launch.window_base(space)
         put(st, a(st) + kind(sign * base & (1 << t.bits) - 1))
 
     return run

@@ -1,0 +1,274 @@
+"""The GPU: a consumer thread that serves the channels, late and in an adversarial order if asked.
+
+Channels of all TSGs are served round robin; one that waits for a semaphore or is held back by
+`--delay` lets the others run. With a delay, grids run apart from the channel that launched them
+(a release without WFI then races them, two independent launches may swap), blocks run in a drawn
+order, and every draw comes from the seed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ..gpu_api import ChannelPort
+from ..memory import MmuFault
+from ..options import Options
+from ..ptx import Launch
+from .compute import Caches
+from .faults import GpuFault, gr_class
+from .order import Order, subscribe
+from .pbdma import Channel
+from .qmd import SIZE, Qmd
+from .watch import Published
+
+POLL = 2e-4
+"""Seconds between looks at semaphores that the CPU may write."""
+KEPT_NOTES = 200
+
+
+class Gpu:
+    """The execution side (nvgpusim.gpu_api.Executor).
+
+    `note` receives findings: behaviour that no hardware reports but that is a bug on it. Without
+    one they go to stderr; `notes` keeps them. `write_back` makes SKED write its copy of a QMD back
+    some time after the QMD's release.
+    """
+
+    def __init__(
+        self,
+        options: Options | None = None,
+        *,
+        note: Callable[[str], None] | None = None,
+        write_back: bool = False,
+    ) -> None:
+        self.options = options or Options()
+        self.delay, self.tpcs = self.options.delay / 1e3, self.options.tpcs
+        self.write_back = write_back
+        self.rng = np.random.default_rng(self.options.seed)
+        self.caches, self.order = Caches(), Order(self.options.order)
+        self.notes: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.channels: dict[int, Channel] = {}
+        self.running: Channel | None = None
+        self.current: Launch | None = None
+        self._note = note
+        self._wake = threading.Condition()
+        self._busy = threading.Lock()
+        self._closing = False
+        self._rung = 0
+        self._thread: threading.Thread | None = None
+        if self.options.order:
+            subscribe(self)
+
+    # what the kernel side calls
+
+    def attach(self, port: ChannelPort) -> None:
+        """A channel is on the runlist."""
+        with self._wake:
+            self.channels[port.id] = Channel(self, port)
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._serve, name="nvgpusim-gpu", daemon=True
+                )
+                self._thread.start()
+
+    def detach(self, channel_id: int) -> None:
+        """The channel is gone; returns when nothing of it runs any more."""
+        with self._wake:
+            channel = self.channels.pop(channel_id, None)
+        if channel is None:
+            return
+        channel.stop = True
+        if threading.current_thread() is not self._thread:
+            with self._busy:
+                channel.alive = False
+                channel.steps = None
+                channel.inflight.clear()
+
+    def ring_doorbell(self, token: int) -> None:
+        """A doorbell: note what was published and wake the consumer."""
+        with self._wake:
+            for channel in self.channels.values():
+                if channel.port.token == token and channel.alive:
+                    first = channel.known_put
+                    channel.announce()
+                    self.order.doorbell(channel, first, channel.known_put)
+            self._rung += 1
+            self._wake.notify_all()
+
+    def idle(self) -> bool:
+        """Whether nothing can make progress without the client."""
+        with self._busy:
+            return not any(self._runnable(c) for c in self._live())
+
+    def drain(self, timeout: float) -> None:
+        """Wait until idle; raises TimeoutError."""
+        end = time.monotonic() + timeout
+        while not self.idle():
+            if time.monotonic() > end:
+                states = [f"channel {c.port.id}: {c.waiting or 'running'}" for c in self._live()]
+                waiting = "; ".join(states)
+                raise TimeoutError(f"the GPU is not idle after {timeout} s: {waiting}")
+            time.sleep(POLL)
+
+    def shutdown(self) -> None:
+        """Stop the consumer."""
+        with self._wake:
+            self._closing = True
+            for channel in self.channels.values():
+                channel.stop = True
+            self._wake.notify_all()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join(5.0)
+        self._thread = None
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of the run."""
+        return dict(self.counts) | {"findings": self.counts["findings"]}
+
+    def barrier(self) -> None:
+        """The client executed a barrier (only seen under --order)."""
+        with self._wake:
+            self.order.barrier(list(self.channels.values()))
+
+    # what channels ask
+
+    def note(self, text: str) -> None:
+        """A finding."""
+        self.counts["findings"] += 1
+        if len(self.notes) < KEPT_NOTES:
+            self.notes.append(text)
+            if self._note is not None:
+                self._note(text)
+            else:
+                print(f"nvgpusim: finding: {text}", file=sys.stderr)
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter."""
+        self.counts[name] += by
+
+    def draw(self) -> float:
+        """Until when to hold something back (time.monotonic), 0.0 for not at all."""
+        if not self.delay:
+            return 0.0
+        x, y = self.rng.random(2)
+        wait = 0.0 if x < 0.25 else self.delay if x > 0.75 else self.delay * y
+        return time.monotonic() + wait
+
+    def block_order(self) -> int | None:
+        """Seed of a drawn order of blocks, None for the natural one."""
+        return int(self.rng.integers(1 << 31)) if self.delay else None
+
+    def first_tpc(self) -> int:
+        """TPC of a chunk's first block."""
+        return int(self.rng.integers(self.tpcs))
+
+    def local_in_use(self, channel: Channel) -> bool:
+        """Whether a grid of the channel's TSG may be using local memory."""
+        return any(c.inflight for c in self._live() if c.port.tsg_id == channel.port.tsg_id)
+
+    def published(self, channel: Channel, va: int) -> Iterator[Published]:
+        """What was published with QMD `va` and not compared yet: the entry being executed."""
+        for published in (channel.current, *channel.published.values()):
+            if published is not None and va in published.qmds:
+                yield published
+                return
+
+    def write_qmd_back(self, channel: Channel, qmd: Qmd) -> None:
+        """SKED's cached copy goes back to memory."""
+        try:
+            view = channel.vm.view(qmd.va, SIZE, "write")
+        except MmuFault:
+            return
+        if Qmd.read(qmd.va, view).bits != qmd.bits:
+            self.note(
+                f"QMD {qmd.va:#x} was rewritten before SKED wrote its copy back: "
+                f"the new one is lost"
+            )
+        view[:] = qmd.bits.to_bytes(SIZE, "little")
+
+    # the consumer
+
+    def _live(self) -> list[Channel]:
+        return [c for c in list(self.channels.values()) if c.alive and c.port.alive]
+
+    def _runnable(self, channel: Channel) -> bool:
+        if not channel.port.enabled or not channel.has_work():
+            return False
+        return bool(channel.inflight) or not channel.blocked
+
+    def _serve(self) -> None:
+        while True:
+            with self._wake:
+                if self._closing:
+                    return
+                rung = self._rung
+                if not any(c.has_work() for c in self._live()):
+                    self._wake.wait(0.05)
+                    continue
+            with self._busy:
+                progress = self._pass()
+            if not progress:
+                with self._wake:
+                    if self._rung == rung and not self._closing:
+                        self._wake.wait(POLL)
+
+    def _pass(self) -> bool:
+        """Serve every channel once; whether anything moved."""
+        progress = False
+        for channel in self._live():
+            if not channel.port.enabled:
+                continue
+            try:
+                progress |= self._grids(channel)
+                progress |= self._host(channel)
+            except GpuFault as e:
+                self._kill(channel, e)
+            except Exception as e:  # a fault of ours must not look like a hang of theirs
+                traceback.print_exc()
+                self._kill(channel, gr_class(f"the simulator failed: {e!r}", **channel.details()))
+        return progress
+
+    def _grids(self, channel: Channel) -> bool:
+        """Advance one grid of the channel, any of them."""
+        if not channel.inflight:
+            return False
+        n = int(self.rng.integers(len(channel.inflight)))
+        grid = channel.inflight[n]
+        try:
+            return next(grid) == "more"
+        except StopIteration:
+            channel.inflight.remove(grid)
+            return True
+
+    def _host(self, channel: Channel) -> bool:
+        """Advance the channel's own methods."""
+        if channel.steps is None:
+            if channel.put == channel.get:
+                return False
+            channel.steps = channel.run()
+        try:
+            state = next(channel.steps)
+        except StopIteration:
+            channel.steps = None
+            return True
+        channel.blocked = state == "blocked"
+        return state == "more"
+
+    def _kill(self, channel: Channel, fault: GpuFault) -> None:
+        """The driver recovers the engine: every channel of the TSG is dead."""
+        for other in self._live():
+            if other.port.tsg_id == channel.port.tsg_id:
+                other.alive = False
+                other.steps = None
+                other.inflight.clear()
+        self.count("faults")
+        if not channel.stop:
+            channel.port.fail(fault.report)

@@ -1,0 +1,399 @@
+"""Cubins and the PTX that they came from.
+
+The GPU runs machine code; the simulator interprets the PTX behind it. A cubin is registered with
+its PTX (:meth:`Programs.register`), by hand or by the compiler hook (:func:`install`): NVRTC is
+asked for the PTX of the very program whose cubin a client takes, and nvJitLink's PTX input is kept
+until its cubin is taken. Later a launch finds the program by the bytes at its address, the sites of
+relocations left out. Pairs also go to a directory, so that compile caches and worker processes of
+the client lose nothing: $NVGPUSIM_CACHE, else $XDG_CACHE_HOME/nvgpusim, else ~/.cache/nvgpusim.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.abc
+import importlib.machinery
+import os
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import SimError
+from .ptx import Code, compile_kernel, parse
+from .ptx.tree import Module
+
+PREFIX = 128
+"""Bytes of code that a program is looked up by; sections are no shorter (aligned to 128)."""
+R_64, R_LO, R_HI = 2, 0x38, 0x39
+"""R_CUDA_64, R_CUDA_ABS32_LO_20, R_CUDA_ABS32_HI_20: what sm_8x cubins of nvcc and NVRTC use."""
+EIATTR_MIN_STACK, EIATTR_REGCOUNT = 0x12, 0x2F
+SHT_RELA, SHT_REL, SHT_SYMTAB, SHT_NOBITS = 4, 9, 2, 8
+
+
+@dataclass(frozen=True)
+class Relocation:
+    """A place in a section that holds the address of a symbol."""
+
+    section: str
+    offset: int
+    kind: int
+    symbol: str
+    addend: int
+
+
+@dataclass
+class Program:
+    """One kernel of a cubin; `code` is made from its PTX when first asked for."""
+
+    name: str
+    text: bytes
+    holes: tuple[int, ...]
+    ptx: str
+    registers: int
+    min_stack: int
+    shared: int
+    relocations: list[Relocation] = field(default_factory=list)
+    constants: dict[str, int] = field(default_factory=dict)
+    _code: Code | None = None
+
+    @property
+    def code(self) -> Code:
+        """The kernel ready to run. Raises PtxError for PTX that the interpreter does not know."""
+        if self._code is None:
+            module = _parsed(self.ptx)
+            if self.name not in module.kernels:
+                raise SimError(f"the PTX kept for kernel {self.name} has no such entry")
+            self._code = compile_kernel(module, module.kernels[self.name])
+        return self._code
+
+    def matches(self, image: bytes) -> bool:
+        """Whether the bytes are this program's, relocated words aside."""
+        return (
+            len(image) >= len(self.text)
+            and _blank(image[: len(self.text)], self.holes) == self.text
+        )
+
+
+_modules: dict[str, Module] = {}
+
+
+def _parsed(ptx: str) -> Module:
+    key = hashlib.sha256(ptx.encode()).hexdigest()
+    if key not in _modules:
+        _modules[key] = parse(ptx)
+    return _modules[key]
+
+
+def _blank(text: bytes, holes: Sequence[int]) -> bytes:
+    if not holes:
+        return text
+    out = bytearray(text)
+    for at in holes:
+        out[at : at + 4] = bytes(4)
+    return bytes(out)
+
+
+@dataclass(frozen=True)
+class _Section:
+    name: str
+    kind: int
+    data: bytes
+    size: int
+    link: int
+    info: int
+
+
+def _sections(cubin: bytes) -> list[_Section]:
+    """Sections of a 64-bit little-endian ELF file (System V ABI, "Sections")."""
+    if cubin[:6] != b"\x7fELF\x02\x01":
+        raise SimError("this is no cubin: a 64-bit little-endian ELF file is expected")
+    (shoff,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    raw = [struct.unpack_from("<IIQQQQIIQQ", cubin, shoff + i * size) for i in range(count)]
+    table = cubin[raw[names][4] : raw[names][4] + raw[names][5]]
+    out = []
+    for name, kind, _, _, offset, length, link, info, _, _ in raw:
+        end = table.index(b"\0", name)
+        data = b"" if kind == SHT_NOBITS else cubin[offset : offset + length]
+        out.append(_Section(table[name:end].decode(), kind, data, length, link, info))
+    return out
+
+
+def _symbols(sections: list[_Section]) -> list[tuple[str, int, int]]:
+    """(name, section index, value) of every symbol."""
+    for s in sections:
+        if s.kind == SHT_SYMTAB:
+            strings = sections[s.link].data
+            out = []
+            for at in range(0, len(s.data), 24):
+                name, _, _, index, value, _ = struct.unpack_from("<IBBHQQ", s.data, at)
+                out.append((strings[name : strings.index(b"\0", name)].decode(), index, value))
+            return out
+    return []
+
+
+def _attributes(data: bytes) -> list[tuple[int, bytes]]:
+    """(attribute, payload) of an .nv.info section."""
+    out, at = [], 0
+    while at + 4 <= len(data):
+        form, attribute, size = struct.unpack_from("<BBH", data, at)
+        at += 4
+        if form == 4:
+            out.append((attribute, data[at : at + size]))
+            at += size
+    return out
+
+
+def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
+    """The kernels of a cubin. Raises SimError for a file that is none."""
+    sections = _sections(cubin)
+    symbols = _symbols(sections)
+    relocations = []
+    for s in sections:
+        if s.kind not in (SHT_RELA, SHT_REL):
+            continue
+        step = 24 if s.kind == SHT_RELA else 16
+        for at in range(0, len(s.data), step):
+            offset, info = struct.unpack_from("<QQ", s.data, at)
+            addend = struct.unpack_from("<q", s.data, at + 16)[0] if step == 24 else 0
+            name = sections[s.info].name
+            relocations.append(
+                Relocation(name, offset, info & 0xFFFFFFFF, symbols[info >> 32][0], addend)
+            )
+    constants = {
+        name: value
+        for name, index, value in symbols
+        if name and 0 < index < len(sections) and sections[index].name.startswith(".nv.constant3")
+    }
+    counts: dict[tuple[int, str], int] = {}
+    for s in sections:
+        if s.name == ".nv.info":
+            for attribute, payload in _attributes(s.data):
+                if attribute in (EIATTR_MIN_STACK, EIATTR_REGCOUNT):
+                    index, value = struct.unpack_from("<II", payload)
+                    counts[attribute, symbols[index][0]] = value
+    out = []
+    for s in sections:
+        if not s.name.startswith(".text."):
+            continue
+        name = s.name[6:]
+        own = [r for r in relocations if r.section == s.name]
+        holes = tuple(sorted(r.offset + (4 if r.kind in (R_LO, R_HI) else 0) for r in own))
+        shared = next((x.size for x in sections if x.name == f".nv.shared.{name}"), 0)
+        out.append(
+            Program(
+                name,
+                _blank(s.data, holes),
+                holes,
+                ptx,
+                counts.get((EIATTR_REGCOUNT, name), 0),
+                counts.get((EIATTR_MIN_STACK, name), 0),
+                shared,
+                [r for r in relocations if r.section in (s.name, ".nv.constant4")],
+                constants,
+            )
+        )
+    if not out:
+        raise SimError("this cubin holds no kernel (no .text section)")
+    return out
+
+
+def cache_directory() -> Path:
+    """Where pairs of cubin and PTX are kept between processes."""
+    given = os.environ.get("NVGPUSIM_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "nvgpusim"
+
+
+class Programs:
+    """All programs known to this process and, through the directory, to others."""
+
+    def __init__(self, directory: Path | None = None) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._by_prefix: dict[bytes, list[Program]] = {}
+        self._loose: list[Program] = []
+        self._seen: set[str] = set()
+        self._read: set[str] = set()
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the pairs."""
+        return self._directory or cache_directory()
+
+    def register(self, cubin: bytes, ptx: str | bytes, *, keep: bool = True) -> list[Program]:
+        """Know `cubin` by its PTX; `keep`: write the pair to the directory."""
+        text = (ptx.decode() if isinstance(ptx, bytes) else ptx).rstrip("\0")
+        key = hashlib.sha256(cubin + text.encode()).hexdigest()
+        with self._lock:
+            if key in self._seen:
+                return []
+            self._seen.add(key)
+        programs = read_cubin(cubin, text)
+        with self._lock:
+            for program in programs:
+                if any(at < PREFIX for at in program.holes):
+                    self._loose.append(program)
+                else:
+                    self._by_prefix.setdefault(program.text[:PREFIX], []).append(program)
+        if keep:
+            for program in programs:
+                loose = any(at < PREFIX for at in program.holes)
+                self._write("loose" if loose else _bucket(program.text), key, cubin, text)
+        return programs
+
+    def _write(self, bucket: str, key: str, cubin: bytes, ptx: str) -> None:
+        place = self.directory / bucket
+        if (place / f"{key}.ptx").exists():
+            return
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            for suffix, data in ((".cubin", cubin), (".ptx", ptx.encode())):
+                with tempfile.NamedTemporaryFile(dir=place, delete=False) as out:
+                    out.write(data)
+                os.replace(out.name, place / f"{key}{suffix}")
+        except OSError as e:
+            print(f"nvgpusim: cannot keep PTX in {place}: {e}", file=sys.stderr)
+
+    def find(self, image: bytes) -> Program | None:
+        """The program whose code `image` begins with."""
+        for _ in range(2):
+            with self._lock:
+                candidates = [*self._by_prefix.get(image[:PREFIX], []), *self._loose]
+            for program in candidates:
+                if program.matches(image):
+                    return program
+            self._load(_bucket(image))
+        return None
+
+    def _load(self, bucket: str) -> None:
+        """Read the pairs of a bucket that other processes have written."""
+        for place in (self.directory / bucket, self.directory / "loose"):
+            if not place.is_dir():
+                continue
+            for path in sorted(place.glob("*.ptx")):
+                if str(path) in self._read:
+                    continue
+                self._read.add(str(path))
+                cubin = path.with_suffix(".cubin")
+                if cubin.exists():
+                    self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
+
+
+def _bucket(text: bytes) -> str:
+    return hashlib.sha256(text[:PREFIX]).hexdigest()[:16]
+
+
+PROGRAMS = Programs()
+"""The process's programs; the compiler hook registers here."""
+
+
+def register(cubin: bytes | str | Path, ptx: bytes | str | Path) -> list[Program]:
+    """Register a cubin made by nvcc or ptxas; both given as content or as a path of a file.
+
+    Raises SimError (no cubin) and OSError (no such file).
+    """
+    code = cubin if isinstance(cubin, bytes) else Path(cubin).read_bytes()
+    if isinstance(ptx, Path) or (isinstance(ptx, str) and "\n" not in ptx):
+        return PROGRAMS.register(code, Path(ptx).read_bytes())
+    return PROGRAMS.register(code, ptx)
+
+
+# The compiler hook: tinygrad reaches NVRTC and nvJitLink through two modules of ctypes functions.
+
+_NVRTC, _JITLINK = "tinygrad.runtime.autogen.nvrtc", "tinygrad.runtime.autogen.nvjitlink"
+_INPUT_PTX = 2
+"""NVJITLINK_INPUT_PTX."""
+
+
+def _keep(cubin: Any, ptx: bytes) -> None:
+    data = bytes(ctypes.string_at(cubin, ctypes.sizeof(cubin)))
+    try:
+        PROGRAMS.register(data, ptx)
+    except (SimError, UnicodeDecodeError) as e:
+        print(f"nvgpusim: PTX of a compiled program not kept: {e}", file=sys.stderr)
+
+
+def hook_nvrtc(module: ModuleType) -> None:
+    """Whoever takes a cubin leaves us the PTX of the same program."""
+    get: Callable[..., int] = module.nvrtcGetCUBIN
+
+    def nvrtc_get_cubin(prog: Any, out: Any) -> int:
+        status = get(prog, out)
+        size = ctypes.c_size_t()
+        if status == 0 and module.nvrtcGetPTXSize(prog, ctypes.byref(size)) == 0 and size.value > 1:
+            text = ctypes.create_string_buffer(size.value)
+            if module.nvrtcGetPTX(prog, text) == 0:
+                _keep(out, text.value)
+        return status
+
+    module.nvrtcGetCUBIN = nvrtc_get_cubin  # type: ignore[attr-defined]
+
+
+def hook_jitlink(module: ModuleType) -> None:
+    """The PTX added to a link belongs to the cubin that comes out of it."""
+    add: Callable[..., int] = module.nvJitLinkAddData
+    get: Callable[..., int] = module.nvJitLinkGetLinkedCubin
+    given: dict[int, bytes] = {}
+
+    def key(handle: Any) -> int:
+        return int(ctypes.cast(handle, ctypes.c_void_p).value or 0)
+
+    def add_data(handle: Any, kind: Any, data: Any, size: Any, name: Any) -> int:
+        number = getattr(kind, "value", kind)
+        if int(number) == _INPUT_PTX and isinstance(data, bytes):
+            given[key(handle)] = data
+        return add(handle, kind, data, size, name)
+
+    def get_cubin(handle: Any, out: Any) -> int:
+        status = get(handle, out)
+        if status == 0 and key(handle) in given:
+            _keep(out, given.pop(key(handle)))
+        return status
+
+    module.nvJitLinkAddData = add_data  # type: ignore[attr-defined]
+    module.nvJitLinkGetLinkedCubin = get_cubin  # type: ignore[attr-defined]
+
+
+_HOOKS: dict[str, Callable[[ModuleType], None]] = {_NVRTC: hook_nvrtc, _JITLINK: hook_jitlink}
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Hooks the two modules right after their own code has run."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in _HOOKS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        loader = spec.loader
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            _HOOKS[name](module)
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install() -> None:
+    """Hook the compilers of this process, now or when they are imported. Idempotent."""
+    if any(isinstance(f, _Finder) for f in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Finder())
+    for name, hook in _HOOKS.items():
+        if name in sys.modules:
+            hook(sys.modules[name])
