@@ -4,7 +4,8 @@
 #   - the device nodes (PrivateDevices and DevicePolicy=closed hide them: nvgpu registers a node per
 #     channel under majors that are not fixed, so a list of allowed ones cannot be written),
 #   - /proc/meminfo, which unified memory is sized by (ProcSubset=pid hides it),
-#   - the groups of the nodes, which a user namespace would not map (PrivateUsers).
+#   - the groups of the nodes, which a user namespace would not map (PrivateUsers),
+#   - to place their threads and memory (~@resources).
 # jit: the service writes machine code into its memory, as tinygrad's CPU device does.
 {
   gpu ? false,
@@ -39,8 +40,8 @@
   SystemCallFilter = [
     "@system-service"
     "~@privileged"
-    "~@resources"
-  ];
+  ]
+  ++ (if gpu then [ ] else [ "~@resources" ]);
   UMask = "0077";
 }
 // (

@@ -1,9 +1,10 @@
 # An OpenAI-compatible server on one GGUF file.
 #
 # tinygrad's server listens on every interface and cannot be told otherwise. So the engine, whichever
-# it is, runs in a network of its own with nothing but a loopback, and a socket of systemd in front
-# of it (`systemd-socket-proxyd`) has the address that the options say. What runs the model can then
-# reach nobody.
+# it is, runs in a network of its own with nothing but a loopback: it can reach nobody. The way in is a
+# socket of systemd (`systemd-socket-proxyd`), and with metrics a counting proxy in front of that:
+#
+#   client -> [orin-llm-server-metrics] -> orin-llm-server-proxy -> orin-llm-server
 {
   config,
   lib,
@@ -28,6 +29,13 @@ let
       "localhost"
     else
       bracketed;
+  # Where the socket is: at the server's address, or behind the proxy that counts.
+  entrance = if cfg.metrics.enable then "127.0.0.1:${toString cfg.metrics.innerPort}" else address;
+  address = "${bracketed}:${toString cfg.port}";
+  ofServer = {
+    bindsTo = [ "orin-llm-server.service" ];
+    after = [ "orin-llm-server.service" ];
+  };
   curl = "${lib.getExe pkgs.curl} --silent --show-error --fail --output /dev/null";
 
   engines = {
@@ -61,7 +69,8 @@ let
         (toString enginePort)
         "--n-gpu-layers"
         "99"
-        "--metrics"
+        "--parallel"
+        (toString cfg.parallel)
       ];
       healthPath = "/health";
     };
@@ -82,8 +91,8 @@ in
       default = "tinygrad";
       example = "llama-cpp";
       description = ''
-        What runs the model. tinygrad's server takes one request at a time; llama.cpp's takes
-        several and has Prometheus metrics, which `orin.telemetry` scrapes.
+        What runs the model. tinygrad's server takes one request at a time, llama.cpp's
+        `orin.llm-server.parallel` of them.
       '';
     };
 
@@ -118,6 +127,13 @@ in
       default = 4096;
       example = 8192;
       description = "The longest context, in tokens. The key-value cache is allocated for all of it.";
+    };
+
+    parallel = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 1;
+      example = 4;
+      description = "How many requests the engine works on at once. tinygrad's works on one.";
     };
 
     device = lib.mkOption {
@@ -164,10 +180,7 @@ in
     extraFlags = lib.mkOption {
       type = lib.types.listOf lib.types.str;
       default = [ ];
-      example = [
-        "--parallel"
-        "4"
-      ];
+      example = [ "--warmup" ];
       description = "Further arguments of the engine.";
     };
 
@@ -181,6 +194,33 @@ in
       '';
     };
 
+    metrics = {
+      enable = lib.mkOption {
+        type = lib.types.bool;
+        default = config.orin.telemetry.enable or false;
+        defaultText = lib.literalExpression "config.orin.telemetry.enable";
+        example = true;
+        description = ''
+          Whether requests pass a proxy that counts them, their tokens, the queue and the time to the
+          first token, for the dashboard of language models.
+        '';
+      };
+
+      port = lib.mkOption {
+        type = lib.types.port;
+        default = 9403;
+        example = 9503;
+        description = "Where Prometheus reads them, on the loopback.";
+      };
+
+      innerPort = lib.mkOption {
+        type = lib.types.port;
+        default = 8001;
+        example = 18000;
+        description = "The port between the proxy and the engine, on the loopback.";
+      };
+    };
+
     healthCheck = {
       enable = lib.mkOption {
         type = lib.types.bool;
@@ -191,9 +231,9 @@ in
 
       interval = lib.mkOption {
         type = lib.types.str;
-        default = "1min";
-        example = "5min";
-        description = "Time between two checks, as systemd.time(7) writes it.";
+        default = "minutely";
+        example = "*:0/5";
+        description = "When to ask, as a calendar event of systemd.time(7).";
       };
 
       timeout = lib.mkOption {
@@ -228,6 +268,12 @@ in
         message = ''
           host ${host}: orin.llm-server.model = "${model}" is no absolute path. Write it from the root,
           as in "/var/lib/models/${baseNameOf model}".'';
+      }
+      {
+        assertion = cfg.backend == "tinygrad" -> cfg.parallel == 1;
+        message = ''
+          host ${host}: orin.llm-server.parallel is ${toString cfg.parallel}, but tinygrad's server works on
+          one request at a time. Set it to 1, or `orin.llm-server.backend = "llama-cpp"`.'';
       }
       {
         assertion =
@@ -283,6 +329,7 @@ in
           CacheDirectory = "orin-llm-server";
           # The file alone, wherever it lies: its folders need not be open to the server.
           BindReadOnlyPaths = "-${model}";
+          ProtectHome = "tmpfs";
           PrivateNetwork = true;
           RestrictAddressFamilies = [
             "AF_INET"
@@ -291,16 +338,19 @@ in
         };
     };
 
-    systemd.sockets.orin-llm-server-proxy = {
+    # It comes and goes with the server: while there is none, the port is shut.
+    systemd.sockets.orin-llm-server-proxy = ofServer // {
       description = "Address of the language model server";
-      wantedBy = [ "sockets.target" ];
-      listenStreams = [ "${bracketed}:${toString cfg.port}" ];
+      wantedBy = [ "orin-llm-server.service" ];
+      # Sockets come before basic.target by default, and the server after it.
+      unitConfig.DefaultDependencies = false;
+      conflicts = [ "shutdown.target" ];
+      before = [ "shutdown.target" ];
+      listenStreams = [ entrance ];
     };
 
-    systemd.services.orin-llm-server-proxy = {
+    systemd.services.orin-llm-server-proxy = ofServer // {
       description = "The way into the language model server's own network";
-      requires = [ "orin-llm-server.service" ];
-      after = [ "orin-llm-server.service" ];
       unitConfig.JoinsNamespaceOf = "orin-llm-server.service";
       serviceConfig = import ./hardening.nix { } // {
         Type = "notify";
@@ -315,13 +365,40 @@ in
       };
     };
 
+    systemd.services.orin-llm-server-metrics = lib.mkIf cfg.metrics.enable (
+      ofServer
+      // {
+        description = "Counts the language model server's requests and tokens";
+        wantedBy = [ "orin-llm-server.service" ];
+        serviceConfig = import ./hardening.nix { } // {
+          ExecStart = lib.escapeShellArgs [
+            (lib.getExe' pkgs.tinygrad-orin.python "python3")
+            "-m"
+            "exporter.llm"
+            "--upstream"
+            "http://${entrance}"
+            "--listen"
+            address
+            "--metrics"
+            "127.0.0.1:${toString cfg.metrics.port}"
+            "--parallel"
+            (toString cfg.parallel)
+          ];
+          Restart = "on-failure";
+          DynamicUser = true;
+          RestrictAddressFamilies = [
+            "AF_INET"
+            "AF_INET6"
+            "AF_UNIX"
+          ];
+        };
+      }
+    );
+
     systemd.timers.orin-llm-server-health = lib.mkIf cfg.healthCheck.enable {
       description = "Ask the language model server";
       wantedBy = [ "timers.target" ];
-      timerConfig = {
-        OnActiveSec = cfg.healthCheck.interval;
-        OnUnitInactiveSec = cfg.healthCheck.interval;
-      };
+      timerConfig.OnCalendar = cfg.healthCheck.interval;
     };
 
     systemd.services.orin-llm-server-health = lib.mkIf cfg.healthCheck.enable {

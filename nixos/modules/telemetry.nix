@@ -397,7 +397,7 @@ in
               (job "prometheus" [ cfg.prometheus.port ])
             ]
             ++ lib.optional cfg.nodeExporter (job "node" [ config.services.prometheus.exporters.node.port ])
-            ++ lib.optional (llm.enable && llm.backend == "llama-cpp") (job "llm" [ llm.port ])
+            ++ lib.optional (llm.enable && llm.metrics.enable) (job "llm" [ llm.metrics.port ])
             ++ cfg.prometheus.extraScrapeConfigs;
           alertmanagers = lib.optional cfg.alertmanager.enable {
             static_configs = [ { targets = [ (address cfg.alertmanager.port) ]; } ];

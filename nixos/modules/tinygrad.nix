@@ -120,10 +120,8 @@ in
         systemd.services.orin-gpu = lib.mkIf cfg.selfTest {
           description = "tinygrad computes on the GPU";
           wantedBy = [ "multi-user.target" ];
-          after = [
-            "nvpmodel.service"
-            "systemd-udev-settle.service"
-          ];
+          # nvpmodel changes the TPC mask only while nobody has the GPU open.
+          after = [ "nvpmodel.service" ];
           environment = {
             XDG_CACHE_HOME = "/var/cache/orin-gpu";
           }

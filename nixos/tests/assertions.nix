@@ -124,9 +124,15 @@ let
         ''Grafana listens on 0.0.0.0 with the password "admin"''
       ];
     };
-    relativeModel = {
-      host = imitation { orin.llm-server.model = lib.mkForce "models/model.gguf"; };
-      wanted = [ "is no absolute path" ];
+    engine = {
+      host = imitation {
+        orin.llm-server.model = lib.mkForce "models/model.gguf";
+        orin.llm-server.parallel = 4;
+      };
+      wanted = [
+        "is no absolute path"
+        "tinygrad's server works on\none request at a time"
+      ];
     };
 
     jetpack5 = {

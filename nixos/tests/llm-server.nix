@@ -14,6 +14,7 @@
         model = "/var/lib/models/tiny.gguf";
         device = "CPU";
         maxContext = 128;
+        metrics.enable = true;
       };
       environment.systemPackages = [
         pkgs.jq
@@ -44,9 +45,14 @@
         assert answer["object"] == "chat.completion", answer
         assert answer["usage"]["completion_tokens"] <= 4, answer
 
+    with subtest("it is counted"):
+        counted = machine.succeed("curl -sf http://127.0.0.1:9403/metrics")
+        assert 'llm_requests_total{status="200"} 1.0' in counted, counted
+
     with subtest("nothing listens beyond the loopback, and the engine reaches nobody"):
-        listening = machine.succeed("ss -Hltn 'sport = :8000'")
-        assert "127.0.0.1:8000" in listening and "0.0.0.0:8000" not in listening, listening
+        for port in [8000, 8001, 9403]:
+            listening = machine.succeed(f"ss -Hltn 'sport = :{port}'")
+            assert f"127.0.0.1:{port}" in listening and f"0.0.0.0:{port}" not in listening, listening
         pid = machine.succeed(f"systemctl show -P MainPID {server}").strip()
         interfaces = json.loads(machine.succeed(f"nsenter -n -t {pid} ip -j link"))
         assert [interface["ifname"] for interface in interfaces] == ["lo"], interfaces

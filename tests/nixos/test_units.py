@@ -18,6 +18,7 @@ LIMITS = {
     "orin-gpu.service": 30,
     "orin-llm-server.service": 30,
     "orin-llm-server-health.service": 30,
+    "orin-llm-server-metrics.service": 30,
     "orin-llm-server-proxy.service": 30,
     "orin-performance-readback.service": 30,
 }
