@@ -187,8 +187,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append("Interrupted: the figures above are those measured until then.")
         planned = " planned"
     notes.append(
-        f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test once, in "
-        f"an order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
+        f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test once, "
+        f"in an order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
     )
     notes.append(_machine_note(records))
     return [f"- {note}" for note in dict.fromkeys(notes) if note]
