@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import SimError
-from .ptx import Code, compile_kernel, parse
+from .ptx import Code, PtxError, compile_kernel, parse
 from .ptx.tree import Module
 
 PREFIX = 128
@@ -389,6 +389,26 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
+def main(argv: list[str]) -> int:
+    """`python -m nvgpusim.programs CUBIN PTX`: keep a pair for every later run."""
+    if len(argv) != 2:
+        print(
+            "nvgpusim.programs: expected CUBIN PTX: two files of one compilation", file=sys.stderr
+        )
+        return 2
+    try:
+        programs = register(Path(argv[0]), Path(argv[1]))
+        for program in programs:
+            kernel = program.code.kernel
+            print(
+                f"{program.name}: {len(program.text)} bytes of code, {len(kernel.instrs)} instructions"
+            )
+    except (SimError, OSError, PtxError) as e:
+        print(f"nvgpusim.programs: {e}", file=sys.stderr)
+        return 2
+    return 0
+
+
 def install() -> None:
     """Hook the compilers of this process, now or when they are imported. Idempotent."""
     if any(isinstance(f, _Finder) for f in sys.meta_path):
@@ -397,3 +417,7 @@ def install() -> None:
     for name, hook in _HOOKS.items():
         if name in sys.modules:
             hook(sys.modules[name])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

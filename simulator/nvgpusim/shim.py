@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from . import programs
 from .kernel import Kernel
 from .kernel.core import NODES
 from .kernel.tsg import EventFile
@@ -169,6 +170,7 @@ class Simulation:
             with open(f"{self.directory}/started.{self._pid}", "w"):
                 pass
         self.seam.install()
+        programs.install()
         Simulation.current = self
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(Simulation.finish)
@@ -207,7 +209,7 @@ def make_executor(kernel: Kernel) -> Any:
     """The execution side for a kernel."""
     from .gpu import Gpu
 
-    return Gpu(kernel.options)
+    return Gpu(kernel.options, note=kernel.journal.note)
 
 
 def bootstrap() -> None:

@@ -213,7 +213,7 @@ class Compute:
         if program is None:
             raise gr_class(
                 f"unrecognised program at {va:#x} (first bytes {image[:16].hex()}): register its "
-                f"cubin with its PTX (nvgpusim.programs.register, --ptx)",
+                f"cubin with its PTX (python -m nvgpusim.programs CUBIN PTX)",
                 PROGRAM_ADDRESS=f"{va:#x}",
                 **c.details(),
             )

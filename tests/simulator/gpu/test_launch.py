@@ -239,7 +239,7 @@ def test_unrecognised_program(rig: Rig) -> None:
     rig.submit(launch(rig.qmd("k_set", u64(0) + u32(0, 0), entry=entry)))
     report = rig.fault()
     assert "unrecognised program" in report.title
-    assert "--ptx" in report.title
+    assert "python -m nvgpusim.programs CUBIN PTX" in report.title
 
 
 def test_page_after_the_code_must_be_mapped(rig: Rig) -> None:
