@@ -95,7 +95,7 @@ def python_command(command: tuple[str, ...]) -> list[str]:
         if first.endswith(".py") and not Path(first).is_file():
             raise SimError(f"{first}: no such file")
         return [sys.executable, *command]
-    beside = Path(sys.executable).with_name(first)
+    beside = Path(sys.executable).parent / first
     found = str(beside) if "/" not in first and beside.is_file() else shutil.which(first)
     if found is None:
         raise SimError(f"{first}: command not found")

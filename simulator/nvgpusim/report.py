@@ -147,6 +147,13 @@ def load(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
+def _bytes(count: int) -> str:
+    value, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
 def render(entry: dict[str, Any], *, full: bool = False) -> str:
     """The report of one process as text; `full` lists the rules that were never exercised."""
     lines = [f"== {' '.join(entry['argv']) or 'python'}"]
@@ -159,7 +166,7 @@ def render(entry: dict[str, Any], *, full: bool = False) -> str:
     if entry["execution"]:
         listed = ", ".join(f"{k} {v}" for k, v in entry["execution"].items())
         lines.append(f"execution  {listed}")
-    lines.append(f"   memory  peak {entry['peak_bytes'] / 2**20:.1f} MiB")
+    lines.append(f"   memory  peak {_bytes(entry['peak_bytes'])}")
     lines.extend(f" injected  {text}" for text in entry["injected"])
     for text in entry["refusals"][: None if full else 10]:
         lines.append(

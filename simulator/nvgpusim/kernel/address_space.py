@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..abi import Record
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
 from .allocator import Buddy
-from .core import File, handler
+from .file import File, handler
 
 if TYPE_CHECKING:
     from .core import Kernel

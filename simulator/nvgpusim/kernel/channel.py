@@ -10,8 +10,8 @@ from ..abi import Record
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..memory import PAGE, DmaBuf, Mapping
 from ..rules import KernelError
-from .core import File, handler
 from .ctrl import GR_RUNLIST, RUNLISTS
+from .file import File, handler
 
 if TYPE_CHECKING:
     from .address_space import Vm

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..abi import Record
-from .core import File, handler
+from .file import File, handler
 from .usermode import SIZE as USERMODE_SIZE
 
 if TYPE_CHECKING:

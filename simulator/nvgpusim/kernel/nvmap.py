@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..memory import PAGE, DmaBuf, caller
 from ..rules import KernelError
-from .core import File, handler
+from .file import File, handler
 
 if TYPE_CHECKING:
     from .core import Kernel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..abi import Record
 from ..gpu_api import SmError
 from ..rules import KernelError
-from .core import File, handler
+from .file import File, handler
 
 if TYPE_CHECKING:
     from .address_space import Vm

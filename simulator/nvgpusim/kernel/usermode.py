@@ -18,7 +18,8 @@ from ..gpu_api import NOTIFIER_MMU_FAULT, ChannelPort, FaultReport
 from ..memory import client_line, map_pages
 
 if TYPE_CHECKING:
-    from .core import File, Kernel
+    from .core import Kernel
+    from .file import File
 
 SIZE = 0x10000
 """USERMODE_MMIO_SIZE."""

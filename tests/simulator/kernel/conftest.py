@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
 from nvgpusim.gpu_api import ChannelPort
 from nvgpusim.kernel import Kernel
 from nvgpusim.options import Options

@@ -26,7 +26,22 @@ from .conftest import Recorder
 STEP = 8
 KINDS = {"G": "ctrl", "A": "as", "T": "tsg", "H": "channel", "N": "nvmap", "E": "event"}
 SIZES = (1, 4096, 5000, 8192, 1 << 16, 3 << 20, 1 << 21, 1 << 29, 5 << 30, 1 << 36)
-EDGES = (0, 1, 2, 3, 4, 8, 0xA, 0x7F, 0xFF, 0x1000, 0x8000_0000, 0xFFFF_FFFF, 1 << 40, (1 << 64) - 1)
+EDGES = (
+    0,
+    1,
+    2,
+    3,
+    4,
+    8,
+    0xA,
+    0x7F,
+    0xFF,
+    0x1000,
+    0x8000_0000,
+    0xFFFF_FFFF,
+    1 << 40,
+    (1 << 64) - 1,
+)
 CLASSES = (0xC7C0, 0xC7B5, 0xC6C0, 0xC797, 0xC76F)
 POINTERS = ("addr", "clk_range_entries", "clk_info_entries", "record_mem", "maps")
 COPIES = ("NVMAP_READ", "NVMAP_WRITE")
@@ -85,7 +100,7 @@ class Life:
                 self._close_fd(kind, fd)
         self.kernel.check()
         assert not self.kernel.files and not self.kernel.nvmap.handles
-        shims = [b for b in self.kernel.dmabufs.values()]
+        shims = list(self.kernel.dmabufs.values())
         assert not shims, shims
         assert self.kernel.journal.in_use == 0
         assert sorted(self.kernel.channel_ids) == list(range(512))
@@ -180,14 +195,12 @@ class Life:
                 self._collect(request, raw)
 
     def _loose(self, known: Ioctl, size: int) -> list[int]:
-        """Bytes that may be flipped: a wrong pointer or stride would have our own memory written."""
+        """Bytes that may be flipped: a wrong pointer would have our own memory written."""
         if known.arg is None or known.short in COPIES:
             return [min(8, size - 1)]
         fields = self.kernel.abi.structs[known.arg].fields
         fixed = [f for name, f in fields.items() if name.endswith(POINTERS)]
-        return [
-            i for i in range(size) if not any(f.offset <= i < f.offset + f.size for f in fixed)
-        ]
+        return [i for i in range(size) if not any(f.offset <= i < f.offset + f.size for f in fixed)]
 
     def _make(self, letter: str) -> None:
         """A file of the kind that has none."""

@@ -47,7 +47,9 @@ def io(letter: str, nr: int) -> int:
     return ord(letter) << 8 | nr
 
 
-def call(fd: int, letter: str, nr: int, fmt: str, *values: int, direction: str = "rw") -> tuple[int, ...]:
+def call(
+    fd: int, letter: str, nr: int, fmt: str, *values: int, direction: str = "rw"
+) -> tuple[int, ...]:
     """One ioctl with a struct of format `fmt`; returns the struct's members afterwards."""
     raw = bytearray(struct.pack("<" + fmt, *values))
     make = {"rw": iowr, "w": iow, "r": ior}[direction]
@@ -55,7 +57,9 @@ def call(fd: int, letter: str, nr: int, fmt: str, *values: int, direction: str =
     return struct.unpack("<" + fmt, raw)
 
 
-def do_mmap(fd: int, size: int, address: int = 0, flags: int = mmap.MAP_SHARED, offset: int = 0) -> int:
+def do_mmap(
+    fd: int, size: int, address: int = 0, flags: int = mmap.MAP_SHARED, offset: int = 0
+) -> int:
     """libc's mmap, read and write; raises OSError."""
     function = libc().mmap
     function.restype = ctypes.c_void_p
@@ -80,8 +84,14 @@ def view(address: int, size: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * size).from_address(address)).cast("B")
 
 
-def alloc_as(ctrl: int, start: int = 0x200000, end: int = 0xFC00000000, flags: int = 2,
-             big: int = 0, split: int = 0) -> int:
+def alloc_as(
+    ctrl: int,
+    start: int = 0x200000,
+    end: int = 0xFC00000000,
+    flags: int = 2,
+    big: int = 0,
+    split: int = 0,
+) -> int:
     """ALLOC_AS -> as_fd."""
     return call(ctrl, "G", 8, "IiII3Q6I", big, 0, flags, 0, start, end, split, *[0] * 6)[1]
 
@@ -116,11 +126,34 @@ def wdt(channel: int, status: int = 1, timeout: int = 0) -> None:
     call(channel, "H", 119, "II", status, timeout, direction="w")
 
 
-def setup_bind(channel: int, gpfifo: int, userd: int, entries: int = 1024, flags: int = 0xA,
-               gpfifo_offset: int = 0, userd_offset: int = 0) -> int:
+def setup_bind(
+    channel: int,
+    gpfifo: int,
+    userd: int,
+    entries: int = 1024,
+    flags: int = 0xA,
+    gpfifo_offset: int = 0,
+    userd_offset: int = 0,
+) -> int:
     """SETUP_BIND (r36) -> token."""
-    out = call(channel, "H", 128, "IIIiiI5Q9I4x", entries, 0, flags, userd, gpfifo, 0,
-               userd_offset, gpfifo_offset, 0, 0, 0, *[0] * 9)
+    out = call(
+        channel,
+        "H",
+        128,
+        "IIIiiI5Q9I4x",
+        entries,
+        0,
+        flags,
+        userd,
+        gpfifo,
+        0,
+        userd_offset,
+        gpfifo_offset,
+        0,
+        0,
+        0,
+        *[0] * 9,
+    )
     return out[5]
 
 
@@ -144,8 +177,14 @@ def create(nvmap: int, size: int) -> int:
     return call(nvmap, "N", 1, "Q", size)[0] & 0xFFFFFFFF
 
 
-def alloc(nvmap: int, handle: int, heap: int = IOVMM, flags: int = TAG | INNER_CACHEABLE,
-          align: int = PAGE, numa: int = 0) -> None:
+def alloc(
+    nvmap: int,
+    handle: int,
+    heap: int = IOVMM,
+    flags: int = TAG | INNER_CACHEABLE,
+    align: int = PAGE,
+    numa: int = 0,
+) -> None:
     """ALLOC."""
     call(nvmap, "N", 3, "IIIIi", handle, heap, flags, align, numa, direction="w")
 
@@ -160,8 +199,16 @@ def free(nvmap: int, handle: int) -> int:
     return int(fcntl.ioctl(nvmap, io("N", 4), handle - (1 << 32) if handle >= 1 << 31 else handle))
 
 
-def map_buffer(as_fd: int, dmabuf: int, flags: int = 0, va: int = 0, offset: int = 0, size: int = 0,
-               compr: int = -1, incompr: int = 0) -> int:
+def map_buffer(
+    as_fd: int,
+    dmabuf: int,
+    flags: int = 0,
+    va: int = 0,
+    offset: int = 0,
+    size: int = 0,
+    compr: int = -1,
+    incompr: int = 0,
+) -> int:
     """MAP_BUFFER_EX -> GPU address."""
     out = call(as_fd, "A", 7, "IhhIIQQQ", flags, compr, incompr, dmabuf, PAGE, offset, size, va)
     return out[7]
@@ -222,7 +269,9 @@ class Board:
         free(self.nvmap, handle)
         return fd
 
-    def buffer(self, size: int, keep_fd: bool = False, flags: int = TAG | INNER_CACHEABLE) -> Buffer:
+    def buffer(
+        self, size: int, keep_fd: bool = False, flags: int = TAG | INNER_CACHEABLE
+    ) -> Buffer:
         """A buffer, CPU address = GPU address."""
         fd = self.dmabuf(size, flags)
         va = map_buffer(self.as_fd, fd)

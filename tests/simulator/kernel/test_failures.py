@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+
 from nvgpusim.kernel import Kernel
 from nvgpusim.kernel.allocator import WINDOWS
 from nvgpusim.memory import MmuFault
@@ -73,7 +74,9 @@ def _inside(va: int, size: int) -> bool:
 def test_the_kernel_places_buffers_into_windows() -> None:
     with simulated(place="windows") as kernel:
         board = Board(end=0xFFFFE00000)
-        assert all(_inside(rc.map_buffer(board.as_fd, board.dmabuf(s)), s) for s in (4096, 512 << 20))
+        assert all(
+            _inside(rc.map_buffer(board.as_fd, board.dmabuf(s)), s) for s in (4096, 512 << 20)
+        )
         kernel.check()
     with simulated():
         board = Board(end=0xFFFFE00000)

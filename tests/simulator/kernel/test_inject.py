@@ -6,6 +6,7 @@ import os
 import time
 
 import pytest
+
 from nvgpusim.errors import SimError
 from nvgpusim.inject import Injection
 
@@ -129,14 +130,13 @@ def test_two_rings_in_a_row_are_both_heard() -> None:
     with simulated() as kernel:
         board = Board()
         one, two = board.channel(), board.channel()
+        both = {one.token, two.token}
+        heard: list[int] = kernel.executor.rings  # type: ignore[union-attr]
         for _ in range(50):
-            before = len(kernel.executor.rings)  # type: ignore[union-attr]
+            before = len(heard)
             for channel in (one, two):
                 channel.submit(0x1000000, 1)
-            assert until(
-                lambda before=before: {one.token, two.token}  # type: ignore[misc]
-                <= set(kernel.executor.rings[before:])  # type: ignore[union-attr]
-            )
+            assert until(lambda before=before: both <= set(heard[before:]))  # type: ignore[misc]
             for channel in (one, two):
                 channel.userd.mem.cast("I")[0x88 // 4] = channel.put % channel.entries
 

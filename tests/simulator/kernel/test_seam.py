@@ -14,6 +14,7 @@ import struct
 import termios
 
 import pytest
+
 from nvgpusim.kernel import Kernel
 from nvgpusim.kernel.core import NODES
 

@@ -1,0 +1,305 @@
+"""Rule cases: Channels."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import struct
+from typing import Any
+
+from nvgpusim.gpu_api import FaultReport, SmError
+from nvgpusim.kernel import Kernel
+
+from . import rawclient as rc
+from .cases import bound, case, fails, file_of, kill
+from .rawclient import Board, call
+
+
+@case("channel.gone")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = rc.open_channel(board.ctrl)
+    file_of(kernel, channel).gone = True
+    rc.timedout(channel)
+
+
+@case("wdt.status")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = rc.open_channel(board.ctrl)
+    rc.wdt(channel, 2 | 4, 100)
+    fails(22, rc.wdt, channel, 0)
+    rc.wdt(channel, 3)
+
+
+@case("wdt.deterministic")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = board.channel()
+    rc.wdt(channel.fd, 1)
+    rc.wdt(channel.fd, 2)
+
+
+def _setup(board: Board, **change: Any) -> int:
+    fd = change.pop("channel", None) or bound(board)
+    args = {"gpfifo": 0, "userd": 0} | change
+    for name, size in (("gpfifo", 8192), ("userd", 4096)):
+        args[name] = change.get(name) if name in change else board.dmabuf(size)
+    return rc.setup_bind(fd, **args)
+
+
+@case("setup.few")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(22, _setup, board, entries=2, flags=0)
+    assert _setup(board, entries=2) >= 0
+    _setup(board, entries=1)
+
+
+@case("setup.pow2")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, entries=1000)
+
+
+@case("setup.many")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, entries=1 << 30)
+
+
+@case("setup.unbound")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = rc.open_channel(board.ctrl)
+    fails(22, _setup, board, channel=channel)
+    rc.as_bind(board.as_fd, channel)
+    _setup(board, channel=channel)
+
+
+@case("setup.twice")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = bound(board)
+    _setup(board, channel=channel)
+    _setup(board, channel=channel)
+
+
+@case("setup.watchdog")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = bound(board)
+    rc.wdt(channel, 2)
+    _setup(board, channel=channel)
+
+
+@case("setup.usermode")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, flags=8)
+
+
+@case("setup.vpr")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, flags=0xB)
+
+
+@case("setup.fd-zero")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(22, _setup, board, gpfifo=0)
+    _setup(board, userd=0)
+
+
+@case("setup.offset")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(22, _setup, board, gpfifo_offset=4096)
+    _setup(board, userd_offset=512)
+
+
+@case("setup.gpfifo-badfd")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, gpfifo=9999)
+
+
+@case("setup.gpfifo-fd")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, gpfifo=board.ctrl)
+
+
+@case("setup.gpfifo-small")
+def _(kernel: Kernel, board: Board) -> None:
+    assert _setup(board, entries=1024) >= 0
+    _setup(board, entries=2048)
+
+
+@case("setup.no-room")
+def _(kernel: Kernel, board: Board) -> None:
+    vm = kernel.lookup(board.as_fd).vm  # type: ignore[union-attr]
+    while vm.system.alloc(1 << 20) is not None:
+        pass
+    _setup(board, gpfifo=board.dmabuf(1 << 20))
+
+
+@case("setup.userd-badfd")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, userd=9999)
+
+
+@case("setup.userd-fd")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, userd=board.ctrl)
+
+
+@case("setup.userd-as-is")
+def _(kernel: Kernel, board: Board) -> None:
+    userd = board.buffer(4096, keep_fd=True)
+    userd.mem[0x8C] = 3
+    _setup(board, userd=userd.fd)
+    assert "USERD" in kernel.journal.notes[-1]
+
+
+@case("setup.kernel-mode")
+def _(kernel: Kernel, board: Board) -> None:
+    _setup(board, flags=2)
+
+
+@case("submit.usermode")
+def _(kernel: Kernel, board: Board) -> None:
+    call(board.channel().fd, "H", 107, "QIIQ", 0, 1, 0, 0)
+
+
+@case("obj.unbound")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.alloc_obj(rc.open_channel(board.ctrl), rc.COMPUTE)
+
+
+@case("obj.class")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = bound(board)
+    for good in (0xC7C0, 0xC7B5, 0xC5C0, 0xC3C0, 0xC76F):
+        rc.alloc_obj(channel, good)
+    fails(22, rc.alloc_obj, channel, 0xC6C0)
+    fails(22, rc.alloc_obj, channel, 0xC56F)
+    rc.alloc_obj(channel, 0xC6B5)
+
+
+@case("obj.graphics-async")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.alloc_obj(bound(board), 0xC797)
+
+
+@case("notifier.mem")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = bound(board)
+    fails(22, rc.set_notifier, channel, 0)
+    fails(22, rc.set_notifier, channel, 9999)
+    rc.set_notifier(channel, board.ctrl)
+
+
+@case("notifier.offset")
+def _(kernel: Kernel, board: Board) -> None:
+    channel, fd = bound(board), board.dmabuf()
+    rc.set_notifier(channel, fd, 4080)
+    fails(22, rc.set_notifier, channel, fd, 4081)
+    rc.set_notifier(channel, fd, (1 << 64) - 8)
+
+
+@case("notifier.zeroed")
+def _(kernel: Kernel, board: Board) -> None:
+    buffer = board.buffer(4096, keep_fd=True)
+    buffer.mem[:64] = b"\xff" * 64
+    rc.set_notifier(bound(board), buffer.fd, 16)
+    assert bytes(buffer.mem[:64]) == b"\xff" * 16 + bytes(16) + b"\xff" * 32
+
+
+@case("notifier.first")
+def _(kernel: Kernel, board: Board) -> None:
+    a, b = board.channel(), board.channel()
+    assert a.error() is None
+    kill(kernel, a, FaultReport(31, "unmapped"))
+    assert (a.error(), b.error()) == (31, 31)
+    low, high = struct.unpack_from("<II", a.notifier.mem)
+    assert high << 32 | low > 1 << 60
+    fcntl.ioctl(b.fd, rc.io("H", 116))
+    assert (a.error(), b.error()) == (31, 31)
+
+
+@case("preempt.mode")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = bound(board)
+    for good in ((0, 2), (1, 1), (2, 2), (0, 4)):
+        call(channel, "H", 122, "II", *good, direction="w")
+    for bad in ((4, 2), (0, 3)):
+        fails(22, call, channel, "H", 122, "II", *bad, direction="w")
+    call(channel, "H", 122, "II", 2, 4, direction="w")
+
+
+@case("syncpt.none-left")
+def _(kernel: Kernel, board: Board) -> None:
+    kernel.syncpoints.clear()
+    call(bound(board), "H", 126, "QII", 0, 0, 0, direction="r")
+
+
+@case("syncpt.same")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = bound(board)
+    one = call(channel, "H", 126, "QII", 0, 0, 0, direction="r")
+    assert call(channel, "H", 126, "QII", 0, 0, 0, direction="r") == one
+
+
+def _wait(channel: int, fd: int, offset: int, payload: int, kind: int = 1) -> None:
+    call(channel, "H", 102, "6I", kind, 20, fd, offset, payload, 0)
+
+
+@case("wait.dead")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = board.channel()
+    buffer = board.buffer(4096, keep_fd=True)
+    buffer.mem[16] = 5
+    _wait(channel.fd, buffer.fd, 16, 5)
+    fails(110, _wait, channel.fd, buffer.fd, 16, 6)
+    kill(kernel, channel, FaultReport(13, "class error"))
+    fails(110, call, channel.fd, "H", 107, "QIIQ", 0, 1, 0, 0)
+    _wait(channel.fd, buffer.fd, 16, 5)
+
+
+@case("wait.notifier")
+def _(kernel: Kernel, board: Board) -> None:
+    channel, fd = board.channel(), board.dmabuf()
+    _wait(channel.fd, fd, 0, 0, 0)
+    fails(22, _wait, channel.fd, fd, 4096, 0)
+    _wait(channel.fd, board.ctrl, 0, 0)
+
+
+@case("reset.forced")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = board.channel()
+    fcntl.ioctl(channel.fd, rc.io("H", 116))
+    assert channel.error() == 43 and rc.timedout(channel.fd) == 1
+    unset = bound(board)
+    fcntl.ioctl(unset, rc.io("H", 116))
+    assert rc.timedout(unset) == 1
+
+
+@case("timedout.set")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = board.channel()
+    assert rc.timedout(channel.fd) == 0
+    kill(kernel, channel, FaultReport(8, "idle timeout"))
+    assert rc.timedout(channel.fd) == 1
+
+
+@case("kill.tsg")
+def _(kernel: Kernel, board: Board) -> None:
+    a, b = board.channel(), board.channel()
+    other = rc.open_tsg(board.ctrl)
+    port, neighbour = kernel.ports[a.token], kernel.ports[b.token]
+    port.fail(FaultReport(13, "misaligned", {"kernel": "E_4"}, {3: SmError(0, 0xF, 0x1234)}))
+    assert not port.alive and not neighbour.alive
+    assert rc.timedout(b.fd) == 1
+    record = (ctypes.c_uint * 6)()
+    call(board.tsg, "T", 12, "IIQQ", 3, 0, ctypes.addressof(record), 24)
+    assert (record[1], record[2]) == (0xF, 0x1234)
+    call(board.tsg, "T", 12, "IIQQ", 2, 0, ctypes.addressof(record), 24)
+    assert record[1] == 0
+    assert kernel.journal.faults[0]["details"] == {"kernel": "E_4"}
+    call(other, "T", 12, "IIQQ", 3, 0, ctypes.addressof(record), 24)
+    assert record[1] == 0
+
+
+@case("nvmap-fd.noop")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = rc.open_channel(board.ctrl)
+    call(channel, "H", 5, "I", 77, direction="w")
+    call(channel, "H", 11, "I", 10, direction="w")
+    call(channel, "H", 18, "II", 10, 0)

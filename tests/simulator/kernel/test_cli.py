@@ -1,0 +1,243 @@
+"""The command line as a user types it: runs, exit codes, one-line errors, reports, traces."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nvgpusim
+from nvgpusim import cli
+from nvgpusim.errors import SimError
+from nvgpusim.options import Options
+
+HERE = Path(__file__).parent
+SIMULATOR = str(Path(nvgpusim.__file__).parent.parent)
+LIFE = """
+import os, sys
+sys.path.insert(0, {here!r})
+import rawclient as rc
+board = rc.Board()
+board.buffer(8192).mem[0] = 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of the tests stay out of the user's cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def script(tmp_path: Path, text: str, name: str = "script.py") -> str:
+    """A client's source file."""
+    path = tmp_path / name
+    path.write_text(LIFE.format(here=str(HERE)) + text)
+    return str(path)
+
+
+def sim(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """`python -m nvgpusim args`."""
+    env = os.environ | {"PYTHONPATH": SIMULATOR} | kwargs.pop("env", {})
+    command = [sys.executable, "-m", "nvgpusim", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, **kwargs)
+
+
+def test_a_script_runs_and_is_reported(tmp_path: Path) -> None:
+    report = tmp_path / "report.jsonl"
+    run = sim(
+        "--report", str(report), "--", "python", script(tmp_path, "print('done', board.veid)")
+    )
+    assert (run.returncode, run.stdout) == (0, "done 1\n")
+    for line in ("NVMAP_CREATE_64 1", "ctrl 1", "leak  1 ctrl fd", "peak 8.0 KiB"):
+        assert line in run.stderr
+    shown = sim("report", str(report))
+    assert shown.returncode == 0 and "never  map.batch:" in shown.stdout
+    assert sim("report").stdout == shown.stdout, "the last report is kept"
+    (entry,) = [json.loads(line) for line in report.read_text().splitlines()]
+    assert entry["counts"]["ioctl ALLOC_AS"] == 1 and entry["rules"]["map.holds"] == 1
+
+
+def test_quiet_and_status(tmp_path: Path) -> None:
+    run = sim("--quiet", "--", script(tmp_path, "board.close(); sys.exit(5)"))
+    assert (run.returncode, run.stderr) == (5, "")
+
+
+def test_a_clean_teardown_has_no_leaks(tmp_path: Path) -> None:
+    assert "leaks  none" in sim("--", script(tmp_path, "board.close()")).stderr
+
+
+def test_modules_code_and_console_scripts(tmp_path: Path) -> None:
+    probe = "import os; print(os.path.exists('/dev/nvmap'))"
+    assert sim("--quiet", "--", "-c", probe).stdout == "True\n"
+    assert sim("--quiet", "--", "python", "-c", probe).stdout == "True\n"
+    assert "JSON" in sim("--quiet", "--", "-m", "json.tool", "--help").stdout
+    test = tmp_path / "test_it.py"
+    test.write_text("import os\ndef test_it():\n  assert os.path.exists('/dev/nvgpu/igpu0/ctrl')\n")
+    run = sim("--quiet", "--", "pytest", "-q", "-p", "no:cacheprovider", str(test), cwd=tmp_path)
+    assert run.returncode == 0 and "1 passed" in run.stdout
+    assert "opened no device" in sim("--", "-c", "pass").stderr
+
+
+def test_child_processes_have_a_board_of_their_own(tmp_path: Path) -> None:
+    text = """
+import subprocess
+if len(sys.argv) == 1:
+    print(subprocess.run([sys.executable, __file__, "child"]).returncode, os.getpid() > 0)
+"""
+    run = sim("--", script(tmp_path, text))
+    assert run.stdout == "0 True\n" and run.stderr.count("ALLOC_AS 1") == 2
+
+
+def test_forked_workers_are_reported(tmp_path: Path) -> None:
+    text = """
+import multiprocessing
+def work(i):
+    other = rc.Board()
+    other.close()
+    return i
+if __name__ == "__main__":
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        print(pool.map(work, [1, 2]))
+"""
+    run = sim("--", script(tmp_path, text))
+    assert run.stdout == "[1, 2]\n"
+
+
+def test_the_real_sitecustomize_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.marker = 7\n")
+    env = {"PYTHONPATH": f"{SIMULATOR}{os.pathsep}{tmp_path}"}
+    code = "import sys, os; print(sys.marker, os.path.exists('/dev/nvmap'))"
+    assert sim("--quiet", "--", "-c", code, env=env).stdout == "7 True\n"
+
+
+def test_a_crash_is_named(tmp_path: Path) -> None:
+    run = sim("--", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    assert run.returncode == 139 and "ended by SIGSEGV" in run.stderr
+    assert "no report" in run.stderr and "Traceback" not in run.stderr
+
+
+def test_an_exception_still_gives_a_report(tmp_path: Path) -> None:
+    run = sim("--", script(tmp_path, "rc.alloc_as(board.ctrl, 0, 0)"))
+    assert run.returncode == 1 and "OSError" in run.stderr and "as.range" in run.stderr
+
+
+def test_strict(tmp_path: Path) -> None:
+    clean = script(tmp_path, "board.close()")
+    assert sim("--strict", "--quiet", "--", clean).returncode == 0
+    unknown = script(tmp_path, "\ntry: rc.call(board.ctrl, 'G', 37, '16x')\nexcept OSError: pass")
+    assert sim("--strict", "--quiet", "--", unknown).returncode == 3
+    assert sim("--quiet", "--", unknown).returncode == 0
+    failing = script(tmp_path, "\nrc.alloc_as(board.ctrl, end=0xFFFFE00000)")
+    assert sim("--strict", "--quiet", "--", failing).returncode == 3
+
+
+def test_injection_and_seed(tmp_path: Path) -> None:
+    run = sim("--inject", "ENOMEM@ALLOC_AS", "--", script(tmp_path, ""))
+    assert "Cannot allocate memory" in run.stderr and "injected  ENOMEM at ALLOC_AS" in run.stderr
+
+
+def test_profiles_and_boards(tmp_path: Path) -> None:
+    call = "rc.call(board.ctrl, 'G',"
+    text = f"print({call} 5, 'QQ', 0, 0)[0], {call} 18, 'II', 0, 0)[0])"
+    path = script(tmp_path, text)
+    assert sim("--quiet", "--board", "nano4", "--", path).stdout == "328 4\n"
+    assert sim("--quiet", "--profile", "r38", "--", path).stdout == "336 16\n"
+    assert sim("--quiet", "--profile", "r35", "--", path).returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ((), "no command: expected nvgpusim [options] -- python3 script.py"),
+        (("--nonsense",), "--nonsense"),
+        (("--profile", "r37", "--", "x.py"), "'r37' is not one of 'r35', 'r36', 'r38'"),
+        (("--delay", "-1", "--", "x.py"), "'--delay'"),
+        (("--inject", "WRONG", "--", "-c", "pass"), "unknown fault 'WRONG'"),
+        (("--", "/bin/true"), "/bin/true is not a Python program"),
+        (("--", "no-such-program"), "no-such-program: command not found"),
+        (("--", "absent.py"), "absent.py: no such file"),
+        (("--report", "/absent/report", "--", "-c", "pass"), "/absent/report: cannot be written"),
+        (("--", "python", "-I", "-c", "pass"), "never loaded the simulator"),
+        (("report", "/absent"), "/absent: No such file or directory"),
+        (("report",), "no run yet"),
+        (("replay", "/absent"), "/absent: No such file or directory"),
+        (("replay",), "Missing argument 'FILE'"),
+        (("recorder", "/absent/x.pyz"), "/absent/x.pyz: cannot be written"),
+    ],
+)
+def test_bad_use_is_one_line(args: tuple[str, ...], says: str) -> None:
+    run = sim(*args)
+    assert run.returncode == 2
+    assert run.stderr.startswith("nvgpusim: error: ") and says in run.stderr
+    assert len(run.stderr.splitlines()) == 1 and run.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "not a report"),
+        ("[]", "not a report of this version"),
+        ('{"nvgpusim-report": 99}', "format 1"),
+        ("", "an empty report"),
+    ],
+)
+def test_bad_reports(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "report"
+    path.write_text(text)
+    run = sim("report", str(path))
+    assert run.returncode == 2 and says in run.stderr and len(run.stderr.splitlines()) == 1
+
+
+def test_no_memfd_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert cli.main(["--", "-c", "pass"]) == 2
+    assert "this machine has no memfd" in capsys.readouterr().err
+
+
+def test_help_names_the_other_commands() -> None:
+    run = sim("--help")
+    assert run.returncode == 0 and "nvgpusim replay FILE" in run.stdout
+    rules = sim("rules").stdout.splitlines()
+    assert any(line.startswith("getfd.full\tBad address\t") for line in rules)
+
+
+def test_interrupts_reach_the_program(tmp_path: Path) -> None:
+    import signal
+    import time
+
+    path = script(tmp_path, "\nimport time\nprint('up', flush=True)\ntime.sleep(30)")
+    env = os.environ | {"PYTHONPATH": SIMULATOR}
+    with subprocess.Popen(
+        [sys.executable, "-m", "nvgpusim", "--", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        start = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 143 and time.monotonic() - start < 15
+
+
+def test_python_command() -> None:
+    assert cli.python_command(("-m", "x"))[0] == sys.executable
+    assert cli.python_command((sys.executable, "x"))[0] == sys.executable
+    with pytest.raises(SimError):
+        cli.python_command(())
+
+
+def test_options_round_trip() -> None:
+    options = Options(inject=("ENOMEM@*",), seed=3, order=True)
+    assert Options.from_json(options.to_json()) == options
+    assert options.sms == 16 and Options(board="nano4").ram == 4 << 30
