@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from exporter.service import Exporter, Server
 from jetson.energy import EnergySampler
@@ -212,6 +213,10 @@ def jetson_exporter(
     sample_rate: float,
 ) -> None:
     """Serve a Jetson's power, clocks, temperatures and throttling to Prometheus."""
+    if replay:
+        for name in ("sysfs", "procfs", "etc", "var"):
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                raise click.UsageError(f"--{name} has no meaning with --replay: give one of them")
     roots = Roots(str(sysfs), str(procfs), str(etc), str(var))
     options = Options(roots, collectors, replay, budget, sample_rate, tegrastats)
     context.obj = options

@@ -17,7 +17,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import click
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    start_http_server,
+)
 
 from exporter.cli import parse_address, refusal
 from exporter.service import QuietServer
@@ -294,6 +301,8 @@ def proxy(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    # A second series for each counter, which nothing here asks for.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     metrics = Metrics()
     try:
         server = Proxy(listen, upstream, metrics, parallel)

@@ -162,6 +162,7 @@ def test_two_instances_on_one_port(served: tuple[subprocess.Popen[str], str]) ->
         (["--budget", "0"], "0<x<=60"),
         (["--sample-rate", "1000"], "0<=x<=100"),
         (["--tegrastats", "/nonexistent"], "--tegrastats /nonexistent: No such file"),
+        (["--replay", "/tmp", "--etc", "/etc"], "--etc has no meaning with --replay"),
         (["--frobnicate"], "--frobnicate"),
         (["record"], "DIRECTORY"),
         (["record", "/proc/x"], "/proc/x"),

@@ -3,7 +3,9 @@
 import ctypes
 import dataclasses
 import errno
+import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from orinbench import board
 from orinbench.errors import BenchError
 
 Show = Callable[[Tree], Roots]
+ROOMS = ("jetson", "nvgpusim")
 
 
 def masks(*values: int, result: int = 0, error: int = 0) -> nvgpu.Ioctl:
@@ -75,6 +78,26 @@ def test_a_driver_that_refuses_is_named(call: nvgpu.Ioctl, show: Show) -> None:
 def test_the_real_ioctl_on_a_file_that_is_no_gpu(show: Show) -> None:
     state = read_state(show(with_device(idle())))
     assert state.sms_source == "sysfs" and "nvgpu: [Errno 25]" in state.errors[0]
+
+
+@pytest.mark.parametrize("profile", ["r35", "r36", "r38"])
+@pytest.mark.parametrize(
+    ("module", "sms"), [("agx64", 16), ("agx32", 14), ("nx16", 8), ("nano4", 4)]
+)
+def test_the_modelled_kernel_is_asked(profile: str, module: str, sms: int) -> None:
+    """The real ioctl against the driver simulator, which knows nothing of these readers."""
+    rooms = [Path(importlib.import_module(name).__file__ or "").parents[1] for name in ROOMS]
+    code = "from jetson import files, nvgpu; print(nvgpu.sm_count(files.Roots()))"
+    done = subprocess.run(
+        [sys.executable, "-m", "nvgpusim", "--quiet", "--strict", "--profile", profile]
+        + ["--board", module, "--", "python", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, rooms))},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"{sms}\n"), done.stderr
 
 
 def test_the_record_is_json_and_lacks_what_the_board_lacks(show: Show) -> None:
