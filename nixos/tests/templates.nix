@@ -8,14 +8,20 @@ let
   };
   hostsOf = folder: (import (folder + "/flake.nix")).outputs inputs;
   inherit ((hostsOf ../../templates/default).nixosConfigurations) my-orin;
+  fleet = hostsOf ../../templates/fleet;
   # The other board of the fleet is this one without a server.
-  inherit ((hostsOf ../../templates/fleet).nixosConfigurations) orin-2;
+  inherit (fleet.nixosConfigurations) orin-2;
 
   # A whole machine takes a gigabyte to evaluate. The fleet's is evaluated to its derivation (whose
   # name is all that is kept: nothing is built), the other to its assertions.
   wrong = map (rule: rule.message) (lib.filter (rule: !rule.assertion) my-orin.config.assertions);
 in
 assert lib.assertMsg (wrong == [ ]) "templates/default: ${toString wrong}";
-pkgs.writeText "templates" (
-  builtins.unsafeDiscardStringContext orin-2.config.system.build.toplevel.drvPath
-)
+pkgs.runCommand "templates"
+  {
+    passthru.hive = fleet.colmena;
+    evaluated = builtins.unsafeDiscardStringContext orin-2.config.system.build.toplevel.drvPath;
+  }
+  ''
+    echo $evaluated >$out
+  ''
