@@ -30,6 +30,7 @@ class Environment:
     cpu_count: int
     memory_bytes: int | None
     cpu_governors: tuple[str, ...]
+    load_average: float  # of the minute before the run
     python: str
     orinbench_version: str | None
     tinygrad_version: str | None
@@ -63,6 +64,7 @@ def read_environment() -> Environment:
         cpu_count=len(os.sched_getaffinity(0)),
         memory_bytes=_memory_bytes(),
         cpu_governors=governors(),
+        load_average=os.getloadavg()[0],
         python=platform.python_version(),
         orinbench_version=package_version("tinygrad-orin"),
         tinygrad_version=version,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from orinbench.clocks import clock_warnings
+from orinbench.environment import Environment
 from orinbench.plan import Case
 from orinbench.results import LaneResult, RowResult, RunResult
 from orinbench.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION
@@ -22,6 +23,9 @@ from orinbench.statistics import (
 )
 
 EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
+
+# Load average a CPU from which on a machine is not quiet: one in four busy.
+BUSY_SHARE = 0.25
 
 Record = dict[str, Any]
 
@@ -170,7 +174,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
         "board_after": [sample.board_after for sample in row.samples],
         "warnings": [
             {"kind": warning.kind.value, "text": warning.text, "detail": warning.detail}
-            for warning in row_warnings(lane, row, percent)
+            for warning in row_warnings(run.environment, lane, row, percent)
         ],
         "comparisons": row_comparisons(run, lane, row),
     }
@@ -197,11 +201,21 @@ def roofline_percent(lane: LaneResult, case: Case, summary: Summary) -> float | 
     return 100 * summary.median * lane.model.token_read_bytes / bandwidth
 
 
-def row_warnings(lane: LaneResult, row: RowResult, percent: float | None) -> list[BenchWarning]:
+def row_warnings(
+    environment: Environment, lane: LaneResult, row: RowResult, percent: float | None
+) -> list[BenchWarning]:
     """Return everything about a row that a reader must know before trusting it."""
     before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
     after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
     found = sample_warnings(row.throughputs) + clock_warnings(before, after, lane.on_gpu)
+    if environment.load_average > BUSY_SHARE * environment.cpu_count:
+        found.append(
+            BenchWarning(
+                WarningKind.BUSY_MACHINE,
+                "other work ran on the machine when the run began, load average "
+                f"{environment.load_average:.1f} on {environment.cpu_count} CPUs",
+            )
+        )
     if compiled := sum(sample.kernels_compiled for sample in row.samples):
         found.append(
             BenchWarning(

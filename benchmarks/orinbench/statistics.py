@@ -34,6 +34,7 @@ class WarningKind(Enum):
     CLOCKS_NOT_PINNED = "clocks_not_pinned"
     CLOCKS_UNKNOWN = "clocks_unknown"
     THROTTLED = "throttled"
+    BUSY_MACHINE = "busy_machine"
     COMPILED_WHILE_TIMED = "compiled_while_timed"
     ABOVE_ROOFLINE = "above_roofline"
 

@@ -138,6 +138,18 @@ def test_warnings_of_a_row(recorded_run: Build) -> None:
     assert record["board_before"] == [None] * 6
 
 
+def test_a_busy_machine_is_said_to_be_one(recorded_run: Build) -> None:
+    run = recorded_run(BOTH)
+    assert not any(record["warnings"] for record in make_records(run))
+    run.environment = replace(run.environment, load_average=1.1, cpu_count=4)
+    for record in make_records(run):
+        (warning,) = record["warnings"]
+        assert warning["kind"] == "busy_machine"
+        assert warning["text"].endswith("load average 1.1 on 4 CPUs")
+    run.environment = replace(run.environment, load_average=0.9)
+    assert not any(record["warnings"] for record in make_records(run))
+
+
 def test_percent_needs_a_bandwidth(recorded_run: Build) -> None:
     from orinbench.statistics import summarize
 
