@@ -80,17 +80,24 @@ def test_the_real_ioctl_on_a_file_that_is_no_gpu(show: Show) -> None:
     assert state.sms_source == "sysfs" and "nvgpu: [Errno 25]" in state.errors[0]
 
 
-@pytest.mark.parametrize("profile", ["r35", "r36", "r38"])
 @pytest.mark.parametrize(
-    ("module", "sms"), [("agx64", 16), ("agx32", 14), ("nx16", 8), ("nano4", 4)]
+    ("profile", "module", "sms"),
+    [
+        ("r35", "agx64", 16),
+        ("r36", "agx64", 16),
+        ("r38", "agx64", 16),
+        ("r36", "agx32", 14),
+        ("r36", "nx16", 8),
+        ("r36", "nano4", 4),
+    ],
 )
 def test_the_modelled_kernel_is_asked(profile: str, module: str, sms: int) -> None:
     """The real ioctl against the driver simulator, which knows nothing of these readers."""
     rooms = [Path(importlib.import_module(name).__file__ or "").parents[1] for name in ROOMS]
+    simulator = [sys.executable, "-m", "nvgpusim", "--quiet", "--strict"]
     code = "from jetson import files, nvgpu; print(nvgpu.sm_count(files.Roots()))"
     done = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--quiet", "--strict", "--profile", profile]
-        + ["--board", module, "--", "python", "-c", code],
+        [*simulator, "--profile", profile, "--board", module, "--", "python", "-c", code],
         capture_output=True,
         text=True,
         timeout=60,
