@@ -25,7 +25,15 @@ let
   machine =
     system: modules:
     lib.nixosSystem {
-      modules = ours ++ [ { nixpkgs.pkgs = self.legacyPackages.${system}; } ] ++ modules;
+      modules =
+        ours
+        ++ [
+          {
+            nixpkgs.pkgs = self.legacyPackages.${system};
+            networking.hostName = "board";
+          }
+        ]
+        ++ modules;
     };
 
   # Values of options: any machine shows them.
