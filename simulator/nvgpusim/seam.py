@@ -7,8 +7,9 @@ kernel answer.
 Caught: os.open, open() and io.open on the device nodes; os.close, os._exit; os.stat, os.lstat,
 os.access, os.listdir (so os.path.exists and pathlib too); fcntl.ioctl; mmap.mmap on a caught fd;
 select.poll and select.select (events show once); and open, close, ioctl, mmap, mmap64, munmap,
-mremap, msync and atomic_thread_fence looked up by name on any ctypes.CDLL. dup, fork, CLOEXEC and
-poll need no help: the fds are real.
+mremap and msync of libc looked up through ctypes.CDLL, as are the barrier functions
+atomic_thread_fence, __sync_synchronize, dmb and dsb of any library. dup, fork, CLOEXEC and poll
+need no help: the fds are real.
 
 Not caught: system calls made by C code, other processes that are not Python, os.scandir and glob on
 /dev/nvgpu, and functions that were bound before the seam was installed.
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from typing import Any
 
 _HOOKED = ("open", "open64", "close", "ioctl", "mmap", "mmap64", "munmap", "mremap", "msync")
-_BARRIERS = ("atomic_thread_fence", "__sync_synchronize")
+_BARRIERS = ("atomic_thread_fence", "__sync_synchronize", "dmb", "dsb")
 
 
 class Backend:
@@ -278,7 +279,8 @@ class Seam:
                 or (name in _HOOKED and _entry(function) == _entry(real(libc, name)))
             ):
                 return function
-            hook = getattr(seam, f"_c_{name.strip('_').removesuffix('64')}")
+            kind = "barrier" if name in _BARRIERS else name.removesuffix("64")
+            hook = getattr(seam, f"_c_{kind}")
 
             class Hooked(library._FuncPtr):  # type: ignore[misc]
                 _flags_ = library._FuncPtr._flags_
@@ -367,13 +369,10 @@ class Seam:
             return self._failed(function, error)
         return real(*args)
 
-    def _c_atomic_thread_fence(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
+    def _c_barrier(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
         result = real(*args)
         self.backend.barrier()
         return result
-
-    def _c_sync_synchronize(self, real: Any, function: Any, args: tuple[Any, ...]) -> Any:
-        return self._c_atomic_thread_fence(real, function, args)
 
     # poll
 

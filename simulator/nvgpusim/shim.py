@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from . import programs
+from .gpu.order import barrier
 from .kernel import Kernel
 from .kernel.core import NODES
 from .kernel.tsg import EventFile
@@ -114,6 +115,10 @@ class SimBackend(Backend):
     def msync(self, address: int) -> None:
         """Refused on dmabufs."""
         self.kernel.msync(address)
+
+    def barrier(self) -> None:
+        """A barrier orders the stores before it for the GPU."""
+        barrier()
 
     def polled(self, fds: list[int]) -> None:
         """An event shows once."""
