@@ -5,9 +5,10 @@ GPU's (NVML) or an x86 processor's (RAPL), or none.
 """
 
 import os
+import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,16 +51,25 @@ def board_state(roots: Roots | None = None) -> BoardState:
 
 @dataclass
 class EnergyRun:
-    """A timed region's energy, complete once the region has been left; times are Unix seconds."""
+    """A region's energy, complete once the region has been left; times are Unix seconds.
+
+    `timed` is the part of the region that counts, in seconds of time.monotonic(); None is all.
+    """
 
     sampler: EnergySampler
     started: float
     ended: float | None = None
+    timed: tuple[float, float] | None = None
 
     @property
     def energy(self) -> Energy:
-        """What was drawn until now, or until the region was left."""
-        return self.sampler.energy()
+        """What was drawn in the timed part; or until now, or until the region was left."""
+        return self.sampler.between(*self.timed) if self.timed else self.sampler.energy()
+
+    def count_last(self, nanoseconds: int) -> None:
+        """The timed part is what ended just now and took so long: what a worker answered with."""
+        now = time.monotonic()
+        self.timed = (now - nanoseconds / 1e9, now)
 
     def fields(self, tokens: int) -> dict[str, Any]:
         """The record's fields; empty on a machine without a sensor.
@@ -83,16 +93,34 @@ class EnergyRun:
                 "gap_seconds": energy.gap_seconds,
                 "samples": energy.samples,
                 "tokens": tokens,
-                "started": self.started,
-                "ended": self.ended,
+                "started": self._unix(0, self.started),
+                "ended": self._unix(1, self.ended),
             },
         }
+
+    def _unix(self, edge: int, otherwise: float | None) -> float | None:
+        """An edge of the timed part as Unix time."""
+        if self.timed is None:
+            return otherwise
+        return self.timed[edge] + time.time() - time.monotonic()
+
+
+def energy_fields(samples: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """The row's fields from `EnergyRun.fields` of its repetitions: medians, and each of them."""
+    known = [run for run in samples if run and run["joules_per_token"] is not None]
+    if not known:
+        return {}
+    fields: dict[str, Any] = {
+        name: statistics.median(run[name] for run in known)
+        for name in ("joules_per_token", "tokens_per_joule")
+    }
+    return fields | {"energy": [run["energy"] if run else None for run in samples]}
 
 
 @contextmanager
 def measure_energy(roots: Roots | None = None, hertz: float = DEFAULT_HERTZ) -> Iterator[EnergyRun]:
     """Measure the energy of what happens inside; samples `hertz` times a second in a thread."""
-    with EnergySampler(roots, hertz) as sampler:
+    with EnergySampler(roots, hertz, keep=True) as sampler:
         run = EnergyRun(sampler, time.time())
         try:
             yield run
@@ -194,10 +222,13 @@ class Textfile(Collector):
 
 
 def value(record: Mapping[str, Any], field: str) -> float | None:
-    """A field of a record, `energy.joules` being one inside another; None where it is missing."""
+    """A field of a record, `energy.joules` being one of the last repetition; None if missing."""
     outer, _, inner = field.partition(".")
     found = record.get(outer)
-    return (found or {}).get(inner) if inner else found
+    if not inner:
+        return found
+    repetitions = [found] if isinstance(found, Mapping) else found or []
+    return next((last.get(inner) for last in reversed(repetitions) if last), None)
 
 
 def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:

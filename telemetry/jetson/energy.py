@@ -9,7 +9,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
@@ -30,6 +31,8 @@ MODULE = "module"
 PROBE_EVERY = 100
 #: How long a region waits for its first and for its last sample, in seconds.
 EDGE_SECONDS = 1.0
+#: A window that the samples miss by less than this many seconds is whole.
+EDGE_TOLERANCE = 0.01
 
 Reader = Callable[[Files], Readings]
 
@@ -146,6 +149,40 @@ def between(first: Rail, second: Rail, elapsed: float, broken: bool) -> float | 
     return (first.watts + second.watts) / 2 * elapsed
 
 
+def blend(first: Sample, second: Sample, awake: float) -> Sample:
+    """What a sample at `awake` seconds would have been, on the line between two."""
+    share = (awake - first.awake) / (second.awake - first.awake)
+
+    def mixed(a: float | None, b: float | None) -> float | None:
+        return None if a is None or b is None else a + (b - a) * share
+
+    known = first.counted
+    rails = tuple(
+        replace(
+            rail,
+            watts=mixed(known[name].watts, rail.watts),
+            joules=mixed(known[name].joules, rail.joules),
+        )
+        for name, rail in second.counted.items()
+        if name in known and name != MODULE
+    )
+    return Sample(first.seconds + (second.seconds - first.seconds) * share, awake, rails)
+
+
+def window(samples: Sequence[Sample], start: float, end: float) -> list[Sample]:
+    """The samples from `start` to `end` of CLOCK_MONOTONIC, with one made for each edge.
+
+    What of the window lies outside the samples is not there.
+    """
+    inside = [sample for sample in samples if start <= sample.awake <= end]
+    for first, second in pairwise(samples):
+        if first.awake < start < second.awake:
+            inside.insert(0, blend(first, second, start))
+        if first.awake < end < second.awake:
+            inside.append(blend(first, second, end))
+    return inside
+
+
 class EnergySampler:
     """Measures energy from a thread of its own: as a context manager over a timed region.
 
@@ -163,6 +200,7 @@ class EnergySampler:
         hertz: float = DEFAULT_HERTZ,
         *,
         monotonic: bool = False,
+        keep: bool = False,
         readers: Sequence[Reader] | None = None,
     ) -> None:
         self._roots = roots or Roots()
@@ -170,6 +208,7 @@ class EnergySampler:
         self._readers = readers or (PowerReader(), read_nvml_power, read_rapl)
         self._answering = list(self._readers)
         self._meter = Meter(GAP_PERIODS * self._period, monotonic)
+        self._kept: list[Sample] | None = [] if keep else None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._first = threading.Event()
@@ -218,6 +257,23 @@ class EnergySampler:
             energy.samples,
         )
 
+    def between(self, start: float, end: float) -> Energy:
+        """What was taken from `start` to `end`, seconds of time.monotonic() in any process.
+
+        For a sampler that keeps its samples: a region inside the one that was sampled, such as
+        the timed part of a worker's repetition.
+        """
+        with self._lock:
+            samples = window(self._kept or (), start, end)
+        meter = Meter(self._meter.max_gap)
+        for sample in samples:
+            meter.add(sample)
+        energy = meter.energy()
+        missing = max(end - start - energy.seconds, 0.0)
+        if energy.total_joules is None or missing < EDGE_TOLERANCE:
+            return energy
+        return replace(energy, seconds=end - start, gap_seconds=energy.gap_seconds + missing)
+
     def counters(self) -> dict[str, float]:
         """Joules by rail since the start, the module's under `module`."""
         with self._lock:
@@ -236,6 +292,8 @@ class EnergySampler:
             sample = self._take(probe=number % PROBE_EVERY == 0)
             with self._lock:
                 self._meter.add(sample)
+                if self._kept is not None:
+                    self._kept.append(sample)
             self._first.set()
             self.cpu_seconds = time.thread_time()
             if stopping:

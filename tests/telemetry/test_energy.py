@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.telemetry.conftest import Tree, idle
 
 from exporter.scenario import HWMON, supply
-from jetson.energy import MODULE, EnergySampler, Meter, Sample
+from jetson.energy import MODULE, EnergySampler, Meter, Sample, window
 from jetson.files import Files, Roots
 from jetson.readings import Rail, Readings
 from jetson.replay import Frame, Player
@@ -161,6 +161,34 @@ def test_one_name_on_two_devices_is_two_rails() -> None:
     rails = (Rail("VDD", "1-0040", watts=1.0), Rail("VDD", "1-0041", watts=2.0))
     energy = run([Sample(0.0, 0.0, rails), Sample(0.1, 0.1, rails)]).energy()
     assert energy.joules == {"VDD@1-0040": pytest.approx(0.1), "VDD@1-0041": pytest.approx(0.2)}
+
+
+def test_a_window_is_cut_out_of_the_samples() -> None:
+    """A ramp of 10 W/s: from 1.23 s to 4.57 s it draws what the integral says."""
+    samples = [sample(t / 10, t) for t in range(100)]
+    energy = run(window(samples, 1.23, 4.57)).energy()
+    assert energy.total_joules == pytest.approx(5 * (4.57**2 - 1.23**2))
+    assert energy.seconds == pytest.approx(3.34)
+    # Shorter than the distance of two samples.
+    energy = run(window(samples, 2.31, 2.36)).energy()
+    assert energy.total_joules == pytest.approx(5 * (2.36**2 - 2.31**2))
+    counters = [counter(0.0, 10.0), counter(1.0, 20.0), counter(2.0, 40.0)]
+    assert run(window(counters, 0.5, 1.5)).energy().total_joules == pytest.approx(15.0)
+
+
+def test_a_window_outside_the_samples_is_a_gap(show: Callable[[Tree], Roots]) -> None:
+    with EnergySampler(show(idle()), 50, keep=True) as sampler:
+        time.sleep(0.3)
+    now = time.monotonic()
+    whole = sampler.between(now - 0.2, now - 0.1)
+    assert whole.gap_seconds == 0
+    assert whole.total_joules == pytest.approx(0.66075, rel=0.01)
+    late = sampler.between(now - 0.1, now + 0.9)
+    assert late.gap_seconds == pytest.approx(0.9, abs=0.05)
+    assert sampler.between(now + 5, now + 6).total_joules is None
+    with EnergySampler(show(idle()), 50) as forgetful:
+        pass
+    assert forgetful.between(now, now + 1).total_joules is None
 
 
 def test_no_sensor_no_figure() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, thor, without
 
-from exporter.scenario import DEVFREQ, HWMON, THERMAL
+from exporter.scenario import DEVFREQ, HWMON, THERMAL, supply
 from jetson import nvgpu, nvml, require
 from jetson.board import BoardState, read_state
 from jetson.energy import EnergySampler
@@ -231,6 +231,35 @@ def test_energy_of_a_region(show: Show) -> None:
     assert run.fields(tokens=0)["joules_per_token"] is None
     time.sleep(0.1)
     assert run.fields(tokens=100)["energy"]["joules"] == energy["joules"]
+
+
+def test_only_the_timed_part_of_a_repetition_counts(show: Show, stage: Stage) -> None:
+    """A worker prepares for a while, at other power, and answers with what the timing took."""
+    roots = show(idle())
+    with board.measure_energy(roots, hertz=50) as run:
+        time.sleep(0.3)
+        stage.apply(dict(supply(30, 5, 5, 1)))
+        time.sleep(0.5)
+        run.count_last(400_000_000)
+    fields = run.fields(tokens=16)
+    assert fields["energy"]["seconds"] == pytest.approx(0.4, abs=0.001)
+    assert fields["joules_per_token"] == pytest.approx(40 * 0.4 / 16, rel=0.01)
+    assert fields["energy"]["ended"] - fields["energy"]["started"] == pytest.approx(0.4)
+    assert abs(fields["energy"]["ended"] - time.time()) < 5
+
+
+def test_the_fields_of_a_row(tmp_path: Path) -> None:
+    runs = [
+        {"joules_per_token": j, "tokens_per_joule": 1 / j, "energy": {"joules": j, "tokens": 1}}
+        for j in (1, 4, 2)
+    ]
+    gap = {"joules_per_token": None, "tokens_per_joule": None, "energy": {"joules": 9, "tokens": 1}}
+    fields = board.energy_fields([*runs, gap, {}, None])
+    assert (fields["joules_per_token"], fields["tokens_per_joule"]) == (2, 0.5)
+    assert len(fields["energy"]) == 6
+    assert board.energy_fields([None, {}, gap]) == {}
+    text = board.textfile([RECORD | board.energy_fields([*runs, None])], tmp_path).read_text()
+    assert 'test="tg128"} 2.0\n' in text.partition("orinbench_run_joules{")[2]
 
 
 def test_no_sensor_no_energy(show: Show) -> None:
