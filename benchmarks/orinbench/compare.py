@@ -72,8 +72,10 @@ def compare_records(before: list[Record], after: list[Record]) -> list[tuple[Rec
 
 
 def differences(before: list[Record], after: list[Record]) -> list[str]:
-    """Return what differs between the two environments, one line each."""
+    """Return what differs between the two environments, one line each; none if one is unknown."""
     old, new = (records[0].get("environment") or {} for records in (before, after))
+    if not old or not new:
+        return []
     return [
         f"{field}: {old.get(field)} -> {new.get(field)}"
         for field in CONTEXT_FIELDS

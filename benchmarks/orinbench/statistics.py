@@ -209,7 +209,7 @@ def sample_warnings(values: Sequence[float]) -> list[BenchWarning]:
         found.append(
             BenchWarning(
                 WarningKind.OUTLIERS,
-                f"outliers (modified Z > {MODIFIED_Z_THRESHOLD}): did something else run here?",
+                f"outliers (modified Z > {MODIFIED_Z_THRESHOLD}), as other work makes them",
                 f"{len(odd)} of {len(values)}",
             )
         )

@@ -73,7 +73,9 @@ def test_what_differs_between_the_machines_is_said(
     assert "differs: tinygrad_series: None -> 0123456789ab" in capsys.readouterr().out
 
 
-def test_llama_cpps_own_results_can_be_compared(tmp_path: Path) -> None:
+def test_llama_cpps_own_results_can_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = {"model_type": "llama 1B", "n_prompt": 512, "n_gen": 0, "n_depth": 0}
     paths = []
     for name, speed in (("a", 100.0), ("b", 50.0)):
@@ -81,6 +83,7 @@ def test_llama_cpps_own_results_can_be_compared(tmp_path: Path) -> None:
         paths.append(tmp_path / name)
         paths[-1].write_text(json.dumps([record | {"samples_ts": samples}]))
     assert run(*map(str, paths)) == 1
+    assert "differs" not in capsys.readouterr().out
 
 
 def test_jsonl_is_read_too(recorded_run: Build, tmp_path: Path) -> None:
