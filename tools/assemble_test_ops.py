@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Assemble every kernel of upstream's test_ops for the Orin's GPU; nothing runs, no GPU needed.
 
-    assemble_test_ops.py --upstream DIR [--tree DIR] [-n WORKERS]
+    assemble_test_ops.py --upstream DIR [--tree DIR] [-n WORKERS] [-k TESTS]
 
 DIR of --upstream is a checkout of tinygrad at its release tag, for its tests alone; --tree is the
 tinygrad to test (the installed one without it). Both NVIDIA renderers are tried: PTX through
@@ -104,7 +104,7 @@ def assemble(target: str, args: argparse.Namespace) -> bool:
         command = [sys.executable, "-m", "pytest", "-p", "assemble_test_ops", "-q", "--tb=line"]
         command += ["-p", "no:cacheprovider", "-n", str(args.workers), "--rootdir", tmp]
         done = subprocess.run(
-            [*command, "test/backend/test_ops.py"],
+            [*command, "-k", args.select, "test/backend/test_ops.py"],
             cwd=tmp, env=environment, capture_output=True, text=True, check=False,
         )  # fmt: skip
         parts = [json.loads(path.read_text()) for path in Path(tmp).glob("*.json")]
@@ -114,7 +114,8 @@ def assemble(target: str, args: argparse.Namespace) -> bool:
     summary = (done.stdout.strip() or done.stderr.strip() or "no output").splitlines()[-1]
     print(f"{target}: {kernels} kernels, {len(errors)} errors, {vectors} vector accesses, ", end="")
     print(f"{len(misaligned)} not aligned; pytest: {summary}", flush=True)
-    for line in [*errors, *misaligned][:20]:
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+    for line in [*errors, *misaligned, *failed][:20]:
         print(f"  {line}")
     return kernels > 0 and not errors and not misaligned and done.returncode == 0
 
@@ -125,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--upstream", type=Path, required=True, metavar="DIR")
     parser.add_argument("--tree", type=Path, metavar="DIR")
     parser.add_argument("-n", "--workers", type=int, default=1)
+    parser.add_argument("-k", dest="select", default="", help="only these tests, as pytest's -k")
     args = parser.parse_args(argv)
     if not (args.upstream / "test" / "backend" / "test_ops.py").is_file():
         print(f"assemble_test_ops: {args.upstream} has no test/backend/test_ops.py: want a "

@@ -82,7 +82,7 @@ class Alignment:
             return divisor(int(operand.rstrip("U")))
         if re.fullmatch(r"0[xX][0-9a-fA-F]+U?", operand):
             return divisor(int(operand.rstrip("U"), 16))
-        return self.symbols.get(operand, 1)
+        return self.symbols.get(operand.removesuffix("[0]"), 1)
 
     def address(self, operand: str) -> int:
         """The divisor of '[base+offset]'."""

@@ -80,6 +80,7 @@ KERNEL = """
         # A loop whose step breaks what its start kept.
         ("mov.u64 %rd4, %rd0;\n$L:\n add.s64 %rd4, %rd4, 8; @%p0 bra $L;", 0, 8),
         ("mov.u64 %rd4, local; ", 0, 16),
+        ("mov.u64 %rd4, local[0]; ", 16, 16),
     ],
 )
 def test_checker_knows_what_divides(address: str, offset: int, alignment: int) -> None:
