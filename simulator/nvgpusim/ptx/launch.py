@@ -26,6 +26,8 @@ from .tree import Instr
 
 CHUNK_LANES = 16384
 """Lanes a chunk aims at: registers of so many lanes stay in the second-level cache."""
+PATIENCE = 256
+"""Blocks of code that a group may run while others wait behind it."""
 PARAM_BASE = 0x160
 """Offset of kernel parameters in constant bank 0 (EIATTR_PARAM_CBANK of sm_8x cubins)."""
 STACK_TOP = 0xFFFDC0
@@ -69,8 +71,8 @@ class Launch:
 
     `grid`, `block`: (x, y, z). `ntid`, `nctaid`: what %ntid and %nctaid read from bank 0 (the
     driver may have left zeros there). `banks`: constant banks by number. `bases`: what cvta adds
-    for "shared" and "local", where bank 0 says other than the window registers. `shared_bytes`: bytes a
-    block may touch from the start of its window. `local`: makes the local memory of n lanes in
+    for "shared" and "local", where bank 0 says other than the window registers. `shared_bytes`:
+    bytes a block may touch from the start of its window. `local`: makes the local memory of b
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables.
     """
 
@@ -268,26 +270,27 @@ class _Run:
         self.groups: dict[int, Lanes | None] = {}
         self.parked: list[tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]] = []
         self.arrived: dict[tuple[int, int], int] = {}
+        self.spun = False
 
     def go(self) -> None:
         st = self.st
         self.groups[0] = None
-        turn = 0
         while True:
             if not self.groups:
                 if not self.parked:
                     return
                 self.release()
                 continue
-            turn += 1
             # A group that spins for another one's store must not keep it from running.
-            at = min(self.groups) if turn % 4096 else max(self.groups)
+            at = max(self.groups) if self.spun else min(self.groups)
+            self.spun = False
             st.m = self.groups.pop(at)
             self.follow(at)
 
     def follow(self, at: int) -> None:
         """Run the current group until it splits, waits, ends or meets another."""
         st, launch, blocks = self.st, self.launch, self.blocks
+        left = PATIENCE
         while True:
             if at >= len(blocks):
                 self.exit()
@@ -309,7 +312,9 @@ class _Run:
             if following is None:
                 return
             at = following
-            if self.groups and at >= min(self.groups):
+            left -= 1
+            if self.groups and (at >= min(self.groups) or left < 0):
+                self.spun = left < 0
                 self.push(at, st.m)
                 return
 

@@ -1,0 +1,169 @@
+"""Cubins and their PTX: recognition by content, the compiler hook, the directory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from nvgpusim import programs
+from nvgpusim.errors import SimError
+from nvgpusim.gpu import bench
+
+from .rig import CUBIN, PTX, SECTIONS
+
+SIMULATOR = Path(programs.__file__).resolve().parents[1]
+TEXT = SECTIONS[".text.k_set"].data
+
+
+def test_found_by_content_in_another_process(tmp_path: Path) -> None:
+    first = programs.Programs(tmp_path)
+    assert len(first.register(CUBIN.read_bytes(), PTX.read_bytes())) == 10
+    assert first.register(CUBIN.read_bytes(), PTX.read_bytes()) == [], "known already"
+    second = programs.Programs(tmp_path)
+    found = second.find(TEXT + bytes(100))
+    assert found is not None and found.name == "k_set"
+    assert found.registers > 0
+    assert second.find(bytes(512)) is None
+    assert second.find(TEXT[:128] + bytes(len(TEXT))) is None, "same beginning, other code"
+
+
+def test_relocated_words_do_not_count() -> None:
+    program = programs.Program("k", b"\1" * 4 + bytes(4) + b"\2" * 120, (4,), "", 1, 0, 0)
+    assert program.matches(b"\1" * 4 + b"\xff" * 4 + b"\2" * 120 + b"more")
+    assert not program.matches(b"\1" * 3 + b"\0" + b"\xff" * 4 + b"\2" * 120)
+    assert not program.matches(b"\1")
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(SimError, match="no cubin"):
+        programs.Programs(tmp_path).register(b"not ELF", "")
+    with pytest.raises(FileNotFoundError):
+        programs.register(tmp_path / "missing", PTX)
+    known = programs.Programs(tmp_path)
+    for program in known.register(CUBIN.read_bytes(), ".version 8.0\n.target sm_87\n"):
+        with pytest.raises(SimError, match="has no such entry"):
+            _ = program.code
+
+
+def test_unwritable_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    known = programs.Programs(tmp_path / "file")
+    assert known.register(CUBIN.read_bytes(), PTX.read_bytes())
+    assert "cannot keep PTX" in capsys.readouterr().err
+
+
+def test_directory_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVGPUSIM_CACHE", "/somewhere")
+    assert programs.cache_directory() == Path("/somewhere")
+    monkeypatch.delenv("NVGPUSIM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert programs.cache_directory() == Path("/xdg/nvgpusim")
+
+
+def test_command(tmp_path: Path) -> None:
+    env = os.environ | {"NVGPUSIM_CACHE": str(tmp_path), "PYTHONPATH": str(SIMULATOR)}
+    command = [sys.executable, "-m", "nvgpusim.programs"]
+    done = subprocess.run(
+        [*command, CUBIN, PTX], env=env, capture_output=True, text=True, check=True
+    )
+    assert "k_add: " in done.stdout
+    assert list(tmp_path.glob("*/*.ptx"))
+    assert programs.main(["one"]) == 2
+    assert programs.main([str(PTX), str(PTX)]) == 2
+
+
+class _Library(ModuleType):
+    """NVRTC and nvJitLink as far as the hook knows them."""
+
+    def __init__(self, ptx: bytes) -> None:
+        super().__init__("library")
+        self.ptx = ptx
+        self.nvrtcGetCUBIN = self.give
+        self.nvJitLinkGetLinkedCubin = self.give
+        self.nvJitLinkAddData = self.add
+        self.added: list[Any] = []
+
+    @staticmethod
+    def give(handle: Any, out: Any) -> int:
+        ctypes.memmove(out, CUBIN.read_bytes(), ctypes.sizeof(out))
+        return 0
+
+    def add(self, handle: Any, kind: Any, data: Any, size: Any, name: Any) -> int:
+        self.added.append(data)
+        return 0
+
+    def nvrtcGetPTXSize(self, prog: Any, size: Any) -> int:  # noqa: N802
+        size._obj.value = len(self.ptx) + 1
+        return 0
+
+    def nvrtcGetPTX(self, prog: Any, out: Any) -> int:  # noqa: N802
+        out.raw = self.ptx + b"\0"
+        return 0
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> programs.Programs:
+    fresh = programs.Programs(tmp_path)
+    monkeypatch.setattr(programs, "PROGRAMS", fresh)
+    return fresh
+
+
+def test_nvrtc_hook(known: programs.Programs) -> None:
+    library = _Library(PTX.read_bytes())
+    programs.hook_nvrtc(library)
+    out = ctypes.create_string_buffer(CUBIN.stat().st_size)
+    assert library.nvrtcGetCUBIN(None, out) == 0
+    assert known.find(TEXT) is not None
+
+
+def test_jitlink_hook(known: programs.Programs) -> None:
+    library = _Library(b"")
+    programs.hook_jitlink(library)
+    out = ctypes.create_string_buffer(CUBIN.stat().st_size)
+    handle = ctypes.c_void_p(0x1234)
+    assert library.nvJitLinkAddData(handle, 2, PTX.read_bytes(), 1, b"") == 0
+    assert library.nvJitLinkGetLinkedCubin(handle, out) == 0
+    assert known.find(TEXT) is not None
+    assert len(library.added) == 1
+
+
+def test_hook_survives_what_it_cannot_read(
+    known: programs.Programs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    library = _Library(b"ptx")
+    monkeypatch.setattr(library, "nvrtcGetCUBIN", lambda prog, out: 0)
+    programs.hook_nvrtc(library)
+    assert library.nvrtcGetCUBIN(None, ctypes.create_string_buffer(64)) == 0
+    assert "not kept" in capsys.readouterr().err
+
+
+def test_install_hooks_modules_when_they_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "fakegrad"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "nvrtc.py").write_text("seen = []\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(programs, "_HOOKS", {"fakegrad.nvrtc": lambda m: m.seen.append("hooked")})
+    for finder in [f for f in sys.meta_path if isinstance(f, programs._Finder)]:
+        sys.meta_path.remove(finder)
+    programs.install()
+    programs.install()
+    import fakegrad.nvrtc  # type: ignore[import-not-found]
+
+    assert fakegrad.nvrtc.seen == ["hooked"]
+
+
+def test_benchmark_measures_and_checks() -> None:
+    result = bench.run(1)
+    assert float(result["matmul 256x256x256 fp32, seconds (median)"]) < 2
+    assert int(result["empty launches per second"]) > 100
