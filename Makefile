@@ -4,7 +4,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2
-BENCH_FLAGS ?=
+# Sizes that a CPU finishes in minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
+BENCH_FLAGS ?= -p 32 -n 32 -r 6
 
 .PHONY: bench test lint types unit verify upstream-tests telemetry-demo clean
 
