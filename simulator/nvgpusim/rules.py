@@ -4,7 +4,8 @@ Every refusal of the model names the rule that it follows, so that a report can 
 run exercised and a test can say which it breaks. `errno` is what the client gets; a rule without
 one is a behaviour that clients must reckon with. `source` says where it is known from: K36 and K35
 are OE4T/linux-nvgpu of that release, N36 OE4T/linux-nv-oot (nvmap), K38 the r38 uapi headers, E an
-AGX Orin, D derived from these.
+AGX Orin, D derived from these and chosen
+strictly.
 """
 
 from __future__ import annotations
@@ -90,7 +91,6 @@ _TABLE: dict[str, list[tuple[str, int, str]]] = {
         ("map.exhausted", e.ENOMEM, "the user region is exhausted"),
         ("map.again", 0, "the same dmabuf again: same address, one more reference"),
         ("map.holds", 0, "a mapping holds the dmabuf: fd and handle may go"),
-        ("map.unallocated", e.EINVAL, "the handle has been ALLOCed"),
         ("map.batch", e.EINVAL, "at most 256 maps and 256 unmaps in a batch"),
         ("map.batch-fault", e.EFAULT, "the entries of a batch can be read"),
         ("unmap.unknown", 0, "UNMAP_BUFFER of an unknown address succeeds"),
@@ -111,7 +111,6 @@ _TABLE: dict[str, list[tuple[str, int, str]]] = {
         ("bind.runlist", e.EINVAL, "all channels of a TSG are on one runlist"),
         ("bind.sync", 0, "VEID 0 makes the sync subcontext on the fly"),
         ("unbind.not-member", e.EINVAL, "the channel is in this TSG"),
-        ("unbind.busy", e.EAGAIN, "the hardware still has work of the channel"),
         ("unbind.unserviceable", 0, "an unbound channel is unserviceable for good"),
         ("timeslice.range", e.EINVAL, "1000..50000 microseconds"),
         ("event.cmd", e.EINVAL, "EVENT_ID_CTRL: cmd 1 (enable) only"),
@@ -140,7 +139,6 @@ _TABLE: dict[str, list[tuple[str, int, str]]] = {
         ("setup.userd-badfd", e.EBADF, "the userd fd is open"),
         ("setup.userd-fd", e.EINVAL, "the userd fd is a dmabuf"),
         ("setup.userd-as-is", 0, "USERD is used as it is: the client has zeroed it"),
-        ("setup.kernel-mode", e.EINVAL, "kernel-mode submission needs what the model lacks"),
         ("submit.usermode", e.EINVAL, "SUBMIT_GPFIFO is refused on a usermode channel"),
         ("obj.unbound", e.EINVAL, "ALLOC_OBJ_CTX needs AS and TSG"),
         ("obj.class", e.EINVAL, "the class is one that ga10b's driver knows"),
@@ -203,6 +201,11 @@ _TABLE: dict[str, list[tuple[str, int, str]]] = {
         ("dmabuf.sigbus", 0, "touching a handle that was never ALLOCed: SIGBUS"),
         ("dmabuf.lifetime", 0, "memory goes when fd, CPU map, GPU map and handle are gone"),
         ("dmabuf.ioctl", e.ENOTTY, "a dmabuf fd knows only DMA_BUF_IOCTL_SYNC"),
+    ],
+    "D: not in a source, chosen strictly": [
+        ("map.unallocated", e.EINVAL, "the handle has been ALLOCed"),
+        ("unbind.busy", e.EAGAIN, "the hardware still has work of the channel"),
+        ("setup.kernel-mode", e.EINVAL, "kernel-mode submission needs what the model lacks"),
     ],
     "K36 K35 K38 profiles": [
         ("profile.open-tsg", e.ENOTTY, "r35's OPEN_TSG has 8 bytes, r36's 24"),

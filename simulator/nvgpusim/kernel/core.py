@@ -199,7 +199,7 @@ class Kernel:
         from .nvmap import NvMapFile
         from .tsg import TsgFile
 
-        with self.lock, self.errors("open", path):
+        with self.lock, self.errors("open", f"open of {path}"):
             self.sweep()
             self.injector.maybe(f"OPEN_{NODES[path].upper()}")
             match NODES[path]:
@@ -244,7 +244,7 @@ class Kernel:
 
         Follow it with :meth:`mapped` once the host kernel has mapped the returned fd.
         """
-        with self.lock, self.errors("mmap", str(fd)):
+        with self.lock, self.errors("mmap", f"mmap of fd {fd}"):
             self.sweep()
             found = self.lookup(fd)
             if found is None:
@@ -299,7 +299,7 @@ class Kernel:
 
     def msync(self, address: int) -> None:
         """msync() at `address`; raises OSError for a dmabuf's mapping."""
-        with self.lock, self.errors("msync", hex(address)):
+        with self.lock, self.errors("msync", f"msync of {address:#x}"):
             if any(m.start <= address < m.end for m in self.cpu_maps):
                 raise KernelError("dmabuf.msync")
 

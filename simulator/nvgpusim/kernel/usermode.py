@@ -105,7 +105,7 @@ class Usermode:
             if what != "lost-doorbell":
                 kernel.fault(rung, FaultReport(code, f"injected {what}", {"option": "--inject"}))
             return
-        gpu = kernel.gpu()
+        gpu = kernel.executor
         for port in ports:
             put = port.userd.cast("I")[GP_PUT]
             if port is rung or put != self._seen.get(port.id, 0):

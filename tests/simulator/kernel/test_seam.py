@@ -11,6 +11,8 @@ import os
 import pathlib
 import select
 import struct
+import subprocess
+import sys
 import termios
 
 import pytest
@@ -21,6 +23,7 @@ from nvgpusim.kernel.core import NODES
 from . import rawclient as rc
 from .conftest import simulated
 from .rawclient import Board
+from .test_cli import SIMULATOR
 
 
 @pytest.mark.parametrize("node", sorted(NODES))
@@ -231,3 +234,49 @@ def test_barriers_reach_the_backend(kernel: Kernel, monkeypatch: pytest.MonkeyPa
         pytest.skip("libatomic is not installed")
     library.atomic_thread_fence(5)
     assert seen == [1]
+
+
+TINYGRAD = """
+import mmap, os, sys
+sys.path.insert(0, {here!r})
+import rawclient as rc
+from tinygrad.runtime.support.hcq import FileIOInterface, MMIOInterface
+
+ctrl, nvmap = (FileIOInterface(n, os.O_RDWR | os.O_CLOEXEC) for n in (rc.CTRL, rc.NVMAP))
+page = ctrl.mmap(0, 0x10000, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, 0)
+raw = bytearray(8)
+assert ctrl.ioctl(rc.iowr("G", 18, 8), raw) == 0 and raw[0] == 16
+handle = rc.create(nvmap.fd, 8192)
+rc.alloc(nvmap.fd, handle)
+buffer = FileIOInterface(fd=rc.get_fd(nvmap.fd, handle))
+space = rc.alloc_as(ctrl.fd)
+va = rc.map_buffer(space, buffer.fd)
+at = buffer.mmap(va, 8192, 3, mmap.MAP_SHARED | 0x10, 0)
+MMIOInterface(at, 8192)[0:4] = b"tiny"
+assert at == va and bytes(rc.view(va, 4)) == b"tiny" and FileIOInterface.exists(rc.CTRL)
+try:
+    ctrl.mmap(0, 0x10000, 3, mmap.MAP_SHARED, 0)
+except OSError as error:
+    print(error)
+FileIOInterface.munmap(at, 8192)
+FileIOInterface.munmap(page, 0x10000)
+rc.unmap_buffer(space, va)
+rc.free(nvmap.fd, handle)
+os.close(space)
+del buffer, nvmap, ctrl
+"""
+
+
+def test_tinygrads_wrappers(tmp_path: pathlib.Path) -> None:
+    """tinygrad's own file and mmap classes, unedited, on the model."""
+    path = tmp_path / "client.py"
+    path.write_text(TINYGRAD.format(here=str(pathlib.Path(__file__).parent)))
+    run = subprocess.run(
+        [sys.executable, "-m", "nvgpusim", "--strict", "--", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": SIMULATOR, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Device or resource busy" in run.stdout and "leaks  none" in run.stderr
