@@ -206,7 +206,7 @@ class Simulation:
     def stop(self) -> None:
         """Take the seam out again (for tests)."""
         self.seam.remove()
-        self.kernel.shutdown()
+        self.kernel.close()
         Simulation.current = None
 
 

@@ -360,11 +360,20 @@ class Kernel:
             self.executor.shutdown()
 
     def close(self) -> None:
-        """Stop, and give back the model's own descriptors."""
+        """Stop, and give back the model's own descriptors and the limit as it was."""
         self.shutdown()
+        for peer, file in list(self.peers.items()):
+            self.hangups.unregister(peer)
+            if file.peer is not None:
+                file.peer.close()
+        for handle in self.nvmap.handles.values():
+            _real_close(handle.fd)
         for fd in (self.usermode.fd, self.user.fd):
             _real_close(fd)
         self.hangups.close()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == self._raised != self._soft:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
 
     def ptimer(self) -> int:
         """PTIMER: nanoseconds, monotonic, the clock of semaphore timestamps."""

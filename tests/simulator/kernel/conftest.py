@@ -58,6 +58,11 @@ def simulated(execute: bool = False, **options: Any) -> Iterator[Kernel]:
     try:
         yield simulation.kernel
     finally:
+        kernel = simulation.kernel
+        own = {handle.fd for handle in kernel.nvmap.handles.values()}
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd not in own and kernel.lookup(fd) is not None:
+                os.close(fd)
         simulation.stop()
 
 
