@@ -50,8 +50,6 @@ buildPythonPackage {
     rich
     tinygrad
   ];
-  # nixpkgs packages gguf from llama.cpp's tags, whose numbers are not those of PyPI.
-  pythonRelaxDeps = [ "gguf" ];
 
   # They are `passthru.tests.pytest`, so that a changed test does not rebuild the tools.
   doCheck = false;
