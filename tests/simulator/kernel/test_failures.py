@@ -212,3 +212,50 @@ def test_child_that_opens_its_own_device_works(kernel: Kernel) -> None:
         os._exit(buffer.mem[0])
 
     assert os.waitstatus_to_exitcode(fork_status(child)) == 3
+
+
+# SETUP_BIND looks in one order: an earlier mistake hides the later ones
+
+
+def test_setup_bind_checks_in_the_kernels_order(kernel: Kernel) -> None:
+    board = Board()
+    channel = rc.open_channel(board.ctrl)
+    ring, small, userd = board.dmabuf(8192), board.dmabuf(4096), board.dmabuf()
+    args: dict[str, int] = {
+        "gpfifo": 0, "userd": 0, "entries": 1, "flags": 0xB, "gpfifo_offset": 4096,
+    }  # fmt: skip
+
+    def refused(rule: str, **change: int) -> None:
+        args.update(change)
+        with pytest.raises(OSError):
+            rc.setup_bind(channel, **args)
+        assert kernel.journal.refusals[-1]["rule"] == f"setup.{rule}"
+
+    refused("few")
+    refused("pow2", entries=3)
+    refused("many", entries=1 << 30)
+    refused("unbound", entries=1024)
+    rc.as_bind(board.as_fd, channel)
+    refused("unbound")
+    rc.tsg_bind(board.tsg, channel, board.veid)
+    refused("watchdog")
+    rc.wdt(channel)
+    refused("usermode", flags=9)
+    refused("vpr", flags=0xB)
+    refused("fd-zero", flags=0xA)
+    refused("fd-zero", gpfifo=9999)
+    refused("offset", userd=9999)
+    refused("gpfifo-badfd", gpfifo_offset=0)
+    refused("gpfifo-fd", gpfifo=board.ctrl)
+    refused("gpfifo-small", gpfifo=small)
+    region = kernel.lookup(board.as_fd).vm.system  # type: ignore[union-attr]
+    taken = []
+    while (block := region.alloc(1 << 28)) is not None:
+        taken.append(block)
+    refused("no-room", gpfifo=ring)
+    region.free(taken[0])
+    refused("userd-badfd")
+    refused("userd-fd", userd=board.ctrl)
+    args["userd"] = userd
+    assert rc.setup_bind(channel, **args) == 511
+    refused("twice")
