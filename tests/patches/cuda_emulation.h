@@ -6,8 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <ucontext.h>
 #include <vector>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
 #define EMULATE_CUDA 1
 #define __device__
 #define __global__
@@ -25,14 +27,46 @@ static inline int2 make_int2(int x, int y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
+// Switching fibers: the callee-saved registers on x86-64, ucontext (two system calls a switch) elsewhere.
+#if defined(__x86_64__)
+struct Context { void* sp; };
+extern "C" void emulation_switch(void** save, void* load);
+asm(R"(
+.text
+.globl emulation_switch
+.hidden emulation_switch
+emulation_switch:
+  pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp
+  ret
+)");
+static void switch_context(Context& from, Context& to) { emulation_switch(&from.sp, to.sp); }
+static void make_context(Context& c, char* stack, size_t size, void (*entry)()) {
+  void** top = (void**)(((uintptr_t)stack + size) & ~(uintptr_t)15);
+  *--top = 0;                    // keeps the stack 16-byte aligned after the return into entry
+  *--top = (void*)entry;
+  for (int i = 0; i < 6; i++) *--top = 0;
+  c.sp = top;
+}
+#else
+typedef ucontext_t Context;
+static void switch_context(Context& from, Context& to) { swapcontext(&from, &to); }
+static void make_context(Context& c, char* stack, size_t size, void (*entry)()) {
+  getcontext(&c); c.uc_stack.ss_sp = stack; c.uc_stack.ss_size = size; c.uc_link = 0;
+  makecontext(&c, entry, 0);
+}
+#endif
+
 namespace emu {
 struct Copy { void* dst; const void* src; int group; };
 struct Fiber {
-  ucontext_t ctx; char* stack; bool done; int group; std::vector<Copy> copies;
+  Context ctx; char* stack; bool done; int group; std::vector<Copy> copies;
   uint64_t warp_gen, block_gen;
 };
 static Fiber fibers[1024];
-static ucontext_t scheduler;
+static Context scheduler;
 static int current, nthreads, alive, block_waiting, warp_waiting[32], warp_alive[32];
 static uint64_t block_gen, warp_gen[32], progress;
 static uint32_t exchange[1024][8];
@@ -44,7 +78,7 @@ static void fail(const char* what) {
   fprintf(stderr, "cuda_emulation: %s (block %u,%u,%u thread %d)\n", what, bid.x, bid.y, bid.z, current);
   abort();
 }
-static void yield() { int me = current; swapcontext(&fibers[me].ctx, &scheduler); current = me; tid = {(unsigned)me, 0, 0}; }
+static void yield() { int me = current; switch_context(fibers[me].ctx, scheduler); current = me; tid = {(unsigned)me, 0, 0}; }
 static void release_block() { if (block_waiting && block_waiting == alive) { block_waiting = 0; block_gen++; progress++; } }
 static void release_warp(int w) { if (warp_waiting[w] && warp_waiting[w] == warp_alive[w]) { warp_waiting[w] = 0; warp_gen[w]++; progress++; } }
 static void block_barrier() { uint64_t g = block_gen; block_waiting++; release_block(); while (block_gen == g) yield(); }
@@ -57,7 +91,7 @@ static void entry() {
   Fiber& f = fibers[current];
   f.done = true; alive--; warp_alive[current / 32]--; progress++;
   release_block(); release_warp(current / 32);
-  for (;;) swapcontext(&f.ctx, &scheduler);
+  for (;;) switch_context(f.ctx, scheduler);
 }
 static void run(void (*k)(void*), void* args, const int* grid, const int* block) {
   kernel = k; kernel_args = args; nthreads = block[0];
@@ -68,8 +102,7 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
       Fiber& f = fibers[i];
       if (!f.stack) f.stack = (char*)malloc(1 << 16);
       f.done = false; f.group = 0; f.copies.clear();
-      getcontext(&f.ctx); f.ctx.uc_stack.ss_sp = f.stack; f.ctx.uc_stack.ss_size = 1 << 16; f.ctx.uc_link = &scheduler;
-      makecontext(&f.ctx, (void (*)())entry, 0);
+      make_context(f.ctx, f.stack, 1 << 16, entry);
     }
     for (int w = 0; w < nthreads / 32; w++) { warp_alive[w] = 32; warp_waiting[w] = 0; }
     while (alive) {
@@ -80,7 +113,7 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
           p = progress;
           for (int i = w * 32; i < w * 32 + 32; i++) if (!fibers[i].done) {
             current = i; tid = {(unsigned)i, 0, 0};
-            swapcontext(&scheduler, &fibers[i].ctx);
+            switch_context(scheduler, fibers[i].ctx);
           }
         } while (progress != p && warp_alive[w]);
       }
@@ -110,11 +143,18 @@ static inline int __dp4a(int a, int b, int c) {
   return c;
 }
 static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) { s &= 31; return s ? (lo >> s) | (hi << (32 - s)) : lo; }
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
+  uint64_t v = ((uint64_t)y << 32) | x; unsigned r = 0;
+  for (int i = 0; i < 4; i++) r |= (unsigned)((v >> (8 * ((s >> (4 * i)) & 7))) & 255) << (8 * i);
+  return r;
+}
 static inline int __float2int_rn(float f) { return (int)nearbyintf(f); }
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
-static inline void cp_async16(void* dst, const void* src) {
+typedef unsigned char* Shared;
+static inline Shared shared_address(void* p) { return (Shared)p; }
+static inline void cp_async16(Shared dst, const unsigned char* src) {
   if ((uintptr_t)dst % 16 || (uintptr_t)src % 16) emu::fail("misaligned cp.async");
   emu::fibers[emu::current].copies.push_back({dst, src, emu::fibers[emu::current].group});
 }

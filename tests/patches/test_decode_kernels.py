@@ -1,0 +1,182 @@
+"""0013: the kernels of a token, one by one, against float64 on `gguf`'s dequantization.
+
+They run as CUDA C on the CPU (`cuda_emulation`), so no GPU is needed; the same source is what a
+GPU compiles.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from decode_numerics import (
+    HEADS,
+    Q4_K,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    TYPES,
+    adversarial_weights,
+    attend,
+    buffer,
+    close,
+    dequantized,
+    nv,
+    quantized,
+    random_weights,
+    read,
+    rotated,
+    run,
+    weight,
+)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20261121)
+
+
+@pytest.mark.parametrize("mode", ["STORE", "ADD", "SWIGLU"])
+@pytest.mark.parametrize(("cols", "rows"), [(256, 37), (1536, 19), (8192, 6)])
+@pytest.mark.parametrize("typ", TYPES)
+def test_gemv(typ: int, cols: int, rows: int, mode: str, rng: np.random.Generator) -> None:
+    counts = {"STORE": [rows, 2, 5], "ADD": [rows], "SWIGLU": [rows, rows]}[mode]
+    packed = [random_weights(rng, typ, n, cols) for n in counts]
+    x, norm = (rng.standard_normal(cols).astype(np.float32) * s for s in (3, 1))
+    bias = rng.standard_normal(counts[-1]).astype(np.float32)
+    before = rng.standard_normal(sum(counts)).astype(np.float32)
+    out, normed = buffer(before), mode != "ADD"
+    biases = [None] * (len(counts) - 1) + [buffer(bias) if mode == "STORE" else None]
+    run(
+        *nv.gemv(
+            *("EMU", "test", mode, [weight(typ, w, cols) for w in packed]),
+            *(buffer(norm) if normed else None, biases, 1e-5, out, buffer(x)),
+        )
+    )
+    seen = quantized(typ, x * norm if normed else x)
+    if normed:
+        seen = seen / np.sqrt((x.astype(np.float64) ** 2).mean() + 1e-5)
+    sums = [dequantized(typ, w) @ seen for w in packed]
+    sizes = np.concatenate([np.abs(dequantized(typ, w)) @ np.abs(seen) for w in packed])
+    got = read(out).astype(np.float64)
+    if mode == "SWIGLU":
+        gate, up = sums
+        with np.errstate(over="ignore"):
+            want = gate / (1 + np.exp(-gate)) * up
+        magnitude = (1 + np.abs(gate)) * sizes[rows:] + sizes[:rows] * (1 + np.abs(up))
+        close(got[:rows], want, magnitude, 2e-6)
+    else:
+        want = np.concatenate(sums)
+        want[-counts[-1] :] += bias if mode == "STORE" else before
+        close(got, want, sizes + 1, 2e-6)
+
+
+@pytest.mark.parametrize("typ", TYPES)
+def test_gemv_of_adversarial_blocks(typ: int, rng: np.random.Generator) -> None:
+    cols, rows = 1024, 9
+    packed = adversarial_weights(typ, rows, cols)
+    x = np.where(np.arange(cols) % 96 < 32, 0, rng.standard_normal(cols) * 1e4).astype(np.float32)
+    x[40] = 3e4  # an outlier that takes the scale of its group
+    out = buffer(np.zeros(rows, np.float32))
+    w = weight(typ, packed, cols)
+    run(*nv.gemv("EMU", "test", "ADD", [w], None, [None], 1e-5, out, buffer(x)))
+    weights, seen = dequantized(typ, packed), quantized(typ, x)
+    close(read(out), weights @ seen, np.abs(weights) @ np.abs(seen), 2e-6)
+
+
+@pytest.mark.parametrize("typ", [Q8_0, Q4_K, Q5_K, Q6_K])
+def test_the_error_of_quantized_activations_is_llama_cpps(
+    typ: int, rng: np.random.Generator
+) -> None:
+    """llama.cpp's q8_1: int8 per 32 with a half-precision scale. Ours differs by a float scale."""
+    cols, rows = 2048, 64
+    packed, x = random_weights(rng, typ, rows, cols), rng.standard_normal(cols).astype(np.float32)
+    out = buffer(np.zeros(rows, np.float32))
+    w = weight(typ, packed, cols)
+    run(*nv.gemv("EMU", "test", "ADD", [w], None, [None], 1e-5, out, buffer(x)))
+    weights = dequantized(typ, packed)
+    groups = x.reshape(-1, 32)
+    d = (np.abs(groups).max(1, keepdims=True) / 127).astype(np.float32)
+    theirs = (np.rint(groups / d) * d.astype(np.float16).astype(np.float64)).reshape(-1)
+    exact = weights @ x.astype(np.float64)
+    ours, llama = np.linalg.norm(read(out) - exact), np.linalg.norm(weights @ theirs - exact)
+    assert ours <= 1.02 * llama
+
+
+def test_gemv_of_mixed_types(rng: np.random.Generator) -> None:
+    cols, types = 512, [Q4_K, Q4_K, Q6_K]
+    packed = [random_weights(rng, t, n, cols) for t, n in zip(types, (24, 8, 10), strict=True)]
+    x = rng.standard_normal(cols).astype(np.float32)
+    out = buffer(np.zeros(42, np.float32))
+    ws = [weight(t, w, cols) for t, w in zip(types, packed, strict=True)]
+    ones = buffer(np.ones(cols, np.float32))
+    run(*nv.gemv("EMU", "test", "STORE", ws, ones, [None] * 3, 1e-6, out, buffer(x)))
+    seen = quantized(Q4_K, x) / np.sqrt((x.astype(np.float64) ** 2).mean() + 1e-6)
+    full = np.concatenate([dequantized(t, w) for t, w in zip(types, packed, strict=True)])
+    close(read(out), full @ seen, np.abs(full) @ np.abs(seen), 2e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 517])
+def test_head_takes_the_first_of_the_largest_logits(rows: int, rng: np.random.Generator) -> None:
+    cols = 256
+    packed = random_weights(rng, Q6_K, rows, cols)
+    x = rng.standard_normal(cols).astype(np.float32)
+    if rows > 500:
+        best = int(np.argmax(dequantized(Q6_K, packed) @ x))
+        packed[400], packed[3] = packed[best], packed[best]
+    logits, state = buffer(np.zeros(rows, np.float32)), buffer(np.array([7, 41, 0, 0], np.int32))
+    part = [buffer(np.zeros(64, np.float32)), buffer(np.zeros(64, np.int32))]
+    norm = buffer(np.ones(cols, np.float32))
+    args = [[weight(Q6_K, packed, cols)], norm, [None], 1e-5, logits, buffer(x), [*part, state]]
+    for step in (1, 2):  # the counter of blocks is ready for the next token
+        run(*nv.gemv("EMU", "head", "ARGMAX", *args))
+        assert read(state, np.int32).tolist() == [int(np.argmax(read(logits))), 41 + step, 0, 0]
+    assert rows == 1 or read(state, np.int32)[0] in (3, best)
+
+
+@pytest.mark.parametrize("typ", TYPES)
+def test_embedding(typ: int, rng: np.random.Generator) -> None:
+    cols, rows = 512, 6
+    packed = random_weights(rng, typ, rows, cols)
+    x, state = buffer(np.zeros(cols, np.float32)), buffer(np.array([4, 0, 0, 0], np.int32))
+    run(*nv.embed(weight(typ, packed, cols), x, state))
+    np.testing.assert_allclose(read(x), dequantized(typ, packed)[4], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("pos", [0, 1, 62, 63, 64, 127, 191, 200, 299])
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+def test_attention_of_a_token(shape: Any, pos: int, rng: np.random.Generator) -> None:
+    dim, kv, group, half, interleaved, normed = shape
+    context, splits = 300, 3
+    cache = rng.standard_normal((2, kv, context, dim)).astype(np.float16 if half else np.float32)
+    cache[:, :, pos:] = np.nan  # what is not yet written must not be read
+    qkv = rng.standard_normal((kv * (group + 2), dim)).astype(np.float32)
+    freqs = rng.uniform(-1, 1, (context, dim)).astype(np.float32)
+    norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2 if normed else 0)]
+    h = nv.Heads(dim, kv, group, context, interleaved, normed, "u16" if half else "float")
+    heads = kv * group
+    out, cached = buffer(np.full(heads * dim, np.nan, np.float32)), buffer(cache)
+    part = buffer(np.full(heads * splits * dim, np.nan, np.float32))
+    part_ml = buffer(np.full(heads * splits * 2, np.nan, np.float32))
+    state = buffer(np.array([0, pos, 0] + [0] * h.blocks, np.int32))
+    args = [out, cached, buffer(qkv), buffer(freqs), [buffer(n) for n in norms]]
+    run(*nv.attention(h, splits, 1e-6, *args, part, part_ml, state))
+
+    qn, kn = norms if normed else (None, None)
+    new = read(cached, cache.dtype).reshape(cache.shape)
+    tolerance = 1e-3 if half else 2e-6
+    for g in range(kv):
+        k = rotated(qkv[heads + g], freqs[pos], interleaved, kn)
+        np.testing.assert_allclose(new[0, g, pos], k, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(new[1, g, pos], qkv[heads + kv + g], rtol=tolerance)
+    np.testing.assert_array_equal(new[:, :, :pos], cache[:, :, :pos])
+    assert np.isnan(new[:, :, pos + 1 :]).all()
+    got = read(out).reshape(heads, dim)
+    for i in range(heads):
+        q = rotated(qkv[i], freqs[pos], interleaved, qn)
+        k, v = new[0, i // group, : pos + 1], new[1, i // group, : pos + 1]
+        np.testing.assert_allclose(got[i], attend(q, k, v), rtol=1e-4, atol=1e-5)
+    assert read(state, np.int32).tolist() == [0, pos, 0] + [0] * h.blocks

@@ -1,0 +1,171 @@
+"""0012-0014: whole models through the kernels, against a float64 LLaMA and the general path."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.patches.conftest import REPOSITORY
+
+sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parent))
+from gguf import GGUFReader
+
+from orinbench.model import open_model
+from orinbench.reference import Reference
+from orinbench.synth import write_synthetic
+
+PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
+
+
+@pytest.fixture
+def load(tmp_path: Path, clang: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Load the tiny model of a quantization on the emulated GPU; also its float64 reference."""
+    import cuda_emulation
+    from tinygrad import Context
+
+    cuda_emulation.install()
+    monkeypatch.setenv("PATH", f"{clang}{os.pathsep}{os.environ['PATH']}")
+
+    def loaded(quant: str, context: int = 128) -> tuple[Any, Reference]:
+        from tinygrad.llm.model import Transformer
+
+        path = tmp_path / f"{quant}.gguf"
+        write_synthetic(path, "tiny", quant, seed=5)
+        return Transformer.from_gguf(path, max_context=context)[0], Reference(open_model(path))
+
+    with Context(DEV="EMU"):
+        yield loaded
+
+
+def logits(model: Any) -> Any:
+    out = np.empty(model.fused.logits.size, np.float32)
+    model.fused.logits.copyout(memoryview(out).cast("B"))
+    return out.astype(np.float64)
+
+
+def take(model: Any, prompt: list[int], n: int) -> list[int]:
+    generator = model.generate(list(prompt))
+    return [next(generator) for _ in range(n)]
+
+
+def test_raw_names_the_bytes_of_every_tensor(tmp_path: Path) -> None:
+    from tinygrad import Context
+    from tinygrad.llm.gguf import gguf_load
+
+    path = tmp_path / "tiny.gguf"
+    write_synthetic(path, "tiny", "Q4_K_M", seed=5)
+    whole = path.read_bytes()
+    with Context(DEV="CPU"):
+        raw = gguf_load(path)[1].raw
+    tensors = GGUFReader(path).tensors
+    assert len(tensors) == len(raw)
+    for tensor in tensors:
+        _, offset, typ, dims = raw[tensor.name]
+        assert (typ, dims) == (tensor.tensor_type, tuple(tensor.shape))
+        assert whole[offset : offset + tensor.n_bytes] == tensor.data.tobytes()
+
+
+@pytest.mark.parametrize("quant", ["Q6_K", "Q5_K_M", "Q4_K_M", "Q8_0", "F16"])
+def test_greedy_tokens_are_those_of_float64(load: Any, quant: str) -> None:
+    """Every token is float64's, or its logit is within the measured error of the largest one."""
+    model, reference = load(quant)
+    tokens = PROMPT[:5]
+    generator = model.generate(tokens)
+    for _ in range(12):
+        before = list(tokens)
+        token = next(generator)
+        want, got = reference.logits(before)[-1], logits(model)
+        error = np.abs(got - want).max()
+        # int8 activations cost 0.5 % a matrix; F16 weights meet halves
+        assert np.linalg.norm(got - want) / np.linalg.norm(want) < (
+            0.004 if quant == "F16" else 0.04
+        )
+        assert token == got.argmax()
+        assert want.max() - want[token] <= 2 * error
+        assert tokens == [*before, token]
+
+
+def test_a_chunk_leaves_what_its_tokens_leave(load: Any) -> None:
+    model, reference = load("Q6_K")
+    caches = [block.cache_kv.uop.base.buffer for block in model.blk]
+
+    def state(prefill: Any) -> tuple[Any, list[Any]]:
+        model.fused.prefill, model._cached_tokens = prefill, []
+        take(model, PROMPT, 1)
+        kept = []
+        for cache in caches:
+            out = np.empty(cache.nbytes // cache.dtype.itemsize, np.float16)
+            cache.copyout(memoryview(out).cast("B"))
+            shape = (2, 2, 128, 64)
+            kept.append(out.reshape(shape)[:, :, : len(PROMPT)].astype(np.float64))
+        return logits(model), kept
+
+    assert model.fused.prefill is not None
+    want = reference.logits(PROMPT)[-1]
+    chunk, tokens = state(model.fused.prefill), state(None)
+    for one, other in zip(chunk[1], tokens[1], strict=True):
+        assert np.linalg.norm(one - other) / np.linalg.norm(other) < 0.02
+    errors = [np.linalg.norm(x - want) / np.linalg.norm(want) for x in (chunk[0], tokens[0])]
+    assert errors[0] < 0.02  # the last token alone has int8 activations
+    assert errors[1] < 0.04
+
+
+def test_a_prompt_that_continues_reuses_the_cache(load: Any) -> None:
+    model, _ = load("Q8_0")
+    first = take(model, PROMPT[:20], 3)
+    longer = [*PROMPT[:20], *first, *PROMPT[20:33]]
+    assert model.get_start_pos(longer) == 22
+    again = take(model, longer, 3)
+    model._cached_tokens = []
+    assert take(model, longer, 3) == again
+
+
+def test_generation_ends_with_the_context(load: Any) -> None:
+    model, _ = load("Q8_0", 32)
+    tokens = PROMPT[:29]
+    assert len(list(model.generate(tokens))) == 3
+    assert len(tokens) == 32
+
+
+def test_greedy_tokens_are_those_of_the_general_path(load: Any) -> None:
+    model, _ = load("Q6_K")
+    fused = take(model, PROMPT[:9], 6)
+    model.fused, model._cached_tokens = None, []
+    assert take(model, PROMPT[:9], 6) == fused
+
+
+def test_temperature_samples(load: Any) -> None:
+    model, _ = load("Q8_0")
+    generator = model.generate(PROMPT[:4], temperature=30.0)
+    drawn = [next(generator) for _ in range(6)]
+    assert all(0 <= token < model.fused.logits.size for token in drawn)
+    assert drawn != take(model, PROMPT[:4], 6)  # at this temperature
+
+
+def test_debug_says_the_path_of_each_tensor(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from tinygrad import Context
+
+    with Context(DEBUG=1):
+        assert load("Q6_K")[0].fused is not None
+        out = capsys.readouterr().out
+        assert "llm: blk.0.attn_q.weight Q6_K 256x256: fused kernels" in out
+        assert load("IQ4_XS")[0].fused is None
+        out = capsys.readouterr().out
+    assert (
+        "llm: blk.1.ffn_up.weight GGML type 23 256x512: general path, no kernel for its type" in out
+    )
+    assert "llm: blk.0.attn_norm.weight GGML type 0 256: general path, " in out
+
+
+def test_other_devices_keep_the_general_path(tmp_path: Path) -> None:
+    from tinygrad import Context
+    from tinygrad.llm.model import Transformer
+
+    path = tmp_path / "tiny.gguf"
+    write_synthetic(path, "tiny", "Q6_K", seed=5)
+    with Context(DEV="CPU"):
+        assert Transformer.from_gguf(path, max_context=32)[0].fused is None
