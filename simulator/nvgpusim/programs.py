@@ -399,10 +399,8 @@ def main(argv: list[str]) -> int:
     try:
         programs = register(Path(argv[0]), Path(argv[1]))
         for program in programs:
-            kernel = program.code.kernel
-            print(
-                f"{program.name}: {len(program.text)} bytes of code, {len(kernel.instrs)} instructions"
-            )
+            size, count = len(program.text), len(program.code.kernel.instrs)
+            print(f"{program.name}: {size} bytes of code, {count} PTX instructions")
     except (SimError, OSError, PtxError) as e:
         print(f"nvgpusim.programs: {e}", file=sys.stderr)
         return 2

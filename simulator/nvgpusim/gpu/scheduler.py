@@ -264,11 +264,15 @@ class Gpu:
 
     def _kill(self, channel: Channel, fault: GpuFault) -> None:
         """The driver recovers the engine: every channel of the TSG is dead."""
+        if channel.stop:  # closed while it ran
+            channel.alive = False
+            channel.steps = None
+            channel.inflight.clear()
+            return
         for other in self._live():
             if other.port.tsg_id == channel.port.tsg_id:
                 other.alive = False
                 other.steps = None
                 other.inflight.clear()
         self.count("faults")
-        if not channel.stop:
-            channel.port.fail(fault.report)
+        channel.port.fail(fault.report)

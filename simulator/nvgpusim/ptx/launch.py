@@ -299,7 +299,7 @@ class _Run:
             launch.steps += 1
             launch.vector_instrs += len(block.instrs)
             launch.thread_instrs += len(block.instrs) * st.count()
-            if launch.steps % 1024 == 0:
+            if launch.steps % 16 == 0:
                 self.check_limits()
             k = -1
             try:

@@ -259,3 +259,22 @@ def test_drain_times_out(rig: Rig) -> None:
     rig.submit(semaphore(rig.signal, 1, SIGNAL))
     with pytest.raises(TimeoutError, match="channel 0"):
         rig.gpu.drain(0.05)
+
+
+def test_closing_a_channel_stops_its_kernel_alone(rig: Rig) -> None:
+    from .rig import launch, u32, u64
+
+    rig.setup(0)
+    rig.setup(1)
+    out, pick = rig.alloc(4 * 64 * 4000), rig.alloc(4096)
+    qmd = rig.qmd("k_local", u64(out, pick) + u32(600), (4000, 1, 1), (64, 1, 1))
+    rig.submit(launch(qmd))
+    end = time.monotonic() + 10
+    while rig.gpu.current is None and time.monotonic() < end:
+        time.sleep(1e-3)
+    start = time.monotonic()
+    rig.gpu.detach(0)
+    assert time.monotonic() - start < 5
+    rig.submit(semaphore(rig.signal, 1, SIGNAL), 1)
+    rig.done()
+    assert rig.at(rig.signal, 1)[0] == 1

@@ -167,3 +167,37 @@ def test_benchmark_measures_and_checks() -> None:
     result = bench.run(1)
     assert float(result["matmul 256x256x256 fp32, seconds (median)"]) < 2
     assert int(result["empty launches per second"]) > 100
+
+
+COMPILE = """
+from nvgpusim import programs
+programs.install()
+from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler, NVPTXCompiler
+import sys
+c = 'extern "C" __global__ void from_c(int *x) { x[threadIdx.x] += 3; }'
+p = '.version VERSION\\n.target TARGET\\n.address_size 64\\n'
+p += '.visible .entry from_ptx(.param .u64 x)\\n{ ret; }'
+for cubin in (NVRTCCompiler("sm_87", ptx=False).compile(c), NVPTXCompiler("sm_87").compile(p)):
+    for s in programs._sections(cubin):
+        if s.name.startswith(".text."):
+            print(programs.PROGRAMS.find(s.data).code.kernel.name)
+"""
+
+
+def test_tinygrads_compilers_leave_their_ptx(tmp_path: Path) -> None:
+    """The real NVRTC 12.6 and nvJitLink 12.6, reached as tinygrad reaches them."""
+    pytest.importorskip("tinygrad")
+    nvidia = pytest.importorskip("nvidia")
+    root = Path(next(iter(nvidia.__path__)))
+    nvrtc = root / "cuda_nvrtc/lib/libnvrtc.so.12"
+    jitlink = root / "nvjitlink/lib/libnvJitLink.so.12"
+    if not nvrtc.exists() or not jitlink.exists():
+        pytest.skip("the wheels of the extra cuda-tools are not installed")
+    env = os.environ | {
+        "NVGPUSIM_CACHE": str(tmp_path), "PYTHONPATH": str(SIMULATOR), "NVRTC_PATH": str(nvrtc),
+        "NVJITLINK_PATH": str(jitlink), "LD_LIBRARY_PATH": f"{nvrtc.parent}:{jitlink.parent}",
+    }  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["from_c", "from_ptx"]
+    assert len(list(tmp_path.glob("*/*.cubin"))) == 2

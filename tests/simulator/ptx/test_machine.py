@@ -494,3 +494,23 @@ mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16 {{%r11, %r12}}, {{{zero}}}, {{
 mov.u32 %r1, %r11; {STORE}"""
     half = int(np.array([2048 + 16], np.float16).view(np.uint16)[0])
     assert set(run(kernel(body)).tolist()) == {half | half << 16}
+
+
+@pytest.mark.parametrize(
+    ("mode", "position", "length", "want"),
+    [
+        ("clamp", 4, 3, 0x70), ("clamp", 30, 4, 0xC0000000), ("clamp", 40, 3, 0), ("clamp", 4, 0, 0),
+        ("clamp", 0, 99, 0xFFFFFFFF), ("wrap", 36, 3, 0x70), ("wrap", 0, 32, 0),
+    ],
+)  # fmt: skip
+def test_bit_masks(mode: str, position: int, length: int, want: int) -> None:
+    body = f"mov.u32 %r2, {position}; bmsk.{mode}.b32 %r1, %r2, {length}; {STORE}"
+    assert run(kernel(body))[0] == want
+
+
+def test_carry_belongs_to_the_thread() -> None:
+    """A carry set by some lanes leaves the others' alone."""
+    body = f"""
+mov.u32 %r2, 0xFFFFFFFF; and.b32 %r3, %r30, 1; setp.eq.u32 %p0, %r3, 1; add.cc.u32 %r4, %r30, 0;
+@%p0 add.cc.u32 %r4, %r2, 1; @%p0 bra ODD; addc.u32 %r1, 0, 10; bra E; ODD: addc.cc.u32 %r1, %r2, 0; addc.u32 %r1, %r1, 20; E: {STORE}"""
+    assert run(kernel(body)).tolist() == [21 if n & 1 else 10 for n in range(32)]
