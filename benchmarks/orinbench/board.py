@@ -28,7 +28,7 @@ from orinbench.errors import BenchError
 
 TEXTFILE = "orinbench.prom"
 #: How often a cooling board is looked at, and how long it is waited for, in seconds.
-COOLDOWN_INTERVAL, COOLDOWN_LIMIT = 1.0, 900.0
+COOLDOWN_INTERVAL, COOLDOWN_LIMIT = 5.0, 900.0
 #: What of a record becomes a metric: its name, what it says, the field.
 METRICS = (
     ("tokens_per_second", "Median speed of a benchmark row.", "median_ts"),

@@ -216,7 +216,7 @@ def test_no_growth_over_many_scrapes(stage: Stage) -> None:
 
     86400 are a day at 1 Hz, run back to back.
     """
-    scrapes = int(os.environ.get("JETSON_SOAK_SCRAPES", "1500"))
+    scrapes = int(os.environ.get("JETSON_SOAK_SCRAPES", "1000"))
     trees = [idle(), maxn_load()]
     stage.show(trees[0])
     with Board(stage.roots, budget=10.0) as board:
