@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ..gpu_api import NOTIFIER_MMU_FAULT, ChannelPort, FaultReport
+from ..gpu_api import FaultReport
 from ..memory import client_line, map_pages
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 SIZE = 0x10000
 """USERMODE_MMIO_SIZE."""
 DOORBELL, TIME_LOW, TIME_HIGH = 0x90 // 4, 0x80 // 4, 0x84 // 4
-GP_GET, GP_PUT = 0x88 // 4, 0x8C // 4
-"""USERD_GP_GET_OFFSET and USERD_GP_PUT_OFFSET."""
+GP_PUT = 0x8C // 4
+"""USERD_GP_PUT_OFFSET."""
 IDLE = 0xFFFFFFFF
 """In the cell while nobody rings: no token has bits 15:12 set."""
 
@@ -43,7 +43,6 @@ class Usermode:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.mapped_by: set[int] = set()
-        self._overran: set[int] = set()
         self.rings = 0
 
     def start(self) -> None:
@@ -74,7 +73,6 @@ class Usermode:
     def forget(self, channel_id: int) -> None:
         """The channel was closed."""
         self._seen.pop(channel_id, None)
-        self._overran.discard(channel_id)
 
     def _watch(self) -> None:
         cells, last = self.cells, time.monotonic()
@@ -109,36 +107,7 @@ class Usermode:
         for port in ports:
             put = port.userd.cast("I")[GP_PUT]
             if port is rung or put != self._seen.get(port.id, 0):
-                port.submit_line = line
-                self._overrun(port, put)
                 self._seen[port.id] = put
-                if port.gpfifo_va + 8 * port.entries > 1 << 40:
-                    kernel.fault(port, _cut_ring(port))
-                elif gpu is not None:
+                port.submit_line = line
+                if gpu is not None:
                     gpu.ring_doorbell(port.token)
-
-    def _overrun(self, port: ChannelPort, put: int) -> None:
-        """Note entries that were written over before the hardware took them."""
-        entries, seen = port.entries, self._seen.get(port.id, 0)
-        unread = (seen - port.userd.cast("I")[GP_GET]) % entries
-        written = (put - seen) % entries
-        if unread + written >= entries and port.id not in self._overran:
-            self._overran.add(port.id)
-            self.kernel.journal.note(
-                f"ring overrun on channel {port.id}: {written} entries were written while "
-                f"{unread} of {entries} were unread: work is lost; {port.submit_line}"
-            )
-
-
-def _cut_ring(port: ChannelPort) -> FaultReport:
-    cut = port.gpfifo_va & (1 << 40) - 1
-    return FaultReport(
-        NOTIFIER_MMU_FAULT,
-        "the ring's base was cut to 40 bits",
-        {
-            "ring": f"{port.gpfifo_va:#x}, read at {cut:#x}",
-            "address": port.vm.describe(cut),
-            "cause": "va_range_end leaves part of the kernel region above 2^40",
-            "channel opened": port.line,
-        },
-    )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import fcntl
 import mmap
 import os
 import signal
+import struct
 import time
 from collections.abc import Callable
 
@@ -44,24 +46,61 @@ def fork_status(child: Callable[[], object]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
+class Work:
+    """Semaphore releases and copies on a channel of an executing board."""
+
+    def __init__(self, entries: int = 8, end: int = 0xFC00000000) -> None:
+        self.board = Board(end=end)
+        self.channel = self.board.channel(entries, (rc.COMPUTE, rc.COPY))
+        self.signal, self.commands = self.board.buffer(4096), self.board.buffer(1 << 16)
+        self.used = 0
+
+    def submit(self, *words: int, bell: bool = True) -> None:
+        """A segment of its own."""
+        at, self.used = self.used, self.used + 256
+        self.commands.mem[at : at + 4 * len(words)] = struct.pack(f"<{len(words)}I", *words)
+        self.channel.submit(self.commands.va + at, len(words), bell)
+
+    def release(self, value: int) -> list[int]:
+        """A 64-bit release of the signal."""
+        va = self.signal.va
+        return [1 << 29 | 5 << 16 | 0x5C >> 2, va & 0xFFFFFFFF, va >> 32, value, 0, 0x01100001]
+
+    def copy(self, source: int, target: int) -> list[int]:
+        """A copy of four bytes."""
+        head = [1 << 29 | n << 16 | 4 << 13 | m >> 2 for n, m in ((1, 0), (4, 0x400), (1, 0x418))]
+        launch = 1 << 29 | 1 << 16 | 4 << 13 | 0x300 >> 2
+        addresses = [*divmod(source, 1 << 32), *divmod(target, 1 << 32)]
+        return [head[0], rc.COPY, head[1], *addresses, head[2], 4, launch, 0x182]
+
+    def value(self) -> int:
+        """What the signal holds."""
+        return int(self.signal.mem.cast("Q")[0])
+
+
 # F3: more entries than the ring holds
 
 
-def test_ring_overrun_is_noted(kernel: Kernel) -> None:
-    channel = Board().channel(entries=8)
-    for i in range(8):
-        channel.submit(0x1000000 + 64 * i, 4)
-        until(lambda i=i: len(kernel.executor.rings) > i)  # type: ignore[misc, union-attr]
-    assert any("ring overrun" in note and "unread" in note for note in kernel.journal.notes)
+def test_ring_overrun_is_noted() -> None:
+    with simulated(execute=True) as kernel:
+        work = Work()
+        fcntl.ioctl(work.channel.fd, rc.io("H", 114))
+        for i in range(9):
+            work.submit(*work.release(i + 1))
+            assert until(lambda i=i: kernel.usermode.rings > i)  # type: ignore[misc]
+        fcntl.ioctl(work.channel.fd, rc.io("H", 113))
+        assert until(lambda: any("ring overrun" in note for note in kernel.journal.notes))
+        assert "test_failures.py" in kernel.journal.notes[0]
 
 
-def test_ring_that_waits_for_gpget_is_not(kernel: Kernel) -> None:
-    channel = Board().channel(entries=8)
-    for i in range(40):
-        channel.submit(0x1000000 + 64 * i, 4)
-        assert until(lambda i=i: len(kernel.executor.rings) > i)  # type: ignore[misc, union-attr]
-        channel.userd.mem.cast("I")[0x88 // 4] = channel.put % 8
-    assert kernel.journal.notes == []
+def test_ring_that_waits_for_gpget_is_not() -> None:
+    with simulated(execute=True, delay=1.0) as kernel:
+        work = Work()
+        for i in range(40):
+            assert until(lambda i=i: (i + 1) % 8 != work.channel.gpget())  # type: ignore[misc]
+            work.submit(*work.release(i + 1))
+        assert until(lambda: work.value() == 40)
+        assert kernel.journal.notes == [] and work.channel.error() is None
 
 
 # F5: a buffer where the SM's windows are
@@ -100,17 +139,17 @@ def test_no_buffer_in_reserved_windows(place: str) -> None:
 # F7: addresses above 2^40
 
 
-def test_ring_above_40_bits_is_read_elsewhere(kernel: Kernel) -> None:
-    board = Board(end=0xFFFFE00000)
-    small = board.channel()
-    assert kernel.ports[small.token].gpfifo_va < 1 << 40
-    large = board.channel(entries=1 << 19)
-    assert kernel.ports[large.token].gpfifo_va >= 1 << 40
-    large.submit(0x1000000, 4)
-    assert until(lambda: large.error() == 31)
-    assert rc.timedout(small.fd) == 1
-    assert "40 bits" in kernel.journal.faults[0]["title"]
-    assert any("va_range_end 0xffffe00000" in note for note in kernel.journal.notes)
+def test_ring_above_40_bits_is_read_elsewhere() -> None:
+    with simulated(execute=True) as kernel:
+        small = Work(end=0xFFFFE00000)
+        assert kernel.ports[small.channel.token].gpfifo_va < 1 << 40
+        large = small.board.channel(entries=1 << 19)
+        assert kernel.ports[large.token].gpfifo_va >= 1 << 40
+        large.submit(small.commands.va, 4)
+        assert until(lambda: large.error() == 31)
+        assert rc.timedout(small.channel.fd) == 1
+        assert "cut to 40 bits" in kernel.journal.faults[0]["details"]["ring"]
+        assert any("va_range_end 0xffffe00000" in note for note in kernel.journal.notes)
 
 
 def test_full_ring_below_40_bits(kernel: Kernel) -> None:
@@ -136,6 +175,31 @@ def test_access_after_unmap_names_the_unmap(kernel: Kernel) -> None:
     assert "unmapped by" in fault.value.history and "rawclient.py" in fault.value.history
 
 
+def test_unmapped_with_work_queued() -> None:
+    with simulated(execute=True) as kernel:
+        work = Work()
+        data = work.board.buffer(4096)
+        fcntl.ioctl(work.channel.fd, rc.io("H", 114))
+        work.submit(*work.copy(data.va, work.signal.va + 64))
+        work.board.drop(data)
+        fcntl.ioctl(work.channel.fd, rc.io("H", 113))
+        assert until(lambda: work.channel.error() == 31)
+        assert "unmapped by" in str(kernel.journal.faults[0]) and work.value() == 0
+
+
+def test_unmapped_after_its_signal() -> None:
+    with simulated(execute=True) as kernel:
+        work = Work()
+        data = work.board.buffer(4096)
+        data.mem[:4] = b"kept"
+        work.submit(*work.copy(data.va, work.signal.va + 64), *work.release(1))
+        assert until(lambda: work.value() == 1)
+        work.board.drop(data)
+        work.submit(*work.release(2))
+        assert until(lambda: work.value() == 2)
+        assert bytes(work.signal.mem[64:68]) == b"kept" and kernel.journal.faults == []
+
+
 def test_freed_memory_is_poisoned() -> None:
     with simulated(poison=True) as kernel:
         board = Board()
@@ -158,6 +222,15 @@ def test_host_pointer_faults(kernel: Kernel) -> None:
         pages.view(ctypes.addressof(host), 4, "read")
     buffer = board.buffer(4096)
     assert buffer.va == buffer.cpu and pages.view(buffer.va, 4, "read")
+
+
+def test_host_pointer_in_a_copy_kills_the_channel() -> None:
+    with simulated(execute=True) as kernel:
+        work = Work()
+        host = (ctypes.c_ubyte * 4096)()
+        work.submit(*work.copy(ctypes.addressof(host), work.signal.va), *work.release(1))
+        assert until(lambda: work.channel.error() == 31)
+        assert "CPU pointer" in str(kernel.journal.faults[0]) and work.value() == 0
 
 
 # F14: two devices in one process
