@@ -289,7 +289,7 @@ in
       }
     ];
 
-    orin.board.required = cfg.device != "CPU";
+    orin.board.required = lib.mkIf (cfg.device != "CPU") true;
 
     networking.firewall.allowedTCPPorts = lib.mkIf cfg.openFirewall [ cfg.port ];
 
@@ -323,6 +323,8 @@ in
           # Started means answering.
           ExecStartPost = "${curl} --max-time 5 --retry ${toString cfg.startTimeout} --retry-delay 1 --retry-connrefused ${engineUrl}${engine.healthPath}";
           TimeoutStartSec = cfg.startTimeout;
+          # A server that hangs does not hear SIGTERM either.
+          TimeoutStopSec = 15;
           Restart = "on-failure";
           RestartSec = 5;
           DynamicUser = true;

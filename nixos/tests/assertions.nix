@@ -80,10 +80,6 @@ let
     };
 
   cases = {
-    right = {
-      host = imitation { };
-      wanted = [ ];
-    };
     missing = {
       host = imitation {
         orin = {
@@ -100,11 +96,16 @@ let
         "orin.telemetry.grafana.secretKeyFile is not set"
       ];
     };
-    inTheStore = {
+    forAllToSee = {
       host = imitation {
-        orin.llm-server.model = lib.mkForce ./assertions.nix;
+        orin.llm-server = {
+          model = lib.mkForce ./assertions.nix;
+          openFirewall = true;
+        };
         orin.telemetry = {
+          exporter.openFirewall = true;
           grafana.secretKeyFile = lib.mkForce ./assertions.nix;
+          grafana.listenAddress = "0.0.0.0";
           prometheus.remoteWrite = [
             {
               url = "https://metrics.example.org/api/v1/write";
@@ -118,15 +119,6 @@ let
         "orin.llm-server.model is in the Nix store"
         "orin.telemetry.grafana.secretKeyFile is in the Nix store"
         "remoteWrite holds a password"
-      ];
-    };
-    openToAll = {
-      host = imitation {
-        orin.llm-server.openFirewall = true;
-        orin.telemetry.exporter.openFirewall = true;
-        orin.telemetry.grafana.listenAddress = "0.0.0.0";
-      };
-      wanted = [
         "the server listens on 127.0.0.1 only"
         "the exporter listens on"
         ''Grafana listens on 0.0.0.0 with the password "admin"''
@@ -144,10 +136,9 @@ let
     };
 
     jetpack5 = {
-      host = board {
+      host = bare "aarch64-linux" {
+        imports = [ jetpackOptions ];
         hardware.nvidia-jetpack.majorVersion = "5";
-        # Its CUDA, or JetPack's own module complains too.
-        nixpkgs.overlays = lib.mkAfter [ (final: _: { cudaPackages = final.cudaPackages_11_4; }) ];
       };
       wanted = [ ''hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35)'' ];
     };

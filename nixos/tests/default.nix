@@ -1,5 +1,5 @@
 # `nix flake check`. It builds the checks of the machine that it runs on; on a board that is tinygrad,
-# our tools and the virtual machines, but nothing that needs the GPU: that is `nix build .#gpu-check`.
+# our tools and a virtual machine, but nothing that needs the GPU: that is `nix build .#gpu-check`.
 { self, pkgs }:
 let
   inherit (pkgs) lib;
@@ -49,7 +49,6 @@ let
   );
 
   documented = builtins.readFile ../../docs/nixos.md;
-  vm = file: pkgs.testers.runNixOSTest (import file { inherit self; });
 in
 {
   # The series applies to the line, and what it makes imports and computes.
@@ -73,7 +72,5 @@ in
     else
       self.checks.x86_64-linux.templates;
 
-  vm-llm-server = vm ./llm-server.nix;
-  vm-performance = vm ./performance.nix;
-  vm-telemetry = vm ./telemetry.nix;
+  vm = import ./vm.nix { inherit self pkgs; };
 }

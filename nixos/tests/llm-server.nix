@@ -2,9 +2,7 @@
 # alone, and says what is wrong when there is no model.
 { self }:
 {
-  name = "orin-llm-server";
-
-  nodes.machine =
+  machine =
     { pkgs, ... }:
     {
       imports = [ self.nixosModules.llm-server ];
@@ -30,7 +28,8 @@
 
     with subtest("no model: one line, and the server stays down"):
         machine.wait_until_succeeds(f"journalctl -u {server} | grep -F 'there is no such file: copy a GGUF there'")
-        machine.fail(f"systemctl is-active {server}")
+        machine.wait_until_succeeds(f"systemctl is-failed {server}")
+        machine.fail(f"curl -s {url}/v1/models")
 
     with subtest("started means answering"):
         machine.succeed("mkdir -p /var/lib/models")

@@ -1,9 +1,7 @@
 # Exporter over a made-up board, Prometheus with our rules, node_exporter, Grafana with our dashboards.
 { self }:
 {
-  name = "orin-telemetry";
-
-  nodes.machine =
+  machine =
     { lib, pkgs, ... }:
     let
       recording = pkgs.runCommand "recording" { nativeBuildInputs = [ pkgs.tinygrad-orin.python ]; } ''
@@ -13,7 +11,6 @@
     in
     {
       imports = [ self.nixosModules.telemetry ];
-      virtualisation.memorySize = 2048;
       orin.telemetry = {
         enable = true;
         exporter.extraFlags = [

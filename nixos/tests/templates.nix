@@ -12,16 +12,12 @@ let
   # The other board of the fleet is this one without a server.
   inherit (fleet.nixosConfigurations) orin-2;
 
-  # A whole machine takes a gigabyte to evaluate. The fleet's is evaluated to its derivation (whose
-  # name is all that is kept: nothing is built), the other to its assertions.
-  wrong = map (rule: rule.message) (lib.filter (rule: !rule.assertion) my-orin.config.assertions);
+  # A whole machine takes a gigabyte to evaluate, its assertions half of that.
+  wrong = lib.mapAttrs (
+    _: host: map (rule: rule.message) (lib.filter (rule: !rule.assertion) host.config.assertions)
+  ) { inherit my-orin orin-2; };
 in
-assert lib.assertMsg (wrong == [ ]) "templates/default: ${toString wrong}";
-pkgs.runCommand "templates"
-  {
-    passthru.hive = fleet.colmena;
-    evaluated = builtins.unsafeDiscardStringContext orin-2.config.system.build.toplevel.drvPath;
-  }
-  ''
-    echo $evaluated >$out
-  ''
+assert lib.assertMsg (lib.all (messages: messages == [ ]) (lib.attrValues wrong)) (
+  "templates: " + lib.generators.toPretty { } wrong
+);
+pkgs.runCommand "templates" { passthru.hive = fleet.colmena; } "touch $out"
