@@ -248,6 +248,8 @@ def record(options: Options, directory: Path, interval: float, seconds: float | 
 
     Only the files that are read are kept, so no serial number and no name of a host or user is.
     """
+    if options.replay:
+        raise click.UsageError("record reads a board: leave --replay out")
     file = directory / FILE
     if file.exists():
         raise click.UsageError(f"{file} exists already; give another directory")

@@ -165,6 +165,7 @@ def test_two_instances_on_one_port(served: tuple[subprocess.Popen[str], str]) ->
         (["--replay", "/tmp", "--etc", "/etc"], "--etc has no meaning with --replay"),
         (["--frobnicate"], "--frobnicate"),
         (["record"], "DIRECTORY"),
+        (["--replay", "/tmp", "record", "x"], "leave --replay out"),
         (["record", "/proc/x"], "/proc/x"),
     ],
 )
