@@ -9,6 +9,7 @@ report (`NVMAP_GET_FD`, `AS_*`, `MMAP`, `OPEN_CTRL`; the driver's prefix may be 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import random
 import re
@@ -16,14 +17,28 @@ import threading
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from .abi import abi
 from .errors import SimError
 from .gpu_api import NOTIFIER_IDLE_TIMEOUT, NOTIFIER_MMU_FAULT
+from .options import PROFILES
 
 _SPEC = re.compile(
     r"(?P<what>[A-Za-z-]+)(=(?P<code>\d+))?(@(?P<where>[\w*?]+))?"
     r"(:(?P<how>n|every|p)=(?P<value>[\d.]+))?"
 )
 _DOORBELL = ("lost-doorbell", "channel-error", "timeout")
+
+
+def _names(name: str, where: str) -> bool:
+    return fnmatchcase(name, where) or fnmatchcase(name.partition("_")[2], where)
+
+
+@functools.cache
+def _calls() -> frozenset[str]:
+    """Every name that a call can have."""
+    ioctls = {i.short for p in PROFILES for i in abi(p).ioctls.values()}
+    opens = {f"OPEN_{kind}" for kind in ("CTRL", "AS", "TSG", "CHANNEL", "NVMAP")}
+    return frozenset(ioctls | opens | {"MMAP"})
 
 
 @dataclass
@@ -58,12 +73,14 @@ class Injection:
             raise SimError(f"--inject {text!r}: {match['value']!r} is not a number") from None
         if (how == "p" and not 0 <= value <= 1) or (how != "p" and value < 1):
             raise SimError(f"--inject {text!r}: p is 0..1, n and every are at least 1")
+        if not any(_names(name, where) for name in _calls()):
+            raise SimError(f"--inject {text!r}: no call is named {where}; see nvgpusim report")
         default = NOTIFIER_IDLE_TIMEOUT if what == "timeout" else NOTIFIER_MMU_FAULT
         return cls(what, int(match["code"] or default), where, how, value)
 
     def matches(self, name: str) -> bool:
         """Whether WHERE names this call, with or without its prefix."""
-        return fnmatchcase(name, self.where) or fnmatchcase(name.partition("_")[2], self.where)
+        return _names(name, self.where)
 
     def due(self, rng: random.Random) -> bool:
         """Count one match and say whether it fails."""

@@ -343,7 +343,11 @@ class ChannelFile(File):
                 done = struct.unpack_from("<H", found.buf, offset + 14)[0] == 0
             if done or self.unserviceable or time.monotonic() >= until:
                 break
-            time.sleep(0.001)
+            self.kernel.lock.release()
+            try:
+                time.sleep(0.001)
+            finally:
+                self.kernel.lock.acquire()
         if not done:
             raise self.refuse("wait.dead", "timed out")
 

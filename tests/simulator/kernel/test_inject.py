@@ -26,6 +26,7 @@ from .test_failures import until
         ("ENOMEM@*:n=0", "at least 1"),
         ("ENOMEM@*:n=1.2.3", "not a number"),
         ("lost-doorbell@MMAP", "takes no @WHERE"),
+        ("ENOMEM@GETFD", "no call is named GETFD"),
     ],
 )
 def test_bad_specifications(text: str, says: str) -> None:
