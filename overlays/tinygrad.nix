@@ -92,10 +92,10 @@ buildPythonPackage {
   ]
   ++ lib.optional cudaSupport "tinygrad.runtime.ops_cuda";
 
-  # A patch that adds a folder must name it in pyproject.toml, or it is left behind here.
+  # A patch that adds a folder or a file must name it in pyproject.toml, or it is left behind here.
   postInstall = ''
-    diff <(cd tinygrad && find . -name '*.py' | sort) \
-      <(cd $out/${python.sitePackages}/tinygrad && find . -name '*.py' | sort)
+    files() { (cd "$1" && find . -type f -not -name '*.pyc' | sort); }
+    diff <(files tinygrad) <(files $out/${python.sitePackages}/tinygrad)
   '';
 
   passthru = {
