@@ -1,5 +1,6 @@
 """What the flake gives: derivations on both systems, and docs that say what the modules do."""
 
+import os
 import re
 import subprocess
 import sys
@@ -31,9 +32,10 @@ def test_every_app_of_orinbench_is_a_command_of_it() -> None:
     text = (ROOT / "overlays" / "apps.nix").read_text()
     names = re.findall(r'= orinbench "([\w-]+)"', text)
     assert {"llama-bench", "synth"} <= set(names)
+    rooms = os.pathsep.join(str(ROOT / room) for room in ("benchmarks", "simulator", "telemetry"))
     help_text = subprocess.run(
         [sys.executable, "-m", "orinbench", "--help"],
-        cwd=ROOT / "benchmarks",
+        env=os.environ | {"PYTHONPATH": rooms},
         capture_output=True,
         text=True,
         check=True,
