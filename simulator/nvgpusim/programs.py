@@ -29,8 +29,6 @@ from .errors import SimError
 from .ptx import Code, PtxError, compile_kernel, parse
 from .ptx.tree import Module
 
-PREFIX = 128
-"""Bytes of code that a program is looked up by; sections are no shorter (aligned to 128)."""
 R_64, R_LO, R_HI = 2, 0x38, 0x39
 """R_CUDA_64, R_CUDA_ABS32_LO_20, R_CUDA_ABS32_HI_20: what sm_8x cubins of nvcc and NVRTC use."""
 EIATTR_MIN_STACK, EIATTR_REGCOUNT = 0x12, 0x2F
@@ -220,7 +218,7 @@ class Programs:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._by_prefix: dict[bytes, list[Program]] = {}
+        self._by_length: dict[int, dict[bytes, Program]] = {}
         self._loose: list[Program] = []
         self._seen: set[str] = set()
         self._read: set[str] = set()
@@ -241,56 +239,62 @@ class Programs:
         programs = read_cubin(cubin, text)
         with self._lock:
             for program in programs:
-                if any(at < PREFIX for at in program.holes):
+                if program.holes:
                     self._loose.append(program)
                 else:
-                    self._by_prefix.setdefault(program.text[:PREFIX], []).append(program)
+                    self._by_length.setdefault(len(program.text), {})[program.text] = program
         if keep:
             for program in programs:
-                loose = any(at < PREFIX for at in program.holes)
-                self._write("loose" if loose else _bucket(program.text), key, cubin, text)
+                self._write(program, cubin, text)
         return programs
 
-    def _write(self, bucket: str, key: str, cubin: bytes, ptx: str) -> None:
-        place = self.directory / bucket
-        if (place / f"{key}.ptx").exists():
+    def _write(self, program: Program, cubin: bytes, ptx: str) -> None:
+        """Keep a pair as LENGTH/HASH of the code; LENGTH is "holes" for code with relocations."""
+        place = self.directory / ("holes" if program.holes else str(len(program.text)))
+        name = hashlib.sha256(program.text).hexdigest()
+        if (place / f"{name}.ptx").exists():
             return
         try:
             place.mkdir(parents=True, exist_ok=True)
             for suffix, data in ((".cubin", cubin), (".ptx", ptx.encode())):
                 with tempfile.NamedTemporaryFile(dir=place, delete=False) as out:
                     out.write(data)
-                os.replace(out.name, place / f"{key}{suffix}")
+                os.replace(out.name, place / f"{name}{suffix}")
         except OSError as e:
             print(f"nvgpusim: cannot keep PTX in {place}: {e}", file=sys.stderr)
 
     def find(self, image: bytes) -> Program | None:
-        """The program whose code `image` begins with."""
-        for _ in range(2):
-            with self._lock:
-                candidates = [*self._by_prefix.get(image[:PREFIX], []), *self._loose]
-            for program in candidates:
-                if program.matches(image):
-                    return program
-            self._load(_bucket(image))
-        return None
+        """The program whose code `image` begins with; the longest, where several do."""
+        found = self._known(image)
+        if found is None and self._load(image):
+            found = self._known(image)
+        return found
 
-    def _load(self, bucket: str) -> None:
-        """Read the pairs of a bucket that other processes have written."""
-        for place in (self.directory / bucket, self.directory / "loose"):
-            if not place.is_dir():
-                continue
-            for path in sorted(place.glob("*.ptx")):
-                if str(path) in self._read:
-                    continue
+    def _known(self, image: bytes) -> Program | None:
+        with self._lock:
+            for length in sorted(self._by_length, reverse=True):
+                if length <= len(image) and (p := self._by_length[length].get(image[:length])):
+                    return p
+            return next((p for p in self._loose if p.matches(image)), None)
+
+    def _load(self, image: bytes) -> bool:
+        """Read the pairs for this code that other processes have written; whether there are any."""
+        paths = []
+        try:
+            for place in self.directory.iterdir():
+                if place.name == "holes":
+                    paths += list(place.glob("*.ptx"))
+                elif place.name.isdigit() and int(place.name) <= len(image):
+                    digest = hashlib.sha256(image[: int(place.name)]).hexdigest()
+                    paths += [p for p in [place / f"{digest}.ptx"] if p.exists()]
+        except OSError:
+            return False
+        for path in paths:
+            cubin = path.with_suffix(".cubin")
+            if str(path) not in self._read and cubin.exists():
                 self._read.add(str(path))
-                cubin = path.with_suffix(".cubin")
-                if cubin.exists():
-                    self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
-
-
-def _bucket(text: bytes) -> str:
-    return hashlib.sha256(text[:PREFIX]).hexdigest()[:16]
+                self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
+        return bool(paths)
 
 
 PROGRAMS = Programs()

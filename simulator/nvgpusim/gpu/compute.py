@@ -11,6 +11,7 @@ import numpy as np
 from ..memory import MmuFault
 from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
+from ..ptx.launch import PARAM_BASE
 from .faults import GpuFault, gr_class, illegal_method, mmu, sm
 from .host import write_semaphore
 from .qmd import SIZE, Limits, Qmd, check
@@ -47,6 +48,7 @@ class Compute:
         self.c = channel
         self.regs = dict.fromkeys(_REGS, 0)
         self.set: set[int] = set()
+        self.arguments: dict[int, tuple[bytes, str]] = {}
 
     def method(self, method: int, value: int, here: str) -> Generator[str, None, None]:
         """Execute one method."""
@@ -134,19 +136,23 @@ class Compute:
                     f"QMD {va:#x} changed after the doorbell that published it "
                     f"({Qmd.read(va, before).difference(qmd)}); {published.line}"
                 )
-            elif (now := self._bank0(qmd)) != args:
-                at = next((i for i, (x, y) in enumerate(zip(args, now, strict=False)) if x != y), 0)
-                c.gpu.note(
-                    f"kernel arguments of QMD {va:#x} changed after their doorbell: bank 0 differs "
-                    f"at byte {at:#x}; {published.line}"
-                )
+            else:
+                self.arguments[va] = args, published.line
         return qmd
 
-    def _bank0(self, qmd: Qmd) -> bytes:
-        try:
-            return bank0(self.c.vm, qmd)
-        except MmuFault:
-            return b""
+    def compare_arguments(self, qmd: Qmd, program: Program) -> None:
+        """Note if bank 0 changed since its doorbell, up to the last of the kernel's parameters."""
+        if qmd.va not in self.arguments:
+            return
+        args, line = self.arguments.pop(qmd.va)
+        size = PARAM_BASE + program.code.kernel.param_bytes
+        args, now = args[:size], bank0(self.c.vm, qmd)[:size]
+        if args != now:
+            at = next((i for i, (x, y) in enumerate(zip(args, now, strict=False)) if x != y), 0)
+            self.c.gpu.note(
+                f"kernel arguments of QMD {qmd.va:#x} changed after their doorbell: bank 0 differs "
+                f"at byte {at:#x}; {line}"
+            )
 
     def chain(self, qmd: Qmd) -> Generator[str, None, None]:
         """Run a grid, its releases, and the QMDs that depend on it."""
@@ -249,6 +255,7 @@ class Compute:
         try:
             program = self.program(qmd)
             found["kernel"] = program.name
+            self.compare_arguments(qmd, program)
             banks = self.banks(qmd)
             if qmd["REGISTER_COUNT_V"] < program.registers:
                 given = qmd["REGISTER_COUNT_V"]
