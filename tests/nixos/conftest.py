@@ -32,11 +32,10 @@ def flake() -> Callable[..., Any]:
     if shutil.which(NIX[0]) is None:
         pytest.skip(f"{NIX[0]} is not here: https://nixos.org/download")
     features = ["--extra-experimental-features", "nix-command flakes"]
-    probe = nix("eval", *features, "--json", ".#templates.default.description", timeout=300)
+    probe = nix("eval", *features, "--json", ".#formatter.x86_64-linux.name", timeout=300)
     if probe.returncode != 0:
-        reason = (
-            probe.stderr.strip().splitlines()[-1] if probe.stderr.strip() else "no reason given"
-        )
+        errors = [line for line in probe.stderr.splitlines() if line.strip().startswith("error:")]
+        reason = errors[-1].strip() if errors else f"exit code {probe.returncode}"
         pytest.skip(f"this flake does not evaluate with `{' '.join(NIX)}` here: {reason}")
 
     def evaluate(attribute: str, apply: str | None = None) -> Any:
