@@ -1,0 +1,86 @@
+"""Kernels out of what tinygrad prints with DEBUG=2, and the classes that they fall into."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+# tinygrad/engine/realize.py, track_stats: "*** CUDA  12 name  arg 3 mem 1.02 GB tm 9.63us/ 0.10ms
+# (  12 GFLOPS  540|540 GB/s) ['linear', ...]"
+_KERNEL = re.compile(
+    r"^\*\*\* (?P<device>\S+)\s+\d+ (?P<name>\S.*?)\s+arg\s+\d+ mem\s+[\d.]+ GB"
+    r" tm\s+(?P<time>[\d.]+)(?P<unit>us|ms|s)\s*/\s*[\d.]+ms"
+    r" \(\s*(?P<flops>[\d.]+) (?P<fu>[GT])FLOPS\s+(?P<mem>[\d.]+)\|[\d.]+\s*(?P<mu>[GT])B/s\)"
+    r"\s*(?P<metadata>.*)$"
+)
+_SECTION = re.compile(r"^=== orinbench (?P<section>.+)$")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_GIGA = {"G": 1e9, "T": 1e12}
+# The names of tinygrad/llm/kernels/nv.py: gemv_ROLE_QUANT_ROWSxCOLS; roles and quants have "_".
+_MATRIX = re.compile(
+    r"^gem[vm]_(?P<role>qkv|out|gate_up|down|head)_(?P<quant>.+)_(?P<rows>\d+)x(?P<cols>\d+)$"
+)
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """One launch: seconds on the device, bytes it must move by tinygrad's estimate (0: unknown)."""
+
+    section: str
+    name: str
+    kind: str
+    seconds: float
+    n_bytes: float
+
+
+def classify(name: str, metadata: str = "") -> str:
+    """Return the class of a kernel: GEMV or GEMM by role and type, attention, norm, copy, other.
+
+    The fused kernels carry it in their names, the general path's in the tensor functions that
+    tinygrad lists behind the time; without them it is reduction (r_) or elementwise (E_).
+    """
+    if found := _MATRIX.match(name):
+        kind = "GEMV" if name.startswith("gemv") else "GEMM"
+        return f"{kind} {found['role']} {found['quant'].upper()}"
+    for prefix, kind in (
+        ("attention", "attention"),
+        ("rope", "attention"),
+        ("norm", "norm"),
+        ("embed", "embedding"),
+        ("copy", "copy"),
+        ("batched", "graph"),
+    ):
+        if name.startswith(prefix):
+            return kind
+    for function, kind in (
+        ("scaled_dot_product_attention", "attention"),
+        ("softmax", "attention"),
+        ("linear", "matmul"),
+        ("__matmul__", "matmul"),
+        ("dot", "matmul"),
+        ("embedding", "embedding"),
+        ("rsqrt", "norm"),
+        ("argmax", "sampling"),
+    ):
+        if f"'{function}'" in metadata or f"{function} " in metadata:
+            return kind
+    return {"r": "reduction", "E": "elementwise"}.get(name.split("_")[0], "other")
+
+
+def read_log(lines: Iterable[str], section: str = "log") -> list[KernelTime]:
+    """Return the kernels of a log in order; lines of anything else are passed over.
+
+    `=== orinbench NAME` lines, which profile_worker prints, begin the section NAME.
+    """
+    kernels: list[KernelTime] = []
+    for raw in lines:
+        line = _ANSI.sub("", raw).rstrip()
+        if found := _SECTION.match(line):
+            section = found["section"]
+        elif found := _KERNEL.match(line):
+            seconds = float(found["time"]) * _SECONDS[found["unit"]]
+            rate = float(found["mem"]) * _GIGA[found["mu"]]
+            name = found["name"]
+            kind = classify(name, found["metadata"])
+            kernels.append(KernelTime(section, name, kind, seconds, rate * seconds))
+    return kernels

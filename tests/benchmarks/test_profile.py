@@ -1,0 +1,136 @@
+"""`orinbench profile`: the log's reader, the classes, the tables and the command."""
+# ruff: noqa: E501 - lines of a real log
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from orinbench import profile
+from orinbench.errors import BenchError
+from orinbench.profile import Profile, difference, grouped, load, markdown, profile_command
+from orinbench.profile_log import classify, read_log
+from orinbench.synth import write_synthetic
+
+# Printed by tinygrad 0.13.0 on an H200 and on a CPU, colours and all.
+LOG = """\
+llm: output_norm.weight GGML type 0 2048: fused kernels
+=== orinbench prompt of 512
+\x1b[32m*** CUDA       1\x1b[0m gemm_gate_up_q6_k_16384x2048                   arg  5 mem   1.19 GB tm    218.91us/     0.22ms ( 156941 GFLOPS  126|126    GB/s) []
+=== orinbench warm-up
+*** CUDA       2 gemv_head_q6_k_128256x2048                     arg  7 mem   1.19 GB tm     64.77us/     0.29ms (   8111 GFLOPS 3327|3327   GB/s) []
+=== orinbench token
+*** CUDA       3 embed_q6_k_2048                                arg  3 mem   1.19 GB tm      8.96us/     0.30ms (      0 GFLOPS    0|0      GB/s) []
+*** CUDA       4 gemv_qkv_q4_k_q6_k_3072x2048                   arg  6 mem   1.19 GB tm     10.00us/     0.31ms (   1258 GFLOPS  500|500    GB/s) []
+*** CUDA       5 gemv_qkv_q4_k_q6_k_3072x2048                   arg  6 mem   1.19 GB tm     30.00us/     0.34ms (   1258 GFLOPS  100|100    GB/s) []
+*** CUDA       6 attention_32x8x64                              arg  7 mem   1.19 GB tm      5.26us/     0.34ms (      0 GFLOPS    0|0      GB/s) []
+*** CPU        7 r_64_32_4                                      arg  3 mem   0.00 GB tm      1.50ms/     1.84ms (      1 TFLOPS    2|2      TB/s) ['linear']
+"""
+
+
+def test_log_is_read_by_section_and_class() -> None:
+    kernels = read_log(LOG.splitlines())
+    assert [k.section for k in kernels] == ["prompt of 512", "warm-up", *["token"] * 5]
+    assert kernels[0].kind == "GEMM gate_up Q6_K"
+    assert kernels[0].seconds == pytest.approx(218.91e-6)
+    assert kernels[0].n_bytes == pytest.approx(126e9 * 218.91e-6)
+    assert kernels[-1].seconds == pytest.approx(1.5e-3)
+    assert kernels[-1].n_bytes == pytest.approx(2e12 * 1.5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata", "kind"),
+    [
+        ("gemv_gate_up_q6_k_16384x2048", "", "GEMV gate_up Q6_K"),
+        ("gemv_qkv_q4_k_q6_k_3072x2048", "", "GEMV qkv Q4_K_Q6_K"),
+        ("gemm_down_f16_2048x8192", "", "GEMM down F16"),
+        ("attention_rows_32x8x64", "", "attention"),
+        ("rope_rows_32x8x64", "", "attention"),
+        ("norm_rows_2048", "", "norm"),
+        ("embed_q6_k_2048", "", "embedding"),
+        ("r_8_16", "['softmax']", "attention"),
+        ("r_8_16", "['linear']", "matmul"),
+        ("r_8_16", "[]", "reduction"),
+        ("E_8_16", "[]", "elementwise"),
+        ("copy  4, CPU <- CUDA", "", "copy"),
+        ("something", "", "other"),
+    ],
+)
+def test_classes(name: str, metadata: str, kind: str) -> None:
+    assert classify(name, metadata) == kind
+
+
+def test_tables_sum_and_compare_with_the_wall_clock() -> None:
+    sections = grouped(read_log(LOG.splitlines()))
+    assert list(sections) == ["prompt of 512", "token"]
+    token = {c.kind: c for c in sections["token"]}
+    assert (token["GEMV qkv Q4_K_Q6_K"].count, token["GEMV qkv Q4_K_Q6_K"].seconds) == (
+        2,
+        pytest.approx(40e-6),
+    )
+    text = markdown(Profile("m.gguf", "CUDA", sections, {"token": 1e-3}, 400e9))
+    # 8 MB in 40 us are 200 GB/s, half of the copy bandwidth
+    assert "| GEMV qkv Q4_K_Q6_K | 2 | 40.0 | 20.00 | 8.0 | 200 | 50.0 % | 2.6 % |" in text
+    assert "| sum, one by one | 5 | 1554.2 |" in text
+    assert "| wall clock, as users run it | | 1000.0 |" in text
+
+
+def test_difference_of_two_profiles() -> None:
+    before = Profile("a", "CUDA", grouped(read_log(LOG.splitlines())))
+    after = Profile("b", "CUDA", grouped(read_log(LOG.replace("30.00us", "20.00us").splitlines())))
+    text = difference(before, after)
+    assert "| GEMV qkv Q4_K_Q6_K | 2 -> 2 | 40.0 | 30.0 | -10.0 |" in text
+    assert "| sum | | 1554.2 | 1544.2 | -10.0 |" in text
+    with pytest.raises(BenchError, match="no section in common"):
+        difference(before, Profile("c", "CUDA", {}))
+
+
+def test_command_on_a_log_and_on_two_results(tmp_path: Path) -> None:
+    log = tmp_path / "debug.log"
+    log.write_text(LOG)
+    done = CliRunner().invoke(profile_command, ["--log", str(log), "-o", "json"])
+    assert done.exit_code == 0
+    stored = tmp_path / "a.json"
+    stored.write_text(done.output)
+    assert load(stored).sections["token"][0].kind == "matmul"
+    done = CliRunner().invoke(profile_command, ["--diff", str(stored), str(stored)])
+    assert done.exit_code == 0
+    assert "+0.0" in done.output
+
+
+def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"sections": 3}')
+    cases = {
+        "give one of MODEL": [],
+        "not what `orinbench profile -o json` writes": ["--diff", str(other), str(other)],
+        "holds no kernel times": ["--log", str(other)],
+    }
+    for message, arguments in cases.items():
+        done = CliRunner().invoke(profile_command, arguments)
+        assert isinstance(done.exception, BenchError)
+        assert message in str(done.exception)
+        assert "\n" not in str(done.exception)
+    with pytest.raises(BenchError, match=r"other\.json: profiling on CPU failed: "):
+        profile.measure(other, "CPU", 8, 0)
+
+
+def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clang = tmp_path / "clang"
+    clang.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang clang "$@"\n')
+    clang.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
+    path = tmp_path / "tiny.gguf"
+    write_synthetic(path, "tiny", "F16", seed=0)
+    done = CliRunner().invoke(
+        profile_command, [str(path), "--device", "CPU", "-p", "9", "-o", "json"]
+    )
+    assert done.exception is None
+    result = json.loads(done.output)
+    assert set(result["sections"]) == {"prompt of 9", "token"} == set(result["wall"])
+    assert result["bandwidth"] > 1e8
+    assert sum(c["count"] for c in result["sections"]["token"]) > 10
