@@ -56,7 +56,8 @@ def _copy_kernel(source: Tensor) -> Callable[[], None]:
     step = blocks * threads
     each = f"#pragma unroll\n  for (int j = 0; j < {unroll}; j++) if (i + j * {step} < n)"
     code = (
-        f"  const u64 n = {_COPY_BYTES // 16}ull;\n  u64 i = blockIdx.x * {threads}ull + threadIdx.x;\n"
+        f"  const u64 n = {_COPY_BYTES // 16}ull;\n"
+        f"  u64 i = blockIdx.x * {threads}ull + threadIdx.x;\n"
         f"  for (; i < n; i += {step * unroll}ull) {{\n  int4 v[{unroll}];\n"
         f"{each} v[j] = in[i + j * {step}];\n{each} out[i + j * {step}] = v[j];\n  }}"
     )
