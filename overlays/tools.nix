@@ -6,7 +6,7 @@ let
   python = python3.withPackages (packages: [ packages.tinygrad-orin ]);
   package = python3.pkgs.tinygrad-orin;
 in
-runCommand package.name
+runCommand "${package.pname}-${package.version}"
   {
     inherit (package) version;
     inherit (package) pname;
