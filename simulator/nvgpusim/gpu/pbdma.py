@@ -62,9 +62,14 @@ class Channel:
         put = self.gpu.order.visible_put(self)
         return self.known_put if put is None else put
 
+    @property
+    def ring_end(self) -> int:
+        """First GPU address after the ring."""
+        return self.port.gpfifo_va + 8 * self.port.entries
+
     def entry_bytes(self, index: int) -> int:
         """The 8 bytes of ring entry `index`."""
-        if self.port.gpfifo_va + 8 * self.port.entries > 1 << 40:
+        if self.ring_end > 1 << 40:
             base = self.port.gpfifo_va & MASK40  # the register has 40 bits
             try:
                 data = bytes(self.vm.view(base + 8 * index, 8, "fetch"))
@@ -122,6 +127,8 @@ class Channel:
                     f"entry {self.get} of channel {self.port.id} changed after its doorbell: "
                     f"{published.entry:#x} -> {entry:#x}; {self.line}"
                 )
+                elsewhere = self.gpu.order.on or self.ring_end > 1 << 40
+                entry = published.entry if self.gpu.prefetch and not elsewhere else entry
             self.gpu.count("entries")
             yield from self.segment(entry, published)
             self.get = (self.get + 1) % self.port.entries
@@ -164,6 +171,7 @@ class Channel:
                 f"pushbuffer of entry {self.get} changed after its doorbell at dword {at // 4} "
                 f"({address + at:#x}); {self.line}"
             )
+            data = published.data if self.gpu.prefetch else data
         yield from self.methods(struct.unpack(f"<{length}I", data), address)
 
     def methods(self, words: tuple[int, ...], address: int) -> Steps:

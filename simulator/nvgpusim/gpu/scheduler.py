@@ -38,7 +38,8 @@ class Gpu:
 
     `note` receives findings: behaviour that no hardware reports but that is a bug on it. Without
     one they go to stderr; `notes` keeps them. `write_back` makes SKED write its copy of a QMD back
-    some time after the QMD's release.
+    some time after the QMD's release. `prefetch`: entries and pushbuffers are read at the doorbell,
+    as PBDMA does when it can; without it, when they are executed.
     """
 
     def __init__(
@@ -47,10 +48,11 @@ class Gpu:
         *,
         note: Callable[[str], None] | None = None,
         write_back: bool = False,
+        prefetch: bool = True,
     ) -> None:
         self.options = options or Options()
         self.delay, self.tpcs = self.options.delay / 1e3, self.options.tpcs
-        self.write_back = write_back
+        self.write_back, self.prefetch = write_back, prefetch
         self.rng = np.random.default_rng(self.options.seed)
         self.caches, self.order = Caches(), Order(self.options.order)
         self.notes: list[str] = []
