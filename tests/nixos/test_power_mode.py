@@ -1,13 +1,18 @@
 """The power mode is set by name and read back from the board's own files."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
 
-import power_mode
 import pytest
-from fake_board import CPU, GPU, TPC_MASK, write_board
-from power_mode import ModeError, main, read_config
+
+# Scripts beside the modules that run them, in no package: conftest.py names their folders.
+power_mode = importlib.import_module("power_mode")
+fake_board = importlib.import_module("fake_board")
+ModeError, main, read_config = power_mode.ModeError, power_mode.main, power_mode.read_config
+CPU, GPU, TPC_MASK = fake_board.CPU, fake_board.GPU, fake_board.TPC_MASK
+write_board = fake_board.write_board
 
 
 def write(root: Path, name: str, value: str) -> None:
@@ -124,7 +129,7 @@ def test_set_calls_nvpmodel_with_the_number_of_the_name(tmp_path: Path) -> None:
     nvpmodel = tmp_path / "nvpmodel"
     nvpmodel.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/called\n')
     nvpmodel.chmod(0o755)
-    command = [sys.executable, power_mode.__file__, "set", "MODE_50W"]
+    command = [sys.executable, str(power_mode.__file__), "set", "MODE_50W"]
     subprocess.run(
         [*command, "--root", str(tmp_path), "--nvpmodel", str(nvpmodel)], check=True, timeout=60
     )
