@@ -25,6 +25,7 @@ from jetson.files import Files, Roots
 from jetson.require import maxn, parse, pinned, unmet
 from jetson.thermal import read_zones
 from orinbench.errors import BenchError
+from orinbench.statistics import BenchWarning, WarningKind
 
 TEXTFILE = "orinbench.prom"
 #: How often a cooling board is looked at, and how long it is waited for, in seconds.
@@ -66,10 +67,10 @@ class EnergyRun:
         """What was drawn in the timed part; or until now, or until the region was left."""
         return self.sampler.between(*self.timed) if self.timed else self.sampler.energy()
 
-    def count_last(self, nanoseconds: int) -> None:
-        """The timed part is what ended just now and took so long: what a worker answered with."""
-        now = time.monotonic()
-        self.timed = (now - nanoseconds / 1e9, now)
+    def count_last(self, nanoseconds: int, ended: float | None = None) -> None:
+        """The timed part took so long, and ended just now or at `ended` of time.monotonic()."""
+        end = time.monotonic() if ended is None else ended
+        self.timed = (end - nanoseconds / 1e9, end)
 
     def fields(self, tokens: int) -> dict[str, Any]:
         """The record's fields; empty on a machine without a sensor.
@@ -144,25 +145,65 @@ def requirements(spec: str, roots: Roots | None = None) -> None:
         raise BenchError(f"--require {spec}: {'. '.join(map(str, problems))}")
 
 
-def board_warnings(before: BoardState, after: BoardState, roots: Roots | None = None) -> list[str]:
-    """What of the board's doing between two states makes a figure suspect, a line each."""
-    lines = [
-        f"throttled: {count} {reason.replace('_', '-')} events"
+def board_warnings(
+    before: BoardState, after: BoardState, roots: Roots | None = None
+) -> tuple[BenchWarning, ...]:
+    """What of the board's doing between two states makes a figure suspect."""
+    found = [
+        BenchWarning(
+            WarningKind.THROTTLED, f"throttled: {reason.replace('_', '-')} events", str(count)
+        )
         for reason, count in after.throttled_since(before).items()
     ]
-    alerts = dict.fromkeys((*before.throttling, *after.throttling))
-    lines += [f"throttling: {name} was raised" for name in alerts]
+    found += [
+        BenchWarning(WarningKind.THROTTLED, f"throttling: {name} was raised")
+        for name in dict.fromkeys((*before.throttling, *after.throttling))
+    ]
     if before.power_mode != after.power_mode:
-        lines.append(f"the power mode changed from {before.power_mode} to {after.power_mode}")
+        change = f"from {before.power_mode} to {after.power_mode}"
+        found.append(
+            BenchWarning(WarningKind.POWER_MODE, "the power mode changed between samples", change)
+        )
     # Whether the mode and the clocks suit a benchmark is a question for a Jetson only.
-    if after.identity and after.identity.soc:
-        lines += map(str, (*maxn(after, roots or Roots()), *pinned(after)))
-    return lines
+    if is_jetson(after):
+        kinds = (WarningKind.POWER_MODE, WarningKind.CLOCKS_NOT_PINNED)
+        problems = (maxn(after, roots or Roots()), pinned(after))
+        found += [
+            BenchWarning(kind, str(problem))
+            for kind, unmet_ones in zip(kinds, problems, strict=True)
+            for problem in unmet_ones
+        ]
+    return tuple(found)
+
+
+def has_sensors(state: BoardState) -> bool:
+    """Whether the machine shows power, temperatures or a power mode: else its state is empty."""
+    readings = state.readings
+    return bool(readings.rails or readings.zones or readings.gpus or readings.power_mode)
+
+
+def is_jetson(state: BoardState) -> bool:
+    """Whether the device tree names a Tegra."""
+    return state.identity is not None and bool(state.identity.soc)
 
 
 def hottest(roots: Roots | None = None) -> float | None:
     """The hottest zone in °C; None without a sensor."""
     return BoardState(read_zones(Files(roots or Roots()))).hottest
+
+
+def check_cooldown(celsius: float, roots: Roots | None = None) -> None:
+    """Raise BenchError where nothing tells a temperature."""
+    if hottest(roots) is None:
+        raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
+
+
+def check_textfile(directory: Path) -> None:
+    """Raise BenchError, before anything is measured, for a directory that cannot be written."""
+    if not directory.is_dir():
+        raise BenchError(f"--textfile {directory}: no such directory; name the collector's")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise BenchError(f"--textfile {directory}: not writable for this user")
 
 
 def cooldown(

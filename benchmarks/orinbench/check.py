@@ -14,35 +14,50 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from gguf import GGMLQuantizationType
 
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.greedy import Engine, Generation
 from orinbench.model import ModelInfo
 from orinbench.reference import Array, Reference, log_softmax
 
-# Error that an engine's arithmetic adds to the result of a matrix product, relative to its rms.
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """What an engine rounds, in words, and the error that it adds to the result of a product.
+
+    The error is relative to the result's rms.
+    """
+
+    name: str
+    rounding: float
+
+
 # tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1): at most half a unit in
 # the last of 11 bits each, spread evenly.
-HALF_WEIGHTS = 2**-11 / math.sqrt(3)
-# llama.cpp's CPU and CUDA kernels for quantized weights round activations to 8 bits by blocks of 32
-# or 256 (ggml's Q8_0, Q8_1, Q8_K): steps of the block's maximum, about 3 times its rms, over 127.
-EIGHT_BIT_ACTIVATIONS = 3 / 127 / math.sqrt(12)
+HALF_WEIGHTS = Arithmetic("weights in half precision", 2**-11 / math.sqrt(3))
+# llama.cpp's CPU and CUDA kernels for quantized weights, and patched tinygrad's fused ones, round
+# activations to 8 bits by blocks of 32 or 256 (ggml's Q8_0, Q8_1, Q8_K): steps of the block's
+# maximum, about 3 times its rms, over 127.
+EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", 3 / 127 / math.sqrt(12))
 # Products whose errors add up: q, k, v, output, gate, up, down of a layer; embedding and head.
 _PRODUCTS_PER_LAYER = 7
 _PRODUCTS_OUTSIDE = 2
 # Room for what nonlinearities amplify.
 _SAFETY = 4
 
+UNQUANTIZED = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
+
 _PROMPT_LENGTHS = (40, 7)  # more than one chunk of tinygrad's prefill, and less than one
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine to judge, and the rounding error of its arithmetic (HALF_WEIGHTS, ...)."""
+    """An engine to judge, and its arithmetic (HALF_WEIGHTS, ...)."""
 
     name: str
     engine: Engine
-    rounding: float
+    arithmetic: Arithmetic
 
 
 @dataclass(frozen=True)
@@ -57,6 +72,8 @@ class Verdict:
     max_abs_error: float
     relative_error: float  # rms of the error over the standard deviation of the reference's logits
     tolerance: float  # of relative_error
+    arithmetic: str  # that the tolerance is for
+    fused: bool  # by the hand-written kernels of patched tinygrad
     kl_divergence: float | None  # mean of KL(reference || engine), nats; None if logits are missing
     top1_agreement: float  # share of tokens that are the reference's first choice
     forgiven: int  # other tokens that lie within the error
@@ -66,9 +83,11 @@ class Verdict:
         """Say it in one line."""
         kl = "" if self.kl_divergence is None else f", KL {self.kl_divergence:.1e}"
         swapped = f" ({self.forgiven} within the error)" if self.forgiven else ""
+        engine = f"{self.engine} (fused kernels)" if self.fused else self.engine
         found = (
-            f"{self.engine}: {self.quantity} off by {self.relative_error:.1e} of their spread "
-            f"(tolerance {self.tolerance:.1e}), at most {self.max_abs_error:.1e}{kl}; "
+            f"{engine}: {self.quantity} off by {self.relative_error:.1e} of their spread "
+            f"(tolerance {self.tolerance:.1e}, {self.arithmetic}), "
+            f"at most {self.max_abs_error:.1e}{kl}; "
             f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}"
         )
         return found if self.passed else f"{found}: FAILED: {'; '.join(self.failures)}"
@@ -109,7 +128,9 @@ def run_check(
             reference.logits([*prompt, *generation.tokens[:-1]], last=len(generation.tokens))
             for prompt, generation in zip(prompts, generations, strict=True)
         ]
-        verdicts.append(judge(candidate.name, generations, wanted, tolerance(model, candidate)))
+        arithmetic = arithmetic_of(model, candidate, generations)
+        limit = tolerance(model, arithmetic)
+        verdicts.append(judge(candidate.name, generations, wanted, arithmetic, limit))
     return CheckReport(str(model.path), seed, tuple(verdicts))
 
 
@@ -120,13 +141,22 @@ def require(report: CheckReport) -> None:
             raise CheckFailed(f"check of {report.model} failed: {verdict.line()}")
 
 
-def tolerance(model: ModelInfo, candidate: Candidate) -> float:
-    """Return the relative error that the candidate's arithmetic explains.
+def arithmetic_of(
+    model: ModelInfo, candidate: Candidate, generations: Sequence[Generation]
+) -> Arithmetic:
+    """Return the candidate's arithmetic: tinygrad's fused kernels do as llama.cpp's."""
+    fused = any(generation.fused for generation in generations)
+    quantized = any(tensor.type not in UNQUANTIZED for tensor in model.tensors.values())
+    return EIGHT_BIT_ACTIVATIONS if fused and quantized else candidate.arithmetic
+
+
+def tolerance(model: ModelInfo, arithmetic: Arithmetic) -> float:
+    """Return the relative error that an arithmetic explains.
 
     Rounding errors of the products are independent, so they add up by their squares.
     """
     products = _PRODUCTS_PER_LAYER * model.n_layers + _PRODUCTS_OUTSIDE
-    return _SAFETY * candidate.rounding * math.sqrt(products)
+    return _SAFETY * arithmetic.rounding * math.sqrt(products)
 
 
 def sample_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]]:
@@ -144,7 +174,11 @@ def sample_prompts(model: ModelInfo, n_tokens: int, seed: int) -> list[list[int]
 
 
 def judge(
-    engine: str, generations: Sequence[Generation], wanted: Sequence[Array], tolerance: float
+    engine: str,
+    generations: Sequence[Generation],
+    wanted: Sequence[Array],
+    arithmetic: Arithmetic,
+    tolerance: float,
 ) -> Verdict:
     """Compare generations with the logits that the reference wants, each (tokens, vocab_size)."""
     normalized = any(generation.normalized for generation in generations)
@@ -186,6 +220,8 @@ def judge(
         max_abs_error=float(np.nanmax(np.abs(error))),
         relative_error=relative,
         tolerance=tolerance,
+        arithmetic=arithmetic.name,
+        fused=any(generation.fused for generation in generations),
         kl_divergence=kl,
         top1_agreement=float(np.mean(np.array(tokens) == reference.argmax(axis=-1))),
         forgiven=forgiven,

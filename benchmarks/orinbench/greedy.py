@@ -29,6 +29,7 @@ class Generation:
     # (tokens, vocab_size). Logits, or with `normalized` their log-softmax; NaN where unknown.
     logits: NDArray[np.float64]
     normalized: bool = False
+    fused: bool = False  # by the hand-written kernels of patched tinygrad
 
 
 # From prompts and a number of tokens to one generation for each prompt.
@@ -36,12 +37,28 @@ Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
 
 
 def tinygrad_greedy(transformer: Any, prompt: Sequence[int], n_tokens: int) -> Generation:
-    """Decode through `Transformer.generate`, the jits that are timed; then replay for the logits.
+    """Decode through `Transformer.generate`, the path that is timed; then replay for the logits.
 
-    The replay feeds the same tokens, one by one, to the same blocks over the key-value cache that
-    prompt and decoding left, so what the prompt's kernels wrote there is judged as well.
-    `transformer` is a loaded tinygrad.llm.model.Transformer without recurrent blocks.
+    The replay feeds the same tokens, one by one, over the key-value cache that prompt and decoding
+    left, so what the prompt's kernels wrote there is judged as well. `transformer` is a loaded
+    tinygrad.llm.model.Transformer without recurrent blocks.
     """
+    fused = getattr(transformer, "fused", None)
+    replay = _jit_replay(transformer) if fused is None else _fused_replay(fused)
+    transformer._cached_tokens = []
+    tokens = list(itertools.islice(transformer.generate(list(prompt)), n_tokens))
+    fed = [prompt[-1], *tokens[:-1]]
+    logits = [replay(token, len(prompt) - 1 + index) for index, token in enumerate(fed)]
+    transformer._cached_tokens = []
+    return Generation(tokens, np.stack(logits), fused=fused is not None)
+
+
+# From a token and its position to the logits behind it, (vocab_size,).
+Replay = Callable[[int, int], NDArray[np.float64]]
+
+
+def _jit_replay(transformer: Any) -> Replay:
+    """Return a replay through the model's own blocks, in a jit that ends with the logits."""
     from tinygrad import Tensor, TinyJit, UOp, dtypes
 
     def forward(token: Any, position: Any) -> Any:
@@ -50,17 +67,26 @@ def tinygrad_greedy(transformer: Any, prompt: Sequence[int], n_tokens: int) -> G
             x = block(x, position)
         return transformer.output(transformer.output_norm(x))[:, -1, :].float().realize()
 
-    transformer._cached_tokens = []
-    tokens = list(itertools.islice(transformer.generate(list(prompt)), n_tokens))
     jit = TinyJit(forward)
     variable = UOp.variable("start_pos", 0, transformer.max_context - 1)
-    logits = []
-    for position, token in enumerate([*prompt, *tokens[:-1]]):
-        if position >= len(prompt) - 1:
-            row = jit(Tensor([[token]], dtype=dtypes.int32).realize(), variable.bind(position))
-            logits.append(row.numpy().reshape(-1).astype(np.float64))
-    transformer._cached_tokens = []
-    return Generation(tokens, np.stack(logits))
+
+    def replay(token: int, position: int) -> NDArray[np.float64]:
+        row = jit(Tensor([[token]], dtype=dtypes.int32).realize(), variable.bind(position))
+        logits: NDArray[np.float64] = row.numpy().reshape(-1).astype(np.float64)
+        return logits
+
+    return replay
+
+
+def _fused_replay(fused: Any) -> Replay:
+    """Return a replay through the kernels that are timed, whose head leaves its logits."""
+
+    def replay(token: int, position: int) -> NDArray[np.float64]:
+        fused.step((token, position))
+        out = fused.logits.copyout(memoryview(bytearray(4 * fused.logits.size)))
+        return np.frombuffer(out, np.float32).astype(np.float64)
+
+    return replay
 
 
 def tinygrad_engine(model: Path, environment: Mapping[str, str], timeout: float) -> Engine:
@@ -82,7 +108,11 @@ def tinygrad_engine(model: Path, environment: Mapping[str, str], timeout: float)
             _run_worker(request, environment, timeout)
             with np.load(out) as arrays:
                 return [
-                    Generation(arrays[f"tokens{i}"].tolist(), arrays[f"logits{i}"])
+                    Generation(
+                        arrays[f"tokens{i}"].tolist(),
+                        arrays[f"logits{i}"],
+                        fused=bool(arrays[f"fused{i}"]),
+                    )
                     for i in range(len(prompts))
                 ]
 
@@ -121,6 +151,7 @@ def main() -> None:
         generation = tinygrad_greedy(transformer, prompt, n_tokens)
         arrays[f"tokens{index}"] = np.array(generation.tokens)
         arrays[f"logits{index}"] = generation.logits
+        arrays[f"fused{index}"] = np.array(generation.fused)
     np.savez(request["out"], allow_pickle=False, **arrays)
 
 

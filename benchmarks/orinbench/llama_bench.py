@@ -9,8 +9,17 @@ from typing import Any
 
 import click
 
+from jetson.files import Roots
+from orinbench.board import (
+    check_cooldown,
+    check_requirements,
+    check_textfile,
+    requirements,
+    textfile,
+)
 from orinbench.errors import BenchError
 from orinbench.gate import Gate
+from orinbench.journal import Journal, journal_directory, lost_journals
 from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.model import ModelInfo, open_model
 from orinbench.plan import (
@@ -85,6 +94,14 @@ def _knob_options(command: Command) -> Command:
 )
 @click.option("--no-warmup", is_flag=True, help="skip the warm-up")
 @click.option("--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample")
+@click.option("--require", metavar="LIST", help="maxn, pinned: refuse to measure without")
+@click.option("--cooldown", type=float, metavar="CELSIUS", help="wait before each sample")
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="write the figures for node_exporter's textfile collector",
+)
 @click.option("--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]")
 @click.option("--progress", is_flag=True, help="a line for each repetition, off a terminal too")
 @click.option("-v", "--verbose", is_flag=True, help="let the backends talk")
@@ -99,33 +116,41 @@ def llama_bench_command(**options: Any) -> int:
     """
     check_formats(options["output"], options["output_err"])
     plan_options = PlanOptions(options)
+    roots = Roots()
+    check_board(options, roots)
     talk = make_talk(options["progress"])
+    for path, samples in lost_journals(journal_directory()):
+        talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
     paths, synthetic = model_paths(options, talk)
     models = {path: open_model(path) for path in paths}
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk)
     lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings)
     check_contexts(lanes, models)
     plan = Plan(lanes, plan_options.repetitions, options["seed"])
-    runner = Runner(
-        plan,
-        [make_backend(lane, binary, options) for lane in lanes],
-        [models[lane.lane.model] for lane in lanes],
-        talk,
-        gate=Gate(options["check"], talk, binary, options["timeout"]),
-        probe=lambda device: copy_bandwidth(device, options["timeout"]),
-        delay=options["delay"],
-        warm_up=not options["no_warmup"],
-    )
-    runner.result.synthetic = synthetic
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run = runner.run()
-    except Exception:
-        if any(row.samples for lane in runner.result.lanes for row in lane.rows):
-            runner.result.partial = True
-            report(runner.result, options)
-        raise
-    report(run, options)
+    with Journal(journal_directory()) as journal:
+        runner = Runner(
+            plan,
+            [make_backend(lane, binary, options) for lane in lanes],
+            [models[lane.lane.model] for lane in lanes],
+            talk,
+            gate=Gate(options["check"], talk, binary, options["timeout"]),
+            probe=lambda device: copy_bandwidth(device, options["timeout"]),
+            delay=options["delay"],
+            warm_up=not options["no_warmup"],
+            cooldown=options["cooldown"],
+            roots=roots,
+            journal=journal,
+        )
+        runner.result.synthetic = synthetic
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            run = runner.run()
+        except Exception:
+            if any(row.samples for lane in runner.result.lanes for row in lane.rows):
+                runner.result.partial = True
+                report(runner.result, options)
+            raise
+        report(run, options)
     return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
 
 
@@ -148,6 +173,17 @@ class PlanOptions:
             numbers(options["n_depth"], "-d", 0),
         )
         self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
+
+
+def check_board(options: dict[str, Any], roots: Roots) -> None:
+    """Raise BenchError for a board that is not as asked, before anything is written or opened."""
+    if options["require"] is not None:
+        check_requirements(options["require"])
+        requirements(options["require"], roots)
+    if options["cooldown"] is not None:
+        check_cooldown(options["cooldown"], roots)
+    if options["textfile"] is not None:
+        check_textfile(options["textfile"])
 
 
 def check_formats(output: str, output_err: str | None) -> None:
@@ -245,7 +281,9 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
     """Print the results, whole or not: standard output first, then the second form on stderr."""
     records = make_records(run)
     for record in records:
-        record["ignored_flags"] = ignored_flags(record["backend"], options)
+        record["ignored_flags"] = ignored_flags(
+            record["backend"], record["decode_path"] == "fused", options
+        )
     try:
         sys.stdout.write(RENDERERS[options["output"]](records))
         sys.stdout.flush()
@@ -253,9 +291,11 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if options["output_err"]:
         sys.stderr.write(RENDERERS[options["output_err"]](records))
+    if options["textfile"]:
+        textfile(records, options["textfile"])
 
 
-def ignored_flags(backend: str, options: dict[str, Any]) -> list[str]:
+def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[str]:
     """Return the flags that were given and mean nothing to this backend, with their values."""
     if backend == "llama.cpp":
         return []
@@ -266,6 +306,7 @@ def ignored_flags(backend: str, options: dict[str, Any]) -> list[str]:
         and (
             knob.field not in TINYGRAD_KNOBS
             or (knob.field == "n_threads" and not backend.startswith("tinygrad:CPU"))
+            or (knob.field == "n_ubatch" and fused)
         )
     ]
     return flags + [f"--{name} {options[name]}" for name in ("numa", "prio") if options[name]]

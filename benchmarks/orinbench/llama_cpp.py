@@ -44,6 +44,7 @@ class Call:
 
     record: dict[str, Any]
     wall_s: float
+    ended_s: float | None  # when the record came: llama-bench prints it right behind its timing
     peak_rss_bytes: int
 
 
@@ -112,6 +113,7 @@ class LlamaCppBackend:
         return Sample(
             round=round_,
             ns=int(samples[-1]),
+            ended_s=call.ended_s,
             peak_device_bytes=None,
             peak_rss_bytes=call.peak_rss_bytes,
             discarded_ns=[int(ns) for ns in samples[:-1]],
@@ -123,7 +125,7 @@ class LlamaCppBackend:
 
     def _call(self, case: Case, repetitions: int, extra: Sequence[str] = ()) -> Call:
         arguments = [*self._command, *extra, "-r", str(repetitions), *case_arguments(case)]
-        output, wall_s, peak = self._run(arguments)
+        output, wall_s, ended_s, peak = self._run(arguments)
         try:
             (record,) = json.loads(output)
         except ValueError:
@@ -132,10 +134,10 @@ class LlamaCppBackend:
             ) from None
         if not isinstance(record, dict):
             raise BackendDiedError(f"llama-bench's record is no object: {output[:200]!r}")
-        return Call(record, wall_s, peak)
+        return Call(record, wall_s, ended_s, peak)
 
-    def _run(self, arguments: Sequence[str]) -> tuple[str, float, int]:
-        """Return (standard output, wall seconds, peak resident bytes) of one call."""
+    def _run(self, arguments: Sequence[str]) -> tuple[str, float, float | None, int]:
+        """Return (output, wall seconds, when the record came, peak resident bytes) of one call."""
         start = time.monotonic()
         with tempfile.TemporaryFile() as errors:
             try:
@@ -149,7 +151,7 @@ class LlamaCppBackend:
             except OSError as error:
                 raise BackendDiedError(f"llama-bench does not start: {error}") from error
             try:
-                output = _read_all(process, start + self._timeout)
+                output, ended_s = _read_all(process, start + self._timeout)
                 _, status, usage = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
             except TimeoutError:
@@ -169,20 +171,23 @@ class LlamaCppBackend:
                     f"{_reason(errors.read().decode(errors='replace'))}"
                 )
         # Linux counts ru_maxrss in KiB (getrusage(2)).
-        return output.decode(errors="replace"), wall_s, usage.ru_maxrss * 1024
+        return output.decode(errors="replace"), wall_s, ended_s, usage.ru_maxrss * 1024
 
 
-def _read_all(process: subprocess.Popen[bytes], deadline: float) -> bytes:
+def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, float | None]:
+    """Return standard output, and when its samples were there, in seconds of time.monotonic()."""
     assert process.stdout is not None
-    output = b""
+    output, ended = b"", None
     with process.stdout as pipe:
         while True:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([pipe], [], [], left)[0]:
                 raise TimeoutError
             if not (data := os.read(pipe.fileno(), 1 << 16)):
-                return output
+                return output, ended
             output += data
+            if ended is None and b'"samples_ns"' in output:
+                ended = time.monotonic()
 
 
 def _reason(errors: str) -> str:

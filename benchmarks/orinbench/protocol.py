@@ -57,6 +57,9 @@ class Loaded:
 
     load_s: float
     vocab_size: int
+    decode_path: str  # how tinygrad computes the model: "jit" or "fused"
+    included: str  # what a timed region of that path holds, for people
+    chunk: int | None  # prompt tokens that go through at once; None: as n_ubatch says
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ class Measured:
     """One sample."""
 
     ns: int
+    ended_s: float  # when the timed region ended: CLOCK_MONOTONIC, the same in every process
     peak_device_bytes: int
     peak_rss_bytes: int
     kernels_compiled: int  # inside the timed region; must be 0

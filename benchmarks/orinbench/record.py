@@ -1,11 +1,13 @@
 """Turns a run into records: flat objects with llama-bench's fields by the same names, and ours."""
 
+import itertools
 import json
 import statistics as stdlib_statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from orinbench.board import energy_fields
 from orinbench.clocks import clock_warnings
 from orinbench.environment import Environment
 from orinbench.plan import Case
@@ -62,7 +64,7 @@ def _llama_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
         }
     if plan.is_tinygrad:
         fields |= {
-            "n_ubatch": case.test().n_ubatch,
+            "n_ubatch": (lane.first_token and lane.first_token.chunk) or case.test().n_ubatch,
             "type_k": row.warm_up.type_k if row.warm_up else None,
             "type_v": row.warm_up.type_v if row.warm_up else None,
             "n_gpu_layers": lane.model.n_layers + 1 if lane.on_gpu else 0,
@@ -122,6 +124,8 @@ def _lane_fields(lane: LaneResult) -> Record:
             "load_s": first.load_s,
             "cold_compile_s": first.cold_compile_s,
             "cold_kernels_compiled": first.kernels_compiled if first.cold_s else None,
+            "decode_path": first.decode_path,
+            "included": first.included,
         }
     if bandwidth is not None:
         median = stdlib_statistics.median(bandwidth.samples_gb_s)
@@ -170,6 +174,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
             }
             for sample in row.samples
         ],
+        **energy_fields([sample.energy for sample in row.samples]),
         "board_before": [sample.board_before for sample in row.samples],
         "board_after": [sample.board_after for sample in row.samples],
         "warnings": [
@@ -207,7 +212,12 @@ def row_warnings(
     """Return everything about a row that a reader must know before trusting it."""
     before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
     after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
-    found = sample_warnings(row.throughputs) + clock_warnings(before, after, lane.on_gpu)
+    found = sample_warnings(row.throughputs)
+    board = [sample.board_warnings for sample in row.samples if sample.board_warnings is not None]
+    if board:  # a Jetson's clocks are judged by its own sensors
+        found += _merged(list(itertools.chain.from_iterable(board)))
+    else:
+        found += clock_warnings(before, after, lane.on_gpu)
     if environment.load_average > BUSY_SHARE * environment.cpu_count:
         found.append(
             BenchWarning(
@@ -233,6 +243,17 @@ def row_warnings(
             )
         )
     return found
+
+
+def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
+    """Return each of the samples' warnings once, with what was seen in all of them."""
+    details: dict[tuple[WarningKind, str], list[str]] = {}
+    for warning in warnings:
+        details.setdefault((warning.kind, warning.text), []).append(warning.detail)
+    return [
+        BenchWarning(kind, text, ", ".join(dict.fromkeys(filter(None, seen))))
+        for (kind, text), seen in details.items()
+    ]
 
 
 def row_comparisons(run: RunResult, lane: LaneResult, row: RowResult) -> list[Record]:

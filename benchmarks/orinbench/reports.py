@@ -101,6 +101,17 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         ("roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
         ("kernels/token", True, lambda record: _known(record["kernels_per_token"], "{}")),
         ("peak memory", True, _memory),
+        *_energy_columns(records),
+    ]
+
+
+def _energy_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the columns of machines that have a power sensor."""
+    if not any(record["joules_per_token"] for record in records):
+        return []
+    return [
+        ("J/token", True, lambda record: _known(record["joules_per_token"], "{:.3g}")),
+        ("t/s/W", True, lambda record: _known(record["tokens_per_joule"], "{:.3g}")),
     ]
 
 
@@ -174,6 +185,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
             notes.append(f"{name} {record['test']} failed: {record['error']}.")
     notes += [_first_token_note(record) for record in records]
     notes += [_roofline_note(record) for record in records]
+    notes += [_included_note(record) for record in records]
+    notes += [_energy_note(record) for record in records]
     notes += [_check_note(record) for record in records]
     notes += _warning_notes(records)
     first = records[0]
@@ -218,6 +231,19 @@ def _roofline_note(record: Record) -> str:
         f"bandwidth / {record['token_read_bytes'] / 1e6:.1f} MB of weights that a token reads = "
         f"{record['roofline_ts']:.1f} t/s."
     )
+
+
+def _included_note(record: Record) -> str:
+    if record["included"] is None:
+        return ""
+    return f"Timed of {record['backend']} ({record['decode_path']} path): {record['included']}."
+
+
+def _energy_note(record: Record) -> str:
+    if record["joules_per_token"] is None:
+        return ""
+    rails = next(run["summed"] for run in record["energy"] if run)
+    return f"Energy of {record['backend']}: the timed region's, sum of {', '.join(rails)}."
 
 
 def _check_note(record: Record) -> str:

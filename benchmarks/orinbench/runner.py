@@ -9,9 +9,19 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from jetson.files import Roots
+from orinbench.board import (
+    board_state,
+    board_warnings,
+    cooldown,
+    has_sensors,
+    is_jetson,
+    measure_energy,
+)
 from orinbench.clocks import read_clocks
 from orinbench.environment import read_environment
 from orinbench.errors import BenchError
+from orinbench.journal import Journal
 from orinbench.model import ModelInfo
 from orinbench.plan import Plan, Step, order
 from orinbench.protocol import Bandwidth
@@ -27,7 +37,9 @@ class Runner:
     """One run. `backends` and `models` are in the order of the plan's lanes.
 
     `gate` checks a backend's numbers and raises CheckFailed; `probe` measures a device's copy
-    bandwidth and raises BackendDiedError. `delay` is a pause before each repetition, in seconds.
+    bandwidth and raises BackendDiedError. Before each repetition come a pause of `delay` seconds
+    and the wait until the board is no hotter than `cooldown` °C. `roots` is where the board's
+    sensors are; each sample goes into the `journal` at once.
     """
 
     def __init__(
@@ -40,6 +52,9 @@ class Runner:
         probe: BandwidthProbe,
         delay: float = 0.0,
         warm_up: bool = True,
+        cooldown: float | None = None,
+        roots: Roots | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.plan = plan
         self.backends = backends
@@ -48,6 +63,9 @@ class Runner:
         self.probe = probe
         self.delay = delay
         self.warm_up = warm_up
+        self.cooldown = cooldown
+        self.roots = roots
+        self.journal = journal
         self.result = RunResult(
             plan=plan,
             environment=read_environment(),
@@ -166,7 +184,7 @@ class Runner:
             lane = self.result.lanes[step.lane]
             row = lane.rows[step.case]
             if lane.error is None and row.error is None:
-                time.sleep(self.delay)
+                self._rest()
             self._guard_row(
                 lane,
                 row,
@@ -175,8 +193,36 @@ class Runner:
             )
             self.talk.advance(f"{lane.plan.lane.backend} {row.case.label}")
 
+    def _rest(self) -> None:
+        """Pause, and wait for a board that is too hot; raises BenchError if it stays hot."""
+        time.sleep(self.delay)
+        if self.cooldown is None:
+            return
+        told: list[float] = []
+
+        def tell(celsius: float) -> None:
+            if not told:
+                self.talk.line(f"cooling down from {celsius:.1f} to {self.cooldown:g} °C")
+            told.append(celsius)
+
+        cooldown(self.cooldown, tell, roots=self.roots)
+
     def _repeat(self, step: Step, row: RowResult, backend: Backend) -> None:
-        gpu = self.result.lanes[step.lane].on_gpu
-        before = read_clocks(gpu)
-        sample = backend.measure(row.case, step.round, self.plan.seed + step.round)
-        row.samples.append(replace(sample, clocks_before=before, clocks_after=read_clocks(gpu)))
+        lane = self.result.lanes[step.lane]
+        clocks, board = read_clocks(lane.on_gpu), board_state(self.roots)
+        with measure_energy(self.roots) as energy:
+            sample = backend.measure(row.case, step.round, self.plan.seed + step.round)
+        energy.count_last(sample.ns, sample.ended_s)
+        after = board_state(self.roots)
+        sample = replace(
+            sample,
+            clocks_before=clocks,
+            clocks_after=read_clocks(lane.on_gpu),
+            board_before=board.record() if has_sensors(board) else None,
+            board_after=after.record() if has_sensors(after) else None,
+            board_warnings=board_warnings(board, after, self.roots) if is_jetson(after) else None,
+            energy=energy.fields(row.case.n_tokens) or None,
+        )
+        row.samples.append(sample)
+        if self.journal is not None:
+            self.journal.write(lane.plan.lane, row.case, sample)

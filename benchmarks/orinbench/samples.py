@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from orinbench.clocks import ClockState
 from orinbench.plan import Case
+from orinbench.statistics import BenchWarning
 
 
 class BackendDiedError(Exception):
@@ -36,6 +37,9 @@ class FirstToken:
     load_s: float | None  # of the warm run, the model file alone
     cold_compile_s: float | None
     kernels_compiled: int | None
+    decode_path: str | None = None  # tinygrad's "jit" or "fused"
+    included: str | None = None  # what its timed region holds, for people
+    chunk: int | None = None  # prompt tokens that go through at once; None: as -ub says
 
 
 @dataclass(frozen=True)
@@ -60,14 +64,19 @@ class Sample:
     ns: int
     peak_device_bytes: int | None
     peak_rss_bytes: int | None
+    ended_s: float | None = None  # when the timed region ended, in seconds of time.monotonic()
     kernels_compiled: int = 0
     discarded_ns: list[int] = field(default_factory=list)  # llama-bench's own first repetition
     engine_record: dict[str, Any] | None = None  # llama-bench's own record
     clocks_before: ClockState | None = None
     clocks_after: ClockState | None = None
-    # Readings of the board's sensors (power, temperature, clocks), where a reader exists.
+    # The board's sensors (power, temperature, clocks), None where there are none; what of them
+    # makes the sample suspect, None if it is no Jetson; and what the timed region drew:
+    # `board.EnergyRun.fields`.
     board_before: dict[str, Any] | None = None
     board_after: dict[str, Any] | None = None
+    board_warnings: tuple[BenchWarning, ...] | None = None
+    energy: dict[str, Any] | None = None
 
 
 class Backend(Protocol):

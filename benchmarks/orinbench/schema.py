@@ -31,6 +31,7 @@ OUR_FIELDS = _fields("""
     copy_bandwidth_samples_gb_s:T roofline_ts:R roofline_percent:R kernels_per_token:I
     launches_per_token:I peak_device_bytes:I peak_rss_bytes:I ttft_prompt:I ttft_cold_s:R
     ttft_warm_s:R load_s:R cold_compile_s:R cold_kernels_compiled:I warm_up_s:R
-    warm_up_compile_s:R check:T excluded:T clocks:T board_before:T board_after:T environment:T
+    warm_up_compile_s:R check:T excluded:T decode_path:T included:T joules_per_token:R
+    tokens_per_joule:R energy:T clocks:T board_before:T board_after:T environment:T
 """)
 FIELDS = {**LLAMA_FIELDS, **OUR_FIELDS}

@@ -33,6 +33,7 @@ class WarningKind(Enum):
     OUTLIERS = "outliers"
     CLOCKS_NOT_PINNED = "clocks_not_pinned"
     CLOCKS_UNKNOWN = "clocks_unknown"
+    POWER_MODE = "power_mode"
     THROTTLED = "throttled"
     BUSY_MACHINE = "busy_machine"
     COMPILED_WHILE_TIMED = "compiled_while_timed"

@@ -84,6 +84,9 @@ class TinygradBackend:
             load_s=loaded.load_s,
             cold_compile_s=cold.compile_s if cold else None,
             kernels_compiled=(cold or warm).kernels_compiled,
+            decode_path=loaded.decode_path,
+            included=loaded.included,
+            chunk=loaded.chunk,
         )
 
     def _first(self, worker: WorkerProcess) -> tuple[protocol.Loaded, protocol.FirstTokenDone]:
@@ -117,6 +120,7 @@ class TinygradBackend:
         return Sample(
             round=round_,
             ns=measured.ns,
+            ended_s=measured.ended_s,
             peak_device_bytes=measured.peak_device_bytes,
             peak_rss_bytes=measured.peak_rss_bytes,
             kernels_compiled=measured.kernels_compiled,

@@ -11,18 +11,14 @@ import resource
 import time
 from typing import Any
 
-from tinygrad import Device, Tensor, TinyJit, UOp, dtypes
+from tinygrad import Device, Tensor, TinyJit, dtypes
 from tinygrad.device import Buffer, Compiler
-from tinygrad.engine.realize import Ops
 from tinygrad.helpers import CPU_COUNT, GlobalCounters
 from tinygrad.llm.model import Transformer
 
 from orinbench import protocol
 from orinbench.device_info import gpu_driver, gpu_name, package_version
-
-# TinyJit runs the function plainly at its first call, captures at the second and replays from
-# the third (tinygrad/engine/jit.py).
-CALLS_TO_CAPTURE = 2
+from orinbench.tinygrad_paths import DecodePath, JitPath, decode_path
 
 
 class CompileMeter:
@@ -33,6 +29,7 @@ class CompileMeter:
         self.compiled = 0
         self.seconds = 0.0
         self._metered: set[type[Any]] = set()
+        self._inside = False
         cached = Compiler.compile_cached
 
         def compile_cached(compiler: Any, source: str) -> bytes:
@@ -54,9 +51,14 @@ class CompileMeter:
         original = compiler_class.compile
 
         def compile_(compiler: Any, source: str) -> bytes:
-            start = time.perf_counter()
-            binary: bytes = original(compiler, source)
-            self.seconds += time.perf_counter() - start
+            if self._inside:  # a compiler that calls its base's, which is metered too
+                return bytes(original(compiler, source))
+            start, self._inside = time.perf_counter(), True
+            try:
+                binary: bytes = original(compiler, source)
+            finally:
+                self.seconds += time.perf_counter() - start
+                self._inside = False
             self.compiled += 1
             return binary
 
@@ -79,21 +81,6 @@ class MemoryMeter:
         Buffer.allocate = metered
 
 
-def kernels_of(jit: Any) -> tuple[int, int]:
-    """Return (kernels, launches) of one replay of a captured TinyJit.
-
-    Kernels are programs and copies, those inside graphs included; launches are the calls that the
-    host makes for them.
-    """
-    calls = jit.captured.linear.src
-    kernels = 0
-    for call in calls:
-        body = call.src[0]
-        is_graph = body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph"
-        kernels += len(body.src[0].src) if is_graph else 1
-    return kernels, len(calls)
-
-
 class TinygradRunner:
     """The model on tinygrad's default device. Every method answers one request of the protocol."""
 
@@ -101,9 +88,14 @@ class TinygradRunner:
         self.compiles = CompileMeter()
         self.memory = MemoryMeter()
         self.model: Any = None
-        self.max_context = 0
         self.vocab_size = 0
-        self._prefill: dict[int, Any] = {}
+        self._path: DecodePath | None = None
+
+    @property
+    def path(self) -> DecodePath:
+        """How the loaded model computes."""
+        assert self._path is not None, "Load comes before anything that needs the model"
+        return self._path
 
     def answer(self, request: protocol.Request) -> protocol.Reply:
         """Do what `request` asks."""
@@ -141,7 +133,7 @@ class TinygradRunner:
         """Time `out = in + 1` over fp32: it reads `n_bytes` and writes as many."""
         source = Tensor.full((n_bytes // 4,), 1.0, dtype=dtypes.float32).contiguous().realize()
         copy = TinyJit(lambda tensor: (tensor + 1).realize())
-        for _ in range(CALLS_TO_CAPTURE + 1):
+        for _ in range(JitPath.calls_to_capture + 1):
             copy(source)
         self._synchronize()
         samples = []
@@ -153,21 +145,24 @@ class TinygradRunner:
         return protocol.Bandwidth(n_bytes, samples)
 
     def load(self, model: str, max_context: int) -> protocol.Loaded:
-        """Load the GGUF file; its weights stay packed as tinygrad keeps them."""
+        """Load the GGUF file; its weights stay packed as tinygrad keeps them.
+
+        Patched tinygrad compiles the kernels of the fused path here, not at the first token.
+        """
         start = time.perf_counter()
         self.model, metadata = Transformer.from_gguf(model, max_context=max_context)
         self._synchronize()
-        self.max_context = int(self.model.max_context)
+        load_s = time.perf_counter() - start
         self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
-        self._position = UOp.variable("start_pos", 0, self.max_context - 1)
-        self._temperature = Tensor(0.0).contiguous().realize()
-        return protocol.Loaded(time.perf_counter() - start, self.vocab_size)
+        path = self._path = decode_path(self.model)
+        return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
 
     def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:
         """Prefill and read the first token back, as a user who waits for it."""
         start = time.perf_counter()
-        prompt = self._random_prompt(random.Random(0), n_prompt)
-        self._run_prompt(prompt, 0, n_prompt, n_ubatch).item()
+        prompt = self.path.upload_prompt(self._random_ids(random.Random(0), n_prompt))
+        self.path.prompt(prompt, 0, n_prompt, n_ubatch)
+        self.path.last_token()
         return protocol.FirstTokenDone(
             seconds=time.perf_counter() - start,
             compile_s=self.compiles.seconds,
@@ -176,24 +171,26 @@ class TinygradRunner:
         )
 
     def warm_up(self, test: protocol.Test) -> protocol.WarmedUp:
-        """Run the test's jits until they are captured, then the whole test once."""
+        """Run the test's kernels until they are captured, then the whole test once."""
         start, compiled, compile_s = (
             time.perf_counter(),
             self.compiles.compiled,
             self.compiles.seconds,
         )
         draw = random.Random(0)
+        path = self.path
         if test.n_prompt + test.n_depth > 0:
             n_tokens = min(test.n_ubatch, max(test.n_prompt, test.n_depth))
-            prompt = self._random_prompt(draw, n_tokens)
-            for _ in range(CALLS_TO_CAPTURE):
-                self._run_prompt(prompt, 0, n_tokens, test.n_ubatch)
-        for token in self._random_tokens(draw, CALLS_TO_CAPTURE if test.n_gen else 0):
-            self._decode(token, 0)
+            prompt = path.upload_prompt(self._random_ids(draw, n_tokens))
+            for _ in range(path.calls_to_capture):
+                path.prompt(prompt, 0, n_tokens, test.n_ubatch)
+        if test.n_gen:
+            for token in path.upload_tokens(self._random_ids(draw, path.calls_to_capture)):
+                path.decode(token, 0)
         repetition_start = time.perf_counter()
         self.measure(test, seed=0)
         repetition_s = time.perf_counter() - repetition_start
-        kernels, launches = kernels_of(self.model.rollout_jit) if test.n_gen else (None, None)
+        kernels, launches = path.counts() if test.n_gen else (None, None)
         return protocol.WarmedUp(
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
@@ -208,31 +205,31 @@ class TinygradRunner:
     def measure(self, test: protocol.Test, seed: int) -> protocol.Measured:
         """Time one repetition by the wall clock.
 
-        Inside: for pp, one call of the prefill jit per `n_ubatch` tokens (with the slice of the
-        prompt that feeds it) and one synchronize at the end; for tg, one call of the decode jit
-        and one synchronize per token, as llama-bench does. The jits hold the whole forward pass
-        and what tinygrad fuses behind it on the device: temperature, Gumbel noise and argmax over
-        the logits. Outside: tokenisation, drawing the random token ids and uploading them, reading
-        a token back, the prefill of `n_depth`.
+        Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
+        end; for tg, one call of the path and one synchronize per token, as llama-bench does. What
+        a call holds is the path's `included`. Outside: tokenisation, drawing the random token ids,
+        reading a token back, the prefill of `n_depth`.
         """
-        draw = random.Random(seed)
+        draw, path = random.Random(seed), self.path
         self._reset()
-        prompt = self._random_prompt(draw, test.n_depth + test.n_prompt)
-        tokens = self._random_tokens(draw, test.n_gen)
+        prompt = path.upload_prompt(self._random_ids(draw, test.n_depth + test.n_prompt))
+        tokens = path.upload_tokens(self._random_ids(draw, test.n_gen))
         if test.n_depth:
-            self._run_prompt(prompt, 0, test.n_depth, test.n_ubatch)
+            path.prompt(prompt, 0, test.n_depth, test.n_ubatch)
         self._synchronize()
         compiled = self.compiles.compiled
         start = time.perf_counter_ns()
         position = test.n_depth + test.n_prompt
         if test.n_prompt:
-            self._run_prompt(prompt, test.n_depth, position, test.n_ubatch)
+            path.prompt(prompt, test.n_depth, position, test.n_ubatch)
             self._synchronize()
         for offset, token in enumerate(tokens):
-            self._decode(token, position + offset)
+            path.decode(token, position + offset)
             self._synchronize()
+        ns = time.perf_counter_ns() - start
         return protocol.Measured(
-            ns=time.perf_counter_ns() - start,
+            ns=ns,
+            ended_s=time.monotonic(),
             peak_device_bytes=self.memory.peak,
             peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
             kernels_compiled=self.compiles.compiled - compiled,
@@ -248,33 +245,8 @@ class TinygradRunner:
     def _synchronize(self) -> None:
         Device[Device.DEFAULT].synchronize()
 
-    def _random_prompt(self, draw: random.Random, n_tokens: int) -> Any:
-        """Return an int32 tensor (1, max_context) on the device that starts with random ids."""
-        ids = [draw.randrange(self.vocab_size) for _ in range(n_tokens)]
-        padded = ids + [0] * (self.max_context - n_tokens)
-        return Tensor(padded, dtype=dtypes.int32).reshape(1, self.max_context).realize()
-
-    def _random_tokens(self, draw: random.Random, n_tokens: int) -> list[Any]:
-        """Return int32 tensors (1, 1), each a buffer of its own: the jit replays without a copy."""
-        return [
-            Tensor([[draw.randrange(self.vocab_size)]], dtype=dtypes.int32).realize()
-            for _ in range(n_tokens)
-        ]
-
-    def _run_prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> Any:
-        """Prefill positions start..end-1 in chunks of `n_ubatch`, as `generate` does."""
-        chunk = 1 if self.model.has_recurrent_block else n_ubatch
-        if chunk not in self._prefill:
-            self._prefill[chunk] = (TinyJit(self.model.forward), UOp.variable("toks", 1, chunk))
-        self.model.prefill_jit, width = self._prefill[chunk]
-        for position in range(start, end, chunk):
-            bound = self._position.bind(position)
-            tokens = prompt[:, bound : bound + width.bind(min(chunk, end - position))]
-            out = self.model(tokens, bound, self._temperature).realize()
-        return out
-
-    def _decode(self, token: Any, position: int) -> Any:
-        return self.model(token, self._position.bind(position), self._temperature).realize()
+    def _random_ids(self, draw: random.Random, n_tokens: int) -> list[int]:
+        return [draw.randrange(self.vocab_size) for _ in range(n_tokens)]
 
     def _cache_type(self) -> str:
         """Name the type of the attention cache in llama.cpp's words."""

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from exporter.scenario import agx_orin
+from jetson.replay import Stage
 from orinbench.environment import read_environment
 from orinbench.model import ModelInfo, open_model
 from orinbench.plan import Case, Lane, LanePlan, Plan
@@ -51,6 +53,21 @@ def fake_llama_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.delenv("FAKE_LLAMA_BENCH", raising=False)
     yield script
+
+
+@pytest.fixture
+def orin() -> Iterator[Stage]:
+    """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
+    stage = Stage()
+    stage.show(agx_orin())
+    yield stage
+    stage.close()
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes into the user's cache, or is told of the user's killed runs."""
+    monkeypatch.setattr("orinbench.llama_bench.journal_directory", lambda: tmp_path / "runs")
 
 
 @pytest.fixture

@@ -1,11 +1,13 @@
+import itertools
 import json
 import os
 import shutil
+import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from orinbench import llama_server
 from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     HALF_WEIGHTS,
+    Arithmetic,
     Candidate,
     judge,
     require,
@@ -26,7 +29,7 @@ from orinbench.check import (
 )
 from orinbench.check_command import check_command
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.greedy import Engine, Generation, tinygrad_engine
+from orinbench.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
 from orinbench.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.model import ModelInfo, open_model
 from orinbench.reference import Array, Reference
@@ -108,8 +111,8 @@ def with_a_corrupted_block(model: ModelInfo, path: Path) -> ModelInfo:
     return copy
 
 
-def judged(model: ModelInfo, engine: Engine, rounding: float = HALF_WEIGHTS) -> Any:
-    report = run_check(model, [Candidate("engine", engine, rounding)], N_TOKENS)
+def judged(model: ModelInfo, engine: Engine, arithmetic: Arithmetic = HALF_WEIGHTS) -> Any:
+    report = run_check(model, [Candidate("engine", engine, arithmetic)], N_TOKENS)
     assert report.passed == report.verdicts[0].passed == (not report.verdicts[0].failures)
     return report
 
@@ -125,7 +128,7 @@ def test_the_reference_passes_against_itself(tiny: ModelInfo) -> None:
 
 
 def test_noise_within_the_tolerance_passes_and_above_it_fails(tiny: ModelInfo) -> None:
-    limit = tolerance(tiny, Candidate("", numpy_engine(tiny), HALF_WEIGHTS))
+    limit = tolerance(tiny, HALF_WEIGHTS)
     assert judged(tiny, numpy_engine(tiny, 0.8 * limit)).passed
     report = judged(tiny, numpy_engine(tiny, 1.5 * limit))
     assert not report.passed
@@ -150,7 +153,7 @@ def test_wrong_metadata_fails(tiny: ModelInfo) -> None:
 
 
 def one_position(token: int, got: Array, wanted: Array, limit: float = 0.1) -> Any:
-    return judge("e", [Generation([token], got[None])], [wanted[None]], limit)
+    return judge("e", [Generation([token], got[None])], [wanted[None]], HALF_WEIGHTS, limit)
 
 
 WANTED = np.array([0.0, 1.0, 2.0, 2.005])
@@ -182,20 +185,86 @@ def test_missing_alternatives_are_judged_by_those_that_are_there() -> None:
     log_probabilities = WANTED - np.log(np.exp(WANTED).sum())
     got = log_probabilities.copy()
     got[0] = np.nan
-    verdict = judge("e", [Generation([3], got[None], normalized=True)], [WANTED[None]], 1e-6)
+    verdict = judge(
+        "e", [Generation([3], got[None], normalized=True)], [WANTED[None]], HALF_WEIGHTS, 1e-6
+    )
     assert verdict.passed and verdict.kl_divergence is None
     assert verdict.quantity == "log-probabilities"
     assert "KL" not in verdict.line()
 
 
 def test_the_tolerance_grows_with_the_root_of_the_products(tiny: ModelInfo) -> None:
-    engine = numpy_engine(tiny)
-    half = tolerance(tiny, Candidate("", engine, HALF_WEIGHTS))
+    half = tolerance(tiny, HALF_WEIGHTS)
     assert half == pytest.approx(4 * 4 * 2**-11 / 3**0.5)  # 2 layers: 16 products
-    eight_bit = Candidate("", engine, EIGHT_BIT_ACTIVATIONS)
+    eight_bit = EIGHT_BIT_ACTIVATIONS
     assert tolerance(replace(tiny, n_layers=18), eight_bit) == pytest.approx(
         tolerance(tiny, eight_bit) * (128 / 16) ** 0.5
     )
+
+
+@pytest.mark.parametrize(
+    ("quant", "fused", "arithmetic"),
+    [
+        ("Q6_K", True, EIGHT_BIT_ACTIVATIONS),
+        ("Q6_K", False, HALF_WEIGHTS),
+        ("F16", True, HALF_WEIGHTS),
+    ],
+)
+def test_fused_kernels_over_quantized_weights_round_activations(
+    quant: str, fused: bool, arithmetic: Arithmetic, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    write_synthetic(path, "tiny", quant, 0, None)
+    model = open_model(path)
+    plain = numpy_engine(model)
+
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        return [replace(found, fused=fused) for found in plain(prompts, n_tokens)]
+
+    (verdict,) = judged(model, engine).verdicts
+    assert (verdict.fused, verdict.arithmetic) == (fused, arithmetic.name)
+    assert verdict.tolerance == tolerance(model, arithmetic)
+    assert verdict.line().startswith("engine (fused kernels): " if fused else "engine: ")
+    assert f", {arithmetic.name})" in verdict.line()
+
+
+class FakeFused:
+    """Patched tinygrad's `Fused`, as far as the replay looks: logits are token and position."""
+
+    class Logits:
+        size = 2
+
+        def __init__(self) -> None:
+            self.values = (0.0, 0.0)
+
+        def copyout(self, out: memoryview) -> memoryview:
+            out[:] = struct.pack("<2f", *self.values)
+            return out
+
+    def __init__(self) -> None:
+        self.logits = self.Logits()
+        self.steps: list[tuple[int, int]] = []
+
+    def step(self, at: tuple[int, int]) -> None:
+        self.steps.append(at)
+        self.logits.values = at
+
+
+def test_fused_logits_are_those_of_the_tokens_kernels() -> None:
+    class Model:
+        fused = FakeFused()
+        _cached_tokens: ClassVar[list[int]] = [1, 2]
+
+        def generate(self, tokens: list[int]) -> Iterator[int]:
+            assert self._cached_tokens == [], "the cache of another prompt was used"
+            yield from itertools.count(100)
+
+    model = Model()
+    found = tinygrad_greedy(model, [7, 8, 9], 3)
+    assert found.fused and found.tokens == [100, 101, 102]
+    # the last token of the prompt and the decoded ones, over what generate left in the cache
+    assert model.fused.steps == [(9, 2), (100, 3), (101, 4)]
+    assert found.logits.tolist() == [[9, 2], [100, 3], [101, 4]]
 
 
 def test_prompts_fit_the_context(tiny: ModelInfo) -> None:

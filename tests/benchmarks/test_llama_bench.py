@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from jetson.files import Roots
+from jetson.replay import Stage
 from orinbench import llama_bench
 from orinbench.cli import main
 from orinbench.llama_cpp import LlamaCppBackend
-from orinbench.plan import BACKEND_NAMES
+from orinbench.plan import BACKEND_NAMES, KNOBS
 from orinbench.schema import FIELDS
 from orinbench.talk import PlainTalk
 from orinbench.tinygrad_backend import TinygradBackend
@@ -138,6 +140,8 @@ def test_nothing_opens_is_exit_code_2(
         (["--nonsense"], "No such option"),
         (["--delay", "-1"], "Invalid value for '--delay'"),
         (["-p"], "Option '-p' requires an argument"),
+        (["--require", "cold"], "--require cold: no condition is called 'cold': there are maxn"),
+        (["--textfile", "/nowhere"], "--textfile /nowhere: no such directory"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -309,6 +313,103 @@ def test_a_reader_that_leaves_is_no_traceback(bench: list[str]) -> None:
     error = process.stderr.read()
     process.wait(60)
     assert "Traceback" not in error and "BrokenPipe" not in error
+
+
+@pytest.fixture
+def on_the_orin(orin: Stage, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """Let the command find the simulated board's sensors."""
+    monkeypatch.setattr(llama_bench, "Roots", lambda: orin.roots)
+    return orin
+
+
+def test_a_board_that_is_not_as_required_is_not_measured(
+    bench: list[str],
+    fake_llama_bench: Path,
+    on_the_orin: Stage,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(*bench, "--require", "maxn,pinned") == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.splitlines()
+    assert line.startswith("orinbench: --require maxn,pinned: ")
+    assert "run: sudo jetson_clocks" in line
+    assert captured.out == "" and not fake_llama_bench.with_name("argv.log").exists()
+
+
+def test_cooling_needs_a_sensor_and_is_given_up(
+    bench: list[str],
+    on_the_orin: Stage,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    quick = [*bench, "-p", "8", "-n", "0", "-r", "1"]
+    assert run(*quick, "--cooldown", "90") == 0
+    capsys.readouterr()
+    monkeypatch.setattr(llama_bench, "Roots", lambda: Roots.under(tmp_path))
+    assert run(*quick, "--cooldown", "50") == 2
+    error = "orinbench: --cooldown 50: this machine has no temperature sensor\n"
+    assert capsys.readouterr().err == error
+
+
+def test_figures_go_into_the_textfile(
+    bench: list[str],
+    on_the_orin: Stage,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = tmp_path / "textfile"
+    folder.mkdir()
+    assert run(*bench, "-p", "0", "-n", "4", "-r", "1", "--textfile", str(folder)) == 0
+    text = (folder / "orinbench.prom").read_text()
+    (line,) = [line for line in text.splitlines() if line.startswith("orinbench_tokens_per_second")]
+    assert 'backend="llama.cpp"' in line and 'test="tg4"' in line and line.endswith(" 4000.0")
+    folder.chmod(0o500)
+    if os.access(folder, os.W_OK):  # root writes anywhere
+        monkey = pytest.MonkeyPatch()
+        with monkey.context() as patched:
+            patched.setattr("orinbench.board.os.access", lambda *_: False)
+            assert run(*bench, "--textfile", str(folder)) == 2
+    else:
+        assert run(*bench, "--textfile", str(folder)) == 2
+    assert "not writable for this user" in capsys.readouterr().err
+
+
+def test_a_killed_run_is_told_of_at_the_next_start(
+    bench: list[str],
+    fake_llama_bench: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = [*bench, "-p", "8", "-n", "4", "-r", "9", "--delay", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orinbench", "llama-bench", *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    folder = tmp_path / "tinygrad-orin" / "runs"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if any(path.stat().st_size for path in folder.glob("*")):
+            break
+        time.sleep(0.05)
+    process.kill()
+    process.wait(60)
+    (tmp_path / "runs").symlink_to(folder)
+    assert run(*bench, "-p", "8", "-n", "0", "-r", "1") == 0
+    error = capsys.readouterr().err
+    (lost,) = folder.glob("*")
+    assert "orinbench: an earlier run was killed; its samples are in " in error
+    assert f"{lost.name}" in error
+    assert json.loads(lost.read_text().splitlines()[0])["backend"] == "llama.cpp"
+
+
+def test_flags_that_the_fused_path_ignores_are_said() -> None:
+    given: dict[str, Any] = {knob.field: () for knob in KNOBS} | {"numa": None, "prio": None}
+    given["n_ubatch"] = ("64",)
+    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ub 64"]
+    assert llama_bench.ignored_flags("tinygrad:CUDA", False, given) == []
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

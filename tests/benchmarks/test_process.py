@@ -11,7 +11,8 @@ from orinbench.process import WorkerProcess
 from orinbench.samples import BackendDiedError
 
 READ = "import sys, os, time, signal; sys.stdin.readline(); "
-LOADED = 'print(\'{"type": "Loaded", "load_s": 1.5, "vocab_size": 9}\', flush=True); '
+REPLY = protocol.encode(protocol.Loaded(1.5, 9, "jit", "all", None))
+LOADED = f"print({REPLY!r}, flush=True); "
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def alive(pid: int) -> bool:
 
 def test_an_answer_comes_back() -> None:
     with worker(READ + LOADED + "sys.stdin.read()") as process:
-        assert ask(process) == protocol.Loaded(1.5, 9)
+        assert ask(process) == protocol.Loaded(1.5, 9, "jit", "all", None)
 
 
 def test_the_environment_reaches_the_worker() -> None:
@@ -96,8 +97,7 @@ def test_closing_ends_a_stubborn_worker_and_its_children() -> None:
     script = (
         "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = os.fork(); "
-        'child and print(\'{"type": "Loaded", "load_s": 0, "vocab_size": %d}\' % child, '
-        "flush=True); time.sleep(60)"
+        f"child and print({REPLY!r}.replace(': 9,', f': {{child}},'), flush=True); time.sleep(60)"
     )
     with worker(script) as process:
         child = ask(process).vocab_size

@@ -3,6 +3,7 @@ import io
 import json
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -129,3 +130,18 @@ def test_every_form_prints_a_run_that_never_started(recorded_run: Build, form: s
     nothing = dict.fromkeys(("identity", "first_token", "bandwidth", "check"))
     run = recorded_run({"llama.cpp": {TG: []}}, partial=True, **{"llama.cpp": nothing})
     assert "llama.cpp" in RENDERERS[form](records_of(run))
+
+
+def test_the_notes_say_what_a_timed_region_holds(recorded_run: Build) -> None:
+    run = recorded_run({"tinygrad:CUDA": {PP: [10.0] * 6, TG: [8.0] * 6}, "llama.cpp": {TG: [1.0]}})
+    lane = run.lanes[0]
+    assert lane.first_token is not None
+    lane.first_token = replace(
+        lane.first_token, decode_path="fused", included="the forward pass", chunk=512
+    )
+    records = records_of(run)
+    assert [record["decode_path"] for record in records] == ["fused", "fused", None]
+    assert [record["n_ubatch"] for record in records] == [512, 512, 512]
+    text = render_md(records)
+    assert text.count("- Timed of tinygrad:CUDA (fused path): the forward pass.") == 1
+    assert "J/token" not in text and "Energy" not in text

@@ -1,15 +1,21 @@
 """The order of operations, what a death costs, and what Ctrl-C leaves."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jetson.files import Roots
+from jetson.replay import Stage
 from orinbench.errors import BenchError, CheckFailed
+from orinbench.journal import Journal
 from orinbench.model import ModelInfo
 from orinbench.plan import Case, Lane, LanePlan, Plan
 from orinbench.protocol import Bandwidth
+from orinbench.record import make_records
+from orinbench.reports import render_md
 from orinbench.results import LaneResult, RunResult
 from orinbench.runner import Runner
 from orinbench.samples import Backend, BackendDiedError, FirstToken, Identity, Sample, WarmUp
@@ -20,6 +26,8 @@ Hook = Callable[[str], None]
 
 class FakeBackend:
     """Writes what is asked of it into a log; `hook` sees each line and may raise."""
+
+    seconds = 0.0  # that a repetition takes
 
     def __init__(self, name: str, log: list[str], device: str, hook: Hook) -> None:
         self.name, self.log, self.device, self.hook = name, log, device, hook
@@ -42,7 +50,9 @@ class FakeBackend:
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         self._note(f"measure {case.label} round {round_} seed {seed}")
-        return Sample(round_, 1_000_000, None, None)
+        if self.seconds:
+            time.sleep(self.seconds)
+        return Sample(round_, int(self.seconds * 1e9) or 1_000_000, None, None)
 
     def close(self) -> None:
         self.log.append(f"{self.name} close")
@@ -101,7 +111,7 @@ class Bench:
     def gate(self, lane: LaneResult, backend: Backend) -> dict[str, Any]:
         self.log.append(f"{lane.plan.lane.backend} check")
         self.hook(self.log[-1])
-        return {"passed": True}
+        return {"passed": True, "text": "passed"}
 
     def probe(self, device: str) -> Bandwidth:
         self.log.append(f"{device} bandwidth")
@@ -256,7 +266,94 @@ def test_clocks_stand_around_each_sample(tiny_model: ModelInfo) -> None:
     run = Bench(tiny_model).run()
     samples = [sample for lane in run.lanes for row in lane.rows for sample in row.samples]
     assert all(sample.clocks_before and sample.clocks_after for sample in samples)
-    assert all(sample.board_before is None for sample in samples)
+
+
+def test_a_machine_without_sensors_has_no_board_and_no_energy(
+    tiny_model: ModelInfo, tmp_path: Path
+) -> None:
+    run = Bench(tiny_model, roots=Roots.under(tmp_path)).run()
+    samples = [sample for lane in run.lanes for row in lane.rows for sample in row.samples]
+    assert all(sample.board_before is sample.board_after is None for sample in samples)
+    assert all(sample.energy is None for sample in samples)
+    assert all(sample.board_warnings is None for sample in samples)
+    for record in make_records(run):
+        assert record["joules_per_token"] is record["energy"] is None
+        assert record["board_before"] == [None, None]
+
+
+def test_the_board_and_its_energy_stand_around_each_sample(
+    tiny_model: ModelInfo, orin: Stage
+) -> None:
+    bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots)
+    for backend in bench.runner.backends:
+        backend.seconds = 0.25  # type: ignore[attr-defined]
+    records = make_records(bench.run())
+    _, decode = records
+    assert decode["joules_per_token"] == pytest.approx(6.6075 * 0.25 / 16, rel=0.02)
+    assert decode["tokens_per_joule"] == pytest.approx(1 / decode["joules_per_token"], rel=0.01)
+    assert decode["energy"][0]["summed"] == ["VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"]
+    assert decode["energy"][0]["seconds"] == pytest.approx(0.25, abs=0.01)
+    for when in ("board_before", "board_after"):
+        assert [board["module_watts"] for board in decode[when]] == pytest.approx(
+            [6.6075] * 2, rel=1e-4
+        )
+    kinds = {warning["kind"] for warning in decode["warnings"]}
+    assert "clocks_not_pinned" in kinds
+    pinned = [w for w in decode["warnings"] if w["kind"] == "clocks_not_pinned"]
+    assert len(pinned) == 1 and "sudo jetson_clocks" in pinned[0]["text"]
+    table = render_md(records)
+    assert "J/token" in table and "t/s/W" in table
+    assert "Energy of tinygrad:CPU: the timed region's, sum of VDD_GPU_SOC, VDD_CPU_CV" in table
+
+
+def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: Stage) -> None:
+    (counter,) = (path for path in orin.tree if path.endswith("oc3_event_cnt"))
+    events = 0
+
+    def hook(line: str) -> None:
+        nonlocal events
+        if "measure" in line:
+            events += 5
+            orin.apply({counter: f"{events}\n"})
+
+    bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), hook=hook, roots=orin.roots)
+    for record in make_records(bench.run()):
+        (warning,) = [w for w in record["warnings"] if w["kind"] == "throttled"]
+        assert warning["text"].startswith("throttled: ") and warning["detail"] == "5"
+
+
+def test_each_repetition_waits_for_a_cool_board(
+    tiny_model: ModelInfo, orin: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=90.0)
+    assert not bench.run().partial
+    monkeypatch.setattr("orinbench.runner.cooldown", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Bench(tiny_model, roots=orin.roots, cooldown=20.0).run()
+
+    def slow(celsius: float, tell: Callable[[float], None], *, roots: Roots) -> float:
+        tell(62.0)
+        tell(61.0)
+        return 2.0
+
+    monkeypatch.setattr("orinbench.runner.cooldown", slow)
+    bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=20.0)
+    bench.run()
+    said = [line for line in bench.talk.lines if "cooling" in line]
+    assert said == ["cooling down from 62.0 to 20 °C"] * 4
+
+
+def test_samples_go_into_the_journal_at_once(tiny_model: ModelInfo, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def hook(line: str) -> None:
+        if "measure" in line:
+            (path,) = tmp_path.iterdir()
+            seen.append(len(path.read_text().splitlines()))
+
+    with Journal(tmp_path) as journal:
+        Bench(tiny_model, hook=hook, journal=journal).run()
+    assert seen == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def test_the_delay_comes_before_each_repetition(

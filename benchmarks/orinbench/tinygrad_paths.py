@@ -1,0 +1,167 @@
+"""The two ways that a loaded tinygrad model computes: one class each, behind one interface.
+
+`JitPath` calls the model's jits, as tinygrad's general path does on any device. `FusedPath` runs
+the lists of hand-written kernels that patched tinygrad attaches to a model on CUDA and NV
+(tinygrad/llm/kernels/nv.py). What the timed methods `prompt` and `decode` hold is written there.
+
+This module imports tinygrad; see `tinygrad_runner`.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tinygrad import Tensor, TinyJit, UOp, dtypes
+from tinygrad.engine.realize import Ops
+
+
+class DecodePath(Protocol):
+    """How tokens go through a model. Nothing is synchronized here."""
+
+    name: str  # what the record carries
+    included: str  # what a timed region holds, for people
+    calls_to_capture: int  # calls after which a prompt or a token compiles and captures no more
+    chunk: int | None  # prompt tokens that go through at once; None: as -ub says
+
+    def upload_prompt(self, ids: Sequence[int]) -> Any:
+        """Prepare a prompt, untimed."""
+        ...
+
+    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
+        """Prepare tokens to be decoded one by one, untimed."""
+        ...
+
+    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
+        """Compute keys and values of positions start..end-1 and the logits of the last one."""
+        ...
+
+    def decode(self, token: Any, position: int) -> None:
+        """Compute keys, values and logits of one token."""
+        ...
+
+    def last_token(self) -> int:
+        """Read back the token that follows what was computed last."""
+        ...
+
+    def counts(self) -> tuple[int, int]:
+        """Return (kernels, launches) of a decoded token: see `kernels_of`."""
+        ...
+
+
+def decode_path(model: Any) -> DecodePath:
+    """Return the path that `model.generate` takes; stock tinygrad has the jits alone."""
+    fused = getattr(model, "fused", None)
+    return JitPath(model) if fused is None else FusedPath(fused)
+
+
+def kernels_of(linear: Any) -> tuple[int, int]:
+    """Return (kernels, launches) of one run of a LINEAR.
+
+    Kernels are programs and copies, those inside graphs included; launches are the calls that the
+    host makes for them.
+    """
+    calls = linear.src
+    kernels = 0
+    for call in calls:
+        body = call.src[0]
+        is_graph = body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph"
+        kernels += len(body.src[0].src) if is_graph else 1
+    return kernels, len(calls)
+
+
+class JitPath:
+    """`Transformer.__call__`: the prefill jit for several tokens, the rollout jit for one."""
+
+    name = "jit"
+    included = (
+        "the forward pass, and what the jit holds behind it on the device: temperature, "
+        "Gumbel noise and argmax over the logits"
+    )
+    # TinyJit runs the function plainly at its first call, captures at the second and replays from
+    # the third (tinygrad/engine/jit.py).
+    calls_to_capture = 2
+    chunk: int | None = None
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._position = UOp.variable("start_pos", 0, model.max_context - 1)
+        self._temperature = Tensor(0.0).contiguous().realize()
+        self._prefill: dict[int, Any] = {}
+        self._out: Any = None
+
+    def upload_prompt(self, ids: Sequence[int]) -> Any:
+        """Return an int32 tensor (1, max_context) on the device that starts with `ids`."""
+        context = self._model.max_context
+        padded = [*ids, *[0] * (context - len(ids))]
+        return Tensor(padded, dtype=dtypes.int32).reshape(1, context).realize()
+
+    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
+        """Return int32 tensors (1, 1), each a buffer of its own: the jit replays without a copy."""
+        return [Tensor([[token]], dtype=dtypes.int32).realize() for token in ids]
+
+    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
+        """Call the prefill jit for each `n_ubatch` tokens, with their slice, as `generate` does."""
+        chunk = 1 if self._model.has_recurrent_block else n_ubatch
+        if chunk not in self._prefill:
+            self._prefill[chunk] = (TinyJit(self._model.forward), UOp.variable("toks", 1, chunk))
+        self._model.prefill_jit, width = self._prefill[chunk]
+        for position in range(start, end, chunk):
+            bound = self._position.bind(position)
+            tokens = prompt[:, bound : bound + width.bind(min(chunk, end - position))]
+            self._out = self._model(tokens, bound, self._temperature).realize()
+
+    def decode(self, token: Any, position: int) -> None:
+        """Call the rollout jit."""
+        bound = self._position.bind(position)
+        self._out = self._model(token, bound, self._temperature).realize()
+
+    def last_token(self) -> int:
+        """Read the output of the last call."""
+        return int(self._out.item())
+
+    def counts(self) -> tuple[int, int]:
+        """Count in what the rollout jit captured."""
+        return kernels_of(self._model.rollout_jit.captured.linear)
+
+
+class FusedPath:
+    """`Fused.step` and `Fused.fill`: position and token id stay on the device."""
+
+    name = "fused"
+    included = (
+        "the forward pass with its argmax over the logits, and the host's copies of token ids and "
+        "positions to the device, one a token or a prompt's chunk"
+    )
+    calls_to_capture = 1
+
+    def __init__(self, fused: Any) -> None:
+        self._fused = fused
+        # The buffer of a chunk holds position, count and the ids; without kernels for prompts they
+        # go through the kernels of a token.
+        self.chunk: int | None = 1 if fused.prefill is None else fused.chunk.size - 2
+
+    def upload_prompt(self, ids: Sequence[int]) -> Any:
+        """Return the ids: `prompt` copies them."""
+        return list(ids)
+
+    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
+        """Return the ids: `decode` copies them."""
+        return list(ids)
+
+    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
+        """Fill all but the last token, whose logits the kernels of a token make."""
+        self._fused.fill(prompt, start, end - 1)
+        self._fused.step((prompt[end - 1], end - 1))
+
+    def decode(self, token: Any, position: int) -> None:
+        """Copy token and position to the device and run the token's kernels."""
+        self._fused.step((token, position))
+
+    def last_token(self) -> int:
+        """Read the token that the head's argmax left."""
+        (token,) = struct.unpack("<i", self._fused.token.copyout(memoryview(bytearray(4))))
+        return int(token)
+
+    def counts(self) -> tuple[int, int]:
+        """Count in the token's list."""
+        return kernels_of(self._fused.linear)
