@@ -19,6 +19,7 @@ from . import report as reports
 from .errors import SimError
 from .inject import Injection
 from .options import BOARDS, PLACES, PROFILES, Options
+from .programs import cache_directory
 from .rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -133,7 +134,11 @@ def _check_writable(path: str) -> None:
 
 def _run(argv: list[str], options: Options, directory: str) -> int:
     path = os.pathsep.join(filter(None, (str(_BOOTSTRAP), os.environ.get("PYTHONPATH"))))
-    env = os.environ | {
+    # tinygrad's compile cache lives and dies with the PTX kept for it
+    cache = {"CACHEDB": str(cache_directory() / "tinygrad.db")}
+    env = {
+        **cache,
+        **os.environ,
         "PYTHONPATH": path,
         "NVGPUSIM_OPTIONS": options.to_json(),
         "NVGPUSIM_DIR": directory,

@@ -16,6 +16,8 @@ from .rules import RULES, KernelError
 FORMAT = 1
 KEPT = 200
 """Refusals, faults and notes kept in full; later ones are only counted."""
+SAID = 10
+"""Different notes that are printed while the program runs."""
 
 
 class Journal:
@@ -66,9 +68,11 @@ class Journal:
         """Something suspicious that no rule forbids."""
         self.counts["notes"] += 1
         with self._lock:
-            if len(self.notes) < KEPT:
+            if len(self.notes) < KEPT and text not in self.notes:
                 self.notes.append(text)
-                self._say(f"nvgpusim: note: {text}")
+                if len(self.notes) <= SAID:
+                    more = "; further notes are in the report" if len(self.notes) == SAID else ""
+                    self._say(f"nvgpusim: note: {text}{more}")
 
     def fault(self, report: FaultReport, port: ChannelPort) -> None:
         """A fatal hardware error."""

@@ -115,6 +115,13 @@ def test_the_real_sitecustomize_still_runs(tmp_path: Path) -> None:
     assert sim("--quiet", "--", "-c", code, env=env).stdout == "7 True\n"
 
 
+def test_the_compile_cache_lies_beside_its_ptx(tmp_path: Path) -> None:
+    code = "import os; print(os.environ['CACHEDB'])"
+    env = {"NVGPUSIM_CACHE": str(tmp_path)}
+    assert sim("--quiet", "--", "-c", code, env=env).stdout == f"{tmp_path}/tinygrad.db\n"
+    assert sim("--quiet", "--", "-c", code, env=env | {"CACHEDB": "mine"}).stdout == "mine\n"
+
+
 def test_a_crash_is_named(tmp_path: Path) -> None:
     run = sim("--", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     assert run.returncode == 139 and "ended by SIGSEGV" in run.stderr

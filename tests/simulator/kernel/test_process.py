@@ -146,6 +146,15 @@ def test_many_refusals_are_counted(tmp_path: Path) -> None:
     assert "… and 240 more" in report.render(entry) and "… and 50 more" in used(entry)
 
 
+def test_notes_are_said_once_and_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    journal = report.Journal(sys.stderr)
+    for i in range(30):
+        journal.note(f"note {i // 2}")
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 10 and said[-1].endswith("note 9; further notes are in the report")
+    assert len(journal.notes) == 15 and journal.counts["notes"] == 30
+
+
 def test_host_limits_become_the_kernels_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated() as kernel:
         board = Board()
