@@ -1,0 +1,97 @@
+"""Scripts that run on tinygrad's NV device over the modelled nvgpu, each in a process of its own.
+
+A script starts with the names of :data:`PRELUDE`. What it prints with `say()` comes back as JSON.
+"""
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.patches.conftest import REPOSITORY, Python, tinygrad_root
+
+PRELUDE = """\
+import ctypes, errno, fcntl, gc, json, os, struct, sys, threading, time
+import numpy as np
+from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad.device import Buffer, BufferSpec
+from tinygrad.uop.ops import UOp
+
+def say(**values): print("SAYS " + json.dumps(values), flush=True)
+
+def program(dev, source, name):
+    from tinygrad.runtime.ops_nv import NVProgram
+    return NVProgram(dev, name, dev.compiler.compile(source))
+
+def release_later(signal, seconds):
+    def release(): signal.value = 1
+    threading.Timer(seconds, release).start()
+
+class FailAt:
+    "Fail the ioctl that is number `at` from now on."
+    def __init__(self, code): self.code, self.at, self.calls, self.real = code, 0, 0, fcntl.ioctl
+    def __call__(self, fd, request, *args):
+        self.calls += 1
+        if self.calls == self.at: raise OSError(self.code, os.strerror(self.code))
+        return self.real(fd, request, *args)
+    def arm(self, at): self.calls, self.at, fcntl.ioctl = 0, at, self
+"""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished script: what it said, its stderr, exit status, and the model's report."""
+
+    said: dict[str, Any]
+    stderr: str
+    status: int
+    report: dict[str, Any]
+
+    @property
+    def notes(self) -> list[str]:
+        """The model's remarks. Bank 0 of a QMD claims 16 times the bytes that it has, so the
+        watch over a launch's arguments reaches into those of later launches."""
+        return [n for n in self.report["notes"] if not n.startswith("kernel arguments of QMD")]
+
+    def calls(self, what: str) -> int:
+        """How many of a system call, as the report names it: 'ioctl OPEN_CHANNEL'."""
+        return int(self.report["counts"].get(what, 0))
+
+
+Tegra = Callable[..., Run]
+
+
+@pytest.fixture
+def tegra(python: Python, tmp_path: Path) -> Tegra:
+    """Run a script on the model: tegra(script, *options, clean=True, **environment).
+
+    With `clean`, the script has to succeed without a GPU error and without leaving anything open.
+    """
+
+    def run(script: str, *options: str, clean: bool = True, **variables: str) -> Run:
+        path, report = tmp_path / "script.py", tmp_path / "report.jsonl"
+        path.write_text(PRELUDE + script)
+        environment = {
+            "DEV": "TEGRA+NV",
+            "HCQDEV_WAIT_TIMEOUT_MS": "20000",
+            "PYTHONPATH": f"{tinygrad_root()}:{REPOSITORY / 'simulator'}",
+        } | variables
+        command = ("-m", "nvgpusim", "--quiet", "--report", report, *options, "--", path)
+        done: subprocess.CompletedProcess[str] = python(*command, timeout=120, **environment)
+        said: dict[str, Any] = {}
+        for line in done.stdout.splitlines():
+            if line.startswith("SAYS "):
+                said |= json.loads(line[5:])
+        lines = report.read_text().splitlines() if report.exists() else []
+        entry = json.loads(lines[0]) if lines else {"faults": [], "notes": [], "leaks": []}
+        result = Run(said, done.stderr, done.returncode, entry)
+        if clean:
+            assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
+            assert entry["faults"] == [] and result.notes == []
+            assert entry["leaks"] == []
+        return result
+
+    return run

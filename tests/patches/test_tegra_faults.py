@@ -1,0 +1,104 @@
+"""0005: a GPU error ends in one exception, at once, that says what happened and where."""
+
+from tests.patches.tegra import Tegra, tegra  # noqa: F401
+
+# READ_SINGLE_SM_ERROR_STATE is 'T' 12, record_mem a u64 at 8, warp_esr_pc a u64 at 8 of the record
+# (nvgpu uapi, nvgpu.h). The model runs PTX, in which no instruction has an address: it says 0.
+MISALIGNED = r"""
+d = Device["NV"]
+real = fcntl.ioctl
+def with_pc(fd, request, arg):
+    result = real(fd, request, arg)
+    if request & 0xffff == 0x540c:
+        pc = ctypes.c_uint64.from_address(struct.unpack_from("Q", bytes(arg), 8)[0] + 8)
+        pc.value = int(prg.lib_gpu.va_addr) + 0x90
+    return result
+fcntl.ioctl = with_pc
+source = '''
+extern "C" __global__ void odd_float4(float4* out, char* in) {
+  out[threadIdx.x] = *(float4*)(in + 4);
+}'''
+prg = program(d, source, "odd_float4")
+a, b = (d.allocator.alloc(4096, BufferSpec()) for _ in range(2))
+prg(a, b, global_size=(1, 1, 1), local_size=(32, 1, 1))
+start = time.perf_counter()
+try: d.synchronize()
+except RuntimeError as e: first = str(e)
+took = time.perf_counter() - start
+try: d.synchronize()
+except RuntimeError as e: again = str(e)
+say(error=first, again=again == first, took=took, pc=hex(int(prg.lib_gpu.va_addr) + 0x90))
+"""
+
+
+def test_fault_names_kernel_error_and_pc(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(MISALIGNED, clean=False)
+    error = run.said["error"]
+    assert "compute channel: GR_EXCEPTION (13)" in error
+    assert "misaligned address (warp_esr 0xf" in error
+    assert f"in kernel odd_float4 at +0x90, pc {run.said['pc']}" in error
+    assert run.said["again"]
+    assert run.report["leaks"] == []
+
+
+def test_fault_ends_the_wait_at_once(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(MISALIGNED, clean=False, HCQDEV_WAIT_TIMEOUT_MS="60000")
+    assert run.said["took"] < 30
+
+
+def test_mmu_fault_sends_to_the_kernel_log(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        """
+d = Device["NV"]
+prg = program(d, 'extern "C" __global__ void store(int* x) { x[0] = 1; }', "store")
+buf = d.allocator.alloc(4096, spec := BufferSpec(nolru=True))
+gone = buf.offset(0)
+d.allocator.free(buf, 4096, spec)
+prg(gone, global_size=(1, 1, 1), local_size=(1, 1, 1))
+try: d.synchronize()
+except RuntimeError as e: say(error=str(e))
+""",
+        clean=False,
+    )
+    assert "FIFO_ERROR_MMU_ERR_FLT (31)" in run.said["error"]
+    assert "dmesg" in run.said["error"]
+
+
+def test_fault_while_the_ring_is_full(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        """
+d = Device["NV"]
+block = d.new_signal(value=0)
+d.hw_compute_queue_t().wait(block, 1).submit(d)
+try:
+    for i in range(1500): d.hw_compute_queue_t().signal(block, 0).submit(d)
+except RuntimeError as e: say(error=str(e))
+""",
+        *("--inject", "channel-error:n=30"),
+        clean=False,
+    )
+    assert "FIFO_ERROR_MMU_ERR_FLT (31)" in run.said["error"]
+
+
+def test_hang_without_a_fault_keeps_its_message(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        """
+d = Device["NV"]
+block = d.new_signal(value=0)
+d.hw_compute_queue_t().wait(block, 1).signal(d.timeline_signal, d.next_timeline()).submit(d)
+try: d.synchronize()
+except RuntimeError as e: say(error=str(e))
+""",
+        clean=False,
+        HCQDEV_WAIT_TIMEOUT_MS="1000",
+    )
+    assert run.said["error"].startswith("Wait timeout: 1000 ms!")
+
+
+def test_profiling_goes_without_pma(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        "say(sum=(Tensor.ones(64).contiguous().realize() + 1).sum().item())",
+        PROFILE="1",
+        PMA="1",
+    )
+    assert run.said["sum"] == 128

@@ -1,0 +1,104 @@
+"""0003, 0004, 0016: unified memory is copied by the CPU, and no kernel loses memory it runs on."""
+
+from tests.patches.tegra import Tegra, tegra  # noqa: F401
+
+STAGING = 64 << 20
+# A depot of 256 ints that the index keeps out of registers; the loop makes it last.
+SPILL = r"""
+source = '''
+extern "C" __global__ void spill(int* out, int n) {
+  int a[256];
+  for (int i = 0; i < 256; i++) a[i] = i + threadIdx.x;
+  for (int k = 0; k < n; k++) for (int i = 0; i < 256; i++) a[(i * 7 + k) & 255] += 1;
+  int sum = 0;
+  for (int i = 0; i < 256; i++) sum += a[(i * n) & 255];
+  out[threadIdx.x] = sum;
+}'''
+more = source.replace("spill", "spill_more").replace("256", "1024").replace("255", "1023")
+d = Device["NV"]
+"""
+
+
+def test_copies_need_no_channel_and_no_staging(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+import pathlib
+path = pathlib.Path("weights.bin")
+path.write_bytes(data := np.random.default_rng(0).bytes(300_001))
+t = Tensor(path).to("NV").realize()
+u = Tensor(x := np.random.default_rng(1).random(700_001, dtype=np.float32)).realize()
+d = Device["NV"]
+say(disk=t.numpy().tobytes() == data, back=bool((u.numpy() == x).all()),
+    copy_queue=d.hw_copy_queue_t is not None, staging=len(d.allocator.b))
+""")
+    assert run.said == {"disk": True, "back": True, "copy_queue": False, "staging": 0}
+    assert run.calls("ioctl OPEN_CHANNEL") == 1
+    assert run.report["peak_bytes"] < STAGING // 2
+
+
+def test_copy_between_cpu_and_gpu_in_a_jit(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+@TinyJit
+def there_and_back(x):
+    y = (x + 1).realize()
+    z = (y.to("CPU") * 2).realize()
+    return (z.to("NV") + 3).realize()
+right = []
+for i in range(5):
+    x = np.arange(64, dtype=np.int32) * i
+    got = there_and_back(Tensor(x).realize()).numpy()
+    right.append(bool((got == (x + 1) * 2 + 3).all()))
+say(right=right)
+""")
+    assert run.said["right"] == [True] * 5
+
+
+def test_local_memory_is_not_recycled_under_a_kernel(tegra: Tegra) -> None:  # noqa: F811
+    # The block that the first program spills into is the next of its size: it must not be written
+    # before the launch that waits for `block` has run.
+    run = tegra(
+        SPILL
+        + """
+spill, out = program(d, source, "spill"), d.allocator.alloc(4096, BufferSpec())
+spill(out, global_size=(1, 1, 1), local_size=(32, 1, 1), vals=(3,))
+d.synchronize()
+want = out.cpu_view().view(size=128, fmt="I")[:]
+ctypes.memset(int(out.va_addr), 0, 128)
+old, block = d.shader_local_mem, d.new_signal(value=0)
+d.hw_compute_queue_t().wait(block, 1).submit(d)
+spill(out, global_size=(1, 1, 1), local_size=(32, 1, 1), vals=(3,))
+release_later(block, 1.0)
+lib, queued = d.compiler.compile(more), d.timeline_value - 1
+d._ensure_has_local_memory(d.slm_per_thread * 4)
+recycled = d.allocator.alloc(old.size)
+same, early = recycled.va_addr == old.va_addr, d.timeline_signal.value < queued
+ctypes.memset(int(recycled.va_addr), 0xdb, recycled.size)
+d.synchronize()
+say(same=same, early=early, right=out.cpu_view().view(size=128, fmt="I")[:] == want)
+"""
+    )
+    assert run.said == {"same": True, "early": False, "right": True}
+
+
+def test_local_memory_that_cannot_grow_keeps_its_size(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        SPILL
+        + """
+from tinygrad.runtime.ops_nv import NVComputeQueue
+given, setup, alloc = [], NVComputeQueue.setup, d.allocator.alloc
+def spy(self, **kw):
+    if "local_mem" in kw: given.append((kw["local_mem_tpc_bytes"], kw["local_mem"]))
+    return setup(self, **kw)
+NVComputeQueue.setup = spy
+program(d, source, "spill")
+size, per_thread = d.shader_local_mem.size, d.slm_per_thread
+def too_much(n, options=None):
+    if n > size: raise MemoryError("no more")
+    return alloc(n, options)
+d.allocator.alloc = too_much
+d._ensure_has_local_memory(per_thread * 8)
+say(given=given, kept=d.slm_per_thread == per_thread, size=d.shader_local_mem.size,
+    tpcs=d.num_gpcs * d.num_tpc_per_gpc)
+"""
+    )
+    assert run.said["kept"] and len(run.said["given"]) == 2
+    assert all(tpc * run.said["tpcs"] <= run.said["size"] for tpc, _ in run.said["given"])

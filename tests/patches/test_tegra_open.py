@@ -1,0 +1,240 @@
+"""0001: TegraIface opens the device that nvgpu gives, says why where it cannot, leaves nothing."""
+
+import pytest
+from tests.patches.tegra import Tegra, tegra  # noqa: F401
+
+COMPUTE = """
+x = np.random.default_rng(1).random((32, 32), dtype=np.float32)
+t = Tensor(x).realize()
+say(device=Device.DEFAULT, iface=type(Device["NV"].iface).__name__, arch=Device["NV"].arch,
+    close=bool(np.allclose((t @ t).numpy(), x @ x, atol=1e-4)))
+"""
+WINDOWS = range(0xFD00000000, 0xFF00000000)
+
+
+@pytest.mark.parametrize("name", ["TEGRA", "tegra"])
+def test_opens_by_name_in_any_case(tegra: Tegra, name: str) -> None:  # noqa: F811
+    run = tegra(COMPUTE, DEV=f"{name}+NV")
+    assert run.said == {"device": "NV", "iface": "TegraIface", "arch": "sm_87", "close": True}
+
+
+def test_is_the_default_where_its_node_exists(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        """
+try: Device["NV:1"]
+except RuntimeError as e: second = str(e)
+say(second=second, device=Device.DEFAULT, iface=type(Device["NV"].iface).__name__)
+""",
+        DEV="",
+    )
+    assert run.said["device"] == "NV" and run.said["iface"] == "TegraIface"
+    assert run.said["second"] == "NV:1 does not exist, a Tegra has one GPU: use NV:0"
+
+
+@pytest.mark.parametrize("release", ["r35", "r36", "r38"])
+def test_releases_of_l4t(tegra: Tegra, release: str) -> None:  # noqa: F811
+    run = tegra(COMPUTE, "--profile", release, "--strict")
+    assert run.said["close"]
+    assert run.calls("ioctl TSG_CREATE_SUBCONTEXT") == (0 if release == "r35" else 1)
+
+
+@pytest.mark.parametrize("board", ["agx32", "nano4"])
+def test_smaller_boards(tegra: Tegra, board: str) -> None:  # noqa: F811
+    assert tegra(COMPUTE, "--board", board, "--strict").said["close"]
+
+
+def test_no_access_says_which_group(tegra: Tegra) -> None:  # noqa: F811
+    script = """
+try: Device["NV"]
+except PermissionError as e: say(error=str(e))
+"""
+    for place in ("OPEN_CTRL", "OPEN_NVMAP"):
+        error = tegra(script, "--inject", f"EACCES@{place}", DEV="NV").said["error"]
+        assert "group" in error and "video" in error and "/dev/nv" in error
+
+
+def test_missing_flag_says_which_driver(tegra: Tegra) -> None:  # noqa: F811
+    # GET_CHARACTERISTICS is 'G' 5; flags are a u64 at 64 in r36, usermode submit is bit 30
+    # (nvgpu uapi, nvgpu-ctrl.h).
+    run = tegra("""
+real = fcntl.ioctl
+def without_usermode(fd, request, arg):
+    result = real(fd, request, arg)
+    if request & 0xffff == 0x4705:
+        size, at = struct.unpack("QQ", bytes(arg))
+        ctypes.c_uint64.from_address(at + 64).value &= ~(1 << 30)
+    return result
+fcntl.ioctl = without_usermode
+try: Device["NV"]
+except RuntimeError as e: say(error=str(e))
+""")
+    assert "usermode submit" in run.said["error"] and "L4T r35" in run.said["error"]
+
+
+def test_interrupted_calls_are_repeated(tegra: Tegra) -> None:  # noqa: F811
+    # ioctl only: what open and close do at EINTR is Python's business
+    names = ("GET_CHARACTERISTICS", "ALLOC_AS", "OPEN_TSG", "NVMAP_*", "AS_*", "TSG_*", "CHANNEL_*")
+    run = tegra(COMPUTE, *(a for n in names for a in ("--inject", f"EINTR@{n}")))
+    assert run.said["close"] and len(run.report["injected"]) == len(names)
+
+
+def test_no_memory_frees_the_cache_first(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+d = Device["NV"]
+def cached(): return sum(len(bufs) for bufs in d.allocator.cache.values())
+buf = d.allocator.alloc(1 << 20, options := BufferSpec())
+d.allocator.free(buf, 1 << 20, options)
+before, fail = cached(), FailAt(errno.ENOMEM)
+fail.arm(2)  # CREATE is the first, ALLOC the second
+got = d.allocator.alloc(2 << 20, options)
+fail.arm(0)
+say(before=before, after=cached(), size=got.size)
+d.allocator.free(got, 2 << 20, options)
+try:
+    fail.code = errno.EIO
+    fail.arm(2)
+    d.iface.alloc(4 << 20)
+except RuntimeError as e: say(error=str(e))
+""")
+    assert (run.said["before"], run.said["after"], run.said["size"]) == (1, 0, 2 << 20)
+    assert run.said["error"] == "nvgpu NVMAP_ALLOC failed: EIO (Input/output error)"
+
+
+def test_every_call_of_open_can_fail(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+from tinygrad.runtime.ops_nv import NVDevice
+opened = lambda: {n for n in os.listdir("/proc/self/fd")}
+fail, errors, at, extra = FailAt(errno.EIO), [], 0, []
+while True:
+    fail.arm(at := at + 1)
+    try: dev = NVDevice("NV")
+    except RuntimeError as e: errors.append(str(e))
+    else: break
+fail.arm(0)
+dev.synchronize()
+dev.finalize()
+del dev
+gc.collect()
+say(errors=errors)
+""")
+    errors = run.said["errors"]
+    assert len(errors) >= 25
+    assert [e for e in errors if not e.endswith("failed: EIO (Input/output error)")] == []
+    named = {e.split()[1] for e in errors}
+    assert {"ALLOC_AS", "OPEN_TSG", "CREATE_SUBCONTEXT", "OPEN_CHANNEL", "CHANNEL_SETUP_BIND",
+            "AS_BIND_CHANNEL", "TSG_BIND_CHANNEL_EX", "CHANNEL_WDT", "CHANNEL_ALLOC_OBJ_CTX",
+            "CHANNEL_SET_ERROR_NOTIFIER", "AS_MAP_BUFFER_EX", "NVMAP_CREATE_64", "NVMAP_ALLOC",
+            "NVMAP_GET_FD", "NVMAP_FREE"} <= named  # fmt: skip
+
+
+def test_closed_device_leaves_nothing_and_opens_again(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+from tinygrad.runtime.ops_nv import NVDevice
+errors = []
+for _ in range(5):
+    dev = NVDevice("NV")
+    buf = dev.allocator.alloc(1 << 20, BufferSpec())
+    dev.allocator._copyin(buf, memoryview(bytearray(b"x" * (1 << 20))))
+    dev.finalize()
+    try: dev.allocator._copyin(buf, memoryview(bytearray(8)))
+    except RuntimeError as e: errors.append(str(e))
+    dev.allocator.free(buf, 1 << 20, BufferSpec())
+say(errors=errors)
+""")
+    assert run.said["errors"] == ["NV is closed"] * 5
+    assert run.calls("open ctrl") == run.calls("close channel") == run.calls("close as") == 5
+    assert run.report["peak_bytes"] < 40 << 20
+
+
+def test_more_buffers_than_descriptors(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+import resource
+d = Device["NV"]
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+bufs = [d.allocator.alloc(4096, BufferSpec(nolru=True)) for _ in range(600)]
+for i, buf in enumerate(bufs): buf.cpu_view().view(fmt="I")[0] = i
+say(right=all(buf.cpu_view().view(fmt="I")[0] == i for i, buf in enumerate(bufs)))
+for buf in bufs: d.allocator.free(buf, 4096, BufferSpec(nolru=True))
+""")
+    assert run.said["right"]
+    assert run.calls("ioctl AS_UNMAP_BUFFER") >= 600
+
+
+@pytest.mark.parametrize("place", ["windows", "low", "random"])
+def test_no_buffer_in_a_shader_window(tegra: Tegra, place: str) -> None:  # noqa: F811
+    run = tegra(
+        COMPUTE
+        + """
+d = Device["NV"]
+big = (Tensor.ones(1 << 20).contiguous().realize() + 1).realize()
+say(big=bool((big.numpy() == 2).all()), at=[(v, b.size) for v, b in d.iface.buffers.items()])
+""",
+        *("--place", place, "--poison"),
+    )
+    assert run.said["close"] and run.said["big"]
+    inside = [va for va, size in run.said["at"] if va in WINDOWS or va + size - 1 in WINDOWS]
+    assert inside == []
+
+
+def test_addresses_that_the_process_uses(tegra: Tegra) -> None:  # noqa: F811
+    # --place low hands out addresses from 0x200000 up: the process holds what comes next.
+    run = tegra(
+        """
+import mmap
+from tinygrad.runtime.autogen import libc
+d = Device["NV"]
+last = max(va + b.size for va, b in d.iface.buffers.items())
+at = (last + 0xffff) & ~0xffff
+held = libc.mmap(at, 1 << 20, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1, 0)
+ctypes.memset(held, 7, 1 << 20)
+bufs = [d.allocator.alloc(0x10000, BufferSpec(nolru=True)) for _ in range(24)]
+for buf in bufs: ctypes.memset(int(buf.va_addr), 1, buf.size)
+say(held=held, at=at, kept=ctypes.string_at(held, 1 << 20) == bytes([7]) * (1 << 20),
+    outside=all(not held <= b.va_addr < held + (1 << 20) for b in bufs))
+libc.munmap(held, 1 << 20)
+for buf in bufs: d.allocator.free(buf, 0x10000, BufferSpec(nolru=True))
+""",
+        *("--place", "low"),
+    )
+    assert run.said["held"] == run.said["at"] and run.said["kept"] and run.said["outside"]
+
+
+def test_ring_is_not_overrun(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+d = Device["NV"]
+block, count = d.new_signal(value=0), d.new_signal(value=0)
+d.hw_compute_queue_t().wait(block, 1).submit(d)
+release_later(block, 2.0)
+for i in range(1, 1501): d.hw_compute_queue_t().signal(count, i).submit(d)
+count.wait(1500)
+d.synchronize()
+say(entries=d.compute_gpfifo.entries_count, put=d.compute_gpfifo.put_value)
+""")
+    assert run.said["entries"] < 1500 < run.said["put"]
+    assert run.report["execution"]["entries"] == run.said["put"]
+
+
+def test_stores_reach_the_gpu_in_order(tegra: Tegra) -> None:  # noqa: F811
+    assert tegra(COMPUTE, "--order", "--strict").said["close"]
+
+
+def test_barrier_of_aarch64_or_no_start(tegra: Tegra) -> None:  # noqa: F811
+    # DSB ST is 0xD5033E9F and RET 0xD65F03C0 (Arm ARM, C6.2)
+    run = tegra("""
+import mmap, platform
+from tinygrad.runtime.support.hcq import FileIOInterface
+from tinygrad.runtime.support.nv import tegra
+platform.machine, real, seen = lambda: "aarch64", FileIOInterface._mmap, []
+def spy(start, size, prot, flags, fd, offset):
+    seen.append([prot & mmap.PROT_EXEC, os.pread(fd, 8, 0).hex()])
+    return real(start, size, prot, flags, fd, offset)
+FileIOInterface._mmap = staticmethod(spy)
+tegra.store_barrier()
+def refused(*args): raise OSError("Operation not permitted")
+FileIOInterface._mmap = staticmethod(refused)
+tegra.store_barrier.cache_clear()
+try: tegra.TegraIface(None, 0)
+except RuntimeError as e: say(error=str(e), seen=seen)
+""")
+    assert run.said["seen"] == [[4, "9f3e03d5c0035fd6"]]
+    assert "store barrier" in run.said["error"]

@@ -1,0 +1,69 @@
+"""0002, 0015: what a queue hands to the GPU stays as it was until the GPU has read it."""
+
+import pytest
+from tests.patches.tegra import Tegra, tegra  # noqa: F401
+
+COUNT = 20
+RESUBMIT = f"""
+d = Device["NV"]
+add_one = program(d, 'extern "C" __global__ void add_one(int* x) {{ x[0] += 1; }}', "add_one")
+x = d.allocator.alloc(4096, BufferSpec())
+count, seen = x.cpu_view().view(fmt="I"), []
+value = UOp.variable("value", 0, 0xffffffff, dtype=dtypes.uint32)
+done = d.new_signal(value=0)
+queue = d.hw_compute_queue_t().wait(done, value - 1).memory_barrier()
+for _ in range(2): queue.exec(add_one, add_one.fill_kernargs((x,)), (1, 1, 1), (1, 1, 1))
+queue.signal(done, value)
+for i in range(1, {COUNT} + 1): queue.submit(d, {{value.expr: i}})
+for i in range(1, {COUNT} + 1):
+    done.wait(i)
+    seen.append(count[0])
+time.sleep(0.2)
+say(seen=seen, last=count[0])
+"""
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_late_consumer_releases_its_own_value(tegra: Tegra, seed: int) -> None:  # noqa: F811
+    # Each run of the queue adds two and releases its number: a wait for run i that comes back has
+    # to find at least 2 i, and all of them together exactly 2 COUNT.
+    run = tegra(RESUBMIT, "--delay", "20", "--seed", str(seed))
+    assert [n for i, n in enumerate(run.said["seen"], 1) if n < 2 * i] == []
+    assert run.said["last"] == 2 * COUNT
+
+
+def test_graphs_and_jit_with_a_late_consumer(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        """
+@TinyJit
+def step(x): return ((x + 1).contiguous() * 2).contiguous().sum(0).realize()
+rng, right = np.random.default_rng(0), []
+for _ in range(8):
+    x = rng.integers(0, 9, (8, 8)).astype(np.int32)
+    right.append(bool((step(Tensor(x).realize()).numpy() == ((x + 1) * 2).sum(0)).all()))
+say(right=right)
+""",
+        *("--delay", "5", "--poison", "--order", "--place", "random"),
+    )
+    assert run.said["right"] == [True] * 8
+
+
+@pytest.mark.parametrize("ring", ["kernargs_offset_allocator", "cmdq_allocator"])
+def test_rings_of_arguments_wait(tegra: Tegra, ring: str) -> None:  # noqa: F811
+    # The rings are made small, so that 300 launches go round several times before the first runs.
+    run = tegra(f"""
+d = Device["NV"]
+source = 'extern "C" __global__ void mark(int* x, int i) {{{{ x[i] += 1; }}}}'
+mark = program(d, source.replace("{{{{", "{{").replace("}}}}", "}}"), "mark")
+x = d.allocator.alloc(4096, BufferSpec())
+d.synchronize()
+d.{ring}.size = 0x10000 if "{ring}" == "kernargs_offset_allocator" else 0x1000
+block = d.new_signal(value=0)
+d.hw_compute_queue_t().wait(block, 1).submit(d)
+release_later(block, 1.0)
+for i in range(300): mark(x, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(i,))
+d.synchronize()
+marks = x.cpu_view().view(size=1200, fmt="I")[:]
+say(once=sum(m == 1 for m in marks))
+""")
+    assert run.said["once"] == 300
