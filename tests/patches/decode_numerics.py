@@ -16,7 +16,13 @@ from tinygrad.engine.realize import run_linear
 from tinygrad.llm.kernels import nv
 from tinygrad.uop.ops import Ops, UOp
 
-cuda_emulation.install()
+nv: Any
+try:
+    from tinygrad.llm.kernels import nv
+except ImportError:  # without the patch each test fails, not only the import of all
+    nv = None
+else:
+    cuda_emulation.install()
 
 Array = NDArray[Any]
 F16, Q8_0, Q4_K, Q5_K, Q6_K = 1, 8, 12, 13, 14

@@ -1,0 +1,233 @@
+"""`orinbench sass`: the fused kernels of a model's shape compiled for a GPU that need not be here.
+
+Registers, spills, shared memory and occupancy from ptxas, the instructions of each main loop from
+nvdisasm, and from both a roofline that names what limits the kernel. Needs the patched tinygrad,
+NVRTC, ptxas and nvdisasm (PyPI: nvidia-cuda-nvrtc-cu12, nvidia-cuda-nvcc-cu12,
+nvidia-cuda-nvdisasm), and no GPU.
+"""
+
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.errors import BenchError
+from orinbench.shapes import SHAPES, Shape, shape_named
+
+_TYPES = {"F16": 1, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}  # GGML's numbers
+# Jetson AGX Orin 64 GB, MAXN: multiprocessors, Hz, bytes/s of the data sheet and the best published
+# of an LLM on it. An SM 8.7 has 65536 registers, 48 warps, 4 schedulers; tinygrad's NV device gives
+# a block the smallest of three sizes of shared memory, of which the system takes 1 KiB a block.
+_SMS, _HERTZ, _SHEET, _BEST = 16, 1.3e9, 204.8e9, 168e9
+_REGISTERS, _WARPS, _SHARED = 65536, 48, (32 << 10, 64 << 10, 100 << 10)
+# Tokens of a prompt for which a GEMM turns a weight into halves once.
+_GEMM_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel's resources and main loop; times are of one launch on the Orin, in seconds."""
+
+    name: str
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    occupancy: float
+    loop_instructions: int
+    instructions_per_weight: float | None
+    load_bytes: str
+    memory_s: float
+    issue_s: float | None
+    limiter: str
+
+
+def _tool(name: str) -> str:
+    """Return the path of a CUDA tool: on PATH, or in a wheel; raises BenchError without it."""
+    if found := shutil.which(name):
+        return found
+    for package in ("nvidia", "triton"):
+        spec = importlib.util.find_spec(package)
+        for place in (spec.submodule_search_locations or []) if spec else []:
+            for path in sorted(Path(place).rglob(f"bin/{name}")):
+                return str(path)
+    wheel = {"ptxas": "nvidia-cuda-nvcc-cu12", "nvdisasm": "nvidia-cuda-nvdisasm"}[name]
+    raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")
+
+
+def kernels(nv: Any, shape: Shape, quant: str) -> Iterator[tuple[Any, int]]:
+    """Yield each kernel of a token and of a prompt's chunk once, with its number of weights."""
+    typ = _TYPES[quant]
+    _, width, size, _, _ = nv.TYPES[typ]
+    dim, hidden, heads, kv = shape.n_embd, shape.n_ff, shape.n_heads, shape.n_kv_heads
+    head = shape.head_dim
+
+    def weight(rows: int, cols: int) -> Any:
+        return nv.Weight(_Bytes(rows * cols // width * size), typ, rows, cols)
+
+    qkv = [weight(heads * head, dim), weight(kv * head, dim), weight(kv * head, dim)]
+    h = nv.Heads(head, kv, heads // kv, 4096, True, False, "u16")
+    matrices = [
+        ("qkv", "STORE", qkv, True),
+        ("out", "ADD", [weight(dim, heads * head)], False),
+        ("gate_up", "SWIGLU", [weight(hidden, dim)] * 2, True),
+        ("down", "ADD", [weight(dim, hidden)], False),
+        ("head", "ARGMAX", [weight(shape.vocab_size, dim)], True),
+    ]
+    none = _Bytes(0)
+    for role, mode, ws, normed in matrices:
+        norm, tail = none if normed else None, [none] * 3 if mode == "ARGMAX" else None
+        biases = [None] * len(ws)
+        made = nv.gemv("NV", role, mode, ws, norm, biases, 1e-5, none, none, tail)
+        yield made[0], sum(w.rows * w.cols for w in ws)
+    yield nv.attention(h, 2, 1e-5, none, none, none, none, [], none, none, none)[0], 0
+    for role, mode, ws, _ in matrices[:-1]:
+        for kernel, _ in nv.gemm(role, mode, ws, [None] * len(ws), none, none, none, 1.0):
+            yield kernel, sum(w.rows * w.cols for w in ws)
+    yield nv.attention_rows(h, none, none, none, none)[0], 0
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Stands for a device buffer of this size: compiling needs no more of it."""
+
+    nbytes: int
+
+
+def main_loop(sass: str) -> list[str]:
+    """Return the opcodes of the innermost loop that does the kernel's work.
+
+    That is the smallest one with dot products or tensor-core instructions, else with asynchronous
+    copies and float FMAs.
+    """
+    opcodes: list[str] = []
+    labels: dict[str, int] = {}
+    branches: list[tuple[int, str]] = []
+    for line in sass.splitlines():
+        if found := re.match(r"(\.L_x_\d+):", line):
+            labels[found[1]] = len(opcodes)
+        elif found := re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)(.*);", line):
+            if found[1].startswith("BRA") and (to := re.search(r"`\((\.L_x_\d+)\)", found[2])):
+                branches.append((len(opcodes), to[1]))
+            opcodes.append(found[1])
+    loops = [opcodes[labels[to] : at + 1] for at, to in branches if labels.get(to, at + 1) <= at]
+
+    def heads(loop: list[str]) -> set[str]:
+        return {op.split(".")[0] for op in loop}
+
+    for wanted in ({"IDP"}, {"HMMA"}, {"LDGSTS", "FFMA"}, {"FFMA"}):
+        if working := [loop for loop in loops if wanted <= heads(loop)]:
+            return min(working, key=len)
+    return opcodes
+
+
+def occupancy(registers: int, shared: int, threads: int) -> float:
+    """Return the share of a multiprocessor's warps that tinygrad's NV device can fill."""
+    warps = threads // 32
+    by_registers = _REGISTERS // (-(-registers * 32 // 256) * 256 * warps)
+    room = next((size for size in _SHARED if shared + 1024 <= size), 0)
+    return min(by_registers, room // (shared + 1024), _WARPS // warps) * warps / _WARPS
+
+
+def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
+    """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
+    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+    ptx = NVRTCCompiler(arch, ptx=True, cache_key="sass").compile(kernel.source)
+    with tempfile.TemporaryDirectory() as folder:
+        text, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
+        text.write_bytes(ptx.rstrip(b"\0"))
+        said = _run(_tool("ptxas"), f"-arch={arch}", "-v", "-o", str(cubin), str(text))
+        loop = main_loop(_run(_tool("nvdisasm"), "-c", str(cubin)))
+    numbers = {
+        key: int(found[1]) if (found := re.search(pattern, said)) else 0
+        for key, pattern in (
+            ("registers", r"Used (\d+) registers"),
+            ("spill", r"(\d+) bytes spill stores"),
+            ("shared", r"(\d+) bytes smem"),
+        )
+    }
+    loads = Counter(
+        "16" if ".128" in op else "8" if ".64" in op else "2" if "16" in op else "1" if "8" in op
+        else "4"
+        for op in loop
+        if op.startswith(("LDG", "LDGSTS"))
+    )  # fmt: skip
+    per_lane = 0
+    if found := re.search(r"gemv<\w+, \d+, (\d+),", kernel.code):
+        per_lane = 32 * int(found[1])
+    elif kernel.name.startswith("gemm"):
+        per_lane = 64  # a lane's two rows, a quarter of 128 weights of each
+    each = len(loop) / per_lane if per_lane else None
+    memory = kernel.est.mem / _BEST
+    tokens = 512 // _GEMM_TOKENS if kernel.name.startswith("gemm") else 1
+    issue = weights * tokens * each / 32 / (_SMS * 4 * _HERTZ) if each else None
+    limiter = "latency" if issue is None else "memory" if memory > issue else "instructions"
+    return Compiled(
+        name=kernel.name,
+        registers=numbers["registers"],
+        spill_bytes=numbers["spill"],
+        shared_bytes=numbers["shared"],
+        occupancy=occupancy(numbers["registers"], numbers["shared"], kernel.block),
+        loop_instructions=len(loop),
+        instructions_per_weight=each,
+        load_bytes=", ".join(f"{n}x{size}" for size, n in loads.items()),
+        memory_s=memory,
+        issue_s=issue,
+        limiter=limiter,
+    )
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BenchError(f"{Path(command[0]).name}: {last}")
+    return done.stdout + done.stderr
+
+
+def markdown(rows: list[Compiled], title: str) -> str:
+    """Return the table."""
+    lines = [f"### {title}", ""]
+    lines += ["| kernel | registers | spills | shared | occupancy | loop | per weight | loads (n x"]
+    lines[-1] += " bytes) | memory us | issue us | limit |"
+    lines += ["| --- |" + " ---: |" * 6 + " --- | ---: | ---: | --- |"]
+    for r in rows:
+        each = f"{r.instructions_per_weight:.1f}" if r.instructions_per_weight else ""
+        issue = f"{r.issue_s * 1e6:.0f}" if r.issue_s is not None else ""
+        lines.append(
+            f"| {r.name} | {r.registers} | {r.spill_bytes} | {r.shared_bytes} |"
+            f" {100 * r.occupancy:.0f} % | {r.loop_instructions} | {each} | {r.load_bytes} |"
+            f" {r.memory_s * 1e6:.0f} | {issue} | {r.limiter} |"
+        )
+    lines += [
+        "",
+        f"Memory at {_BEST / 1e9:.0f} GB/s (data sheet {_SHEET / 1e9:.1f}), issue on {_SMS} SMs at"
+        f" {_HERTZ / 1e9:.1f} GHz; a loop is counted whole, with what only a row's end executes.",
+    ]
+    return "\n".join(lines)
+
+
+@click.command("sass")
+@click.option("--shape", type=click.Choice(sorted(SHAPES)), default="1b", help="shape [1b]")
+@click.option("--quant", type=click.Choice(list(_TYPES)), default="Q6_K", help="type [Q6_K]")
+@click.option("--arch", default="sm_87", help="GPU [sm_87, every Orin]")
+@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+def sass_command(shape: str, quant: str, arch: str, output: str) -> None:
+    """Compile the fused kernels for an Orin, and show what limits each."""
+    try:
+        from tinygrad.llm.kernels import nv
+    except ImportError:
+        raise BenchError("this tinygrad has no fused kernels: tools/series install VENV") from None
+    nv.multiprocessors = lambda device: _SMS
+    rows = [compile_kernel(k, n, arch) for k, n in kernels(nv, shape_named(shape), quant)]
+    title = f"{shape} {quant} for {arch}"
+    click.echo(json.dumps([asdict(r) for r in rows]) if output == "json" else markdown(rows, title))

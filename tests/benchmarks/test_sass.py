@@ -1,0 +1,130 @@
+"""`orinbench sass`: main loops out of disassembly, occupancy, limits, missing tools."""
+
+import json
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from orinbench import sass
+from orinbench.errors import BenchError
+
+# A copy loop, then a loop of dot products inside a longer one, as nvdisasm -c writes them.
+SASS = """\
+.text.kernel:
+        /*0000*/                   MOV R1, c[0x0][0x28] ;
+.L_x_0:
+        /*0010*/                   LDGSTS.E.BYPASS.128 [R2], [R4.64] ;
+        /*0020*/               @P0 BRA `(.L_x_0) ;
+.L_x_1:
+        /*0030*/                   LDG.E R9, [R4.64] ;
+.L_x_2:
+        /*0040*/              @!P1 LDGSTS.E.BYPASS.128 [R2], [R4.64] ;
+        /*0050*/                   LDS R5, [R6] ;
+        /*0060*/                   IDP.4A.S8.S8 R7, R5, R8, RZ ;
+        /*0070*/               @P0 BRA `(.L_x_2) ;
+        /*0080*/              @!P2 BRA `(.L_x_1) ;
+        /*0090*/                   EXIT ;
+"""
+PTXAS = "0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\n"
+PTXAS += "ptxas info    : Used 72 registers, used 1 barriers, 30496 bytes smem\n"
+
+
+def test_the_main_loop_is_the_innermost_that_works() -> None:
+    assert [op.split(".")[0] for op in sass.main_loop(SASS)] == ["LDGSTS", "LDS", "IDP", "BRA"]
+    assert sass.main_loop("        /*0000*/                   EXIT ;") == ["EXIT"]
+    plain = SASS.replace("IDP.4A.S8.S8", "FFMA")
+    assert "FFMA" in sass.main_loop(plain)
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "threads", "blocks"),
+    [
+        (32, 1 << 10, 256, 6),  # 48 warps
+        (72, 30496, 256, 1),  # 31 KiB and the system's: one block in 32 KiB
+        (128, 10 << 10, 128, 2),  # two in 32 KiB
+        (255, 1 << 10, 256, 1),  # 65536 registers
+    ],
+)
+def test_occupancy(registers: int, shared: int, threads: int, blocks: int) -> None:
+    expected = blocks * threads / 32 / 48
+    assert sass.occupancy(registers, shared, threads) == pytest.approx(expected)
+
+
+class Compiler:
+    """Stands for NVRTC: the tools behind it are replaced too."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def compile(self, source: str) -> bytes:
+        return source.encode()
+
+
+def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Compiler)
+    monkeypatch.setattr(sass, "_tool", lambda name: name)
+    monkeypatch.setattr(sass, "_run", lambda tool, *_: PTXAS if tool == "ptxas" else SASS)
+    kernel: Any = SimpleNamespace(
+        name="gemv_x", source="", code="gemv<Q6_K, 64, 2,", block=256, est=SimpleNamespace(mem=1e6)
+    )
+    made = sass.compile_kernel(kernel, 1_000_000, "sm_87")
+    assert (made.registers, made.spill_bytes, made.shared_bytes) == (72, 4, 30496)
+    assert made.instructions_per_weight == 4 / 64
+    assert made.load_bytes == "1x16"
+    assert made.limiter == "memory"
+    assert made.issue_s == pytest.approx(1e6 * 4 / 64 / 32 / (16 * 4 * 1.3e9))
+    assert sass.compile_kernel(kernel, 10**12, "sm_87").limiter == "instructions"
+    kernel.name, kernel.code = "attention_x", ""
+    assert sass.compile_kernel(kernel, 0, "sm_87").limiter == "latency"
+    assert "| gemv_x | 72 | 4 | 30496 | 17 % | 4 | 0.1 | 1x16 | 6 | 0 | memory |" in sass.markdown(
+        [made], "title"
+    )
+
+
+def test_without_tools_or_kernels_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sass.shutil, "which", lambda name: None)
+    monkeypatch.setattr(sass.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(BenchError, match="pip install nvidia-cuda-nvdisasm"):
+        sass._tool("nvdisasm")
+    with pytest.raises(BenchError, match="false: no message"):
+        sass._run("false")
+    monkeypatch.setitem(sys.modules, "tinygrad.llm.kernels", None)
+    done = CliRunner().invoke(sass.sass_command, [])
+    assert isinstance(done.exception, BenchError)
+    assert "tools/series install" in str(done.exception)
+
+
+def test_every_kernel_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for the patched tinygrad's module: names and numbers of weights."""
+
+    def gemv(device: str, role: str, mode: str, ws: list[Any], *_: Any) -> tuple[Any, None]:
+        return SimpleNamespace(name=f"gemv_{role}"), None
+
+    def gemm(role: str, mode: str, ws: list[Any], *_: Any) -> list[tuple[Any, None]]:
+        return [(SimpleNamespace(name=f"gemm_{role}"), None)]
+
+    nv: Any = ModuleType("nv")
+    nv.TYPES = {14: ("Q6_K", 256, 210, 1, 2)}
+    nv.Weight = lambda buf, typ, rows, cols: SimpleNamespace(buf=buf, rows=rows, cols=cols)
+    nv.Heads = lambda *_: SimpleNamespace()
+    nv.gemv, nv.gemm = gemv, gemm
+    nv.attention = nv.attention_rows = lambda *_: (SimpleNamespace(name="attention"), None)
+    nv.Kernel = SimpleNamespace
+    package = ModuleType("tinygrad.llm.kernels")
+    package.nv = nv  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tinygrad.llm.kernels", package)
+
+    def compiled(kernel: Any, weights: int, arch: str) -> sass.Compiled:
+        return sass.Compiled(kernel.name, 1, 0, 1, 1.0, 1, float(weights), "", 0.0, None, arch)
+
+    monkeypatch.setattr(sass, "compile_kernel", compiled)
+    done = CliRunner().invoke(sass.sass_command, ["--shape", "1b", "-o", "json"])
+    assert done.exception is None
+    rows = {row["name"]: row["instructions_per_weight"] for row in json.loads(done.output)}
+    assert rows["gemv_gate_up"] == 2 * 8192 * 2048
+    assert rows["gemm_qkv"] == 3072 * 2048
+    assert rows["gemv_head"] == 128256 * 2048
+    assert "gemm_head" not in rows
+    assert "### 1b Q6_K for sm_87" in CliRunner().invoke(sass.sass_command, []).output
