@@ -102,3 +102,12 @@ say(given=given, kept=d.slm_per_thread == per_thread, size=d.shader_local_mem.si
     )
     assert run.said["kept"] and len(run.said["given"]) == 2
     assert all(tpc * run.said["tpcs"] <= run.said["size"] for tpc, _ in run.said["given"])
+
+
+def test_foreign_buffers_are_refused(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+cpu = Buffer("CPU", 64, dtypes.int32).ensure_allocated()
+try: Device["NV"].allocator.map(cpu._buf)
+except RuntimeError as e: say(error=str(e))
+""")
+    assert run.said["error"] == "nvgpu cannot map a buffer of CPU into NV"

@@ -1,0 +1,540 @@
+"""Break TegraIface in one place at a time and see whether its tests notice.
+
+    tools/series checkout /tmp/tree && python tests/patches/mutations.py /tmp/tree
+
+Each mutation replaces one text of the patched tree by another and runs the tests that ought to
+fail; one that passes them is run against all Tegra tests. Prints a line for each and a table at the
+end; exit status 1 when less than 95 % were caught or a mutation no longer applies.
+"""
+
+# ruff: noqa: E501 - the texts are lines of tinygrad, which has 150 columns
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEGRA = "tinygrad/runtime/support/nv/tegra.py"
+NV = "tinygrad/runtime/ops_nv.py"
+HCQ = "tinygrad/runtime/support/hcq.py"
+WANTED = 0.95
+TIMEOUT = 600
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """Replace `old` by `new` in `file`; `tests` is a pytest -k expression that ought to fail."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation(
+        "buffers may lie in the windows",
+        TEGRA,
+        "VA_END = 0x200000, 0xfc00000000",
+        "VA_END = 0x200000, 0xff00000000",
+        "shader_window",
+    ),
+    Mutation(
+        "kernel region crosses 2^40",
+        TEGRA,
+        "VA_END = 0x200000, 0xfc00000000",
+        "VA_END = 0x200000, 0xffffe00000",
+        "shader_window or opens_by_name",
+    ),
+    Mutation(
+        "shader windows overlap",
+        TEGRA,
+        "WINDOW = 0xfe00000000, 0xfd00000000",
+        "WINDOW = 0xfe00000000, 0xfe00000000",
+        "opens_by_name",
+    ),
+    Mutation(
+        "ring size is no power of two",
+        TEGRA,
+        "GPFIFO_ENTRIES, SM_PER_TPC = 1024, 2",
+        "GPFIFO_ENTRIES, SM_PER_TPC = 1000, 2",
+        "opens_by_name",
+    ),
+    Mutation(
+        "one SM a TPC",
+        TEGRA,
+        "GPFIFO_ENTRIES, SM_PER_TPC = 1024, 2",
+        "GPFIFO_ENTRIES, SM_PER_TPC = 1024, 1",
+        "local_memory or releases",
+    ),
+    Mutation(
+        "r35 opens a TSG as r36",
+        TEGRA,
+        "NVGPU_GPU_IOCTL_OPEN_TSG_R35",
+        "NVGPU_GPU_IOCTL_OPEN_TSG",
+        "releases",
+    ),
+    Mutation(
+        "r35 binds a channel as r36",
+        TEGRA,
+        "NVGPU_IOCTL_CHANNEL_SETUP_BIND_R35",
+        "NVGPU_IOCTL_CHANNEL_SETUP_BIND",
+        "releases",
+    ),
+    Mutation(
+        "r35 is asked for a subcontext",
+        TEGRA,
+        "CHANNEL_SETUP_BIND_R35, False)",
+        "CHANNEL_SETUP_BIND_R35, True)",
+        "releases",
+    ),
+    Mutation(
+        "r35 read with r36's layout",
+        TEGRA,
+        "312: (nvgpu.struct_nvgpu_gpu_characteristics_r35",
+        "312: (nvgpu.struct_nvgpu_gpu_characteristics",
+        "releases",
+    ),
+    Mutation(
+        "EINTR is an error",
+        TEGRA,
+        "except InterruptedError: continue",
+        "except InterruptedError: raise",
+        "interrupted",
+    ),
+    Mutation(
+        "ENOMEM is no MemoryError",
+        TEGRA,
+        "MemoryError if e.errno == errno.ENOMEM else RuntimeError",
+        "OSError",
+        "no_memory or every_call",
+    ),
+    Mutation(
+        "errors do not name the call",
+        TEGRA,
+        'f"nvgpu {name} failed:',
+        'f"nvgpu failed:',
+        "every_call",
+    ),
+    Mutation("a second device opens", TEGRA, "if device_id != 0:", "if False:", "default"),
+    Mutation(
+        "EACCES says nothing of groups",
+        TEGRA,
+        "except PermissionError as e:",
+        "except BlockingIOError as e:",
+        "no_access",
+    ),
+    Mutation(
+        "flags are not checked",
+        TEGRA,
+        "if not self.chars.flags & flag]",
+        "if False]",
+        "missing_flag",
+    ),
+    Mutation(
+        "address space without UNIFIED_VA",
+        TEGRA,
+        "flags=nvgpu.NVGPU_GPU_IOCTL_ALLOC_AS_FLAGS_UNIFIED_VA",
+        "flags=0",
+        "opens_by_name",
+    ),
+    Mutation(
+        "subcontext on another address space",
+        TEGRA,
+        'as_fd=self.fds["as"].fd',
+        'as_fd=self.fds["tsg"].fd',
+        "opens_by_name",
+    ),
+    Mutation(
+        "channel gets no address space",
+        TEGRA,
+        'self.ioctl("AS_BIND_CHANNEL"',
+        '(lambda *a, **k: None)("AS_BIND_CHANNEL"',
+        "opens_by_name",
+    ),
+    Mutation(
+        "watchdog stays on",
+        TEGRA,
+        "wdt_status=nvgpu.NVGPU_IOCTL_CHANNEL_DISABLE_WDT",
+        "wdt_status=2",
+        "opens_by_name",
+    ),
+    Mutation(
+        "channel is not deterministic",
+        TEGRA,
+        "NVGPU_CHANNEL_SETUP_BIND_FLAGS_DETERMINISTIC | nvgpu.",
+        "NVGPU_CHANNEL_SETUP_BIND_FLAGS_USERMODE_SUPPORT | nvgpu.",
+        "opens_by_name",
+    ),
+    Mutation(
+        "ring and USERD exchanged",
+        TEGRA,
+        "gpfifo_dmabuf_fd=ring_fd.fd",
+        "gpfifo_dmabuf_fd=userd_fd.fd",
+        "opens_by_name",
+    ),
+    Mutation(
+        "compute channel without its class",
+        TEGRA,
+        "class_num=self.compute_class if compute else",
+        "class_num=self.dma_class if compute else",
+        "opens_by_name",
+    ),
+    Mutation("notifier is the ring", TEGRA, "mem=notifier_fd.fd", "mem=ring_fd.fd", "fault"),
+    Mutation(
+        "GPGet and GPPut exchanged",
+        TEGRA,
+        'for reg in ("GPGet", "GPPut"))',
+        'for reg in ("GPPut", "GPGet"))',
+        "opens_by_name",
+    ),
+    Mutation(
+        "ring is taken for twice as long",
+        TEGRA,
+        '"entries_count": GPFIFO_ENTRIES',
+        '"entries_count": 2 * GPFIFO_ENTRIES',
+        "overrun",
+    ),
+    Mutation(
+        "doorbell rings another channel",
+        TEGRA,
+        '"token": bound.work_submit_token',
+        '"token": bound.work_submit_token + 1',
+        "opens_by_name",
+    ),
+    Mutation(
+        "nvmap handles stay",
+        TEGRA,
+        'finally: self.ioctl("NVMAP_FREE", self.fds["nvmap"], nvgpu.NVMAP_IOC_FREE, ctypes.c_int32(handle).value)',
+        "finally: pass",
+        "opens_by_name or closed_device",
+    ),
+    Mutation(
+        "handles passed unsigned", TEGRA, "ctypes.c_int32(handle).value", "handle", "opens_by_name"
+    ),
+    Mutation(
+        "another heap",
+        TEGRA,
+        "heap_mask=nvgpu.NVMAP_HEAP_IOVMM",
+        "heap_mask=1 << 31",
+        "opens_by_name",
+    ),
+    Mutation(
+        "dmabuf descriptors stay open",
+        TEGRA,
+        "collided.append((fd, va:=self._map_gpu(fd)))",
+        "collided.append((fd, va:=self._map_gpu(fd))); self.object_fds = [*getattr(self, 'object_fds', []), fd]",
+        "descriptors",
+    ),
+    Mutation(
+        "MAP_FIXED replaces what is there",
+        TEGRA,
+        "mmap.MAP_SHARED | MAP_FIXED_NOREPLACE",
+        "mmap.MAP_SHARED | 0x10",
+        "process_uses",
+    ),
+    Mutation(
+        "an address is not asked for",
+        TEGRA,
+        "fd.mmap(va, mapped,",
+        "fd.mmap(0, mapped,",
+        "opens_by_name",
+    ),
+    Mutation("the buffer itself is unmapped", TEGRA, "      collided.pop()\n", "", "opens_by_name"),
+    Mutation(
+        "collisions stay mapped",
+        TEGRA,
+        "for _, other in collided: self._unmap_gpu(other)",
+        "pass",
+        "process_uses",
+    ),
+    Mutation(
+        "size of a buffer is that of its pages",
+        TEGRA,
+        "self.buffers[va] = HCQBuffer(va, size, view",
+        "self.buffers[va] = HCQBuffer(va, mapped, view",
+        "staging",
+    ),
+    Mutation(
+        "free leaves the GPU's mapping",
+        TEGRA,
+        "    self._unmap_gpu(int(mem.va_addr))\n",
+        "",
+        "descriptors",
+    ),
+    Mutation(
+        "free leaves the CPU's mapping",
+        TEGRA,
+        "    FileIOInterface.munmap(int(mem.va_addr), round_up(mem.size, mmap.PAGESIZE))\n",
+        "",
+        "descriptors",
+    ),
+    Mutation(
+        "close leaves descriptors",
+        TEGRA,
+        "    while self.fds: self.fds.popitem()\n",
+        "",
+        "closed_device or opens_by_name",
+    ),
+    Mutation(
+        "close leaves the doorbell",
+        TEGRA,
+        "    if self.doorbell_addr: FileIOInterface.munmap(self.doorbell_addr, 0x10000)\n",
+        "",
+        "closed_device or opens_by_name",
+    ),
+    Mutation(
+        "a closed device is used",
+        TEGRA,
+        'self.dev.error_state = RuntimeError(f"{self.dev.device} is closed")',
+        "pass",
+        "closed_device",
+    ),
+    Mutation(
+        "signals go with the device",
+        TEGRA,
+        "for page in HCQCompiled.signal_pages.pop(self.peer_group, []):",
+        "for page in []:",
+        "graphs_and_jit",
+    ),
+    Mutation(
+        "signal pages of a closed device are shared",
+        TEGRA,
+        'self.peer_group = f"NV {next(TegraIface.opened)}"',
+        'self.peer_group = "NV"',
+        "closed_device",
+    ),
+    Mutation(
+        "foreign buffers map silently",
+        TEGRA,
+        "if mem.owner is not self.dev: raise",
+        "if False: raise",
+        "foreign",
+    ),
+    Mutation(
+        "no barrier at all",
+        TEGRA,
+        "self.memory_barrier = store_barrier()",
+        "self.memory_barrier = lambda: None",
+        "in_order",
+    ),
+    Mutation(
+        "no barrier before GPPut",
+        NV,
+        "    dev.memory_barrier() # the GPU may read GPPut before the doorbell, the entry has to be there\n",
+        "",
+        "in_order",
+    ),
+    Mutation(
+        "no barrier before the doorbell",
+        NV,
+        "    dev.memory_barrier()\n    dev.gpu_mmio",
+        "    dev.gpu_mmio",
+        "in_order",
+    ),
+    Mutation("inner-shareable barrier", TEGRA, "0xd5033e9f", "0xd5033bbf", "aarch64"),
+    Mutation(
+        "start without a barrier",
+        TEGRA,
+        'except OSError as e: raise RuntimeError(f"TegraIface needs a store barrier, executable memory is refused: {e}") from e',
+        "except OSError: return lambda: None",
+        "aarch64",
+    ),
+    Mutation("ring is not looked at", NV, "    gpfifo.wait_for_slot(dev)\n", "", "overrun"),
+    Mutation(
+        "ring is full one entry late",
+        NV,
+        "while self.gpget[0] == (self.put_value + 1) % self.entries_count:",
+        "while self.gpget[0] == (self.put_value + 2) % self.entries_count and False:",
+        "overrun",
+    ),
+    Mutation(
+        "releases in the QMD", TEGRA, "qmd_release = False", "qmd_release = True", "late_consumer"
+    ),
+    Mutation(
+        "copies through staging",
+        TEGRA,
+        "unified_memory, has_pma = True, False",
+        "unified_memory, has_pma = False, False",
+        "staging",
+    ),
+    Mutation(
+        "staging without a copy queue",
+        NV,
+        "batch_cnt=0, supports_copy_from_disk",
+        "supports_copy_from_disk",
+        "staging",
+    ),
+    Mutation(
+        "no wait before local memory grows",
+        NV,
+        "not wait for the timeline.\n    self.synchronize()\n",
+        "not wait for the timeline.\n",
+        "recycled",
+    ),
+    Mutation(
+        "size per TPC of what was refused",
+        NV,
+        "local_mem_tpc_bytes=tpc_bytes(self.slm_per_thread))",
+        "local_mem_tpc_bytes=tpc_bytes(round_up(required, 32)))",
+        "cannot_grow",
+    ),
+    Mutation(
+        "PMA is asked for",
+        TEGRA,
+        "unified_memory, has_pma = True, False",
+        "unified_memory, has_pma = True, True",
+        "pma",
+    ),
+    Mutation(
+        "notifier is not read while waiting",
+        TEGRA,
+        "if any(self._notification(name).status == 0xffff for name in self.notifiers):",
+        "if False:",
+        "at_once",
+    ),
+    Mutation(
+        "SM records are not read",
+        TEGRA,
+        "for sm_id in range(self.num_sms):",
+        "for sm_id in range(0):",
+        "names_kernel",
+    ),
+    Mutation(
+        "notifier code from the wrong field",
+        TEGRA,
+        "NOTIFIER.get(n.info32,",
+        "NOTIFIER.get(n.info16,",
+        "names_kernel",
+    ),
+    Mutation(
+        "programs are not known",
+        NV,
+        "    self.dev.programs[self.lib_gpu.va_addr] = self\n",
+        "",
+        "names_kernel",
+    ),
+    Mutation(
+        "report without the cause",
+        NV,
+        "[str(self.error_state), *self.iface.fault_report()]",
+        "self.iface.fault_report()",
+        "keeps_its_message",
+    ),
+    Mutation(
+        "arguments do not wait",
+        HCQ,
+        "    self.dev.timeline_signal.wait(min(max(self.last_use[first:last+1]), submitted))\n",
+        "",
+        "rings",
+    ),
+    Mutation(
+        "arguments wait for one launch less",
+        HCQ,
+        "before_next_timeline=True)",
+        "before_next_timeline=False)",
+        "rings",
+    ),
+    Mutation(
+        "case of names matters",
+        HCQ,
+        "i.__name__[:-5].upper(), t.interface.upper()",
+        "i.__name__[:-5], t.interface",
+        "opens_by_name",
+    ),
+    Mutation(
+        "other interfaces' errors are shown",
+        HCQ,
+        'if getattr(i, "is_present", bool)()]',
+        "if False]",
+        "default",
+    ),
+)
+
+
+def run_tests(package: Path, expression: str, timeout: float = TIMEOUT) -> bool:
+    """Whether the Tegra tests that match pass on the package in this folder."""
+    tests = sorted(str(p) for p in (REPOSITORY / "tests/patches").glob("test_tegra_*.py"))
+    select = ["-k", expression] if expression else []
+    environment = os.environ | {"PYTHONPATH": f"{package}:{REPOSITORY}"}
+    environment.pop("SERIES_TREE", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *select, *tests],
+            env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=timeout,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return False
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"pytest -k {expression!r}: exit {done.returncode}\n{done.stdout[-800:]}")
+    return done.returncode == 0
+
+
+def judge(mutation: Mutation, tree: Path, scratch: Path, thorough: bool) -> str:
+    """'caught', 'survived' or 'does not apply'."""
+    package = Path(tempfile.mkdtemp(dir=scratch))
+    try:
+        shutil.copytree(tree / "tinygrad", package / "tinygrad", copy_function=os.link,
+                        ignore=shutil.ignore_patterns("__pycache__"))  # fmt: skip
+        target = package / mutation.file
+        text = target.read_text()
+        if text.count(mutation.old) != 1:
+            return "does not apply"
+        target.unlink()  # the tree's own file has another link to it
+        target.write_text(text.replace(mutation.old, mutation.new))
+        if not run_tests(package, mutation.tests):
+            return "caught"
+        if thorough and not run_tests(package, "", 4 * TIMEOUT):
+            return "caught"
+        return "survived"
+    finally:
+        shutil.rmtree(package)
+
+
+def main() -> int:
+    """Judge all mutations; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("tree", type=Path, help="a tree with all patches (tools/series checkout)")
+    parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
+    parser.add_argument("--only", default="", help="mutations whose name contains this")
+    parser.add_argument(
+        "--quick", action="store_true", help="run only the tests that ought to fail"
+    )
+    options = parser.parse_args()
+    if not (options.tree / TEGRA).is_file():
+        parser.error(f"{options.tree}: has no {TEGRA}; make it with tools/series checkout")
+    chosen = [m for m in MUTATIONS if options.only in m.what]
+    results: dict[str, str] = {}
+    with (
+        tempfile.TemporaryDirectory(dir=options.tree.resolve().parent) as scratch,
+        ThreadPoolExecutor(options.jobs) as pool,
+    ):
+
+        def one(mutation: Mutation) -> None:
+            start = time.monotonic()
+            verdict = judge(mutation, options.tree, Path(scratch), not options.quick)
+            results[mutation.what] = verdict
+            print(f"{verdict:15} {time.monotonic() - start:5.0f} s  {mutation.what}", flush=True)
+
+        list(pool.map(one, chosen))
+    caught = sum(verdict == "caught" for verdict in results.values())
+    print(f"\n{caught} of {len(results)} caught")
+    for what, verdict in results.items():
+        if verdict != "caught":
+            print(f"- {what}: {verdict}")
+    stale = any(verdict == "does not apply" for verdict in results.values())
+    return int(stale or caught < WANTED * len(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
