@@ -98,7 +98,7 @@ def _knob_options(command: Command) -> Command:
 @click.option("--cooldown", type=float, metavar="CELSIUS", help="wait before each sample")
 @click.option(
     "--textfile",
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, readable=False),
     metavar="DIR",
     help="write the figures for node_exporter's textfile collector",
 )
