@@ -18,27 +18,13 @@ let
       )
     )
   );
-
-  # GNU patch takes the blob name 0 for a file that is not there yet, and refuses to change it. The
-  # line tells nothing else.
-  blobNames = "index 000000000000..000000000000";
-  withoutBlobNames =
-    builtins.replaceStrings
-      [
-        "\n${blobNames} 100644\n"
-        "\n${blobNames}\n"
-      ]
-      [
-        "\n"
-        "\n"
-      ];
 in
 {
   # { name, version, sha256 } of the sdist on PyPI.
   inherit base names;
 
   # In the order in which they apply.
-  patches = map (name: builtins.toFile name (withoutBlobNames (read name))) names;
+  patches = map (name: folder + "/${name}") names;
 
   # SHA-256 over base.json, the series file and each patch in order, in hex.
   inherit hash;

@@ -107,7 +107,7 @@ def _read_commit(tree: Path, commit: str, last_number: str) -> Patch:
         "--unified=3", "--abbrev=12", "--src-prefix=a/", "--dst-prefix=b/", commit, what=where,
     )  # fmt: skip
     # Blob names in "index" lines say nothing that the hunks do not, and grow with the repository.
-    diff = re.sub(r"(?m)^index [0-9a-f]+\.\.[0-9a-f]+", _zero_index, diff)
+    diff = re.sub(r"(?m)^index [0-9a-f]+\.\.[0-9a-f]+( \d+)?\n", "", diff)
     named = re.search(rf"(?m)^{_NAME_TRAILER}: (\S+)\n?", text)
     if named:
         file = named[1]
@@ -116,10 +116,6 @@ def _read_commit(tree: Path, commit: str, last_number: str) -> Patch:
         subject = text.split("\n", 1)[0].lower()
         file = f"{int(last_number) + 1:04}-{re.sub('[^a-z0-9]+', '-', subject).strip('-')}.patch"
     return make_patch(file, author, text, diff)
-
-
-def _zero_index(match: re.Match[str]) -> str:
-    return re.sub(r"[0-9a-f]{7,}", "0" * 12, match[0])
 
 
 def write_patches(series: Series, patches: list[Patch]) -> list[str]:
