@@ -13,7 +13,6 @@ import cuda_emulation
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 from tinygrad.engine.realize import run_linear
-from tinygrad.llm.kernels import nv
 from tinygrad.uop.ops import Ops, UOp
 
 nv: Any
