@@ -177,26 +177,45 @@ say(big=bool((big.numpy() == 2).all()), at=[(v, b.size) for v, b in d.iface.buff
 
 
 def test_addresses_that_the_process_uses(tegra: Tegra) -> None:  # noqa: F811
-    # --place low hands out addresses from 0x200000 up: the process holds what comes next.
+    # The kernel hands out the address that was freed last, and the process has taken it.
     run = tegra(
         """
 import mmap
 from tinygrad.runtime.autogen import libc
-d = Device["NV"]
-last = max(va + b.size for va, b in d.iface.buffers.items())
-at = (last + 0xffff) & ~0xffff
-held = libc.mmap(at, 1 << 20, 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000, -1, 0)
-ctypes.memset(held, 7, 1 << 20)
-bufs = [d.allocator.alloc(0x10000, BufferSpec(nolru=True)) for _ in range(24)]
+d, options = Device["NV"], BufferSpec(nolru=True)
+probe = d.allocator.alloc(0x10000, options)
+at = int(probe.va_addr)
+d.allocator.free(probe, 0x10000, options)
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x100000  # MAP_FIXED_NOREPLACE
+held = libc.mmap(at, 0x10000, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+ctypes.memset(held, 7, 0x10000)
+bufs = [d.allocator.alloc(0x10000, options) for _ in range(3)]
 for buf in bufs: ctypes.memset(int(buf.va_addr), 1, buf.size)
-say(held=held, at=at, kept=ctypes.string_at(held, 1 << 20) == bytes([7]) * (1 << 20),
-    outside=all(not held <= b.va_addr < held + (1 << 20) for b in bufs))
-libc.munmap(held, 1 << 20)
-for buf in bufs: d.allocator.free(buf, 0x10000, BufferSpec(nolru=True))
+say(held=held == at, kept=ctypes.string_at(held, 0x10000) == bytes([7]) * 0x10000,
+    outside=all(b.va_addr != at for b in bufs))
+libc.munmap(held, 0x10000)
+for buf in bufs: d.allocator.free(buf, 0x10000, options)
 """,
-        *("--place", "low"),
+        *("--place", "reuse"),
     )
-    assert run.said["held"] == run.said["at"] and run.said["kept"] and run.said["outside"]
+    assert run.said == {"held": True, "kept": True, "outside": True}
+    assert run.calls("ioctl AS_UNMAP_BUFFER") >= 5  # 4 buffers, and the address that collided
+
+
+def test_freed_memory_goes_back(tegra: Tegra) -> None:  # noqa: F811
+    # Python's own fcntl.ioctl takes an integer argument as a C int and raises OverflowError above.
+    run = tegra("""
+real, big = fcntl.ioctl, []
+def checked(fd, request, arg=0):
+    if isinstance(arg, int) and not -1 << 31 <= arg < 1 << 31: big.append(arg)
+    return real(fd, request, arg)
+fcntl.ioctl = checked
+d, options = Device["NV"], BufferSpec(nolru=True)
+for _ in range(64): d.allocator.free(d.allocator.alloc(1 << 20, options), 1 << 20, options)
+say(big=big)
+""")
+    assert run.said["big"] == []
+    assert run.report["peak_bytes"] < 40 << 20
 
 
 def test_ring_is_not_overrun(tegra: Tegra) -> None:  # noqa: F811
