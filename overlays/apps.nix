@@ -49,6 +49,8 @@ let
     llama-bench = orinbench "llama-bench" "Measure tinygrad and llama.cpp on one GGUF, interleaved in one run";
     check = orinbench "check" "Compare tinygrad's and llama.cpp's tokens and logits with a reference";
     compare = orinbench "compare" "Say whether one result is faster than another, with confidence";
+    profile = orinbench "profile" "Say where the time of a token and of a prompt goes, kernel by kernel";
+    sass = orinbench "sass" "Compile every kernel of a model for sm_87 and say what limits it on an Orin";
     synth = orinbench "synth" "Write a synthetic GGUF of a named shape";
 
     nvgpusim = app {

@@ -9,6 +9,8 @@ from orinbench.check_command import check_command
 from orinbench.compare import compare_command
 from orinbench.errors import BenchError
 from orinbench.llama_bench import llama_bench_command
+from orinbench.profile import profile_command
+from orinbench.sass import sass_command
 from orinbench.synth import synth_command
 
 
@@ -21,6 +23,8 @@ orinbench.add_command(llama_bench_command)
 orinbench.add_command(synth_command)
 orinbench.add_command(check_command)
 orinbench.add_command(compare_command)
+orinbench.add_command(profile_command)
+orinbench.add_command(sass_command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

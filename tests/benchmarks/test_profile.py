@@ -67,10 +67,8 @@ def test_tables_sum_and_compare_with_the_wall_clock() -> None:
     sections = grouped(read_log(LOG.splitlines()))
     assert list(sections) == ["prompt of 512", "token"]
     token = {c.kind: c for c in sections["token"]}
-    assert (token["GEMV qkv Q4_K_Q6_K"].count, token["GEMV qkv Q4_K_Q6_K"].seconds) == (
-        2,
-        pytest.approx(40e-6),
-    )
+    assert token["GEMV qkv Q4_K_Q6_K"].count == 2
+    assert token["GEMV qkv Q4_K_Q6_K"].seconds == pytest.approx(40e-6)
     text = markdown(Profile("m.gguf", "CUDA", sections, {"token": 1e-3}, 400e9))
     # 8 MB in 40 us are 200 GB/s, half of the copy bandwidth
     assert "| GEMV qkv Q4_K_Q6_K | 2 | 40.0 | 20.00 | 8.0 | 200 | 50.0 % | 2.6 % |" in text

@@ -1,6 +1,8 @@
 """`orinbench sass`: main loops out of disassembly, occupancy, limits, missing tools."""
 
+import importlib.util
 import json
+import shutil
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -84,8 +86,8 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_tools_or_kernels_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sass.shutil, "which", lambda name: None)
-    monkeypatch.setattr(sass.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchError, match="pip install nvidia-cuda-nvdisasm"):
         sass._tool("nvdisasm")
     with pytest.raises(BenchError, match="false: no message"):

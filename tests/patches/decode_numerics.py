@@ -1,26 +1,22 @@
 """What the tests of the decode kernels share: buffers, packed weights, float64 references."""
 
-import sys
-from pathlib import Path
+import importlib
+import importlib.util
 from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
-
-sys.path.insert(0, str(Path(__file__).parent))
-import cuda_emulation
+from tests.patches import cuda_emulation
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 from tinygrad.engine.realize import run_linear
 from tinygrad.uop.ops import Ops, UOp
 
-nv: Any
-try:
-    from tinygrad.llm.kernels import nv
-except ImportError:  # without the patch each test fails, not only the import of all
-    nv = None
-else:
+nv: Any = None
+# Without the patch each test fails, not only the import of all.
+if importlib.util.find_spec("tinygrad.llm.kernels"):
+    nv = importlib.import_module("tinygrad.llm.kernels.nv")
     cuda_emulation.install()
 
 Array = NDArray[Any]
@@ -32,12 +28,12 @@ DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "u2": dt
 def buffer(a: Array) -> Any:
     a = np.ascontiguousarray(a)
     dtype = DTYPES["u2" if a.dtype == np.float16 else a.dtype.str[1:]]
-    return Buffer("EMU", a.size, dtype).allocate().copyin(memoryview(a.view(np.uint8)).cast("B"))
+    return Buffer("EMU", a.size, dtype).allocate().copyin(a.view(np.uint8).data.cast("B"))
 
 
 def read(b: Any, dtype: Any = np.float32) -> Array:
     out = np.empty(b.nbytes // np.dtype(dtype).itemsize, dtype)
-    b.copyout(memoryview(out).cast("B"))
+    b.copyout(out.data.cast("B"))
     return out
 
 
@@ -75,7 +71,8 @@ def adversarial_weights(typ: int, rows: int, cols: int) -> Array:
 
 
 def dequantized(typ: int, w: Array) -> Array:
-    return quants.dequantize(w, GGMLQuantizationType(typ)).astype(np.float64)
+    found: Array = quants.dequantize(w, GGMLQuantizationType(typ)).astype(np.float64)
+    return found
 
 
 def weight(typ: int, w: Array, cols: int) -> Any:

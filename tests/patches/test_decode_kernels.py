@@ -4,15 +4,11 @@ They run as CUDA C on the CPU (`cuda_emulation`), so no GPU is needed; the same 
 GPU compiles.
 """
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from decode_numerics import (
+from tests.patches.decode_numerics import (
     HEADS,
     Q4_K,
     Q5_K,

@@ -11,7 +11,6 @@ import pytest
 from tests.patches.conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
-sys.path.insert(0, str(Path(__file__).parent))
 from gguf import GGUFReader
 
 from orinbench.model import open_model
@@ -24,7 +23,7 @@ PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 @pytest.fixture
 def load(tmp_path: Path, clang: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Load the tiny model of a quantization on the emulated GPU; also its float64 reference."""
-    import cuda_emulation
+    from tests.patches import cuda_emulation
     from tinygrad import Context
 
     cuda_emulation.install()
@@ -43,7 +42,7 @@ def load(tmp_path: Path, clang: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 def logits(model: Any) -> Any:
     out = np.empty(model.fused.logits.size, np.float32)
-    model.fused.logits.copyout(memoryview(out).cast("B"))
+    model.fused.logits.copyout(out.data.cast("B"))
     return out.astype(np.float64)
 
 
@@ -100,7 +99,7 @@ def test_a_chunk_leaves_what_its_tokens_leave(load: Any) -> None:
         for cache in caches:
             dtype = {2: np.float16, 4: np.float32}[cache.dtype.itemsize]  # 0011 halves it
             out = np.empty(cache.size, dtype)
-            cache.copyout(memoryview(out).cast("B"))
+            cache.copyout(out.data.cast("B"))
             shape = (2, 2, 128, 64)
             kept.append(out.reshape(shape)[:, :, : len(PROMPT)].astype(np.float64))
         return logits(model), kept

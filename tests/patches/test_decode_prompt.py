@@ -1,14 +1,10 @@
 """0014: the kernels of a chunk of a prompt, one by one, against float64."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from decode_numerics import (
+from tests.patches.decode_numerics import (
     HEADS,
     Q4_K,
     Q5_K,
