@@ -9,67 +9,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 
-from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad import Device
 from tinygrad.llm.model import Transformer
 
+from orinbench.copy_bandwidth import copy_bandwidth
+
 _WARM_TOKENS, _TIMED_TOKENS = 4, 32
-_COPY_BYTES, _COPIES = 512 << 20, 4
-
-
-def bandwidth() -> float:
-    """Return bytes per second of a copy of 512 MiB, read and written; the best of eight rounds.
-
-    On CUDA and NV the copy is a kernel of 16-byte accesses: what tinygrad generates for a copy
-    reaches less than half of an H200's bandwidth. Elsewhere it is tinygrad's `out = in + 1`.
-    """
-    source = Tensor.full((_COPY_BYTES // 4,), 1.0, dtype=dtypes.float32).contiguous().realize()
-    device = Device[Device.DEFAULT]
-    if Device.DEFAULT in ("CUDA", "NV"):
-        run = _copy_kernel(source)
-    else:
-        copy = TinyJit(lambda tensor: (tensor + 1).realize())
-
-        def run() -> None:
-            copy(source)
-
-    best = 0.0
-    for _ in range(8):
-        device.synchronize()
-        start = time.perf_counter()
-        for _ in range(_COPIES):
-            run()
-        device.synchronize()
-        best = max(best, 2 * _COPIES * _COPY_BYTES / (time.perf_counter() - start))
-    return best
-
-
-def _copy_kernel(source: Tensor) -> Callable[[], None]:
-    """Return a function that launches the copy; needs the patched tinygrad's kernels."""
-    from tinygrad.device import Buffer
-    from tinygrad.engine.realize import run_linear
-    from tinygrad.llm.kernels import nv
-    from tinygrad.renderer import Estimates
-    from tinygrad.uop.ops import Ops, UOp
-
-    blocks, threads, unroll = 8 * nv.multiprocessors(Device.DEFAULT), 256, 8
-    step = blocks * threads
-    each = f"#pragma unroll\n  for (int j = 0; j < {unroll}; j++) if (i + j * {step} < n)"
-    code = (
-        f"  const u64 n = {_COPY_BYTES // 16}ull;\n"
-        f"  u64 i = blockIdx.x * {threads}ull + threadIdx.x;\n"
-        f"  for (; i < n; i += {step * unroll}ull) {{\n  int4 v[{unroll}];\n"
-        f"{each} v[j] = in[i + j * {step}];\n{each} out[i + j * {step}] = v[j];\n  }}"
-    )
-    kernel = nv.Kernel(
-        *("copy_bandwidth", "int4* out, const int4* in", code),
-        *((blocks, 1, 1), threads, (0,), Estimates(0, 2 * _COPY_BYTES, 2 * _COPY_BYTES)),
-    )
-    out = Buffer(Device.DEFAULT, _COPY_BYTES // 4, dtypes.float32).allocate()
-    call = nv.program(Device.DEFAULT, kernel).call(UOp.from_buffer(out), source.uop.base)
-    linear = UOp(Ops.LINEAR, dtypes.void, (call,))
-    return lambda: run_linear(linear, jit=True)
+_COPY_BYTES, _COPY_ROUNDS = 512 << 20, 8
 
 
 def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
@@ -115,7 +62,7 @@ def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
         json.dumps(
             {
                 "device": Device.DEFAULT,
-                "bandwidth": bandwidth(),
+                "bandwidth": 1e9 * max(copy_bandwidth(_COPY_BYTES, _COPY_ROUNDS)),
                 "wall": {
                     "token": statistics.median(times),
                     f"prompt of {n_prompt}": statistics.median(chunks),

@@ -11,14 +11,15 @@ import resource
 import time
 from typing import Any
 
-from tinygrad import Device, Tensor, TinyJit, dtypes
+from tinygrad import Device, Tensor, dtypes
 from tinygrad.device import Buffer, Compiler
 from tinygrad.helpers import CPU_COUNT, GlobalCounters
 from tinygrad.llm.model import Transformer
 
 from orinbench import protocol
+from orinbench.copy_bandwidth import copy_bandwidth
 from orinbench.device_info import gpu_driver, gpu_name, package_version
-from orinbench.tinygrad_paths import DecodePath, JitPath, decode_path
+from orinbench.tinygrad_paths import DecodePath, decode_path
 
 
 class CompileMeter:
@@ -130,19 +131,8 @@ class TinygradRunner:
         )
 
     def measure_bandwidth(self, n_bytes: int, repetitions: int) -> protocol.Bandwidth:
-        """Time `out = in + 1` over fp32: it reads `n_bytes` and writes as many."""
-        source = Tensor.full((n_bytes // 4,), 1.0, dtype=dtypes.float32).contiguous().realize()
-        copy = TinyJit(lambda tensor: (tensor + 1).realize())
-        for _ in range(JitPath.calls_to_capture + 1):
-            copy(source)
-        self._synchronize()
-        samples = []
-        for _ in range(repetitions):
-            start = time.perf_counter_ns()
-            copy(source)
-            self._synchronize()
-            samples.append(2 * n_bytes / (time.perf_counter_ns() - start))
-        return protocol.Bandwidth(n_bytes, samples)
+        """Time copies of `n_bytes` on the device."""
+        return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
     def load(self, model: str, max_context: int) -> protocol.Loaded:
         """Load the GGUF file; its weights stay packed as tinygrad keeps them.
