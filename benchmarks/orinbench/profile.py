@@ -13,6 +13,7 @@ import click
 
 from orinbench.errors import BenchError
 from orinbench.profile_log import KernelTime, read_log
+from orinbench.tinygrad_backend import probe_device
 
 _DEVICES = ("NV", "CUDA", "CPU")
 
@@ -74,6 +75,16 @@ def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str,
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise BenchError(f"{model}: profiling on {env['DEV']} failed: {last}")
     return done.stdout
+
+
+def _first_that_opens() -> str:
+    why = {}
+    for device in _DEVICES:
+        reason = probe_device(device)
+        if reason is None:
+            return device
+        why[device] = reason
+    raise BenchError("profile: no device opens: " + "; ".join(f"{d}: {r}" for d, r in why.items()))
 
 
 def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
@@ -167,7 +178,11 @@ def load(path: Path) -> Profile:
 
 @click.command("profile")
 @click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False))
-@click.option("--device", type=click.Choice(_DEVICES), help="tinygrad's device [DEV, else NV]")
+@click.option(
+    "--device",
+    type=click.Choice(_DEVICES),
+    help="tinygrad's device [DEV, else the first that opens]",
+)
 @click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
 @click.option("-d", "--n-depth", default=0, type=click.IntRange(0), help="tokens before them [0]")
 @click.option("--log", type=click.Path(exists=True, dir_okay=False), help="read a DEBUG=2 log")
@@ -205,6 +220,6 @@ def profile_command(
             raise BenchError(f"{log}: holds no kernel times; run tinygrad with DEBUG=2")
         result = Profile(log, "log", sections)
     else:
-        chosen = device or os.environ.get("DEV") or "NV"
+        chosen = device or os.environ.get("DEV") or _first_that_opens()
         result = measure(Path(str(model)), chosen, n_prompt, n_depth)
     click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))

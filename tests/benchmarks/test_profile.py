@@ -132,3 +132,14 @@ def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert set(result["sections"]) == {"prompt of 9", "token"} == set(result["wall"])
     assert result["bandwidth"] > 1e8
     assert sum(c["count"] for c in result["sections"]["token"]) > 10
+
+
+def test_without_a_device_it_takes_the_first_that_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from orinbench import profile
+
+    opens = {"NV": "no such device", "CUDA": None, "CPU": None}
+    monkeypatch.setattr(profile, "probe_device", opens.__getitem__)
+    assert profile._first_that_opens() == "CUDA"
+    opens["CUDA"] = opens["CPU"] = "no compiler"
+    with pytest.raises(BenchError, match="no device opens: NV: no such device; CUDA: no compiler"):
+        profile._first_that_opens()
