@@ -7,7 +7,7 @@ PYTEST_FLAGS ?= -n 2
 # Sizes that a CPU finishes in minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
 BENCH_FLAGS ?= -p 32 -n 32 -r 6
 
-.PHONY: bench test lint types unit verify upstream-tests telemetry-demo clean
+.PHONY: bench test lint types unit verify upstream-tests mutations telemetry-demo clean
 
 bench: .venv/.bench
 	$(BIN)/orinbench llama-bench $(BENCH_FLAGS)
@@ -27,6 +27,17 @@ unit: .venv/.dev
 verify: .venv/.dev
 	$(BIN)/python tools/series verify
 	$(BIN)/python tools/series status --check
+
+# tinygrad's own tests on the simulated Orin: UPSTREAM is a checkout of tinygrad at v0.13.0.
+upstream-tests: .venv/.dev
+	@test -d '$(UPSTREAM)' || { echo "make: UPSTREAM='$(UPSTREAM)' is no folder: want a checkout of tinygrad at v0.13.0" >&2; exit 2; }
+	$(BIN)/python -m pip install --quiet torch pillow
+	$(BIN)/python tests/patches/upstream.py '$(UPSTREAM)'
+
+# TegraIface broken in one place at a time: do its tests notice?
+mutations: .venv/.dev
+	rm -rf build/mutations && tools/series checkout build/mutations
+	$(BIN)/python tests/patches/mutations.py build/mutations
 
 telemetry-demo: .venv/.dev
 	$(BIN)/python -m exporter.demo

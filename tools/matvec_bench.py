@@ -9,6 +9,8 @@ It measures the tinygrad that Python imports, on the device that DEV names (CUDA
 It needs tinygrad and numpy alone, so that it runs where only a checkout of the series can be had:
 
     PYTHONPATH=PATCHED DEV=CUDA python3 tools/matvec_bench.py gemv
+
+One file, and therefore long: it is carried to machines that have nothing else of this repository.
 """
 
 from __future__ import annotations

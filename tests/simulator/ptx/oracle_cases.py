@@ -3,6 +3,7 @@
 
 `record_oracle.py` runs them on a GPU, `test_oracle.py` on the interpreter. Inputs come from SHAKE
 (the same bytes for ever), corner values first: every pair of them, then random bit patterns.
+Long because it is a table.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 # ruff: noqa: E501 - PTX stays one instruction a line
-"""What a thread may and may not do: control flow, barriers, spaces, warps, messages."""
+"""What a thread may and may not do: control flow, barriers, spaces, warps, messages.
+
+Long because each case carries its PTX.
+"""
 
 from __future__ import annotations
 
