@@ -227,7 +227,8 @@ release_later(block, 2.0)
 for i in range(1, 1501): d.hw_compute_queue_t().signal(count, i).submit(d)
 count.wait(1500)
 d.synchronize()
-say(entries=d.compute_gpfifo.entries_count, put=d.compute_gpfifo.put_value)
+rings = [d.compute_gpfifo, *([d.dma_gpfifo] if hasattr(d, "dma_gpfifo") else [])]
+say(entries=d.compute_gpfifo.entries_count, put=sum(r.put_value for r in rings))
 """)
     assert run.said["entries"] < 1500 < run.said["put"]
     assert run.report["execution"]["entries"] == run.said["put"]
