@@ -67,10 +67,11 @@ def test_what_differs_between_the_machines_is_said(
     recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = make_records(recorded_run({"tinygrad:CPU": {TG: [1.0] * 6}}))
+    records[0]["environment"]["tinygrad_series"] = "ba9876543210"
     before = saved(tmp_path / "a.json", records)
     records[0]["environment"]["tinygrad_series"] = "0123456789ab"
     assert run(str(before), str(saved(tmp_path / "b.json", records))) == 0
-    assert "differs: tinygrad_series: None -> 0123456789ab" in capsys.readouterr().out
+    assert "differs: tinygrad_series: ba9876543210 -> 0123456789ab" in capsys.readouterr().out
 
 
 def test_llama_cpps_own_results_can_be_compared(

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,8 +81,12 @@ def test_what_is_written_is_read_back(
             assert abs(weights.mean() - 1) < 0.05
         else:
             assert tensor.tensor_type == QUANTS[quant].type_of(tensor.name, shape)
-            assert weights.std() == pytest.approx(shape.weight_std, rel=0.1)
-            assert abs(weights.mean()) < 0.05 * shape.weight_std
+            # Every block draws its scale, so few blocks vary: five times the spread over seeds
+            # of the std and the mean of one block (of one weight where there are no blocks).
+            blocks = weights.size / GGML_QUANT_SIZES[tensor.tensor_type][0]
+            of_std, of_mean = (1.7, 1.4) if blocks < weights.size else (3.2, 4.8)
+            assert abs(weights.std() / shape.weight_std - 1) < 0.02 + of_std / blocks**0.5
+            assert abs(weights.mean() / shape.weight_std) < 0.01 + of_mean / blocks**0.5
     shutil.rmtree(directory)
 
 

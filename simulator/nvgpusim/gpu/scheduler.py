@@ -97,7 +97,7 @@ class Gpu:
     def ring_doorbell(self, token: int) -> None:
         """A doorbell: note what was published and wake the consumer."""
         with self._wake:
-            for channel in self.channels.values():
+            for channel in list(self.channels.values()):
                 if channel.port.token == token and channel.alive:
                     first = channel.known_put
                     channel.announce()
@@ -124,7 +124,7 @@ class Gpu:
         """Stop the consumer."""
         with self._wake:
             self._closing = True
-            for channel in self.channels.values():
+            for channel in list(self.channels.values()):
                 channel.stop = True
             self._wake.notify_all()
         if self._thread is not None and threading.current_thread() is not self._thread:

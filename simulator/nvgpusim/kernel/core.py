@@ -346,7 +346,8 @@ class Kernel:
 
         self.lock, self.fault_lock = threading.RLock(), threading.Lock()
         self.executor, self.ports = None, {}
-        for file in self.files.values():
+        # Copies, here and below: a collection may close descriptors in the middle of a loop.
+        for file in list(self.files.values()):
             if isinstance(file, ChannelFile):
                 file.gone, file.port = True, None
         self.cpu_maps = []
@@ -366,7 +367,7 @@ class Kernel:
             self.hangups.unregister(peer)
             if file.peer is not None:
                 file.peer.close()
-        for handle in self.nvmap.handles.values():
+        for handle in list(self.nvmap.handles.values()):
             _real_close(handle.fd)
         for fd in (self.usermode.fd, self.user.fd):
             _real_close(fd)
@@ -389,10 +390,10 @@ class Kernel:
         if handles:
             total = sum(h.buf.size for h in handles if h.buf.allocated)
             found.append(f"{len(handles)} nvmap handles ({total:#x} bytes): {handles[0].line}")
-        held = [b for b in set(self.dmabufs.values()) if self.nvmap.client_fds(b)]
+        held = [b for b in set(list(self.dmabufs.values())) if self.nvmap.client_fds(b)]
         if held:
             found.append(f"{len(held)} buffers with open dmabuf fds: {held[0]!r}")
-        vms = [getattr(f, "vm", None) for f in self.files.values()]
+        vms = [getattr(f, "vm", None) for f in list(self.files.values())]
         spaces = {vm.number: vm for vm in vms if vm is not None}
         for vm in spaces.values():
             maps = [m for m in vm.pages.mappings() if not m.kernel]
@@ -448,4 +449,4 @@ _DMA_BUF_SYNC = {0x40086200}
 
 def count_kinds(files: dict[Key, File]) -> Counter[str]:
     """How many devices of each kind are open."""
-    return Counter(f.kind for f in files.values())
+    return Counter(f.kind for f in list(files.values()))

@@ -123,10 +123,10 @@ class NvMapState:
     def check(self) -> None:
         """Every handle has a holder and every allocated buffer is accounted for."""
         total = 0
-        for handle in self.handles.values():
+        for handle in list(self.handles.values()):
             assert handle.users > 0 and handle.buf.refs["handle"] == 1, f"{handle.id:#x}"
             assert not handle.buf.freed
-        for buf in set(self.kernel.dmabufs.values()):
+        for buf in set(list(self.kernel.dmabufs.values())):
             assert buf.refs and not buf.freed, f"{buf!r} lives without a holder"
             if buf.allocated and not buf.foreign:
                 total += buf.size
