@@ -390,7 +390,7 @@ class Kernel:
         if handles:
             total = sum(h.buf.size for h in handles if h.buf.allocated)
             found.append(f"{len(handles)} nvmap handles ({total:#x} bytes): {handles[0].line}")
-        held = [b for b in set(list(self.dmabufs.values())) if self.nvmap.client_fds(b)]
+        held = [b for b in set(self.dmabufs.values()) if self.nvmap.client_fds(b)]
         if held:
             found.append(f"{len(held)} buffers with open dmabuf fds: {held[0]!r}")
         vms = [getattr(f, "vm", None) for f in list(self.files.values())]

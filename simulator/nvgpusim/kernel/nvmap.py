@@ -126,7 +126,7 @@ class NvMapState:
         for handle in list(self.handles.values()):
             assert handle.users > 0 and handle.buf.refs["handle"] == 1, f"{handle.id:#x}"
             assert not handle.buf.freed
-        for buf in set(list(self.kernel.dmabufs.values())):
+        for buf in set(self.kernel.dmabufs.values()):
             assert buf.refs and not buf.freed, f"{buf!r} lives without a holder"
             if buf.allocated and not buf.foreign:
                 total += buf.size
