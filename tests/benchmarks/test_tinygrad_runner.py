@@ -109,8 +109,7 @@ def test_probing_says_why_a_device_does_not_open(monkeypatch: pytest.MonkeyPatch
     assert reason is not None and "no C compiler" in reason
 
 
-def test_a_backend_from_cold_to_closed(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CCACHE", "1")  # other tests of the same run may have turned it off
+def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
     case = Case(0, 4, 0)
     plan = LanePlan(Lane("tinygrad:CPU", tiny_path, n_threads=1), (case,))
     backend = TinygradBackend(plan, cold_start=True, timeout=300)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -35,10 +35,19 @@ def pytest_configure(config: pytest.Config) -> None:
     for variable, pattern in COMPILERS.items():
         os.environ.setdefault(variable, str(wheel_file(pattern)))
     os.environ.setdefault("CUDA_PATH", str(wheel_file(CUDA_HEADER).parents[1]))
-    os.environ["CCACHE"] = "0"
     wanted = os.environ.get("SERIES_TREE")
     if wanted and tinygrad_root() != Path(wanted).resolve():
         raise pytest.UsageError(f"tinygrad comes from {tinygrad_root()}, not from {wanted}")
+
+
+@pytest.fixture(autouse=True)
+def no_compile_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test of a patch compiles is compiled now, by it; other rooms' tests keep the cache."""
+    from tinygrad.helpers import Context
+
+    monkeypatch.setenv("CCACHE", "0")
+    with Context(CCACHE=0):
+        yield
 
 
 def wheel_file(pattern: str) -> Path:
