@@ -2,26 +2,28 @@
 
 import os
 import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from jetson.files import Roots
-from orinbench.board import (
-    check_cooldown,
-    check_requirements,
-    check_textfile,
-    requirements,
-    textfile,
-)
+from orinbench.board import check_textfile, textfile
 from orinbench.errors import BenchError
 from orinbench.gate import Gate
 from orinbench.journal import Journal, journal_directory, lost_journals
 from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.model import ModelInfo, open_model
+from orinbench.options import (
+    Command,
+    check_board,
+    check_output,
+    check_repetitions,
+    output_options,
+    run_options,
+    write_results,
+)
 from orinbench.plan import (
     BACKEND_NAMES,
     KNOBS,
@@ -36,7 +38,6 @@ from orinbench.plan import (
 )
 from orinbench.ranges import parse_int_list, parse_pair
 from orinbench.record import make_records
-from orinbench.reports import RENDERERS
 from orinbench.results import RunResult
 from orinbench.runner import Runner
 from orinbench.samples import Backend
@@ -48,8 +49,6 @@ EXIT_FAILED_ROWS = 1
 EXIT_INTERRUPTED = 130
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")
-
-Command = Callable[..., int]
 
 
 def _knob_options(command: Command) -> Command:
@@ -69,8 +68,7 @@ def _knob_options(command: Command) -> Command:
 @click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
 @click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
-@click.option("output", "-o", "--output", default="md", metavar="FORM", help="|".join(RENDERERS))
-@click.option("output_err", "-oe", "--output-err", metavar="FORM", help="a second form on stderr")
+@output_options
 @click.option(
     "backends",
     "--backend",
@@ -81,7 +79,6 @@ def _knob_options(command: Command) -> Command:
 @click.option("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench [from PATH]")
 @click.option("--shape", default="160m", help="shape of the synthetic model used without -m [160m]")
 @click.option("--quant", default="Q6_K", help="its type [Q6_K]")
-@click.option("--seed", default=0, type=click.IntRange(0), help="of order and token ids [0]")
 @click.option(
     "--check/--no-check",
     default=None,
@@ -93,18 +90,13 @@ def _knob_options(command: Command) -> Command:
     help="compile all kernels anew and time it [unless BEAM or JITBEAM is set]",
 )
 @click.option("--no-warmup", is_flag=True, help="skip the warm-up")
-@click.option("--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample")
-@click.option("--require", metavar="LIST", help="maxn, pinned: refuse to measure without")
-@click.option("--cooldown", type=float, metavar="CELSIUS", help="wait before each sample")
 @click.option(
     "--textfile",
     type=click.Path(path_type=Path, readable=False),
     metavar="DIR",
     help="write the figures for node_exporter's textfile collector",
 )
-@click.option("--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]")
-@click.option("--progress", is_flag=True, help="a line for each repetition, off a terminal too")
-@click.option("-v", "--verbose", is_flag=True, help="let the backends talk")
+@run_options
 @click.option("--numa", metavar="MODE", help="passed to llama.cpp")
 @click.option("--prio", metavar="N", help="passed to llama.cpp")
 @_knob_options
@@ -114,10 +106,12 @@ def llama_bench_command(**options: Any) -> int:
     LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
-    check_formats(options["output"], options["output_err"])
+    check_output(options)
     plan_options = PlanOptions(options)
     roots = Roots()
     check_board(options, roots)
+    if options["textfile"] is not None:
+        check_textfile(options["textfile"])
     talk = make_talk(options["progress"])
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
@@ -162,10 +156,7 @@ class PlanOptions:
             values = [value for text in texts for value in parse_int_list(text, flag)]
             return values or [default]
 
-        text = options["repetitions"]
-        if not text.isdecimal() or int(text) == 0:
-            raise BenchError(f"-r {text}: not a number of repetitions; it must be 1 or more")
-        self.repetitions = int(text)
+        self.repetitions = check_repetitions(options["repetitions"])
         self.tests = make_tests(
             numbers(options["n_prompt"], "-p", 512),
             numbers(options["n_gen"], "-n", 128),
@@ -173,24 +164,6 @@ class PlanOptions:
             numbers(options["n_depth"], "-d", 0),
         )
         self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
-
-
-def check_board(options: dict[str, Any], roots: Roots) -> None:
-    """Raise BenchError for a board that is not as asked, before anything is written or opened."""
-    if options["require"] is not None:
-        check_requirements(options["require"])
-        requirements(options["require"], roots)
-    if options["cooldown"] is not None:
-        check_cooldown(options["cooldown"], roots)
-    if options["textfile"] is not None:
-        check_textfile(options["textfile"])
-
-
-def check_formats(output: str, output_err: str | None) -> None:
-    """Raise BenchError for a format that there is not."""
-    for flag, form in (("-o", output), ("-oe", output_err)):
-        if form is not None and form not in RENDERERS:
-            raise BenchError(f"{flag} {form}: no such format; there are {', '.join(RENDERERS)}")
 
 
 def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
@@ -278,19 +251,13 @@ def make_backend(plan: LanePlan, binary: Path | None, options: dict[str, Any]) -
 
 
 def report(run: RunResult, options: dict[str, Any]) -> None:
-    """Print the results, whole or not: standard output first, then the second form on stderr."""
+    """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
         record["ignored_flags"] = ignored_flags(
             record["backend"], record["decode_path"] == "fused", options
         )
-    try:
-        sys.stdout.write(RENDERERS[options["output"]](records))
-        sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if options["output_err"]:
-        sys.stderr.write(RENDERERS[options["output_err"]](records))
+    write_results(records, options)
     if options["textfile"]:
         textfile(records, options["textfile"])
 

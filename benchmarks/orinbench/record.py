@@ -88,6 +88,10 @@ def _llama_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
 def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     return {
         "schema_version": SCHEMA_VERSION,
+        "benchmark": "llama-bench",
+        "unit": "tok/s",
+        "work": row.case.n_tokens,
+        "extra": {},
         "backend": lane.plan.lane.backend,
         "test": row.case.label,
         "error": lane.error or row.error,

@@ -24,7 +24,8 @@ LLAMA_FIELDS = _fields("""
     samples_ns:T samples_ts:T
 """)
 OUR_FIELDS = _fields("""
-    schema_version:I backend:T software:T device:T device_name:T driver:T arch:T renderer:T
+    schema_version:I benchmark:T unit:T work:R peak_percent:R extra:T
+    backend:T software:T device:T device_name:T driver:T arch:T renderer:T
     test:T error:T partial:I synthetic:I seed:I repetitions:I rounds:T ignored_flags:T
     median_ts:R p5_ts:R p95_ts:R ci95_low_ts:R ci95_high_ts:R discarded_ns:T warnings:T
     comparisons:T token_read_bytes:I token_read_by_tensor:T copy_bandwidth_gb_s:R

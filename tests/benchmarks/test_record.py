@@ -155,3 +155,13 @@ def test_percent_needs_a_bandwidth(recorded_run: Build) -> None:
 
     lane = recorded_run(BOTH).lanes[0]
     assert roofline_percent(lane, PP, summarize([1.0])) is None
+
+
+def test_every_row_says_of_which_benchmark_it_is_and_in_what_unit(
+    recorded_run: Callable[..., RunResult],
+) -> None:
+    record = make_records(recorded_run({"tinygrad:CPU": {Case(32, 16, 0): [10.0, 20.0]}}))[0]
+    assert (record["benchmark"], record["unit"], record["work"]) == ("llama-bench", "tok/s", 48)
+    seconds = [ns / 1e9 for ns in record["samples_ns"]]
+    assert record["samples_ts"] == pytest.approx([record["work"] / value for value in seconds])
+    assert record["peak_percent"] is None and record["extra"] == {}
