@@ -5,15 +5,19 @@ opens anything, and hands its records, whole or not, to `write_results`.
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from jetson.files import Roots
 from orinbench.board import check_cooldown, check_requirements, requirements
 from orinbench.errors import BenchError
+from orinbench.history.store import History, history_path
 from orinbench.record import Record
 from orinbench.reports import RENDERERS
 
@@ -28,6 +32,18 @@ def output_options(command: Command) -> Command:
             *("-o", "--output"), default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
         ),
         click.option("-oe", "--output-err", metavar="FORM", help="a second form on stderr"),
+        history_option("where the run is kept"),
+        click.option("--no-history", is_flag=True, help="do not keep the run"),
+    )
+
+
+def history_option(purpose: str) -> Callable[[Command], Command]:
+    """Return the option that names the history's file."""
+    return click.option(
+        *("history", "--history"),
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="PATH",
+        help=f"{purpose} [~/.local/state/tinygrad-orin/history.db]",
     )
 
 
@@ -75,18 +91,55 @@ def check_board(options: dict[str, Any], roots: Roots) -> None:
 
 
 def check_output(options: dict[str, Any]) -> None:
-    """Raise BenchError for a form that there is not."""
+    """Raise BenchError for a form that there is not, and for flags that exclude each other."""
+    if options["no_history"] and options["history"]:
+        raise BenchError("--history, --no-history: one excludes the other; leave one out")
     for flag, form in (("-o", options["output"]), ("-oe", options["output_err"])):
         if form is not None and form not in RENDERERS:
             raise BenchError(f"{flag} {form}: no such format; there are {', '.join(RENDERERS)}")
 
 
 def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
-    """Print the records: standard output first, then the second form on standard error."""
+    """Print the records, keep them in the history, print them in the second form.
+
+    A history that cannot be written costs a line, not the results.
+    """
     try:
         sys.stdout.write(RENDERERS[options["output"]](records))
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if options["output_err"]:
+    if not options["no_history"]:
+        _keep(records, options["history"] or history_path())
+    if options["output_err"]:  # last: whoever reads it takes it from its first line to the end
         sys.stderr.write(RENDERERS[options["output_err"]](records))
+
+
+def _keep(records: Sequence[Record], path: Path) -> None:
+    try:
+        with History(path, write=True) as history:
+            run, _ = history.add(records, _command_line())
+    except BenchError as error:
+        click.echo(f"orinbench: not kept in the history: {error}", err=True)
+    else:
+        click.echo(f"orinbench: kept as run {run} of the history, {path}", err=True)
+
+
+def _command_line() -> str:
+    """Return the running command with the options that were given."""
+    context = click.get_current_context()
+    words = context.command_path.split()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        flag = (parameter.secondary_opts if value is False else parameter.opts)[0]
+        if isinstance(value, bool):
+            words.append(flag)
+        elif isinstance(parameter, click.Argument):
+            words += map(str, value if isinstance(value, tuple) else [value])
+        else:
+            for each in value if parameter.multiple else [value]:
+                words += [flag, str(each)]
+    return shlex.join(words)

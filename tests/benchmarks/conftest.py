@@ -66,7 +66,8 @@ def orin() -> Iterator[Stage]:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test writes into the user's cache, or is told of the user's killed runs."""
+    """No test writes into the user's cache or history, or is told of the user's killed runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("orinbench.llama_bench.journal_directory", lambda: tmp_path / "runs")
 
 

@@ -1,0 +1,1 @@
+"""What was measured on this machine, kept in one local SQLite file."""

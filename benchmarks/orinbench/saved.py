@@ -1,0 +1,192 @@
+"""Results that were saved: files of ours and of llama.cpp's llama-bench, as whole records."""
+
+import json
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from orinbench.errors import BenchError
+from orinbench.plan import Case
+from orinbench.record import Record
+from orinbench.schema import FIELDS, SCHEMA_VERSION
+from orinbench.statistics import summarize
+
+# A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
+# memory several times.
+MAX_BYTES = 256 << 20
+# The table that llama-bench's and our `-o sql` create.
+SQL_TABLE = "llama_bench"
+# Virtual machine steps of SQLite, counted by the thousand, that a file's statements may take.
+SQL_KILOSTEPS = 200_000
+# Everything else is denied: no ATTACH, no PRAGMA, no function, no trigger, no SELECT. CREATE TABLE
+# itself inserts into, updates and reads sqlite_master (https://sqlite.org/c3ref/c_alter_table.html).
+SQL_ALLOWED = {
+    (sqlite3.SQLITE_CREATE_TABLE, SQL_TABLE),
+    *((sqlite3.SQLITE_INSERT, name) for name in (SQL_TABLE, "sqlite_master")),
+    (sqlite3.SQLITE_UPDATE, "sqlite_master"),
+    (sqlite3.SQLITE_READ, "sqlite_master"),
+}
+
+LISTS = ("samples_ns", "samples_ts", "discarded_ns", "rounds", "warnings", "comparisons")
+LISTS_OF_STATES = ("clocks", "board_before", "board_after", "ignored_flags")
+# What llama.cpp's records must have to say what was measured.
+CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
+
+
+def load_results(path: Path) -> list[Record]:
+    """Return the records of a file written with `-o json`, `-o jsonl` or `-o sql`.
+
+    The file may be ours or llama.cpp's; `completed` says what the records have. Raises BenchError
+    for a file that is missing or holds anything else.
+    """
+    text = _read(path)
+    start = text.lstrip()[:1]
+    if start in ("[", "{"):
+        records = _from_json(path, text)
+    elif SQL_TABLE in text and "CREATE TABLE" in text:
+        records = _from_sql(path, text)
+    else:
+        raise BenchError(f"{path}: is no result of llama-bench -o json, jsonl or sql")
+    if not records:
+        raise BenchError(f"{path}: holds no records; write it with -o json, jsonl or sql")
+    return [_checked(path, index, record) for index, record in enumerate(records)]
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise BenchError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no result is")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{path}: cannot be read: {error}") from error
+
+
+def _from_json(path: Path, text: str) -> list[Any]:
+    """Return what an array, an object, or an object a line holds."""
+    try:
+        if text.lstrip().startswith("["):
+            return list(json.loads(text))
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        raise BenchError(f"{path}: is no result of llama-bench -o json or jsonl") from None
+
+
+def _from_sql(path: Path, text: str) -> list[Any]:
+    """Run the file's statements in a database in memory that allows nothing but a filled table."""
+
+    def authorize(action: int, subject: str | None, *_: str | None) -> int:
+        return sqlite3.SQLITE_OK if (action, subject) in SQL_ALLOWED else sqlite3.SQLITE_DENY
+
+    steps = iter(range(SQL_KILOSTEPS))
+    with closing(sqlite3.connect(":memory:")) as scratch:
+        scratch.set_authorizer(authorize)
+        scratch.set_progress_handler(lambda: next(steps, None) is None, 1000)
+        try:
+            scratch.executescript(text)
+            scratch.set_authorizer(None)
+            rows = scratch.execute(f"SELECT * FROM {SQL_TABLE}")
+            names = [column[0] for column in rows.description]
+            found = [dict(zip(names, row, strict=True)) for row in rows]
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a NUL in the text
+            reason = str(error)
+            if "not authorized" in reason or "prohibited" in reason:
+                reason = f"only CREATE TABLE {SQL_TABLE} and INSERT of values are run ({reason})"
+            raise BenchError(f"{path}: is no result of llama-bench -o sql: {reason}") from None
+    return [_decoded(row) for row in found]
+
+
+def _decoded(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with our JSON cells as what they hold; llama-bench's own have none."""
+    decoded = dict(row)
+    for name, value in row.items():
+        if isinstance(value, str) and value[:1] in ("[", "{") and name in FIELDS:
+            try:
+                decoded[name] = json.loads(value)
+            except ValueError:
+                continue
+    return decoded
+
+
+def _checked(path: Path, index: int, record: Any) -> Record:
+    where = f"{path}: record {index + 1}"
+    if not isinstance(record, dict):
+        raise BenchError(f"{where} is no object; write the file with -o json, jsonl or sql")
+    own = record.get("schema_version") is not None
+    if own and (not isinstance(record["schema_version"], int) or not record.get("test")):
+        raise BenchError(f"{where} has no test, or a schema_version that is no number")
+    if own and record["schema_version"] > SCHEMA_VERSION:
+        raise BenchError(
+            f"{where} has schema_version {record['schema_version']}; this orinbench knows up to "
+            f"{SCHEMA_VERSION}: update it"
+        )
+    if not own and not all(isinstance(record.get(name), int) for name in CASE_FIELDS):
+        raise BenchError(f"{where} says neither schema_version nor {', '.join(CASE_FIELDS)}")
+    samples = record.get("samples_ts")
+    if samples is not None and not _are_speeds(samples):
+        raise BenchError(f"{where}: samples_ts must be a list of numbers above 0")
+    if own and record.get("samples_ts") is None:
+        raise BenchError(f"{where} has no samples_ts; write it with -o json, jsonl or sql")
+    for name in ("avg_ts", "stddev_ts", "median_ts", "ci95_low_ts", "ci95_high_ts"):
+        value = record.get(name)
+        if value is not None and not _is_number(value):
+            raise BenchError(f"{where}: {name} must be a number, not {value!r}")
+    return completed(record)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _are_speeds(samples: Any) -> bool:
+    return isinstance(samples, list) and all(_is_number(s) and s > 0 for s in samples)
+
+
+def completed(record: Record) -> Record:
+    """Return a record with every field of FIELDS, as today's would have it.
+
+    Records from before a field was there get its default, llama.cpp's own get our names for what
+    they say, and statistics where they have samples. The record's own fields stay as they are.
+    """
+    whole: Record = dict.fromkeys(FIELDS) | record
+    for name in LISTS + LISTS_OF_STATES:
+        if not isinstance(whole[name], list):
+            whole[name] = []
+    for name in ("environment", "extra"):
+        if not isinstance(whole[name], dict):
+            whole[name] = {}
+    whole["benchmark"] = whole["benchmark"] or "llama-bench"
+    whole["unit"] = whole["unit"] or "tok/s"
+    if not whole["backend"]:
+        whole |= _of_llama_cpp(whole)
+    if whole["samples_ts"] and whole["median_ts"] is None:
+        whole |= _statistics(whole["samples_ts"])
+    return whole
+
+
+def _of_llama_cpp(record: Record) -> Record:
+    case = Case(*(record[name] for name in CASE_FIELDS))
+    accelerators = set(str(record["backends"] or "").split(",")) - {"CPU", "BLAS", ""}
+    on_cpu = not accelerators or record["n_gpu_layers"] == 0
+    return {
+        "backend": "llama.cpp",
+        "software": f"llama.cpp {record['build_commit'] or 'unknown'}",
+        "test": case.label,
+        "work": case.n_tokens,
+        "device": "CPU" if on_cpu else str(record["backends"]),
+        "device_name": None if on_cpu else record["gpu_info"] or None,
+        "partial": False,
+    }
+
+
+def _statistics(samples: Sequence[float]) -> Record:
+    summary = summarize(samples)
+    return {
+        "median_ts": summary.median,
+        "p5_ts": summary.p5,
+        "p95_ts": summary.p95,
+        "ci95_low_ts": summary.ci_low,
+        "ci95_high_ts": summary.ci_high,
+    }
