@@ -199,10 +199,11 @@ def _notes(records: Sequence[Record]) -> list[str]:
     if any(record["partial"] for record in records):
         notes.append("Interrupted: the figures above are those measured until then.")
         planned = " planned"
-    notes.append(
-        f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test once, "
-        f"in an order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
-    )
+    if first["repetitions"] is not None:  # llama.cpp's own records do not say
+        notes.append(
+            f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test "
+            f"once, in an order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
+        )
     notes.append(_machine_note(records))
     return [f"- {note}" for note in dict.fromkeys(notes) if note]
 
@@ -270,6 +271,8 @@ def _rows(rows: Sequence[str], total: int) -> str:
 
 def _machine_note(records: Sequence[Record]) -> str:
     environment = records[0]["environment"]
+    if not environment:  # a result that llama.cpp wrote
+        return f"Machine: {records[0]['gpu_info'] or records[0]['cpu_info'] or 'unknown'}."
     governors = "+".join(environment["cpu_governors"]) or "unknown"
     parts = [
         environment["board"],

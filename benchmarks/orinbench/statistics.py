@@ -1,8 +1,9 @@
 """Statistics of samples and of pairs of samples, and the warnings that they give."""
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -140,6 +141,69 @@ def _judge(n: int, log_ratio: float, low: float, high: float, p_value: float) ->
         verdict = Verdict.FASTER if log_ratio > 0 else Verdict.SLOWER
     ratio, ci_low, ci_high = (float(np.exp(value)) for value in (log_ratio, low, high))
     return Comparison(n, ratio, ci_low, ci_high, p_value, verdict)
+
+
+def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return comparisons that are asked at once, with Holm's p-values and the verdicts they allow.
+
+    Of 20 tests of nothing one falls below 5 % by chance; after Holm's step-down correction the
+    chance that any of them does is 5 % (S. Holm, "A Simple Sequentially Rejective Multiple Test
+    Procedure", 1979). Comparisons with too few samples took no chance and are left out of it.
+    """
+    tested = [c for c in comparisons if c.verdict is not Verdict.TOO_FEW]
+    p_values = dict(zip(map(id, tested), holm([c.p_value for c in tested]), strict=True))
+    return [
+        _with_p(comparison, p_values[id(comparison)]) if id(comparison) in p_values else comparison
+        for comparison in comparisons
+    ]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values, in the order given."""
+    found = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        found[index] = highest
+    return found
+
+
+def _with_p(comparison: Comparison, p_value: float) -> Comparison:
+    """Return a comparison with a higher p-value and what is left of its verdict."""
+    left = comparison.verdict if p_value < SIGNIFICANCE else Verdict.NO_DIFFERENCE
+    return replace(comparison, p_value=p_value, verdict=left)
+
+
+def pairs_needed(tests: int) -> int:
+    """Return the pairs from which on the sign-flip test of `tests` cases at once can say anything.
+
+    Its least p-value is 2 / 2^n, which Holm multiplies by the number of tests.
+    """
+    return max(MIN_SAMPLES, math.floor(math.log2(2 * tests / SIGNIFICANCE)) + 1)
+
+
+def against_noise(comparison: Comparison, sd: float, degrees: int) -> Comparison:
+    """Return a comparison of two runs that must also stand out from how runs differ by themselves.
+
+    `sd` is the standard deviation of the logarithm of a run's median between runs of the same
+    software on the same machine, estimated with `degrees` degrees of freedom.
+    """
+    difference = abs(math.log(comparison.ratio))
+    t = difference / (sd * math.sqrt(2)) if sd > 0 else math.inf if difference > 0 else 0.0
+    return _with_p(comparison, max(comparison.p_value, student_p(t, degrees)))
+
+
+def student_p(t: float, degrees: int) -> float:
+    """Return the two-sided p-value of Student's t.
+
+    With t = sqrt(degrees) tan(angle) the density is cos(angle)^(degrees - 1) up to a factor.
+    """
+
+    def area(bound: float) -> float:
+        middles = bound * (np.arange(4000) + 0.5) / 4000
+        return bound * float(np.mean(np.cos(middles) ** (degrees - 1)))
+
+    return max(0.0, 1.0 - area(math.atan(t / math.sqrt(degrees))) / area(math.pi / 2))
 
 
 def sign_flip_p(differences: Floats, seed: int = 0) -> float:

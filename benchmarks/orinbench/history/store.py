@@ -73,8 +73,8 @@ class Run:
     partial: bool
     environment: dict[str, Any]
     n_records: int
-    cases: str  # benchmarks and tests, in words
-    devices: str
+    cases: dict[str, list[str]]  # tests of each benchmark
+    devices: list[str]
 
 
 @dataclass(frozen=True)
@@ -160,26 +160,29 @@ class History:
         """Return the runs that have a record which `only` lets through, the latest last."""
         condition, values = only.sql()
         with self._told():
-            rows = self._database.execute(
-                "SELECT runs.id, started, kept, origin, partial, environment, count(*),"
-                " group_concat(DISTINCT benchmark || ' ' || test), group_concat(DISTINCT device)"
+            runs = self._database.execute(
+                "SELECT runs.id, started, kept, origin, partial, environment, count(*)"
                 f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
                 " GROUP BY runs.id ORDER BY started, runs.id",
                 values,
             ).fetchall()
+            rows = self._database.execute(
+                "SELECT run, benchmark, test, device FROM records"
+                f" WHERE {condition} ORDER BY run, position",
+                values,
+            ).fetchall()
+        cases: dict[int, dict[str, dict[str, None]]] = {}
+        devices: dict[int, dict[str, None]] = {}
+        for run, benchmark, test, device in rows:
+            cases.setdefault(run, {}).setdefault(benchmark, {})[test] = None
+            devices.setdefault(run, {})[device] = None
         return [
             Run(
-                run,
-                started,
-                kept,
-                origin,
-                bool(partial),
-                json.loads(environment),
-                n,
-                cases,
-                devices,
+                *(id_, started, kept, origin, bool(partial), json.loads(environment), n_records),
+                {benchmark: list(tests) for benchmark, tests in cases[id_].items()},
+                list(devices[id_]),
             )
-            for run, started, kept, origin, partial, environment, n, cases, devices in rows
+            for id_, started, kept, origin, partial, environment, n_records in runs
         ]
 
     def records(self, run: int) -> list[Record]:

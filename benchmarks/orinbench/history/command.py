@@ -1,0 +1,238 @@
+"""`orinbench history`: what was measured here, how it went, and what stands out from noise."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.errors import BenchError
+from orinbench.history.store import Filter, History, Run, history_path
+from orinbench.history.trend import Point, Trend, plain, read_trends
+from orinbench.options import Command, history_option
+from orinbench.reports import RENDERERS
+from orinbench.saved import load_results
+from orinbench.statistics import Comparison
+from orinbench.tables import markdown_table
+
+
+def _filters(command: Command) -> Command:
+    for name, what in reversed(
+        {
+            "benchmark": "such as llama-bench or matmul",
+            "test": "such as tg128",
+            "backend": "such as tinygrad:NV",
+            "device": "such as Orin",
+            "model": "such as 1B",
+        }.items()
+    ):
+        command = click.option(f"--{name}", metavar="WORD", help=f"only with this in it: {what}")(
+            command
+        )
+    return command
+
+
+@click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
+@history_option("which history")
+@_filters
+@click.option("--last", default=20, type=click.IntRange(1), help="runs that are shown [20]")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="draw the trends: .svg or .png",
+)
+@click.option(
+    *("-o", "--output"), type=click.Choice(["md", "json", "csv"]), default="md", help="form [md]"
+)
+@click.pass_context
+def history_command(
+    context: click.Context,
+    /,
+    history: Path | None,
+    last: int,
+    plot: Path | None,
+    output: str,
+    **words: str | None,
+) -> int:
+    """List the runs that were kept, and how each case went from run to run.
+
+    A change is told from noise: of the samples inside the two runs, and of the runs of the same
+    software among each other, where there are any.
+    """
+    context.obj = history or history_path()
+    if context.invoked_subcommand is not None:
+        return 0
+    only = Filter(**words)
+    with History(context.obj) as store:
+        runs, trends = store.runs(only), read_trends(store, only)
+    if not runs and (given := _given(words)):
+        raise BenchError(f"{context.obj}: no record has all of {given}")
+    if not runs:
+        raise BenchError(f"{context.obj}: no runs yet; llama-bench and suite write them")
+    if plot is not None:
+        _plot(trends, plot)
+    shown = runs[-last:]
+    kept = {run.id for run in shown}
+    trends = [
+        Trend(t.label, t.device, t.unit, [p for p in t.points if p.run in kept], t.noise)
+        for t in trends
+    ]
+    trends = [trend for trend in trends if trend.points]
+    if output == "json":
+        whole = {"runs": [asdict(run) for run in shown], "trends": plain(trends)}
+        click.echo(json.dumps(whole, indent=2, ensure_ascii=False))
+    elif output == "csv":
+        click.echo(_csv(plain(trends)), nl=False)
+    else:
+        click.echo(_runs_table(shown, len(runs)))
+        once = [trend for trend in trends if len(trend.points) == 1]
+        for trend in trends:
+            if trend not in once:
+                click.echo(f"\n{_trend_table(trend)}")
+        if once:
+            click.echo(f"\n{_once_table(once)}")
+    return 0
+
+
+@history_command.command("show")
+@click.argument("run", type=int)
+@click.option(
+    "-o", "--output", type=click.Choice(sorted(RENDERERS)), default="md", help="form [md]"
+)
+@click.pass_obj
+def show_command(path: Path, run: int, output: str) -> None:
+    """Print a run as the command that measured it printed it."""
+    with History(path) as history:
+        click.echo(RENDERERS[output](history.records(run)), nl=False)
+
+
+@history_command.command("import")
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.pass_obj
+def import_command(path: Path, files: Sequence[Path]) -> None:
+    """Keep results that were saved: ours or llama.cpp's, of -o json, jsonl or sql."""
+    results = [load_results(file) for file in files]
+    with History(path, write=True) as history:
+        for file, records in zip(files, results, strict=True):
+            run, new = history.add(records, f"import of {file.name}")
+            word = "kept as run" if new else "is there already, as run"
+            click.echo(f"{file}: {word} {run} ({len(records)} records)")
+
+
+@history_command.command("remove")
+@click.argument("runs", nargs=-1, required=True, type=int)
+@click.pass_obj
+def remove_command(path: Path, runs: Sequence[int]) -> None:
+    """Forget runs."""
+    with History(path) as history:
+        for run in runs:
+            history.remove(run)
+            click.echo(f"run {run} is gone")
+
+
+def _given(words: dict[str, str | None]) -> str:
+    return ", ".join(f"--{name} {value}" for name, value in words.items() if value)
+
+
+def _plot(trends: Sequence[Trend], path: Path) -> None:
+    if not trends:
+        raise BenchError(f"--plot {path}: no run has figures to draw")
+    from orinbench.history.plot import plot_trends  # matplotlib is slow to load
+
+    plot_trends(trends, path)
+    click.echo(f"orinbench: drawn to {path}", err=True)
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _runs_table(runs: Sequence[Run], total: int) -> str:
+    titles = ("run", "started", "measured", "on", "rows", "by")
+    rows = [
+        (
+            *(str(run.id), run.started, _cases(run), ", ".join(run.devices), str(run.n_records)),
+            run.origin + (" (partial)" if run.partial else ""),
+        )
+        for run in runs
+    ]
+    more = f"\n\n{total - len(runs)} older runs: --last {total}" if total > len(runs) else ""
+    return markdown_table(titles, rows, right=("run", "rows")) + more
+
+
+def _cases(run: Run) -> str:
+    return "; ".join(f"{benchmark}: {', '.join(tests)}" for benchmark, tests in run.cases.items())
+
+
+def _once_table(trends: Sequence[Trend]) -> str:
+    titles = ("run", "case", "device", "median", "95 % interval", "n", "unit")
+    rows = []
+    for trend in trends:
+        (point,) = trend.points
+        run, _, _, median, interval, n, *_ = _trend_row(point)
+        rows.append((run, trend.label, trend.device, median, interval, n, trend.unit))
+    table = markdown_table(titles, rows, right=("run", "median", "n"))
+    return f"### Measured once\n\n{table}"
+
+
+def _trend_table(trend: Trend) -> str:
+    titles = ("run", "started", "software", trend.unit, "95 % interval", "n", "to the run before",
+              "p", "verdict")  # fmt: skip
+    table = markdown_table(
+        titles,
+        [_trend_row(point) for point in trend.points],
+        right=("run", trend.unit, "n", "p"),
+    )
+    notes = [
+        f"- run {point.run} differs from the one before: {difference}"
+        for point in trend.points
+        for difference in point.differs
+    ]
+    if any(point.is_mean for point in trend.points):
+        notes.append("- (mean): the file had no samples, so neither a median nor a verdict")
+    if trend.noise is not None:
+        share, degrees = 100 * trend.noise.sd, trend.noise.degrees
+        notes.append(
+            f"- noise between runs with nothing changed: {share:.3g} % standard deviation, "
+            f"{degrees} degree{'s' * (degrees != 1)} of freedom"
+        )
+    elif len(trend.points) > 1:
+        notes.append("- noise between runs is not known: no two in a row with nothing changed")
+    return "\n".join(
+        [f"### {trend.label} on {trend.device}", "", table, *([""] if notes else []), *notes]
+    )
+
+
+def _trend_row(point: Point) -> tuple[str, ...]:
+    record = point.record
+    low, high = record["ci95_low_ts"], record["ci95_high_ts"]
+    return (
+        *(str(point.run), str(record["test_time"] or ""), str(record["software"] or "")),
+        f"{point.centre:.5g}" + (" (mean)" if point.is_mean else ""),
+        "" if low is None or high is None else f"{low:.5g} – {high:.5g}",
+        str(len(record["samples_ts"]) or ""),
+        *_change(point.change),
+    )
+
+
+def _change(change: Comparison | None) -> tuple[str, str, str]:
+    if change is None:
+        return "", "", ""
+    return (
+        f"{_percent(change.ratio)} ({_percent(change.ci_low)} to {_percent(change.ci_high)})",
+        f"{change.p_value:.2g}",
+        change.verdict.value,
+    )
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"

@@ -1,0 +1,30 @@
+"""Markdown tables that also read well as they are."""
+
+from collections.abc import Sequence
+
+
+def markdown_table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+) -> str:
+    """Return a padded table; the columns whose titles are in `right` are aligned so.
+
+    Cells may come from files: a bar or a line break in one stays inside its cell.
+    """
+    cells = [[" ".join(cell.split()).replace("|", "\\|") for cell in row] for row in rows]
+    widths = [
+        max(3, len(title), *(len(row[index]) for row in cells))
+        for index, title in enumerate(titles)
+    ]
+
+    def line(row: Sequence[str]) -> str:
+        padded = (
+            cell.rjust(width) if title in right else cell.ljust(width)
+            for cell, width, title in zip(row, widths, titles, strict=True)
+        )
+        return f"| {' | '.join(padded)} |"
+
+    rule = [
+        "-" * (width - 1) + (":" if title in right else "-")
+        for width, title in zip(widths, titles, strict=True)
+    ]
+    return "\n".join([line(titles), line(rule), *map(line, cells)])
