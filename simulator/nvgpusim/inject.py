@@ -13,13 +13,13 @@ import functools
 import os
 import random
 import re
-import threading
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from .abi import abi
 from .errors import SimError
 from .gpu_api import NOTIFIER_IDLE_TIMEOUT, NOTIFIER_MMU_FAULT
+from .locks import Lock
 from .options import PROFILES
 
 _SPEC = re.compile(
@@ -98,7 +98,7 @@ class Injector:
     def __init__(self, specs: tuple[str, ...], seed: int) -> None:
         self.injections = [Injection.parse(text) for text in specs]
         self._rng = random.Random(f"inject {seed}")
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.log: list[str] = []
 
     def maybe(self, name: str) -> None:

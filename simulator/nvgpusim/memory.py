@@ -26,6 +26,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .locks import Lock
+
 Access = Literal["read", "write", "fetch", "atomic"]
 FaultKind = Literal["unmapped", "read-only", "unmapped-after"]
 
@@ -129,7 +131,7 @@ class DmaBuf:
 
     `refs` counts who holds it (handle, fd, cpu, gpu, kernel); the memory goes when all are gone.
     `attribute` is nvmap's cache attribute: 0 uncached, 1 write-combined, 2 inner cacheable,
-    3 cacheable.
+    3 cacheable. `key` is the memfd's device and inode.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class DmaBuf:
         self.attribute = 0
         self.vpr = False
         self.refs: Counter[str] = Counter()
+        self.key = 0, 0
         self.freed = False
         self.array: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.pinned: tuple[int, int] | None = None
@@ -249,7 +252,7 @@ class GpuAddressSpace:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._maps: list[Mapping] = []
         self._starts: list[int] = []
         self._np_starts: NDArray[np.uint64] = np.zeros(0, np.uint64)
@@ -378,7 +381,8 @@ class GpuAddressSpace:
             return f"{va:#x} is not mapped in {self.name}: " + ("; ".join(parts) or "it is empty")
 
     def _fault(self, va: int, access: Access, lane: int | None = None) -> MmuFault:
-        was = any(gone.va <= va < gone.end for gone in self._gone)
+        with self._lock:
+            was = any(gone.va <= va < gone.end for gone in self._gone)
         kind: FaultKind = "unmapped-after" if was else "unmapped"
         return MmuFault(va, access, kind, self.describe(va), lane)
 

@@ -18,7 +18,6 @@ import os
 import struct
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from types import ModuleType
 from typing import Any
 
 from .errors import SimError
+from .locks import Lock
 from .ptx import Code, PtxError, compile_kernel, parse
 from .ptx.tree import Module
 
@@ -217,7 +217,7 @@ class Programs:
 
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._by_length: dict[int, dict[bytes, Program]] = {}
         self._loose: list[Program] = []
         self._seen: set[str] = set()

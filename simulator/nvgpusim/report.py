@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any, TextIO
 
 from .errors import SimError
 from .gpu_api import ChannelPort, FaultReport
+from .locks import Lock
 from .rules import RULES, KernelError
 
 FORMAT = 1
@@ -24,7 +24,7 @@ class Journal:
     """Counts and events of one process. Any thread may write."""
 
     def __init__(self, live: TextIO | None = None) -> None:
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self.live = live
         self.counts: Counter[str] = Counter()
         self.rules: Counter[str] = Counter()
@@ -115,8 +115,13 @@ def fault_lines(entry: dict[str, Any]) -> list[str]:
 
 def collect(kernel: Any) -> dict[str, Any]:
     """The report of a kernel's life as plain data: call it at exit."""
+    with kernel.lock:
+        kernel.sweep()
+        return _collect(kernel)
+
+
+def _collect(kernel: Any) -> dict[str, Any]:
     journal: Journal = kernel.journal
-    kernel.sweep()
     executor = kernel.executor
     return {
         "nvgpusim-report": FORMAT,

@@ -112,14 +112,15 @@ class Seam:
             (mmap, "mmap", self._mmap_class()),
             (ctypes.CDLL, "__getitem__", self._cdll_getitem()),
         ):
-            self._replace(module, name, hook)
+            self.replace(module, name, hook)
 
     def remove(self) -> None:
         """Take every hook out."""
         while self._undo:
             self._undo.pop()()
 
-    def _replace(self, owner: Any, name: str, hook: Any) -> None:
+    def replace(self, owner: Any, name: str, hook: Any) -> None:
+        """Put `hook` in place of an attribute until :meth:`remove`."""
         real = getattr(owner, name)
         setattr(self, f"real_{owner.__name__}_{name}".replace(".", "_"), real)
         setattr(owner, name, hook)

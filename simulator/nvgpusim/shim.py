@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from . import programs
+from . import locks, programs
 from .gpu.order import barrier
 from .kernel import Kernel
 from .kernel.core import NODES
@@ -175,6 +176,8 @@ class Simulation:
             with open(f"{self.directory}/started.{self._pid}", "w"):
                 pass
         self.seam.install()
+        for name, hook in locks.client_hooks().items():
+            self.seam.replace(gc, name, hook)
         programs.install()
         Simulation.current = self
         os.register_at_fork(after_in_child=self._forked)

@@ -42,7 +42,7 @@ class TraceWriter:
     """Appends events to a file; any thread."""
 
     def __init__(self, path: str, source: str, profile: str) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may close a device at any moment
         self._file: TextIO = open(path, "w", encoding="ascii")  # noqa: SIM115 - lives on
         self._start = time.monotonic_ns()
         self._write({"nvgpu-trace": VERSION, "source": source, "profile": profile})
@@ -52,8 +52,9 @@ class TraceWriter:
         self._write({"op": op, "t": time.monotonic_ns() - self._start, **values})
 
     def _write(self, values: dict[str, Any]) -> None:
+        line = json.dumps(values) + "\n"
         with self._lock:
-            self._file.write(json.dumps(values) + "\n")
+            self._file.write(line)
             self._file.flush()
 
     def close(self) -> None:

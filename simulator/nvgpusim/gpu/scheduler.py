@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..gpu_api import ChannelPort
+from ..locks import Bell, Lock, pause, resume
 from ..memory import MmuFault
 from ..options import Options
 from ..ptx import Launch
@@ -61,10 +62,8 @@ class Gpu:
         self.running: Channel | None = None
         self.current: Launch | None = None
         self._note = note
-        self._wake = threading.Condition()
-        self._busy = threading.Lock()
+        self._lock, self._busy, self._bell = Lock(), Lock(), Bell()
         self._closing = False
-        self._rung = 0
         self._thread: threading.Thread | None = None
         if self.options.order:
             subscribe(self)
@@ -73,7 +72,7 @@ class Gpu:
 
     def attach(self, port: ChannelPort) -> None:
         """A channel is on the runlist."""
-        with self._wake:
+        with self._lock:
             self.channels[port.id] = Channel(self, port)
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -83,7 +82,7 @@ class Gpu:
 
     def detach(self, channel_id: int) -> None:
         """The channel is gone; returns when nothing of it runs any more."""
-        with self._wake:
+        with self._lock:
             channel = self.channels.pop(channel_id, None)
         if channel is None:
             return
@@ -96,14 +95,13 @@ class Gpu:
 
     def ring_doorbell(self, token: int) -> None:
         """A doorbell: note what was published and wake the consumer."""
-        with self._wake:
-            for channel in list(self.channels.values()):
+        with self._lock:
+            for channel in self.channels.values():
                 if channel.port.token == token and channel.alive:
                     first = channel.known_put
                     channel.announce()
                     self.order.doorbell(channel, first, channel.known_put)
-            self._rung += 1
-            self._wake.notify_all()
+        self._bell.ring()
 
     def idle(self) -> bool:
         """Whether nothing can make progress without the client."""
@@ -122,11 +120,11 @@ class Gpu:
 
     def shutdown(self) -> None:
         """Stop the consumer."""
-        with self._wake:
+        with self._lock:
             self._closing = True
-            for channel in list(self.channels.values()):
+            for channel in self.channels.values():
                 channel.stop = True
-            self._wake.notify_all()
+        self._bell.ring()
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join(5.0)
         self._thread = None
@@ -137,7 +135,7 @@ class Gpu:
 
     def barrier(self) -> None:
         """The client executed a barrier (only seen under --order)."""
-        with self._wake:
+        with self._lock:
             self.order.barrier(list(self.channels.values()))
 
     # what channels ask
@@ -207,20 +205,16 @@ class Gpu:
         return bool(channel.inflight) or not channel.blocked
 
     def _serve(self) -> None:
-        while True:
-            with self._wake:
-                if self._closing:
-                    return
-                rung = self._rung
-                if not any(c.has_work() for c in self._live()):
-                    self._wake.wait(0.05)
-                    continue
-            with self._busy:
-                progress = self._pass()
+        while not self._closing:
+            pause()  # the client's finalizers run on its own threads
+            try:
+                with self._busy:
+                    progress = self._pass()
+                waiting = any(c.has_work() for c in self._live())
+            finally:
+                resume()
             if not progress:
-                with self._wake:
-                    if self._rung == rung and not self._closing:
-                        self._wake.wait(POLL)
+                self._bell.wait(POLL if waiting else 0.05)
 
     def _pass(self) -> bool:
         """Serve every channel once; whether anything moved."""

@@ -15,7 +15,6 @@ import resource
 import select
 import socket
 import stat
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from os import close as _real_close
 from ..abi import abi
 from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
+from ..locks import Lock
 from ..memory import DmaBuf, caller
 from ..options import Options
 from ..report import Journal
@@ -58,8 +58,7 @@ class Kernel:
         self.abi = abi(options.profile)
         self.journal = journal or Journal()
         self.injector = Injector(options.inject, options.seed)
-        self.lock = threading.RLock()
-        self.fault_lock = threading.Lock()
+        self.lock, self.fault_lock = Lock(), Lock()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._soft, self._raised = soft, soft
         self._base = soft
@@ -324,7 +323,7 @@ class Kernel:
         with self.fault_lock:
             if not port.alive:
                 return
-            victims = [
+            victims = [  # list(): the client's threads open and close meanwhile
                 f
                 for f in list(self.files.values())
                 if isinstance(f, ChannelFile) and f.tsg is not None and f.tsg.id == port.tsg_id
@@ -344,15 +343,14 @@ class Kernel:
         """In a forked child: the model is a copy, the GPU and its channels are the parent's."""
         from .channel import ChannelFile
 
-        self.lock, self.fault_lock = threading.RLock(), threading.Lock()
-        self.executor, self.ports = None, {}
-        # Copies, here and below: a collection may close descriptors in the middle of a loop.
-        for file in list(self.files.values()):
-            if isinstance(file, ChannelFile):
-                file.gone, file.port = True, None
-        self.cpu_maps = []
-        self.usermode.forked()
-        self.journal.forked()
+        with self.lock:
+            self.executor, self.ports = None, {}
+            for file in self.files.values():
+                if isinstance(file, ChannelFile):
+                    file.gone, file.port = True, None
+            self.cpu_maps = []
+            self.usermode.forked()
+            self.journal.forked()
 
     def shutdown(self) -> None:
         """Stop the threads."""
@@ -363,25 +361,26 @@ class Kernel:
     def close(self) -> None:
         """Stop, and give back the model's own descriptors and the limit as it was."""
         self.shutdown()
-        for peer, file in list(self.peers.items()):
-            self.hangups.unregister(peer)
-            if file.peer is not None:
-                file.peer.close()
-        for handle in list(self.nvmap.handles.values()):
-            _real_close(handle.fd)
-        for fd in (self.usermode.fd, self.user.fd):
-            _real_close(fd)
-        self.hangups.close()
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft == self._raised != self._soft:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
+        with self.lock:
+            for peer, file in self.peers.items():
+                self.hangups.unregister(peer)
+                if file.peer is not None:
+                    file.peer.close()
+            for handle in self.nvmap.handles.values():
+                _real_close(handle.fd)
+            for fd in (self.usermode.fd, self.user.fd):
+                _real_close(fd)
+            self.hangups.close()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            if soft == self._raised != self._soft:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
 
     def ptimer(self) -> int:
         """PTIMER: nanoseconds, monotonic, the clock of semaphore timestamps."""
         return time.monotonic_ns()
 
     def leaks(self) -> list[str]:
-        """What is still open, mapped or allocated, one line each."""
+        """What is still open, mapped or allocated, one line each. Call it with the lock held."""
         found: list[str] = []
         for kind, n in sorted(count_kinds(self.files).items()):
             lines = sorted({f.line for f in self.files.values() if f.kind == kind})
@@ -393,7 +392,7 @@ class Kernel:
         held = [b for b in set(self.dmabufs.values()) if self.nvmap.client_fds(b)]
         if held:
             found.append(f"{len(held)} buffers with open dmabuf fds: {held[0]!r}")
-        vms = [getattr(f, "vm", None) for f in list(self.files.values())]
+        vms = [getattr(f, "vm", None) for f in self.files.values()]
         spaces = {vm.number: vm for vm in vms if vm is not None}
         for vm in spaces.values():
             maps = [m for m in vm.pages.mappings() if not m.kernel]
@@ -411,7 +410,7 @@ class Kernel:
     def check(self) -> None:
         """The model's invariants; raises AssertionError naming the one that broke."""
         with self.lock:
-            for file in list(self.files.values()):
+            for file in self.files.values():
                 check = getattr(file, "check", None)
                 if check is not None:
                     check()
@@ -449,4 +448,4 @@ _DMA_BUF_SYNC = {0x40086200}
 
 def count_kinds(files: dict[Key, File]) -> Counter[str]:
     """How many devices of each kind are open."""
-    return Counter(f.kind for f in list(files.values()))
+    return Counter(f.kind for f in files.values())

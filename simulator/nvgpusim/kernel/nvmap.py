@@ -69,7 +69,8 @@ class NvMapState:
         handle = Handle(number, buf, fd)
         self.handles[number] = self.by_buf[id(buf)] = handle
         status = os.fstat(fd)
-        self.kernel.dmabufs[status.st_dev, status.st_ino] = buf
+        buf.key = status.st_dev, status.st_ino
+        self.kernel.dmabufs[buf.key] = buf
         if number > FIRST_HANDLE:
             self.kernel.journal.rule("create.high")
         return handle
@@ -116,14 +117,12 @@ class NvMapState:
             self.kernel.journal.memory(-buf.size)
         self.kernel.journal.rule("dmabuf.lifetime")
         self.by_buf.pop(id(buf), None)
-        for key, value in list(self.kernel.dmabufs.items()):
-            if value is buf:
-                del self.kernel.dmabufs[key]
+        del self.kernel.dmabufs[buf.key]
 
     def check(self) -> None:
         """Every handle has a holder and every allocated buffer is accounted for."""
         total = 0
-        for handle in list(self.handles.values()):
+        for handle in self.handles.values():
             assert handle.users > 0 and handle.buf.refs["handle"] == 1, f"{handle.id:#x}"
             assert not handle.buf.freed
         for buf in set(self.kernel.dmabufs.values()):

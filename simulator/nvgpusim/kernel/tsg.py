@@ -42,7 +42,7 @@ class Tsg:
         """One holder less; the last one frees the TSG."""
         self.refs -= 1
         if self.refs == 0:
-            for vm in list(self.subcontexts.values()):
+            for vm in self.subcontexts.values():
                 vm.put()
             self.kernel.tsg_ids.append(self.id)
 
@@ -73,7 +73,7 @@ class Tsg:
     def enable(self, on: bool) -> None:
         """ENABLE and DISABLE."""
         self.enabled = on
-        for channel in list(self.channels):
+        for channel in self.channels:
             if channel.port is not None:
                 channel.port.enabled = on
 
@@ -130,7 +130,7 @@ class TsgFile(File):
         for channel in self.tsg.channels:
             assert channel.tsg is self.tsg
             assert channel.vm is not None and channel.vm.refs > 0
-        for veid, vm in list(self.tsg.subcontexts.items()):
+        for veid, vm in self.tsg.subcontexts.items():
             assert 0 <= veid < MAX_VEIDS and vm.refs > 0
 
     def _channel(self, fd: int) -> ChannelFile:

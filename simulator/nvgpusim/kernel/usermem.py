@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-import threading
 from collections.abc import Callable
+
+from ..locks import Lock
 
 _CHUNK = 1 << 16
 
@@ -19,7 +20,7 @@ class UserMemory:
 
     def __init__(self, scratch: int) -> None:
         self.fd = scratch
-        self._lock = threading.Lock()
+        self._lock = Lock()
         libc = ctypes.CDLL(None, use_errno=True)
         self._pread: Callable[..., int] = _function(libc, "pread")
         self._pwrite: Callable[..., int] = _function(libc, "pwrite")

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..gpu_api import FaultReport
+from ..locks import pause, resume
 from ..memory import client_line, map_pages
 
 if TYPE_CHECKING:
@@ -81,7 +82,11 @@ class Usermode:
             now = time.monotonic_ns()
             cells[TIME_HIGH], cells[TIME_LOW] = now >> 32, now & 0xFFFFFFFF
             if token != IDLE:
-                self.ring(token)
+                pause()  # the client's finalizers run on its own threads
+                try:
+                    self.ring(token)
+                finally:
+                    resume()
                 last = time.monotonic()
             quiet = time.monotonic() - last
             time.sleep(2e-5 if quiet < 0.01 else 2e-4 if quiet < 1 else 1e-3)

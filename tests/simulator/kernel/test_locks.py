@@ -1,0 +1,170 @@
+"""Garbage of the client: its finalizers never run inside the model, nor on the model's threads."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from nvgpusim.kernel import Kernel
+from nvgpusim.locks import Bell, Lock, client_hooks, pause, resume
+
+from . import rawclient as rc
+from .conftest import simulated
+from .rawclient import Board
+
+
+class Garbage:
+    """A cycle that closes descriptors when the collector finds it."""
+
+    def __init__(self, fds: list[int], threads: list[str]) -> None:
+        self.fds, self.threads, self.itself = fds, threads, self
+
+    def __del__(self) -> None:
+        self.threads.append(threading.current_thread().name)
+        for fd in self.fds:
+            os.close(fd)
+
+
+@pytest.fixture(autouse=True)
+def collector() -> Iterator[None]:
+    """As it was, whatever a test did."""
+    thresholds, enabled = gc.get_threshold(), gc.isenabled()
+    gc.collect()
+    yield
+    gc.set_threshold(*thresholds)
+    assert gc.isenabled() == enabled
+
+
+def test_a_collection_at_any_allocation_of_a_system_call(kernel: Kernel) -> None:
+    board = Board()
+    threads: list[str] = []
+    for allocations in range(1, 160):
+        gc.disable()
+        fds = [board.dmabuf() for _ in range(3)]
+        handles = [rc.create(board.nvmap, 4096) for _ in range(3)]
+        gc.collect()
+        Garbage(fds, threads)
+        del fds
+        gc.set_threshold(allocations)
+        gc.enable()
+        for handle in handles:
+            rc.free(board.nvmap, handle)
+        space = rc.alloc_as(board.ctrl)
+        rc.alloc_space(space, 16, flags=0)
+        os.close(space)
+        gc.set_threshold(0)
+        gc.collect()
+        kernel.check()
+    board.close()
+    assert len(threads) == 159 and set(threads) == {threading.current_thread().name}
+    assert kernel.leaks() == [] and not kernel.dmabufs
+
+
+def test_no_finalizer_on_a_thread_of_the_model() -> None:
+    with simulated(execute=True):
+        board = Board()
+        threads: list[str] = []
+        channel = board.channel()
+        bell = rc.view(board.usermode, 0x10000).cast("I")
+        for _ in range(20):
+            gc.disable()
+            Garbage([board.dmabuf()], threads)
+            channel.submit(0, 0, bell=False)  # a NOP
+            gc.set_threshold(1)
+            gc.enable()
+            bell[0x90 // 4] = channel.token
+            time.sleep(5e-3)  # the model's threads are the only ones that allocate
+        gc.collect()
+        del bell
+        board.close()
+    assert len(threads) == 20 and set(threads) == {threading.current_thread().name}
+
+
+def test_held_by_whom_and_how_often() -> None:
+    lock, other = Lock(), Lock()
+    with lock:
+        assert not gc.isenabled()
+        with lock, other:
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+        waiting = threading.Thread(target=lock.acquire, daemon=True)
+        waiting.start()
+        waiting.join(0.05)
+        assert waiting.is_alive()
+    waiting.join()
+    assert not gc.isenabled()  # that thread has it now
+    resume()
+    assert gc.isenabled()
+
+
+def test_many_threads() -> None:
+    lock, seen = Lock(), []
+
+    def work() -> None:
+        for _ in range(500):
+            pause()
+            with lock:
+                seen.append(gc.isenabled())
+            resume()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == [False] * 2000 and gc.isenabled()
+
+
+def test_the_clients_wish_is_kept() -> None:
+    hooks = client_hooks()
+    assert hooks["isenabled"]()
+    with Lock():
+        assert hooks["isenabled"]() and not gc.isenabled()
+        hooks["disable"]()
+        assert not hooks["isenabled"]()
+    assert not gc.isenabled() and not hooks["isenabled"]()
+    with Lock():
+        hooks["enable"]()
+        assert hooks["isenabled"]() and not gc.isenabled()
+    assert gc.isenabled()
+    hooks["disable"]()
+    assert not gc.isenabled()
+    hooks["enable"]()
+    assert gc.isenabled()
+
+
+def test_hooks_are_in_place_while_simulated(kernel: Kernel) -> None:
+    with kernel.lock:
+        assert gc.isenabled()
+        gc.disable()
+    assert not gc.isenabled()
+    gc.enable()
+
+
+def test_a_child_finds_locks_free_and_collections_on() -> None:
+    lock = Lock()
+    holder = threading.Thread(target=lock.acquire, daemon=True)
+    holder.start()
+    holder.join()
+    pid = os.fork()
+    if not pid:
+        with lock:
+            inside = gc.isenabled()
+        os._exit(0 if gc.isenabled() and not inside else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    resume()
+
+
+def test_a_bell_is_not_lost_and_not_counted() -> None:
+    bell = Bell()
+    bell.ring()
+    bell.ring()
+    bell.wait(30)
+    start = time.monotonic()
+    bell.wait(0.05)
+    assert time.monotonic() - start >= 0.04
