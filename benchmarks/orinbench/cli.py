@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import click
 
 from orinbench.check_command import check_command
-from orinbench.compare import compare_command
+from orinbench.compare.command import compare_command
 from orinbench.errors import BenchError
+from orinbench.history.command import history_command
 from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
 from orinbench.sass import sass_command
@@ -23,6 +24,7 @@ orinbench.add_command(llama_bench_command)
 orinbench.add_command(synth_command)
 orinbench.add_command(check_command)
 orinbench.add_command(compare_command)
+orinbench.add_command(history_command)
 orinbench.add_command(profile_command)
 orinbench.add_command(sass_command)
 

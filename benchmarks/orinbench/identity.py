@@ -16,7 +16,7 @@ KEY_FIELDS = (
 SETTING_FIELDS = ("n_batch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
 # What is worth saying when it differs between the two.
 CONTEXT_FIELDS = (
-    *("cpu", "board", "kernel", "tinygrad_version", "flake_revision"),
+    *("cpu", "board", "kernel", "tinygrad_series", "flake_revision"),
     *("cpu_governors", "tinygrad_variables"),
 )
 
@@ -42,9 +42,15 @@ def _plain(value: Any) -> Any:
 
 def case_label(record: Record) -> str:
     """Return the case in words: benchmark, test, backend, model."""
-    name = "" if record["benchmark"] == "llama-bench" else f"{record['benchmark']} "
     model = f", {record['model_type']}" if record["model_type"] else ""
-    return f"{name}{record['test']}, {record['backend']}{model}"
+    return f"{case_test(record)}, {record['backend']}{model}"
+
+
+def case_test(record: Record) -> str:
+    """Return the test, behind the benchmark's name unless it is llama-bench."""
+    if record["benchmark"] == "llama-bench":
+        return str(record["test"])
+    return f"{record['benchmark']} {record['test']}"
 
 
 def device_label(record: Record) -> str:

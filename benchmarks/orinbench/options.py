@@ -110,12 +110,13 @@ def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not options["no_history"]:
-        _keep(records, options["history"] or history_path())
+        keep(records, options["history"] or history_path())
     if options["output_err"]:  # last: whoever reads it takes it from its first line to the end
         sys.stderr.write(RENDERERS[options["output_err"]](records))
 
 
-def _keep(records: Sequence[Record], path: Path) -> None:
+def keep(records: Sequence[Record], path: Path) -> None:
+    """Keep a run in the history, and say as which one; what goes wrong is a line."""
     try:
         with History(path, write=True) as history:
             run, _ = history.add(records, _command_line())

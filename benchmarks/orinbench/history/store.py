@@ -185,6 +185,11 @@ class History:
             for id_, started, kept, origin, partial, environment, n_records in runs
         ]
 
+    def ids(self) -> set[int]:
+        """Return the ids of all runs."""
+        with self._told():
+            return {id_ for (id_,) in self._database.execute("SELECT id FROM runs")}
+
     def records(self, run: int) -> list[Record]:
         """Return a run's records; raises BenchError if there is no such run."""
         with self._told():

@@ -1,0 +1,140 @@
+"""Revisions of the patch series, each built into a virtual environment of its own, once.
+
+The environment holds that revision's tinygrad alone; everything else comes from the environment
+that orinbench runs in, so that both sides are measured by the same code.
+"""
+
+import fcntl
+import hashlib
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orinbench.errors import BenchError
+from orinbench.journal import journal_directory
+from orinbench.talk import Talk
+
+PARTS = ("tools", "patches")
+# Present once the environment is whole; holds the version of its tinygrad.
+COMPLETE = "tinygrad-version"
+PATH_FILE = "orinbench-parent.pth"
+VERSION_PROGRAM = "from importlib.metadata import version; print(version('tinygrad'))"
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A commit of a checkout of this repository: `name` is what the user called it."""
+
+    name: str
+    commit: str
+    repository: Path
+    patches: str  # git's name of the tree patches/tinygrad
+
+
+@dataclass(frozen=True)
+class Built:
+    """A revision that can be run: its interpreter, the version of its tinygrad, its own folder."""
+
+    revision: Revision
+    python: Path
+    version: str
+    folder: Path
+
+
+def find_revision(name: str, directory: Path) -> Revision | None:
+    """Return the revision that `name` means in the checkout around `directory`; None if none."""
+    top = _git(directory, "rev-parse", "--show-toplevel")
+    if top is None:
+        return None
+    repository = Path(top)
+    commit = _git(
+        repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
+    )
+    if commit is None:
+        return None
+    tree = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}:patches/tinygrad")
+    if tree is None or _git(repository, "cat-file", "-e", f"{commit}:tools/series") is None:
+        raise BenchError(f"{name}: this revision has no tools/series and patches/tinygrad to build")
+    return Revision(name, commit, repository, tree)
+
+
+def build(revision: Revision, talk: Talk) -> Built:
+    """Return the revision's environment, made now if it is not there; raises BenchError."""
+    parent = "\n".join([sys.version, sys.prefix, *_site_directories()])
+    key = hashlib.sha256(f"{revision.patches}\n{parent}".encode()).hexdigest()[:16]
+    folder = journal_directory().with_name("revisions") / key
+    python = folder / "venv" / "bin" / "python"
+    with _locked(folder.with_suffix(".lock")):
+        complete = folder / COMPLETE
+        if not complete.is_file():
+            talk.phase(f"building tinygrad of {revision.name} ({revision.commit[:12]})")
+            shutil.rmtree(folder, ignore_errors=True)
+            _install(revision, folder)
+            (version,) = _run(revision, [str(python), "-c", VERSION_PROGRAM]).split()
+            complete.write_text(version)
+        return Built(revision, python, complete.read_text(), folder)
+
+
+def _install(revision: Revision, folder: Path) -> None:
+    """Make the environment, and let the revision's own tools/series put its tinygrad there."""
+    venv = folder / "venv"
+    _run(revision, [sys.executable, "-m", "venv", str(venv)])
+    with tempfile.TemporaryDirectory(prefix="orinbench-") as place:
+        archive = subprocess.run(
+            ["git", "-C", str(revision.repository), "archive", revision.commit, *PARTS],
+            capture_output=True,
+            check=False,
+        )
+        if archive.returncode:
+            raise BenchError(f"{revision.name}: git archive: {archive.stderr.decode().strip()}")
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+            tar.extractall(place, filter="data")
+        _run(revision, [sys.executable, f"{place}/tools/series", "install", str(venv)])
+    (site,) = venv.glob("lib/python3*/site-packages")
+    # Behind the environment's own packages, so that its tinygrad is the one that is imported.
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in _site_directories()]
+    (site / PATH_FILE).write_text("".join(lines))
+
+
+def _site_directories() -> list[str]:
+    """Return where the running Python has its packages."""
+    ends = ("site-packages", "dist-packages")
+    return [path for path in sys.path if path.endswith(ends) and os.path.isdir(path)]
+
+
+def _run(revision: Revision, command: Sequence[str]) -> str:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+        raise BenchError(f"{revision.name}: cannot be built: {last}")
+    return done.stdout
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    """Return what git prints, None if it fails or is not there."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout.strip()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Let one process at a time build one environment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
