@@ -6,6 +6,10 @@ asked for the PTX of the very program whose cubin a client takes, and nvJitLink'
 until its cubin is taken. Later a launch finds the program by the bytes at its address, the sites of
 relocations left out. Pairs also go to a directory, so that compile caches and worker processes of
 the client lose nothing: $NVGPUSIM_CACHE, else $XDG_CACHE_HOME/nvgpusim, else ~/.cache/nvgpusim.
+
+Different sources can have equal code: `x / nan` never loads x and is a fill with NaN, but its PTX
+loads x. :func:`best` takes the source whose parameters are as long as the launch's bank 0 says, and
+of several the one that reads least: what equal code reads, every source of it reads.
 """
 
 from __future__ import annotations
@@ -33,6 +37,8 @@ R_64, R_LO, R_HI = 2, 0x38, 0x39
 """R_CUDA_64, R_CUDA_ABS32_LO_20, R_CUDA_ABS32_HI_20: what sm_8x cubins of nvcc and NVRTC use."""
 EIATTR_MIN_STACK, EIATTR_REGCOUNT = 0x12, 0x2F
 SHT_RELA, SHT_REL, SHT_SYMTAB, SHT_NOBITS = 4, 9, 2, 8
+HEAD = 128
+"""Bytes by which code is looked up first: .text sections of sm_8x are multiples of 128."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,11 @@ class Relocation:
 
 @dataclass
 class Program:
-    """One kernel of a cubin; `code` is made from its PTX when first asked for."""
+    """One kernel of a cubin; `code` is made from its PTX when first asked for.
+
+    `holes`: offsets of relocated words in `text`. `registers` per thread, `min_stack`, `shared` and
+    `bank0` (.nv.constant0: driver's words and parameters) in bytes.
+    """
 
     name: str
     text: bytes
@@ -57,6 +67,7 @@ class Program:
     registers: int
     min_stack: int
     shared: int
+    bank0: int = 0
     relocations: list[Relocation] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
     _code: Code | None = None
@@ -71,12 +82,33 @@ class Program:
             self._code = compile_kernel(module, module.kernels[self.name])
         return self._code
 
+    @property
+    def reads(self) -> int:
+        """Loads in the PTX, parameters left out; PTX that cannot be parsed reads most."""
+        try:
+            kernel = _parsed(self.ptx).kernels.get(self.name)
+        except PtxError:
+            kernel = None
+        if kernel is None:
+            return sys.maxsize
+        return sum(i.op == "ld" and "param" not in i.mods for i in kernel.instrs)
+
     def matches(self, image: bytes) -> bool:
         """Whether the bytes are this program's, relocated words aside."""
         return (
             len(image) >= len(self.text)
             and _blank(image[: len(self.text)], self.holes) == self.text
         )
+
+
+def best(programs: Sequence[Program], bank0: int) -> Program:
+    """The program of a launch among those with its code; `bank0`: the QMD's size field of bank 0,
+    units of 16 bytes, or bytes from clients that take it for such."""
+
+    def rank(program: Program) -> tuple[bool, int]:
+        return bank0 not in (program.bank0, -(-program.bank0 // 16)), program.reads
+
+    return programs[0] if len(programs) == 1 else min(programs, key=rank)
 
 
 _modules: dict[str, Module] = {}
@@ -184,7 +216,7 @@ def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
         name = s.name[6:]
         own = [r for r in relocations if r.section == s.name]
         holes = tuple(sorted(r.offset + (4 if r.kind in (R_LO, R_HI) else 0) for r in own))
-        shared = next((x.size for x in sections if x.name == f".nv.shared.{name}"), 0)
+        sizes = {x.name: x.size for x in sections}
         out.append(
             Program(
                 name,
@@ -193,7 +225,8 @@ def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
                 ptx,
                 counts.get((EIATTR_REGCOUNT, name), 0),
                 counts.get((EIATTR_MIN_STACK, name), 0),
-                shared,
+                sizes.get(f".nv.shared.{name}", 0),
+                sizes.get(f".nv.constant0.{name}", 0),
                 [r for r in relocations if r.section in (s.name, ".nv.constant4")],
                 constants,
             )
@@ -218,7 +251,9 @@ class Programs:
     def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
         self._lock = Lock()
-        self._by_length: dict[int, dict[bytes, Program]] = {}
+        self._by_text: dict[bytes, list[Program]] = {}
+        self._lengths: dict[bytes, list[int]] = {}
+        self._looked: set[bytes] = set()
         self._loose: list[Program] = []
         self._seen: set[str] = set()
         self._read: set[str] = set()
@@ -242,16 +277,21 @@ class Programs:
                 if program.holes:
                     self._loose.append(program)
                 else:
-                    self._by_length.setdefault(len(program.text), {})[program.text] = program
+                    self._by_text.setdefault(program.text, []).append(program)
+                    lengths = self._lengths.setdefault(program.text[:HEAD], [])
+                    if len(program.text) not in lengths:
+                        lengths.append(len(program.text))
+                        lengths.sort(reverse=True)
         if keep:
             for program in programs:
-                self._write(program, cubin, text)
+                self._write(program, key, cubin, text)
         return programs
 
-    def _write(self, program: Program, cubin: bytes, ptx: str) -> None:
-        """Keep a pair as LENGTH/HASH of the code; LENGTH is "holes" for code with relocations."""
+    def _write(self, program: Program, key: str, cubin: bytes, ptx: str) -> None:
+        """Keep a pair as LENGTH/CODE-PAIR, hashes of the code and of both files; LENGTH is "holes"
+        for code with relocations."""
         place = self.directory / ("holes" if program.holes else str(len(program.text)))
-        name = hashlib.sha256(program.text).hexdigest()
+        name = f"{hashlib.sha256(program.text).hexdigest()}-{key[:16]}"
         if (place / f"{name}.ptx").exists():
             return
         try:
@@ -263,22 +303,25 @@ class Programs:
         except OSError as e:
             print(f"nvgpusim: cannot keep PTX in {place}: {e}", file=sys.stderr)
 
-    def find(self, image: bytes) -> Program | None:
-        """The program whose code `image` begins with; the longest, where several do."""
+    def find(self, image: bytes) -> list[Program]:
+        """The programs whose code `image` begins with: the longest such code, none if unknown."""
         found = self._known(image)
-        if found is None and self._load(image):
+        if not found or found[0].text not in self._looked:
+            self._load(image)
             found = self._known(image)
+            self._looked.update(p.text for p in found)
         return found
 
-    def _known(self, image: bytes) -> Program | None:
+    def _known(self, image: bytes) -> list[Program]:
         with self._lock:
-            for length in sorted(self._by_length, reverse=True):
-                if length <= len(image) and (p := self._by_length[length].get(image[:length])):
-                    return p
-            return next((p for p in self._loose if p.matches(image)), None)
+            for length in self._lengths.get(image[:HEAD], ()):
+                if same := self._by_text.get(image[:length]):
+                    return same
+            loose = [p for p in self._loose if p.matches(image)]
+            return [p for p in loose if p.text == loose[0].text]
 
-    def _load(self, image: bytes) -> bool:
-        """Read the pairs for this code that other processes have written; whether there are any."""
+    def _load(self, image: bytes) -> None:
+        """Read the pairs for this code that other processes have written."""
         paths = []
         try:
             for place in self.directory.iterdir():
@@ -286,15 +329,14 @@ class Programs:
                     paths += list(place.glob("*.ptx"))
                 elif place.name.isdigit() and int(place.name) <= len(image):
                     digest = hashlib.sha256(image[: int(place.name)]).hexdigest()
-                    paths += [p for p in [place / f"{digest}.ptx"] if p.exists()]
+                    paths += list(place.glob(f"{digest}*.ptx"))
         except OSError:
-            return False
+            return
         for path in paths:
             cubin = path.with_suffix(".cubin")
             if str(path) not in self._read and cubin.exists():
                 self._read.add(str(path))
                 self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
-        return bool(paths)
 
 
 PROGRAMS = Programs()

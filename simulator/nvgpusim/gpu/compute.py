@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..memory import MmuFault
-from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program
+from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
 from ..ptx.launch import PARAM_BASE
 from .faults import GpuFault, gr_class, illegal_method, mmu, sm
@@ -37,7 +37,7 @@ class Caches:
     """Instruction and constant caches of a GPU: kept until an invalidate, by address."""
 
     def __init__(self) -> None:
-        self.code: dict[tuple[int, int], tuple[Program, bytes]] = {}
+        self.code: dict[tuple[int, int], tuple[list[Program], bytes]] = {}
         self.constants: dict[tuple[int, int], bytes] = {}
 
 
@@ -198,6 +198,10 @@ class Compute:
 
     def program(self, qmd: Qmd) -> Program:
         """The program at the entry point, as the instruction cache holds it."""
+        return best(self.programs(qmd), qmd["CONSTANT_BUFFER_SIZE_SHIFTED4_0"])
+
+    def programs(self, qmd: Qmd) -> list[Program]:
+        """All programs with the code that the instruction cache holds."""
         c = self.c
         va = qmd.program
         if qmd["INVALIDATE_INSTRUCTION_CACHE"]:
@@ -211,22 +215,22 @@ class Compute:
             if cached[1][: len(image)] != image:
                 c.gpu.note(
                     f"stale instruction cache: the code at {va:#x} was replaced, kernel "
-                    f"{cached[0].name} is still cached and runs (no 0x1698 with bit 0 between); "
+                    f"{cached[0][0].name} is still cached and runs (no 0x1698 with bit 0 between); "
                     f"{c.line}"
                 )
             return cached[0]
-        program = PROGRAMS.find(image)
-        if program is None:
+        programs = PROGRAMS.find(image)
+        if not programs:
             raise gr_class(
                 f"unrecognised program at {va:#x} (first bytes {image[:16].hex()}): register its "
                 f"cubin with its PTX (python -m nvgpusim.programs CUBIN PTX)",
                 PROGRAM_ADDRESS=f"{va:#x}",
                 **c.details(),
             )
-        after = -(-(va + len(program.text)) // PAGE) * PAGE
-        c.vm.view(after, 1, "fetch")  # instruction prefetch runs past the end
-        c.gpu.caches.code[key] = program, image[: len(program.text)]
-        return program
+        size = len(programs[0].text)
+        c.vm.view(-(-(va + size) // PAGE) * PAGE, 1, "fetch")  # instruction prefetch runs past it
+        c.gpu.caches.code[key] = programs, image[:size]
+        return programs
 
     def banks(self, qmd: Qmd) -> dict[int, bytes]:
         """Constant banks as the constant cache holds them."""

@@ -1,6 +1,6 @@
-"""kernels.cu -> kernels.cubin and kernels.ptx with NVRTC 12.6 (libnvrtc.so.12 must be findable).
+"""kernels.cu -> kernels.cubin, kernels.ptx (NVRTC 12.6); equal.ptx -> equal.cubin (nvJitLink 12.6).
 
-python tests/simulator/gpu/build.py
+python tests/simulator/gpu/build.py, with libnvrtc.so.12 and libnvJitLink.so.12 findable.
 """
 
 from __future__ import annotations
@@ -9,10 +9,18 @@ import ctypes
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+INPUT_PTX = 2
+"""NVJITLINK_INPUT_PTX."""
 
 
 def main() -> None:
-    """Compile for sm_87; the PTX is the one that the cubin came from."""
+    """Compile for sm_87."""
+    compile_c()
+    link_ptx()
+
+
+def compile_c() -> None:
+    """The PTX is the one that the cubin came from."""
     lib = ctypes.CDLL("libnvrtc.so.12")
     prog, size = ctypes.c_void_p(), ctypes.c_size_t()
     source = (HERE / "kernels.cu").read_bytes()
@@ -31,6 +39,25 @@ def main() -> None:
     lib.nvrtcGetPTX(prog, ptx)
     (HERE / "kernels.cubin").write_bytes(cubin.raw)
     (HERE / "kernels.ptx").write_bytes(ptx.value)
+
+
+def link_ptx() -> None:
+    """One cubin with all kernels of equal.ptx."""
+    lib = ctypes.CDLL("libnvJitLink.so.12")
+    source, size = (HERE / "equal.ptx").read_bytes(), ctypes.c_size_t()
+    handle, option = ctypes.c_void_p(), (ctypes.c_char_p * 1)(b"-arch=sm_87")
+    done = [lib.nvJitLinkCreate(ctypes.byref(handle), 1, option)]
+    done.append(lib.nvJitLinkAddData(handle, INPUT_PTX, source, len(source), b"equal.ptx"))
+    done.append(lib.nvJitLinkComplete(handle))
+    if any(done):
+        lib.nvJitLinkGetErrorLogSize(handle, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value + 1)
+        lib.nvJitLinkGetErrorLog(handle, log)
+        raise SystemExit(f"nvJitLink: {done}: {log.value.decode()}")
+    lib.nvJitLinkGetLinkedCubinSize(handle, ctypes.byref(size))
+    cubin = ctypes.create_string_buffer(size.value)
+    lib.nvJitLinkGetLinkedCubin(handle, cubin)
+    (HERE / "equal.cubin").write_bytes(cubin.raw)
 
 
 if __name__ == "__main__":

@@ -22,17 +22,18 @@ from nvgpusim.programs import PROGRAMS, Program, _sections, register
 
 HERE = Path(__file__).resolve().parent
 CUBIN, PTX = HERE / "kernels.cubin", HERE / "kernels.ptx"
+EQUAL, EQUAL_PTX = HERE / "equal.cubin", HERE / "equal.ptx"
 SHARED_WINDOW, LOCAL_WINDOW = 0xFE00000000, 0xFD00000000
 STACK_TOP, SLM = 0xFFFDC0, 0x300
 PER_TPC = -(-(-(-32 * SLM // 0x200) * 0x200 * 96) // 0x8000) * 0x8000
 register(CUBIN, PTX)
-SECTIONS = {s.name: s for s in _sections(CUBIN.read_bytes())}
+register(EQUAL, EQUAL_PTX)
+SECTIONS = {s.name: s for cubin in (EQUAL, CUBIN) for s in _sections(cubin.read_bytes())}
 
 
 def program(name: str) -> Program:
-    """A kernel of kernels.cu."""
-    found = PROGRAMS.find(SECTIONS[f".text.{name}"].data)
-    assert found is not None and found.name == name
+    """A kernel of kernels.cu or equal.ptx."""
+    (found,) = (p for p in PROGRAMS.find(SECTIONS[f".text.{name}"].data) if p.name == name)
     return found
 
 

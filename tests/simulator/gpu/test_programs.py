@@ -16,7 +16,7 @@ from nvgpusim import programs
 from nvgpusim.errors import SimError
 from nvgpusim.gpu import bench
 
-from .rig import CUBIN, PTX, SECTIONS
+from .rig import CUBIN, EQUAL, EQUAL_PTX, PTX, SECTIONS, Rig, launch, u64
 
 SIMULATOR = Path(programs.__file__).resolve().parents[1]
 TEXT = SECTIONS[".text.k_set"].data
@@ -27,11 +27,42 @@ def test_found_by_content_in_another_process(tmp_path: Path) -> None:
     assert len(first.register(CUBIN.read_bytes(), PTX.read_bytes())) == 10
     assert first.register(CUBIN.read_bytes(), PTX.read_bytes()) == [], "known already"
     second = programs.Programs(tmp_path)
-    found = second.find(TEXT + bytes(100))
-    assert found is not None and found.name == "k_set"
+    (found,) = second.find(TEXT + bytes(100))
+    assert found.name == "k_set"
     assert found.registers > 0
-    assert second.find(bytes(512)) is None
-    assert second.find(TEXT[:128] + bytes(len(TEXT))) is None, "same beginning, other code"
+    assert second.find(bytes(512)) == []
+    assert second.find(TEXT[:128] + bytes(len(TEXT))) == [], "same beginning, other code"
+
+
+def test_equal_code_of_several_sources(tmp_path: Path) -> None:
+    programs.Programs(tmp_path).register(EQUAL.read_bytes(), EQUAL_PTX.read_bytes())
+    found = programs.Programs(tmp_path).find(SECTIONS[".text.k_fill"].data)
+    names = {p.name: p for p in found}
+    assert set(names) == {"k_fill", "k_fill_drops", "k_fill_ignores"}
+    assert [names[n].reads for n in sorted(names)] == [0, 1, 0]
+    drops = names["k_fill_drops"]
+    one, two = names["k_fill"].bank0, drops.bank0
+    assert (one, two) == (0x160 + 8, 0x160 + 16)
+    for order in ([drops, *found], [*found, drops]):
+        assert programs.best(order, one).name == "k_fill"
+        assert programs.best(order, two).name == "k_fill_ignores"
+        assert programs.best(order, two // 16).reads == 0
+        assert programs.best(order, 1).reads == 0, "a size of nobody's"
+    assert programs.best([drops], one) is drops
+
+
+@pytest.mark.parametrize("shift", [0, 4], ids=["bytes", "units of 16"])
+@pytest.mark.parametrize("parameters", [(), (4,), (0,)], ids=["one", "two", "null"])
+def test_a_dropped_load_is_not_run(parameters: tuple[int, ...], shift: int) -> None:
+    rig = Rig()
+    rig.setup()
+    out = rig.alloc(4096)
+    size = -(-(0x160 + 8 + 8 * len(parameters)) // (1 << shift))
+    qmd = rig.qmd("k_fill", u64(out, *parameters), b1087_1075=size)
+    rig.submit(launch(qmd))
+    rig.done()
+    rig.close()
+    assert (rig.at(out, 32) == 77).all() and not rig.at(out, 64)[32:].any()
 
 
 def test_relocated_words_do_not_count() -> None:
@@ -120,7 +151,7 @@ def test_nvrtc_hook(known: programs.Programs) -> None:
     programs.hook_nvrtc(library)
     out = ctypes.create_string_buffer(CUBIN.stat().st_size)
     assert library.nvrtcGetCUBIN(None, out) == 0
-    assert known.find(TEXT) is not None
+    assert known.find(TEXT)
 
 
 def test_jitlink_hook(known: programs.Programs) -> None:
@@ -130,7 +161,7 @@ def test_jitlink_hook(known: programs.Programs) -> None:
     handle = ctypes.c_void_p(0x1234)
     assert library.nvJitLinkAddData(handle, 2, PTX.read_bytes(), 1, b"") == 0
     assert library.nvJitLinkGetLinkedCubin(handle, out) == 0
-    assert known.find(TEXT) is not None
+    assert known.find(TEXT)
     assert len(library.added) == 1
 
 
@@ -180,7 +211,7 @@ p += '.visible .entry from_ptx(.param .u64 x)\\n{ ret; }'
 for cubin in (NVRTCCompiler("sm_87", ptx=False).compile(c), NVPTXCompiler("sm_87").compile(p)):
     for s in programs._sections(cubin):
         if s.name.startswith(".text."):
-            print(programs.PROGRAMS.find(s.data).code.kernel.name)
+            print(programs.PROGRAMS.find(s.data)[0].code.kernel.name)
 """
 
 
