@@ -13,6 +13,7 @@ from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
 from orinbench.sass import sass_command
 from orinbench.synth import synth_command
+from orinbench.tune.command import tune_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,6 +28,7 @@ orinbench.add_command(compare_command)
 orinbench.add_command(history_command)
 orinbench.add_command(profile_command)
 orinbench.add_command(sass_command)
+orinbench.add_command(tune_command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

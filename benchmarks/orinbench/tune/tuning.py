@@ -1,0 +1,248 @@
+"""Tuning files: one entry a kernel, addressed by what it computes and what it runs on.
+
+JSON that people review: sorted, optimizations as text, times before and after. The same form is the
+file that `tune` keeps for itself, what `tune export` writes and what the overlay can carry.
+"""
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orinbench.errors import BenchError
+from orinbench.journal import journal_directory
+from orinbench.statistics import Verdict, compare_paired
+from orinbench.tune.opts import format_opts, parse_opts
+
+FORMAT = "tinygrad-orin tuning 1"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_SERIES = re.compile(r"[0-9a-f]{12}")
+# A file of a whole model has some dozens of entries of half a kilobyte.
+_LARGEST = 32 << 20
+# A ratio this close to 1 is not held against an entry.
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True, order=True)
+class Target:
+    """What the kernels were compiled for, and by what."""
+
+    device: str  # tinygrad's, e.g. "CUDA"
+    renderer: str  # the name of its class, e.g. "CUDARenderer"
+    arch: str  # e.g. "sm_87"
+    base: str  # tinygrad's version
+    series: str  # first 12 digits of the patch series' hash; empty: stock
+
+    def __str__(self) -> str:
+        series = f"+orin.{self.series}" if self.series else ""
+        return f"{self.device} {self.renderer} {self.arch}, tinygrad {self.base}{series}"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel's time in microseconds: median, least and most of `n` launches."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a search found for one kernel."""
+
+    kernel: str  # SHA-256 of the AST before any optimization, whatever the level
+    target: Target
+    level: int  # BEAM
+    cold_l2: bool  # the search timed with a flushed L2
+    name: str  # as tinygrad calls the kernel with its default optimizations
+    opts: str
+    default_opts: str
+    before: Timing  # with the default optimizations
+    after: Timing  # with `opts`, launches of both taken in turn
+    search_s: float
+    model: str  # what the kernel was met in: type and context, no path
+    launches: dict[str, int] = field(default_factory=dict)  # by "token" and "prompt"
+    measured_on: str = ""
+    measured: str = ""  # date
+
+    @property
+    def identity(self) -> tuple[str, Target, int]:
+        """What the entry is about: of two entries with one identity only one can be used."""
+        return self.kernel, self.target, self.level
+
+    @property
+    def speedup(self) -> float:
+        """The default's time over the found one's."""
+        return self.before.median / self.after.median
+
+    @property
+    def line(self) -> str:
+        """The entry as one line for people."""
+        return (
+            f"{self.name} ({self.kernel[:12]}, BEAM={self.level}): {self.opts or 'none'}: "
+            f"{self.before.median:.1f} -> {self.after.median:.1f} us, {self.speedup:.2f}x"
+        )
+
+
+def merge(*sides: Iterable[Entry]) -> list[Entry]:
+    """Return the entries of all sides, one for each identity, in the order of a file.
+
+    Of two the one with the larger speedup stays: both of its times are of one machine and one
+    minute, while times of two machines tell of their clocks. Of equal ones the quicker, then the
+    one whose text sorts first, so that the order of the sides does not matter.
+    """
+    kept: dict[tuple[str, Target, int], Entry] = {}
+    for entry in (entry for side in sides for entry in side):
+        other = kept.get(entry.identity)
+        if other is None or _rank(entry) < _rank(other):
+            kept[entry.identity] = entry
+    return sorted(kept.values(), key=lambda e: (e.target, e.name, e.kernel, e.level))
+
+
+def _rank(entry: Entry) -> tuple[float, float, str]:
+    return -entry.speedup, entry.after.median, json.dumps(asdict(entry), sort_keys=True)
+
+
+def dump(entries: Iterable[Entry]) -> str:
+    """Return the text of a tuning file."""
+    plain = [_plain(entry) for entry in merge(entries)]
+    text = {"format": FORMAT, "entries": plain}
+    return json.dumps(text, indent=2, ensure_ascii=False) + "\n"
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    values = asdict(entry)
+    values["target"] = dict(sorted(values["target"].items()))
+    return values
+
+
+def write(entries: Iterable[Entry], path: Path) -> None:
+    """Write a tuning file whole, or not at all; raises BenchError."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(dump(entries))
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def load(path: Path) -> list[Entry]:
+    """Return a tuning file's entries; raises BenchError with one line for any other file."""
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise BenchError(f"{path}: larger than {_LARGEST >> 20} MiB: no tuning file")
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BenchError(f"{path}: no text; want what `orinbench tune export` writes") from None
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror}") from error
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BenchError(f"{path}: no JSON; want what `orinbench tune export` writes") from None
+    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
+        said = whole.get("format") if isinstance(whole, dict) else None
+        raise BenchError(f"{path}: format {str(said)[:60]!r}; this orinbench reads {FORMAT!r}")
+    if not isinstance(whole.get("entries"), list):
+        raise BenchError(f"{path}: entries: want a list")
+    found = [_entry(raw, f"{path}: entry {i + 1}") for i, raw in enumerate(whole["entries"])]
+    merged = merge(found)
+    if len(merged) != len(found):
+        raise BenchError(f"{path}: two entries for one kernel, target and level; merge it with -o")
+    return merged
+
+
+def _take(raw: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
+    value = raw.get(name) if isinstance(raw, dict) else None
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        wanted = kind.__name__ if isinstance(kind, type) else "number"
+        raise BenchError(f"{where}: {name} is {str(value)[:60]!r}; want a {wanted}")
+    return value
+
+
+def _text(raw: Any, name: str, where: str) -> str:
+    value: str = _take(raw, name, str, where)
+    if len(value) > 400 or not value.isprintable():
+        raise BenchError(f"{where}: {name} is longer than 400 characters or not printable")
+    return value
+
+
+def _timing(raw: Any, name: str, where: str) -> Timing:
+    inner, at = _take(raw, name, dict, where), f"{where}: {name}"
+    median, low, high = (
+        float(_take(inner, key, (int, float), at)) for key in ("median", "low", "high")
+    )
+    if not 0 < low <= median <= high < float("inf"):
+        raise BenchError(f"{at}: want 0 < low <= median <= high, in microseconds")
+    return Timing(median, low, high, _take(inner, "n", int, at))
+
+
+def _entry(raw: Any, where: str) -> Entry:
+    kernel, target = _text(raw, "kernel", where), _take(raw, "target", dict, where)
+    if not _DIGEST.fullmatch(kernel):
+        raise BenchError(f"{where}: kernel is {kernel[:70]!r}; want 64 hexadecimal digits")
+    made_for = Target(
+        *(_text(target, key, f"{where}: target") for key in ("device", "renderer", "arch")),
+        *(_text(target, key, f"{where}: target") for key in ("base", "series")),
+    )
+    if made_for.series and not _SERIES.fullmatch(made_for.series):
+        raise BenchError(f"{where}: series is {made_for.series!r}; want 12 hexadecimal digits")
+    level = _take(raw, "level", int, where)
+    if not 1 <= level <= 64:
+        raise BenchError(f"{where}: level is {level}; want BEAM's value, 1 to 64")
+    texts = {name: _text(raw, name, where) for name in ("name", "model", "measured_on", "measured")}
+    try:
+        opts, default = (
+            format_opts(parse_opts(_text(raw, key, where))) for key in ("opts", "default_opts")
+        )
+    except ValueError as error:
+        raise BenchError(f"{where}: {error}") from None
+    launches = _take(raw, "launches", dict, where)
+    return Entry(
+        kernel,
+        made_for,
+        level,
+        _take(raw, "cold_l2", bool, where),
+        opts=opts,
+        default_opts=default,
+        before=_timing(raw, "before", where),
+        after=_timing(raw, "after", where),
+        search_s=float(_take(raw, "search_s", (int, float), where)),
+        launches={key: _take(launches, key, int, f"{where}: launches") for key in sorted(launches)},
+        **texts,
+    )
+
+
+def no_slower(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Whether the launches of one side, taken in turn with the other's, are not shown to be slower.
+
+    Less than 2 % is what order and placement do to a kernel compared with itself.
+    """
+    ours, theirs = ([1 / max(seconds, 1e-9) for seconds in side] for side in (after, before))
+    found = compare_paired(ours, theirs)
+    return found.verdict is not Verdict.SLOWER or found.ratio > 1 - TOLERANCE
+
+
+def store_path() -> Path:
+    """Return the file in which `tune` keeps what it found: beside the journals of runs."""
+    return journal_directory().parent / "tuning.json"
+
+
+def load_store() -> list[Entry]:
+    """Return what `tune` has kept; nothing where it has never run."""
+    path = store_path()
+    return load(path) if path.exists() else []
+
+
+def keep(entries: Sequence[Entry]) -> None:
+    """Put entries into the store, in place of those with their identities."""
+    new = {entry.identity for entry in entries}
+    write([*entries, *(old for old in load_store() if old.identity not in new)], store_path())
