@@ -18,7 +18,7 @@ from nvgpusim.gpu import Gpu
 from nvgpusim.gpu_api import ChannelPort, FaultReport
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping
 from nvgpusim.options import Options
-from nvgpusim.programs import PROGRAMS, Program, _sections, register
+from nvgpusim.programs import PROGRAMS, Program, _sections
 
 HERE = Path(__file__).resolve().parent
 CUBIN, PTX = HERE / "kernels.cubin", HERE / "kernels.ptx"
@@ -26,8 +26,8 @@ EQUAL, EQUAL_PTX = HERE / "equal.cubin", HERE / "equal.ptx"
 SHARED_WINDOW, LOCAL_WINDOW = 0xFE00000000, 0xFD00000000
 STACK_TOP, SLM = 0xFFFDC0, 0x300
 PER_TPC = -(-(-(-32 * SLM // 0x200) * 0x200 * 96) // 0x8000) * 0x8000
-register(CUBIN, PTX)
-register(EQUAL, EQUAL_PTX)
+for _cubin, _ptx in ((CUBIN, PTX), (EQUAL, EQUAL_PTX)):
+    PROGRAMS.register(_cubin.read_bytes(), _ptx.read_bytes(), keep=False)
 SECTIONS = {s.name: s for cubin in (EQUAL, CUBIN) for s in _sections(cubin.read_bytes())}
 
 

@@ -7,7 +7,7 @@ import ctypes
 import ctypes.util
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,14 @@ def _rewrite_after_release(rig: Rig, embedded: bool) -> tuple[int, list[str]]:
     out = rig.alloc(4096)
     qmd = rig.qmd("k_set", u64(out) + u32(1, 32))
     other = rig.qmd("k_set", u64(out + 1024) + u32(2, 32))
+    rewritten = False
+
+    def held() -> Iterator[str]:
+        """The GPU lags between the release and the rewrite."""
+        while rig.at(rig.signal, 1)[0] == 1 and not rewritten:
+            yield "lag"
+
+    rig.gpu.channels[0].lag = held  # type: ignore[assignment, method-assign]
     if embedded:
         rig.release(qmd, 1)
         rig.submit(launch(qmd))
@@ -91,7 +99,8 @@ def _rewrite_after_release(rig: Rig, embedded: bool) -> tuple[int, list[str]]:
         rig.submit([*launch(qmd), *semaphore(rig.signal, 1, SIGNAL)])
     assert _wait_for(rig, rig.signal, 1)
     rig.at(qmd, 64)[:] = rig.at(other, 64)
-    time.sleep(0.03)
+    rewritten = True
+    rig.finish()
     rig.submit([*launch(qmd), *semaphore(rig.signal, 2, SIGNAL)])
     assert _wait_for(rig, rig.signal, 2)
     rig.finish()
