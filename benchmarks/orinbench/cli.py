@@ -11,6 +11,7 @@ from orinbench.errors import BenchError
 from orinbench.history.command import history_command
 from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
+from orinbench.report_html.command import report_command
 from orinbench.sass import sass_command
 from orinbench.synth import synth_command
 from orinbench.tune.command import tune_command
@@ -27,6 +28,7 @@ orinbench.add_command(check_command)
 orinbench.add_command(compare_command)
 orinbench.add_command(history_command)
 orinbench.add_command(profile_command)
+orinbench.add_command(report_command)
 orinbench.add_command(sass_command)
 orinbench.add_command(tune_command)
 

@@ -60,10 +60,18 @@ def style() -> Iterator[None]:
         yield
 
 
-def new_figure(width: float, height: float, rows: int, columns: int = 1) -> tuple[Figure, Any]:
-    """Return a figure of `width` by `height` inches and its axes, shape (rows, columns)."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
+def new_figure(
+    width: float, heights: Sequence[float], columns: int = 1, extra: float = 0.0
+) -> tuple[Figure, Any]:
+    """Return a figure of `width` inches and its axes, shape (rows, columns).
+
+    `heights` are those of the rows in inches, titles and labels included; `extra` is what else
+    there is, such as a legend or the label of the last axis.
+    """
+    figure = Figure(figsize=(width, sum(heights) + extra), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.06)  # type: ignore[union-attr, call-arg]
+    rows = figure.subplots(len(heights), columns, squeeze=False, height_ratios=list(heights))
+    return figure, rows
 
 
 def series_style(names: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -34,6 +34,12 @@ def output_options(command: Command) -> Command:
         click.option("-oe", "--output-err", metavar="FORM", help="a second form on stderr"),
         history_option("where the run is kept"),
         click.option("--no-history", is_flag=True, help="do not keep the run"),
+        click.option(
+            "--report",
+            type=click.Path(path_type=Path),
+            metavar="FILE.html",
+            help="a page with plots, for a phone, a screen or paper",
+        ),
     )
 
 
@@ -91,7 +97,11 @@ def check_board(options: dict[str, Any], roots: Roots) -> None:
 
 
 def check_output(options: dict[str, Any]) -> None:
-    """Raise BenchError for a form that there is not, and for flags that exclude each other."""
+    """Raise BenchError for a form that there is not, and for files that could not be written."""
+    if (page := options["report"]) is not None:
+        folder = page.absolute().parent
+        if page.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+            raise BenchError(f"--report {page}: not a file in a folder that can be written")
     if options["no_history"] and options["history"]:
         raise BenchError("--history, --no-history: one excludes the other; leave one out")
     for flag, form in (("-o", options["output"]), ("-oe", options["output_err"])):
@@ -100,9 +110,10 @@ def check_output(options: dict[str, Any]) -> None:
 
 
 def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
-    """Print the records, keep them in the history, print them in the second form.
+    """Print the records, keep them in the history, print them in the second form, draw the page.
 
-    A history that cannot be written costs a line, not the results.
+    A history that cannot be written costs a line, not the results. Raises BenchError for a page
+    that cannot be.
     """
     try:
         sys.stdout.write(RENDERERS[options["output"]](records))
@@ -111,8 +122,12 @@ def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if not options["no_history"]:
         keep(records, options["history"] or history_path())
-    if options["output_err"]:  # last: whoever reads it takes it from its first line to the end
+    if options["output_err"]:  # nothing is said behind it, so that a program can read it
         sys.stderr.write(RENDERERS[options["output_err"]](records))
+    if options["report"]:
+        from orinbench.report_html.page import write_report  # matplotlib is slow to load
+
+        write_report(records, options["report"])
 
 
 def keep(records: Sequence[Record], path: Path) -> None:

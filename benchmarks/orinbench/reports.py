@@ -100,7 +100,7 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         ("p5 – p95", True, lambda record: _interval(record, "p5_ts", "p95_ts")),
         ("roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
         ("kernels/token", True, lambda record: _known(record["kernels_per_token"], "{}")),
-        ("peak memory", True, _memory),
+        ("peak memory", True, memory_text),
         *_energy_columns(records),
     ]
 
@@ -158,7 +158,7 @@ def _interval(record: Record, low: str, high: str) -> str:
     return f"{_number(record[low])} – {_number(record[high])}"
 
 
-def _memory(record: Record) -> str:
+def memory_text(record: Record) -> str:
     """Resident memory of the process on the CPU, what is allocated on the device elsewhere."""
     field = "peak_rss_bytes" if record["device"] == "CPU" else "peak_device_bytes"
     return "" if record[field] is None else _size(record[field])

@@ -1,6 +1,7 @@
 """The command: what A and B are, and what it prints."""
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,25 +102,36 @@ def compare_command(
 def _resolve(name: str, history: Path) -> list[Record] | Revision:
     """Return the records or the revision that `name` means; raises BenchError for neither."""
     kind, colon, rest = name.partition(":")
+    explicit = bool(colon) and kind == "rev"
+    if not explicit and (records := _find_saved(name, history)) is not None:
+        return records
+    if (revision := find_revision(rest if explicit else name, Path.cwd())) is not None:
+        return revision
+    raise BenchError(
+        f"{name}: no such file, no run of {history}, and no git revision of a checkout around here"
+    )
+
+
+def saved_records(name: str, history: Path) -> list[Record]:
+    """Return the records of a file or of a run of the history; raises BenchError."""
+    if (records := _find_saved(name, history)) is None:
+        raise BenchError(f"{name}: no such file, and no run of {history}")
+    return records
+
+
+def _find_saved(name: str, history: Path) -> list[Record] | None:
+    kind, colon, rest = name.partition(":")
     if colon and kind == "file":
         return load_results(Path(rest))
     if colon and kind == "run":
         return _from_history(rest, history)
-    if colon and kind == "rev":
-        if (revision := find_revision(rest, Path.cwd())) is None:
-            raise BenchError(f"{name}: no revision of a checkout of this repository around here")
-        return revision
     if Path(name).exists():
         return load_results(Path(name))
     if name.isdecimal() and history.exists():
         with History(history) as store:
             if int(name) in store.ids():
                 return store.records(int(name))
-    if (revision := find_revision(name, Path.cwd())) is not None:
-        return revision
-    raise BenchError(
-        f"{name}: no such file, no run of {history}, and no git revision of a checkout around here"
-    )
+    return None
 
 
 def _from_history(text: str, history: Path) -> list[Record]:
@@ -157,6 +169,7 @@ def _compare_revisions(
         *(backend, model, cases, options["rounds"], check_repetitions(options["repetitions"])),
         *(options["seed"], options["check"], options["timeout"], options["verbose"]),
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         built = (build(sides[0], talk), build(sides[1], talk))
         measured = measure(built, bench, talk, synthetic)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orinbench.identity import identity, case_test
+from orinbench.identity import case_test, identity
 from orinbench.record import Record, verdict_text
 from orinbench.statistics import Comparison, Verdict, adjusted, compare_unpaired
 from orinbench.tables import markdown_table

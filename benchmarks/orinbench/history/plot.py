@@ -24,7 +24,7 @@ def plot_trends(trends: Sequence[Trend], path: Path) -> None:
     rows = math.ceil(len(panels) / columns)
     looks = series_style([str(trend.points[0].record["backend"]) for trend in trends])
     with style():
-        figure, axes = new_figure(PANEL[0] * columns, PANEL[1] * rows + 0.3, rows, columns)
+        figure, axes = new_figure(PANEL[0] * columns, [PANEL[1]] * rows, columns, 0.3)
         for spare in axes.flat[len(panels) :]:
             spare.set_axis_off()
         for panel, ((benchmark, test, device, unit, model), members) in zip(
