@@ -228,6 +228,10 @@ def jetson_exporter(
         serve(options, listen)
 
 
+#: What of the group's options says where a board is read, and so has a meaning for `record` too.
+OF_RECORD = frozenset({"sysfs", "procfs", "etc", "var"})
+
+
 @jetson_exporter.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
@@ -242,14 +246,21 @@ def jetson_exporter(
     type=click.FloatRange(0, min_open=True),
     help="Stop after this long. Default: at Ctrl-C.",
 )
-@click.pass_obj
-def record(options: Options, directory: Path, interval: float, seconds: float | None) -> None:
-    """Record into DIRECTORY what the collectors read from this board, for --replay.
+@click.pass_context
+def record(
+    context: click.Context, /, directory: Path, interval: float, seconds: float | None
+) -> None:
+    """Record into DIRECTORY what all sources read from this board, for --replay.
 
     Only the files that are read are kept, so no serial number and no name of a host or user is.
     """
-    if options.replay:
-        raise click.UsageError("record reads a board: leave --replay out")
+    group = context.parent
+    assert group is not None
+    for option in group.command.params:
+        given = group.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
+        if given and option.name not in OF_RECORD:
+            raise click.UsageError(f"record reads a whole board: leave {option.opts[0]} out")
+    options: Options = context.obj
     file = directory / FILE
     if file.exists():
         raise click.UsageError(f"{file} exists already; give another directory")
@@ -261,6 +272,7 @@ def record(options: Options, directory: Path, interval: float, seconds: float | 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    say(f"recording into {file}" + (", until Ctrl-C" if seconds is None else ""))
     if seconds is not None:
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True

@@ -64,7 +64,11 @@ def watch(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Directory of recording and alert rules.",
 )
-@click.option("--seconds", type=float, help="End after this long. Default: at Ctrl-C.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="End after this long. Default: at Ctrl-C.",
+)
 def demo(
     listen: tuple[str, int],
     prometheus_listen: tuple[str, int],

@@ -256,10 +256,14 @@ def parse_upstream(
     context: click.Context, parameter: click.Parameter, text: str
 ) -> tuple[str, int]:
     """`http://HOST:PORT`."""
-    parts = urlsplit(text)
-    if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port or 80
+    except ValueError:  # a port that is no number or too great, half an IPv6 address
+        host = None
+    if host is None or parts.scheme != "http" or parts.path.strip("/"):
         raise click.BadParameter(f"{text!r} is no http://HOST:PORT, such as http://127.0.0.1:8000")
-    return parts.hostname, parts.port or 80
+    return host, port
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -40,6 +40,13 @@ class Frame:
 
     seconds: float
     changes: Changes
+
+
+def playable(failure: Failure) -> Failure:
+    """`failure` if a real file can answer so; raises RecordingError."""
+    if failure.errno != GATED:
+        raise RecordingError(f"only {GATED} can be played, not {failure.errno}")
+    return failure
 
 
 class Stage:
@@ -81,8 +88,7 @@ class Stage:
             os.makedirs(device, exist_ok=True)
             os.symlink(device, target)
         elif isinstance(node, Failure):
-            if node.errno != GATED:
-                raise RecordingError(f"{path}: only {GATED} can be played, not {node.errno}")
+            playable(node)
             os.mkfifo(target)
             self._writers[path] = os.open(target, os.O_RDWR | os.O_NONBLOCK)
         else:
@@ -166,7 +172,7 @@ def from_json(value: object) -> Node | None:
         case {"link": str(name)} if "/" not in name and name not in ("", ".", ".."):
             return Link(name)
         case {"errno": str(name)}:
-            return Failure(name)
+            return playable(Failure(name))
     raise ValueError(f"{value!r} is no file")
 
 
@@ -179,14 +185,24 @@ def safe(path: object) -> str:
     return path
 
 
+def check_folders(paths: Iterable[str], files: Collection[str]) -> None:
+    """Raises ValueError if one of `paths` lies below one of `files`."""
+    for path in paths:
+        parts = path.split("/")
+        for end in range(1, len(parts)):
+            if (folder := "/".join(parts[:end])) in files:
+                raise ValueError(f"{path!r} lies below {folder!r}, which is a file")
+
+
 def load(directory: Path) -> list[Frame]:
     """The frames of a recording; a last line that was cut short is left out.
 
     Raises RecordingError, or OSError when there is no file.
     """
     file = directory / FILE
-    lines = file.read_text().splitlines()
+    lines = file.read_text(errors="replace").splitlines()
     frames = []
+    files: set[str] = set()
     for number, line in enumerate(lines, 1):
         try:
             data = json.loads(line)
@@ -194,6 +210,8 @@ def load(directory: Path) -> list[Frame]:
                 check_header(data)
                 continue
             changes = {safe(path): from_json(node) for path, node in data["files"].items()}
+            files |= {path for path, node in changes.items() if not isinstance(node, Link)}
+            check_folders(changes, files)
             frames.append(Frame(float(data["t"]), changes))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if number == len(lines) and number > 2:

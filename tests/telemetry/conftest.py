@@ -1,7 +1,8 @@
 """The boards of the tests: trees of files, made from the simulated AGX Orin by what differs."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
@@ -228,6 +229,19 @@ def exposition(roots: Roots, accept: str = "") -> str:
     with Board(roots, SOURCES, budget=10.0) as board:
         _, body = Exporter(board).exposition(accept)
     return VARYING.sub(r"\1 SECONDS", body.decode())
+
+
+def exit_code(main: Callable[[Sequence[str]], None], *arguments: str) -> int:
+    """The exit code of a command run in this process, which keeps its signal handlers."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 @pytest.fixture

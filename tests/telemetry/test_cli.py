@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import Tree, idle, maxn_load
+from tests.telemetry.conftest import Tree, exit_code, idle, maxn_load
 
 import exporter
 from exporter import scenario
@@ -38,19 +38,6 @@ def run(*arguments: str) -> tuple[int, str, str]:
     process = start(*arguments)
     out, err = process.communicate(timeout=30)
     return process.returncode, out, err
-
-
-def call(*arguments: str) -> int:
-    """The exit code of the command run in this process, which keeps its signal handlers."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 def url(process: subprocess.Popen[str]) -> str:
@@ -166,13 +153,15 @@ def test_two_instances_on_one_port(served: tuple[subprocess.Popen[str], str]) ->
         (["--frobnicate"], "--frobnicate"),
         (["record"], "DIRECTORY"),
         (["--replay", "/tmp", "record", "x"], "leave --replay out"),
+        (["--once", "record", "x"], "record reads a whole board: leave --once out"),
+        (["--collectors", "gpu", "record", "x"], "leave --collectors out"),
         (["record", "/proc/x"], "/proc/x"),
     ],
 )
 def test_bad_input_is_one_line(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(*arguments) == 2
+    assert exit_code(main, *arguments) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("jetson-exporter: ") and err.count("\n") == 1
     assert complaint in err
@@ -237,6 +226,7 @@ def test_record_then_replay(show: Show, tmp_path: Path) -> None:
         "0.2",
     )
     assert (code, out) == (0, "") and f"frames in {target / FILE}" in err
+    assert err.startswith(f"jetson-exporter: recording into {target / FILE}\n")
     frames = load(target)
     assert 4 <= len(frames) <= 6 and frames[0].seconds < 0.2
     recorded = run("--replay", str(target), "--once")[1]
@@ -282,18 +272,18 @@ def test_the_same_in_this_process(
     recording: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Printing, recording, serving until SIGTERM: what the processes above did."""
-    assert call("--replay", str(recording), "--once") == 0
+    assert exit_code(main, "--replay", str(recording), "--once") == 0
     assert "jetson_module_power_watts 6.6" in capfd.readouterr().out
     target = tmp_path / "copy"
-    assert call("record", str(target), "--seconds", "0.2", "--interval", "0.05") == 0
+    assert exit_code(main, "record", str(target), "--seconds", "0.2", "--interval", "0.05") == 0
     assert len(load(target)) >= 2
-    assert call("record", str(target)) == 2
+    assert exit_code(main, "record", str(target)) == 2
     assert "exists already" in capfd.readouterr().err
     for bad in (tmp_path, target / "x"):
-        assert call("--replay", str(bad), "--once") == 2
+        assert exit_code(main, "--replay", str(bad), "--once") == 2
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        assert call("--listen", "127.0.0.1:{}".format(*taken.getsockname()[1:])) == 2
+        assert exit_code(main, "--listen", "127.0.0.1:{}".format(*taken.getsockname()[1:])) == 2
     assert "the port is in use" in capfd.readouterr().err
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    assert call("--replay", str(recording), "--listen", "127.0.0.1:0") == 0
+    assert exit_code(main, "--replay", str(recording), "--listen", "127.0.0.1:0") == 0
     assert "serving http://127.0.0.1:" in capfd.readouterr().err

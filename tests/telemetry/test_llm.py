@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from tests.telemetry.conftest import exit_code
 
 import exporter
 from exporter.llm import Metrics, Proxy, main
@@ -243,16 +244,9 @@ def test_a_body_of_no_or_of_too_great_length(length: str, status: int, proxy: Pr
 
 def test_until_sigterm(model: tuple[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: it serves until it is told to end."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    upstream = f"http://127.0.0.1:{model[1]}"
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(["--upstream", upstream, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert ended.value.code == 0
+    where = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    assert exit_code(main, "--upstream", f"http://127.0.0.1:{model[1]}", *where) == 0
     assert "metrics at http://127.0.0.1:" in capsys.readouterr().err
 
 
@@ -282,6 +276,8 @@ def test_as_a_process(model: tuple[str, int]) -> None:
     [
         ([], "--upstream"),
         (["--upstream", "127.0.0.1:8000"], "is no http://HOST:PORT"),
+        (["--upstream", "http://127.0.0.1:http"], "is no http://HOST:PORT"),
+        (["--upstream", "http://127.0.0.1:80000"], "is no http://HOST:PORT"),
         (["--upstream", "http://x:1", "--listen", "192.0.2.1:1"], "--listen 192.0.2.1:1: "),
         (
             ["--upstream", "http://x:1", "--listen", "127.0.0.1:0", "--metrics", "192.0.2.1:1"],
@@ -292,13 +288,7 @@ def test_as_a_process(model: tuple[str, int]) -> None:
 def test_bad_input_is_one_line(
     arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    assert exit_code(main, *arguments) == 2
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.count("\n") == 1
+    assert said.count("\n") == 1
     assert said.startswith("llm-metrics: ") and complaint in said

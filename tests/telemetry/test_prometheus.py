@@ -2,7 +2,6 @@
 
 import runpy
 import shutil
-import signal
 import socket
 import subprocess
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import start_http_server
-from tests.telemetry.conftest import idle
+from tests.telemetry.conftest import exit_code, idle
 
 import exporter
 from exporter.demo import main
@@ -248,34 +247,26 @@ def test_without_prometheus_the_demonstration_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert demonstrate("--listen", "127.0.0.1:0") == 2
+    assert exit_code(main, "--listen", "127.0.0.1:0") == 2
     assert "apt-get install prometheus" in capsys.readouterr().err
-
-
-def demonstrate(*arguments: str) -> int:
-    """The exit code of the demonstration run in this process, which keeps its signal handlers."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-    assert isinstance(ended.value.code, int)
-    return ended.value.code
 
 
 def test_the_demonstration_runs_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
     listen = f"127.0.0.1:{free_port()}"
-    assert demonstrate("--seconds", "3", "--listen", "127.0.0.1:0", "--prometheus", listen) == 0
+    assert exit_code(main, "--seconds", "3", "--listen", "127.0.0.1:0", "--prometheus", listen) == 0
     said = capsys.readouterr().err
     assert "the board:  http://127.0.0.1:" in said and f"http://{listen}/alerts" in said
+
+
+def test_a_demonstration_of_no_length(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(main, "--seconds", "-3", "--listen", "127.0.0.1:0") == 2
+    assert "-3.0 is not in the range x>0" in capsys.readouterr().err
 
 
 def test_a_port_of_the_demonstration_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert demonstrate("--listen", where) == 2
+        assert exit_code(main, "--listen", where) == 2
     assert f"--listen {where}: the port is in use" in capsys.readouterr().err
 
 

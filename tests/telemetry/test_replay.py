@@ -157,6 +157,11 @@ def test_nothing_is_left_on_disk() -> None:
         (HEADER + '{"t": 0, "files": {"sys/../../x": "1"}}\n' * 2, "leads out of the tree"),
         (HEADER + '{"t": 0, "files": {"sys/x": {"link": "../../x"}}}\n' * 2, "is no file"),
         (HEADER + '{"t": 0, "files": {"sys/x": 5}}\n' * 2, "is no file"),
+        (HEADER + '{"t": 0, "files": {"sys/x": {"errno": "EIO"}}}\n' * 2, "line 2: only EAGAIN"),
+        (
+            HEADER + '{"t": 0, "files": {"sys/x": "", "sys/x/y": ""}}\n' * 2,
+            "line 2: 'sys/x/y' lies",
+        ),
         (HEADER + '{"t": 0}\n' * 2, "line 2"),
     ],
 )
@@ -165,6 +170,12 @@ def test_a_bad_recording_is_named_by_line(text: str, complaint: str, tmp_path: P
     with pytest.raises(RecordingError, match=FILE) as caught:
         load(tmp_path)
     assert complaint in str(caught.value)
+
+
+def test_bytes_that_are_no_text_are_no_recording(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(bytes(range(256)))
+    with pytest.raises(RecordingError, match=f"{FILE}, line 1: "):
+        load(tmp_path)
 
 
 def test_a_recording_that_was_cut_short_keeps_its_whole_frames(tmp_path: Path) -> None:
