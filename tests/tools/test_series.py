@@ -85,12 +85,22 @@ def test_export_wants_clean_commits(repository: Repository, capsys: Capture) -> 
     assert "no commit has" in said(capsys)
     assert repository.run("export", repository.root) == 2
     assert "not a checkout" in said(capsys)
+    repository.git(repository.root, "init", "--quiet")
+    assert repository.run("export", repository.root) == 2
+    assert "not a checkout" in said(capsys)
     assert before == {path.name: path.read_bytes() for path in repository.folder.iterdir()}
 
 
 def test_checkout_wants_an_empty_folder(repository: Repository, capsys: Capture) -> None:
     assert repository.run("checkout", repository.root) == 2
     assert "not an empty folder" in said(capsys)
+
+
+def test_checkout_wants_a_folder_that_can_be_written(
+    repository: Repository, capsys: Capture
+) -> None:
+    assert repository.run("checkout", repository.sdist / "tree") == 2
+    assert f"series: {repository.sdist}: " in said(capsys)
 
 
 def test_failed_checkout_leaves_nothing(

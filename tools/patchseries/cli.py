@@ -124,6 +124,10 @@ def main(argv: Sequence[str], root: Path = ROOT) -> int:
     except SeriesError as e:
         print(f"series: {e}", file=sys.stderr)
         return e.exit_code
+    except OSError as e:  # a folder that cannot be written, a disk that is full
+        where = f"{e.filename}: " if e.filename else ""
+        print(f"series: {where}{e.strerror or e}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("series: interrupted", file=sys.stderr)
         return 130

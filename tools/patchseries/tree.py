@@ -81,7 +81,7 @@ def read_commits(tree: Path) -> list[Patch]:
         SeriesError: the tree is not a checkout, is not clean, is not linear, or a commit's
             message or trailers are not as they must be.
     """
-    if not Path(tree, ".git").exists():
+    if not Path(tree, ".git").exists() or not git(tree, "tag", "--list", "base", what=str(tree)):
         raise SeriesError(f"{tree}: not a checkout of the series (make one with series checkout)")
     if git(tree, "status", "--porcelain", what=str(tree)):
         raise SeriesError(f"{tree}: there are changes that no commit has: commit or drop them")
