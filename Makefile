@@ -39,8 +39,11 @@ mutations: .venv/.dev
 	rm -rf build/mutations && tools/series checkout build/mutations
 	$(BIN)/python tests/patches/mutations.py build/mutations
 
-telemetry-demo: .venv/.dev
+telemetry-demo: .venv/.bench
 	$(BIN)/python -m exporter.demo
+
+# Our packages lie in three folders; setuptools warns of that in ten lines at each editable install.
+EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable
 
 # The series is an input of both: a changed patch reinstalls tinygrad, an unchanged one does nothing.
 SERIES := patches/tinygrad/base.json patches/tinygrad/series $(wildcard patches/tinygrad/*.patch)
@@ -48,7 +51,7 @@ SERIES := patches/tinygrad/base.json patches/tinygrad/series $(wildcard patches/
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "make: $(PYTHON) is older than 3.11: pass a newer one, as in make PYTHON=python3.12" >&2; exit 2; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 2; }
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 .venv/.series: .venv/bin/python $(SERIES)
@@ -56,11 +59,11 @@ SERIES := patches/tinygrad/base.json patches/tinygrad/series $(wildcard patches/
 	@touch $@
 
 .venv/.bench: .venv/.series pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[cpu,nvml]'
+	$(EDITABLE) '.[cpu,nvml]'
 	@touch $@
 
 .venv/.dev: .venv/.bench
-	$(BIN)/python -m pip install --quiet --editable '.[cpu,nvml,cuda-tools,dev]'
+	$(EDITABLE) '.[cpu,nvml,cuda-tools,dev]'
 	@touch $@
 
 clean:

@@ -1,0 +1,59 @@
+"""What `make` does on a machine where nothing is set up yet."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The files that make looks at, and no .venv."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    folder = Path("patches", "tinygrad")
+    shutil.copytree(ROOT / folder, tmp_path / folder)
+    return tmp_path
+
+
+def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("target", ["bench", "telemetry-demo"])
+def test_users_do_not_wait_for_the_tools_of_developers(clone: Path, target: str) -> None:
+    done = make(clone, "--dry-run", target)
+    assert done.returncode == 0, done.stderr
+    assert ".[cpu,nvml]" in done.stdout
+    assert "cuda-tools" not in done.stdout
+
+
+def test_an_environment_that_fails_halfway_is_made_anew(clone: Path) -> None:
+    """As Debian's python3 without python3-venv: bin/python is there, pip is not."""
+    python = clone / "python3"
+    python.write_text(
+        '#!/bin/sh\n[ "$1" = -c ] && exit 0\n'
+        "mkdir -p .venv/bin && touch .venv/bin/python\necho ensurepip is not available\nexit 1\n"
+    )
+    python.chmod(0o755)
+    for _ in range(2):
+        done = make(clone, "bench", f"PYTHON={python}")
+        assert done.returncode == 2
+        assert done.stdout.endswith("ensurepip is not available\n")
+        assert not (clone / ".venv").exists()
+
+
+def test_an_old_python_is_refused(clone: Path) -> None:
+    done = make(clone, "bench", "PYTHON=false")
+    assert done.returncode == 2
+    assert "make: false is older than 3.11: pass a newer one" in done.stderr
