@@ -72,8 +72,8 @@ class EnergyRun:
         end = time.monotonic() if ended is None else ended
         self.timed = (end - nanoseconds / 1e9, end)
 
-    def fields(self, tokens: int) -> dict[str, Any]:
-        """The record's fields; empty on a machine without a sensor.
+    def fields(self, tokens: float) -> dict[str, Any]:
+        """The record's fields for `tokens` units of work; empty on a machine without a sensor.
 
         Joules of a token come with the rails that were summed, and are left out where the samples
         have gaps.

@@ -7,12 +7,14 @@ import click
 
 from orinbench.check_command import check_command
 from orinbench.compare.command import compare_command
+from orinbench.device_check.command import device_check_command
 from orinbench.errors import BenchError
 from orinbench.history.command import history_command
 from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
 from orinbench.report_html.command import report_command
 from orinbench.sass import sass_command
+from orinbench.suite.command import COMMANDS as SUITE_COMMANDS
 from orinbench.synth import synth_command
 from orinbench.tune.command import tune_command
 
@@ -30,7 +32,10 @@ orinbench.add_command(history_command)
 orinbench.add_command(profile_command)
 orinbench.add_command(report_command)
 orinbench.add_command(sass_command)
+for command in SUITE_COMMANDS:
+    orinbench.add_command(command)
 orinbench.add_command(tune_command)
+orinbench.add_command(device_check_command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -40,6 +40,7 @@ class Gate:
         Raises CheckFailed for wrong numbers, BenchError for a model that --check cannot check, and
         BackendDiedError for an engine that does not answer.
         """
+        assert lane.model is not None, "only lanes with a model have a gate"
         if reason := self._skip(lane.model):
             return {"passed": None, "text": f"numbers not checked: {reason}"}
         name = lane.plan.lane.backend

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from orinbench.plan import Case, Lane
+from orinbench.plan import Lane
+from orinbench.results import RowResult
 from orinbench.samples import Sample
 
 RUNNING, LOST = ".running.jsonl", ".lost.jsonl"
@@ -47,18 +48,20 @@ class Journal:
             self._path.unlink(missing_ok=True)
             self._file.close()
 
-    def write(self, lane: Lane, case: Case, sample: Sample) -> None:
+    def write(self, lane: Lane, row: RowResult, sample: Sample) -> None:
         """Append a sample; after this the kernel has it, whatever becomes of the process."""
         if self._file is None:
             return
         line = {
+            "benchmark": row.case.benchmark,
             "backend": lane.backend,
-            "model_filename": str(lane.model),
-            "test": case.label,
-            **dict(case.settings),
+            "model_filename": str(lane.model) if lane.model else None,
+            "test": row.case.label,
+            **dict(row.case.settings),
             "round": sample.round,
             "ns": sample.ns,
-            "ts": case.n_tokens * 1e9 / sample.ns,
+            "unit": row.case.unit,
+            "ts": row.work * 1e9 / sample.ns,
         }
         with contextlib.suppress(OSError):  # the disk is full
             self._file.write(json.dumps(line).encode() + b"\n")

@@ -125,7 +125,7 @@ def llama_bench_command(**options: Any) -> int:
         runner = Runner(
             plan,
             [make_backend(lane, binary, options) for lane in lanes],
-            [models[lane.lane.model] for lane in lanes],
+            [models[lane.lane.model] for lane in lanes if lane.lane.model],
             talk,
             gate=Gate(options["check"], talk, binary, options["timeout"]),
             probe=lambda device: copy_bandwidth(device, options["timeout"]),
@@ -226,8 +226,9 @@ def describe_backends(binary: Path | None) -> str:
 def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> None:
     """Raise BenchError for a test that does not fit into its model's context."""
     for lane in lanes:
+        assert lane.lane.model is not None
         model = models[lane.lane.model]
-        for case in lane.cases:
+        for case in lane.llama_cases:
             need = case.n_depth + case.n_tokens
             if need > model.context_length:
                 raise BenchError(

@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from orinbench.errors import BenchError
 from orinbench.protocol import Test
@@ -70,12 +71,14 @@ Settings = tuple[tuple[str, str | int], ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the result: a test under one combination of knobs."""
+    """One row of llama-bench: a test under one combination of knobs."""
 
     n_prompt: int
     n_gen: int
     n_depth: int
     settings: Settings = ()
+    benchmark: ClassVar[str] = "llama-bench"
+    unit: ClassVar[str] = "tok/s"
 
     @property
     def label(self) -> str:
@@ -101,11 +104,40 @@ class Case:
 
 
 @dataclass(frozen=True)
+class SuiteCase:
+    """One row of another benchmark: a label, and what its module makes the work from.
+
+    Cases of one `family` differ in size alone; `cost` is how their times relate, 0 where that is
+    not known. From it and a smaller case the worker knows which ones would take too long.
+    """
+
+    benchmark: str
+    unit: str  # what the work is counted in a second: more is better
+    label: str
+    parameters: Settings
+    needs_bytes: int = 0  # of device memory, at most
+    family: str = ""
+    cost: float = 0.0
+
+    @property
+    def settings(self) -> Settings:
+        """No knobs of llama-bench."""
+        return ()
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a parameter."""
+        return dict(self.parameters)[name]
+
+
+AnyCase = Case | SuiteCase
+
+
+@dataclass(frozen=True)
 class Lane:
-    """What one process at a time serves: a backend with a model."""
+    """What one process at a time serves: a backend, and with llama-bench a model."""
 
     backend: str  # one of BACKEND_NAMES, tinygrad's with an optional :RENDERER behind
-    model: Path
+    model: Path | None = None
     n_threads: int | None = None
 
     @property
@@ -124,12 +156,17 @@ class LanePlan:
     """A lane and its cases."""
 
     lane: Lane
-    cases: tuple[Case, ...]
+    cases: tuple[AnyCase, ...]
+
+    @property
+    def llama_cases(self) -> tuple[Case, ...]:
+        """The cases of llama-bench among them."""
+        return tuple(case for case in self.cases if isinstance(case, Case))
 
     @property
     def max_context(self) -> int:
-        """The context that all cases fit in, in steps of CONTEXT_STEP tokens."""
-        need = max(case.n_depth + case.n_tokens for case in self.cases)
+        """The context that all of llama-bench's cases fit in, in steps of CONTEXT_STEP tokens."""
+        need = max(case.n_depth + case.n_tokens for case in self.llama_cases)
         return -(-need // CONTEXT_STEP) * CONTEXT_STEP
 
 

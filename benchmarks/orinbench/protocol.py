@@ -122,6 +122,53 @@ class Measure:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """Make a case of the suite ready: its input, the check of its result, its warm-up.
+
+    The fields are those of `plan.SuiteCase`. A case of which one call takes longer than
+    `max_call_s` is left out.
+    """
+
+    benchmark: str
+    unit: str
+    label: str
+    parameters: dict[str, Any]
+    needs_bytes: int
+    family: str
+    cost: float
+    seed: int
+    max_call_s: float
+    repetitions: int  # of the whole run: what lasts a given time is spread over them
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What one repetition of a case is, or why the case is left out."""
+
+    left_out: str | None = None
+    work: float = 0.0  # units of work in a repetition
+    calls: int = 0  # that a repetition makes
+    flops: float = 0.0  # of a repetition; 0: does not compute
+    n_bytes: float = 0.0  # that a repetition must move in device memory; 0: not known
+    peak_flops: float | None = None  # what the device can do at most a second, in this type
+    check: str = ""  # what the check of the result has found
+    included: str = ""  # what the timed region holds, for people
+    seconds: float = 0.0
+    repetition_s: float = 0.0
+    compile_s: float = 0.0
+    kernels_compiled: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Run one timed repetition of the case with this label."""
+
+    label: str
+    seed: int
+
+
+@dataclass(frozen=True)
 class Measured:
     """One sample."""
 
@@ -130,6 +177,7 @@ class Measured:
     peak_device_bytes: int
     peak_rss_bytes: int
     kernels_compiled: int  # inside the timed region; must be 0
+    extra: dict[str, Any] = field(default_factory=dict)  # what this benchmark alone measures
 
 
 @dataclass(frozen=True)
@@ -140,8 +188,8 @@ class Failed:
     traceback: str = field(repr=False, default="")
 
 
-Request = Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure
-Reply = Opened | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured
+Request = Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure | Prepare | Repeat
+Reply = Opened | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured | Prepared
 Message = Request | Reply | Failed
 
 _MESSAGES: dict[str, type[Any]] = {

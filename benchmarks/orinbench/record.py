@@ -10,7 +10,9 @@ from typing import Any
 from orinbench.board import energy_fields
 from orinbench.clocks import clock_warnings
 from orinbench.environment import Environment
-from orinbench.plan import Case
+from orinbench.model import ModelInfo
+from orinbench.plan import AnyCase, Case
+from orinbench.protocol import Prepared
 from orinbench.results import LaneResult, RowResult, RunResult
 from orinbench.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION
 from orinbench.statistics import (
@@ -25,6 +27,7 @@ from orinbench.statistics import (
 )
 
 EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
+EXCLUDED_OF_SUITE = "process start, compilation, making the input, checking the result, warm-up"
 
 # Load average a CPU from which on a machine is not quiet: one in four busy.
 BUSY_SHARE = 0.25
@@ -39,7 +42,10 @@ def make_records(run: RunResult) -> list[Record]:
 
 def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     record: Record = dict.fromkeys(FIELDS)
-    record.update(_llama_fields(run, lane, row))
+    record.update(_machine_fields(run, lane))
+    if isinstance(row.case, Case) and lane.model is not None:
+        record.update(_llama_fields(lane, row, row.case, lane.model))
+        record.update(_model_fields(lane, lane.model))
     record.update(_run_fields(run, lane, row))
     record.update(_lane_fields(lane))
     record.update(_statistics(run, lane, row))
@@ -48,50 +54,54 @@ def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     return record
 
 
-def _llama_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+def _machine_fields(run: RunResult, lane: LaneResult) -> Record:
+    """Return what llama-bench says of the machine, by its names."""
+    identity, plan = lane.identity, lane.plan.lane
+    return {
+        "backends": plan.backend,
+        "cpu_info": run.environment.cpu,
+        "gpu_info": identity.device_name if identity and lane.on_gpu else "",
+        "n_threads": identity.n_threads if identity else plan.n_threads,
+        "devices": plan.device,
+        "build_commit": identity.build_commit if identity else None,
+        "build_number": identity.build_number if identity else None,
+        "test_time": run.started,
+    }
+
+
+def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo) -> Record:
     """Return the fields that llama-bench has too; its own record, if there is one, goes first."""
-    case, identity, plan = row.case, lane.identity, lane.plan.lane
+    plan = lane.plan.lane
     engine = next((sample.engine_record for sample in reversed(row.samples)), None)
     if engine is not None:
         fields = {key: engine[key] for key in LLAMA_FIELDS if key in engine}
     else:
-        fields = {
-            **{key: value for key, value in case.settings if key in LLAMA_FIELDS},
-            "backends": lane.plan.lane.backend,
-            "cpu_info": run.environment.cpu,
-            "gpu_info": identity.device_name if identity and lane.on_gpu else "",
-            "n_threads": identity.n_threads if identity else plan.n_threads,
-        }
+        fields = {key: value for key, value in case.settings if key in LLAMA_FIELDS}
     if plan.is_tinygrad:
         fields |= {
             "n_ubatch": (lane.first_token and lane.first_token.chunk) or case.test().n_ubatch,
             "type_k": row.warm_up.type_k if row.warm_up else None,
             "type_v": row.warm_up.type_v if row.warm_up else None,
-            "n_gpu_layers": lane.model.n_layers + 1 if lane.on_gpu else 0,
+            "n_gpu_layers": model.n_layers + 1 if lane.on_gpu else 0,
             "flash_attn": 0,
-            "devices": plan.device,
         }
     return fields | {
-        "build_commit": identity.build_commit if identity else None,
-        "build_number": identity.build_number if identity else None,
         "model_filename": str(plan.model),
-        "model_type": lane.model.type_label,
-        "model_size": lane.model.size_bytes,
-        "model_n_params": lane.model.n_params,
+        "model_type": model.type_label,
+        "model_size": model.size_bytes,
+        "model_n_params": model.n_params,
         "n_prompt": case.n_prompt,
         "n_gen": case.n_gen,
         "n_depth": case.n_depth,
-        "test_time": run.started,
     }
 
 
 def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     return {
         "schema_version": SCHEMA_VERSION,
-        "benchmark": "llama-bench",
-        "unit": "tok/s",
-        "work": row.case.n_tokens,
-        "extra": {},
+        "benchmark": row.case.benchmark,
+        "unit": row.case.unit,
+        "extra": {"left_out": row.left_out} if row.left_out else {},
         "backend": lane.plan.lane.backend,
         "test": row.case.label,
         "error": lane.error or row.error,
@@ -99,18 +109,14 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
         "synthetic": run.synthetic,
         "seed": run.plan.seed,
         "repetitions": run.plan.repetitions,
-        "excluded": EXCLUDED,
+        "excluded": EXCLUDED if isinstance(row.case, Case) else EXCLUDED_OF_SUITE,
         "environment": asdict(run.environment),
     }
 
 
 def _lane_fields(lane: LaneResult) -> Record:
     identity, first, bandwidth = lane.identity, lane.first_token, lane.bandwidth
-    fields: Record = {
-        "check": lane.check,
-        "token_read_bytes": lane.model.token_read_bytes,
-        "token_read_by_tensor": dict(lane.model.token_read_by_tensor),
-    }
+    fields: Record = {"check": lane.check}
     if identity is not None:
         fields |= {
             "software": identity.software,
@@ -136,9 +142,44 @@ def _lane_fields(lane: LaneResult) -> Record:
         fields |= {
             "copy_bandwidth_gb_s": median,
             "copy_bandwidth_samples_gb_s": bandwidth.samples_gb_s,
-            "roofline_ts": median * 1e9 / lane.model.token_read_bytes,
         }
     return fields
+
+
+def _model_fields(lane: LaneResult, model: ModelInfo) -> Record:
+    """Return what a token must read, and how fast that could be."""
+    fields: Record = {
+        "token_read_bytes": model.token_read_bytes,
+        "token_read_by_tensor": dict(model.token_read_by_tensor),
+    }
+    if lane.bandwidth is not None:
+        median = stdlib_statistics.median(lane.bandwidth.samples_gb_s)
+        fields["roofline_ts"] = median * 1e9 / model.token_read_bytes
+    return fields
+
+
+def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Record:
+    """Return what is known of a repetition of the suite's cases."""
+    extra = {
+        "calls": prepared.calls,
+        "flops": prepared.flops or None,
+        "bytes": prepared.n_bytes or None,
+        "peak_gflops": prepared.peak_flops and prepared.peak_flops / 1e9,
+        **prepared.extra,
+        **(row.samples[-1].extra if row.samples else {}),
+    }
+    return {
+        "check": {"passed": True, "text": prepared.check, "backend": lane.plan.lane.backend},
+        "included": prepared.included,
+        "extra": {name: value for name, value in extra.items() if value is not None},
+    }
+
+
+def _share(amount: float, per_second: float | None, row: RowResult, median: float) -> float | None:
+    """Return in percent how much of `per_second` the median repetition used for its `amount`."""
+    if not amount or not per_second:
+        return None
+    return 100 * amount * (median / row.work) / per_second
 
 
 def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
@@ -150,10 +191,17 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
             "kernels_per_token": row.warm_up.kernels_per_token,
             "launches_per_token": row.warm_up.launches_per_token,
         }
+    prepared = row.warm_up.prepared if row.warm_up else None
+    if prepared is not None:
+        fields |= _prepared_fields(lane, row, prepared)
+    if isinstance(row.case, Case) or prepared is not None:
+        fields["work"] = row.work
     if not row.samples:
         return fields
     summary, nanoseconds = summarize(row.throughputs, run.plan.seed), _nanoseconds(row)
-    percent = roofline_percent(lane, row.case, summary)
+    percent = roofline_percent(lane, row, summary)
+    if prepared is not None:
+        fields["peak_percent"] = _share(prepared.flops, prepared.peak_flops, row, summary.median)
     return fields | {
         "samples_ns": [sample.ns for sample in row.samples],
         "samples_ts": row.throughputs,
@@ -198,15 +246,21 @@ def _peak(values: Sequence[int | None]) -> int | None:
     return max(known) if known else None
 
 
-def roofline_percent(lane: LaneResult, case: Case, summary: Summary) -> float | None:
-    """Return how much of the measured copy bandwidth pure decoding used; None for other tests.
+def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> float | None:
+    """Return how much of the measured copy bandwidth a row used; None where that means nothing.
 
-    100 % is a token every `token_read_bytes / copy bandwidth`: nothing but the weights is read, and
-    as fast as the device copies. The KV cache is not counted.
+    For decoding 100 % is a token every `token_read_bytes / copy bandwidth`: nothing but the weights
+    is read, and as fast as the device copies. The KV cache is not counted. The suite's cases say
+    themselves what they must move.
     """
-    if lane.bandwidth is None or case.n_prompt:
+    if lane.bandwidth is None:
         return None
     bandwidth = stdlib_statistics.median(lane.bandwidth.samples_gb_s) * 1e9
+    if not isinstance(row.case, Case):
+        prepared = row.warm_up.prepared if row.warm_up else None
+        return _share(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None
+    if row.case.n_prompt or lane.model is None:
+        return None
     return 100 * summary.median * lane.model.token_read_bytes / bandwidth
 
 
@@ -268,10 +322,12 @@ def row_comparisons(run: RunResult, lane: LaneResult, row: RowResult) -> list[Re
     baselines = [other for other in run.lanes if not other.plan.lane.is_tinygrad] or [run.lanes[0]]
     found = []
     for other in baselines:
-        if other.plan.lane.backend == lane.plan.lane.backend or other.model.path != lane.model.path:
+        if other.plan.lane.backend == lane.plan.lane.backend:
+            continue
+        if other.plan.lane.model != lane.plan.lane.model:
             continue
         for theirs in other.rows:
-            if _test(theirs.case) == _test(row.case) and (pairs := _pairs(row, theirs)):
+            if _same_test(theirs.case, row.case) and (pairs := _pairs(row, theirs)):
                 left, right = zip(*pairs, strict=True)
                 comparison = compare_paired(left, right, run.plan.seed)
                 found.append(
@@ -292,8 +348,8 @@ def row_comparisons(run: RunResult, lane: LaneResult, row: RowResult) -> list[Re
     return found
 
 
-def _test(case: Case) -> tuple[int, int, int]:
-    return case.n_prompt, case.n_gen, case.n_depth
+def _same_test(left: AnyCase, right: AnyCase) -> bool:
+    return (left.benchmark, left.label) == (right.benchmark, right.label)
 
 
 def _pairs(ours: RowResult, theirs: RowResult) -> list[tuple[float, float]]:

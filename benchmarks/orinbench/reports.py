@@ -63,8 +63,16 @@ def _sql(value: Any) -> str:
 
 
 def render_md(records: Sequence[Record]) -> str:
-    """Return llama-bench's table with our columns, and below it what the figures mean."""
-    return "\n".join([*_table(records), "", *_notes(records), ""])
+    """Return llama-bench's table with our columns, one for rows without a model, and the notes."""
+    models = [record for record in records if record["model_type"]]
+    others = [record for record in records if not record["model_type"]]
+    tables = [
+        _table(rows, columns(rows))
+        for rows, columns in ((models, _columns), (others, _suite_columns))
+        if rows
+    ]
+    lines = [line for table in tables for line in (*table, "")]
+    return "\n".join([*lines, *_notes(records), ""])
 
 
 Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
@@ -105,18 +113,59 @@ def _columns(records: Sequence[Record]) -> list[Column]:
     ]
 
 
-def _energy_columns(records: Sequence[Record]) -> list[Column]:
+def _suite_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the columns of the benchmarks without a model: those that some row has."""
+
+    def known(*path: str, form: str = "{}") -> Callable[[Record], str]:
+        def cell(record: Record) -> str:
+            value: Any = record
+            for name in path:
+                value = value.get(name) if value else None
+            return _known(value, form)
+
+        return cell
+
+    optional: list[Column] = [
+        ("of peak", True, known("peak_percent", form="{:.1f} %")),
+        ("of copy bandwidth", True, known("roofline_percent", form="{:.1f} %")),
+        ("p50 µs", True, known("extra", "p50_us", form="{:.1f}")),
+        ("p99 µs", True, known("extra", "p99_us", form="{:.1f}")),
+        ("p99.9 µs", True, known("extra", "p99.9_us", form="{:.1f}")),
+        ("max µs", True, known("extra", "max_us", form="{:.1f}")),
+        ("kernels", True, known("extra", "kernels")),
+        ("of the first", True, _ratio),
+    ]
+    return [
+        ("benchmark", False, lambda record: str(record["benchmark"])),
+        ("test", False, lambda record: str(record["test"])),
+        ("backend", False, lambda record: str(record["backend"])),
+        ("per second", True, _throughput),
+        ("unit", False, lambda record: str(record["unit"])),
+        ("median", True, lambda record: _number(record["median_ts"])),
+        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
+        *(column for column in optional if any(column[2](record) for record in records)),
+        *_energy_columns(records, "J/unit", "unit/J"),
+    ]
+
+
+def _ratio(record: Record) -> str:
+    """The throughput as a multiple of the first backend's in the same rounds."""
+    return ", ".join(f"{found['ratio']:.3g}" for found in record["comparisons"])
+
+
+def _energy_columns(
+    records: Sequence[Record], joules: str = "J/token", tokens: str = "t/s/W"
+) -> list[Column]:
     """Return the columns of machines that have a power sensor."""
     if not any(record["joules_per_token"] for record in records):
         return []
     return [
-        ("J/token", True, lambda record: _known(record["joules_per_token"], "{:.3g}")),
-        ("t/s/W", True, lambda record: _known(record["tokens_per_joule"], "{:.3g}")),
+        (joules, True, lambda record: _known(record["joules_per_token"], "{:.3g}")),
+        (tokens, True, lambda record: _known(record["tokens_per_joule"], "{:.3g}")),
     ]
 
 
-def _table(records: Sequence[Record]) -> list[str]:
-    columns = _columns(records)
+def _table(records: Sequence[Record], columns: Sequence[Column]) -> list[str]:
     rows = [[cell(record) for _, _, cell in columns] for record in records]
     widths = [
         max(len(title), *(len(row[index]) for row in rows))
@@ -139,13 +188,17 @@ def _table(records: Sequence[Record]) -> list[str]:
 
 def _throughput(record: Record) -> str:
     if record["avg_ts"] is None:
+        if (record["extra"] or {}).get("left_out"):
+            return "left out"
         return "failed" if record["error"] else "not run"
     mark = " (partial)" if record["partial"] or record["error"] else ""
     return f"{_number(record['avg_ts'])} ± {_number(record['stddev_ts'])}{mark}"
 
 
 def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value == 0 or abs(value) >= 1 else f"{value:.3g}"
 
 
 def _known(value: Any, form: str) -> str:
@@ -178,14 +231,18 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes: list[str] = []
     for record in records:
         name = record["backend"]
-        notes += [
-            f"{record['test']}: {comparison['text']}." for comparison in record["comparisons"]
-        ]
+        if record["model_type"]:  # other benchmarks have too many rows for a sentence each
+            notes += [
+                f"{record['test']}: {comparison['text']}." for comparison in record["comparisons"]
+            ]
         if record["error"]:
             notes.append(f"{name} {record['test']} failed: {record['error']}.")
+        if reason := (record["extra"] or {}).get("left_out"):
+            notes.append(f"{name} {record['test']} left out: {reason}.")
     notes += [_first_token_note(record) for record in records]
     notes += [_roofline_note(record) for record in records]
     notes += [_included_note(record) for record in records]
+    notes += [_peak_note(record) for record in records]
     notes += [_energy_note(record) for record in records]
     notes += [_check_note(record) for record in records]
     notes += _warning_notes(records)
@@ -227,6 +284,9 @@ def _first_token_note(record: Record) -> str:
 def _roofline_note(record: Record) -> str:
     if record["copy_bandwidth_gb_s"] is None:
         return ""
+    if record["token_read_bytes"] is None:
+        speed = f"{record['copy_bandwidth_gb_s']:.1f} GB/s measured"
+        return f"Copy bandwidth of {record['device']}: {speed}, read plus written."
     return (
         f"Roofline of {record['device']}: {record['copy_bandwidth_gb_s']:.1f} GB/s measured copy "
         f"bandwidth / {record['token_read_bytes'] / 1e6:.1f} MB of weights that a token reads = "
@@ -237,6 +297,8 @@ def _roofline_note(record: Record) -> str:
 def _included_note(record: Record) -> str:
     if record["included"] is None:
         return ""
+    if not record["model_type"]:
+        return f"Timed by {record['benchmark']}: {record['included']}."
     return f"Timed of {record['backend']} ({record['decode_path']} path): {record['included']}."
 
 
@@ -249,7 +311,16 @@ def _energy_note(record: Record) -> str:
 
 def _check_note(record: Record) -> str:
     check = record["check"]
-    return "" if check is None else f"Check: {check['text']}."
+    if check is None:
+        return ""
+    if not record["model_type"]:
+        return "Check: each row's result was compared before it was timed; `check` says with what."
+    return f"Check: {check['text']}."
+
+
+def _peak_note(record: Record) -> str:
+    source = (record["extra"] or {}).get("peak_source")
+    return f"Peak of {record['device']}: {source}." if source else ""
 
 
 def _warning_notes(records: Sequence[Record]) -> list[str]:

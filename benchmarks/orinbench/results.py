@@ -6,7 +6,7 @@ from typing import Any
 
 from orinbench.environment import Environment
 from orinbench.model import ModelInfo
-from orinbench.plan import Case, LanePlan, Plan
+from orinbench.plan import AnyCase, Case, LanePlan, Plan
 from orinbench.protocol import Bandwidth
 from orinbench.samples import FirstToken, Identity, Sample, WarmUp
 
@@ -15,23 +15,32 @@ from orinbench.samples import FirstToken, Identity, Sample, WarmUp
 class RowResult:
     """One case of one lane."""
 
-    case: Case
+    case: AnyCase
     warm_up: WarmUp | None = None
     samples: list[Sample] = field(default_factory=list)
     error: str | None = None
+    left_out: str | None = None  # why it was not run, which is no failure
+
+    @property
+    def work(self) -> float:
+        """Units of work in one repetition: tokens, or what the warm-up of the suite's case says."""
+        if isinstance(self.case, Case):
+            return self.case.n_tokens
+        assert self.warm_up is not None and self.warm_up.prepared is not None
+        return self.warm_up.prepared.work
 
     @property
     def throughputs(self) -> list[float]:
-        """Tokens per second of each sample, in the order taken."""
-        return [self.case.n_tokens * 1e9 / sample.ns for sample in self.samples]
+        """Units of work a second of each sample, in the order taken."""
+        return [self.work * 1e9 / sample.ns for sample in self.samples]
 
 
 @dataclass
 class LaneResult:
-    """One backend with one model."""
+    """One backend, with llama-bench on one model."""
 
     plan: LanePlan
-    model: ModelInfo
+    model: ModelInfo | None
     rows: list[RowResult]
     identity: Identity | None = None
     first_token: FirstToken | None = None

@@ -26,7 +26,7 @@ from orinbench.model import ModelInfo
 from orinbench.plan import Plan, Step, order
 from orinbench.protocol import Bandwidth
 from orinbench.results import LaneResult, RowResult, RunResult
-from orinbench.samples import Backend, BackendDiedError
+from orinbench.samples import Backend, BackendDiedError, LeftOutError
 from orinbench.talk import Talk
 
 Check = Callable[[LaneResult, Backend], dict[str, Any]]
@@ -36,20 +36,21 @@ BandwidthProbe = Callable[[str], Bandwidth]
 class Runner:
     """One run. `backends` and `models` are in the order of the plan's lanes.
 
-    `gate` checks a backend's numbers and raises CheckFailed; `probe` measures a device's copy
-    bandwidth and raises BackendDiedError. Before each repetition come a pause of `delay` seconds
-    and the wait until the board is no hotter than `cooldown` °C. `roots` is where the board's
-    sensors are; each sample goes into the `journal` at once.
+    `gate` checks a backend's numbers and raises CheckFailed; lanes without a model have none and
+    check each case in its warm-up. `probe` measures a device's copy bandwidth and raises
+    BackendDiedError; None leaves the roofline out. Before each repetition come a pause of `delay`
+    seconds and the wait until the board is no hotter than `cooldown` °C. `roots` is where the
+    board's sensors are; each sample goes into the `journal` at once.
     """
 
     def __init__(
         self,
         plan: Plan,
         backends: Sequence[Backend],
-        models: Sequence[ModelInfo],
+        models: Sequence[ModelInfo | None],
         talk: Talk,
-        gate: Check,
-        probe: BandwidthProbe,
+        gate: Check | None,
+        probe: BandwidthProbe | None,
         delay: float = 0.0,
         warm_up: bool = True,
         cooldown: float | None = None,
@@ -101,12 +102,14 @@ class Runner:
             self._guard(lane, self._open, backend)
         if all(lane.error for lane in self.result.lanes):
             reasons = "; ".join(f"{lane.plan.lane.backend}: {lane.error}" for lane, _ in pairs)
-            raise BenchError(f"--backend: none opens ({reasons})")
+            flag = "--backend" if any(lane.model for lane, _ in pairs) else "--device"
+            raise BenchError(f"{flag}: none opens ({reasons})")
         for lane, _ in pairs:
             self._measure_bandwidth(lane)
         for lane, backend in pairs:
-            self.talk.phase(f"{lane.plan.lane.backend}: first token of {lane.plan.lane.model.name}")
-            self._guard(lane, self._first_token, backend)
+            if (model := lane.plan.lane.model) is not None:
+                self.talk.phase(f"{lane.plan.lane.backend}: first token of {model.name}")
+                self._guard(lane, self._first_token, backend)
         for lane, backend in pairs:
             self._guard(lane, self._check, backend)
         for lane, backend in pairs:
@@ -134,12 +137,15 @@ class Runner:
         backend: Backend,
     ) -> None:
         """Do something for a row that has not failed yet; its failure is its own."""
-        if lane.error is None and row.error is None:
+        if lane.error is row.error is row.left_out is None:
             try:
                 act(row, backend)
             except BackendDiedError as error:
                 row.error = str(error)
                 self.talk.line(f"{lane.plan.lane.backend}: {row.case.label}: {error}")
+            except LeftOutError as error:
+                row.left_out = str(error)
+                self.talk.line(f"{lane.plan.lane.backend}: {row.case.label} left out: {error}")
 
     def _open(self, lane: LaneResult, backend: Backend) -> None:
         lane.identity = backend.open()
@@ -149,7 +155,7 @@ class Runner:
 
         llama.cpp's device is the CPU, or else the GPU that a tinygrad lane of this run opened.
         """
-        if lane.error is not None:
+        if lane.error is not None or self.probe is None:
             return
         opened = [other.plan.lane.device for other in self.result.lanes if other.on_gpu]
         device = lane.plan.lane.device or next((name for name in opened if name), None)
@@ -170,20 +176,21 @@ class Runner:
         lane.first_token = backend.first_token()
 
     def _check(self, lane: LaneResult, backend: Backend) -> None:
-        lane.check = self.gate(lane, backend)
+        if self.gate is not None:
+            lane.check = self.gate(lane, backend)
 
     def _warm_up(self, row: RowResult, backend: Backend) -> None:
         row.warm_up = backend.warm_up(row.case)
 
     def _measure(self) -> None:
-        steps = list(order(self.plan))
+        steps = [step for step in order(self.plan) if not self._gone(step)]
         warm_ups = [row.warm_up for lane in self.result.lanes for row in lane.rows]
         seconds = sum(warm_up.repetition_s for warm_up in warm_ups if warm_up is not None)
         self.talk.begin(len(steps), self.plan.repetitions * seconds + len(steps) * self.delay)
         for step in steps:
             lane = self.result.lanes[step.lane]
             row = lane.rows[step.case]
-            if lane.error is None and row.error is None:
+            if lane.error is row.error is row.left_out is None:
                 self._rest()
             self._guard_row(
                 lane,
@@ -192,6 +199,10 @@ class Runner:
                 self.backends[step.lane],
             )
             self.talk.advance(f"{lane.plan.lane.backend} {row.case.label}")
+
+    def _gone(self, step: Step) -> bool:
+        """Whether a step's row is left out."""
+        return self.result.lanes[step.lane].rows[step.case].left_out is not None
 
     def _rest(self) -> None:
         """Pause, and wait for a board that is too hot; raises BenchError if it stays hot."""
@@ -221,8 +232,8 @@ class Runner:
             board_before=board.record() if has_sensors(board) else None,
             board_after=after.record() if has_sensors(after) else None,
             board_warnings=board_warnings(board, after, self.roots) if is_jetson(after) else None,
-            energy=energy.fields(row.case.n_tokens) or None,
+            energy=energy.fields(row.work) or None,
         )
         row.samples.append(sample)
         if self.journal is not None:
-            self.journal.write(lane.plan.lane, row.case, sample)
+            self.journal.write(lane.plan.lane, row, sample)

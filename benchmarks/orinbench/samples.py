@@ -1,15 +1,22 @@
 """What the backends hand to the statistics: samples, warm-ups, and what is known of a lane."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from orinbench.clocks import ClockState
-from orinbench.plan import Case
+from orinbench.plan import AnyCase
+from orinbench.protocol import Prepared
 from orinbench.statistics import BenchWarning
+
+CaseT = TypeVar("CaseT", bound=AnyCase, contravariant=True)
 
 
 class BackendDiedError(Exception):
     """A backend cannot go on; the message is the one line that its rows carry."""
+
+
+class LeftOutError(Exception):
+    """A case does not fit the device, or would take too long: left out, and no failure."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,9 @@ class WarmUp:
     kernels_compiled: int
     kernels_per_token: int | None  # None for a case that decodes nothing
     launches_per_token: int | None
-    type_k: str
-    type_v: str
+    type_k: str | None = None
+    type_v: str | None = None
+    prepared: Prepared | None = None  # of the suite's cases: what a repetition is
 
 
 @dataclass(frozen=True)
@@ -77,9 +85,10 @@ class Sample:
     board_after: dict[str, Any] | None = None
     board_warnings: tuple[BenchWarning, ...] | None = None
     energy: dict[str, Any] | None = None
+    extra: dict[str, Any] = field(default_factory=dict)  # what this benchmark alone measures
 
 
-class Backend(Protocol):
+class BackendOf(Protocol[CaseT]):
     """A lane at work. Each method raises BackendDiedError with one line."""
 
     def open(self) -> Identity:
@@ -90,14 +99,20 @@ class Backend(Protocol):
         """Measure the time to the first token."""
         ...
 
-    def warm_up(self, case: Case) -> WarmUp | None:
-        """Get a case ready to be timed; None where each repetition does that for itself."""
+    def warm_up(self, case: CaseT) -> WarmUp | None:
+        """Get a case ready to be timed; None where each repetition does that for itself.
+
+        Raises LeftOutError for a case that the device is too small or too slow for.
+        """
         ...
 
-    def measure(self, case: Case, round_: int, seed: int) -> Sample:
+    def measure(self, case: CaseT, round_: int, seed: int) -> Sample:
         """Time one repetition."""
         ...
 
     def close(self) -> None:
         """End the process; never raises."""
         ...
+
+
+Backend = BackendOf[Any]

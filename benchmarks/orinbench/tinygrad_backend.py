@@ -54,18 +54,7 @@ class TinygradBackend:
         """Open the device in a process of its own and say what it is."""
         with self._start() as worker:
             self.opened = worker.ask(protocol.Open(), protocol.Opened)
-        opened = self.opened
-        return Identity(
-            software=f"tinygrad {opened.tinygrad_version}",
-            build_commit=opened.tinygrad_version,
-            build_number=None,
-            device=opened.device,
-            device_name=opened.device_name,
-            driver=opened.driver,
-            arch=opened.arch,
-            n_threads=opened.n_threads,
-            renderer=opened.renderer,
-        )
+        return identity_of(self.opened)
 
     def first_token(self) -> FirstToken:
         """Measure the time to the first token; the process of the warm one stays."""
@@ -92,7 +81,7 @@ class TinygradBackend:
     def _first(self, worker: WorkerProcess) -> tuple[protocol.Loaded, protocol.FirstTokenDone]:
         load = protocol.Load(str(self.plan.lane.model), self.plan.max_context)
         loaded = worker.ask(load, protocol.Loaded)
-        chunk = self.plan.cases[0].test().n_ubatch
+        chunk = self.plan.llama_cases[0].test().n_ubatch
         request = protocol.FirstToken(self._first_prompt, chunk)
         return loaded, worker.ask(request, protocol.FirstTokenDone)
 
@@ -135,6 +124,21 @@ class TinygradBackend:
 
     def _start(self) -> WorkerProcess:
         return WorkerProcess(self.environment, self._timeout, verbose=self._verbose)
+
+
+def identity_of(opened: protocol.Opened) -> Identity:
+    """Return what a worker that has opened its device is."""
+    return Identity(
+        software=f"tinygrad {opened.tinygrad_version}",
+        build_commit=opened.tinygrad_version,
+        build_number=None,
+        device=opened.device,
+        device_name=opened.device_name,
+        driver=opened.driver,
+        arch=opened.arch,
+        n_threads=opened.n_threads,
+        renderer=opened.renderer,
+    )
 
 
 def worker_environment(

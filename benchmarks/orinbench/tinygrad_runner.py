@@ -19,6 +19,7 @@ from tinygrad.llm.model import Transformer
 from orinbench import protocol
 from orinbench.copy_bandwidth import copy_bandwidth
 from orinbench.device_info import gpu_driver, gpu_name, package_version
+from orinbench.suite.work import SuiteWork
 from orinbench.tinygrad_paths import DecodePath, decode_path
 
 
@@ -91,6 +92,7 @@ class TinygradRunner:
         self.model: Any = None
         self.vocab_size = 0
         self._path: DecodePath | None = None
+        self.suite = SuiteWork(self.compiles, self.memory)
 
     @property
     def path(self) -> DecodePath:
@@ -113,6 +115,10 @@ class TinygradRunner:
                 return self.warm_up(test)
             case protocol.Measure(test, seed):
                 return self.measure(test, seed)
+            case protocol.Prepare():
+                return self.suite.prepare(request)
+            case protocol.Repeat(label, seed):
+                return self.suite.repeat(label, seed)
 
     def open(self) -> protocol.Opened:
         """Compile and run one kernel: a device that opens may still lack its compiler."""

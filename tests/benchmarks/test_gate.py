@@ -62,9 +62,11 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
     lane: LaneResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = TinygradBackend(lane.plan, cold_start=False, timeout=1)
-    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(lane.model))
+    model = lane.model
+    assert model is not None
+    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model))
     assert make(True)(lane, backend)["passed"] is True
-    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(lane.model, off=1.0))
+    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model, off=1.0))
     with pytest.raises(CheckFailed, match="above the tolerance") as caught:
         make(None)(lane, backend)
     assert caught.value.exit_code == 3

@@ -11,6 +11,7 @@ import pytest
 
 from orinbench.journal import Journal, journal_directory, lost_journals
 from orinbench.plan import Case, Lane
+from orinbench.results import RowResult
 from orinbench.samples import Sample
 
 LANE, CASE = Lane("tinygrad:CPU", Path("m.gguf")), Case(0, 16, 0, (("n_ubatch", 64),))
@@ -21,11 +22,12 @@ import os, signal, sys
 from pathlib import Path
 from orinbench.journal import Journal
 from orinbench.plan import Case, Lane
+from orinbench.results import RowResult
 from orinbench.samples import Sample
 with Journal(Path(sys.argv[1])) as journal:
     for round_ in range(int(sys.argv[2])):
         lane = Lane("tinygrad:CPU", Path("m"))
-        journal.write(lane, Case(0, 16, 0), Sample(round_, 10**6, None, None))
+        journal.write(lane, RowResult(Case(0, 16, 0)), Sample(round_, 10**6, None, None))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -38,15 +40,17 @@ def kill_a_run(folder: Path, samples: int) -> None:
 def test_samples_are_on_disk_as_they_come_and_go_with_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     with Journal(folder) as journal:
-        journal.write(LANE, CASE, SAMPLE)
+        journal.write(LANE, RowResult(CASE), SAMPLE)
         (path,) = folder.iterdir()
         assert json.loads(path.read_text()) == {
+            "benchmark": "llama-bench",
             "backend": "tinygrad:CPU",
             "model_filename": "m.gguf",
             "test": "tg16",
             "n_ubatch": 64,
             "round": 3,
             "ns": 8_000_000,
+            "unit": "tok/s",
             "ts": 2000.0,
         }
         assert list(lost_journals(folder)) == []  # it still runs
@@ -71,7 +75,7 @@ def test_a_run_killed_before_its_first_sample_leaves_nothing(tmp_path: Path) -> 
 def test_a_folder_that_cannot_be_made_costs_the_journal_alone(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with Journal(tmp_path / "file" / "runs") as journal:
-        journal.write(LANE, CASE, SAMPLE)
+        journal.write(LANE, RowResult(CASE), SAMPLE)
     assert list(lost_journals(tmp_path / "file" / "runs")) == []
 
 
@@ -82,8 +86,8 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
         full = os.open("/dev/full", os.O_WRONLY)
         os.dup2(full, journal._file.fileno())
         os.close(full)
-        journal.write(LANE, CASE, SAMPLE)
-        journal.write(LANE, CASE, SAMPLE)
+        journal.write(LANE, RowResult(CASE), SAMPLE)
+        journal.write(LANE, RowResult(CASE), SAMPLE)
         assert path.read_text() == ""
     assert not path.exists()
 

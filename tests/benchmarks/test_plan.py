@@ -80,7 +80,7 @@ def test_knobs_of_llama_cpp_do_not_multiply_tinygrads_cases() -> None:
     settings = parse_settings({"n_batch": ["128,256"], "n_ubatch": ["32,64"]})
     lanes = make_lanes(["tinygrad:CPU", "llama.cpp"], [MODEL], [(512, 0, 0)], settings)
     assert [len(lane.cases) for lane in lanes] == [2, 4]
-    assert [case.test().n_ubatch for case in lanes[0].cases] == [32, 64]
+    assert [case.test().n_ubatch for case in lanes[0].llama_cases] == [32, 64]
 
 
 def test_threads_make_lanes_of_the_cpu_device_alone() -> None:

@@ -64,7 +64,9 @@ def test_tinygrads_knobs_say_what_really_ran(recorded_run: Build) -> None:
 def test_the_roofline_is_of_decoding_alone(recorded_run: Build) -> None:
     run = recorded_run(BOTH)
     prompt, decode, *_ = make_records(run)
-    n_bytes = run.lanes[0].model.token_read_bytes
+    model = run.lanes[0].model
+    assert model is not None
+    n_bytes = model.token_read_bytes
     assert prompt["roofline_percent"] is None
     assert decode["copy_bandwidth_gb_s"] == 10.0
     assert decode["roofline_ts"] == pytest.approx(10e9 / n_bytes)
@@ -154,7 +156,7 @@ def test_percent_needs_a_bandwidth(recorded_run: Build) -> None:
     from orinbench.statistics import summarize
 
     lane = recorded_run(BOTH).lanes[0]
-    assert roofline_percent(lane, PP, summarize([1.0])) is None
+    assert roofline_percent(lane, lane.rows[0], summarize([1.0])) is None
 
 
 def test_every_row_says_of_which_benchmark_it_is_and_in_what_unit(

@@ -1,0 +1,84 @@
+"""A tinygrad device as the suite's backend: one worker process for one benchmark."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from orinbench import protocol
+from orinbench.plan import SuiteCase
+from orinbench.process import WorkerProcess
+from orinbench.samples import FirstToken, Identity, LeftOutError, Sample, WarmUp
+from orinbench.tinygrad_backend import identity_of, worker_environment
+
+
+class SuiteBackend:
+    """The worker of one device; `max_call_s` and `repetitions` are what `protocol.Prepare` says."""
+
+    def __init__(
+        self,
+        device: str,
+        seed: int,
+        repetitions: int,
+        max_call_s: float,
+        timeout: float,
+        verbose: bool = False,
+    ) -> None:
+        self._seed = seed
+        self._repetitions = repetitions
+        self._max_call_s = max_call_s
+        self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
+        environment = worker_environment(device, self._directory)
+        self._worker = WorkerProcess(environment, timeout, verbose=verbose)
+
+    def open(self) -> Identity:
+        """Open the device."""
+        return identity_of(self._worker.ask(protocol.Open(), protocol.Opened))
+
+    def first_token(self) -> FirstToken:
+        """Raise: there is no model."""
+        raise AssertionError("the suite's lanes have no model")
+
+    def warm_up(self, case: SuiteCase) -> WarmUp:
+        """Make a case ready and check its result; raises LeftOutError."""
+        request = protocol.Prepare(
+            benchmark=case.benchmark,
+            unit=case.unit,
+            label=case.label,
+            parameters=dict(case.parameters),
+            needs_bytes=case.needs_bytes,
+            family=case.family,
+            cost=case.cost,
+            seed=self._seed,
+            max_call_s=self._max_call_s,
+            repetitions=self._repetitions,
+        )
+        prepared = self._worker.ask(request, protocol.Prepared)
+        if prepared.left_out is not None:
+            raise LeftOutError(prepared.left_out)
+        return WarmUp(
+            seconds=prepared.seconds,
+            repetition_s=prepared.repetition_s,
+            compile_s=prepared.compile_s,
+            kernels_compiled=prepared.kernels_compiled,
+            kernels_per_token=None,
+            launches_per_token=None,
+            prepared=prepared,
+        )
+
+    def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
+        """Time one repetition in the worker."""
+        measured = self._worker.ask(protocol.Repeat(case.label, seed), protocol.Measured)
+        return Sample(
+            round=round_,
+            ns=measured.ns,
+            ended_s=measured.ended_s,
+            peak_device_bytes=measured.peak_device_bytes,
+            peak_rss_bytes=measured.peak_rss_bytes,
+            kernels_compiled=measured.kernels_compiled,
+            extra=measured.extra,
+        )
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+        shutil.rmtree(self._directory, ignore_errors=True)

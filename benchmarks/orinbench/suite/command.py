@@ -1,0 +1,165 @@
+"""The suite's commands: one for each benchmark, and `suite` for several in one report."""
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jetson.files import Roots
+from orinbench.errors import BenchError
+from orinbench.options import (
+    Command,
+    check_board,
+    check_output,
+    check_repetitions,
+    output_options,
+    run_options,
+    write_results,
+)
+from orinbench.reports import render_json, render_md
+from orinbench.suite.benchmark import Benchmark
+from orinbench.suite.registry import BENCHMARKS
+from orinbench.suite.run import (
+    SELECTIONS,
+    Selection,
+    Settings,
+    SuiteResult,
+    choose_devices,
+    parse_selection,
+    run_suite,
+)
+from orinbench.talk import make_talk
+
+EXIT_FAILED_ROWS = 1
+EXIT_INTERRUPTED = 130
+
+
+def suite_options(command: Command) -> Command:
+    """Add the options that all of the suite's commands have."""
+    for option in reversed(
+        (
+            click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]"),
+            click.option(
+                "devices",
+                "--device",
+                multiple=True,
+                metavar="LIST",
+                help="NV, CUDA, CPU, interleaved [all that open]",
+            ),
+            click.option(
+                "--max-call",
+                default=2.0,
+                type=click.FloatRange(0, min_open=True),
+                help="leave out a case of which one call takes more seconds [2]",
+            ),
+            click.option(
+                "--roofline/--no-roofline",
+                default=True,
+                help="measure the copy bandwidth first, to judge by it [yes]",
+            ),
+            output_options,
+            run_options,
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def _make_command(benchmark: Benchmark) -> click.Command:
+    """Return the command of one benchmark."""
+
+    def run(**options: Any) -> int:
+        return measure({benchmark.name: options}, options)
+
+    command: Command = run
+    command = suite_options(command)
+    for choice in reversed(benchmark.choices):
+        command = choice.option()(command)
+    settings = {"max_content_width": 100}
+    return click.command(benchmark.name, help=benchmark.help, context_settings=settings)(command)
+
+
+@click.command("suite", context_settings={"max_content_width": 100})
+@click.option(
+    "--select",
+    default="quick",
+    metavar="LIST",
+    help=f"{', '.join(SELECTIONS)}, or benchmarks by name [quick]",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="keep suite.md and suite.json there, renewed after each benchmark",
+)
+@suite_options
+def suite_command(**options: Any) -> int:
+    """Run a selection of the benchmarks on all devices and write one report.
+
+    Results go to standard output, everything else to standard error.
+    """
+    return measure(parse_selection(options["select"]), options, options["save"])
+
+
+def measure(selection: Selection, options: Mapping[str, Any], save: Path | None = None) -> int:
+    """Run a selection with a command's options, write what was measured, return the exit code."""
+    given = dict(options)
+    check_output(given)
+    settings = Settings(
+        repetitions=check_repetitions(given["repetitions"]),
+        seed=given["seed"],
+        max_call_s=given["max_call"],
+        timeout=given["timeout"],
+        delay=given["delay"],
+        cooldown=given["cooldown"],
+        roofline=given["roofline"],
+        verbose=given["verbose"],
+        roots=Roots(),
+    )
+    check_board(given, settings.roots)
+    for name, chosen in selection.items():
+        BENCHMARKS[name].cases(chosen)  # options that mean nothing, before a device is opened
+    if save is not None:
+        make_directory(save)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    result = SuiteResult()
+    try:
+        devices = choose_devices(given["devices"], make_talk(given["progress"]))
+        run_suite(
+            selection,
+            devices,
+            settings,
+            lambda: make_talk(given["progress"]),
+            result,
+            lambda so_far: keep(so_far, save),
+        )
+    finally:
+        if any(record["samples_ns"] for record in result.records) or not result.partial:
+            keep(result, save)
+        if result.records:
+            write_results(result.records, given)
+    return EXIT_INTERRUPTED if result.partial else EXIT_FAILED_ROWS if result.failed else 0
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory of a report; raises BenchError if that cannot be."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "suite.md").touch()
+    except OSError as error:
+        raise BenchError(f"--save {path}: cannot be written: {error.strerror}") from None
+
+
+def keep(result: SuiteResult, directory: Path | None) -> None:
+    """Write the report so far, each file whole or not at all."""
+    if directory is None or not result.records:
+        return
+    for name, render in (("suite.md", render_md), ("suite.json", render_json)):
+        part = directory / f".{name}.part"
+        part.write_text(render(result.records))
+        part.replace(directory / name)
+
+
+COMMANDS = (*(_make_command(benchmark) for benchmark in BENCHMARKS.values()), suite_command)

@@ -1,0 +1,107 @@
+"""`schedule`: host time from Tensor to launch, a guard against rewrites that become slow."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from statistics import median
+from typing import Any
+
+from orinbench.plan import SuiteCase
+from orinbench.suite.benchmark import Benchmark, Choice, words
+from orinbench.suite.task import Task, expect_close
+
+MODELS = ("llama", "gpt2_block", "resnet_block")
+PHASES = ("graph", "schedule", "lower", "launch")
+
+
+def cases(options: Any) -> list[SuiteCase]:
+    """Return one case for each model."""
+    return [
+        SuiteCase(
+            *("schedule", "schedules/s", name),
+            parameters=(("model", name), ("match_stats", options["match_stats"])),
+            needs_bytes=64 << 20,
+        )
+        for name in words(options["models"], "--models", MODELS)
+    ]
+
+
+def prepare(case: Any, seed: int) -> Task:
+    """Return one way from Tensor to launch, by phases, with tinygrad's caches of it emptied."""
+    from tinygrad.codegen import to_program_cache
+    from tinygrad.engine.realize import compile_linear, run_linear
+    from tinygrad.helpers import Context
+    from tinygrad.tensor import Tensor
+
+    from orinbench.suite.arrays import values_of
+    from orinbench.suite.schedule_models import MODELS as MAKERS
+
+    model = MAKERS[case["model"]]()
+    phases: dict[str, list[int]] = defaultdict(list)
+    last: list[Any] = [None]
+    kernels = [0]
+
+    def call() -> None:
+        to_program_cache.clear()
+        with Context(SCACHE=0):
+            stamps = [time.perf_counter_ns()]
+            out = model.graph()
+            stamps.append(time.perf_counter_ns())
+            linear, variables = Tensor.linear_with_vars(out)
+            stamps.append(time.perf_counter_ns())
+            linear = compile_linear(linear)
+            stamps.append(time.perf_counter_ns())
+            run_linear(linear, variables, jit=True)
+            stamps.append(time.perf_counter_ns())
+        for index, phase in enumerate(PHASES):
+            phases[f"{phase}_ms"].append(stamps[index + 1] - stamps[index])
+        last[0], kernels[0] = out, len(linear.src)
+
+    def check() -> str:
+        phases.clear()  # the warm-up's
+        return expect_close(values_of(last[0]), model.answer, model.tolerance)
+
+    return Task(
+        *(call, 1.0, check),
+        included="building the graph, scheduling it, lowering and rendering its kernels (compiled "
+        "ones come from the cache), and launching them; not waiting for them",
+        one_by_one=True,
+        synchronize=False,
+        kernels=lambda: (kernels[0], kernels[0]),
+        details=lambda: {name: median(ns) / 1e6 for name, ns in phases.items()},
+        extra={"match_stats": match_stats(case["model"])} if case["match_stats"] == "yes" else {},
+    )
+
+
+def match_stats(model: str) -> dict[str, Any]:
+    """Return what TRACK_MATCH_STATS counts for a model, from a process of its own.
+
+    tinygrad instruments its pattern matchers at import, and is slower for it.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "orinbench.suite.match_stats", model],
+        env={**os.environ, "TRACK_MATCH_STATS": "1", "PRINT_MATCH_STATS": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"TRACK_MATCH_STATS=1: {last}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+BENCHMARK = Benchmark(
+    "schedule",
+    "Host time from Tensor to launch for fixed models, by phase, with rewrite statistics.",
+    (
+        Choice(("--models",), ", ".join(MODELS), ",".join(MODELS), ",".join(MODELS), "gpt2_block"),
+        Choice(("--match-stats",), "count rewrites too, yes or no", "yes", "yes", "no"),
+    ),
+    cases,
+    prepare,
+)

@@ -1,0 +1,197 @@
+"""The suite inside a worker process: makes cases ready, checks them, times them.
+
+This module imports tinygrad; see `tinygrad_runner`.
+"""
+
+import gc
+import math
+import resource
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from tinygrad import Device
+
+from orinbench import protocol
+from orinbench.suite.device import free_bytes, peak
+from orinbench.suite.registry import BENCHMARKS
+from orinbench.suite.task import REGION_S, Task, percentiles
+
+# A jit runs plainly, captures, replays: what the third call leaves is what is timed.
+_WARM_CALLS = 3
+# A first call that takes this many times what a call may is not repeated.
+_HOPELESS = 10
+# Of the memory that is free: the rest is for what tinygrad needs on the way.
+_USABLE = 0.9
+# Calls in a region at most: launches beyond this are no longer queued but waited for.
+_MAX_CALLS = 20_000
+
+
+class Compiles(Protocol):
+    """What the worker counts of tinygrad's compilers."""
+
+    seconds: float
+    compiled: int
+
+
+class Memory(Protocol):
+    """What the worker counts of tinygrad's memory."""
+
+    peak: int
+
+
+@dataclass
+class _Ready:
+    """A task, how many calls make a repetition, and the latencies so far in nanoseconds."""
+
+    task: Task
+    calls: int
+    latencies: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+
+class SuiteWork:
+    """The cases that are ready, by label."""
+
+    def __init__(self, compiles: Compiles, memory: Memory) -> None:
+        self.compiles = compiles
+        self.memory = memory
+        self._ready: dict[str, _Ready] = {}
+        # Of each family the cost of its last case and what a call of it took, in seconds.
+        self._took: dict[str, tuple[float, float]] = {}
+
+    def prepare(self, request: protocol.Prepare) -> protocol.Prepared:
+        """Make a case ready: input, three calls, the check, and how many calls a repetition has."""
+        if reason := self._too_large(request) or self._too_slow(request):
+            return protocol.Prepared(left_out=reason)
+        start, compiled = time.perf_counter(), self.compiles.compiled
+        compile_s = self.compiles.seconds
+        parameters = tuple(request.parameters.items())
+        task = BENCHMARKS[request.benchmark].prepare(dict(parameters), request.seed)
+        task.before(request.seed)
+        took = self._warm(task, request.max_call_s)
+        if request.cost:
+            self._took[request.family] = (request.cost, took)
+        if took > request.max_call_s:
+            return protocol.Prepared(left_out=_slow(took, request.max_call_s))
+        checked = task.check()
+        ready = self._ready[request.label] = _Ready(task, self._calls(task, request.repetitions))
+        repetition_s = self._time(ready, request.seed)[0] / 1e9
+        ready.latencies.clear()
+        kernels, launches = task.kernels() if task.kernels else (None, None)
+        ceiling = peak(task.compute) if task.compute else None
+        return protocol.Prepared(
+            work=task.work * ready.calls,
+            calls=ready.calls,
+            flops=task.flops * ready.calls,
+            n_bytes=task.n_bytes * ready.calls,
+            peak_flops=ceiling.flops if ceiling else None,
+            check=checked,
+            included=task.included,
+            seconds=time.perf_counter() - start,
+            repetition_s=repetition_s,
+            compile_s=self.compiles.seconds - compile_s,
+            kernels_compiled=self.compiles.compiled - compiled,
+            extra={
+                **task.extra,
+                "kernels": kernels,
+                "launches": launches,
+                "peak_source": ceiling.source if ceiling else None,
+            },
+        )
+
+    def repeat(self, label: str, seed: int) -> protocol.Measured:
+        """Time one repetition; percentiles are over all repetitions so far."""
+        ready = self._ready[label]
+        compiled = self.compiles.compiled
+        ns, ended = self._time(ready, seed)
+        extra = dict(ready.task.details())
+        if ready.latencies:
+            extra |= percentiles(np.concatenate(ready.latencies))
+        return protocol.Measured(
+            ns=ns,
+            ended_s=ended,
+            peak_device_bytes=self.memory.peak,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            kernels_compiled=self.compiles.compiled - compiled,
+            extra=extra,
+        )
+
+    def _too_large(self, request: protocol.Prepare) -> str:
+        free = int(_USABLE * free_bytes())
+        if request.needs_bytes <= free:
+            return ""
+        need = request.needs_bytes / (1 << 20)
+        return f"it needs {need:.0f} MiB of device memory, {free / (1 << 20):.0f} MiB are free"
+
+    def _too_slow(self, request: protocol.Prepare) -> str:
+        cost, took = self._took.get(request.family, (0.0, 0.0))
+        if not cost or not request.cost:
+            return ""
+        expected = took * request.cost / cost
+        if request.cost > cost and expected > request.max_call_s:
+            return _slow(expected, request.max_call_s)
+        return ""
+
+    def _warm(self, task: Task, limit: float) -> float:
+        """Call three times, or once if that is hopeless; return what a call takes in seconds.
+
+        The first two compile and capture as well, so only the third says whether it is too slow.
+        """
+        took = math.inf
+        for _ in range(_WARM_CALLS):
+            start, compile_s = time.perf_counter(), self.compiles.seconds
+            task.call()
+            _synchronize()
+            compiling = self.compiles.seconds - compile_s
+            took = min(took, time.perf_counter() - start - compiling)
+            if took > _HOPELESS * limit:
+                break
+        return took
+
+    def _calls(self, task: Task, repetitions: int) -> int:
+        """Return how many calls fill a repetition's region."""
+        if task.calls is not None:
+            return task.calls
+        region = REGION_S if task.seconds is None else task.seconds / repetitions
+        ready, took = _Ready(task, 1), math.inf
+        for _ in range(3):
+            took = min(took, self._time(ready, 0)[0] / 1e9)
+        if took * 10 < region:  # one call alone is mostly the synchronize
+            ready.calls = 10
+            took = min(took, self._time(ready, 0)[0] / 1e10)
+        calls = max(1, round(region / took))
+        return calls if task.seconds is not None else min(calls, _MAX_CALLS)
+
+    def _time(self, ready: _Ready, seed: int) -> tuple[int, float]:
+        """Run a repetition; return its nanoseconds and when it ended, by time.monotonic()."""
+        task, calls, clock = ready.task, ready.calls, time.perf_counter_ns
+        task.before(seed)
+        gc.collect()
+        _synchronize()
+        if not task.one_by_one:
+            start = clock()
+            for _ in range(calls):
+                task.call()
+            _synchronize()
+            return clock() - start, time.monotonic()
+        stamps = [0] * (calls + 1)
+        stamps[0] = clock()
+        for index in range(1, calls + 1):
+            task.call()
+            if task.synchronize:
+                _synchronize()
+            stamps[index] = clock()
+        ended = time.monotonic()
+        times = np.array(stamps, np.int64)
+        ready.latencies.append(times[1:] - times[:-1])
+        return stamps[-1] - stamps[0], ended
+
+
+def _slow(took: float, limit: float) -> str:
+    return f"one call takes about {took:.1f} s, more than the {limit:g} s of --max-call"
+
+
+def _synchronize() -> Any:
+    Device[Device.DEFAULT].synchronize()
