@@ -19,7 +19,7 @@ from . import report as reports
 from .errors import SimError
 from .inject import Injection
 from .options import BOARDS, PLACES, PROFILES, Options
-from .programs import cache_directory
+from .programs import cache_directory, register
 from .rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -29,8 +29,8 @@ _STRICT_EXIT = 3
 @click.command(
     "nvgpusim",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-    epilog="Other commands: nvgpusim replay FILE, report [FILE], recorder FILE.pyz, rules. "
-    "Each has --help.",
+    epilog="Other commands: nvgpusim replay FILE, report [FILE], recorder FILE.pyz, "
+    "programs CUBIN PTX, rules. Each has --help.",
 )
 @click.option(
     "--profile", type=click.Choice(PROFILES), default="r36", show_default=True, help="L4T release."
@@ -50,6 +50,13 @@ _STRICT_EXIT = 3
     help="The GPU runs up to MS late.",
 )
 @click.option("--order", is_flag=True, help="Write-combined stores arrive late without a barrier.")
+@click.option(
+    "--prefetch/--no-prefetch",
+    default=True,
+    show_default=True,
+    help="Read entries and pushbuffers at the doorbell, or when they are executed.",
+)
+@click.option("--write-back", is_flag=True, help="SKED writes QMDs back after their release.")
 @click.option(
     "--place",
     type=click.Choice(PLACES),
@@ -241,6 +248,20 @@ def recorder(file: Path) -> int:
     return 0
 
 
+@click.command("nvgpusim programs")
+@click.argument("cubin", type=click.Path(path_type=Path))
+@click.argument("ptx", type=click.Path(path_type=Path))
+def programs(cubin: Path, ptx: Path) -> int:
+    """Keep the PTX that CUBIN was made from (nvcc, ptxas), so that runs can execute its kernels.
+
+    What a program compiles by NVRTC or nvJitLink is kept by itself.
+    """
+    for program in register(cubin, ptx):
+        size, count = len(program.text), len(program.code.kernel.instrs)
+        click.echo(f"{program.name}: {size} bytes of code, {count} PTX instructions")
+    return 0
+
+
 @click.command("nvgpusim rules")
 def rules() -> int:
     """List every rule that the model enforces, with its errno and source."""
@@ -250,7 +271,13 @@ def rules() -> int:
     return 0
 
 
-_COMMANDS = {"report": report, "replay": replay, "recorder": recorder, "rules": rules}
+_COMMANDS = {
+    "report": report,
+    "replay": replay,
+    "recorder": recorder,
+    "programs": programs,
+    "rules": rules,
+}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -34,7 +34,7 @@ EVENT_BLOCKING_SYNC = 2
 
 @dataclass(frozen=True)
 class SmError:
-    """One record of READ_SINGLE_SM_ERROR_STATE."""
+    """One record of READ_SINGLE_SM_ERROR_STATE; `warp_esr_pc` is the entry of the kernel."""
 
     global_esr: int = 0
     warp_esr: int = 0
@@ -98,6 +98,9 @@ class Executor(Protocol):
 
     def ring_doorbell(self, token: int) -> None:
         """`token` was stored at 0x90 of the usermode page; must not block."""
+
+    def barrier(self) -> None:
+        """The client executed a memory barrier."""
 
     def idle(self) -> bool:
         """Whether no live channel has work that could make progress."""

@@ -22,7 +22,9 @@ class Options:
     """What `python -m nvgpusim` was asked for.
 
     `delay` bounds, in milliseconds, how late the consumer may run (0: at once); `order` delivers
-    write-combined stores late unless a barrier stood between; `place` is the allocation policy;
+    write-combined stores late unless a barrier stood between; without `prefetch`, entries and
+    pushbuffers are read when they are executed, not at the doorbell; with `write_back`, SKED writes
+    its copy of a QMD back some time after the QMD's release; `place` is the allocation policy;
     `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are drawn from
     `seed`.
     """
@@ -31,6 +33,8 @@ class Options:
     board: str = "agx64"
     delay: float = 0.0
     order: bool = False
+    prefetch: bool = True
+    write_back: bool = False
     place: str = "buddy"
     poison: bool = False
     inject: tuple[str, ...] = field(default=())

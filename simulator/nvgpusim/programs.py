@@ -343,15 +343,26 @@ PROGRAMS = Programs()
 """The process's programs; the compiler hook registers here."""
 
 
-def register(cubin: bytes | str | Path, ptx: bytes | str | Path) -> list[Program]:
-    """Register a cubin made by nvcc or ptxas; both given as content or as a path of a file.
+def register(cubin: Path, ptx: Path) -> list[Program]:
+    """Keep two files of one compilation by nvcc or ptxas, for this process and later ones.
 
-    Raises SimError (no cubin) and OSError (no such file).
+    Raises SimError with the file that is wrong: unreadable, no cubin, not its PTX.
     """
-    code = cubin if isinstance(cubin, bytes) else Path(cubin).read_bytes()
-    if isinstance(ptx, Path) or (isinstance(ptx, str) and "\n" not in ptx):
-        return PROGRAMS.register(code, Path(ptx).read_bytes())
-    return PROGRAMS.register(code, ptx)
+    try:
+        code, source = cubin.read_bytes(), ptx.read_text()
+        programs = read_cubin(code, source)
+        for program in programs:
+            _ = program.code
+        PROGRAMS.register(code, source)
+        return programs
+    except OSError as e:
+        raise SimError(f"{e.filename}: {e.strerror}; expected a file") from e
+    except PtxError as e:
+        raise SimError(f"{ptx}: {e}") from e
+    except UnicodeDecodeError as e:
+        raise SimError(f"{ptx}: not PTX: expected text") from e
+    except SimError as e:
+        raise SimError(f"{cubin}: {e}") from e
 
 
 # The compiler hook: tinygrad reaches NVRTC and nvJitLink through two modules of ctypes functions.
@@ -435,24 +446,6 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-def main(argv: list[str]) -> int:
-    """`python -m nvgpusim.programs CUBIN PTX`: keep a pair for every later run."""
-    if len(argv) != 2:
-        print(
-            "nvgpusim.programs: expected CUBIN PTX: two files of one compilation", file=sys.stderr
-        )
-        return 2
-    try:
-        programs = register(Path(argv[0]), Path(argv[1]))
-        for program in programs:
-            size, count = len(program.text), len(program.code.kernel.instrs)
-            print(f"{program.name}: {size} bytes of code, {count} PTX instructions")
-    except (SimError, OSError, PtxError) as e:
-        print(f"nvgpusim.programs: {e}", file=sys.stderr)
-        return 2
-    return 0
-
-
 def install() -> None:
     """Hook the compilers of this process, now or when they are imported. Idempotent."""
     if any(isinstance(f, _Finder) for f in sys.meta_path):
@@ -461,7 +454,3 @@ def install() -> None:
     for name, hook in _HOOKS.items():
         if name in sys.modules:
             hook(sys.modules[name])
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -23,11 +23,14 @@ import errno
 import fcntl
 import io
 import mmap
+import operator
 import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+_NO_FD = 0x7FFFFFFF
 _HOOKED = ("open", "open64", "close", "ioctl", "mmap", "mmap64", "munmap", "mremap", "msync")
 _BARRIERS = ("atomic_thread_fence", "__sync_synchronize", "dmb", "dsb")
 
@@ -203,11 +206,13 @@ class Seam:
     # ioctl
 
     def _fcntl_ioctl(self, fd: Any, request: int, arg: Any = 0, mutate_flag: bool = True, /) -> Any:
-        number = fd if isinstance(fd, int) else fd.fileno()
-        if isinstance(arg, int):
-            result = self.backend.ioctl(number, request, arg & 0xFFFFFFFFFFFFFFFF, 0)
+        with suppress(OSError):  # EBADF: what Python itself refuses, with its own words
+            self.real_fcntl_ioctl(_NO_FD, request, arg, mutate_flag)
+        number, request = _descriptor(fd), operator.index(request)
+        if hasattr(arg, "__index__"):
+            result = self.backend.ioctl(number, request, arg.__index__() & 0xFFFFFFFFFFFFFFFF, 0)
         else:
-            view = memoryview(arg)
+            view = memoryview(arg.encode() if isinstance(arg, str) else arg)
             size = max(view.nbytes, request >> 16 & 0x3FFF)
             # Past the end of a short buffer the kernel sees the interpreter's stack: garbage.
             space = (ctypes.c_char * size).from_buffer(bytearray(b"\xa5" * size))
@@ -396,6 +401,13 @@ class Seam:
         ready = [f if isinstance(f, int) else f.fileno() for f in {*found[0], *found[2]}]
         self.backend.polled(ready)
         return found
+
+
+def _descriptor(fd: Any) -> int:
+    """The number of a descriptor, of whatever has fileno(); -1 for what is neither."""
+    if not isinstance(fd, int) and hasattr(fd, "fileno"):
+        fd = fd.fileno()
+    return fd if isinstance(fd, int) else -1
 
 
 def _entry(function: Any) -> int | None:

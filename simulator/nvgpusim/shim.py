@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 from . import locks, programs
-from .gpu.order import barrier
 from .kernel import Kernel
 from .kernel.core import NODES
 from .kernel.tsg import EventFile
@@ -119,7 +118,8 @@ class SimBackend(Backend):
 
     def barrier(self) -> None:
         """A barrier orders the stores before it for the GPU."""
-        barrier()
+        if self.kernel.executor is not None:
+            self.kernel.executor.barrier()
 
     def polled(self, fds: list[int]) -> None:
         """An event shows once."""

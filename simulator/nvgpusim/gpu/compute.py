@@ -171,7 +171,7 @@ class Compute:
                 raise
             yield from c.lag()
             self.release(qmd)
-            if c.gpu.write_back:
+            if c.gpu.options.write_back:
                 yield from c.lag()
                 c.gpu.write_qmd_back(c, qmd)
             if not qmd["DEPENDENT_QMD0_ENABLE"]:
@@ -223,7 +223,7 @@ class Compute:
         if not programs:
             raise gr_class(
                 f"unrecognised program at {va:#x} (first bytes {image[:16].hex()}): register its "
-                f"cubin with its PTX (python -m nvgpusim.programs CUBIN PTX)",
+                f"cubin with its PTX (nvgpusim programs CUBIN PTX)",
                 PROGRAM_ADDRESS=f"{va:#x}",
                 **c.details(),
             )
@@ -281,7 +281,7 @@ class Compute:
         except MmuFault as e:
             raise mmu(e, **found, **c.details()) from e
         except KernelFault as e:
-            raise sm(e, **found, **c.details()) from e
+            raise sm(e, qmd.program, **found, **c.details()) from e
         except PtxError as e:
             raise gr_class(
                 f"the interpreter cannot run this kernel: {e}", **found, **c.details()

@@ -71,12 +71,15 @@ def mmu(fault: MmuFault, **details: str) -> GpuFault:
     return GpuFault(FaultReport(NOTIFIER_MMU_FAULT, title, found | details))
 
 
-def sm(fault: KernelFault, **details: str) -> GpuFault:
-    """SM exception (notifier 13) with its warp_esr; 0 is the simulator's own complaint."""
+def sm(fault: KernelFault, entry: int, **details: str) -> GpuFault:
+    """SM exception (notifier 13) with its warp_esr; 0 is the simulator's own complaint.
+
+    `entry`: where the kernel's code begins. PTX has no addresses, so this is the record's pc.
+    """
     name = WARP_ERRORS.get(fault.esr, "behaviour that PTX leaves undefined")
     found = {"thread": fault.where, "warp_esr": f"{fault.esr:#x}"}
     if fault.address is not None:
         found["address"] = f"{fault.address:#x}"
     title = f"SM exception: {name}: {fault.what}"
-    records = {0: SmError(global_esr=0, warp_esr=fault.esr, warp_esr_pc=0)}
+    records = {0: SmError(global_esr=0, warp_esr=fault.esr, warp_esr_pc=entry)}
     return GpuFault(FaultReport(NOTIFIER_GR_EXCEPTION, title, found | details, records))

@@ -9,22 +9,19 @@ each one the ring's next entries and GPPut are noted. At a doorbell,
 - a GPPut that no barrier followed is not visible: the doorbell finds nothing, the work waits for
   the next one.
 
-Pushbuffer and QMD are written before the ring entry and share its barrier. Barriers that are seen:
-calls through ctypes of the functions in `BARRIERS`, and :func:`barrier`.
+Pushbuffer and QMD are written before the ring entry and share its barrier. The seam sees barriers:
+calls through ctypes of the functions that it names.
 """
 
 from __future__ import annotations
 
-import ctypes
 import struct
-import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .pbdma import Channel
 
-BARRIERS = ("atomic_thread_fence", "__sync_synchronize", "dmb", "dsb")
 AHEAD = 64
 """Ring entries after GPPut that are noted at a barrier."""
 _KEPT = 16
@@ -92,45 +89,3 @@ class Order:
     def visible_entry(self, channel: Channel, index: int) -> int | None:
         """A ring entry that is not visible yet, None for as it is."""
         return self._stale.pop((channel.port.id, index), None) if self.on else None
-
-
-_callbacks: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def subscribe(gpu: Any) -> None:
-    """Call `gpu.barrier()` at every barrier that is seen."""
-    _callbacks.add(gpu)
-    _hook()
-
-
-def barrier() -> None:
-    """The client executed a barrier strong enough for the GPU."""
-    for gpu in list(_callbacks):
-        gpu.barrier()
-
-
-_hooked = False
-
-
-def _hook() -> None:
-    """Let ctypes hand out barrier functions that tell us."""
-    global _hooked
-    if _hooked:
-        return
-    _hooked = True
-    plain = ctypes.CDLL.__getattr__
-
-    def getattr_(self: ctypes.CDLL, name: str) -> Any:
-        function = plain(self, name)
-        if name not in BARRIERS:
-            return function
-
-        def call(*args: Any) -> Any:
-            result = function(*args)
-            barrier()
-            return result
-
-        setattr(self, name, call)
-        return call
-
-    ctypes.CDLL.__getattr__ = getattr_  # type: ignore[method-assign]

@@ -128,7 +128,7 @@ class Channel:
                     f"{published.entry:#x} -> {entry:#x}; {self.line}"
                 )
                 elsewhere = self.gpu.order.on or self.ring_end > 1 << 40
-                entry = published.entry if self.gpu.prefetch and not elsewhere else entry
+                entry = published.entry if self.gpu.options.prefetch and not elsewhere else entry
             self.gpu.count("entries")
             yield from self.segment(entry, published)
             self.get = (self.get + 1) % self.port.entries
@@ -171,7 +171,7 @@ class Channel:
                 f"pushbuffer of entry {self.get} changed after its doorbell at dword {at // 4} "
                 f"({address + at:#x}); {self.line}"
             )
-            data = published.data if self.gpu.prefetch else data
+            data = published.data if self.gpu.options.prefetch else data
         yield from self.methods(struct.unpack(f"<{length}I", data), address)
 
     def methods(self, words: tuple[int, ...], address: int) -> Steps:

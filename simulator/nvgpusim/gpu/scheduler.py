@@ -24,7 +24,7 @@ from ..options import Options
 from ..ptx import Launch
 from .compute import Caches
 from .faults import GpuFault, gr_class
-from .order import Order, subscribe
+from .order import Order
 from .pbdma import Channel
 from .qmd import SIZE, Qmd
 from .watch import Published
@@ -38,9 +38,7 @@ class Gpu:
     """The execution side (nvgpusim.gpu_api.Executor).
 
     `note` receives findings: behaviour that no hardware reports but that is a bug on it. Without
-    one they go to stderr; `notes` keeps them. `write_back` makes SKED write its copy of a QMD back
-    some time after the QMD's release. `prefetch`: entries and pushbuffers are read at the doorbell,
-    as PBDMA does when it can; without it, when they are executed.
+    one they go to stderr; `notes` keeps them.
     """
 
     def __init__(
@@ -48,12 +46,9 @@ class Gpu:
         options: Options | None = None,
         *,
         note: Callable[[str], None] | None = None,
-        write_back: bool = False,
-        prefetch: bool = True,
     ) -> None:
         self.options = options or Options()
         self.delay, self.tpcs = self.options.delay / 1e3, self.options.tpcs
-        self.write_back, self.prefetch = write_back, prefetch
         self.rng = np.random.default_rng(self.options.seed)
         self.caches, self.order = Caches(), Order(self.options.order)
         self.notes: list[str] = []
@@ -65,8 +60,6 @@ class Gpu:
         self._lock, self._busy, self._bell = Lock(), Lock(), Bell()
         self._closing = False
         self._thread: threading.Thread | None = None
-        if self.options.order:
-            subscribe(self)
 
     # what the kernel side calls
 
@@ -134,9 +127,10 @@ class Gpu:
         return dict(self.counts) | {"findings": self.counts["findings"]}
 
     def barrier(self) -> None:
-        """The client executed a barrier (only seen under --order)."""
-        with self._lock:
-            self.order.barrier(list(self.channels.values()))
+        """The client executed a barrier strong enough for the GPU."""
+        if self.order.on:
+            with self._lock:
+                self.order.barrier(list(self.channels.values()))
 
     # what channels ask
 

@@ -41,9 +41,8 @@ class Rig:
     """A GPU with one TSG and `channels` channels."""
 
     def __init__(self, channels: int = 1, entries: int = 64, **options: Any) -> None:
-        kwargs = {k: options.pop(k) for k in ("write_back", "prefetch") if k in options}
         self.vm = GpuAddressSpace("AS 0")
-        self.gpu = Gpu(Options(**options), note=lambda text: None, **kwargs)
+        self.gpu = Gpu(Options(**options), note=lambda text: None)
         self.next = 0x200000
         self.maps: dict[int, Mapping] = {}
         self.faults: list[FaultReport] = []

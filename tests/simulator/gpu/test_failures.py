@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nvgpusim.seam import Backend, Seam
+
 from .rig import FRESH, PER_TPC, SECTIONS, SIGNAL, WAIT, Rig, inc, launch, semaphore, u32, u64
 
 
@@ -160,6 +162,23 @@ def test_f4_arguments_overwritten(fenced: bool) -> None:
     assert rig.at(out, 1)[0] == (1 if fenced else 0)
     assert rig.at(out + 1024, 1)[0] == 2
     assert any("kernel arguments of QMD" in n for n in rig.gpu.notes) == (not fenced)
+
+
+@pytest.mark.parametrize(("at", "found"), [(0x16F, True), (0x18, True), (0x170, False)])
+def test_f4_only_what_the_kernel_can_read(at: int, found: bool) -> None:
+    """A bank that claims 16 times its size reaches into the slots of later launches."""
+    rig = _made()
+    out = rig.alloc(4096)
+    qmd = rig.qmd("k_set", u64(out) + u32(1, 32), b1087_1075=0x170)
+    rig.ports[0].enabled = False
+    rig.submit(launch(qmd))
+    rig.at(qmd - 4096 + at, 1, np.uint8)[0] ^= 0x80
+    rig.ports[0].enabled = True
+    rig.finish()
+    rig.close()
+    changed = [n for n in rig.gpu.notes if "kernel arguments of QMD" in n]
+    assert len(rig.gpu.notes) == len(changed) == found
+    assert not found or f"bank 0 differs at byte {at:#x}" in changed[0]
 
 
 @pytest.mark.parametrize(("prefetch", "value"), [(False, 77), (True, 1)])
@@ -320,10 +339,15 @@ def test_f12_both_barriers(through_ctypes: bool) -> None:
         library = ctypes.util.find_library("atomic")
         if library is None:
             pytest.skip("no libatomic on this machine")
-        atomic = ctypes.CDLL(library)
-        fence = lambda: atomic.atomic_thread_fence(5)  # noqa: E731
+        backend = Backend()
+        backend.barrier = rig.gpu.barrier  # type: ignore[method-assign]
+        seam = Seam(backend)
+        seam.install()
+        fence = lambda: ctypes.CDLL(library).atomic_thread_fence(5)  # noqa: E731
     for _ in range(5):
         _submit_with(rig, (True, True), fence)
+    if through_ctypes:
+        seam.remove()
     rig.done()
     rig.close()
     assert rig.at(rig.signal, 1)[0] == 5

@@ -164,9 +164,10 @@ def test_misaligned_vector(rig: Rig) -> None:
     rig.submit(launch(rig.qmd("k_vector", u64(out, data))))
     rig.done()
     assert rig.at(out, 4, np.float32).tolist() == [3, 2, 1, 0]
-    rig.submit(launch(rig.qmd("k_vector", u64(out, data + 8))))
+    entry = rig.load("k_vector")
+    rig.submit(launch(rig.qmd("k_vector", u64(out, data + 8), entry=entry)))
     report = rig.fault()
-    assert report.sm[0].warp_esr == 0xF
+    assert (report.sm[0].warp_esr, report.sm[0].warp_esr_pc) == (0xF, entry)
     assert report.details["address"] == f"{data + 8:#x}"
 
 
@@ -239,7 +240,7 @@ def test_unrecognised_program(rig: Rig) -> None:
     rig.submit(launch(rig.qmd("k_set", u64(0) + u32(0, 0), entry=entry)))
     report = rig.fault()
     assert "unrecognised program" in report.title
-    assert "python -m nvgpusim.programs CUBIN PTX" in report.title
+    assert "nvgpusim programs CUBIN PTX" in report.title
 
 
 def test_page_after_the_code_must_be_mapped(rig: Rig) -> None:

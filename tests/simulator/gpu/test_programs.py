@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nvgpusim import programs
+from nvgpusim import cli, programs
 from nvgpusim.errors import SimError
 from nvgpusim.gpu import bench
 
@@ -75,8 +75,6 @@ def test_relocated_words_do_not_count() -> None:
 def test_bad_files(tmp_path: Path) -> None:
     with pytest.raises(SimError, match="no cubin"):
         programs.Programs(tmp_path).register(b"not ELF", "")
-    with pytest.raises(FileNotFoundError):
-        programs.register(tmp_path / "missing", PTX)
     known = programs.Programs(tmp_path)
     for program in known.register(CUBIN.read_bytes(), ".version 8.0\n.target sm_87\n"):
         with pytest.raises(SimError, match="has no such entry"):
@@ -98,16 +96,27 @@ def test_directory_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert programs.cache_directory() == Path("/xdg/nvgpusim")
 
 
-def test_command(tmp_path: Path) -> None:
-    env = os.environ | {"NVGPUSIM_CACHE": str(tmp_path), "PYTHONPATH": str(SIMULATOR)}
-    command = [sys.executable, "-m", "nvgpusim.programs"]
-    done = subprocess.run(
-        [*command, CUBIN, PTX], env=env, capture_output=True, text=True, check=True
-    )
-    assert "k_add: " in done.stdout
-    assert list(tmp_path.glob("*/*.ptx"))
-    assert programs.main(["one"]) == 2
-    assert programs.main([str(PTX), str(PTX)]) == 2
+def test_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(programs, "PROGRAMS", programs.Programs(tmp_path / "kept"))
+    assert cli.main(["programs", str(CUBIN), str(PTX)]) == 0
+    assert "k_add: " in capsys.readouterr().out
+    kept = len(list(tmp_path.glob("kept/*/*.ptx")))
+    assert kept == 10
+    other = tmp_path / "other.ptx"
+    other.write_text(".version 8.0\n.target sm_87\n")
+    for arguments, words in (
+        ([CUBIN], "Missing argument 'PTX'"),
+        ([PTX, PTX], f"{PTX}: this is no cubin"),
+        ([CUBIN, CUBIN], f"{CUBIN}: not PTX"),
+        ([CUBIN, tmp_path / "none"], f"{tmp_path / 'none'}: No such file"),
+        ([CUBIN, other], "the PTX kept for kernel"),
+    ):
+        assert cli.main(["programs", *map(str, arguments)]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1
+    assert len(list(tmp_path.glob("kept/*/*"))) == 2 * kept, "what is wrong is not kept"
 
 
 class _Library(ModuleType):
@@ -201,7 +210,7 @@ def test_benchmark_measures_and_checks() -> None:
 
 
 COMPILE = """
-from nvgpusim import programs
+from nvgpusim import cli, programs
 programs.install()
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler, NVPTXCompiler
 import sys

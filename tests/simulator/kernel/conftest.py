@@ -35,6 +35,9 @@ class Recorder:
     def ring_doorbell(self, token: int) -> None:
         self.rings.append(token)
 
+    def barrier(self) -> None:
+        self.log.append("barrier")
+
     def idle(self) -> bool:
         return True
 

@@ -148,6 +148,17 @@ def test_injection_and_seed(tmp_path: Path) -> None:
     assert "Cannot allocate memory" in run.stderr and "injected  ENOMEM at ALLOC_AS" in run.stderr
 
 
+def test_what_the_gpu_may_do_late(tmp_path: Path) -> None:
+    report, path = tmp_path / "report", script(tmp_path, "board.close()")
+    for flags, prefetch, write_back in (
+        ((), True, False),
+        (("--no-prefetch", "--write-back"), False, True),
+    ):
+        assert sim("--quiet", "--report", str(report), *flags, "--", path).returncode == 0
+        options = json.loads(report.read_text())["options"]
+        assert (options["prefetch"], options["write_back"]) == (prefetch, write_back)
+
+
 def test_profiles_and_boards(tmp_path: Path) -> None:
     call = "rc.call(board.ctrl, 'G',"
     text = f"print({call} 5, 'QQ', 0, 0)[0], {call} 18, 'II', 0, 0)[0])"

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import termios
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,8 @@ from . import rawclient as rc
 from .conftest import simulated
 from .rawclient import Board
 from .test_cli import SIMULATOR
+
+PYTHONS_OWN = fcntl.ioctl
 
 
 @pytest.mark.parametrize("node", sorted(NODES))
@@ -144,6 +147,43 @@ def test_immutable_arguments_come_back(kernel: Kernel) -> None:
     assert out == struct.pack("<II", 16, 0)
     kept = bytearray(8)
     assert fcntl.ioctl(fd, rc.iowr("G", 18, 8), kept, False) == out and kept == bytes(8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (0x4E04, 1 << 31), (0x4E04, -(1 << 31) - 1), (0x4E04, 1 << 70), (0x4E04, 1.5),
+        (0x4E04, None), (1.5, 0), ("x", 0), (0xC0084E01, b"x" * 1025),
+    ],
+)  # fmt: skip
+def test_arguments_that_python_refuses(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
+    fd, null = os.open(rc.NVMAP, os.O_RDWR), os.open("/dev/null", os.O_RDWR)
+    raised = []
+    for ioctl, place in ((fcntl.ioctl, fd), (PYTHONS_OWN, null)):
+        with pytest.raises((OverflowError, TypeError, ValueError)) as caught:
+            ioctl(place, *arguments)
+        raised.append((caught.type, str(caught.value)))
+    os.close(null)
+    assert raised[0] == raised[1]
+
+
+@pytest.mark.parametrize("request_number", [0x4E04 | 1 << 32, 0x4E04, 0x4E04 - (1 << 32)])
+def test_arguments_that_python_takes(kernel: Kernel, request_number: int) -> None:
+    """Requests by their low 32 bits, arguments as C ints, whatever has __index__ or fileno()."""
+
+    class Number:
+        def __index__(self) -> int:
+            return -1
+
+    with open(rc.NVMAP, "r+b", buffering=0) as node:
+        arguments: tuple[Any, ...] = (Number(), -1, -(1 << 31), (1 << 31) - 1, True)
+        for argument in arguments:
+            assert fcntl.ioctl(node, request_number, argument) == 0
+        with pytest.raises(TypeError, match="fileno"):
+            fcntl.ioctl("x", request_number)  # type: ignore[call-overload]
+        with pytest.raises(ValueError, match="negative"):
+            fcntl.ioctl(-1, request_number)
+    assert kernel.journal.counts["ioctl NVMAP_FREE"] == 5
 
 
 def test_short_buffer_lets_the_kernel_read_garbage(kernel: Kernel) -> None:
