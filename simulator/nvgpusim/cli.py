@@ -18,8 +18,7 @@ import click
 from . import report as reports
 from .errors import SimError
 from .inject import Injection
-from .options import BOARDS, PLACES, PROFILES, Options
-from .programs import cache_directory, register
+from .options import BOARDS, KEPT, PLACES, PROFILES, Options, cache_directory
 from .rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -91,7 +90,7 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
         _check_writable(path)
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as directory:
         status = _run(argv, options, directory)
-        return _conclude(options, Path(directory), status, quiet)
+        return _conclude(options, Path(directory), status, quiet, command)
 
 
 def python_command(command: tuple[str, ...]) -> list[str]:
@@ -142,7 +141,7 @@ def _check_writable(path: str) -> None:
 def _run(argv: list[str], options: Options, directory: str) -> int:
     path = os.pathsep.join(filter(None, (str(_BOOTSTRAP), os.environ.get("PYTHONPATH"))))
     # tinygrad's compile cache lives and dies with the PTX kept for it
-    cache = {"CACHEDB": str(cache_directory() / "tinygrad.db")}
+    cache = {"CACHEDB": str(cache_directory() / f"tinygrad-{KEPT}.db")}
     env = {
         **cache,
         **os.environ,
@@ -168,8 +167,13 @@ def _run(argv: list[str], options: Options, directory: str) -> int:
     return status
 
 
-def _conclude(options: Options, directory: Path, status: int, quiet: bool) -> int:
-    entries = [json.loads(p.read_text()) for p in sorted(directory.glob("*.json"))]
+def _conclude(
+    options: Options, directory: Path, status: int, quiet: bool, command: tuple[str, ...]
+) -> int:
+    entries = [
+        json.loads(p.read_text()) | {"command": list(command)}
+        for p in sorted(directory.glob("*.json"))
+    ]
     if not entries:
         if not list(directory.glob("started.*")):
             raise SimError(
@@ -256,6 +260,8 @@ def programs(cubin: Path, ptx: Path) -> int:
 
     What a program compiles by NVRTC or nvJitLink is kept by itself.
     """
+    from .programs import register
+
     for program in register(cubin, ptx):
         size, count = len(program.text), len(program.code.kernel.instrs)
         click.echo(f"{program.name}: {size} bytes of code, {count} PTX instructions")

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from .memory import GpuAddressSpace
+if TYPE_CHECKING:
+    from .memory import GpuAddressSpace
 
 NOTIFIER_IDLE_TIMEOUT = 8
 """NVGPU_CHANNEL_FIFO_ERROR_IDLE_TIMEOUT: context switch or preemption timed out."""

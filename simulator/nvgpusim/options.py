@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
+KEPT = 2
+"""Layout of the kept programs. A compile cache holds code whose PTX lies in such a layout."""
 PROFILES = ("r35", "r36", "r38")
 PLACES = ("buddy", "low", "high", "random", "windows", "reuse")
 BOARDS: dict[str, tuple[int, int]] = {
@@ -15,6 +19,15 @@ BOARDS: dict[str, tuple[int, int]] = {
     "nano4": (2, 4),
 }
 """Jetson Orin modules: enabled TPCs (of 2 GPC x 4), GiB of memory [NVIDIA product data]."""
+
+
+def cache_directory() -> Path:
+    """Where pairs of cubin and PTX are kept between processes."""
+    given = os.environ.get("NVGPUSIM_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base) / "nvgpusim"
 
 
 @dataclass(frozen=True)

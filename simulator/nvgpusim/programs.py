@@ -30,6 +30,7 @@ from typing import Any
 
 from .errors import SimError
 from .locks import Lock
+from .options import cache_directory
 from .ptx import Code, PtxError, compile_kernel, parse
 from .ptx.tree import Module
 
@@ -236,13 +237,8 @@ def read_cubin(cubin: bytes, ptx: str) -> list[Program]:
     return out
 
 
-def cache_directory() -> Path:
-    """Where pairs of cubin and PTX are kept between processes."""
-    given = os.environ.get("NVGPUSIM_CACHE")
-    if given:
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "nvgpusim"
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 class Programs:
@@ -288,10 +284,10 @@ class Programs:
         return programs
 
     def _write(self, program: Program, key: str, cubin: bytes, ptx: str) -> None:
-        """Keep a pair as LENGTH/CODE-PAIR, hashes of the code and of both files; LENGTH is "holes"
-        for code with relocations."""
-        place = self.directory / ("holes" if program.holes else str(len(program.text)))
-        name = f"{hashlib.sha256(program.text).hexdigest()}-{key[:16]}"
+        """Keep a pair as HEAD/LENGTH-CODE-PAIR: hashes of the code's head, of the code, of both
+        files. HEAD is "holes" for code with relocations."""
+        place = self.directory / ("holes" if program.holes else _digest(program.text[:HEAD]))
+        name = f"{len(program.text)}-{_digest(program.text)}-{key[:16]}"
         if (place / f"{name}.ptx").exists():
             return
         try:
@@ -322,21 +318,14 @@ class Programs:
 
     def _load(self, image: bytes) -> None:
         """Read the pairs for this code that other processes have written."""
-        paths = []
-        try:
-            for place in self.directory.iterdir():
-                if place.name == "holes":
-                    paths += list(place.glob("*.ptx"))
-                elif place.name.isdigit() and int(place.name) <= len(image):
-                    digest = hashlib.sha256(image[: int(place.name)]).hexdigest()
-                    paths += list(place.glob(f"{digest}*.ptx"))
-        except OSError:
-            return
-        for path in paths:
-            cubin = path.with_suffix(".cubin")
-            if str(path) not in self._read and cubin.exists():
-                self._read.add(str(path))
-                self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
+        for place in (self.directory / _digest(image[:HEAD]), self.directory / "holes"):
+            for path in sorted(place.glob("*.ptx")):
+                length, code, _ = path.stem.split("-")
+                fits = place.name == "holes" or _digest(image[: int(length)]) == code
+                cubin = path.with_suffix(".cubin")
+                if fits and str(path) not in self._read and cubin.exists():
+                    self._read.add(str(path))
+                    self.register(cubin.read_bytes(), path.read_bytes(), keep=False)
 
 
 PROGRAMS = Programs()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from .errors import SimError
 from .gpu_api import ChannelPort, FaultReport
 from .locks import Lock
+from .options import Options
 from .rules import RULES, KernelError
 
 FORMAT = 1
@@ -163,6 +166,21 @@ def _bytes(count: int) -> str:
     return f"{value:.0f} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
 
 
+def again(entry: dict[str, Any]) -> str:
+    """The command line that repeats a run: its options, seed included, and its program."""
+    words = ["nvgpusim"]
+    for name, default in asdict(Options()).items():
+        value, flag = entry["options"].get(name, default), "--" + name.replace("_", "-")
+        if name in ("record", "report") or value in (default, []):
+            continue
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+            continue
+        for one in value if isinstance(value, list) else [value]:
+            words += [flag, str(one)]
+    return shlex.join([*words, "--", *entry["command"]])
+
+
 def render(entry: dict[str, Any], *, full: bool = False) -> str:
     """The report of one process as text; `full` lists the rules that were never exercised."""
     lines = [f"== {' '.join(entry['argv']) or 'python'}"]
@@ -194,6 +212,8 @@ def render(entry: dict[str, Any], *, full: bool = False) -> str:
     lines.extend(f"     leak  {text}" for text in leaks)
     if not leaks:
         lines.append("    leaks  none")
+    if entry.get("command"):
+        lines.append(f"    again  {again(entry)}")
     known = [name for name in RULES if name in entry["rules"]]
     lines.append(f"    rules  {len(known)} of {len(RULES)} exercised")
     if full:

@@ -177,10 +177,13 @@ class Seam:
 
     def _stat(self, real: Callable[..., os.stat_result]) -> Callable[..., os.stat_result]:
         def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
-            if self._owned(path) is not None:
+            name = os.fspath(path) if hasattr(path, "__fspath__") else path
+            if isinstance(name, str) and not name.startswith("/dev/"):  # imports live on stat
+                return real(path, *args, **kwargs)
+            if self._owned(name) is not None:
                 # a character device, 0666, owned by root
                 return os.stat_result((0o020666, 0, 0, 1, 0, 0, 0, 0, 0, 0))
-            if isinstance(path, (str, os.PathLike)) and self._directory(path) is not None:
+            if self._directory(name) is not None:
                 return os.stat_result((0o040755, 0, 0, 2, 0, 0, 0, 0, 0, 0))
             return real(path, *args, **kwargs)
 

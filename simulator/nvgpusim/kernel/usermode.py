@@ -27,6 +27,8 @@ SIZE = 0x10000
 DOORBELL, TIME_LOW, TIME_HIGH = 0x90 // 4, 0x80 // 4, 0x84 // 4
 GP_PUT = 0x8C // 4
 """USERD_GP_PUT_OFFSET."""
+LATE, SHORTEST, LONGEST = 0.02, 2e-5, 1e-3
+"""A ring is heard late by this share of the quiet before it; seconds between looks."""
 IDLE = 0xFFFFFFFF
 """In the cell while nobody rings: no token has bits 15:12 set."""
 
@@ -89,7 +91,7 @@ class Usermode:
                     resume()
                 last = time.monotonic()
             quiet = time.monotonic() - last
-            time.sleep(2e-5 if quiet < 0.01 else 2e-4 if quiet < 1 else 1e-3)
+            time.sleep(min(max(quiet * LATE, SHORTEST), LONGEST))
 
     def ring(self, token: int) -> None:
         """A store of `token` was seen."""

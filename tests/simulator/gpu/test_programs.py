@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nvgpusim import cli, programs
+from nvgpusim import cli, options, programs
 from nvgpusim.errors import SimError
 from nvgpusim.gpu import bench
 
@@ -90,10 +90,10 @@ def test_unwritable_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_directory_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVGPUSIM_CACHE", "/somewhere")
-    assert programs.cache_directory() == Path("/somewhere")
+    assert options.cache_directory() == Path("/somewhere")
     monkeypatch.delenv("NVGPUSIM_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    assert programs.cache_directory() == Path("/xdg/nvgpusim")
+    assert options.cache_directory() == Path("/xdg/nvgpusim")
 
 
 def test_command(
@@ -210,7 +210,7 @@ def test_benchmark_measures_and_checks() -> None:
 
 
 COMPILE = """
-from nvgpusim import cli, programs
+from nvgpusim import cli, options, programs
 programs.install()
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler, NVPTXCompiler
 import sys

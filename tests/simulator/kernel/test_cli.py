@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -118,7 +119,7 @@ def test_the_real_sitecustomize_still_runs(tmp_path: Path) -> None:
 def test_the_compile_cache_lies_beside_its_ptx(tmp_path: Path) -> None:
     code = "import os; print(os.environ['CACHEDB'])"
     env = {"NVGPUSIM_CACHE": str(tmp_path)}
-    assert sim("--quiet", "--", "-c", code, env=env).stdout == f"{tmp_path}/tinygrad.db\n"
+    assert sim("--quiet", "--", "-c", code, env=env).stdout == f"{tmp_path}/tinygrad-2.db\n"
     assert sim("--quiet", "--", "-c", code, env=env | {"CACHEDB": "mine"}).stdout == "mine\n"
 
 
@@ -157,6 +158,22 @@ def test_what_the_gpu_may_do_late(tmp_path: Path) -> None:
         assert sim("--quiet", "--report", str(report), *flags, "--", path).returncode == 0
         options = json.loads(report.read_text())["options"]
         assert (options["prefetch"], options["write_back"]) == (prefetch, write_back)
+
+
+def test_a_report_says_how_to_repeat_its_run(tmp_path: Path) -> None:
+    report, path = tmp_path / "report", script(tmp_path, "board.close()", "my script.py")
+    options = ["--delay", "1.5", "--place", "random", "--inject", "EINTR@*:p=0.01", "--seed", "7"]
+    options += ["--inject", "EBUSY@GET_FD", "--no-prefetch", "--strict"]
+    first = sim("--report", str(report), *options, "--", path)
+    (line,) = [n for n in first.stderr.splitlines() if n.startswith("    again  nvgpusim ")]
+    again = shlex.split(line)[2:]
+    assert again[again.index("--") :] == ["--", path] and set(options) <= set(again)
+    options_before = json.loads(report.read_text())["options"]
+    second = sim("--report", str(report), *again)
+    assert second.returncode == first.returncode
+    assert json.loads(report.read_text())["options"] == options_before
+    plain = sim("--", path).stderr
+    assert f"    again  nvgpusim -- {shlex.quote(path)}\n" in plain
 
 
 def test_profiles_and_boards(tmp_path: Path) -> None:

@@ -15,20 +15,21 @@ from .fuzzer import STEP, live
 STEPS = int(os.environ.get("NVGPUSIM_FUZZ_STEPS", "100000"))
 LIFE = 1000
 """Steps of one life: hypothesis draws at most 8 KiB."""
-taken = 0
 
 
-@settings(
-    max_examples=-(-STEPS // LIFE),
-    deadline=None,
-    database=None,
-    suppress_health_check=list(HealthCheck),
-)
-@given(st.binary(min_size=STEP * LIFE, max_size=STEP * LIFE))
-def test_lives(data: bytes) -> None:
-    global taken
-    taken += live(data)
+def test_lives() -> None:
+    taken = 0
 
+    @settings(
+        max_examples=-(-STEPS // LIFE),
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.binary(min_size=STEP * LIFE, max_size=STEP * LIFE))
+    def lives(data: bytes) -> None:
+        nonlocal taken
+        taken += live(data)
 
-def test_enough_steps_were_taken() -> None:
+    lives()
     assert taken >= STEPS
