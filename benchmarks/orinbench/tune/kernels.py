@@ -30,7 +30,7 @@ from orinbench.device_info import gpu_name, package_version
 from orinbench.environment import PATCHED, read_environment
 from orinbench.tinygrad_paths import JitPath, decode_path
 from orinbench.tune.opts import OptText, format_opts
-from orinbench.tune.tuning import Target, Timing
+from orinbench.tune.tuning import Target, Timing, no_slower
 
 # Prompt lengths as `generate` makes them: a whole chunk, and the rest of one.
 _PROMPT_TOKENS = 8
@@ -310,6 +310,18 @@ class Bench:
         with self._running(kernel), cold_l2(self.cold):
             before, after = self.times(kernel, [compiled(default), compiled(found)])
         return before, after
+
+    def judge(self, kernel: Kernel, found: Any) -> tuple[list[float], list[float], bool]:
+        """Compare, and say whether `found` is no slower.
+
+        Of dozens of kernels one would be called slower by chance alone: it has to be so twice.
+        Raises OptsError.
+        """
+        for _ in range(2):
+            before, after = self.compare(kernel, found)
+            if no_slower(before, after):
+                return before, after, True
+        return before, after, False
 
     def search(self, kernel: Kernel, level: int) -> tuple[Any, float, int]:
         """Search a kernel at a level; returns the found scheduler, seconds and candidates timed.

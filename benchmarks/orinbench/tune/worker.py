@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.tune.opts import parse_opts
-from orinbench.tune.tuning import Target, no_slower
+from orinbench.tune.tuning import Target
 from orinbench.worker import one_line
 
 Tell = Callable[..., None]
@@ -60,12 +60,11 @@ def search_all(request: Mapping[str, Any], kernels: Mapping[str, Any], tell: Tel
         tell("begin", kernel=digest)
         try:
             found, seconds, candidates = bench.search(kernel, level)
-            before, after = bench.compare(kernel, found)
+            before, after, kept = bench.judge(kernel, found)
         except OptsError as error:
             tell("failed", kernel=digest, error=str(error))
             continue
         default, opts = to_text(kernel.default().applied_opts), to_text(found.applied_opts)
-        kept = no_slower(before, after)
         if not kept:  # the search looks at single launches and may be mistaken
             opts, after = default, before
             into_cache(kernel, level, parse_opts(default))
@@ -104,12 +103,12 @@ def check_all(request: Mapping[str, Any], kernels: Mapping[str, Any], tell: Tell
         tell("begin", **about)
         opts = parse_opts(entry["opts"])
         try:
-            before, after = bench.compare(kernel, kernel.optimized(opts))
+            before, after, holds = bench.judge(kernel, kernel.optimized(opts))
         except OptsError as error:
             tell("rejected", **about, reason=str(error))
             continue
         times = {"before": asdict(timing(before)), "after": asdict(timing(after))}
-        if no_slower(before, after):
+        if holds:
             into_cache(kernel, entry["level"], opts)
             tell("accepted", **about, **times)
         else:

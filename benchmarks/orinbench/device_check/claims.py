@@ -1,0 +1,129 @@
+"""What the documents claim of a board, as data, and how a report speaks to each claim.
+
+`claims.json` has for each claim an id, the sentence, the document where it stands, and checks over
+the report: a path of names from `steps`, an operation, a value. A claim is confirmed when all of
+its checks hold, refuted when one does not, and not tested where the report lacks what one asks for.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+class Outcome(Enum):
+    """What a report says of a claim."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    NOT_TESTED = "not tested"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One check: the value at `path` (names and `*` for each), an operation, what it wants."""
+
+    path: tuple[str, ...]
+    op: str
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a document. `board_only`: a simulated board says nothing about it."""
+
+    id: str
+    text: str
+    doc: str
+    board_only: bool
+    checks: tuple[Condition, ...]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A claim, its outcome, and what of the report made it so."""
+
+    claim: Claim
+    outcome: Outcome
+    because: str
+
+
+OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    "equals": lambda found, wanted: found == wanted,
+    "one of": lambda found, wanted: found in wanted,
+    "at least": lambda found, wanted: found >= wanted,
+    "at most": lambda found, wanted: found <= wanted,
+    "matches": lambda found, wanted: re.search(wanted, found or "") is not None,
+    "lacks": lambda found, wanted: all(re.search(wanted, line) is None for line in found),
+}
+
+
+def load_claims() -> list[Claim]:
+    """Return the claims, in the order of the file."""
+    raw = json.loads(Path(__file__).with_name("claims.json").read_text(encoding="utf-8"))
+    return [
+        Claim(
+            entry["id"],
+            entry["text"],
+            entry["doc"],
+            entry.get("board_only", False),
+            tuple(
+                Condition(tuple(check["path"].split("/")), check["op"], check.get("value"))
+                for check in entry["checks"]
+            ),
+        )
+        for entry in raw
+    ]
+
+
+def values_at(report: Any, path: tuple[str, ...]) -> list[Any]:
+    """Return the values at a path; none where something of it is missing."""
+    if not path:
+        return [report]
+    if path[0] == "*":
+        inner = report.values() if isinstance(report, dict) else report or []
+        return [value for each in inner for value in values_at(each, path[1:])]
+    if isinstance(report, dict) and path[0] in report:
+        return values_at(report[path[0]], path[1:])
+    return []
+
+
+def judge(claim: Claim, report: dict[str, Any]) -> Judged:
+    """Return what a valid report says of a claim."""
+    if claim.board_only and report["simulated"]:
+        return Judged(claim, Outcome.NOT_TESTED, "only a board can show it")
+    if not claim.checks:
+        return Judged(claim, Outcome.NOT_TESTED, "no step of the check looks at it")
+    missing = ""
+    for check in claim.checks:
+        step = report["steps"].get(check.path[0])
+        found = values_at(report["steps"], check.path) if step and step["result"] else []
+        if not found:
+            missing = missing or _why_missing(check.path, step)
+            continue
+        for value in found:
+            if not _holds(check, value):
+                wanted = f"{check.op} {json.dumps(check.value)}"
+                said = f"{'/'.join(check.path)} is {json.dumps(value)[:200]}; claimed: {wanted}"
+                return Judged(claim, Outcome.REFUTED, said)
+    if missing:
+        return Judged(claim, Outcome.NOT_TESTED, missing)
+    return Judged(claim, Outcome.CONFIRMED, ", ".join("/".join(c.path) for c in claim.checks))
+
+
+def _holds(check: Condition, value: Any) -> bool:
+    try:
+        return OPERATIONS[check.op](value, check.value)
+    except TypeError:
+        return False
+
+
+def _why_missing(path: tuple[str, ...], step: dict[str, Any] | None) -> str:
+    if step is None:
+        return f"{path[0]} was not taken"
+    if step["result"] is None:
+        return f"{path[0]}: {step['status']}: {step['reason']}"
+    return f"the report has no {'/'.join(path)}"

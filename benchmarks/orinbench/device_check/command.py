@@ -1,0 +1,217 @@
+"""`orinbench device-check`: takes the steps on a board, and judges a report against the claims."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.device_check.claims import Judged, Outcome, judge, load_claims
+from orinbench.device_check.ladder import commits
+from orinbench.device_check.privacy import Scrubber, machine_secrets
+from orinbench.device_check.report import FORMAT, load_report, write_report
+from orinbench.device_check.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
+from orinbench.device_info import package_version
+from orinbench.errors import BenchError
+from orinbench.model import open_model
+from orinbench.talk import Talk, duration, make_talk
+
+REPORT = "report.json"
+EXIT_STEP_FAILED = 1
+EXIT_REFUTED = 1
+EXIT_INTERRUPTED = 130
+# Set in every process that nvgpusim simulates a board for.
+_SIMULATED = "NVGPUSIM_OPTIONS"
+_NAMES = tuple(step.name for step in STEPS)
+
+
+def step_names(text: str, flag: str) -> set[str]:
+    """Return the steps that a flag names; raises BenchError for an unknown one."""
+    names = {name for name in text.split(",") if name}
+    if unknown := sorted(names - set(_NAMES)):
+        raise BenchError(f"{flag} {text}: no step {unknown[0]}; there are {', '.join(_NAMES)}")
+    return names
+
+
+@click.group(
+    "device-check",
+    invoke_without_command=True,
+    context_settings={"max_content_width": 100},
+    epilog="Steps: " + "; ".join(f"{step.name}: {step.about}" for step in STEPS),
+)
+@click.option(
+    "folder",
+    "--output",
+    default="device-check",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="for report.json and trace.jsonl [device-check]",
+)
+@click.option("--only", metavar="LIST", help="these steps")
+@click.option("--skip", metavar="LIST", help="all but these steps")
+@click.option("--fresh", is_flag=True, help="take steps again that DIR has")
+@click.option(
+    "--sizes",
+    type=click.Choice(["board", "tiny"]),
+    help="tiny is for a simulated GPU [as it is]",
+)
+@click.option("--upstream", type=click.Path(path_type=Path), metavar="DIR", help="tinygrad v0.13.0")
+@click.option("--trees", type=click.Path(path_type=Path), metavar="DIR", help="by series checkout")
+@click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="for llama-bench")
+@click.option("--select", default="quick", metavar="LIST", help="benchmarks of the suite [quick]")
+@click.pass_context
+def device_check_command(context: click.Context, /, **options: Any) -> int:
+    """Take everything that only a real Orin can show: one report and one trace, within an hour.
+
+    Runs unattended. Each step is recorded when it is done: the same command goes on after an
+    interruption. Nothing in the report says whose board it is.
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    only = step_names(options["only"], "--only") if options["only"] else set(_NAMES)
+    only -= step_names(options["skip"], "--skip") if options["skip"] else set()
+    if not os.path.exists(CTRL):
+        raise BenchError(
+            f"device-check: no Orin's GPU here: {CTRL} does not exist; run it on the board"
+        )
+    simulated = _SIMULATED in os.environ
+    sizes = options["sizes"] or ("tiny" if simulated else "board")
+    if options["trees"]:
+        commits(options["trees"])
+    if options["model"]:
+        open_model(options["model"])
+    check = Check(
+        folder=options["folder"].absolute(),
+        sizes=sizes,
+        begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
+        upstream=options["upstream"],
+        trees=options["trees"],
+        model=options["model"],
+        select=options["select"],
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    report = begin(check, simulated, options["fresh"])
+    return take(check, report, [step for step in STEPS if step.name in only], make_talk(False))
+
+
+def versions() -> dict[str, str | None]:
+    """Return what the figures are of."""
+    return {
+        "orinbench": package_version("tinygrad-orin"),
+        "tinygrad": package_version("tinygrad"),
+        "flake": os.environ.get("TINYGRAD_ORIN_REVISION"),
+    }
+
+
+def begin(check: Check, simulated: bool, fresh: bool) -> dict[str, Any]:
+    """Return the report to go on with, or a new one; raises BenchError for another check's."""
+    path = check.folder / REPORT
+    new = {
+        "format": FORMAT,
+        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "simulated": simulated,
+        "sizes": check.sizes,
+        "versions": versions(),
+        "steps": {},
+    }
+    if fresh or not path.exists():
+        return new
+    old = load_report(path)
+    for key in ("simulated", "sizes", "versions"):
+        if old[key] != new[key]:
+            raise BenchError(
+                f"{path}: its {key} are {old[key]}, here {new[key]}; "
+                "use --fresh or another --output"
+            )
+    return old
+
+
+def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk) -> int:
+    """Take the steps that the report lacks, record each; returns the exit code."""
+    path = check.folder / REPORT
+    scrub = Scrubber(machine_secrets() | {str(check.folder)})
+    left = [s for s in steps if report["steps"].get(s.name, {}).get("status") != "done"]
+    if len(left) < len(steps):
+        talk.line(f"{len(steps) - len(left)} steps are done already, {len(left)} to take")
+    write_report(report, path)
+    try:
+        for number, step in enumerate(left, 1):
+            talk.phase(
+                f"[{number}/{len(left)}] {step.name}: {step.about}, "
+                f"at most {duration(step.seconds)}"
+            )
+            entry = scrub(one_step(check, step))
+            report["steps"][step.name] = entry
+            write_report(report, path)
+            reason = f": {entry['reason']}" if entry["reason"] else ""
+            talk.line(f"{step.name}: {entry['status']} in {entry['seconds']:.0f} s{reason}")
+    except KeyboardInterrupt:
+        talk.line(f"interrupted; {path} has what was done, the same command goes on")
+        return EXIT_INTERRUPTED
+    finally:
+        talk.close()
+    talk.line(f"{path}; judge it with `orinbench device-check verify {path}`")
+    failed = [name for name, entry in report["steps"].items() if entry["status"] == "failed"]
+    return EXIT_STEP_FAILED if failed else 0
+
+
+def one_step(check: Check, step: Step) -> dict[str, Any]:
+    """Take a step; return its entry in the report, whatever happens."""
+    begun = time.monotonic()
+    status, reason, result = "done", None, None
+    try:
+        result = step.take(check, step.seconds)
+    except NotRun as error:
+        status, reason = "not run", str(error)
+    except OutOfTime as error:
+        status, reason, result = "out of time", str(error), error.result
+    except Exception as error:  # a step that fails costs the others nothing
+        status, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+    seconds = round(time.monotonic() - begun, 2)
+    return {"status": status, "seconds": seconds, "reason": reason, "result": result}
+
+
+@device_check_command.command("verify")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def verify_command(file: Path) -> int:
+    """Judge a report against every claim of the documents that a board can confirm.
+
+    Exit code 1 says that a claim is refuted.
+    """
+    report = load_report(file)
+    judged = [judge(claim, report) for claim in load_claims()]
+    click.echo(verdict(report, judged))
+    return EXIT_REFUTED if any(j.outcome is Outcome.REFUTED for j in judged) else 0
+
+
+def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
+    """Return the claims by outcome, the refuted ones first."""
+    where = "the simulator: nothing here is confirmed for hardware" if report["simulated"] else ""
+    where = where or _board(report)
+    version = report["versions"]["tinygrad"]
+    lines = [
+        f"Report of {report['started']}, tinygrad {version}, {where}",
+        "",
+    ]
+    counts = Counter(j.outcome for j in judged)
+    for outcome in (Outcome.REFUTED, Outcome.CONFIRMED, Outcome.NOT_TESTED):
+        if not counts[outcome]:
+            continue
+        lines.append(f"{outcome.value} ({counts[outcome]}):")
+        for j in (j for j in judged if j.outcome is outcome):
+            lines.append(f"  {j.claim.id}: {j.claim.text} ({j.claim.doc})")
+            if outcome is not Outcome.CONFIRMED:
+                lines.append(f"    {j.because}")
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def _board(report: dict[str, Any]) -> str:
+    step = report["steps"].get("identity") or {"result": None}
+    result = step["result"] or {"environment": {}}
+    return str(result["environment"].get("board") or "a board without a name")

@@ -1,0 +1,338 @@
+"""The steps of a device check, in their order, each with its time.
+
+A step returns its result, raises `NotRun` with the reason, or `OutOfTime` with what it has. None of
+them needs a person, none changes the board, and what may take the GPU with it runs in a process.
+"""
+
+import grp
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orinbench.board import board_state
+from orinbench.device_check import ladder
+from orinbench.device_check.kernel_log import gpu_lines
+from orinbench.device_check.process import Ended, run
+from orinbench.environment import read_environment
+from orinbench.llama_cpp import find_llama_bench
+
+CTRL = "/dev/nvgpu/igpu0/ctrl"
+NODES = (
+    *(CTRL, "/dev/nvgpu/igpu0/as", "/dev/nvgpu/igpu0/tsg", "/dev/nvgpu/igpu0/channel"),
+    *("/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/dri/renderD128", "/dev/host1x-fence"),
+)
+GROUPS = ("video", "render")
+# How long tinygrad waits for the GPU: longer than any kernel here takes, on an interpreted GPU too,
+# and less where it is made to hang.
+_WAIT_MS = {"board": "10000", "tiny": "300000"}
+_HANG_MS = "2000"
+# nvgpusim replay's sum: "105 events of a board trace replayed on r36, 0 skipped, 0 differences".
+_REPLAYED = re.compile(r"(\d+) events of a \w+ trace replayed on .*?(\d+) differences")
+_OWN_MODULE = "orinbench.device_check"
+
+
+class NotRun(Exception):  # noqa: N818
+    """The step cannot be taken here; the message says why and what would help."""
+
+
+class OutOfTime(Exception):  # noqa: N818
+    """The step's time ran out; `result` is what it has, None if that is nothing."""
+
+    def __init__(self, seconds: float, result: Any = None) -> None:
+        super().__init__(f"not done in {seconds:.0f} s")
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Check:
+    """What the steps share; `begun_us` is when it began, in microseconds of CLOCK_MONOTONIC."""
+
+    folder: Path
+    sizes: str  # "board", or "tiny" for a simulated GPU
+    begun_us: int
+    upstream: Path | None = None
+    trees: Path | None = None
+    model: Path | None = None
+    select: str = "quick"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tinygrad needs: its own driver, and a bounded wait."""
+        return {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": _WAIT_MS[self.sizes]}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: its name in the report, the seconds it may take, and what it does."""
+
+    name: str
+    seconds: float
+    take: Callable[[Check, float], Any]
+    about: str
+
+
+def identity(check: Check, seconds: float) -> dict[str, Any]:
+    """The machine and its state."""
+    environment = asdict(read_environment())
+    environment["cpu_governors"] = list(environment["cpu_governors"])
+    return {"environment": environment, "state": board_state().record()}
+
+
+def permissions(check: Check, seconds: float) -> dict[str, Any]:
+    """Which device nodes there are, whose they are, and whether this user opens them."""
+    mine = {_group_name(number) for number in (*os.getgroups(), os.getegid())}
+    return {
+        "nodes": {path: _node(path) for path in NODES},
+        "groups": [name for name in GROUPS if name in mine],
+        "privileged": os.geteuid() == 0,
+    }
+
+
+def _node(path: str) -> dict[str, Any]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return {"exists": False}
+    try:
+        os.close(os.open(path, os.O_RDWR))
+        opens = "ok"
+    except OSError as error:
+        opens = os.strerror(error.errno or 0)
+    group = _group_name(found.st_gid)
+    return {
+        "exists": True,
+        "mode": f"0{stat.S_IMODE(found.st_mode) & 0o777:03o}",
+        "group": group if group in ("root", *GROUPS) else "other",
+        "opens": opens,
+    }
+
+
+def _group_name(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return "other"
+
+
+def abi(check: Check, seconds: float) -> Any:
+    """What the drivers answer to a client that shares nothing with tinygrad."""
+    ended = run([sys.executable, "-m", f"{_OWN_MODULE}.abi_probe"], seconds)
+    _expect(ended, seconds)
+    return json.loads(ended.out)
+
+
+def smoke(check: Check, seconds: float) -> Any:
+    """tinygrad computes, with every call of it recorded into trace.jsonl."""
+    with tempfile.TemporaryDirectory() as scratch:
+        recorder, out = Path(scratch, "recorder.pyz"), Path(scratch, "found.json")
+        _expect(run([sys.executable, "-m", "nvgpusim", "recorder", recorder], seconds), seconds)
+        program = ["-m", f"{_OWN_MODULE}.gpu_probe", out, "smoke"]
+        command = [sys.executable, recorder, "-o", trace_path(check), "--", *program]
+        ended = run(command, seconds, check.environment)
+        if not out.exists():
+            _expect(ended, seconds)
+            raise RuntimeError(ended.reason)
+        return json.loads(out.read_text())
+
+
+def trace_path(check: Check) -> Path:
+    """Return where the trace lies: beside the report."""
+    return check.folder / "trace.jsonl"
+
+
+def replay(check: Check, seconds: float) -> dict[str, Any]:
+    """Whether the model of the drivers answers the recorded calls as the board did."""
+    if not trace_path(check).exists():
+        raise NotRun("there is no trace: the step smoke made none")
+    said = []
+    for flags in ([], ["--addresses"]):
+        command = [sys.executable, "-m", "nvgpusim", "replay", *flags, trace_path(check)]
+        ended = run(command, seconds)
+        if ended.status != 1:  # 1 says that there are differences
+            _expect(ended, seconds)
+        said.append(f"{ended.out}\n{ended.err}")
+    sums = [_REPLAYED.search(text) for text in said]
+    plain, with_addresses = sums
+    if plain is None or with_addresses is None:
+        raise RuntimeError("nvgpusim replay said no sum")
+    return {
+        "events": int(plain[1]),
+        "differences": int(plain[2]),
+        "address_differences": int(with_addresses[2]),
+        "said": [line for line in said[0].splitlines() if line.strip()][:50],
+    }
+
+
+def faults(check: Check, seconds: float) -> dict[str, Any]:
+    """What tinygrad says of errors that are safe to provoke, and whether the GPU then works."""
+    found = {}
+    until = time.monotonic() + seconds
+    for name in ("misaligned", "unmapped", "hang"):
+        said = gpu_program(check, name, until - time.monotonic())
+        found[name] = {**said, "works_afterwards": _works(check, until - time.monotonic())}
+    return found
+
+
+def gpu_program(check: Check, name: str, seconds: float) -> dict[str, Any]:
+    """Run one program of gpu_probe.py; an end without a result is its error."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch, "found.json")
+        begun = time.monotonic()
+        command = [sys.executable, "-m", f"{_OWN_MODULE}.gpu_probe", out, name]
+        wait = {"HCQDEV_WAIT_TIMEOUT_MS": _HANG_MS} if name == "hang" else {}
+        ended = run(command, max(seconds, 1), {**check.environment, **wait})
+        if out.exists():
+            said: dict[str, Any] = json.loads(out.read_text())
+            return said
+        if ended.status is None:
+            raise OutOfTime(seconds)
+        return {"error": ended.reason, "seconds": time.monotonic() - begun}
+
+
+def _works(check: Check, seconds: float) -> bool:
+    said = gpu_program(check, "smoke", seconds)
+    return said.get("sum") is True and said.get("copy") is True
+
+
+def patches(check: Check, seconds: float) -> Any:
+    """Figures on the base and after each patch of the series."""
+    if check.trees is None:
+        raise NotRun("--trees DIR names what `tools/series checkout DIR` made")
+    so_far: list[Any] = []
+
+    def keep(rungs: Sequence[Any]) -> None:
+        so_far[:] = rungs
+
+    rungs = ladder.climb(check.trees, check.environment, time.monotonic() + seconds, keep)
+    if any(len(rung["rounds"]) < 2 for rung in rungs):
+        raise OutOfTime(seconds, so_far)
+    return rungs
+
+
+def upstream(check: Check, seconds: float) -> dict[str, Any]:
+    """tinygrad's own test_ops on the board, with the installed tinygrad."""
+    if check.upstream is None:
+        raise NotRun("--upstream PATH names a checkout of tinygrad's tests, at the base's tag")
+    if not (check.upstream / "test" / "backend" / "test_ops.py").exists():
+        raise NotRun("--upstream: no test/backend/test_ops.py there: want tinygrad's git tree")
+    with tempfile.TemporaryDirectory() as scratch:
+        # Without the tree beside them the tests find the installed tinygrad.
+        shutil.copytree(check.upstream / "test", Path(scratch, "test"))
+        result = Path(scratch, "junit.xml")
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
+        command += [f"--junitxml={result}", "test/backend/test_ops.py"]
+        if check.sizes == "tiny":
+            command += ["-k", "test_add or test_sum_simple"]
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), scratch)))
+        ended = run(command, seconds, {**check.environment, "PYTHONPATH": path}, Path(scratch))
+        if not result.exists():
+            _expect(ended, seconds)
+            raise RuntimeError((ended.out.strip().splitlines() or [ended.reason])[-1])
+        return outcomes(result)
+
+
+def outcomes(junit: Path) -> dict[str, Any]:
+    """Return the counts of a JUnit file, and of what failed the first line."""
+    found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": {}}
+    for case in ElementTree.parse(junit).iter("testcase"):
+        bad = next((c for c in case if c.tag in ("failure", "error")), None)
+        if bad is not None:
+            found["failed"] += 1
+            reason = (bad.get("message") or "").splitlines() or [""]
+            found["failures"][case.get("name") or "?"] = reason[0][:200]
+        elif any(child.tag == "skipped" for child in case):
+            found["skipped"] += 1
+        else:
+            found["passed"] += 1
+    return found
+
+
+def suite(check: Check, seconds: float) -> dict[str, Any]:
+    """`orinbench suite`, on tinygrad's own driver."""
+    arguments = ["suite", "--select", check.select, "--device", "NV"]
+    arguments += ["-r", "3", "--no-roofline"] if check.sizes == "tiny" else []
+    return bench(check, arguments, seconds)
+
+
+def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
+    """`orinbench llama-bench` on tinygrad's own driver and llama.cpp, in one run."""
+    backends = ["tinygrad:NV", *["llama.cpp"] * (find_llama_bench(None) is not None)]
+    arguments = ["llama-bench", "--backend", ",".join(backends)]
+    if check.sizes == "tiny":
+        arguments += ["--shape", "tiny", "-p", "4", "-n", "2", "-r", "1"]
+        arguments += ["--no-check", "--no-cold-start"]
+    else:
+        arguments += ["-m", str(check.model)] if check.model else ["--shape", "1b"]
+        arguments += ["-p", "512", "-n", "128", "-r", "7", "--no-cold-start"]
+    return bench(check, arguments, seconds)
+
+
+def bench(check: Check, arguments: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Run a command of orinbench that prints records; what it has when its time ends is kept."""
+    command = [sys.executable, "-m", "orinbench", *arguments, "-o", "json", "--no-history"]
+    ended = run(command, seconds, check.environment)
+    try:
+        records = json.loads(ended.out)
+    except ValueError:
+        _expect(ended, seconds)
+        raise RuntimeError(ended.reason) from None
+    if records and all(record.get("error") for record in records):
+        raise RuntimeError(f"every case failed, the first one: {records[0]['error']}")
+    found = {"records": records, "against_llama_cpp": against_llama_cpp(records)}
+    if ended.status is None:
+        raise OutOfTime(seconds, found)
+    return found
+
+
+def against_llama_cpp(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return by test how tinygrad compares with llama.cpp in the same rounds."""
+    found = {}
+    for record in records:
+        for comparison in record.get("comparisons") or []:
+            if comparison.get("baseline") == "llama.cpp":
+                keys = ("ratio", "ci_low", "ci_high", "verdict")
+                found[str(record["test"])] = {key: comparison.get(key) for key in keys}
+    return found
+
+
+def kernel_log(check: Check, seconds: float) -> dict[str, Any]:
+    """The GPU's lines of the kernel log since the check began."""
+    try:
+        return {"lines": gpu_lines(check.begun_us)}
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise NotRun(f"/dev/kmsg: {reason}: as root, or with kernel.dmesg_restrict=0") from None
+
+
+def _expect(ended: Ended, seconds: float) -> None:
+    """Raise where a command did not end well in its time."""
+    if ended.status is None:
+        raise OutOfTime(seconds)
+    if ended.status != 0:
+        raise RuntimeError(ended.reason)
+
+
+# In all 57 minutes. Faults come late, so that a GPU that stays down costs the least.
+STEPS = (
+    Step("identity", 30, identity, "the board and its state"),
+    Step("permissions", 10, permissions, "device nodes, owners, groups"),
+    Step("abi", 60, abi, "struct sizes, characteristics, address spaces"),
+    Step("smoke", 180, smoke, "sums, copies, both windows; the trace"),
+    Step("replay", 120, replay, "the trace against the model of the drivers"),
+    Step("suite", 720, suite, "orinbench suite"),
+    Step("llama-bench", 720, llama_bench, "tinygrad and llama.cpp, in turn"),
+    Step("patches", 600, patches, "figures before and after each patch"),
+    Step("upstream", 720, upstream, "tinygrad's own test_ops"),
+    Step("faults", 240, faults, "errors that are safe to provoke"),
+    Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),
+)

@@ -1,0 +1,115 @@
+"""From end to end on the simulated board; this is the check's own test."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orinbench.device_check.report import load_report
+
+PROBE = Path(__file__).resolve().parents[3] / "benchmarks/orinbench/device_check/abi_probe.py"
+STEPS = "identity,permissions,abi,smoke,replay,suite,llama-bench,faults,kernel-log"
+
+
+def compilers() -> dict[str, str]:
+    """NVRTC, nvJitLink and the headers from the wheels of the extra cuda-tools."""
+    (site,) = {Path(path) for path in sys.path if (Path(path) / "nvidia").is_dir()}
+    nvidia = site / "nvidia"
+    return {
+        "NVRTC_PATH": str(next(nvidia.glob("cuda_nvrtc/lib/libnvrtc.so.*"))),
+        "NVJITLINK_PATH": str(next(nvidia.glob("nvjitlink/lib/libnvJitLink.so.*"))),
+        "CUDA_PATH": str(nvidia / "cuda_runtime"),
+    }
+
+
+def simulated(
+    *command: str | Path, options: tuple[str, ...] = (), variables: dict[str, str] | None = None
+) -> Any:
+    """Run a command on a simulated board."""
+    return subprocess.run(
+        [sys.executable, "-m", "nvgpusim", "--quiet", *options, "--", *map(str, command)],
+        env=os.environ | compilers() | (variables or {}),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+@pytest.mark.parametrize(
+    ("release", "size", "board", "sms"),
+    [("r35", 312, "nano4", 4), ("r36", 328, "agx64", 16), ("r38", 336, "nx16", 8)],
+)
+def test_the_probe_finds_each_release_and_board(
+    release: str, size: int, board: str, sms: int
+) -> None:
+    """The probe's own numbers and the simulator's, each from the headers, agree."""
+    done = simulated(sys.executable, PROBE, options=("--profile", release, "--board", board))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["unexpected"] == [] and len(found["calls"]) > 25
+    shape = found["characteristics"]
+    assert (shape["size"], shape["release"], shape["sms"]) == (size, release, sms)
+    assert (shape["compute_class"], shape["dma_copy_class"]) == (0xC7C0, 0xC7B5)
+    assert (shape["sm_arch_sm_version"], shape["gpu_va_bit_count"]) == (0x807, 40)
+    assert found["windows"]["va_end"] == {
+        "end": "0xfc00000000",
+        "works": True,
+        "region_start": "0x200000",
+        "region_end": "0xfc00000000",
+        "buffers": found["windows"]["va_end"]["buffers"],
+        "in_windows": False,
+        "inside": True,
+    }
+
+
+def test_another_struct_size_is_found_out() -> None:
+    """A driver of another release does not know r36's larger structs: the table would say so."""
+    program = PROBE.read_text().replace('release = found["release"]', 'release = "r36"')
+    done = simulated(sys.executable, "-c", program, options=("--profile", "r35"))
+    assert (done.returncode != 0 and "ENOTTY" in done.stderr) or "Errno 25" in done.stderr
+
+
+def test_from_end_to_end(tmp_path: Path) -> None:
+    folder = tmp_path / "check"
+    arguments = ("device-check", "--output", folder, "--only", STEPS, "--select", "alloc")
+    caches = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "USER": "mkowalska"}
+    done = simulated(sys.executable, "-m", "orinbench", *arguments, variables=caches)
+    assert done.returncode == 0, done.stderr
+    taken = load_report(folder / "report.json")
+    assert taken["simulated"] and taken["sizes"] == "tiny"
+    state = {name: (entry["status"], entry["reason"]) for name, entry in taken["steps"].items()}
+    log = state.pop("kernel-log")
+    assert log[0] in ("done", "not run")
+    assert set(state.values()) == {("done", None)} and set(state) == set(STEPS.split(",")[:-1])
+
+    smoke = taken["steps"]["smoke"]["result"]
+    assert smoke["sum"] and smoke["copy"] and smoke["windows"] and smoke["product_error"] < 1e-3
+    assert (smoke["interface"], smoke["arch"]) == ("TegraIface", "sm_87")
+    replayed = taken["steps"]["replay"]["result"]
+    assert replayed["events"] > 100 and replayed["differences"] == 0
+    faults = taken["steps"]["faults"]["result"]
+    assert "misaligned address" in faults["misaligned"]["error"]
+    assert "FIFO_ERROR_MMU_ERR_FLT (31)" in faults["unmapped"]["error"]
+    assert faults["hang"]["error"].startswith("Wait timeout: 2000 ms!")
+    assert all(fault["works_afterwards"] for fault in faults.values())
+    for name in ("suite", "llama-bench"):
+        records = taken["steps"][name]["result"]["records"]
+        assert records and all(r["error"] is None and r["median_ts"] > 0 for r in records)
+        assert {r["device"] for r in records} == {"NV"}
+
+    written = (folder / "report.json").read_text() + (folder / "trace.jsonl").read_text()
+    for secret in (os.uname().nodename, "mkowalska", str(tmp_path), str(Path.home())):
+        assert secret not in written or len(secret) < 3 or secret == "/root"
+
+    # A second run has nothing left to do, and the report can be judged.
+    again = simulated(sys.executable, "-m", "orinbench", *arguments, variables=caches)
+    assert again.returncode == 0 and "0 to take" in again.stderr
+    command = [sys.executable, "-m", "orinbench", "device-check", "verify"]
+    command.append(str(folder / "report.json"))
+    judged = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert judged.returncode == 0, judged.stdout
+    assert "abi.numbers" in judged.stdout and "refuted" not in judged.stdout

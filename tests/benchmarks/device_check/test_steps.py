@@ -1,0 +1,258 @@
+"""Each step apart: what it finds, why it is not run, and what remains when its time runs out."""
+
+import errno
+import json
+import os
+import stat
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orinbench.device_check import kernel_log, steps
+from orinbench.device_check.process import run
+from orinbench.device_check.steps import STEPS, Check, NotRun, OutOfTime
+
+
+@pytest.fixture
+def check(tmp_path: Path) -> Check:
+    return Check(tmp_path, "tiny", 0)
+
+
+def test_a_command_that_does_not_end_is_told_to_and_keeps_what_it_said() -> None:
+    program = """
+        import signal, sys, time
+        def end(*_):
+            print("partial", flush=True)
+            sys.exit(3)
+        signal.signal(signal.SIGTERM, end)
+        print("started", flush=True)
+        time.sleep(600)
+    """
+    ended = run([sys.executable, "-c", textwrap.dedent(program)], 2)
+    assert ended.status is None and ended.out.split() == ["started", "partial"]
+
+
+def test_what_a_command_started_ends_with_it(tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    program = (
+        "import subprocess, sys, pathlib;"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
+        f"pathlib.Path({str(marker)!r}).write_text(str(p.pid))"
+    )
+    ended = run([sys.executable, "-c", program], 60)
+    assert ended.status == 0 and ended.reason == "it wrote nothing"
+    child = int(marker.read_text())
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the child lives")
+
+
+def test_identity_is_of_this_machine(check: Check) -> None:
+    found = steps.identity(check, 1)
+    assert found["environment"]["kernel"] == os.uname().release
+    assert json.dumps(found) and isinstance(found["state"], dict)
+
+
+def test_permissions(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = tmp_path / "ctrl"
+    node.touch()
+    node.chmod(0o660)
+    monkeypatch.setattr(steps, "NODES", (str(node), str(tmp_path / "none"), str(tmp_path)))
+    found = steps.permissions(check, 1)
+    nodes = found["nodes"]
+    assert nodes[str(node)]["mode"] == "0660" and nodes[str(node)]["opens"] == "ok"
+    assert nodes[str(tmp_path / "none")] == {"exists": False}
+    assert nodes[str(tmp_path)]["opens"] == os.strerror(errno.EISDIR)
+    assert nodes[str(node)]["group"] in ("root", "video", "render", "other")
+    assert found["privileged"] is (os.geteuid() == 0)
+    monkeypatch.setattr(os, "getgroups", lambda: [1 << 30])
+    assert steps.permissions(check, 1)["groups"] == []
+
+
+def test_steps_that_need_something_say_what(check: Check, tmp_path: Path) -> None:
+    for name, said in (("upstream", "--upstream PATH"), ("patches", "--trees DIR")):
+        step = next(step for step in STEPS if step.name == name)
+        with pytest.raises(NotRun, match=said):
+            step.take(check, 1)
+    with pytest.raises(NotRun, match="there is no trace"):
+        steps.replay(check, 1)
+    with pytest.raises(NotRun, match=r"no test/backend/test_ops\.py there"):
+        steps.upstream(Check(tmp_path, "tiny", 0, upstream=tmp_path), 1)
+
+
+UPSTREAM = """
+import tinygrad
+def test_add(): assert "site-packages" in tinygrad.__file__ and helper()
+def test_add_wrong(): assert 1 == 2
+def test_sum_simple():
+    import pytest
+    pytest.skip("no")
+def test_slow(): raise SystemExit("not chosen")
+from test.helpers import helper
+"""
+
+
+def test_upstream_runs_its_tests_on_the_installed_tinygrad(tmp_path: Path) -> None:
+    """A tinygrad beside the tests, as in a checkout, is not the one that is tested."""
+    tree = tmp_path / "upstream"
+    for folder in ("test/backend", "tinygrad"):
+        (tree / folder).mkdir(parents=True)
+    for package in ("test", "test/backend"):
+        (tree / package / "__init__.py").touch()
+    (tree / "tinygrad" / "__init__.py").write_text("raise SystemExit('the wrong tinygrad')")
+    (tree / "test" / "helpers.py").write_text("def helper(): return True\n")
+    (tree / "test" / "backend" / "test_ops.py").write_text(UPSTREAM)
+    found = steps.upstream(Check(tmp_path, "tiny", 0, upstream=tree), 120)
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
+    assert list(found["failures"]) == ["test_add_wrong"]
+    assert "1 == 2" in found["failures"]["test_add_wrong"]
+    (tree / "test" / "backend" / "test_ops.py").write_text("import nowhere\n")
+    found = steps.upstream(Check(tmp_path, "tiny", 0, upstream=tree), 120)
+    assert found["failed"] == 1 and found["passed"] == 0
+
+
+FASTER = {"ratio": 1.5, "ci_low": 1.4, "ci_high": 1.6, "verdict": "faster"}
+RECORDS: list[dict[str, Any]] = [
+    {
+        "test": "tg128",
+        "error": None,
+        "comparisons": [
+            {
+                "baseline": "llama.cpp",
+                "ratio": 1.5,
+                "ci_low": 1.4,
+                "ci_high": 1.6,
+                "verdict": "faster",
+            },
+            {"baseline": "tinygrad:CPU", "ratio": 9.0, "verdict": "faster"},
+        ],
+    },
+    {"test": "pp512", "error": "died", "comparisons": None},
+]
+
+
+def bench_of(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str) -> None:
+    """Put a program in the place of `python -m orinbench`."""
+    script = tmp_path / "bench.py"
+    script.write_text(textwrap.dedent(program))
+
+    def run_script(command: Any, *arguments: Any, **options: Any) -> Any:
+        return run([sys.executable, script, *command[3:]], *arguments, **options)
+
+    monkeypatch.setattr(steps, "run", run_script)
+
+
+def test_bench_keeps_records_and_how_they_compare(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench_of(monkeypatch, tmp_path, f"print({json.dumps(RECORDS)!r})")
+    found = steps.bench(check, ["suite"], 60)
+    assert found["records"] == RECORDS
+    assert found["against_llama_cpp"] == {"tg128": FASTER}
+    broken = json.dumps([RECORDS[1], RECORDS[1]])
+    bench_of(monkeypatch, tmp_path, f"print({broken!r})")
+    with pytest.raises(RuntimeError, match="every case failed, the first one: died"):
+        steps.bench(check, ["suite"], 60)
+    bench_of(monkeypatch, tmp_path, "import sys; sys.exit('orinbench: no such shape')")
+    with pytest.raises(RuntimeError, match="orinbench: no such shape"):
+        steps.bench(check, ["suite"], 60)
+
+
+def test_bench_keeps_what_it_has_when_its_time_ends(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = f"""
+        import signal, sys, time
+        def end(*_):
+            print({json.dumps(RECORDS)!r}, flush=True)
+            sys.exit(130)
+        signal.signal(signal.SIGTERM, end)
+        time.sleep(600)
+    """
+    bench_of(monkeypatch, tmp_path, program)
+    with pytest.raises(OutOfTime) as raised:
+        steps.bench(check, ["suite"], 3)
+    assert raised.value.result["records"] == RECORDS
+    bench_of(monkeypatch, tmp_path, "import time; time.sleep(600)")
+    with pytest.raises(OutOfTime) as raised:
+        steps.bench(check, ["suite"], 1)
+    assert raised.value.result is None
+
+
+def test_both_benchmarks_ask_for_what_a_board_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import json, sys; print(json.dumps([{'test': ' '.join(sys.argv[1:])}]))"
+    bench_of(monkeypatch, tmp_path, program)
+    monkeypatch.setattr(steps, "find_llama_bench", lambda _: Path("llama-bench"))
+
+    def said(take: Any, **more: Any) -> str:
+        found = take(Check(tmp_path, **{"sizes": "board", "begun_us": 0, **more}), 60)
+        return str(found["records"][0]["test"])
+
+    board = said(steps.llama_bench)
+    assert "--backend tinygrad:NV,llama.cpp --shape 1b -p 512 -n 128" in board
+    assert "-m model.gguf -p 512" in said(steps.llama_bench, model=Path("model.gguf"))
+    assert "--shape tiny" in said(steps.llama_bench, sizes="tiny")
+    assert said(steps.suite) == "suite --select quick --device NV -o json --no-history"
+    assert "--no-roofline" in said(steps.suite, sizes="tiny", select="alloc")
+
+
+def test_a_gpu_program_that_ends_without_a_word(
+    check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        steps, "run", lambda *_: run([sys.executable, "-c", "raise SystemExit('x')"], 60)
+    )
+    assert steps.gpu_program(check, "smoke", 60)["error"] == "x"
+    with pytest.raises(RuntimeError, match="x"):
+        steps.smoke(check, 60)
+    with pytest.raises(RuntimeError, match="x"):
+        steps.abi(check, 60)
+    (tmp_path / "trace.jsonl").touch()
+    with pytest.raises(RuntimeError, match="no sum"):
+        monkeypatch.setattr(steps, "run", lambda *_: run([sys.executable, "-c", ""], 60))
+        steps.replay(check, 60)
+    monkeypatch.setattr(steps, "run", lambda *_: run(["sleep", "600"], 0.2))
+    with pytest.raises(OutOfTime):
+        steps.gpu_program(check, "smoke", 60)
+
+
+def test_kernel_log(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    fd = os.open(os.devnull, os.O_RDONLY)
+    records: list[bytes | OSError] = [
+        b"6,1,500,-;nvgpu: 17000000.gpu too early\n",
+        b"6,2,1500,-;usb 1-1: new device of Maria\n",
+        BrokenPipeError(),
+        b"3,3,2000,-;nvgpu: 17000000.gpu mmu_fault pid 4711 comm: secret.py\n SUB=x\n",
+        BlockingIOError(),
+    ]
+
+    def read(_: int, __: int) -> bytes:
+        record = records.pop(0)
+        if isinstance(record, OSError):
+            raise record
+        return record
+
+    monkeypatch.setattr(os, "open", lambda *_: fd)
+    monkeypatch.setattr(os, "read", read)
+    (line,) = kernel_log.gpu_lines(1000)
+    assert line == "nvgpu: 17000000.gpu mmu_fault pid <name> comm: <name>"
+
+
+def test_a_closed_kernel_log_is_no_failure(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_log, "_KMSG", "/nowhere/kmsg")
+    with pytest.raises(NotRun, match=r"/dev/kmsg: No such file.*kernel.dmesg_restrict=0"):
+        steps.kernel_log(check, 1)
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
