@@ -79,12 +79,13 @@ def run(repetitions: int = 5) -> dict[str, float | int | str]:
     module = parse(MATMUL)
     bank = bytes(0x160) + struct.pack("<3Q", c, a, b)
     code = compile_kernel(module, module.kernels["matmul"])
-    seconds, instructions = [], 0
+    seconds, cpu, instructions = [], [], 0
     for _ in range(repetitions):
         launch = Launch(code, vm, (N, 2, 1), (128, 1, 1), {0: bank})
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.thread_time()
         launch.run()
         seconds.append(time.perf_counter() - start)
+        cpu.append(time.thread_time() - cpu_start)
         instructions = launch.thread_instrs
     want = arrays[1].reshape(N, N).astype(np.float64) @ arrays[2].reshape(N, N)
     if not np.allclose(arrays[0].reshape(N, N), want, atol=1e-3):
@@ -99,6 +100,7 @@ def run(repetitions: int = 5) -> dict[str, float | int | str]:
         "matmul 256x256x256 fp32, seconds (median)": round(median, 3),
         "matmul, seconds (min)": round(min(seconds), 3),
         "matmul, seconds (max)": round(max(seconds), 3),
+        "matmul, CPU seconds (median)": round(statistics.median(cpu), 3),
         "thread instructions per second": round(instructions / median),
         "empty launches per second": round(launches),
         "repetitions": repetitions,
