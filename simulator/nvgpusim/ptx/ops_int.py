@@ -87,21 +87,29 @@ def _carry(site: Site, minus: bool) -> Op:
 
     def run(st: State) -> None:
         x, y = a(st), b(st)
-        carry = st.carry if st.m is None or st.carry.ndim == 0 else st.carry[st.m]
-        extra = carry.astype(t.dt) if takes else kind(0)
+        extra = carry_in(st).astype(t.dt) if takes else kind(0)
         if minus:
             r = x - y - extra
             out = (x < y) | ((x == y) & (extra != 0))
         else:
-            r = x + y
-            out = r < x
-            r = r + extra
-            out = out | ((extra != 0) & (r == 0))
+            r, out = add_with_carry(x, y, extra)
         put(st, r)
         if gives:
             set_carry(st, out)
 
     return run
+
+
+def carry_in(st: State) -> Value:
+    """The carry flag of the active lanes."""
+    return st.carry if st.m is None or st.carry.ndim == 0 else st.carry[st.m]
+
+
+def add_with_carry(x: Value, y: Value, extra: Value) -> tuple[Value, Value]:
+    """Sum and carry out of unsigned x + y + extra, extra 0 or 1."""
+    part = x + y
+    r = part + extra
+    return r, (part < x) | ((extra != 0) & (r == 0))
 
 
 def set_carry(st: State, out: Value) -> None:
@@ -153,12 +161,8 @@ def _mad_carry(site: Site) -> Op:
     def run(st: State) -> None:
         x, y = a(st), b(st)
         product = (mul_high(x, y, t) if high else x * y).view(u.dt)
-        carry = st.carry if st.m is None or st.carry.ndim == 0 else st.carry[st.m]
-        extra = carry.astype(u.dt) if takes else u.dt.type(0)
-        r = product + c(st)
-        out = r < product
-        r = r + extra
-        out = out | ((extra != 0) & (r == 0))
+        extra = carry_in(st).astype(u.dt) if takes else u.dt.type(0)
+        r, out = add_with_carry(product, c(st), extra)
         put(st, r)
         if gives:
             set_carry(st, out)
