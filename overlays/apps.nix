@@ -52,6 +52,8 @@ let
     profile = orinbench "profile" "Say where the time of a token and of a prompt goes, kernel by kernel";
     sass = orinbench "sass" "Compile every kernel of a model for sm_87 and say what limits it on an Orin";
     synth = orinbench "synth" "Write a synthetic GGUF of a named shape";
+    tune = orinbench "tune" "Search a model's kernels, carry what was found, import what others found";
+    device-check = orinbench "device-check" "Take what only a real Orin can show: one report, within an hour";
 
     nvgpusim = app {
       name = "nvgpusim";
