@@ -82,8 +82,13 @@ def series_style(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     }
 
 
-def legible(text: str) -> str:
-    """Return text with what no XML may hold replaced (https://www.w3.org/TR/xml/#charsets)."""
+def legible(text: str, limit: int | None = None) -> str:
+    """Return text with what no XML may hold replaced (https://www.w3.org/TR/xml/#charsets).
+
+    Of a text longer than `limit` the middle goes: labels must leave room for what they label.
+    """
+    if limit is not None and len(text) > limit:
+        text = f"{text[: limit // 2]}…{text[-(limit - limit // 2 - 1) :]}"
     return "".join(
         letter if letter.isprintable() or letter in " \n" else "\N{REPLACEMENT CHARACTER}"
         for letter in text

@@ -361,8 +361,10 @@ def _pairs(ours: RowResult, theirs: RowResult) -> list[tuple[float, float]]:
     return [(by_round[0][key], by_round[1][key]) for key in by_round[0] if key in by_round[1]]
 
 
-def verdict_text(comparison: Comparison, ours: str, theirs: str, unit: str) -> str:
-    """Say in one line what a comparison shows."""
+def verdict_text(
+    comparison: Comparison, ours: str, theirs: str, unit: str, more: str = "-r 10"
+) -> str:
+    """Say in one line what a comparison of so many `unit`s shows; `more` is the flag for more."""
     interval = f"95 % {comparison.ci_low:.3g} to {comparison.ci_high:.3g}, {comparison.n} {unit}"
     measured = f"{comparison.ratio:.3g} of the throughput of {theirs} ({interval})"
     match comparison.verdict:
@@ -374,7 +376,7 @@ def verdict_text(comparison: Comparison, ours: str, theirs: str, unit: str) -> s
         case Verdict.NO_DIFFERENCE:
             return f"no difference shown: {ours} has {measured}"
         case Verdict.TOO_FEW:
-            return f"too few {unit} for a verdict: {ours} has {measured}; use -r 10"
+            return f"too few {unit} for a verdict: {ours} has {measured}; use {more}"
 
 
 def to_json(value: Any) -> str:

@@ -92,7 +92,7 @@ def _from_sql(path: Path, text: str) -> list[Any]:
             found = [dict(zip(names, row, strict=True)) for row in rows]
         except (sqlite3.Error, ValueError) as error:  # ValueError: a NUL in the text
             reason = str(error)
-            if "not authorized" in reason or "prohibited" in reason:
+            if any(word in reason for word in ("not authorized", "prohibited", "denied")):
                 reason = f"only CREATE TABLE {SQL_TABLE} and INSERT of values are run ({reason})"
             raise BenchError(f"{path}: is no result of llama-bench -o sql: {reason}") from None
     return [_decoded(row) for row in found]

@@ -182,6 +182,8 @@ def _compare_revisions(
         for letter, side in zip("AB", built, strict=True)
     ]
     notes += [f"both: {backend}, {path.name}, {len(measured.runs)} rounds of fresh processes"]
+    if measured.partial:
+        notes.append(f"interrupted in round {len(measured.runs) + 1} of {bench.rounds}")
     notes += measured.errors()
     _print(judged, notes, output)
     if history is not None and measured.runs:

@@ -76,7 +76,8 @@ def markdown(judged: Sequence[Judged], notes: Sequence[str], ours: str, theirs: 
     )
     lines = [f"- {note}" for note in notes]
     for test in judged:
-        text = verdict_text(test.comparison, ours, theirs, test.unit)
+        more = "--rounds 10" if test.unit == "rounds" else "-r 10"
+        text = verdict_text(test.comparison, ours, theirs, test.unit, more)
         lines.append(f"- {test.backend} {test.label}: {text}.")
     if len(judged) > 1:
         lines.append(f"- p after Holm's correction for {len(judged)} tests at once.")

@@ -11,6 +11,7 @@ from orinbench.history.trend import Point, Trend
 
 PANEL = (4.6, 2.7)  # inches
 COLUMNS = 2
+LETTERS = 24  # of a label
 
 
 def plot_trends(trends: Sequence[Trend], path: Path) -> None:
@@ -30,9 +31,10 @@ def plot_trends(trends: Sequence[Trend], path: Path) -> None:
         for panel, ((benchmark, test, device, unit, model), members) in zip(
             axes.flat, panels.items(), strict=False
         ):
-            panel.set_title(legible(test if benchmark == "llama-bench" else f"{benchmark} {test}"))
-            panel.set_ylabel(legible(unit))
-            place_of = legible(" · ".join(word for word in (device, model) if word))
+            title = test if benchmark == "llama-bench" else f"{benchmark} {test}"
+            panel.set_title(legible(title, LETTERS))
+            panel.set_ylabel(legible(unit, LETTERS))
+            place_of = legible(" · ".join(word for word in (device, model) if word), 2 * LETTERS)
             panel.annotate(
                 place_of, (1, 1), xytext=(0, 8), xycoords="axes fraction",
                 textcoords="offset points", ha="right", va="baseline", color=MUTED, fontsize=8,
@@ -67,5 +69,5 @@ def _draw(
         record = point.record
         interval(
             panel, x, record["ci95_low_ts"], point.centre, record["ci95_high_ts"],
-            color=colour, marker=marker, label=legible(backend) if index == 0 else None,
+            color=colour, marker=marker, label=legible(backend, LETTERS) if index == 0 else None,
         )  # fmt: skip

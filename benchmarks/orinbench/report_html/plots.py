@@ -20,6 +20,8 @@ from orinbench.report_html.timeline import Moment
 PANELS = 8
 NARROW = 6.0  # inches: below, panels stand in one column
 BAR_HEIGHT, ROW_INCHES, HEAD_INCHES, LABEL_INCHES = 0.62, 0.33, 0.56, 0.22  # inches
+# Letters of a label, in a narrow figure and in a wide one.
+LABEL_LETTERS, WIDE_LABEL_LETTERS = 22, 40
 # Factor between the smallest and the largest value from which on a scale is logarithmic.
 LOG_FROM = 30
 
@@ -60,17 +62,22 @@ def bars(groups: dict[str, list[Bar]], looks: Looks, width: float, xlabel: str) 
     ]
     figure, axes = new_figure(width, heights, columns, LABEL_INCHES)
     for index, (panel, (title, group)) in enumerate(zip(axes.flat, panels, strict=False)):
-        _bar_panel(panel, title, group, looks)
+        _bar_panel(panel, title, group, looks, width / columns)
         if index >= len(panels) - columns:
-            panel.set_xlabel(legible(xlabel))
+            panel.set_xlabel(legible(xlabel, LABEL_LETTERS))
     for spare in axes.flat[len(panels) :]:
         spare.set_axis_off()
     return figure
 
 
-def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks) -> None:
+def _letters(width: float) -> int:
+    """Return how long a label may be in a panel of `width` inches."""
+    return LABEL_LETTERS if width < NARROW else WIDE_LABEL_LETTERS
+
+
+def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks, width: float) -> None:
     if title:
-        panel.set_title(legible(title))
+        panel.set_title(legible(title, _letters(width)))
     panel.grid(axis="y", visible=False)
     values = [bar.value for bar in group]
     if min(values) > 0 and max(values) / min(values) > LOG_FROM and not title:
@@ -82,7 +89,9 @@ def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks) -> None:
         panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     panel.set_ylim(len(group) - 0.45, -0.55)
-    panel.set_yticks(range(len(group)), [legible(bar.label) for bar in group], color=INK)
+    panel.set_yticks(
+        range(len(group)), [legible(bar.label, _letters(width)) for bar in group], color=INK
+    )
     panel.tick_params(left=False)
     for row, bar in enumerate(group):
         panel.barh(row, bar.value, height=BAR_HEIGHT, color=looks[bar.backend][0])
@@ -93,7 +102,7 @@ def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks) -> None:
                 markersize=6, markeredgewidth=1.2,
             )  # fmt: skip
         panel.annotate(
-            legible(bar.text or short(bar.value)), (end, row), xytext=(6, 0),
+            legible(bar.text or short(bar.value), WIDE_LABEL_LETTERS), (end, row), xytext=(6, 0),
             textcoords="offset points", va="center", color=INK, fontsize=9,
         )  # fmt: skip
 
@@ -157,7 +166,7 @@ def kernel_classes(profile: Profile, width: float) -> Figure:
             )
             for kind in classes
         ]
-        _bar_panel(panel, title, group, {"": (SERIES[-1], MARKERS[0])})
+        _bar_panel(panel, title, group, {"": (SERIES[-1], MARKERS[0])}, width)
     axes[-1][0].set_xlabel("µs")
     return figure
 
@@ -212,7 +221,7 @@ def roofline(
         colour, marker = looks[name]
         panel.plot(
             [spot.tokens for spot in mine], [spot.speed for spot in mine], linestyle="none",
-            marker=marker, markersize=7, color=colour, label=legible(name),
+            marker=marker, markersize=7, color=colour, label=legible(name, LABEL_LETTERS),
         )  # fmt: skip
     ticks = [2**power for power in range(int(math.log2(last)) + 1)]
     step = math.ceil(len(ticks) / (6 if width < NARROW else 12))
@@ -287,5 +296,5 @@ def _moments(
         colour, marker = looks[name]
         panel.plot(
             [x for x, _ in mine], [reading for _, reading in mine], linestyle="none",
-            marker=marker, markersize=4, color=colour, label=legible(name),
+            marker=marker, markersize=4, color=colour, label=legible(name, LABEL_LETTERS),
         )  # fmt: skip

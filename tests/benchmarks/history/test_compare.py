@@ -1,4 +1,5 @@
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -6,10 +7,13 @@ from typing import Any
 import pytest
 
 from orinbench.cli import main
+from orinbench.compare.revisions import Revision
+from orinbench.history.store import History
 from orinbench.plan import Case
 from orinbench.record import make_records
 from orinbench.reports import render_json
 from orinbench.results import RunResult
+from orinbench.saved import load_results
 
 TG = Case(0, 16, 0)
 Build = Callable[..., RunResult]
@@ -95,3 +99,85 @@ def test_missing_files_and_nothing_in_common_are_exit_code_2(
     paths = [str(saved(tmp_path / name, records)) for name, records in (("a", a), ("b", b))]
     assert run(*paths) == 2
     assert "have no test with samples in common" in capsys.readouterr().err
+
+
+def test_runs_of_the_history_are_named_by_their_ids(
+    files: Callable[[float], tuple[str, str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "history.db"
+    with History(path, write=True) as history:
+        for file in files(1.25):
+            history.add(load_results(Path(file)), "a")
+    assert run("1", "2", "--history", str(path)) == 1
+    assert run("run:2", "run:1", "--history", str(path)) == 0
+    assert run("1", files(1.25)[1], "--history", str(path)) == 1
+    capsys.readouterr()
+    for name, says in (
+        ("run:7", "has no run 7"),
+        ("run:x", "run:x: not the number of a run"),
+        ("7777777777", "no such file, no run of"),
+        ("file:7", "7: cannot be read"),
+        ("rev:no-such-revision", "no such file, no run of"),
+    ):
+        assert run("1", name, "--history", str(path)) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_all_tests_of_a_result_are_judged_at_once(
+    recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A difference that stands alone is no verdict among twenty tests without one."""
+    draw = random.Random(0)
+    cases = [Case(0, n, 0) for n in range(1, 21)]
+
+    def save(name: str, shift: float, chosen: list[Case]) -> str:
+        samples = {case: [10 + draw.gauss(0, 0.1) for _ in range(7)] for case in chosen}
+        samples[cases[0]] = [10 + shift + i / 20 for i in range(7)]
+        result = recorded_run({"tinygrad:CPU": samples})
+        return str(saved(tmp_path / name, make_records(result)))
+
+    for chosen, code in ((cases[:1], 1), (cases, 0)):
+        before, after = save("before", 0.0, chosen), save("after", 0.22, chosen)
+        assert run(before, after) == code
+    assert "p after Holm's correction for 20 tests at once" in capsys.readouterr().out
+
+
+def test_revisions_and_results_are_not_mixed(
+    files: Callable[[float], tuple[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = files(1.0)
+    assert run(before, "rev:HEAD") == 2
+    assert "one is a git revision and one a result" in capsys.readouterr().err
+    assert run(before, after, "-n", "8") == 2
+    assert "-n: says what to measure, which is for git revisions only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--rounds", "5"], "--rounds 5: a verdict on 2 tests at once takes 7"),
+        (["-r", "0"], "-r 0: not a number of repetitions"),
+        (["--backend", "llama.cpp"], "--backend llama.cpp: revisions differ in tinygrad"),
+        (["--backend", "tinygrad:TPU"], "name tinygrad:NV, tinygrad:CUDA or tinygrad:CPU"),
+        (["-p", "x"], "-p x"),
+        (["-m", "a.gguf,b.gguf"], "revisions are compared on one model"),
+        (["-m", "/no/such.gguf"], "/no/such.gguf"),
+        (["--shape", "tiny", "-p", "0", "-n", "9999"], "needs a context of"),
+    ],
+)
+def test_bad_flags_of_revisions_build_nothing(
+    flags: list[str],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    tiny_path: Path,
+) -> None:
+    revision = Revision("HEAD", "0" * 40, tmp_path, "1" * 40)
+    monkeypatch.setattr("orinbench.compare.command.find_revision", lambda *_: revision)
+    model = [] if "-m" in flags or "--shape" in flags else ["-m", str(tiny_path)]
+    device = [] if "--backend" in flags else ["--backend", "tinygrad:CPU"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert run("rev:a", "rev:b", *flags, *model, *device) == 2
+    assert says in capsys.readouterr().err
+    assert not (tmp_path / "tinygrad-orin" / "revisions").exists()

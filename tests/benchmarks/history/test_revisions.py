@@ -1,0 +1,286 @@
+"""Revisions that are built and measured: trees of patches in a repository made for the test.
+
+Its `tools/series install` puts fake_worker.py there in the place of a patched tinygrad. All else is
+the real thing: git, the environments, the processes, the statistics.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from tests.benchmarks.history.test_compare import run
+
+from orinbench.compare import command, rounds
+from orinbench.compare.revisions import Built, Revision, build, find_revision
+from orinbench.compare.rounds import Bench, Measured, measure
+from orinbench.errors import BenchError
+from orinbench.history.store import History
+from orinbench.model import ModelInfo
+from orinbench.plan import Case
+from orinbench.protocol import Bandwidth
+from orinbench.results import RunResult
+from orinbench.samples import BackendDiedError, Identity
+from orinbench.talk import PlainTalk
+from orinbench.tinygrad_backend import TinygradBackend
+
+SERIES = """\
+import pathlib, shutil, sys
+verb, venv = sys.argv[1:]
+assert verb == "install"
+series = pathlib.Path(__file__).parents[1].joinpath("patches", "tinygrad", "series").read_text()
+if "broken" in series:
+    sys.exit("series: 0001-broken.patch: does not apply")
+(site,) = pathlib.Path(venv).glob("lib/python3*/site-packages")
+info = site / "tinygrad-0.13.0.dist-info"
+info.mkdir()
+version = "0.13.0+orin." + series.strip().encode().hex()
+text = f"Metadata-Version: 2.1\\nName: tinygrad\\nVersion: {version}\\n"
+info.joinpath("METADATA").write_text(text)
+package = site / "orinbench"
+package.mkdir()
+shutil.copy(pathlib.Path(__file__).with_name("worker.py"), package)
+site.joinpath("speed.txt").write_text("12" if "slow" in series else "10")
+"""
+WORKER = Path(__file__).with_name("fake_worker.py")
+
+
+def git(place: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+    command = ["git", "-C", str(place), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Revisions `plain`, `slow`, `broken`, `same` (other commit, same patches) and `none`."""
+    place = tmp_path_factory.mktemp("repository")
+    git(place, "init", "-q")
+    (place / "tools").mkdir()
+    (place / "patches" / "tinygrad").mkdir(parents=True)
+    (place / "tools" / "series").write_text(SERIES)
+    shutil.copy(WORKER, place / "tools" / "worker.py")
+    for name in ("plain", "slow", "broken"):
+        (place / "patches" / "tinygrad" / "series").write_text(f"{name}\n")
+        git(place, "add", "-A")
+        git(place, "commit", "-qm", name)
+        git(place, "tag", name)
+    git(place, "checkout", "-q", "plain")
+    git(place, "commit", "-qm", "same", "--allow-empty")
+    git(place, "tag", "same")
+    git(place, "rm", "-rq", "patches")
+    git(place, "commit", "-qm", "none")
+    git(place, "tag", "none")
+    return place
+
+
+def revision(repository: Path, name: str) -> Revision:
+    found = find_revision(name, repository)
+    assert found is not None
+    return found
+
+
+def test_what_is_a_revision(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = revision(repository, "plain")
+    assert plain.commit == git(repository, "rev-parse", "plain")
+    assert revision(repository / "tools", plain.commit[:10]).commit == plain.commit
+    assert revision(repository, "same").patches == plain.patches
+    assert find_revision("no-such", repository) is None
+    assert find_revision("--help", repository) is None
+    assert find_revision("plain", tmp_path) is None
+    with pytest.raises(BenchError, match="none: this revision has no tools/series and"):
+        find_revision("none", repository)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_revision("plain", repository) is None
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the tests of this file build, they build once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_the_whole_way(
+    repository: Path,
+    cache: Path,
+    tiny_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A revision against itself, and against a slower one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(rounds, "copy_bandwidth", lambda *_: Bandwidth(1 << 20, [10.0]))
+    monkeypatch.chdir(repository / "tools")
+    path = tmp_path / "history.db"
+    flags = ["-m", str(tiny_path), "--backend", "tinygrad:CPU", "-p", "0", "-n", "8", "--no-check"]
+    flags += ["--rounds", "6", "-r", "2", "--history", str(path)]
+
+    assert run("plain", "same", *flags) == 0
+    captured = capsys.readouterr()
+    assert "no difference shown" in captured.out
+    assert captured.err.count("building tinygrad of") == 1  # the same patches
+    assert "round 6 of 6" in captured.err
+
+    assert run("rev:plain", "slow", *flags, "-o", "json") == 1
+    captured = capsys.readouterr()
+    (judged,) = json.loads(captured.out)
+    assert judged["verdict"] == "slower" and judged["n"] == 6
+    assert judged["ratio"] == pytest.approx(10 / 12, rel=0.02)
+    assert captured.err.count("building tinygrad of") == 1
+
+    assert run("plain", "broken", *flags) == 2
+    assert "broken: cannot be built: series: 0001-broken.patch" in capsys.readouterr().err
+
+    versions = [
+        f"0.13.0+orin.{name.encode().hex()}" for name in ("plain", "plain", "plain", "slow")
+    ]
+    with History(path) as history:
+        for kept, version in zip(history.runs(), versions, strict=True):
+            (record,) = history.records(kept.id)
+            assert record["software"] == f"tinygrad {version}"
+            assert record["environment"]["tinygrad_version"] == version
+            assert record["rounds"] == [n for n in range(6) for _ in range(2)]
+            assert record["repetitions"] == 12
+        assert record["extra"] == {"revision": git(repository, "rev-parse", "slow"), "name": "slow"}
+
+
+def test_a_revision_has_its_own_tinygrad_and_our_other_packages(
+    repository: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    made = build(revision(repository, "plain"), PlainTalk())
+    program = "import orinbench, click, sys; print(*orinbench.__path__, click.__file__, sep='\\n')"
+    done = subprocess.run(
+        [made.python, "-c", program], capture_output=True, text=True, check=True, cwd="/"
+    )
+    first, second = done.stdout.splitlines()
+    assert first.startswith(str(made.folder)) and second == click.__file__
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Callable[[str], Built]:
+    def make(name: str) -> Built:
+        where = Revision(name, name * 8, tmp_path, "0" * 40)
+        return Built(where, Path(sys.executable), f"0.13.0+orin.{name * 12}", tmp_path)
+
+    return make
+
+
+def test_another_tinygrad_in_the_way_is_told(
+    built: Callable[[str], Built],
+    tiny_model: ModelInfo,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = Identity("tinygrad 1", "1", None, "CPU", None, None, None, None)
+    monkeypatch.setattr(TinygradBackend, "open", lambda _: opened)
+    bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 4, 0),), 6, 1, 0, False, 300.0, False)
+    other = r"runs tinygrad 1 instead of 0\.13\.0\+orin\.a+: is there one on PYTHONPATH"
+    with pytest.raises(BenchError, match=other):
+        measure((built("a"), built("b")), bench, PlainTalk(), synthetic=False)
+
+
+def paired_runs(
+    recorded_run: Callable[..., RunResult], milliseconds: list[tuple[float, float]]
+) -> list[RunResult]:
+    """Rounds in which the two sides took so long; lanes need other names only to be built."""
+    runs = []
+    for before, after in milliseconds:
+        lanes = {"tinygrad:CPU": {Case(0, 8, 0): [before] * 3}, "x": {Case(0, 8, 0): [after] * 3}}
+        runs.append(recorded_run(lanes, 3))
+    return runs
+
+
+NOISE = (1.0, 0.97, 1.04, 0.99, 1.02, 0.95, 1.01, 1.03)
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict", "code"),
+    [(1.0, "no difference shown", 0), (1.25, "slower", 1), (0.8, "faster", 0)],
+)
+def test_the_verdict_is_of_pairs_of_rounds(
+    factor: float,
+    verdict: str,
+    code: int,
+    recorded_run: Callable[..., RunResult],
+    built: Callable[[str], Built],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tiny_path: Path,
+    tmp_path: Path,
+) -> None:
+    pairs = [
+        (10 * left, 10 * factor * right) for left, right in zip(NOISE, NOISE[::-1], strict=True)
+    ]
+    sides = (built("a"), built("b"))
+    measured = Measured(sides, "tinygrad:CPU", paired_runs(recorded_run, pairs))
+    (judged,) = measured.judge()
+    assert judged.comparison.verdict.value == verdict and judged.comparison.n == len(pairs)
+
+    monkeypatch.setattr(command, "find_revision", lambda name, _: sides["ab".index(name)].revision)
+    monkeypatch.setattr(command, "build", lambda found, _: sides["ab".index(found.name)])
+    monkeypatch.setattr(command, "measure", lambda *_: measured)
+    path = tmp_path / "history.db"
+    flags = ["-m", str(tiny_path), "--backend", "tinygrad:CPU", "-p", "0", "-n", "8"]
+    assert run("a", "b", "--history", str(path), *flags) == code
+    text = capsys.readouterr().out
+    assert verdict in text and "8 rounds of fresh processes" in text
+    assert "A: a, commit aaaaaaaa, tinygrad 0.13.0+orin.aaaaaaaaaaaa" in text
+    with History(path) as history:
+        assert [kept.n_records for kept in history.runs()] == [1, 1]
+        (record,) = history.records(2)
+        assert record["extra"]["name"] == "b" and len(record["samples_ts"]) == 24
+
+
+def test_ctrl_c_keeps_whole_rounds_and_a_dead_side_ends_it(
+    recorded_run: Callable[..., RunResult],
+    built: Callable[[str], Built],
+    tiny_model: ModelInfo,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sides = (built("a"), built("b"))
+    bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 8, 0),), 6, 3, 0, None, 300.0, False)
+    runs = paired_runs(recorded_run, [(10.0, 10.0)] * 3)
+    runs[2].partial = True
+    coming = iter(runs)
+    monkeypatch.setattr(rounds, "_round", lambda *_: next(coming))
+    measured = measure(sides, bench, PlainTalk(), synthetic=False)
+    assert measured.partial and len(measured.runs) == 2
+    assert command._exit_code(measured, measured.judge()) == 130
+
+    (dead,) = paired_runs(recorded_run, [(10.0, 10.0)])
+    dead.lanes[1].error = "out of memory"
+    monkeypatch.setattr(rounds, "_round", lambda *_: dead)
+    with pytest.raises(BenchError, match="b: tinygrad:CPU: out of memory"):
+        measure(sides, bench, PlainTalk(), synthetic=False)
+
+    (failed,) = paired_runs(recorded_run, [(10.0, 10.0)])
+    failed.lanes[0].rows[0].error = "no kernel"
+    measured = Measured(sides, "tinygrad:CPU", [failed])
+    assert measured.errors() == ["a tg8 failed: no kernel"]
+    assert command._exit_code(measured, []) == 1
+
+
+def test_rounds_begin_with_the_other_side(
+    built: Callable[[str], Built], tiny_model: ModelInfo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+
+    class Backend(rounds.RevisionBackend):
+        def open(self) -> Any:
+            started.append(self.built.revision.name)
+            raise BackendDiedError("not here")
+
+    monkeypatch.setattr(rounds, "RevisionBackend", Backend)
+    bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 8, 0),), 6, 3, 0, None, 300.0, False)
+    for number in range(3):
+        with pytest.raises(BenchError, match="none opens"):
+            rounds._round((built("a"), built("b")), bench, number, PlainTalk(), None)
+    assert "".join(started) == "abbaab"

@@ -1,0 +1,99 @@
+"""`orinbench report`, and `--report` of what measures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orinbench.cli import main
+from orinbench.history.store import History, history_path
+from orinbench.protocol import Bandwidth
+from orinbench.reports import render_json
+
+Capture = pytest.CaptureFixture[str]
+Record = dict[str, Any]
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_files_and_runs_become_a_page(
+    plain_records: list[Record], tmp_path: Path, capsys: Capture
+) -> None:
+    result, page = tmp_path / "a.json", tmp_path / "a.html"
+    result.write_text(render_json(plain_records))
+    with History(history_path(), write=True) as history:
+        history.add([record | {"model_type": "of the history"} for record in plain_records], "x")
+    kinds = [{"kind": "GEMV head", "count": 1, "seconds": 1e-4, "n_bytes": 1e6}]
+    profile = tmp_path / "p.json"
+    profile.write_text(json.dumps({"source": "m", "device": "NV", "sections": {"token": kinds}}))
+    flags = ["-o", str(page), "--profile", str(profile), "--title", "Both"]
+    assert run("report", str(result), "1", *flags) == 0
+    assert f"wrote {page}" in capsys.readouterr().err
+    text = page.read_text()
+    for said in ("<title>Both</title>", "of the history", "GEMV head"):
+        assert said in text
+    assert list(tmp_path.glob(".report-*")) == [] and page.stat().st_mode & 0o777 == 0o644
+
+
+def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture) -> None:
+    result = tmp_path / "a.json"
+    result.write_text(render_json(plain_records))
+    page = str(tmp_path / "a.html")
+    for arguments, says in (
+        (["nowhere.json", "-o", page], "nowhere.json: no such file, and no run of"),
+        (["run:3", "-o", page], "no history yet"),
+        ([str(result)], "Missing option '-o'"),
+        ([str(result), "-o", str(tmp_path / "no" / "a.html")], "cannot be written"),
+        ([str(result), "-o", page, "--profile", str(result)], "not what `orinbench profile"),
+        ([str(Path(__file__)), "-o", page], "is no result of llama-bench"),
+    ):
+        assert run("report", *arguments) == 2
+        captured = capsys.readouterr()
+        assert says in captured.err and "Traceback" not in captured.err
+        assert len(captured.err.splitlines()) == 1 and not Path(page).exists()
+
+
+@pytest.fixture
+def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    bandwidth = Bandwidth(1 << 20, [10.0])
+    monkeypatch.setattr("orinbench.llama_bench.copy_bandwidth", lambda *_: bandwidth)
+    return [
+        *("llama-bench", "-m", str(tiny_path), "--backend", "llama.cpp", "--no-check"),
+        *("--llama-bench", str(fake_llama_bench), "-p", "8", "-n", "4", "-r", "2"),
+    ]
+
+
+def test_a_run_draws_its_page(bench: list[str], tmp_path: Path, capsys: Capture) -> None:
+    page = tmp_path / "run.html"
+    assert run(*bench, "--report", str(page), "-oe", "csv") == 0
+    assert '"build_commit"' in capsys.readouterr().err.splitlines()[-3]
+    assert "tg4" in page.read_text()
+
+
+def test_a_page_that_cannot_be_is_told_before_anything_is_measured(
+    bench: list[str], tmp_path: Path, capsys: Capture
+) -> None:
+    for path in (tmp_path, tmp_path / "no" / "a.html"):
+        assert run(*bench, "--report", str(path)) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith(f"orinbench: --report {path}: not a file in a folder")
+        assert captured.out == ""
+
+
+def test_a_disk_that_fills_up_costs_the_page_alone(
+    bench: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("orinbench.report_html.page.os.replace", full)
+    assert run(*bench, "--report", str(tmp_path / "a.html"), "-o", "json") == 2
+    captured = capsys.readouterr()
+    assert len(json.loads(captured.out)) == 2
+    assert "a.html: cannot be written: No space left on device" in captured.err

@@ -1,0 +1,219 @@
+"""The page's text: what is in it, what must not be, and that it does not trust its input."""
+
+import html.parser
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.report.conftest import figures_of
+
+from orinbench.figures import series_style, style
+from orinbench.profile import ClassTime, Profile
+from orinbench.report_html import plots
+from orinbench.report_html.page import render
+from orinbench.report_html.plots import short
+from orinbench.report_html.timeline import read_moments
+from orinbench.saved import completed, load_results
+
+DATA = Path(__file__).parents[1] / "history" / "data"
+Record = dict[str, Any]
+HOSTILE = '<script>alert(1)</script>"\'&{{7*7}}$\\frac{1}{</svg></style>#0068a8 id="x\x00\x1b'
+
+
+class Reader(html.parser.HTMLParser):
+    """Collects tags, ids, headings and the text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, found in self.tags if (value := found.get(name)) is not None]
+
+    def sections(self) -> list[str]:
+        return [str(found.get("id")) for tag, found in self.tags if tag == "section"]
+
+
+def test_a_board_with_sensors_has_every_section(rich_page: str) -> None:
+    page = Reader(rich_page)
+    assert page.sections() == [
+        *("verdicts", "throughput-0", "roofline-0", "energy-0", "kernels-0", "kernels-1", "run"),
+        *("first-token", "warnings", "environment", "method"),
+    ]
+    said = " ".join(page.text)
+    for text in (
+        "Orin (nvgpu) (Jetson AGX Orin)",
+        "tinygrad:CPU is faster",
+        "sum of VDD_GPU_SOC",
+        "readings of the sensor fell into a repetition: tg128 tinygrad:CPU.",
+        "it drifted: tg128 tinygrad:CPU (+3 %)",
+        "GEMV qkv",
+        "seconds since the first repetition ended",
+        "temperature, °C",
+    ):
+        assert text in said, text
+    assert "No sensor told" not in said
+
+
+def test_a_machine_without_has_what_is_known(plain_page: str) -> None:
+    page = Reader(plain_page)
+    assert "energy-0" not in page.sections() and "kernels-0" not in page.sections()
+    said = " ".join(page.text)
+    assert "No sensor told: GPU clock, CPU clock, temperature, power." in said
+    assert "interrupted: these are the figures measured until then" in said
+    assert "synthetic model" in said and "arithmetic allows was not measured" in said
+
+
+def test_nothing_is_loaded_or_run(rich_page: str) -> None:
+    page = Reader(rich_page)
+    tags = {tag for tag, _ in page.tags}
+    assert not {"script", "link", "img", "iframe", "object", "embed"} & tags
+    assert not [name for _, found in page.tags for name in found if name.startswith("on")]
+    assert not page.values("src")
+    assert all(target.startswith("#") for target in page.values("href"))
+    assert all("url(#" in part for part in re.findall(r"url\([^)]*", rich_page))
+    assert set(re.findall(r"https?://[^\"' <]+", rich_page)) == {"http://www.w3.org/2000/svg"}
+    assert "@import" not in rich_page and "default-src 'none'" in rich_page
+
+
+def test_ids_are_unique_and_every_reference_has_one(rich_page: str) -> None:
+    page = Reader(rich_page)
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    used = {word for value in page.values("aria-labelledby") for word in value.split()}
+    used |= {target[1:] for target in page.values("href")}
+    used |= set(re.findall(r"url\(#([^)]+)", rich_page))
+    assert used <= set(ids)
+
+
+def test_figures_have_titles_and_tables_beside_them(rich_page: str) -> None:
+    figures = figures_of(rich_page)
+    assert len(figures) == 2 * 6  # two widths each
+    for figure in figures:
+        assert 'role="img"' in figure and "<title id=" in figure and "<desc id=" in figure
+        assert "<metadata" not in figure and "<style" not in figure
+    for section in re.findall(r"<section.*?</section>", rich_page, re.S):
+        assert "<svg" not in section or "<table" in section
+
+
+def test_colours_follow_the_page(rich_page: str) -> None:
+    figures = "".join(figures_of(rich_page))
+    assert set(re.findall(r"#[0-9a-f]{6}\b", figures)) == set()
+    assert {"var(--ink)", "var(--grid)", "var(--series-1)", "var(--font)"} <= set(
+        re.findall(r"var\(--[a-z0-9-]+\)", figures)
+    )
+    assert "DejaVu" not in figures
+
+
+def test_a_backend_has_one_colour_everywhere(rich_records: list[Record]) -> None:
+    """Also where the other backend comes first, by time."""
+    later = [record | {"energy": record["energy"]} for record in rich_records]
+    for record in later:
+        shift = 1000 if record["backend"] == "tinygrad:CPU" else 0
+        record["energy"] = [run | {"ended": run["ended"] + shift} for run in record["energy"]]
+    looks = series_style([str(record["backend"]) for record in later])
+    moments, _ = read_moments(later)
+    assert moments[0].backend == "llama.cpp" and next(iter(looks)) == "tinygrad:CPU"
+    with style():
+        figure = plots.over_the_run(moments, looks, "seconds", 9.4)
+    colours = {
+        str(line.get_label()): line.get_color()
+        for line in figure.axes[0].get_lines()
+        if line.get_linestyle() == "None"
+    }
+    assert colours == {name: colour for name, (colour, _) in looks.items()}
+
+
+FIELDS = ("test", "backend", "model_type", "device_name", "unit", "benchmark", "error", "software")
+
+
+def test_hostile_text_stays_text(rich_records: list[Record]) -> None:
+    """In every field and object that comes from a file, and in a profile and a title."""
+    record = rich_records[0]
+    record |= dict.fromkeys(FIELDS, HOSTILE)
+    record["warnings"] = [{"kind": "x", "text": HOSTILE, "detail": HOSTILE}]
+    record["comparisons"] = [
+        {"baseline": HOSTILE, "ratio": 1.0, "verdict": f'"{HOSTILE}', "text": HOSTILE}
+    ]
+    record["environment"] = {"cpu": HOSTILE, "tinygrad_variables": {HOSTILE: HOSTILE}}
+    record["check"] = {"text": HOSTILE}
+    record["ignored_flags"] = [HOSTILE]
+    hostile = Profile(HOSTILE, HOSTILE, {HOSTILE: [ClassTime(HOSTILE, 1, 1.0, 1.0)]})
+    text = render(rich_records, [hostile], HOSTILE)
+    page = Reader(text)
+    tags = [tag for tag, _ in page.tags]
+    assert "script" not in tags and "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "{{7*7}}" in text  # and not 49
+    assert tags.count("svg") == text.count("</svg>") == text.count("<svg")
+    assert tags.count("style") == text.count("</style>") == 1
+    for figure in figures_of(text):
+        ElementTree.fromstring(figure)
+
+
+def test_results_of_llama_cpp_and_failed_ones(plain_records: list[Record]) -> None:
+    text = render(load_results(DATA / "llama_bench.sql"))
+    assert "llama ?B Q6_K on AMD EPYC" in text and "throughput-0" in text
+    empty: Record = {"samples_ts": [], "median_ts": None, "avg_ts": None, "comparisons": []}
+    text = render([record | empty | {"error": "out of memory"} for record in plain_records])
+    assert "<svg" not in text and "tg128 llama.cpp failed: out of memory." in text
+
+
+def test_other_benchmarks_are_read_by_their_fields(plain_records: list[Record]) -> None:
+    products = [
+        completed(
+            {
+                "schema_version": 1,
+                "benchmark": "matmul",
+                "test": f"fp16 {size}",
+                "backend": "tinygrad:CPU",
+                "unit": "GFLOPS",
+                "peak_percent": size / 100,
+                "device": "CPU",
+                "samples_ts": [float(size)] * 6,
+                "avg_ts": float(size),
+                "environment": plain_records[0]["environment"],
+            }
+        )
+        for size in (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+    ]
+    page = Reader(render([*plain_records, *products]))
+    assert {"throughput-0", "throughput-1", "peak", "roofline-0"} <= set(page.sections())
+    said = " ".join(page.text)
+    assert "matmul, GFLOPS" in said and "81.9 %" in said
+    assert "arithmetic allows was not measured" not in said
+
+
+def test_numbers_are_short() -> None:
+    numbers = (0.0123456, 1.5, 999.4, 1562.07, 57884.5, 3.2e6, 4.5e9)
+    assert [short(number) for number in numbers] == [
+        *("0.0123", "1.5", "999", "1562", "57.9 k", "3.2 M", "4.5 G")
+    ]  # fmt: skip
+
+
+def test_moments_without_times_stand_at_their_rounds(plain_records: list[Record]) -> None:
+    moments, counted = read_moments([completed(json.loads(json.dumps(r))) for r in plain_records])
+    assert counted == "round" and {moment.x for moment in moments} == set(range(1, 9))
+    assert moments[0].gpu_mhz is None and moments[0].celsius is None and moments[0].watts is None
+
+
+def test_moments_of_a_board(rich_records: list[Record]) -> None:
+    moments, counted = read_moments(rich_records)
+    assert counted == "seconds" and (moments[0].x, moments[-1].x) == (0.0, 38.0)
+    assert moments[0].gpu_mhz == 1300.5 and moments[0].cpu_mhz == 2201.6
+    assert moments[0].celsius == 50.0  # the junction, not the hottest
+    assert moments[0].watts == 30.0
+    record = rich_records[0] | {
+        "board_after": [{"rails": [{"name": "VDD_GPU_SOC", "watts": 12.0}]}]
+    }
+    assert read_moments([record])[0][0].watts == 12.0
