@@ -7,6 +7,7 @@ and a drift of the board does not look like a patch.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ def commits(trees: Path) -> list[tuple[str, str]]:
 
     Raises BenchError where `trees` is something else.
     """
+    if shutil.which("git") is None:
+        raise BenchError(f"--trees {trees}: git, which reads it, is not on PATH")
     done = subprocess.run(
         ["git", "-C", str(trees), "log", "--reverse", "--format=%H %s"],
         capture_output=True,

@@ -16,6 +16,7 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,8 @@ def upstream(check: Check, seconds: float) -> dict[str, Any]:
         raise NotRun("--upstream PATH names a checkout of tinygrad's tests, at the base's tag")
     if not (check.upstream / "test" / "backend" / "test_ops.py").exists():
         raise NotRun("--upstream: no test/backend/test_ops.py there: want tinygrad's git tree")
+    if missing := [name for name in ("pytest", "torch") if find_spec(name) is None]:
+        raise NotRun(f"{' and '.join(missing)} cannot be imported: the tests need them")
     with tempfile.TemporaryDirectory() as scratch:
         # Without the tree beside them the tests find the installed tinygrad.
         shutil.copytree(check.upstream / "test", Path(scratch, "test"))

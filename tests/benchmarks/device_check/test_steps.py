@@ -103,8 +103,12 @@ from test.helpers import helper
 """
 
 
-def test_upstream_runs_its_tests_on_the_installed_tinygrad(tmp_path: Path) -> None:
+def test_upstream_runs_its_tests_on_the_installed_tinygrad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tinygrad beside the tests, as in a checkout, is not the one that is tested."""
+    # torch, which test_ops compares with, is none of our dependencies.
+    monkeypatch.setattr(steps, "find_spec", lambda name: object())
     tree = tmp_path / "upstream"
     for folder in ("test/backend", "tinygrad"):
         (tree / folder).mkdir(parents=True)
@@ -120,6 +124,9 @@ def test_upstream_runs_its_tests_on_the_installed_tinygrad(tmp_path: Path) -> No
     (tree / "test" / "backend" / "test_ops.py").write_text("import nowhere\n")
     found = steps.upstream(Check(tmp_path, "tiny", 0, upstream=tree), 120)
     assert found["failed"] == 1 and found["passed"] == 0
+    monkeypatch.setattr(steps, "find_spec", lambda name: None)
+    with pytest.raises(NotRun, match="pytest and torch cannot be imported"):
+        steps.upstream(Check(tmp_path, "tiny", 0, upstream=tree), 120)
 
 
 FASTER = {"ratio": 1.5, "ci_low": 1.4, "ci_high": 1.6, "verdict": "faster"}
