@@ -14,6 +14,7 @@
 let
   cfg = config.orin.llm-server;
   host = config.networking.hostName;
+  listening = import ./listening.nix { inherit lib; };
   model = toString cfg.model;
   # Inside the engine's own network: any port will do.
   enginePort = 8000;
@@ -144,29 +145,14 @@ in
       description = "tinygrad's device, as its variable `DEV` has it; null lets tinygrad choose.";
     };
 
-    host = lib.mkOption {
-      type = lib.types.str;
-      default = "127.0.0.1";
-      example = "0.0.0.0";
-      description = ''
-        The address to listen on. Neither engine asks for a password here: beyond the loopback put a
-        reverse proxy with authentication in front.
-      '';
-    };
+    host = listening.listenAddress ''
+      The address to listen on. Neither engine asks for a password here: beyond the loopback put a
+      reverse proxy with authentication in front.
+    '';
 
-    port = lib.mkOption {
-      type = lib.types.port;
-      default = 8000;
-      example = 8080;
-      description = "The port to listen on.";
-    };
+    port = listening.port 8000 8080 "The port to listen on.";
 
-    openFirewall = lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = "Whether to open the port to other machines.";
-    };
+    openFirewall = listening.openFirewall "the port";
 
     environment = lib.mkOption {
       type = lib.types.attrsOf lib.types.str;
@@ -206,19 +192,9 @@ in
         '';
       };
 
-      port = lib.mkOption {
-        type = lib.types.port;
-        default = 9403;
-        example = 9503;
-        description = "Where Prometheus reads them, on the loopback.";
-      };
+      port = listening.port 9403 9503 "Where Prometheus reads them, on the loopback.";
 
-      innerPort = lib.mkOption {
-        type = lib.types.port;
-        default = 8001;
-        example = 18000;
-        description = "The port between the proxy and the engine, on the loopback.";
-      };
+      innerPort = listening.port 8001 18000 "The port between the proxy and the engine, on the loopback.";
     };
 
     healthCheck = {
@@ -275,18 +251,12 @@ in
           host ${host}: orin.llm-server.parallel is ${toString cfg.parallel}, but tinygrad's server works on
           one request at a time. Set it to 1, or `orin.llm-server.backend = "llama-cpp"`.'';
       }
-      {
-        assertion =
-          cfg.openFirewall
-          -> !lib.elem cfg.host [
-            "127.0.0.1"
-            "::1"
-            "localhost"
-          ];
-        message = ''
-          host ${host}: orin.llm-server.openFirewall is true, but the server listens on ${cfg.host} only.
-          Set `orin.llm-server.host = "0.0.0.0"`, or leave the firewall shut.'';
-      }
+      (listening.reachable {
+        inherit host cfg;
+        what = "the server";
+        at = "orin.llm-server";
+        address = "host";
+      })
     ];
 
     orin.board.required = lib.mkIf (cfg.device != "CPU") true;

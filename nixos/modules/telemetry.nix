@@ -12,15 +12,9 @@ let
   host = config.networking.hostName;
   llm = config.orin.llm-server or { enable = false; };
 
-  loopback = "127.0.0.1";
+  listening = import ./listening.nix { inherit lib; };
+  inherit (listening) loopback;
   address = port: "${loopback}:${toString port}";
-  isLoopback =
-    name:
-    lib.elem name [
-      "127.0.0.1"
-      "::1"
-      "localhost"
-    ];
   inStore = file: lib.hasPrefix builtins.storeDir (toString file);
   filesIn =
     folder: extension:
@@ -50,9 +44,7 @@ let
     serviceConfig =
       import ./hardening.nix { }
       // {
-        ExecStart = lib.escapeShellArgs (
-          [ (lib.getExe' cfg.exporter.package "jetson-exporter") ] ++ flags ++ cfg.exporter.extraFlags
-        );
+        ExecStart = lib.escapeShellArgs ([ (lib.getExe' cfg.exporter.package "jetson-exporter") ] ++ flags);
         Restart = "on-failure";
         DynamicUser = true;
         RestrictAddressFamilies = [
@@ -77,26 +69,11 @@ in
         description = "The package with `jetson-exporter`.";
       };
 
-      listenAddress = lib.mkOption {
-        type = lib.types.str;
-        default = loopback;
-        example = "0.0.0.0";
-        description = "The exporter's address. Beyond the loopback its readings are open to all.";
-      };
+      listenAddress = listening.listenAddress "The exporter's address. Beyond the loopback its readings are open to all.";
 
-      port = lib.mkOption {
-        type = lib.types.port;
-        default = 9401;
-        example = 9500;
-        description = "The exporter's port.";
-      };
+      port = listening.port 9401 9500 "The exporter's port.";
 
-      openFirewall = lib.mkOption {
-        type = lib.types.bool;
-        default = false;
-        example = true;
-        description = "Whether to open the exporter's port to other machines.";
-      };
+      openFirewall = listening.openFirewall "the exporter's port";
 
       extraFlags = lib.mkOption {
         type = lib.types.listOf lib.types.str;
@@ -105,7 +82,7 @@ in
           "--sample-rate"
           "20"
         ];
-        description = "Further arguments of `jetson-exporter`.";
+        description = "Further arguments of `jetson-exporter`; the one for debugfs does not get them.";
       };
 
       debugfs = {
@@ -119,12 +96,7 @@ in
           '';
         };
 
-        port = lib.mkOption {
-          type = lib.types.port;
-          default = 9402;
-          example = 9501;
-          description = "The port of the second exporter, on the loopback.";
-        };
+        port = listening.port 9402 9501 "The port of the second exporter, on the loopback.";
       };
     };
 
@@ -156,12 +128,7 @@ in
         description = "Whether Prometheus runs on this board, with our recording and alert rules.";
       };
 
-      port = lib.mkOption {
-        type = lib.types.port;
-        default = 9090;
-        example = 9091;
-        description = "Prometheus' port, on the loopback.";
-      };
+      port = listening.port 9090 9091 "Prometheus' port, on the loopback.";
 
       retention = lib.mkOption {
         type = lib.types.str;
@@ -215,12 +182,7 @@ in
         description = "Whether alerts go to an Alertmanager on this board.";
       };
 
-      port = lib.mkOption {
-        type = lib.types.port;
-        default = 9093;
-        example = 9094;
-        description = "Alertmanager's port, on the loopback.";
-      };
+      port = listening.port 9093 9094 "Alertmanager's port, on the loopback.";
 
       configuration = lib.mkOption {
         type = lib.types.attrs;
@@ -246,26 +208,11 @@ in
         description = "Whether Grafana shows our dashboards.";
       };
 
-      listenAddress = lib.mkOption {
-        type = lib.types.str;
-        default = loopback;
-        example = "0.0.0.0";
-        description = "Grafana's address.";
-      };
+      listenAddress = listening.listenAddress "Grafana's address.";
 
-      port = lib.mkOption {
-        type = lib.types.port;
-        default = 3000;
-        example = 3001;
-        description = "Grafana's port.";
-      };
+      port = listening.port 3000 3001 "Grafana's port.";
 
-      openFirewall = lib.mkOption {
-        type = lib.types.bool;
-        default = false;
-        example = true;
-        description = "Whether to open Grafana's port to other machines.";
-      };
+      openFirewall = listening.openFirewall "Grafana's port";
 
       secretKeyFile = lib.mkOption {
         type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
@@ -293,12 +240,12 @@ in
     lib.mkMerge [
       {
         assertions = [
-          {
-            assertion = cfg.exporter.openFirewall -> !isLoopback cfg.exporter.listenAddress;
-            message = ''
-              host ${host}: orin.telemetry.exporter.openFirewall is true, but the exporter listens on
-              ${cfg.exporter.listenAddress} only. Set `orin.telemetry.exporter.listenAddress = "0.0.0.0"`.'';
-          }
+          (listening.reachable {
+            inherit host;
+            what = "the exporter";
+            at = "orin.telemetry.exporter";
+            cfg = cfg.exporter;
+          })
         ]
         ++ map (secret: {
           assertion = !inStore secret.file;
@@ -307,10 +254,13 @@ in
             can read. Write it as a string that names a file on the board: "/var/lib/secrets/...".'';
         }) secrets;
 
-        systemd.services.jetson-exporter = exporterUnit "Jetson sensors for Prometheus" [
-          "--listen"
-          "${cfg.exporter.listenAddress}:${toString cfg.exporter.port}"
-        ] { };
+        systemd.services.jetson-exporter = exporterUnit "Jetson sensors for Prometheus" (
+          [
+            "--listen"
+            "${cfg.exporter.listenAddress}:${toString cfg.exporter.port}"
+          ]
+          ++ cfg.exporter.extraFlags
+        ) { };
         systemd.services.jetson-exporter-debugfs = lib.mkIf cfg.exporter.debugfs.enable (
           exporterUnit "Jetson sensors that only root may read"
             [
@@ -356,11 +306,17 @@ in
         assertions = [
           {
             assertion = lib.all (
-              target: (target.basic_auth.password or null) == null && (target.bearer_token or null) == null
+              target:
+              lib.all (secret: secret == null) [
+                (target.basic_auth.password or null)
+                (target.bearer_token or null)
+                (target.sigv4.secret_key or null)
+              ]
             ) cfg.prometheus.remoteWrite;
             message = ''
               host ${host}: orin.telemetry.prometheus.remoteWrite holds a password, which would lie in the
-              Nix store for everyone to read. Use `basic_auth.password_file` or `bearer_token_file`.'';
+              Nix store for everyone to read. Use `basic_auth.password_file`, `bearer_token_file`, or
+              sigv4's `profile`.'';
           }
         ];
         services.prometheus = {
@@ -380,24 +336,24 @@ in
           );
           scrapeConfigs =
             let
-              job = job_name: ports: {
+              # One target each: two with the same job and instance would share one `up`.
+              job = job_name: port: {
                 inherit job_name;
                 static_configs = [
                   {
-                    targets = map address ports;
+                    targets = [ (address port) ];
                     labels.instance = host;
                   }
                 ];
               };
             in
             [
-              (job "jetson" (
-                [ cfg.exporter.port ] ++ lib.optional cfg.exporter.debugfs.enable cfg.exporter.debugfs.port
-              ))
-              (job "prometheus" [ cfg.prometheus.port ])
+              (job "jetson" cfg.exporter.port)
+              (job "prometheus" cfg.prometheus.port)
             ]
-            ++ lib.optional cfg.nodeExporter (job "node" [ config.services.prometheus.exporters.node.port ])
-            ++ lib.optional (llm.enable && llm.metrics.enable) (job "llm" [ llm.metrics.port ])
+            ++ lib.optional cfg.exporter.debugfs.enable (job "jetson-debugfs" cfg.exporter.debugfs.port)
+            ++ lib.optional cfg.nodeExporter (job "node" config.services.prometheus.exporters.node.port)
+            ++ lib.optional (llm.enable && llm.metrics.enable) (job "llm" llm.metrics.port)
             ++ cfg.prometheus.extraScrapeConfigs;
           alertmanagers = lib.optional cfg.alertmanager.enable {
             static_configs = [ { targets = [ (address cfg.alertmanager.port) ]; } ];
@@ -412,6 +368,12 @@ in
 
       (lib.mkIf cfg.grafana.enable {
         assertions = [
+          (listening.reachable {
+            inherit host;
+            what = "Grafana";
+            at = "orin.telemetry.grafana";
+            cfg = cfg.grafana;
+          })
           {
             assertion = cfg.grafana.secretKeyFile != null;
             message = ''
@@ -420,7 +382,8 @@ in
               `orin.telemetry.grafana.secretKeyFile = "/var/lib/secrets/grafana-secret-key"`.'';
           }
           {
-            assertion = !isLoopback cfg.grafana.listenAddress -> cfg.grafana.adminPasswordFile != null;
+            assertion =
+              !listening.isLoopback cfg.grafana.listenAddress -> cfg.grafana.adminPasswordFile != null;
             message = ''
               host ${host}: Grafana listens on ${cfg.grafana.listenAddress} with the password "admin".
               Set `orin.telemetry.grafana.adminPasswordFile` to a file on the board.'';

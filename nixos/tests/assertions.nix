@@ -128,10 +128,19 @@ let
       host = imitation {
         orin.llm-server.model = lib.mkForce "models/model.gguf";
         orin.llm-server.parallel = 4;
+        orin.telemetry.grafana.openFirewall = true;
+        orin.telemetry.prometheus.remoteWrite = [
+          {
+            url = "https://metrics.example.org/api/v1/write";
+            sigv4.secret_key = "hunter2";
+          }
+        ];
       };
       wanted = [
         "is no absolute path"
         "tinygrad's server works on\none request at a time"
+        "orin.telemetry.grafana.openFirewall is true, but Grafana listens on 127.0.0.1 only"
+        "remoteWrite holds a password"
       ];
     };
 

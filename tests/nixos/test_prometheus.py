@@ -19,10 +19,12 @@ def prometheus(flake: Flake) -> dict[str, Any]:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not here: apt-get install prometheus")
     said: dict[str, Any] = flake(
-        "nixosConfigurations.orin-llm.config.services.prometheus",
-        """p: {
-          flags = p.extraFlags;
-          inherit (p) listenAddress retentionTime;
+        "nixosConfigurations.orin-llm",
+        """host: let
+          all.orin.telemetry.exporter.debugfs.enable = true;
+          p = (host.extendModules { modules = [ all ]; }).config.services.prometheus;
+        in {
+          inherit (p) listenAddress;
           rules = map baseNameOf p.ruleFiles;
           config = {
             global = p.globalConfig;
@@ -63,13 +65,15 @@ def test_every_rule_file_is_used(prometheus: dict[str, Any]) -> None:
 
 def test_all_that_runs_is_scraped_and_on_the_loopback(prometheus: dict[str, Any]) -> None:
     jobs = {
-        job["job_name"]: job["static_configs"][0]["targets"]
+        job["job_name"]: [c["targets"] for c in job["static_configs"]]
         for job in prometheus["config"]["scrape_configs"]
     }
+    # One target a job: all have the host as their instance, and two would share one `up`.
     assert jobs == {
-        "jetson": ["127.0.0.1:9401"],
-        "llm": ["127.0.0.1:9403"],
-        "node": ["127.0.0.1:9100"],
-        "prometheus": ["127.0.0.1:9090"],
+        "jetson": [["127.0.0.1:9401"]],
+        "jetson-debugfs": [["127.0.0.1:9402"]],
+        "llm": [["127.0.0.1:9403"]],
+        "node": [["127.0.0.1:9100"]],
+        "prometheus": [["127.0.0.1:9090"]],
     }
     assert prometheus["listenAddress"] == "127.0.0.1"
