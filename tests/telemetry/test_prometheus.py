@@ -34,6 +34,8 @@ pytestmark = pytest.mark.skipif(
     not shutil.which("prometheus"), reason="prometheus is not installed"
 )
 
+#: As Debian calls it, and as everybody else does.
+NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
 #: The board idles, then works for 10 s in a staircase of power, and is throttled meanwhile.
 IDLE_SECONDS, WORK_SECONDS = 8.0, 10.0
 TOKENS = 400
@@ -127,12 +129,11 @@ def generate(metrics: Metrics) -> None:
 
 
 def start_node_exporter(directory: Path, port: int) -> subprocess.Popen[bytes] | None:
-    binary = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
-    if binary is None:
+    if NODE_EXPORTER is None:
         return None
     return subprocess.Popen(
         [
-            binary,
+            NODE_EXPORTER,
             "--collector.disable-defaults",
             "--collector.textfile",
             f"--collector.textfile.directory={directory}",
@@ -183,7 +184,7 @@ def test_joules_of_a_token_in_promql_are_those_of_the_record(machine: Machine) -
 
 
 def test_the_record_reaches_prometheus_through_the_textfile(machine: Machine) -> None:
-    if not shutil.which("prometheus-node-exporter"):
+    if not NODE_EXPORTER:
         pytest.skip("prometheus-node-exporter is not installed")
     query = 'run:orinbench_joules_per_token:last{test="tg400"}'
     found = until(lambda: machine.prometheus.value(query))
@@ -202,10 +203,9 @@ QUERIES = {
 
 def test_every_query_of_every_dashboard_has_an_answer(machine: Machine) -> None:
     """On this board: nothing is misspelt, and nothing asks for what nobody exports."""
-    node = shutil.which("prometheus-node-exporter")
     empty = []
     for dashboard, panel, expression in sorted(QUERIES):
-        if "orinbench" in expression and not node:
+        if "orinbench" in expression and not NODE_EXPORTER:
             machine.prometheus.query(expression)  # it must be valid at least
         elif not until(partial(machine.prometheus.query, expression), 5.0):
             empty.append((dashboard, panel, expression))
@@ -214,7 +214,7 @@ def test_every_query_of_every_dashboard_has_an_answer(machine: Machine) -> None:
 
 def test_every_variable_of_every_dashboard_has_values(machine: Machine) -> None:
     for dashboard in DASHBOARDS["DASHBOARDS"].values():
-        if "orinbench" in dashboard.instances and not shutil.which("prometheus-node-exporter"):
+        if "orinbench" in dashboard.instances and not NODE_EXPORTER:
             continue
         assert machine.prometheus.query(f"count by (instance) ({dashboard.instances})")
 
