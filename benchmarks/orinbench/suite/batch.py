@@ -38,19 +38,21 @@ def cases(options: Any) -> list[SuiteCase]:
             f"-p, -n: {longest} tokens; {path} has a context of {model.context_length}; use less"
         )
     shared = (("model", str(path)), ("context", max(longest, 3) + 1))
+    name = path.stem if options["model"] else f"{options['shape']} {options['quant']}"
     cases = [
-        _case(model, f"tg{n_gen} batch {batch}", "jit", batch, n_gen, shared) for batch in batches
+        _case(model, f"{name} tg{n_gen} batch {batch}", "jit", batch, n_gen, shared)
+        for batch in batches
     ]
-    cases += [_case(model, f"pp{n}", "prompt", 1, n, shared) for n in prompts if n]
+    cases += [_case(model, f"{name} pp{n}", "prompt", 1, n, shared) for n in prompts if n]
     return cases
 
 
 def _case(
-    model: ModelInfo, what: str, path: str, batch: int, tokens: int, shared: tuple[Any, ...]
+    model: ModelInfo, label: str, path: str, batch: int, tokens: int, shared: tuple[Any, ...]
 ) -> SuiteCase:
     cache_bytes = 4 * model.n_layers * model.n_kv_heads * model.head_dim * (tokens + 1)
     return SuiteCase(
-        *("batch", "tok/s", f"{model.type_label} {what}"),
+        *("batch", "tok/s", label),
         parameters=(*shared, ("path", path), ("batch", batch), ("tokens", tokens)),
         needs_bytes=2 * model.size_bytes + batch * cache_bytes,
         family=f"batch {path}",
@@ -85,7 +87,7 @@ def prepare(case: Any, seed: int) -> Task:
 
 def _decoding(case: Any, seed: int, model: ModelInfo, transformer: Any) -> Task:
     """Return a step of `batch` sequences through the general path, whatever else there is."""
-    from tinygrad import Tensor, TinyJit, UOp, dtypes
+    from tinygrad import Tensor, TinyJit, UOp
 
     from orinbench.suite.arrays import values_of
     from orinbench.tinygrad_paths import kernels_of
@@ -123,7 +125,6 @@ def _decoding(case: Any, seed: int, model: ModelInfo, transformer: Any) -> Task:
         got = np.stack([values_of(jit(*queue.pop())) for _ in range(_CHECKED)], axis=1)
         return expect_close(got, want[rows], _TOLERANCE)
 
-    assert dtypes.int32.itemsize == 4
     return Task(
         lambda: jit(*queue.pop()),
         *(float(batch), check),
@@ -189,8 +190,8 @@ BENCHMARK = Benchmark(
     (
         Choice(("-m", "--model"), "a GGUF; none: a synthetic one", "", "", ""),
         Choice(("--shape",), "shape of the synthetic model", "160m", "160m", "tiny"),
-        Choice(("--quant",), "its type", "Q6_K", "Q6_K", "Q6_K"),
-        Choice(("--batch",), "sequences decoded at once", "1,2,4,8,16", "1,4,16", "1,2"),
+        Choice(("--quant",), "its type", "Q6_K", "Q6_K", "F16"),
+        Choice(("--batch",), "sequences decoded at once", "1,2,4,8,16", "1,4,16", "2"),
         Choice(("-p", "--n-prompt"), "prompt lengths, 0: none", "32,128,512", "128", "8"),
         Choice(("-n", "--n-gen"), "tokens a sequence", "32", "16", "4"),
     ),

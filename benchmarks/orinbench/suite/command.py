@@ -86,7 +86,7 @@ def _make_command(benchmark: Benchmark) -> click.Command:
     "--select",
     default="quick",
     metavar="LIST",
-    help=f"{', '.join(SELECTIONS)}, or benchmarks by name [quick]",
+    help=f"{', '.join(SELECTIONS)}; benchmarks by name, all their cases; -NAME: without [quick]",
 )
 @click.option(
     "--save",

@@ -141,11 +141,15 @@ class TinygradGpt2:
 
     def block(self, layer: int, x: Any, position: Any) -> Any:
         """Return what a layer makes of x (1, n_embd) at `position`."""
+        from tinygrad import Tensor
+
         shape = self.shape
         attn = self._linear(f"{layer}.attn", self._norm(f"{layer}.ln1", x))
         q, k, v = (part.reshape(shape.n_heads, 1, -1) for part in attn.chunk(3, dim=-1))
-        cache = self._caches[layer]
-        cache.shrink((None, None, (position, position + 1), None)).assign(k.stack(v)).realize()
+        # A store that the reads wait for: realizing it here would compute all layers below twice.
+        empty = self._caches[layer]
+        place = empty.shrink((None, None, (position, position + 1), None))
+        cache = Tensor(empty.uop.after(place.uop.store(k.stack(v).cast(empty.dtype).uop)))
         keys, values = (cache[index].shrink((None, (0, position + 1), None)) for index in (0, 1))
         scores = (q.float() @ keys.float().transpose(1, 2)) / (shape.n_embd / shape.n_heads) ** 0.5
         mixed = (scores.softmax(-1) @ values.float()).cast(x.dtype).reshape(1, -1)

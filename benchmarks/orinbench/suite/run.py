@@ -55,7 +55,7 @@ Selection = Mapping[str, Mapping[str, Any]]
 def parse_selection(text: str) -> dict[str, dict[str, str]]:
     """Return what `--select` asks for: `quick`, `full` or `tiny`, or names with full's options.
 
-    Raises BenchError for anything else.
+    `-NAME` leaves a benchmark out. Raises BenchError for anything else.
     """
     chosen: dict[str, dict[str, str]] = {}
     for word in (word.strip() for word in text.split(",") if word.strip()):
@@ -63,6 +63,8 @@ def parse_selection(text: str) -> dict[str, dict[str, str]]:
             chosen |= {name: benchmark.preset(word) for name, benchmark in BENCHMARKS.items()}
         elif word in BENCHMARKS:
             chosen[word] = BENCHMARKS[word].preset("full")
+        elif word.removeprefix("-") in BENCHMARKS:
+            chosen.pop(word.removeprefix("-"), None)
         else:
             known = ", ".join((*SELECTIONS, *BENCHMARKS))
             raise BenchError(f"--select {word}: no such benchmark; there are {known}")

@@ -32,6 +32,7 @@ def cases(options: Any) -> list[SuiteCase]:
 def prepare(case: Any, seed: int) -> Task:
     """Return one way from Tensor to launch, by phases, with tinygrad's caches of it emptied."""
     from tinygrad.codegen import to_program_cache
+    from tinygrad.codegen.opt.postrange import Scheduler
     from tinygrad.engine.realize import compile_linear, run_linear
     from tinygrad.helpers import Context
     from tinygrad.tensor import Tensor
@@ -46,6 +47,7 @@ def prepare(case: Any, seed: int) -> Task:
 
     def call() -> None:
         to_program_cache.clear()
+        Scheduler.kernel_cnt.clear()  # equal names make equal source, which the cache knows
         with Context(SCACHE=0):
             stamps = [time.perf_counter_ns()]
             out = model.graph()

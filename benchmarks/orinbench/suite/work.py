@@ -3,7 +3,6 @@
 This module imports tinygrad; see `tinygrad_runner`.
 """
 
-import gc
 import math
 import resource
 import time
@@ -76,7 +75,8 @@ class SuiteWork:
         if took > request.max_call_s:
             return protocol.Prepared(left_out=_slow(took, request.max_call_s))
         checked = task.check()
-        ready = self._ready[request.label] = _Ready(task, self._calls(task, request.repetitions))
+        calls = self._calls(task, request.repetitions, took)
+        ready = self._ready[request.label] = _Ready(task, calls)
         repetition_s = self._time(ready, request.seed)[0] / 1e9
         ready.latencies.clear()
         kernels, launches = task.kernels() if task.kernels else (None, None)
@@ -150,12 +150,14 @@ class SuiteWork:
                 break
         return took
 
-    def _calls(self, task: Task, repetitions: int) -> int:
-        """Return how many calls fill a repetition's region."""
+    def _calls(self, task: Task, repetitions: int, took: float) -> int:
+        """Return how many calls fill a repetition's region, one having taken `took` seconds."""
         if task.calls is not None:
             return task.calls
         region = REGION_S if task.seconds is None else task.seconds / repetitions
-        ready, took = _Ready(task, 1), math.inf
+        if took > region:
+            return 1
+        ready = _Ready(task, 1)
         for _ in range(3):
             took = min(took, self._time(ready, 0)[0] / 1e9)
         if took * 10 < region:  # one call alone is mostly the synchronize
@@ -168,7 +170,6 @@ class SuiteWork:
         """Run a repetition; return its nanoseconds and when it ended, by time.monotonic()."""
         task, calls, clock = ready.task, ready.calls, time.perf_counter_ns
         task.before(seed)
-        gc.collect()
         _synchronize()
         if not task.one_by_one:
             start = clock()

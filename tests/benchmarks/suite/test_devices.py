@@ -1,0 +1,74 @@
+"""The commands as a user types them: on the CPU, and on an Orin that is simulated."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.patches.conftest import COMPILERS, wheel_file
+
+from orinbench.suite.registry import BENCHMARKS
+
+ROOT = Path(__file__).resolve().parents[3]
+ORINBENCH = (sys.executable, "-m", "orinbench")
+
+
+def test_ctrl_c_in_a_terminal_prints_what_was_measured(
+    suite_environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [
+        *(*ORINBENCH, "alloc", "--device", "CPU", "--sizes", "4K", "--ways", "cached"),
+        *("-r", "100000", "-o", "json", "--progress", "--no-history"),
+    ]
+    with subprocess.Popen(
+        command,
+        env=os.environ | suite_environment | {"XDG_STATE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        for line in process.stderr:
+            if "3/100000" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        out, err = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 130, err
+    (record,) = json.loads(out)
+    assert record["partial"] and len(record["samples_ns"]) >= 3
+    assert record["extra"]["latencies"] == len(record["samples_ns"]) * record["extra"]["calls"]
+    assert "Traceback" not in err
+
+
+def test_a_simulated_orin_computes_and_is_timed(tmp_path: Path) -> None:
+    environment = {name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()}
+    started = time.monotonic()
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "nvgpusim", "--", *ORINBENCH, "matmul", "--device", "NV"),
+            *("--sizes", "16", "--dtype", "fp32,fp16", "-r", "1", "-o", "json", "--no-history"),
+        ],
+        env=os.environ | environment | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = json.loads(done.stdout)
+    assert [record["test"] for record in records] == ["fp32 16x16x16", "fp16 16x16x16"]
+    for record in records:
+        assert (record["device"], record["arch"]) == ("NV", "sm_87")
+        assert record["check"]["text"].startswith("off from numpy by at most")
+        assert 0 < sum(record["samples_ns"]) / 1e9 < time.monotonic() - started
+        assert record["peak_percent"] is None  # a simulated board has no clock
+
+
+def test_there_is_an_app_for_each_command() -> None:
+    text = (ROOT / "overlays" / "apps.nix").read_text()
+    apps = re.findall(r'([\w-]+) = measure "([\w-]+)"', text)
+    assert all(app == command for app, command in apps)
+    assert {app for app, _ in apps} == {"suite", *BENCHMARKS}
