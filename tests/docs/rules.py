@@ -1,0 +1,214 @@
+"""What becomes of every command in the docs: it is run, parsed, run elsewhere, or the reason.
+
+One row a command: a pattern that matches it whole, and one of four answers. A command without a
+row fails the test; so does a row without a command.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run it at the desk (a scratch copy of the repository with a tiny model, a script, a trace).
+
+    Attributes:
+        instead: what to run for it, where that is not the same; groups of the pattern as {1}.
+        code: the exit code that it must have.
+        shows: a pattern that the output must match.
+    """
+
+    instead: str | None = None
+    code: int = 0
+    shows: str = ""
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Its own command line parser takes it, and it is not run: why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """Another test runs it, or a file that the continuous check runs: FILE or FILE::NAME.
+
+    Attributes:
+        place: the file, and the test in it.
+        says: what of the command stands there.
+    """
+
+    place: str
+    says: str = ""
+
+
+@dataclass(frozen=True)
+class NotHere:
+    """It cannot run on any machine: why."""
+
+    why: str
+
+
+Answer = Run | Parsed | Elsewhere | NotHere
+
+BOARD = "needs a Jetson Orin"
+GPU = "needs a GPU and gigabytes of model"
+NIX = "needs Nix, its store and the network"
+MINUTES = "takes minutes; its flags are read by its own parser"
+# The one real run of the benchmark: the smallest model and test that it takes.
+SMALL = "-p 8 -n 8 -r 1 --no-check --no-cold-start --backend tinygrad:CPU"
+
+HISTORY = "tests/benchmarks/history/test_command.py"
+CHECK = "tests/benchmarks/test_check.py"
+DEMO = "tests/telemetry/test_prometheus.py"
+EXPORTER = "tests/telemetry/test_cli.py"
+
+RULES: list[tuple[str, Answer]] = [
+    # README, CONTRIBUTING
+    (r"git clone <this repository> && cd tinygrad-orin", NotHere("the repository's own address")),
+    (r"make bench", Elsewhere(".ci/run", "make bench")),
+    (r"make test", Elsewhere(".ci/run", "make test")),
+    (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
+    (r"nix develop|nix flake check|nixos-rebuild .*", NotHere(NIX)),
+    (r"orinbench llama-bench --backend tinygrad:CPU,llama\.cpp .*", Parsed(MINUTES)),
+    (
+        r"orinbench synth --shape 1b --quant Q6_K 1b\.gguf",
+        Run("orinbench synth --shape tiny --quant Q6_K new.gguf", shows="synthetic tiny Q6_K"),
+    ),
+    (r"orinbench llama-bench -m 1b\.gguf .*", Parsed(GPU)),
+    (r"tools/series checkout (/tmp/\w+)", Run("tools/series checkout {1}", shows=r"\d+ patches")),
+    (
+        r"cd /tmp/tg && \$EDITOR \.\.\. && git commit --amend",
+        Run("cd /tmp/tg && git log --oneline -1"),
+    ),
+    (r"tools/series export /tmp/tg", Run(shows="nothing changed")),
+    (r"tools/series verify", Elsewhere("Makefile", "tools/series verify\n")),
+    # docs/llama-bench.md
+    (
+        r"orinbench llama-bench -m model\.gguf -o json > before\.json",
+        Run(
+            f"orinbench llama-bench -m model.gguf -o json {SMALL} > before.json"
+            " && cp before.json after.json"
+        ),
+    ),
+    (r"orinbench llama-bench -m model\.gguf( .*)?", Parsed(MINUTES)),
+    (r"orinbench compare before\.json after\.json", Run(shows="tg8")),
+    # docs/history.md
+    (r"orinbench history", Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out")),
+    (r"orinbench history --test .* --plot trend\.svg", Elsewhere(f"{HISTORY}::test_plot")),
+    (r"orinbench history -o csv", Elsewhere(f"{HISTORY}::test_machine_forms")),
+    (r"orinbench history (import|show) .*", Elsewhere(f"{HISTORY}::test_import_and_show")),
+    (
+        r"orinbench compare (3|before\.json) 5",
+        Elsewhere(
+            "tests/benchmarks/history/test_compare.py"
+            "::test_runs_of_the_history_are_named_by_their_ids"
+        ),
+    ),
+    (
+        r"orinbench compare HEAD~1 HEAD .*",
+        Elsewhere("tests/benchmarks/history/test_revisions.py::test_the_whole_way"),
+    ),
+    # docs/report.md
+    (
+        r"orinbench report before\.json .*",
+        Elsewhere(
+            "tests/benchmarks/report/test_command.py::test_files_and_runs_become_a_page",
+            says='"--profile"',
+        ),
+    ),
+    # docs/matvec.md, models.md, performance.md
+    (
+        r"python3 tools/matvec_bench\.py decode .*",
+        Run(
+            "python3 tools/matvec_bench.py decode --help", shows="(?s)--stock.*--patched.*--devices"
+        ),
+    ),
+    (
+        r"orinbench synth --shape tiny\|160m.*",
+        Run("orinbench synth --shape tiny --quant Q6_K --seed 0 --force OUT.gguf"),
+    ),
+    (
+        r"orinbench check -m MODEL\.gguf .*",
+        Elsewhere(f"{CHECK}::test_the_command_prints_a_line_for_each_engine"),
+    ),
+    (
+        r"pip download .*|tar xf llama.*|cmake .*|export PATH=\$PWD/build/bin:\$PATH",
+        NotHere("builds llama.cpp: five minutes of two cores and the network"),
+    ),
+    # docs/simulator*.md, tegra-iface.md
+    (r"N=\.venv/.*|export NVRTC_PATH=.*", Run("test -f $NVRTC_PATH -a -f $NVJITLINK_PATH")),
+    (
+        r"DEV=NV \.venv/bin/nvgpusim -- (python3 -c .*)",
+        Run("DEV=NV nvgpusim -- {1}", shows=r"\[2\.0, 3\.0\]"),
+    ),
+    (
+        r"(python -m nvgpusim\.|nvgpusim )programs kernels\.cubin kernels\.ptx",
+        Elsewhere("tests/simulator/gpu/test_programs.py::test_command"),
+    ),
+    (r"python -m nvgpusim -- python3 script\.py", Run(shows="rules  ")),
+    (
+        r"(python -m nvgpusim|nvgpusim) --place (\w+) (.*) -- pytest (\S+)",
+        Run("{1} --place {2} {3} -- pytest -p no:cacheprovider {4}", shows="1 passed"),
+    ),
+    (r"python -m nvgpusim --delay 5 --poison --strict -- -m package\.module", Run(shows="rules  ")),
+    (r"nvgpusim report", Run(shows="never  ")),
+    (r"nvgpusim replay trace\.jsonl", Run()),
+    (
+        r"nvgpusim recorder recorder\.pyz( && scp recorder\.pyz board:)?",
+        Run("nvgpusim recorder recorder.pyz", shows="copy it to the board"),
+    ),
+    (r"nvgpusim rules", Run(shows="profile\\.read-all-sm")),
+    (r"python3 recorder\.pyz -o trace\.jsonl -- script\.py", NotHere(BOARD)),
+    (r"python3 -c \"from tinygrad import Tensor;.*", Run(shows=re.escape("[2.0, 2.0, 2.0, 2.0]"))),
+    # docs/life-of-a-tensor.md, environment.md, fixes.md, moving-to-a-new-release.md
+    (r"make \.venv/\.dev", Elsewhere("Makefile", "\n.venv/.dev:")),
+    (r"eval .*docs/examples/env\.py\)\"", Elsewhere("tests/docs/conftest.py", '"env.py"')),
+    (r"export NO_COLOR=1", Run()),
+    (
+        r"tools/environment\.py --check docs/environment\.md",
+        Elsewhere("tests/docs/test_environment.py", "differences(variables("),
+    ),
+    (
+        r"tools/environment\.py -o json PATH/TO/tinygrad",
+        Run("tools/environment.py -o json tools", shows="SERIES_OUTCOMES"),
+    ),
+    (r"tools/series verify 0002", Elsewhere("Makefile", "tools/series verify\n")),
+    (
+        r"tools/series verify --forward 0\.14\.0",
+        Elsewhere("tests/tools/test_series.py", '"--forward"'),
+    ),
+    (r"cd /tmp/port && git checkout -b new base && git rm -qr \.", Run()),
+    (
+        r"tar xf tinygrad-0\.14\.0\.tar\.gz --strip-components=1",
+        Run("cd /tmp/port && git checkout base -- . && echo changed >> README.md"),
+    ),
+    (r"git (add|cherry-pick|tag) .*", Run("cd /tmp/port && {0}")),
+    # docs/telemetry.md
+    (r"make telemetry-demo", Elsewhere(f"{DEMO}::test_the_demonstration_runs_and_ends")),
+    (r"jetson-exporter", Elsewhere(f"{EXPORTER}::test_it_says_which_board_it_serves")),
+    (r"jetson-exporter --once", Run(shows="# EOF|# TYPE")),
+    (r"jetson-exporter record DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
+    (r"jetson-exporter --replay DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
+]
+
+# Blocks without a language that hold no command: what they are, by page and first line.
+NO_COMMANDS: dict[tuple[str, str], str] = {
+    ("docs/nixos.md", "power-mode: the board"): "an error message",
+    ("docs/nixos.md", "extra-substituters ="): "nix.conf",
+    ("docs/simulator.md", "    again  nvgpusim"): "the end of a report",
+    ("docs/simulator.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
+    ("docs/tegra-iface.md", '{"op": "ioctl"'): "lines of a trace",
+    ("docs/tegra-iface.md", "CREATE_64 "): "calls of a trace",
+    ("docs/tegra-iface.md", "the GPU has stopped"): "an error message",
+    ("docs/telemetry.md", "jetson_energy_joules_total"): "PromQL",
+}
+
+
+def rule(command: str) -> tuple[str, Answer, re.Match[str]] | None:
+    """The first row that matches a command whole."""
+    for pattern, answer in RULES:
+        if match := re.fullmatch(pattern, command, flags=re.DOTALL):
+            return pattern, answer, match
+    return None

@@ -1,0 +1,79 @@
+"""docs/proven.md: each command exists, each claim has its page, and the marks are known ones."""
+
+import json
+import os
+import re
+
+import click
+import pytest
+from tests.docs.pages import REPOSITORY, anchors, section, text
+
+from orinbench.cli import orinbench
+
+PAGE = "docs/proven.md"
+MARK = re.compile(r"|yes(, [\w ]+)?|waits")
+CLAIMS = "benchmarks/orinbench/device_check/claims.json"
+BOARD = "What device-check asks a board"
+ROWS = [
+    [cell.strip() for cell in line.split("|")[1:-1]]
+    for line in text(PAGE).partition(BOARD)[0].splitlines()
+    if re.match(r"\| [^-]", line)
+][1:]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
+def test_a_claim_has_a_page_and_a_command(row: list[str]) -> None:
+    claim, page, command, *where = row
+    assert len(claim) > 10 and len(where) == 4
+    assert all(MARK.fullmatch(mark) for mark in where), where
+    assert any(mark.startswith("yes") for mark in where), "a claim that nothing shows"
+    link = re.fullmatch(r"\[[\w-]+\]\(([\w.-]+\.md)(?:#([\w-]+))?\)", page)
+    assert link and (REPOSITORY / "docs" / link[1]).exists()
+    assert not link[2] or link[2] in anchors(f"docs/{link[1]}"), page
+    exists(command.strip("`"))
+
+
+def exists(command: str) -> None:
+    program, *words = command.split()
+    if program == "pytest":
+        assert words and all((REPOSITORY / word).exists() for word in words), command
+    elif program == "make":
+        assert re.search(rf"(?m)^{words[0]}:", text("Makefile")), command
+    elif program == "orinbench":
+        context = click.Context(orinbench)
+        assert orinbench.get_command(context, words[0]), command
+    elif program == "nvgpusim":
+        assert words[0] in text("docs/simulator.md"), command
+    else:
+        assert (REPOSITORY / program).exists(), command
+
+
+def test_every_place_where_only_a_board_can_tell_waits() -> None:
+    """What tegra-iface.md leaves to a board is not claimed for boards here."""
+    assert not [row for row in ROWS if row[6].startswith("yes")], "who had a board?"
+
+
+def board_rows() -> list[str]:
+    """The table of what a board is asked, as claims.json has it."""
+    rows = []
+    for claim in json.loads(text(CLAIMS)):
+        page = claim["doc"].removeprefix("docs/")
+        name = page.removesuffix(".md")
+        link = f"[{name}]({page if claim['doc'] != page else f'../{page}'})"
+        count = len(claim["checks"])
+        decided = f"{count} check{'s' * (count > 1)}" if count else "a report does not tell"
+        decided += "; a board only" if claim.get("board_only") else ""
+        words = claim["text"].replace("|", "\\|")
+        rows.append(f"| `{claim['id']}` | {words} | {link} | {decided} |")
+    return rows
+
+
+def test_every_claim_of_device_check_stands_here() -> None:
+    rows = re.findall(r"(?m)^\| `.*$", section(PAGE, BOARD))
+    wanted = board_rows()
+    if os.environ.get("UPDATE_DOCS") and rows != wanted:
+        path = REPOSITORY / PAGE
+        head, rule, _ = path.read_text().rpartition("|---|---|---|---|\n")
+        path.write_text(head + rule + "\n".join(wanted) + "\n")
+    else:
+        assert rows == wanted, "UPDATE_DOCS=1 pytest tests/docs/test_proven.py"

@@ -1,0 +1,243 @@
+#!/usr/bin/env python3
+"""Which environment variables a tree of Python sources reads, found in its syntax trees.
+
+Without arguments: the installed tinygrad. The table says what the source says (name, default,
+files); what a variable means, a person writes into docs/environment.md. --check compares the two.
+"""
+
+import argparse
+import ast
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# How sources read the environment: a call of one of these, its first argument being the name.
+READERS = {"getenv", "os.getenv", "os.environ.get", "os.environ.setdefault", "environ.get"}
+# tinygrad's class of variables that Context(...) can set; its subclasses count too.
+CONTEXT = "ContextVar"
+# tinygrad's loader of shared libraries reads <NAME>_PATH for the library of that name.
+LIBRARY = "DLL"
+UNSET = "unset"
+# In a cell of a Markdown table.
+PIPE = "\\|"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One place where a variable is read or set.
+
+    Attributes:
+        name: the variable, or `<expression>` where the source computes the name.
+        default: the source's expression for it, `unset`, or empty where it is only set.
+        file: relative to the tree.
+        context: Context(NAME=...) works for it.
+    """
+
+    name: str
+    default: str
+    file: str
+    context: bool = False
+
+
+@dataclass(frozen=True)
+class Variable:
+    """All uses of one variable; defaults and files sorted, each once."""
+
+    name: str
+    defaults: tuple[str, ...]
+    files: tuple[str, ...]
+    context: bool
+
+
+def _text(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return '""' if text == "''" else text
+
+
+def _dotted(node: ast.expr) -> str:
+    """`os.environ.get` of such an expression; empty for any other."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (left := _dotted(node.value)):
+        return f"{left}.{node.attr}"
+    return ""
+
+
+class _Finder(ast.NodeVisitor):
+    """Collects the uses in one file."""
+
+    def __init__(self, file: str, tree: ast.Module, contexts: set[str]) -> None:
+        self.file, self.contexts = file, contexts
+        self.uses: list[Use] = []
+        # `NAME = "TEXT"` at the top of a file names a variable as well as the text does.
+        self.constants = {
+            target.id: node.value.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        self.visit(tree)
+
+    def _name(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        if isinstance(node, ast.Name) and node.id in self.constants:
+            return self.constants[node.id]
+        return f"<{ast.unparse(node)}>"
+
+    def _add(self, name: ast.expr, default: str, context: bool = False) -> None:
+        self.uses.append(Use(self._name(name), default, self.file, context))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = _dotted(node.func)
+        short = function.rpartition(".")[2]
+        if node.args and (function in READERS or short in self.contexts):
+            implied = "0" if short == "getenv" and function != "os.getenv" else UNSET
+            given = [*node.args[1:], *(k.value for k in node.keywords if k.arg == "default")]
+            default = _text(given[0]) if given else implied
+            self._add(node.args[0], default, short in self.contexts)
+        elif short == LIBRARY and node.args and isinstance(node.args[0], ast.Constant):
+            library = str(node.args[0].value)
+            if re.fullmatch(r"[\w-]+", library):
+                name = library.replace("-", "_").upper() + "_PATH"
+                self.uses.append(Use(name, '""', self.file))
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if _dotted(node.value) in ("os.environ", "environ"):
+            self._add(node.slice, UNSET if isinstance(node.ctx, ast.Load) else "")
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if any(_dotted(c) in ("os.environ", "environ") for c in node.comparators):
+            self._add(node.left, UNSET)
+        self.generic_visit(node)
+
+
+def _parse(folder: Path) -> Iterator[tuple[str, ast.Module]]:
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*.py"))
+    for file in files:
+        relative = file.name if folder.is_file() else file.relative_to(folder).as_posix()
+        text = file.read_text(encoding="utf-8")
+        # Bindings of C headers are megabytes of Python that reads nothing.
+        if re.search(rf"getenv|environ|{CONTEXT}|{LIBRARY}\(", text):
+            yield relative, ast.parse(text)
+
+
+def find_uses(folder: Path) -> list[Use]:
+    """Every use in the Python files under a folder (or in one file).
+
+    Raises:
+        SyntaxError: a file is no Python of this version.
+    """
+    trees = list(_parse(folder))
+    contexts = {CONTEXT} | {
+        node.name
+        for _, tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(_dotted(b) == CONTEXT for b in node.bases)
+    }
+    return [use for file, tree in trees for use in _Finder(file, tree, contexts).uses]
+
+
+def variables(uses: Sequence[Use]) -> list[Variable]:
+    """The uses by variable, sorted by name; names that the source computes come last."""
+    found = []
+    for name in sorted({u.name for u in uses}, key=lambda n: (n.startswith("<"), n)):
+        of = [u for u in uses if u.name == name]
+        found.append(
+            Variable(
+                name,
+                tuple(sorted({u.default for u in of if u.default})),
+                tuple(sorted({u.file for u in of})),
+                any(u.context for u in of),
+            )
+        )
+    return found
+
+
+def documented(page: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Defaults and files of each variable in the tables of a page.
+
+    A row is `| VARIABLE | defaults | files | meaning |`, each item of the first three in backticks.
+    """
+    rows = {}
+    for line in page.splitlines():
+        cells = [c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if len(cells) == 4 and re.fullmatch(r"`[A-Z_a-z0-9]+`\*?", cells[0]):
+            items = [tuple(re.findall(r"`([^`]+)`", c.replace(PIPE, "|"))) for c in cells[1:3]]
+            rows[cells[0].strip("`*")] = (items[0], items[1])
+    return rows
+
+
+def differences(found: Sequence[Variable], page: str) -> list[str]:
+    """What the page lacks, has too much, or says otherwise than the source; a line each."""
+    rows, problems = documented(page), []
+    named = [v for v in found if not v.name.startswith("<")]
+    for v in named:
+        if v.name not in rows:
+            problems.append(f"{v.name}: not on the page; {_place(v)}")
+        elif rows[v.name] != (v.defaults, v.files):
+            defaults, files = rows[v.name]
+            said = f"{', '.join(defaults)} in {', '.join(files)}"
+            problems.append(f"{v.name}: the page says {said}; the source says {_place(v)}")
+    gone = rows.keys() - {v.name for v in named}
+    return problems + [f"{name}: on the page, not in the source" for name in sorted(gone)]
+
+
+def _place(v: Variable) -> str:
+    return f"{', '.join(v.defaults) or 'only set'} in {', '.join(v.files)}"
+
+
+def installed(package: str) -> Path:
+    """The folder of an installed package.
+
+    Raises:
+        FileNotFoundError: it is not installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"{package}: not installed here; name its folder instead")
+    return Path(spec.submodule_search_locations[0])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table or the differences; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="environment.py", description=__doc__)
+    parser.add_argument("tree", nargs="?", type=Path, help="default: the installed tinygrad")
+    parser.add_argument("--check", type=Path, metavar="PAGE", help="exit 1 when the page differs")
+    parser.add_argument("-o", choices=("md", "json"), default="md", help="form of the table")
+    args = parser.parse_args(argv)
+    try:
+        tree: Path = args.tree or installed("tinygrad")
+        if not tree.exists():
+            raise FileNotFoundError(f"{tree}: no such folder")
+        found = variables(find_uses(tree))
+        if args.check:
+            problems = differences(found, args.check.read_text(encoding="utf-8"))
+            print("\n".join(problems) or f"{args.check}: as the source says, {len(found)} names")
+            return 1 if problems else 0
+    except (OSError, SyntaxError) as e:
+        print(f"environment.py: {e}", file=sys.stderr)
+        return 2
+    if args.o == "json":
+        print(json.dumps([asdict(v) for v in found], indent=1))
+        return 0
+    for v in found:
+        star = "*" if v.context else ""
+        items = [", ".join(f"`{i}`" for i in group) for group in (v.defaults, v.files)]
+        print(
+            "| `{}`{} | {} | {} | |".format(v.name, star, *(i.replace("|", "\\|") for i in items))
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
