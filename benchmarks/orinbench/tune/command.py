@@ -97,6 +97,7 @@ class Search:
         self.failed: dict[str, str] = {}
         self.done: dict[str, Entry] = {}
         self.searched = 0
+        self.now: str | None = None  # the kernel that is being searched
 
     def patience(self) -> float:
         """Return the seconds until the budget is spent."""
@@ -104,23 +105,13 @@ class Search:
         return max(0.001, min(left - (time.monotonic() - self.started), 24 * 3600.0))
 
     def run(self) -> int:
-        """Search until done, interrupted or out of time; returns the exit code."""
-        known = {
-            (entry.kernel, entry.target): entry
-            for entry in ([] if self.again else tuning.load_store())
-            if entry.level == self.level and entry.cold_l2 == self.cold
-        }
-        request = self.work.request(
-            "search",
-            level=self.level,
-            cold_l2=self.cold,
-            known=[asdict(entry) for entry in known.values()],
-        )
+        """Search until done, interrupted or out of time; returns the exit code.
+
+        A kernel that takes the worker with it counts as failed; a new worker takes the others.
+        """
         try:
-            self.talk.phase(f"meeting the kernels of {self.work.label} on {self.device}")
-            with events(self.device, request, self.patience) as stream:
-                for event in stream:
-                    self._take(event, known)
+            while not self._search():
+                pass
         except KeyboardInterrupt:
             self._say_left("interrupted")
             return EXIT_INTERRUPTED
@@ -132,6 +123,34 @@ class Search:
         finally:
             self.talk.close()
         return EXIT_SOME_FAILED if self.failed else 0
+
+    def _search(self) -> bool:
+        """Search what is left in one worker; returns whether it came to the end."""
+        kept = [] if self.again else tuning.load_store()
+        known = {
+            (entry.kernel, entry.target): entry
+            for entry in [*kept, *self.done.values()]
+            if entry.level == self.level and entry.cold_l2 == self.cold
+        }
+        request = self.work.request(
+            "search",
+            level=self.level,
+            cold_l2=self.cold,
+            known=[asdict(entry) for entry in known.values()],
+            skip=list(self.failed),
+        )
+        self.now = None
+        self.talk.phase(f"meeting the kernels of {self.work.label} on {self.device}")
+        try:
+            with events(self.device, request, self.patience) as stream:
+                for event in stream:
+                    self._take(event, known)
+        except BackendDiedError as error:
+            if self.now is None or self.patience() < 1:
+                raise
+            self._take({"event": "failed", "kernel": self.now, "error": str(error)}, known)
+            return False
+        return True
 
     def _say_left(self, why: str) -> None:
         left = len(self.kernels) - len(self.done) - len(self.failed)
@@ -156,6 +175,7 @@ class Search:
                 said = f"; {len(self.done)} were searched before" if self.done else ""
                 self.talk.line(f"{left} kernels to search with BEAM={self.level}{said}")
             case "begin":
+                self.now = event["kernel"]
                 number = len(self.done) + len(self.failed) + 1
                 told = self.kernels[event["kernel"]]
                 time_left = f", {duration(self.patience())} left" if self.budget else ""

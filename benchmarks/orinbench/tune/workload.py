@@ -61,6 +61,8 @@ class Workload:
             "chunk": self.chunk,
             "general": self.general,
             "cold_l2": False,
+            "token_only": False,
+            "skip": [],
             **more,
         }
 

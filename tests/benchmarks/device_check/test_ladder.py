@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,15 +67,23 @@ def test_each_rung_is_measured_on_the_way_up_and_on_the_way_down(
 def test_time_ends_it_and_keeps_what_there_is(
     tmp_path: Path, probe: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trees = series(tmp_path / "trees", 2.0, 0)
-    monkeypatch.setattr(ladder, "PROBE", probe)
-    monkeypatch.setattr(ladder, "_RUNG_SECONDS", 3.0)
+    trees = series(tmp_path / "trees", 2.0, 3.0)
+    moments = iter([-1e9, 1e18])
+    monkeypatch.setattr(ladder, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     monkeypatch.setattr(ladder.climb, "__defaults__", (probe,))
     with pytest.raises(OutOfTime) as raised:
         steps.patches(Check(tmp_path, "tiny", 0, trees=trees), 5)
     first, second = raised.value.result
-    assert first["rounds"][0] == {"gb_s": 2.0}
-    assert second["rounds"][0]["error"].startswith("not done in ")
+    assert first["rounds"] == [{"gb_s": 2.0}] and second["rounds"] == []
+
+
+def test_a_rung_that_does_not_end_says_so(
+    tmp_path: Path, probe: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ladder, "_RUNG_SECONDS", 1.0)
+    trees = series(tmp_path / "trees", 0)
+    (rung,) = ladder.climb(trees, {}, time.monotonic() + 300, lambda _: None, probe)
+    assert rung["rounds"] == [{"error": "not done in 1 s"}] * 2
 
 
 def test_all_rungs_in_time_are_the_steps_result(

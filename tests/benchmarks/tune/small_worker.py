@@ -1,7 +1,7 @@
 """`orinbench.tune.worker` over two small kernels instead of a model's, and a search of few actions.
 
 SMALL_WORKER in the environment changes what happens: "slow" makes every search last, "die" ends the
-process in the middle of a check, "hidden" has no kernels at all.
+process in the middle of a check and "die first" in one kernel's search, "hidden" has no kernels.
 """
 
 import os
@@ -45,6 +45,15 @@ def slowed(real: Callable[..., Any]) -> Callable[..., Any]:
     return search_slowly
 
 
+def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+    def search_or_die(bench: Any, kernel: Any, level: int) -> Any:
+        if kernel.name.startswith("r_"):
+            os._exit(7)
+        return real(bench, kernel, level)
+
+    return search_or_die
+
+
 if __name__ == "__main__":
     search.actions = [Opt(OptOps.UPCAST, 0, 4), Opt(OptOps.UNROLL, 0, 4), Opt(OptOps.UPCAST, 1, 2)]
     kernels.model_kernels = model_kernels
@@ -52,4 +61,6 @@ if __name__ == "__main__":
         kernels.Bench.search = slowed(kernels.Bench.search)  # type: ignore[method-assign]
     if MOOD == "die":
         kernels.Bench.compare = lambda *_: os._exit(7)  # type: ignore[method-assign]
+    if MOOD == "die first":
+        kernels.Bench.search = dying(kernels.Bench.search)  # type: ignore[method-assign]
     worker.main()

@@ -136,6 +136,15 @@ def test_an_entry_that_takes_the_worker_with_it_is_rejected(
     assert said.err.count("ended with status 7") == 2
 
 
+def test_a_kernel_that_takes_the_worker_with_it_costs_only_itself(
+    tune: Tune, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMALL_WORKER", "die first")
+    said = tune("search", tiny_path, *MODEL_FLAGS)
+    assert said.code == 1 and said.err.count("ended with status 7") == 1
+    assert "1 of 2 kernels have results, 1 searched now" in said.out
+
+
 def test_entries_for_others_and_for_unknown_kernels_are_counted(
     tune: Tune, found: Path, tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
