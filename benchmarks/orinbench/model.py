@@ -12,10 +12,10 @@ import numpy as np
 from gguf import (
     GGML_QUANT_SIZES,
     GGMLQuantizationType,
-    GGUFEndian,
     GGUFReader,
     GGUFValueType,
 )
+from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
@@ -161,20 +161,26 @@ def open_model(path: str | Path) -> ModelInfo:
 def _read_header(path: Path) -> "_Header":
     try:
         with path.open("rb") as file:
-            magic = file.read(4)
+            magic, version = file.read(4), file.read(4)
     except FileNotFoundError:
         raise BenchError(f"{path}: no such file; a GGUF model was expected there") from None
     except OSError as error:
         raise BenchError(f"{path}: cannot be read: {error.strerror}") from None
     if magic != b"GGUF":
         raise BenchError(f"{path}: not a GGUF file: it starts with {magic!r} instead of b'GGUF'")
-    try:
-        header = _Header(path)
-    except (IndexError, KeyError, OverflowError, ValueError, struct.error) as error:
-        raise BenchError(f"{path}: damaged or truncated in the GGUF header: {error}") from None
-    if header.byte_order != "I" or header.endianess != GGUFEndian.LITTLE:
+    if int.from_bytes(version, "big") in READER_SUPPORTED_VERSIONS:
         raise BenchError(f"{path}: is a big-endian GGUF; only little-endian ones are supported")
-    return header
+    number = int.from_bytes(version, "little")
+    if len(version) == 4 and number not in READER_SUPPORTED_VERSIONS:
+        known = " and ".join(str(known) for known in READER_SUPPORTED_VERSIONS)
+        raise BenchError(f"{path}: is a GGUF of version {number}; supported are {known}")
+    try:
+        return _Header(path)
+    except (KeyError, ValueError) as error:
+        reason = str(error)
+    except (IndexError, OverflowError, struct.error):
+        reason = BEYOND  # what these say is of arrays and buffers
+    raise BenchError(f"{path}: damaged or truncated in the GGUF header: {reason}")
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
@@ -200,6 +206,10 @@ def _check_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
         raise BenchError(f"{path}: is no language model: it has no tensor token_embd.weight")
 
 
+#: Why a header that is cut off, or counts more than there is, cannot be read.
+BEYOND = "it goes on beyond the end of the file"
+
+
 class _Header(GGUFReader):  # type: ignore[misc]  # gguf carries no usable types
     """The header and tensor table of a GGUF, without touching the tensors' data.
 
@@ -216,6 +226,11 @@ class _Header(GGUFReader):  # type: ignore[misc]  # gguf carries no usable types
             for name, entry in self.fields.items()
             if entry.types != [GGUFValueType.ARRAY]
         }
+
+    def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+        if offset + np.dtype(dtype).itemsize * int(count) > len(self.data):
+            raise ValueError(BEYOND)  # numpy would take what there is
+        return super()._get(offset, dtype, count, override_order)
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
@@ -234,7 +249,7 @@ class _Header(GGUFReader):  # type: ignore[misc]  # gguf carries no usable types
         else:
             raise ValueError(f"array of unknown type {item_type}")
         if end > len(self.data):
-            raise ValueError("array ends beyond the file")
+            raise ValueError(BEYOND)
         return end - orig_offs, [np.array([length])], [0], [GGUFValueType.ARRAY]
 
     def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:

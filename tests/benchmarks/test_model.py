@@ -149,7 +149,20 @@ def test_a_future_version(tmp_path: Path, family: Path) -> None:
     data = bytearray(family.read_bytes())
     data[4:8] = struct.pack("<I", 9)
     (tmp_path / "m.gguf").write_bytes(data)
-    assert "version 9" in refusal(tmp_path / "m.gguf")
+    assert refusal(tmp_path / "m.gguf") == "is a GGUF of version 9; supported are 2 and 3"
+
+
+@pytest.mark.parametrize("length", [4, 6, 20, 100])
+def test_a_header_that_is_cut_off(tmp_path: Path, family: Path, length: int) -> None:
+    (tmp_path / "m.gguf").write_bytes(family.read_bytes()[:length])
+    assert refusal(tmp_path / "m.gguf").endswith("it goes on beyond the end of the file")
+
+
+def test_a_header_that_counts_too_many_tensors(tmp_path: Path, family: Path) -> None:
+    data = bytearray(family.read_bytes())
+    data[8:16] = struct.pack("<Q", 1 << 40)
+    (tmp_path / "m.gguf").write_bytes(data)
+    assert refusal(tmp_path / "m.gguf").endswith("it goes on beyond the end of the file")
 
 
 def test_a_big_endian_file(tmp_path: Path) -> None:
