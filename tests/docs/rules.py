@@ -94,6 +94,10 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"orinbench llama-bench -m model\.gguf( .*)?", Parsed(MINUTES)),
     (r"orinbench compare before\.json after\.json", Run(shows="tg8")),
+    # docs/benchmarks.md
+    (r"orinbench alloc --sizes 4K --device CPU -r 1", Run(shows="driver 4 KiB")),
+    (r"orinbench (suite|matmul|launch) ?.*", Parsed(MINUTES)),
+    (r"orinbench batch -m model\.gguf .*", Parsed(MINUTES)),
     # docs/history.md
     (r"orinbench history", Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out")),
     (r"orinbench history --test .* --plot trend\.svg", Elsewhere(f"{HISTORY}::test_plot")),

@@ -1,5 +1,6 @@
 """The suite's commands: one for each benchmark, and `suite` for several in one report."""
 
+import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -136,8 +137,7 @@ def measure(selection: Selection, options: Mapping[str, Any], save: Path | None 
             lambda so_far: keep(so_far, save),
         )
     finally:
-        if any(record["samples_ns"] for record in result.records) or not result.partial:
-            keep(result, save)
+        keep(result, save)
         if result.records:
             write_results(result.records, given)
     return EXIT_INTERRUPTED if result.partial else EXIT_FAILED_ROWS if result.failed else 0
@@ -147,9 +147,10 @@ def make_directory(path: Path) -> None:
     """Make the directory of a report; raises BenchError if that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "suite.md").touch()
     except OSError as error:
-        raise BenchError(f"--save {path}: cannot be written: {error.strerror}") from None
+        raise BenchError(f"--save {path}: cannot be made: {error.strerror}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise BenchError(f"--save {path}: not writable for this user")
 
 
 def keep(result: SuiteResult, directory: Path | None) -> None:

@@ -11,7 +11,7 @@ from orinbench.suite.task import Task, expect_close
 
 # What rounding allows, in units of the root mean square of the products: the result's own type,
 # and single-precision sums.
-_TOLERANCE = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 5e-2}
+_TOLERANCE = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 4e-2}
 _CHUNK = 512  # rows that are converted to float64 at once
 
 

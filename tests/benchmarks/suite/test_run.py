@@ -322,7 +322,7 @@ def test_selections() -> None:
         (["suite", "--device", "TPU"], "--device TPU: unknown; there are NV, CUDA, CPU"),
         (["suite", "-r", "0"], "-r 0: not a number of repetitions; it must be 1 or more"),
         (["suite", "-o", "xml"], "-o xml: no such format; there are csv, json, jsonl, md, sql"),
-        (["suite", "--save", "/proc/none"], "--save /proc/none: cannot be written: "),
+        (["suite", "--save", "/proc/none"], "--save /proc/none: cannot be made: "),
         (["matmul", "--sizes", "0"], "--sizes 0: 0 is too small; the least is 1"),
         (["matmul", "--dtype", "int8"], "--dtype int8: no such choice; there are fp32, fp16, bf16"),
         (["copy", "--sizes", "4X"], "--sizes 4X: not a size; write it as 4096, 4K, 16M or 1G"),
