@@ -59,6 +59,7 @@ MINUTES = "takes minutes; its flags are read by its own parser"
 # The one real run of the benchmark: the smallest model and test that it takes.
 SMALL = "-p 8 -n 8 -r 1 --no-check --no-cold-start --backend tinygrad:CPU"
 
+TUNE = "tests/benchmarks/tune"
 HISTORY = "tests/benchmarks/history/test_command.py"
 CHECK = "tests/benchmarks/test_check.py"
 DEMO = "tests/telemetry/test_prometheus.py"
@@ -114,6 +115,31 @@ RULES: list[tuple[str, Answer]] = [
         r"orinbench compare HEAD~1 HEAD .*",
         Elsewhere("tests/benchmarks/history/test_revisions.py::test_the_whole_way"),
     ),
+    # docs/tuning.md, device-check.md
+    (
+        r"orinbench tune --shape tiny --level 1 --budget 30m",
+        Elsewhere(f"{TUNE}/test_search.py::test_a_found_kernel_is_found_again_without_a_search"),
+    ),
+    (
+        r"orinbench tune (export|merge) .*",
+        Elsewhere(f"{TUNE}/test_tuning_file.py::test_merge_and_export_write_files"),
+    ),
+    (
+        r"orinbench tune import tuning\.json --shape tiny",
+        Elsewhere(f"{TUNE}/test_search.py::test_what_does_not_apply_or_is_slower_stays_out"),
+    ),
+    (
+        r"orinbench tune sweep --shape tiny --levels 0,1,2,4",
+        Elsewhere(f"{TUNE}/test_sweep.py::test_the_table_has_a_line_a_level"),
+    ),
+    (
+        r"orinbench device-check verify device-check/report\.json",
+        Elsewhere(
+            "tests/benchmarks/device_check/test_claims.py"
+            "::test_verify_prints_the_claims_and_says_by_its_code_whether_one_is_refuted"
+        ),
+    ),
+    (r"orinbench device-check", Run(code=2, shows="no Orin's GPU here")),
     # docs/report.md
     (
         r"orinbench report before\.json .*",
