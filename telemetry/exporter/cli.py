@@ -277,8 +277,11 @@ def record(
         timer = threading.Timer(seconds, stop.set)
         timer.daemon = True
         timer.start()
-    with output:
-        count = save(observe(options.roots, interval, stop), output)
+    try:
+        with output:
+            count = save(observe(options.roots, interval, stop), output)
+    except OSError as error:
+        raise click.UsageError(f"{file}: {error.strerror}; the frames before are whole") from None
     say(f"{count} frames in {file}")
 
 

@@ -1,5 +1,6 @@
 """`jetson-exporter` as its user meets it: a process, its output, its exit code."""
 
+import errno
 import os
 import signal
 import socket
@@ -254,6 +255,18 @@ def test_ctrl_c_keeps_what_was_recorded(show: Show, tmp_path: Path) -> None:
     assert process.wait(5) == 0
     assert len(load(tmp_path)) >= 3
     process.communicate()
+
+
+def test_a_disk_that_fills_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("exporter.cli.save", full)
+    assert exit_code(main, "record", str(tmp_path)) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"{tmp_path / FILE}: No space left on device; the frames before are whole")
 
 
 def test_help_and_version() -> None:
