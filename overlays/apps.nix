@@ -56,8 +56,19 @@ let
   apps = {
     llama-bench = orinbench "llama-bench" "Measure tinygrad and llama.cpp on one GGUF, interleaved in one run";
     check = orinbench "check" "Compare tinygrad's and llama.cpp's tokens and logits with a reference";
-    compare = orinbench "compare" "Say whether one result is faster than another, with confidence";
+    # git and the revision's own tools/series build what two revisions are measured from.
+    compare = app {
+      name = "compare";
+      description = "Say whether a result, or a git revision, is faster than another, with confidence";
+      text = ''exec orinbench compare "$@"'';
+      runtimeInputs = [
+        tinygrad-orin
+        pkgs.git
+      ];
+    };
+    history = orinbench "history" "Show how each benchmark went from run to run, and which changes are real";
     profile = orinbench "profile" "Say where the time of a token and of a prompt goes, kernel by kernel";
+    report = orinbench "report" "Show results as one page, with plots and tables";
     sass = orinbench "sass" "Compile every kernel of a model for sm_87 and say what limits it on an Orin";
     synth = orinbench "synth" "Write a synthetic GGUF of a named shape";
     tune = orinbench "tune" "Search a model's kernels, carry what was found, import what others found";

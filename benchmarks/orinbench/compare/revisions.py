@@ -68,7 +68,7 @@ def find_revision(name: str, directory: Path) -> Revision | None:
 
 def build(revision: Revision, talk: Talk) -> Built:
     """Return the revision's environment, made now if it is not there; raises BenchError."""
-    parent = "\n".join([sys.version, sys.prefix, *_site_directories()])
+    parent = "\n".join([sys.version, sys.prefix, *_parent_directories()])
     key = hashlib.sha256(f"{revision.patches}\n{parent}".encode()).hexdigest()[:16]
     folder = journal_directory().with_name("revisions") / key
     python = folder / "venv" / "bin" / "python"
@@ -100,14 +100,16 @@ def _install(revision: Revision, folder: Path) -> None:
         _run(revision, [sys.executable, f"{place}/tools/series", "install", str(venv)])
     (site,) = venv.glob("lib/python3*/site-packages")
     # Behind the environment's own packages, so that its tinygrad is the one that is imported.
-    lines = [f"import site; site.addsitedir({path!r})\n" for path in _site_directories()]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in _parent_directories()]
     (site / PATH_FILE).write_text("".join(lines))
 
 
-def _site_directories() -> list[str]:
-    """Return where the running Python has its packages."""
+def _parent_directories() -> list[str]:
+    """Return where the running Python has its packages, what PYTHONPATH adds first."""
+    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     ends = ("site-packages", "dist-packages")
-    return [path for path in sys.path if path.endswith(ends) and os.path.isdir(path)]
+    installed = [path for path in sys.path if path.endswith(ends) and os.path.isdir(path)]
+    return list(dict.fromkeys(os.path.abspath(path) for path in added + installed))
 
 
 def _run(revision: Revision, command: Sequence[str]) -> str:

@@ -40,6 +40,8 @@ class RevisionBackend(TinygradBackend):
         super().__init__(plan, False, timeout, verbose)
         self.built = built
         self.environment["CACHEDB"] = str(built.folder / "cache.db")
+        # It comes before an environment's own packages, and what it names is behind them already.
+        self.environment["PYTHONPATH"] = ""
 
     def open(self) -> Identity:
         """Open the device; raises BackendDiedError if another tinygrad is in the way."""
@@ -47,7 +49,7 @@ class RevisionBackend(TinygradBackend):
         if identity.build_commit != self.built.version:
             raise BackendDiedError(
                 f"runs tinygrad {identity.build_commit} instead of {self.built.version}: is there "
-                "one on PYTHONPATH or in this folder?"
+                "one in the current folder?"
             )
         return identity
 

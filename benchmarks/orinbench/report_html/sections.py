@@ -92,7 +92,12 @@ Column = tuple[str, bool, Callable[[Record], str]]  # title, whether numbers, ce
 def _table(caption: str, columns: Sequence[Column], records: Sequence[Record]) -> Table:
     """Return a table of the columns that say anything."""
     cells = {title: [cell(record) for record in records] for title, _, cell in columns}
-    shown = [column for column in columns if any(cells[column[0]])]
+    # What is the same everywhere stands in the page's title.
+    shown = [
+        column
+        for column in columns
+        if any(cells[column[0]]) and (column[0] != "model" or len(set(cells["model"])) > 1)
+    ]
     return Table(
         caption,
         [title for title, _, _ in shown],
@@ -124,7 +129,6 @@ FIGURE_COLUMNS: tuple[Column, ...] = (
     ("median", True, lambda record: _figure(record["median_ts"])),
     ("95 % interval", True, lambda record: _range(record["ci95_low_ts"], record["ci95_high_ts"])),
     ("mean ± sd", True, lambda record: _mean(record)),
-    ("unit", False, lambda record: str(record["unit"])),
     ("samples", True, lambda record: str(len(record["samples_ts"]) or "")),
     ("of roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
     ("of peak", True, lambda record: _known(record["peak_percent"], "{:.1f} %")),

@@ -81,13 +81,11 @@ def test_letters_in_figures_are_readable_and_inside(browser: Chromium, page: Pat
 @browser_there
 def test_tables_become_cards_on_a_phone(browser: Chromium, page: Path) -> None:
     label = "getComputedStyle(document.querySelector('td'), '::before').content"
+    fits = "[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)"
     browser.show(page, PHONE)
-    assert browser.evaluate(label) not in ("none", "normal")
-    assert browser.evaluate(
-        "[...document.querySelectorAll('.scroll')].every(e => e.scrollWidth <= e.clientWidth)"
-    )
+    assert browser.evaluate(label) not in ("none", "normal") and browser.evaluate(fits)
     browser.show(page, SCREEN)
-    assert browser.evaluate(label) == "none"
+    assert browser.evaluate(label) == "none" and browser.evaluate(fits)
 
 
 @browser_there
