@@ -30,6 +30,8 @@ def test_a_claim_has_a_page_and_a_command(row: list[str]) -> None:
     link = re.fullmatch(r"\[[\w-]+\]\(([\w.-]+\.md)(?:#([\w-]+))?\)", page)
     assert link and (REPOSITORY / "docs" / link[1]).exists()
     assert not link[2] or link[2] in anchors(f"docs/{link[1]}"), page
+    for figure in re.findall(r"\d[\d.,]*\d", claim):
+        assert figure in text(f"docs/{link[1]}"), f"{claim}: {figure} is not on its page"
     exists(command.strip("`"))
 
 
