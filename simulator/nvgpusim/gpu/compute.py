@@ -15,7 +15,7 @@ from ..ptx.launch import PARAM_BASE
 from .faults import GpuFault, gr_class, illegal_method, mmu, sm
 from .host import write_semaphore
 from .qmd import SIZE, Limits, Qmd, check
-from .watch import bank0, read_bank
+from .watch import Published, bank0, read_bank
 
 if TYPE_CHECKING:
     from .pbdma import Channel
@@ -113,23 +113,23 @@ class Compute:
         c = self.c
         if va >= 1 << 40:
             raise gr_class(f"QMD address {va:#x} is beyond 40 bits", **c.details())
-        qmd = self.read_qmd(va)
-        grid = self.chain(qmd)
+        qmd = self.read_qmd(va, c.current)
+        grid = self.chain(qmd, c.current, c.entry, c.line)
         if c.gpu.delay:
             c.inflight.append(grid)
             yield "more"
         else:
             yield from grid
 
-    def read_qmd(self, va: int) -> Qmd:
-        """Read and check a QMD; note if it changed since its doorbell."""
+    def read_qmd(self, va: int, published: Published | None) -> Qmd:
+        """Read and check a QMD; note if it changed since the doorbell that published it."""
         c = self.c
         try:
             data = bytes(c.vm.view(va, SIZE, "read"))
         except MmuFault as e:
             raise mmu(e, QMD=f"{va:#x}", **c.details()) from e
         qmd = Qmd.read(va, data)
-        for published in c.gpu.published(c, va):
+        if published is not None and va in published.qmds:
             before, args = published.qmds[va]
             if before != data:
                 c.gpu.note(
@@ -154,10 +154,14 @@ class Compute:
                 f"at byte {at:#x}; {line}"
             )
 
-    def chain(self, qmd: Qmd) -> Generator[str, None, None]:
-        """Run a grid, its releases, and the QMDs that depend on it."""
+    def chain(
+        self, qmd: Qmd, published: Published | None, entry: int, line: str
+    ) -> Generator[str, None, None]:
+        """Run a grid, its releases, and the QMDs that depend on it.
+
+        What the channel executes meanwhile may be a later `entry` than the one that launched it.
+        """
         c = self.c
-        entry, line = c.entry, c.line
         while True:
             c.gpu.running = c
             try:
@@ -176,7 +180,7 @@ class Compute:
                 c.gpu.write_qmd_back(c, qmd)
             if not qmd["DEPENDENT_QMD0_ENABLE"]:
                 return
-            qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8)
+            qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8, published)
 
     def release(self, qmd: Qmd) -> None:
         """Write the QMD's semaphores; the grid's stores are visible (CWD_MEMBAR)."""

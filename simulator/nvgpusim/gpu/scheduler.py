@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from .faults import GpuFault, gr_class
 from .order import Order
 from .pbdma import Channel
 from .qmd import SIZE, Qmd
-from .watch import Published
 
 POLL = 2e-4
 """Seconds between looks at semaphores that the CPU may write."""
@@ -167,13 +166,6 @@ class Gpu:
     def local_in_use(self, channel: Channel) -> bool:
         """Whether a grid of the channel's TSG may be using local memory."""
         return any(c.inflight for c in self._live() if c.port.tsg_id == channel.port.tsg_id)
-
-    def published(self, channel: Channel, va: int) -> Iterator[Published]:
-        """What was published with QMD `va` and not compared yet: the entry being executed."""
-        for published in (channel.current, *channel.published.values()):
-            if published is not None and va in published.qmds:
-                yield published
-                return
 
     def write_qmd_back(self, channel: Channel, qmd: Qmd) -> None:
         """SKED's cached copy goes back to memory."""

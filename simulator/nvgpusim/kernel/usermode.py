@@ -80,18 +80,18 @@ class Usermode:
     def _watch(self) -> None:
         cells, last = self.cells, time.monotonic()
         while not self._stop.is_set():
-            token, cells[DOORBELL] = cells[DOORBELL], IDLE
-            now = time.monotonic_ns()
-            cells[TIME_HIGH], cells[TIME_LOW] = now >> 32, now & 0xFFFFFFFF
-            if token != IDLE:
-                pause()  # the client's finalizers run on its own threads
-                try:
+            pause()  # the client's finalizers run on its own threads
+            try:
+                token, cells[DOORBELL] = cells[DOORBELL], IDLE
+                now = time.monotonic_ns()
+                cells[TIME_HIGH], cells[TIME_LOW] = now >> 32, now & 0xFFFFFFFF
+                if token != IDLE:
                     self.ring(token)
-                finally:
-                    resume()
-                last = time.monotonic()
-            quiet = time.monotonic() - last
-            time.sleep(min(max(quiet * LATE, SHORTEST), LONGEST))
+                    last = time.monotonic()
+                wait = min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST)
+            finally:
+                resume()
+            time.sleep(wait)
 
     def ring(self, token: int) -> None:
         """A store of `token` was seen."""

@@ -122,13 +122,13 @@ class Rig:
         if ring:
             self.gpu.ring_doorbell(port.token)
 
-    def finish(self, timeout: float = 20.0) -> None:
+    def finish(self, timeout: float = 120.0) -> None:
         """Wait until the GPU is idle or a fault was reported."""
         end = time.monotonic() + timeout
         while not self.faults and not self.gpu.idle() and time.monotonic() < end:
             time.sleep(1e-3)
         if not self.faults:
-            self.gpu.drain(0.5)
+            self.gpu.drain(120.0)
 
     def done(self) -> None:
         """Finish without fault or finding."""

@@ -64,7 +64,7 @@ def test_acquire_lets_the_other_channel_run(rig: Rig) -> None:
     assert rig.at(rig.signal + 32, 1)[0] == 0
     assert rig.gpu.idle(), "a channel that waits for nobody's store is idle"
     rig.submit(semaphore(rig.signal, 1, SIGNAL), 1)
-    end = time.monotonic() + 5
+    end = time.monotonic() + 120
     while rig.at(rig.signal + 32, 1)[0] == 0 and time.monotonic() < end:
         time.sleep(0.001)
     assert rig.at(rig.signal + 32, 1)[0] == 9
@@ -76,7 +76,7 @@ def test_acquire_sees_the_cpu(rig: Rig) -> None:
     time.sleep(0.02)
     assert rig.at(rig.signal + 16, 1)[0] == 0
     rig.at(rig.signal, 1, np.uint64)[0] = 3
-    end = time.monotonic() + 5
+    end = time.monotonic() + 120
     while rig.at(rig.signal + 16, 1)[0] == 0 and time.monotonic() < end:
         time.sleep(0.001)
     assert rig.at(rig.signal + 16, 1)[0] == 1
@@ -269,12 +269,12 @@ def test_closing_a_channel_stops_its_kernel_alone(rig: Rig) -> None:
     out, pick = rig.alloc(4 * 64 * 4000), rig.alloc(4096)
     qmd = rig.qmd("k_local", u64(out, pick) + u32(600), (4000, 1, 1), (64, 1, 1))
     rig.submit(launch(qmd))
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while rig.gpu.current is None and time.monotonic() < end:
         time.sleep(1e-3)
     start = time.monotonic()
     rig.gpu.detach(0)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     rig.submit(semaphore(rig.signal, 1, SIGNAL), 1)
     rig.done()
     assert rig.at(rig.signal, 1)[0] == 1

@@ -42,7 +42,7 @@ class Client(Rig):
 
     def wait(self, value: int) -> bool:
         """Poll the signal page."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while time.monotonic() < end and self.queue.error() is None:
             if self.at(self.signal, 1)[0] >= value:
                 return True

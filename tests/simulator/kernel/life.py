@@ -90,7 +90,7 @@ def make_qmd(code: int, size: int, regs: int, bank: int, bank_size: int, release
     return bytes(qmd)
 
 
-def wait(mem: memoryview, value: int, seconds: float = 6) -> None:
+def wait(mem: memoryview, value: int, seconds: float = 120) -> None:
     """Poll a 64-bit signal."""
     end = time.monotonic() + seconds
     while struct.unpack_from("<Q", mem)[0] < value:

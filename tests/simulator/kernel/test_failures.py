@@ -24,7 +24,7 @@ from .conftest import simulated
 from .rawclient import Board
 
 
-def until(condition: Callable[[], object], seconds: float = 5.0) -> bool:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> bool:
     """Wait for the doorbell's watcher."""
     end = time.monotonic() + seconds
     while not condition():

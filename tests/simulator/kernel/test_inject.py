@@ -104,10 +104,10 @@ def test_a_lost_doorbell_is_never_heard() -> None:
 
 @pytest.mark.parametrize(("spec", "code"), [("channel-error=13", 13), ("timeout", 8)])
 def test_channel_errors_kill_the_tsg(spec: str, code: int) -> None:
-    with simulated(inject=(f"{spec}:n=2",)):
+    with simulated(inject=(f"{spec}:n=2",)) as kernel:
         channel = Board().channel()
         channel.submit(0x1000000, 1)
-        time.sleep(0.01)
+        assert until(lambda: kernel.usermode.rings == 1)
         assert channel.error() is None
         channel.submit(0x1000000, 1)
         assert until(lambda: channel.error() == code)
