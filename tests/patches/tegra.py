@@ -52,9 +52,8 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """The model's remarks. Bank 0 of a QMD claims 16 times the bytes that it has, so the
-        watch over a launch's arguments reaches into those of later launches."""
-        return [n for n in self.report["notes"] if not n.startswith("kernel arguments of QMD")]
+        """The model's remarks."""
+        return list(self.report["notes"])
 
     def calls(self, what: str) -> int:
         """How many of a system call, as the report names it: 'ioctl OPEN_CHANNEL'."""
