@@ -4,8 +4,8 @@ This module imports tinygrad; see `tinygrad_runner`.
 """
 
 import ctypes
-import importlib
 from dataclasses import dataclass
+from importlib import import_module
 
 from tinygrad import Device
 from tinygrad.helpers import ALLOW_TF32
@@ -31,7 +31,7 @@ def free_bytes() -> int:
     """
     device = Device[Device.DEFAULT]
     if Device.DEFAULT.startswith("CUDA") and hasattr(device, "context"):
-        cuda = importlib.import_module("tinygrad.runtime.autogen.cuda")
+        cuda = import_module("tinygrad.runtime.autogen.cuda")
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         cuda.cuCtxSetCurrent(device.context)
         if cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0:
@@ -56,7 +56,7 @@ def peak(compute: str) -> Peak | None:
     hertz = _clock()
     if rate is None or compute not in rate.per_sm or not hertz:
         return None
-    nv = importlib.import_module("tinygrad.llm.kernels.nv")
+    nv = import_module("tinygrad.llm.kernels.nv")
     sms = nv.multiprocessors(Device.DEFAULT)
     return Peak(
         flops=sms * hertz * rate.per_sm[compute],
