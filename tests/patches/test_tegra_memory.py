@@ -95,12 +95,15 @@ def too_much(n, options=None):
     if n > size: raise MemoryError("no more")
     return alloc(n, options)
 d.allocator.alloc = too_much
-d._ensure_has_local_memory(per_thread * 8)
+try: program(d, more, "spill_more")
+except RuntimeError as e: say(error=str(e), why=str(e.__cause__))
 say(given=given, kept=d.slm_per_thread == per_thread, size=d.shader_local_mem.size,
-    tpcs=d.num_gpcs * d.num_tpc_per_gpc)
+    cached=d.shader_local_mem in d.allocator.cache[size, None], tpcs=d.num_gpcs * d.num_tpc_per_gpc)
 """
     )
-    assert run.said["kept"] and len(run.said["given"]) == 2
+    assert run.said["error"].startswith("no local memory for a program that needs ")
+    assert run.said["why"] == "no more"
+    assert run.said["kept"] and not run.said["cached"]
     assert all(tpc * run.said["tpcs"] <= run.said["size"] for tpc, _ in run.said["given"])
 
 

@@ -100,33 +100,6 @@ except RuntimeError as e: say(error=str(e))
     assert run.said["error"] == "nvgpu NVMAP_ALLOC failed: EIO (Input/output error)"
 
 
-def test_every_call_of_open_can_fail(tegra: Tegra) -> None:  # noqa: F811
-    run = tegra("""
-from tinygrad.runtime.ops_nv import NVDevice
-opened = lambda: {n for n in os.listdir("/proc/self/fd")}
-fail, errors, at, extra = FailAt(errno.EIO), [], 0, []
-while True:
-    fail.arm(at := at + 1)
-    try: dev = NVDevice("NV")
-    except RuntimeError as e: errors.append(str(e))
-    else: break
-fail.arm(0)
-dev.synchronize()
-dev.finalize()
-del dev
-gc.collect()
-say(errors=errors)
-""")
-    errors = run.said["errors"]
-    assert len(errors) >= 25
-    assert [e for e in errors if not e.endswith("failed: EIO (Input/output error)")] == []
-    named = {e.split()[1] for e in errors}
-    assert {"ALLOC_AS", "OPEN_TSG", "CREATE_SUBCONTEXT", "OPEN_CHANNEL", "CHANNEL_SETUP_BIND",
-            "AS_BIND_CHANNEL", "TSG_BIND_CHANNEL_EX", "CHANNEL_WDT", "CHANNEL_ALLOC_OBJ_CTX",
-            "CHANNEL_SET_ERROR_NOTIFIER", "AS_MAP_BUFFER_EX", "NVMAP_CREATE_64", "NVMAP_ALLOC",
-            "NVMAP_GET_FD", "NVMAP_FREE"} <= named  # fmt: skip
-
-
 def test_closed_device_leaves_nothing_and_opens_again(tegra: Tegra) -> None:  # noqa: F811
     run = tegra("""
 from tinygrad.runtime.ops_nv import NVDevice
@@ -144,20 +117,6 @@ say(errors=errors)
     assert run.said["errors"] == ["NV is closed"] * 5
     assert run.calls("open ctrl") == run.calls("close channel") == run.calls("close as") == 5
     assert run.report["peak_bytes"] < 40 << 20
-
-
-def test_more_buffers_than_descriptors(tegra: Tegra) -> None:  # noqa: F811
-    run = tegra("""
-import resource
-d = Device["NV"]
-resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-bufs = [d.allocator.alloc(4096, BufferSpec(nolru=True)) for _ in range(600)]
-for i, buf in enumerate(bufs): buf.cpu_view().view(fmt="I")[0] = i
-say(right=all(buf.cpu_view().view(fmt="I")[0] == i for i, buf in enumerate(bufs)))
-for buf in bufs: d.allocator.free(buf, 4096, BufferSpec(nolru=True))
-""")
-    assert run.said["right"]
-    assert run.calls("ioctl AS_UNMAP_BUFFER") >= 600
 
 
 @pytest.mark.parametrize("place", ["windows", "low", "random"])
