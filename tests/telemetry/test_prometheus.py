@@ -67,7 +67,7 @@ class Machine:
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator[Machine]:
     """The whole chain, after one benchmark run on a board that was throttled."""
     texts = tmp_path_factory.mktemp("textfile")
     metrics = Metrics()
