@@ -2,11 +2,13 @@
 
 import ast
 import re
-import subprocess
+from pathlib import Path
 
 from tests.docs.pages import REPOSITORY, section
 
 PAGE = "docs/architecture.md"
+# What .gitignore leaves out, and hidden folders.
+MADE = r"\.|__pycache__|build$|dist$|htmlcov|result|.*\.egg-info"
 # Package of ours: what of ours it may import.
 ARROWS = {
     "benchmarks/orinbench": {"orinbench", "jetson"},
@@ -19,18 +21,14 @@ ARROWS = {
 OURS = {"orinbench", "jetson", "exporter", "nvgpusim", "patchseries", "tests"}
 
 
-def folders() -> set[str]:
-    """The folders of the repository that git knows, down to two levels."""
-    done = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return {f"{part}/" for line in done.stdout.splitlines() for part in parents(line)}
-
-
-def parents(file: str) -> list[str]:
-    parts = file.split("/")[:-1]
-    return ["/".join(parts[: i + 1]) for i in range(len(parts))]
+def folders(depth: int = 2, root: Path = REPOSITORY) -> set[str]:
+    """The folders of the repository, down to two levels, without what is made in it."""
+    found = set()
+    for path in root.iterdir():
+        if path.is_dir() and not re.match(MADE, path.name):
+            found.add(f"{path.relative_to(REPOSITORY).as_posix()}/")
+            found |= folders(depth - 1, path) if depth > 1 else set()
+    return found
 
 
 def test_the_table_names_the_rooms_that_there_are() -> None:
