@@ -97,13 +97,17 @@ class Runner:
     def _prepare(self) -> None:
         pairs = list(zip(self.result.lanes, self.backends, strict=True))
         for lane, backend in pairs:
-            name = lane.plan.lane.backend
-            self.talk.phase(f"opening {name}")
-            self._guard(lane, self._open, backend)
-        if all(lane.error for lane in self.result.lanes):
-            reasons = "; ".join(f"{lane.plan.lane.backend}: {lane.error}" for lane, _ in pairs)
+            self.talk.phase(f"opening {lane.plan.lane.backend}")
+            try:
+                lane.identity = backend.open()
+            except BackendDiedError as error:
+                lane.error = str(error)
+        reasons = [f"{lane.plan.lane.backend}: {lane.error}" for lane, _ in pairs if lane.error]
+        if len(reasons) == len(pairs):
             flag = "--backend" if any(lane.model for lane, _ in pairs) else "--device"
-            raise BenchError(f"{flag}: none opens ({reasons})")
+            raise BenchError(f"{flag}: none opens ({'; '.join(reasons)})")
+        for reason in reasons:
+            self.talk.line(reason)
         for lane, _ in pairs:
             self._measure_bandwidth(lane)
         for lane, backend in pairs:
@@ -146,9 +150,6 @@ class Runner:
             except LeftOutError as error:
                 row.left_out = str(error)
                 self.talk.line(f"{lane.plan.lane.backend}: {row.case.label} left out: {error}")
-
-    def _open(self, lane: LaneResult, backend: Backend) -> None:
-        lane.identity = backend.open()
 
     def _measure_bandwidth(self, lane: LaneResult) -> None:
         """Measure the bandwidth of the lane's device, once a device.

@@ -21,6 +21,8 @@ MODIFIED_Z_THRESHOLD = 3.5
 OUTLIER_FLOOR = 0.005
 # A monotone trend is worth a warning from this share on.
 DRIFT_FLOOR = 0.01
+# Stretches whose medians stand for a long run: every pair of them meets every permutation.
+DRIFT_BLOCKS = 50
 SIGNIFICANCE = 0.05
 
 Floats = npt.NDArray[np.float64]
@@ -242,9 +244,11 @@ def drift(values: Sequence[float]) -> float:
     """Return how much the (positive) values grew over the run, as a share; 0 if not significant.
 
     Mann-Kendall's test by permutation says whether there is a trend, Theil-Sen's slope of the
-    logarithms how large.
+    logarithms how large; of a long run both look at the medians of DRIFT_BLOCKS stretches.
     """
     samples = np.asarray(values, dtype=np.float64)
+    if len(samples) > DRIFT_BLOCKS:
+        samples = np.array([np.median(part) for part in np.array_split(samples, DRIFT_BLOCKS)])
     n = len(samples)
     if n < MIN_SAMPLES:
         return 0.0

@@ -57,7 +57,7 @@ class PlainTalk:
     def begin(self, total: int, seconds: float) -> None:
         """Say how much there is to time."""
         self._total = total
-        self.line(f"timing {total} repetitions, at least {duration(seconds)}")
+        self.line(announcement(total, seconds))
 
     def advance(self, text: str) -> None:
         """Print a line if repetitions were asked for."""
@@ -91,7 +91,7 @@ class RichTalk:
 
     def begin(self, total: int, seconds: float) -> None:
         """Replace the spinner by a bar."""
-        self.line(f"timing {total} repetitions, at least {duration(seconds)}")
+        self.line(announcement(total, seconds))
         self._stop_status()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -120,6 +120,12 @@ class RichTalk:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def announcement(total: int, seconds: float) -> str:
+    """Return what is about to be timed, and how long that takes at least, if it takes long."""
+    least = f", at least {duration(seconds)}" if seconds >= 1 else ""
+    return f"timing {total} repetitions{least}"
 
 
 def duration(seconds: float) -> str:

@@ -208,6 +208,8 @@ def test_nothing_that_opens_is_an_error_with_every_reason(tiny_model: ModelInfo)
     with pytest.raises(BenchError, match=r"none opens \(tinygrad:CPU: no .*; llama\.cpp: no"):
         bench.run()
     assert bench.log[-2:] == ["tinygrad:CPU close", "llama.cpp close"]
+    # The error says why; nothing has said it before.
+    assert not any("no tinygrad" in line for line in bench.talk.lines)
 
 
 def test_a_failed_check_stops_before_anything_is_timed(tiny_model: ModelInfo) -> None:

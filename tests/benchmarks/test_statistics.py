@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -126,6 +128,17 @@ def test_drift_is_a_trend_and_not_noise() -> None:
     assert drift(falling[::-1]) > 0
     assert drift([100.0, 99.0, 101.0, 100.0, 99.5, 100.5, 100.0, 99.8]) == 0.0
     assert drift(falling[: MIN_SAMPLES - 1]) == 0.0
+
+
+def test_drift_of_a_long_run_is_found_in_little_memory() -> None:
+    noise = np.random.default_rng(1).normal(1, 0.02, 5000)
+    assert drift(list(noise)) == 0.0
+    tracemalloc.start()
+    falling = drift(list(noise * np.linspace(1.0, 0.9, 5000)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert falling == pytest.approx(-0.1, abs=0.01)
+    assert peak < 200 << 20
 
 
 @settings(deadline=None)
