@@ -1,6 +1,8 @@
 """Every benchmark's tiny cases on the CPU device: checked against numpy, timed, counted."""
 
 import json
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -62,6 +64,8 @@ def test_a_tiny_case_is_right_and_is_timed(
         measured = worker.ask(protocol.Repeat(case.label, 1), protocol.Measured)
         assert measured.ns > 0 and measured.kernels_compiled == 0
         assert _work(case, prepared) == pytest.approx(prepared.work)
+        if name == "schedule":
+            the_schedule_is_told(prepared, measured)
         if name == "gpt2":  # two layers of 17 kernels, and no layer computed twice
             assert 20 <= prepared.extra["kernels"] <= 45
         if name == "conv":
@@ -122,17 +126,52 @@ def test_jitter_lasts_as_long_as_asked_over_all_repetitions(prepare: Prepare) ->
     assert 0.25 / 20 < prepared.repetition_s < 0.25 * 20
 
 
-def test_a_schedule_has_phases_and_counts_rewrites(worker: WorkerProcess, prepare: Prepare) -> None:
-    (case,) = tiny_cases("schedule", match_stats="yes")
-    prepared = prepare(case)
+def the_schedule_is_told(prepared: protocol.Prepared, measured: protocol.Measured) -> None:
     stats = prepared.extra["match_stats"]
     assert 0 < stats["matches"] < stats["attempts"]
     assert 0 < stats["rules_matched"] <= stats["rules"]
     assert len(stats["slowest"]) == 5 and stats["slowest"][0]["ms"] >= stats["slowest"][4]["ms"]
-    measured = worker.ask(protocol.Repeat(case.label, 1), protocol.Measured)
     phases = [measured.extra[f"{name}_ms"] for name in ("graph", "schedule", "lower", "launch")]
     assert all(phase > 0 for phase in phases)
     assert prepared.extra["kernels"] >= 5  # four products, and what a softmax needs between
+
+
+PARTS = """
+import sys
+import numpy as np
+from tinygrad import Tensor
+from orinbench.suite.networks import NumpyOps, TinygradOps, _inverted, random_weights, Shapes
+from orinbench.suite.schedule_models import llama, resnet_block
+from orinbench.suite.task import expect_close
+
+def both(part, image):
+    shapes = Shapes()
+    part(shapes, image)
+    weights = random_weights(shapes.shapes, 5)
+    x = np.random.default_rng(5).standard_normal(image, np.float32)
+    device = TinygradOps({name: Tensor(value) for name, value in weights.items()})
+    got = part(device, Tensor(x)).numpy()
+    print(expect_close(got, part(NumpyOps(weights), x.astype(np.float64)), 1e-4))
+
+both(lambda ops, x: ops.max_pool(x), (2, 3, 9, 12))
+both(lambda ops, x: _inverted(ops, x, 8, 5, 2, 6, "silu", squeeze=True), (2, 8, 7, 6))
+both(lambda ops, x: _inverted(ops, x, 8, 3, 1, 6, "silu", squeeze=True), (1, 8, 5, 5))
+for model in (resnet_block(), llama()):
+    print(expect_close(model.graph().numpy(), model.answer, model.tolerance))
+"""
+
+
+def test_what_the_other_networks_are_made_of_is_right(suite_environment: dict[str, str]) -> None:
+    """ResNet's bottleneck and pooling, EfficientNet's blocks, a llama's layers, on the device."""
+    done = subprocess.run(
+        [sys.executable, "-c", PARTS],
+        env=os.environ | suite_environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("off from numpy by at most") == 5
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
