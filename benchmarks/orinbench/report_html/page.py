@@ -19,6 +19,7 @@ from orinbench.report_html.sections import all_sections, each, measured_ones
 from orinbench.saved import completed
 
 HEROES = 4
+FEW_NAMES = 3
 GLYPHS = {"faster": "▲", "slower": "▼", "no difference shown": "＝"}
 
 environment = Environment(
@@ -82,6 +83,8 @@ def _title(records: Sequence[Record]) -> str:
     what = each([record["model_type"] for record in records]) or each(
         [record["benchmark"] for record in records]
     )
+    if len(what) > FEW_NAMES:
+        what = [f"{len(what)} benchmarks"]
     return f"{', '.join(what)} on {', '.join(each([device_label(r) for r in records]))}"
 
 

@@ -3,7 +3,7 @@ beside it does not say."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -20,8 +20,8 @@ from orinbench.report_html.timeline import Moment
 PANELS = 8
 NARROW = 6.0  # inches: below, panels stand in one column
 BAR_HEIGHT, ROW_INCHES, HEAD_INCHES, LABEL_INCHES = 0.62, 0.33, 0.56, 0.22  # inches
-# Letters of a label, in a narrow figure and in a wide one.
-LABEL_LETTERS, WIDE_LABEL_LETTERS = 22, 40
+# Letters of a label: in a legend, at most, and for each inch of a panel.
+LEGEND_LETTERS, MOST_LETTERS, INCH_LETTERS = 22, 44, 6.2
 # Factor between the smallest and the largest value from which on a scale is logarithmic.
 LOG_FROM = 30
 
@@ -51,9 +51,20 @@ def short(value: float) -> str:
 
 
 def bars(groups: dict[str, list[Bar]], looks: Looks, width: float, xlabel: str) -> Figure:
-    """Draw a panel for each group, its bars from zero, longest meaning most."""
-    if len(groups) > PANELS:
-        groups = {"": [bar for group in groups.values() for bar in group]}
+    """Draw a panel for each group, its bars from zero, longest meaning most.
+
+    One panel has them all if there are many groups, or if one backend's values fit one scale.
+    """
+    every = [bar for group in groups.values() for bar in group]
+    alone = len({bar.backend for bar in every}) == 1
+    if len(groups) > PANELS or (alone and not _spread(every)):
+        groups = {
+            "": [
+                replace(bar, label=title if alone else f"{title}, {bar.backend}")
+                for title, group in groups.items()
+                for bar in group
+            ]
+        }
     columns = 1 if width < NARROW or len(groups) == 1 else 2
     panels = list(groups.items())
     rows = [panels[start : start + columns] for start in range(0, len(panels), columns)]
@@ -64,15 +75,21 @@ def bars(groups: dict[str, list[Bar]], looks: Looks, width: float, xlabel: str) 
     for index, (panel, (title, group)) in enumerate(zip(axes.flat, panels, strict=False)):
         _bar_panel(panel, title, group, looks, width / columns)
         if index >= len(panels) - columns:
-            panel.set_xlabel(legible(xlabel, LABEL_LETTERS))
+            panel.set_xlabel(legible(xlabel, LEGEND_LETTERS))
     for spare in axes.flat[len(panels) :]:
         spare.set_axis_off()
     return figure
 
 
+def _spread(group: Sequence[Bar]) -> bool:
+    """Whether the values are too far apart for a scale that begins at zero."""
+    values = [bar.value for bar in group]
+    return min(values) > 0 and max(values) / min(values) > LOG_FROM
+
+
 def _letters(width: float) -> int:
     """Return how long a label may be in a panel of `width` inches."""
-    return LABEL_LETTERS if width < NARROW else WIDE_LABEL_LETTERS
+    return min(MOST_LETTERS, int(INCH_LETTERS * width))
 
 
 def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks, width: float) -> None:
@@ -80,14 +97,15 @@ def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks, width: f
         panel.set_title(legible(title, _letters(width)))
     panel.grid(axis="y", visible=False)
     values = [bar.value for bar in group]
-    if min(values) > 0 and max(values) / min(values) > LOG_FROM and not title:
+    if not title and _spread(group):
         panel.set_xscale("log")
         panel.set_xlim(min(values) / 3, max(values) * 12)
+        panel.minorticks_off()
     else:
         longest = max(len(bar.text or short(bar.value)) for bar in group)
         panel.set_xlim(0, (1.18 + 0.035 * longest) * max(values))
         panel.xaxis.set_major_locator(MaxNLocator(4))
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+    panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     panel.set_ylim(len(group) - 0.45, -0.55)
     panel.set_yticks(
         range(len(group)), [legible(bar.label, _letters(width)) for bar in group], color=INK
@@ -102,7 +120,7 @@ def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks, width: f
                 markersize=6, markeredgewidth=1.2,
             )  # fmt: skip
         panel.annotate(
-            legible(bar.text or short(bar.value), WIDE_LABEL_LETTERS), (end, row), xytext=(6, 0),
+            legible(bar.text or short(bar.value), MOST_LETTERS), (end, row), xytext=(6, 0),
             textcoords="offset points", va="center", color=INK, fontsize=9,
         )  # fmt: skip
 
@@ -110,14 +128,11 @@ def _bar_panel(panel: Axes, title: str, group: list[Bar], looks: Looks, width: f
 def throughput(records: Sequence[Record], looks: Looks, width: float) -> Figure:
     """Draw the median of each record with its 95 % interval; all records have one unit."""
     groups: dict[str, list[Bar]] = {}
-    tests = {case_test(record) for record in records}
     for record in records:
-        test = case_test(record)
-        groups.setdefault(test, []).append(
+        groups.setdefault(str(record["test"]), []).append(
             Bar(
-                str(record["backend"]) if len(tests) <= PANELS else f"{test}, {record['backend']}",
-                str(record["backend"]),
-                *(centre(record), record["ci95_low_ts"], record["ci95_high_ts"]),
+                *(str(record["backend"]), str(record["backend"]), centre(record)),
+                *(record["ci95_low_ts"], record["ci95_high_ts"]),
             )
         )
     return bars(groups, looks, width, str(records[0]["unit"]))
@@ -221,7 +236,7 @@ def roofline(
         colour, marker = looks[name]
         panel.plot(
             [spot.tokens for spot in mine], [spot.speed for spot in mine], linestyle="none",
-            marker=marker, markersize=7, color=colour, label=legible(name, LABEL_LETTERS),
+            marker=marker, markersize=7, color=colour, label=legible(name, LEGEND_LETTERS),
         )  # fmt: skip
     ticks = [2**power for power in range(int(math.log2(last)) + 1)]
     step = math.ceil(len(ticks) / (6 if width < NARROW else 12))
@@ -296,5 +311,5 @@ def _moments(
         colour, marker = looks[name]
         panel.plot(
             [x for x, _ in mine], [reading for _, reading in mine], linestyle="none",
-            marker=marker, markersize=4, color=colour, label=legible(name, LABEL_LETTERS),
+            marker=marker, markersize=4, color=colour, label=legible(name, LEGEND_LETTERS),
         )  # fmt: skip

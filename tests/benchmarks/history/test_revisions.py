@@ -45,6 +45,7 @@ text = f"Metadata-Version: 2.1\\nName: tinygrad\\nVersion: {version}\\n"
 info.joinpath("METADATA").write_text(text)
 package = site / "orinbench"
 package.mkdir()
+package.joinpath("__init__.py").touch()
 shutil.copy(pathlib.Path(__file__).with_name("worker.py"), package)
 site.joinpath("speed.txt").write_text("12" if "slow" in series else "10")
 """
@@ -139,9 +140,7 @@ def test_the_whole_way(
     assert run("plain", "broken", *flags) == 2
     assert "broken: cannot be built: series: 0001-broken.patch" in capsys.readouterr().err
 
-    versions = [
-        f"0.13.0+orin.{name.encode().hex()}" for name in ("plain", "plain", "plain", "slow")
-    ]
+    versions = [f"0.13.0+orin.{name.encode().hex()}" for name in ("plain", "slow")]
     with History(path) as history:
         for kept, version in zip(history.runs(), versions, strict=True):
             (record,) = history.records(kept.id)
