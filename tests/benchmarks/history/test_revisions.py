@@ -5,6 +5,7 @@ the real thing: git, the environments, the processes, the statistics.
 """
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -155,10 +156,16 @@ def test_a_revision_has_its_own_tinygrad_and_our_other_packages(
     repository: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setenv("PYTHONPATH", str(Path(orinbench.__file__).parents[1]))
     made = build(revision(repository, "plain"), PlainTalk())
     program = "import orinbench, click, sys; print(*orinbench.__path__, click.__file__, sep='\\n')"
     done = subprocess.run(
-        [made.python, "-c", program], capture_output=True, text=True, check=True, cwd="/"
+        [made.python, "-c", program],
+        env=os.environ | {"PYTHONPATH": ""},  # as a worker has it
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd="/",
     )
     first, second = done.stdout.splitlines()
     assert first.startswith(str(made.folder)) and second == click.__file__
