@@ -63,8 +63,13 @@ def _tool(name: str) -> str:
     raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")
 
 
-def kernels(nv: Any, shape: Shape, quant: str) -> Iterator[tuple[Any, int]]:
-    """Yield each kernel of a token and of a prompt's chunk once, with its number of weights."""
+def kernels(
+    nv: Any, shape: Shape, quant: str, device: str = "NV", batch: int = 1
+) -> Iterator[tuple[Any, int]]:
+    """Yield each kernel of a token and of a prompt's chunk once, with its number of weights.
+
+    With `batch`, those of a token of that many sequences alone.
+    """
     typ = _TYPES[quant]
     _, width, size, _, _ = nv.TYPES[typ]
     dim, hidden, heads, kv = shape.n_embd, shape.n_ff, shape.n_heads, shape.n_kv_heads
@@ -74,7 +79,7 @@ def kernels(nv: Any, shape: Shape, quant: str) -> Iterator[tuple[Any, int]]:
         return nv.Weight(_Bytes(rows * cols // width * size), typ, rows, cols)
 
     qkv = [weight(heads * head, dim), weight(kv * head, dim), weight(kv * head, dim)]
-    h = nv.Heads(head, kv, heads // kv, 4096, True, False, "u16")
+    h = nv.Heads(head, kv, heads // kv, 4096, True, False, "u16", batch)
     matrices = [
         ("qkv", "STORE", qkv, True),
         ("out", "ADD", [weight(dim, heads * head)], False),
@@ -83,15 +88,23 @@ def kernels(nv: Any, shape: Shape, quant: str) -> Iterator[tuple[Any, int]]:
         ("head", "ARGMAX", [weight(shape.vocab_size, dim)], True),
     ]
     none = _Bytes(0)
+    yield nv.embed(weight(shape.vocab_size, dim), none, none, batch)[0], 0
     for role, mode, ws, normed in matrices:
         norm, tail = none if normed else None, [none] * 3 if mode == "ARGMAX" else None
-        biases = [None] * len(ws)
-        made = nv.gemv("NV", role, mode, ws, norm, biases, 1e-5, none, none, tail)
-        yield made[0], sum(w.rows * w.cols for w in ws)
+        rows, biases = sum(w.rows for w in ws), [None] * len(ws)
+        fits = (nv.plan_gemv(device, mode, typ, ws[0].cols, rows, n).depth for n in range(1, 5))
+        columns = min(batch, sum(bool(depth) for depth in fits))
+        args = (device, role, mode, ws, norm, biases, 1e-5, none, none, tail, batch, (0, columns))
+        yield nv.gemv(*args)[0], sum(w.rows * w.cols for w in ws)
     yield nv.attention(h, 2, 1e-5, none, none, none, none, [], none, none, none)[0], 0
+    if batch > 1:
+        return
+    yield nv.embed_rows(weight(shape.vocab_size, dim), none, none)[0], 0
+    yield nv.norm_rows(dim, 1e-5, none, none, none, none)[0], 0
     for role, mode, ws, _ in matrices[:-1]:
         for kernel, _ in nv.gemm(role, mode, ws, [None] * len(ws), none, none, none, 1.0):
             yield kernel, sum(w.rows * w.cols for w in ws)
+    yield nv.rope_rows(h, 1e-5, none, none, none, none, [], none)[0], 0
     yield nv.attention_rows(h, none, none, none, none)[0], 0
 
 
@@ -165,7 +178,7 @@ def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
     if found := re.search(r"gemv<\w+, \d+, (\d+),", kernel.code):
         per_lane = 32 * int(found[1])
     elif kernel.name.startswith("gemm"):
-        per_lane = 64  # a lane's two rows, a quarter of 128 weights of each
+        per_lane = 32  # a lane's two rows, a quarter of 64 weights of each
     each = len(loop) / per_lane if per_lane else None
     memory = kernel.est.mem / _BEST
     tokens = 512 // _GEMM_TOKENS if kernel.name.startswith("gemm") else 1

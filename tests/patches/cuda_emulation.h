@@ -17,6 +17,7 @@
 #define __align__(n)
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __maxnreg__(...)
 
 struct uint3_ { unsigned x, y, z; };
 struct int2 { int x, y; };
@@ -173,6 +174,9 @@ static inline unsigned hfma2(unsigned a, unsigned b, unsigned c) {
   return f2h2(h2f(a) * h2f(b) + h2f(c), h2f(a >> 16) * h2f(b >> 16) + h2f(c >> 16));
 }
 static inline float exp2_(float x) { return exp2f(x); }
+static inline int thread_again() { return emu::tid.x; }
+static inline int block_again() { return emu::bid.x; }
+static inline int load_again(const int* p) { return *p; }
 // m16n8k16, row.col: lane = 4*group + t. A: (group | group+8, 2t.. | 2t+8..); B: (2t.. | 2t+8.., group); C: (group | group+8, 2t, 2t+1)
 static inline void mma16816(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   unsigned r[6] = {a0, a1, a2, a3, b0, b1};

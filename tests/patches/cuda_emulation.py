@@ -31,7 +31,7 @@ def cxx() -> list[str]:
 def compile_emulated(device: str, source: str) -> bytes:
     """Compile CUDA C whose one entry is `extern "C" __global__` to a shared object's bytes."""
     entry = source[source.rindex('extern "C"') :]
-    name = entry[entry.index(")", entry.index("__launch_bounds__")) + 1 :].split("(")[0].strip()
+    name = entry[entry.index(")") + 1 :].split("(")[0].strip()  # behind the bounds
     params = [
         p.strip() for p in entry[entry.index(name) + len(name) + 1 :].split(")")[0].split(",")
     ]

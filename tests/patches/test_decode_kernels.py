@@ -1,4 +1,4 @@
-"""0013: the kernels of a token, one by one, against float64 on `gguf`'s dequantization.
+"""0013, 0020: the kernels of a token, one by one, against float64 on `gguf`'s dequantization.
 
 They run as CUDA C on the CPU (`cuda_emulation`), so no GPU is needed; the same source is what a
 GPU compiles.
@@ -68,6 +68,62 @@ def test_gemv(typ: int, cols: int, rows: int, mode: str, rng: np.random.Generato
         want = np.concatenate(sums)
         want[-counts[-1] :] += bias if mode == "STORE" else before
         close(got, want, sizes + 1, 2e-6)
+
+
+@pytest.mark.parametrize(
+    ("mode", "batch", "cols"), [("STORE", 2, 1536), ("ADD", 3, 256), ("SWIGLU", 4, 1024)]
+)
+@pytest.mark.parametrize("typ", TYPES)
+def test_gemv_of_a_batch(
+    typ: int, batch: int, cols: int, mode: str, rng: np.random.Generator
+) -> None:
+    counts = {"STORE": [13, 2, 5], "ADD": [13], "SWIGLU": [13, 13]}[mode]
+    packed = [random_weights(rng, typ, n, cols) for n in counts]
+    x = rng.standard_normal((batch, cols)).astype(np.float32)
+    norm = rng.standard_normal(cols).astype(np.float32)
+    bias = rng.standard_normal(counts[-1]).astype(np.float32)
+    rows, normed = counts[0] if mode == "SWIGLU" else sum(counts), mode != "ADD"
+    before = rng.standard_normal((batch, rows)).astype(np.float32)
+    out = buffer(before)
+    biases = [None] * (len(counts) - 1) + [buffer(bias) if mode == "STORE" else None]
+    ws = [weight(typ, w, cols) for w in packed]
+    given = (buffer(norm) if normed else None, biases, 1e-5, out, buffer(x))
+    run(*nv.gemv("EMU", "test", mode, ws, *given, batch=batch))
+    got = read(out).reshape(batch, rows).astype(np.float64)
+    for i in range(batch):
+        seen = quantized(typ, x[i] * norm if normed else x[i])
+        if normed:
+            seen = seen / np.sqrt((x[i].astype(np.float64) ** 2).mean() + 1e-5)
+        sums = [dequantized(typ, w) @ seen for w in packed]
+        sizes = [np.abs(dequantized(typ, w)) @ np.abs(seen) for w in packed]
+        if mode == "SWIGLU":
+            gate, up = sums
+            with np.errstate(over="ignore"):
+                want = gate / (1 + np.exp(-gate)) * up
+            size = (1 + np.abs(gate)) * sizes[1] + sizes[0] * (1 + np.abs(up))
+        else:
+            want, size = np.concatenate(sums), np.concatenate(sizes) + 1
+            want[-counts[-1] :] += bias if mode == "STORE" else before[i]
+        close(got[i], want, size, 2e-6)
+
+
+def test_head_of_a_batch_in_two_launches(rng: np.random.Generator) -> None:
+    """As where shared memory does not hold all activations: the last launch moves the position."""
+    cols, rows, batch = 256, 37, 3
+    packed = random_weights(rng, Q6_K, rows, cols)
+    x = rng.standard_normal((batch, cols)).astype(np.float32)
+    logits = buffer(np.zeros((batch, rows), np.float32))
+    state = buffer(np.array([7, 8, 9, 41, 0, 0, 0, 0], np.int32))
+    tail = [buffer(np.zeros(64, np.float32)), buffer(np.zeros(64, np.int32)), state]
+    norm, w, xs = buffer(np.ones(cols, np.float32)), weight(Q6_K, packed, cols), buffer(x)
+    for at, n in ((0, 2), (2, 1)):
+        out = logits.view(n * rows, logits.dtype, at * rows * 4).ensure_allocated()
+        inp = xs.view(n * cols, xs.dtype, at * cols * 4).ensure_allocated()
+        head = ("EMU", "head", "ARGMAX", [w], norm, [None], 1e-5, out, inp, tail, batch, (at, n))
+        run(*nv.gemv(*head))
+    best = read(logits).reshape(batch, rows).argmax(1).tolist()
+    assert best == [int(np.argmax(dequantized(Q6_K, packed) @ row)) for row in x]
+    assert read(state, np.int32).tolist() == [*best, 42, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("typ", TYPES)
@@ -176,3 +232,38 @@ def test_attention_of_a_token(shape: Any, pos: int, rng: np.random.Generator) ->
         k, v = new[0, i // group, : pos + 1], new[1, i // group, : pos + 1]
         np.testing.assert_allclose(got[i], attend(q, k, v), rtol=1e-4, atol=1e-5)
     assert read(state, np.int32).tolist() == [0, pos, 0] + [0] * h.blocks
+
+
+@pytest.mark.parametrize("pos", [0, 70, 200])
+@pytest.mark.parametrize("shape", [HEADS[1], HEADS[5], HEADS[6]], ids=str)
+def test_attention_of_a_batch(shape: Any, pos: int, rng: np.random.Generator) -> None:
+    dim, kv, group, half, interleaved, normed = shape
+    context, splits, batch, heads = 256, 3, 3, kv * group
+    dtype = np.float16 if half else np.float32
+    cache = rng.standard_normal((2, batch, kv, context, dim)).astype(dtype)
+    cache[:, :, :, pos:] = np.nan
+    qkv = rng.standard_normal((batch, kv * (group + 2), dim)).astype(np.float32)
+    freqs = rng.uniform(-1, 1, (context, dim)).astype(np.float32)
+    norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2 if normed else 0)]
+    kind = "u16" if half else "float"
+    h = nv.Heads(dim, kv, group, context, interleaved, normed, kind, batch)
+    out, cached = buffer(np.full(batch * heads * dim, np.nan, np.float32)), buffer(cache)
+    part = buffer(np.full(batch * heads * splits * dim, np.nan, np.float32))
+    part_ml = buffer(np.full(batch * heads * splits * 2, np.nan, np.float32))
+    state = buffer(np.array([0] * batch + [pos, 0] + [0] * h.blocks * batch, np.int32))
+    args = [out, cached, buffer(qkv), buffer(freqs), [buffer(n) for n in norms]]
+    run(*nv.attention(h, splits, 1e-6, *args, part, part_ml, state))
+    qn, kn = norms if normed else (None, None)
+    new = read(cached, dtype).reshape(cache.shape)
+    np.testing.assert_array_equal(new[:, :, :, :pos], cache[:, :, :, :pos])
+    assert np.isnan(new[:, :, :, pos + 1 :]).all()
+    got = read(out).reshape(batch, heads, dim)
+    for b in range(batch):
+        for g in range(kv):
+            k = rotated(qkv[b, heads + g], freqs[pos], interleaved, kn)
+            np.testing.assert_allclose(new[0, b, g, pos], k, rtol=1e-3, atol=1e-3)
+        for i in range(heads):
+            q = rotated(qkv[b, i], freqs[pos], interleaved, qn)
+            k, v = (new[j, b, i // group, : pos + 1] for j in range(2))
+            np.testing.assert_allclose(got[b, i], attend(q, k, v), rtol=1e-4, atol=1e-5)
+    assert not read(state, np.int32)[batch + 1 :].any()

@@ -1,4 +1,4 @@
-"""0012-0014: whole models through the kernels, against a float64 LLaMA and the general path."""
+"""0012-0014, 0020: whole models, against a float64 LLaMA and the general path."""
 
 import os
 import sys
@@ -137,6 +137,49 @@ def test_greedy_tokens_are_those_of_the_general_path(load: Any) -> None:
     fused = take(model, PROMPT[:9], 6)
     model.fused, model._cached_tokens = None, []
     assert take(model, PROMPT[:9], 6) == fused
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_batch_is_its_sequences(load: Any, batch: int) -> None:
+    """A prompt of each, then tokens: float64's, or within the error as above."""
+    from tinygrad import Tensor
+
+    model, reference = load("Q6_K")
+    zero = Tensor(0.0)
+    alone = take(model, PROMPT[:9], 3)
+    rows = [[(t * (i + 3) + i) % 1000 for t in PROMPT[:33]] for i in range(batch)]
+    out, pos = model(Tensor(rows, dtype="int32"), 0, zero), 0
+    for _ in range(3):
+        assert model.fused is not None
+        assert model.fused.batch == batch
+        pos = len(rows[0])
+        got = logits(model).reshape(batch, -1)
+        for i, token in enumerate(out.tolist()):
+            want = reference.logits(rows[i])[-1]
+            assert np.linalg.norm(got[i] - want) / np.linalg.norm(want) < 0.04
+            assert token == [got[i].argmax()]
+            assert want.max() - want[token[0]] <= 2 * np.abs(got[i] - want).max()
+            rows[i].append(token[0])
+        out = model(out, pos, zero)
+    assert take(model, PROMPT[:9], 3) == alone  # one sequence again
+
+
+def test_a_large_batch_takes_the_general_path(
+    load: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tinygrad import Context, Tensor
+
+    model, reference = load("F16", 32)
+    rows = [[3 + i, 50 * i, 9] for i in range(5)]
+    with Context(DEBUG=1):
+        out = model(Tensor(rows, dtype="int32"), 0, Tensor(0.0).contiguous()).tolist()
+    assert model.fused is None
+    assert "general path, batch: 5 sequences, and the kernels take 4 at most" in (
+        capsys.readouterr().out
+    )
+    for row, token in zip(rows, out, strict=True):
+        want = reference.logits(row)[-1]
+        assert want.max() - want[token[0]] <= 0.01 * want.std()
 
 
 def test_temperature_samples(load: Any) -> None:
