@@ -1,0 +1,309 @@
+"""Decode with a tiny model on the simulated Orin under every adversary, one run for each seed.
+
+    .venv/bin/python -m tests.patches.seeds --seeds 200 --state build/seeds
+
+A Q6_K LLaMA gets a prompt in chunks and decodes 32 tokens through TinyJit and graphs on TEGRA+NV.
+Tokens have to be those of tinygrad's CPU device, logits near those of a float64 LLaMA. Each seed
+gets a model of nvgpu, nvmap and GPU of its own, on which the device is opened, the weights are
+loaded and both JITs captured anew: late consumer, late stores, buffers placed at the windows,
+poisoned memory, strict. What the process keeps is the schedule and the compiled kernels.
+
+Results are appended to STATE/results-PATH.jsonl; seeds that it has are not run again, and seed N
+alone is `--first N --seeds 1` without that state. Exit status 1 when a seed failed.
+"""
+
+import argparse
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
+
+from orinbench import shapes
+from orinbench.model import open_model
+from orinbench.reference import Reference
+from orinbench.synth import write_synthetic
+
+ADVERSARIES: dict[str, Any] = {
+    "strict": True,
+    "delay": 2.0,
+    "order": True,
+    "poison": True,
+    "place": "windows",
+}
+PROMPT = [(37 * i) % 300 + 9 for i in range(14)]
+CHUNK, TOKENS = 4, 32
+# Weights and cache are float16 on both devices: their logits are off by about 1e-3 of the spread.
+LOGITS_OFF = 5e-3
+PATHS = ("general", "fused")
+
+
+def write_model(path: Path) -> None:
+    """Write the model: one layer, 256 wide (a block of Q6_K), 2 heads of keys, 320 tokens."""
+    shapes.SHAPES["seeds"] = shapes.Shape(
+        1, 256, 256, 4, 2, 64, 320, 128, tied=False, weight_std=0.1
+    )
+    write_synthetic(path, "seeds", "Q6_K", seed=3)
+
+
+def load(model: Path, path: str) -> Any:
+    """Load a Transformer: its general path is TinyJit over graphs, the other the fused kernels."""
+    from tinygrad.llm.model import Transformer
+
+    transformer, _ = Transformer.from_gguf(model, max_context=64)
+    if path == "general":
+        transformer.fused = None
+        # The third chunk of the prompt is a replay of the prefill's graph.
+        transformer.generate = functools.partial(transformer.generate, chunk_size=CHUNK)
+    return transformer
+
+
+def decode(model: Path, path: str) -> list[int]:
+    """The tokens after PROMPT on this process's default device."""
+    generated = load(model, path).generate(list(PROMPT))
+    return [next(generated) for _ in range(TOKENS)]
+
+
+def decode_with_logits(model: Path, path: str, out: Path) -> list[int]:
+    """The tokens, and into `out` the logits of each, (TOKENS, vocab_size)."""
+    from orinbench.greedy import tinygrad_greedy
+
+    generation = tinygrad_greedy(load(model, path), PROMPT, TOKENS)
+    np.save(out, generation.logits)
+    return generation.tokens
+
+
+def logits_off(model: Path, tokens: list[int], logits: Path) -> float:
+    """RMS difference of the logits from the float64 model's, in units of their spread."""
+    want = Reference(open_model(model)).logits(PROMPT + tokens[:-1], last=TOKENS)
+    return float(np.sqrt(((np.load(logits) - want) ** 2).mean()) / want.std())
+
+
+def close_device() -> None:
+    """Close NV, and forget what tinygrad keeps that belongs to it."""
+    import gc
+
+    from tinygrad import Device, Tensor
+    from tinygrad.engine import realize
+    from tinygrad.llm.model import precompute_freqs_cis
+
+    gc.collect()
+    Device["NV"].finalize()
+    realize.runtime_cache.clear()
+    precompute_freqs_cis.cache_clear()
+    Tensor._device_seeds.clear()
+    Tensor._device_rng_counters.clear()
+    Device._opened_devices.clear()
+    Device._Device__get_canonicalized_item.cache_clear()
+    gc.collect()
+
+
+def one_seed(seed: int, model: Path, path: str) -> dict[str, Any]:
+    """Decode on a model of the hardware of its own; the last one's has no descriptor any more."""
+    from nvgpusim.kernel import Kernel
+    from nvgpusim.report import Journal, collect
+    from nvgpusim.shim import Simulation, make_executor
+
+    simulation = Simulation.current
+    assert simulation is not None, "run it under nvgpusim"
+    options = replace(simulation.options, seed=seed, **ADVERSARIES)
+    kernel = Kernel(options, Journal())
+    kernel.make_executor = make_executor
+    simulation.kernel.shutdown()
+    simulation.options, simulation.kernel = options, kernel
+    simulation.seam.backend.kernel = kernel  # type: ignore[attr-defined]
+    tokens = decode(model, path)
+    close_device()
+    report = collect(kernel)
+    wrong = {k: report[k] for k in ("faults", "leaks", "refusals") if report[k]}
+    # A doorbell heard late, between the next GPPut and its barrier, makes a note of the barrier.
+    notes = [n for n in report["notes"] if not n.startswith("no barrier between GPPut and door")]
+    wrong |= {"notes": notes} if notes else {}
+    unknown = [rule for rule in report["rules"] if rule.endswith((".unknown", ".not-modelled"))]
+    wrong |= {"unknown": unknown} if unknown else {}
+    execution = {k: report["execution"][k] for k in ("launches", "entries", "instructions")}
+    return {"tokens": tokens, "wrong": wrong} | execution
+
+
+def serve(model: Path, path: str, seeds: list[int], logits: Path) -> Iterator[dict[str, Any]]:
+    """Warm up without adversaries, then run the seeds; yields a result for each."""
+    yield {"seed": None, "tokens": decode_with_logits(model, path, logits)}
+    close_device()
+    for seed in seeds:
+        start = time.monotonic()
+        try:
+            answer = one_seed(seed, model, path)
+        except Exception:
+            answer = {"tokens": [], "wrong": {"exception": traceback.format_exc()[-2000:]}}
+            close_device()
+        yield {"seed": seed, "seconds": time.monotonic() - start} | answer
+
+
+def environment(device: str, scratch: Path) -> dict[str, str]:
+    """For tinygrad on a device: compilers of wheels, a clang, a compile cache of its own."""
+    clang = scratch / "clang"
+    if not clang.exists():
+        clang.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang clang "$@"\n')
+        clang.chmod(0o755)
+    rooms = (tinygrad_root(), REPOSITORY, REPOSITORY / "simulator", REPOSITORY / "benchmarks")
+    return os.environ | {
+        **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
+        "CUDA_PATH": str(wheel_file(CUDA_HEADER).parents[1]),
+        "PATH": f"{scratch}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(map(str, rooms)),
+        "HCQDEV_WAIT_TIMEOUT_MS": "300000",
+        "CCACHE": "1",
+        "CACHEDB": str(scratch / f"cache-{device.replace('+', '-')}.db"),
+        "NVGPUSIM_CACHE": str(scratch / "programs"),
+        "DEV": device,
+    }
+
+
+def work(device: str, state: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start this file as a worker; the simulator is between it and NV."""
+    simulator = [] if device == "CPU" else ["-m", "nvgpusim", "--quiet", "--"]
+    command = [sys.executable, *simulator, "-m", "tests.patches.seeds", "--worker", *arguments]
+    return subprocess.Popen(
+        command, env=environment(device, state), stdout=subprocess.PIPE, text=True
+    )
+
+
+class Runner:
+    """Runs of one path with one model; results lie in `state`."""
+
+    def __init__(self, state: Path, path: str) -> None:
+        self.state, self.path, self.model = state, path, state / "model.gguf"
+        self.results = state / f"results-{path}.jsonl"
+        state.mkdir(parents=True, exist_ok=True)
+        if not self.model.exists():
+            write_model(self.model)
+
+    def expected(self) -> tuple[list[int], float]:
+        """The CPU device's tokens, and how far its logits are off (see logits_off)."""
+        logits = self.state / "logits-CPU.npy"
+        with work("CPU", self.state, "general", str(self.model), str(logits)) as worker:
+            assert worker.stdout is not None
+            tokens: list[int] = json.loads(worker.stdout.read() or "{}").get("tokens", [])
+        if len(tokens) != TOKENS:
+            raise SystemExit("the CPU device decoded nothing; its words are above")
+        return tokens, logits_off(self.model, tokens, logits)
+
+    def done(self) -> dict[int, dict[str, Any]]:
+        """Results of earlier runs by seed; a line that was cut short is none."""
+        found = {}
+        for line in self.results.read_text().splitlines() if self.results.exists() else ():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            found[int(entry["seed"])] = entry
+        return found
+
+    def warm_and_run(self, seeds: list[int], index: int = 0) -> Iterator[dict[str, Any]]:
+        """Results as they come: first the warm-up's (seed None, with `off`), then the seeds'."""
+        logits, missing = self.state / f"logits-{self.path}-{index}.npy", list(seeds)
+        arguments = (self.path, str(self.model), str(logits), *map(str, seeds))
+        with work("TEGRA+NV", self.state, *arguments) as worker:
+            assert worker.stdout is not None
+            for line in worker.stdout:
+                if not line.startswith("{"):  # tinygrad's last words
+                    print(line, end="", file=sys.stderr)
+                    continue
+                entry = json.loads(line)
+                if entry["seed"] is None:
+                    entry["off"] = logits_off(self.model, entry["tokens"], logits)
+                else:
+                    missing.remove(entry["seed"])
+                yield entry
+        for seed in missing:
+            yield {"seed": seed, "tokens": [], "wrong": {"worker": worker.returncode}}
+
+
+def main() -> int:
+    """Run the seeds; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, default=200, help="how many (200)")
+    parser.add_argument("--first", type=int, default=1, help="the first of them (1)")
+    parser.add_argument("--path", choices=PATHS, default="general", help="default: general")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
+    parser.add_argument("--state", type=Path, help="keep model and results here, and go on there")
+    parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        path, model, logits, *seeds = options.worker
+        if os.environ["DEV"] == "CPU":
+            answers: Any = [{"tokens": decode_with_logits(Path(model), path, Path(logits))}]
+        else:
+            answers = serve(Path(model), path, [int(seed) for seed in seeds], Path(logits))
+        for answer in answers:
+            print(json.dumps(answer), flush=True)
+        return 0
+    if options.seeds < 1 or options.jobs < 1:
+        parser.error("--seeds and --jobs: want at least 1")
+    with tempfile.TemporaryDirectory() as scratch:
+        return report(Runner(options.state or Path(scratch), options.path), options)
+
+
+def report(runner: Runner, options: argparse.Namespace) -> int:
+    """Run what is missing, print each seed and the sum; returns the exit status."""
+    tokens, off = runner.expected()
+    print(f"CPU: {tokens}\nCPU: logits off by {off:.1e} of their spread", flush=True)
+    done = runner.done()
+    wanted = range(options.first, options.first + options.seeds)
+    missing = [seed for seed in wanted if seed not in done]
+    if len(missing) < options.seeds:
+        print(f"{options.seeds - len(missing)} seeds have run before", flush=True)
+    count = options.seeds - len(missing)
+    bad = []
+
+    def one_job(index: int) -> None:
+        nonlocal count
+        for entry in runner.warm_and_run(missing[index :: options.jobs], index):
+            if entry["seed"] is None:
+                bad.extend(complaints(entry, tokens))
+                print(f"TEGRA+NV: logits off by {entry['off']:.1e} of their spread", flush=True)
+                continue
+            with runner.results.open("a") as out:
+                out.write(json.dumps(entry) + "\n")
+            count += 1
+            verdict = "; ".join(complaints(entry, tokens)) or "same tokens"
+            took = f"{entry.get('seconds', 0):.1f} s"
+            print(f"{count}/{options.seeds} seed {entry['seed']}: {verdict}, {took}", flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(one_job, range(options.jobs if missing else 0)))
+    done = runner.done()
+    results = [done[seed] for seed in wanted]
+    bad += [c for entry in results for c in complaints(entry, tokens)]
+    launches = sum(entry.get("launches", 0) for entry in results)
+    print(f"{options.seeds} seeds, {launches} launches, {len(bad)} failures")
+    print(*bad, sep="\n", end="\n" if bad else "")
+    return int(bool(bad))
+
+
+def complaints(entry: dict[str, Any], tokens: list[int]) -> list[str]:
+    """What is wrong with a result, for people."""
+    who = "warm-up" if entry["seed"] is None else f"seed {entry['seed']}"
+    found = []
+    if entry["tokens"] != tokens:
+        found.append(f"{who}: other tokens: {entry['tokens']}")
+    if entry.get("off", 0) > LOGITS_OFF:
+        found.append(f"{who}: logits off by {entry['off']:.1e} of their spread")
+    if wrong := entry.get("wrong"):
+        found.append(f"{who}: {json.dumps(wrong)[:1500]}")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
