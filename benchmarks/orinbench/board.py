@@ -30,6 +30,8 @@ from orinbench.statistics import BenchWarning, WarningKind
 TEXTFILE = "orinbench.prom"
 #: How often a cooling board is looked at, and how long it is waited for, in seconds.
 COOLDOWN_INTERVAL, COOLDOWN_LIMIT = 5.0, 900.0
+#: Fewer readings of the power sensor than this inside a timed region make its energy a rough guess.
+FEW_READINGS = 5
 #: What of a record becomes a metric: its name, what it says, the field.
 METRICS = (
     ("tokens_per_second", "Median speed of a benchmark row.", "median_ts"),
@@ -104,6 +106,15 @@ class EnergyRun:
         if self.timed is None:
             return otherwise
         return self.timed[edge] + time.time() - time.monotonic()
+
+
+def readings_of_power(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
+    """How many readings of the sensor the timed part of a repetition had, the median of all.
+
+    `runs` is the `energy` of a record: one entry a repetition.
+    """
+    counts = [run["samples"] for run in runs or () if run]
+    return float(statistics.median(counts)) if counts else 0.0
 
 
 def energy_fields(samples: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:

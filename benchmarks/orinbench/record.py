@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orinbench.board import energy_fields
+from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.clocks import clock_warnings
 from orinbench.environment import Environment
 from orinbench.model import ModelInfo
@@ -304,6 +304,15 @@ def row_warnings(
                 WarningKind.ABOVE_ROOFLINE,
                 f"faster than the copy bandwidth allows: the {what} come from a cache",
                 f"{percent:.0f} %",
+            )
+        )
+    energy = energy_fields([sample.energy for sample in row.samples]).get("energy")
+    if energy and (readings := readings_of_power(energy)) < FEW_READINGS:
+        found.append(
+            BenchWarning(
+                WarningKind.ROUGH_ENERGY,
+                f"energy is rough: fewer than {FEW_READINGS} readings of the sensor a repetition",
+                f"{readings:g}",
             )
         )
     return found

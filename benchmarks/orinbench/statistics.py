@@ -41,6 +41,7 @@ class WarningKind(Enum):
     BUSY_MACHINE = "busy_machine"
     COMPILED_WHILE_TIMED = "compiled_while_timed"
     ABOVE_ROOFLINE = "above_roofline"
+    ROUGH_ENERGY = "rough_energy"
 
 
 @dataclass(frozen=True)

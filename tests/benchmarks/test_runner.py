@@ -300,7 +300,7 @@ def test_the_board_and_its_energy_stand_around_each_sample(
             [6.6075] * 2, rel=1e-4
         )
     kinds = {warning["kind"] for warning in decode["warnings"]}
-    assert "clocks_not_pinned" in kinds
+    assert {"clocks_not_pinned", "rough_energy"} <= kinds  # a quarter of a second, read at 10 Hz
     pinned = [w for w in decode["warnings"] if w["kind"] == "clocks_not_pinned"]
     assert len(pinned) == 1 and "sudo jetson_clocks" in pinned[0]["text"]
     table = render_md(records)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from orinbench.board import FEW_READINGS, readings_of_power
 from orinbench.figures import series_style, style
 from orinbench.identity import case_test, device_label
 from orinbench.profile import Profile
@@ -21,8 +21,6 @@ from orinbench.reports import memory_text
 
 # A figure is drawn twice and shown once: letters of a wide one are too small on a phone.
 WIDTHS = {"narrow": 3.6, "wide": 9.4}  # inches
-# Fewer readings of the power sensor than this inside a timed region make its energy a rough guess.
-FEW_READINGS = 5
 
 
 @dataclass(frozen=True)
@@ -273,13 +271,21 @@ def _energy(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
             *FIGURE_COLUMNS[:2],
             (per, True, lambda record: f"{record['joules_per_token']:.3g}"),
             (f"{unit} and W", True, lambda record: _known(record["tokens_per_joule"], "{:.3g}")),
-            ("readings a repetition", True, lambda record: f"{_readings(record):g}"),
+            (
+                "readings a repetition",
+                True,
+                lambda record: f"{readings_of_power(record['energy']):g}",
+            ),
         )
         rails = each(
             [", ".join(run["summed"]) for r in members for run in r["energy"] or () if run]
         )
         lead = f"Over the timed region alone, sum of {'; '.join(rails)}. Less is better."
-        rough = [f"{case_test(r)} {r['backend']}" for r in members if _readings(r) < FEW_READINGS]
+        rough = [
+            f"{case_test(r)} {r['backend']}"
+            for r in members
+            if readings_of_power(r["energy"]) < FEW_READINGS
+        ]
         lines = []
         if rough:
             which = "all of these" if len(rough) == len(members) else ", ".join(rough)
@@ -291,12 +297,6 @@ def _energy(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
         title = "Energy" if len(units) == 1 else f"Energy, {unit}"
         sections.append(Section(f"energy-{number}", title, lead, figures, [table], lines))
     return sections
-
-
-def _readings(record: Record) -> float:
-    """Return how many readings of the power sensor a repetition had, the median."""
-    counts = [run["samples"] for run in record["energy"] or () if run]
-    return float(statistics.median(counts)) if counts else 0.0
 
 
 def _kernels(profiles: Sequence[Profile]) -> list[Section]:
