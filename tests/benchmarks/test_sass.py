@@ -112,7 +112,9 @@ def test_every_kernel_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nv.Weight = lambda buf, typ, rows, cols: SimpleNamespace(buf=buf, rows=rows, cols=cols)
     nv.Heads = lambda *_: SimpleNamespace()
     nv.gemv, nv.gemm = gemv, gemm
-    nv.attention = nv.attention_rows = lambda *_: (SimpleNamespace(name="attention"), None)
+    nv.plan_gemv = lambda *_: SimpleNamespace(depth=1)
+    for name in ("embed", "attention", "embed_rows", "norm_rows", "rope_rows", "attention_rows"):
+        setattr(nv, name, lambda *_, name=name: (SimpleNamespace(name=name), None))
     nv.Kernel = SimpleNamespace
     package = ModuleType("tinygrad.llm.kernels")
     package.nv = nv  # type: ignore[attr-defined]
@@ -129,4 +131,5 @@ def test_every_kernel_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows["gemm_qkv"] == 3072 * 2048
     assert rows["gemv_head"] == 128256 * 2048
     assert "gemm_head" not in rows
+    assert len(rows) == 15
     assert "### 1b Q6_K for sm_87" in CliRunner().invoke(sass.sass_command, []).output
