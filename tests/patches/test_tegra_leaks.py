@@ -59,20 +59,21 @@ def test_devices_close_and_open(tegra: Tegra) -> None:  # noqa: F811
     run = tegra("""
 from tinygrad.runtime.ops_nv import NVDevice
 gc.disable()
-fail, held, kept, values = FailAt(), [], [], []
+fail, held, kept, values, pages = FailAt(), [], [], [], []
 for i in range(40):
     dev = NVDevice("NV")
     kept.append(dev.new_signal(value=i))
     dev.hw_compute_queue_t().signal(dev.timeline_signal, dev.next_timeline()).submit(dev)
     dev.finalize()
     values.append(kept[-1].value)
+    pages.append(sum("usermode" in line for line in open("/proc/self/maps")))
     with fail.kernel.lock:
         fail.kernel.sweep()
         held += fail.kernel.leaks()
 kept[0].wait(1 << 40)
-say(held=held, reached=min(values) == (1 << 64) - 1)
+say(held=held, reached=min(values) == (1 << 64) - 1, pages=pages[-1] - pages[0])
 """)
-    assert run.said == {"held": [], "reached": True}
+    assert run.said == {"held": [], "reached": True, "pages": 0}  # pages: doorbells
     assert run.calls("open ctrl") == run.calls("close ctrl") == 40
 
 
