@@ -248,7 +248,7 @@ MUTATIONS = (
         "an address is not asked for",
         TEGRA,
         "self._mmap(fd, mapped, va, MAP_FIXED_NOREPLACE)",
-        "self._mmap(fd, mapped)",
+        "self._mmap(fd, mapped, 0)",
         "opens_by_name",
     ),
     Mutation("the buffer itself is unmapped", TEGRA, "      collided.pop()\n", "", "opens_by_name"),
