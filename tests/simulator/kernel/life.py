@@ -90,9 +90,9 @@ def make_qmd(code: int, size: int, regs: int, bank: int, bank_size: int, release
     return bytes(qmd)
 
 
-def wait(mem: memoryview, value: int, seconds: float = 120) -> None:
-    """Poll a 64-bit signal."""
-    end = time.monotonic() + seconds
+def wait(mem: memoryview, value: int) -> None:
+    """Poll a 64-bit signal, for $PATIENCE seconds."""
+    end = time.monotonic() + float(os.environ.get("PATIENCE", "120"))
     while struct.unpack_from("<Q", mem)[0] < value:
         if time.monotonic() > end:
             raise TimeoutError(f"signal {struct.unpack_from('<Q', mem)[0]} < {value}")

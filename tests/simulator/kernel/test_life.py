@@ -35,15 +35,15 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.register((data / "life.cubin").read_bytes(), (data / "life.ptx").read_bytes())
 
 
-def live(*options: str) -> subprocess.CompletedProcess[str]:
-    """Run life.py on the model."""
-    env = os.environ | {"PYTHONPATH": SIMULATOR}
+def live(*options: str, patience: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run life.py on the model; it waits so many seconds for a signal."""
+    env = os.environ | {"PYTHONPATH": SIMULATOR, "PATIENCE": str(patience)}
     command = [sys.executable, "-m", "nvgpusim", *options, "--", str(HERE / "life.py")]
     return subprocess.run(
         [*command, str(HERE / "data" / "life.cubin")],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         env=env,
     )
 
@@ -75,13 +75,13 @@ def test_the_trace_of_a_life_replays(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("known")
 def test_a_lost_doorbell_hangs() -> None:
-    run = live("--inject", "lost-doorbell:p=1")
+    run = live("--inject", "lost-doorbell:p=1", patience=3)
     assert run.returncode == 1 and "TimeoutError: signal 0 < 1" in run.stderr
 
 
 @pytest.mark.usefixtures("known")
 def test_an_injected_error_kills_the_channel() -> None:
-    run = live("--inject", "channel-error=13")
+    run = live("--inject", "channel-error=13", patience=3)
     assert run.returncode == 1 and "GPU error 13: injected channel-error" in run.stderr
     assert "life.py" in run.stderr
 
