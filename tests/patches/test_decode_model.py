@@ -145,7 +145,7 @@ def test_a_batch_is_its_sequences(load: Any, batch: int) -> None:
     from tinygrad import Tensor
 
     model, reference = load("Q6_K")
-    zero = Tensor(0.0)
+    zero = Tensor(0.0).contiguous()
     alone = take(model, PROMPT[:9], 3)
     rows = [[(t * (i + 3) + i) % 1000 for t in PROMPT[:33]] for i in range(batch)]
     out, pos = model(Tensor(rows, dtype="int32"), 0, zero), 0
