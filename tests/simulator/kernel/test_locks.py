@@ -40,6 +40,16 @@ def collector() -> Iterator[None]:
     assert gc.isenabled() == enabled
 
 
+@pytest.fixture
+def untraced() -> Iterator[None]:
+    """New threads have no tracer: that of coverage allocates wherever it looks."""
+    tracer = threading.gettrace()
+    threading.settrace(None)
+    yield
+    threading.settrace(tracer)
+
+
+@pytest.mark.usefixtures("untraced")
 def test_a_collection_at_any_allocation_of_a_system_call(kernel: Kernel) -> None:
     board = Board()
     threads: list[str] = []
@@ -65,6 +75,7 @@ def test_a_collection_at_any_allocation_of_a_system_call(kernel: Kernel) -> None
     assert kernel.leaks() == [] and not kernel.dmabufs
 
 
+@pytest.mark.usefixtures("untraced")
 def test_no_finalizer_on_a_thread_of_the_model() -> None:
     with simulated(execute=True):
         board = Board()
