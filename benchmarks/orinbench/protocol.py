@@ -45,10 +45,14 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Load:
-    """Load a GGUF for contexts of up to `max_context` tokens."""
+    """Load a GGUF for contexts of up to `max_context` tokens.
+
+    `general`: through tinygrad's own kernels, also where it has hand-written ones for this model.
+    """
 
     model: str
     max_context: int
+    general: bool = False
 
 
 @dataclass(frozen=True)

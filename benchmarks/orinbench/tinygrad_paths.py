@@ -48,9 +48,12 @@ class DecodePath(Protocol):
         ...
 
 
-def decode_path(model: Any) -> DecodePath:
-    """Return the path that `model.generate` takes; stock tinygrad has the jits alone."""
-    fused = getattr(model, "fused", None)
+def decode_path(model: Any, general: bool = False) -> DecodePath:
+    """Return the path that `model.generate` takes; stock tinygrad has the jits alone.
+
+    `general` takes the jits where there are hand-written kernels too.
+    """
+    fused = None if general else getattr(model, "fused", None)
     return JitPath(model) if fused is None else FusedPath(fused)
 
 
@@ -70,7 +73,11 @@ def kernels_of(linear: Any) -> tuple[int, int]:
 
 
 class JitPath:
-    """`Transformer.__call__`: the prefill jit for several tokens, the rollout jit for one."""
+    """`Transformer.__call__`: the prefill jit for several tokens, the rollout jit for one.
+
+    A model that has hand-written kernels loses them: `__call__` would give every call whose number
+    of tokens is no variable to them, and a token's jit would never run.
+    """
 
     name = "jit"
     included = (
@@ -84,6 +91,7 @@ class JitPath:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        model.fused, model.attach = None, lambda batch: None
         self._position = UOp.variable("start_pos", 0, model.max_context - 1)
         self._temperature = Tensor(0.0).contiguous().realize()
         self._prefill: dict[int, Any] = {}

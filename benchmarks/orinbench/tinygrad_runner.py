@@ -107,8 +107,8 @@ class TinygradRunner:
                 return self.open()
             case protocol.MeasureBandwidth(n_bytes, repetitions):
                 return self.measure_bandwidth(n_bytes, repetitions)
-            case protocol.Load(model, max_context):
-                return self.load(model, max_context)
+            case protocol.Load(model, max_context, general):
+                return self.load(model, max_context, general)
             case protocol.FirstToken(n_prompt, n_ubatch):
                 return self.first_token(n_prompt, n_ubatch)
             case protocol.WarmUp(test):
@@ -140,17 +140,18 @@ class TinygradRunner:
         """Time copies of `n_bytes` on the device."""
         return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
-    def load(self, model: str, max_context: int) -> protocol.Loaded:
+    def load(self, model: str, max_context: int, general: bool = False) -> protocol.Loaded:
         """Load the GGUF file; its weights stay packed as tinygrad keeps them.
 
         Patched tinygrad compiles the kernels of the fused path here, not at the first token.
+        `general` leaves that path aside.
         """
         start = time.perf_counter()
         self.model, metadata = Transformer.from_gguf(model, max_context=max_context)
         self._synchronize()
         load_s = time.perf_counter() - start
         self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
-        path = self._path = decode_path(self.model)
+        path = self._path = decode_path(self.model, general)
         return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
 
     def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:

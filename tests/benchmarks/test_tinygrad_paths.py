@@ -46,6 +46,7 @@ class FakeModel:
 
     def __init__(self, fused: FakeFused | None) -> None:
         self.fused = fused
+        self.attach: Any = lambda batch: fused
         self._cached_tokens = [1]
 
 
@@ -85,6 +86,13 @@ def test_a_models_path_is_what_generate_takes(fused: FakeFused) -> None:
     assert isinstance(decode_path(FakeModel(fused)), FusedPath)
     assert isinstance(decode_path(FakeModel(None)), JitPath)
     assert isinstance(decode_path(SimpleNamespace(max_context=8)), JitPath)  # stock tinygrad
+
+
+def test_the_general_path_leaves_no_token_to_the_hand_written_kernels(fused: FakeFused) -> None:
+    """A model's `__call__` gives them each token as long as there are any."""
+    model = FakeModel(fused)
+    assert isinstance(decode_path(model, general=True), JitPath)
+    assert model.fused is None and model.attach(2) is None
 
 
 def test_kernels_inside_graphs_count_and_a_graph_is_one_launch(fused: FakeFused) -> None:

@@ -187,7 +187,7 @@ def model_kernels(
     kernels: dict[str, Kernel] = {}
     with meet(kernels) as digests:
         model, _ = Transformer.from_gguf(path, max_context=context)
-        run = JitPath(model) if general else decode_path(model)
+        run = decode_path(model, general)
         ids = list(range(1, 1 + min(_PROMPT_TOKENS, context - 4)))
         prompt = run.upload_prompt(ids)
         for _ in range(run.calls_to_capture):

@@ -147,6 +147,11 @@ class Sweep:
         timeout = self.options["timeout"]
         with events(self.device, request, lambda: timeout, environment) as stream:
             for event in stream:
+                if event["event"] == "model" and event["by_hand"]:
+                    raise BenchError(
+                        f"tune sweep: a token is {event['by_hand']} hand-written kernels on "
+                        f"{self.device}, which no search changes; --general sweeps tinygrad's own"
+                    )
                 if event["event"] == "kernel":
                     lane.kernels += 1
                 if event["event"] == "begin":
@@ -167,7 +172,8 @@ class Sweep:
             "BEAM": "0",
         }
         worker = stack.enter_context(WorkerProcess(environment, self.options["timeout"]))
-        worker.ask(protocol.Load(str(self.work.path), self.work.context), protocol.Loaded)
+        load = protocol.Load(str(self.work.path), self.work.context, self.work.general)
+        worker.ask(load, protocol.Loaded)
         worker.ask(protocol.WarmUp(self.test), protocol.WarmedUp)
         return worker, time.monotonic() - worker.started
 

@@ -1,4 +1,7 @@
-"""A worker of `orinbench` that decodes without computing: 10 ms a token, 5 ms with a search."""
+"""A worker of `orinbench` that decodes without computing.
+
+A token takes 10 ms, with a search 5 ms, and 1 ms on hand-written kernels, which no search changes.
+"""
 
 import os
 import sys
@@ -7,11 +10,14 @@ import time
 from orinbench import protocol
 from orinbench.worker import serve
 
+TOKEN_NS = [10_000_000 if os.environ["JITBEAM"] == "0" else 5_000_000]
+
 
 def answer(request: protocol.Request) -> protocol.Reply:
-    token_ns = 10_000_000 if os.environ["JITBEAM"] == "0" else 5_000_000
+    (token_ns,) = TOKEN_NS
     match request:
-        case protocol.Load():
+        case protocol.Load(general=general):
+            TOKEN_NS[:] = TOKEN_NS if general else [1_000_000]
             return protocol.Loaded(0.1, 1024, "jit", "all of it", None)
         case protocol.WarmUp():
             return protocol.WarmedUp(0.1, 0.1, 0.0, 0, 5, 5, "f16", "f16")

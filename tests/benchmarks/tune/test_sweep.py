@@ -21,7 +21,7 @@ def decoder(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("decoder")
 def test_levels_are_searched_apart_and_timed_in_turn(tune: Tune, tiny_path: Path) -> None:
-    flags = ("--levels", "2", "-n", "8", "-r", "7", "--context", "128")
+    flags = ("--general", "--levels", "2", "-n", "8", "-r", "7", "--context", "128")
     said = tune("sweep", tiny_path, *flags, "-o", "json")
     assert said.code == 0, said.err
     result = json.loads(said.out)
@@ -39,8 +39,16 @@ def test_levels_are_searched_apart_and_timed_in_turn(tune: Tune, tiny_path: Path
 
 
 @pytest.mark.usefixtures("decoder")
+def test_tokens_of_hand_written_kernels_are_not_swept(tune: Tune, tiny_path: Path) -> None:
+    said = tune("sweep", tiny_path, "--levels", "2", "-n", "4", "-r", "6")
+    assert said.code == 2
+    assert said.err.startswith("tune sweep: a token is 3 hand-written kernels on CPU")
+    assert "--general" in said.err
+
+
+@pytest.mark.usefixtures("decoder")
 def test_the_table_has_a_line_a_level(tune: Tune, tiny_path: Path) -> None:
-    said = tune("sweep", tiny_path, "--levels", "0", "-n", "4", "-r", "6")
+    said = tune("sweep", tiny_path, "--general", "--levels", "0", "-n", "4", "-r", "6")
     assert said.code == 0
     lines = said.out.splitlines()
     assert lines[0].endswith("on CPU, tokens one by one")
