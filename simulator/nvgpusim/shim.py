@@ -119,6 +119,8 @@ class SimBackend(Backend):
     def barrier(self) -> None:
         """A barrier orders the stores before it for the GPU."""
         if self.kernel.executor is not None:
+            if self.kernel.options.order:
+                self.kernel.usermode.hear()
             self.kernel.executor.barrier()
 
     def polled(self, fds: list[int]) -> None:

@@ -10,7 +10,8 @@ each one the ring's next entries and GPPut are noted. At a doorbell,
   the next one.
 
 Pushbuffer and QMD are written before the ring entry and share its barrier. The seam sees barriers:
-calls through ctypes of the functions that it names.
+calls through ctypes of the functions that it names. A doorbell that was rung before a barrier is
+served before the barrier returns, so that it is judged by what it announced.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Order:
         before = [window for old, window in seen if old != put]
         published = any(old == put for old, _ in seen)
         number = channel.port.id
+        if put == first and number not in self._put:
+            return  # nothing new
         if not published:
             channel.gpu.note(
                 f"no barrier between GPPut and doorbell of channel {number}: the doorbell may "

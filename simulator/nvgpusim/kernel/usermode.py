@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..gpu_api import FaultReport
-from ..locks import pause, resume
+from ..locks import Lock
 from ..memory import client_line, map_pages
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Usermode:
         self._seen: dict[int, int] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._hearing = Lock()
         self.mapped_by: set[int] = set()
         self.rings = 0
 
@@ -65,9 +66,9 @@ class Usermode:
 
     def forked(self) -> None:
         """In a child: the mapping was not inherited; make a page of its own."""
-        self._seen.clear()
+        inherited = self.cells  # its end would unmap whatever lies at its address by then
         fresh = Usermode(self.kernel)
-        self.__dict__.update(fresh.__dict__)
+        self.__dict__.update(fresh.__dict__, inherited=inherited)
 
     def unmapped(self, file: File) -> None:
         """A mapping of the page by `file` is gone."""
@@ -78,20 +79,26 @@ class Usermode:
         self._seen.pop(channel_id, None)
 
     def _watch(self) -> None:
-        cells, last = self.cells, time.monotonic()
+        last = time.monotonic()
         while not self._stop.is_set():
-            pause()  # the client's finalizers run on its own threads
-            try:
-                token, cells[DOORBELL] = cells[DOORBELL], IDLE
-                now = time.monotonic_ns()
-                cells[TIME_HIGH], cells[TIME_LOW] = now >> 32, now & 0xFFFFFFFF
-                if token != IDLE:
-                    self.ring(token)
-                    last = time.monotonic()
-                wait = min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST)
-            finally:
-                resume()
-            time.sleep(wait)
+            if self.hear():
+                last = time.monotonic()
+            time.sleep(min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST))
+
+    def hear(self) -> bool:
+        """Look at the cell, as the watcher does; whether it was rung.
+
+        A client's barrier looks too, and waits for a look that is under way: a ring is never heard
+        after the stores that follow the barrier.
+        """
+        cells = self.cells
+        with self._hearing:
+            token, cells[DOORBELL] = cells[DOORBELL], IDLE
+            now = time.monotonic_ns()
+            cells[TIME_HIGH], cells[TIME_LOW] = now >> 32, now & 0xFFFFFFFF
+            if token != IDLE:
+                self.ring(token)
+        return token != IDLE
 
     def ring(self, token: int) -> None:
         """A store of `token` was seen."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+
+from nvgpusim.kernel import usermode
 
 from ..kernel.conftest import simulated
 from ..kernel.rawclient import Board, Channel
@@ -101,4 +104,33 @@ def test_late_and_placed_anywhere(seed: int) -> None:
             client.run([*FRESH, *launch(qmd), *semaphore(client.signal, n, SIGNAL)])
         assert client.wait(5)
         assert (client.at(out, 32) == 31).all()
+        board.close()
+
+
+def test_a_doorbell_is_not_judged_by_stores_after_the_next_barrier(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A client that orders its stores is never blamed, however late its bells are heard."""
+    monkeypatch.setattr(usermode, "SHORTEST", 0.2)
+    monkeypatch.setattr(usermode, "LONGEST", 0.2)
+    name = ctypes.util.find_library("atomic")
+    assert name, "libatomic comes with gcc"
+    with simulated(execute=True, order=True) as kernel:
+        board = Board()
+        queue, signal = board.channel(), board.buffer(4096)
+        fence = ctypes.CDLL(name).atomic_thread_fence
+        for n in range(1, 4):
+            words = semaphore(signal.va, n, SIGNAL)
+            pushbuffer = board.buffer(4 * len(words))
+            pushbuffer.mem[: 4 * len(words)] = np.array(words, np.uint32).tobytes()
+            queue.ring.mem.cast("Q")[n - 1] = pushbuffer.va | len(words) << 42 | 1 << 41
+            fence(5)
+            queue.userd.mem.cast("I")[0x8C // 4] = n
+            time.sleep(0.3)  # the watcher looks between GPPut and its barrier
+            fence(5)
+            queue.ring_bell()
+        end = time.monotonic() + 60
+        while signal.mem.cast("I")[0] < 3 and time.monotonic() < end:
+            time.sleep(1e-3)
+        assert signal.mem.cast("I")[0] == 3 and kernel.journal.notes == []
         board.close()
