@@ -23,6 +23,8 @@ ENTRY = 8
 """GPFIFO_ENTRY_SIZE."""
 NOTIFIER_SIZE, NOTIFIER_SET = 16, 0xFFFF
 USERD_GP_GET, USERD_GP_PUT = 0x88, 0x8C
+SETTLE = 0.5
+"""Seconds that the consumer thread gets for the step that it is in, on a busy machine."""
 WDT_DISABLE, WDT_ENABLE = 1, 2
 GRAPHICS = {0x9097, 0x902D, 0xB097, 0xB197, 0xC097, 0xC197, 0xC397, 0xC597, 0xC797}
 CLASSES = GRAPHICS | {
@@ -71,11 +73,20 @@ class ChannelFile(File):
             raise self.refuse("channel.gone")
 
     def busy(self) -> bool:
-        """Whether the ring holds entries that the hardware has not taken."""
-        if self.port is None or not self.port.alive:
-            return False
-        get, put = struct.unpack_from("<II", self.port.userd, USERD_GP_GET)
-        return bool(get != put)
+        """Whether the ring holds entries that the hardware does not take within SETTLE.
+
+        GPGet moves after the entry's last semaphore release, so a client that has waited for that
+        may be here first.
+        """
+        end = time.monotonic() + SETTLE
+        while self.port is not None and self.port.alive:
+            get, put = struct.unpack_from("<II", self.port.userd, USERD_GP_GET)
+            if get == put:
+                return False
+            if time.monotonic() > end:
+                return True
+            time.sleep(1e-3)
+        return False
 
     def disconnect(self) -> None:
         """Off the runlist: nothing of the channel runs afterwards."""

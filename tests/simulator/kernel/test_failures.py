@@ -9,6 +9,7 @@ import mmap
 import os
 import signal
 import struct
+import threading
 import time
 from collections.abc import Callable
 
@@ -101,6 +102,23 @@ def test_ring_that_waits_for_gpget_is_not() -> None:
             work.submit(*work.release(i + 1))
         assert until(lambda: work.value() == 40)
         assert kernel.journal.notes == [] and work.channel.error() is None
+
+
+@pytest.mark.parametrize("taken_after", [0.05, None])
+def test_a_channel_closed_with_work_in_its_ring(kernel: Kernel, taken_after: float | None) -> None:
+    """Work is what the hardware does not take: GPGet may move a little after the last release."""
+    channel = Board().channel()
+    channel.submit(0x1000000, 4)
+
+    def take() -> None:
+        struct.pack_into("<I", channel.userd.mem, 0x88, channel.put)
+
+    if taken_after is not None:
+        threading.Timer(taken_after, take).start()
+    os.close(channel.fd)
+    assert [note.partition(" was ")[2] for note in kernel.journal.notes] == (
+        [] if taken_after is not None else ["closed with work in its ring"]
+    )
 
 
 # F5: a buffer where the SM's windows are
