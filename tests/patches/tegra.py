@@ -108,7 +108,8 @@ def tegra(python: Python, tmp_path: Path) -> Tegra:
         result = Run(said, done.stderr, done.returncode, entry)
         if clean:
             assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-            assert (entry["faults"], result.notes) == ([], [])
+            found = (entry["faults"], result.notes)
+            assert found == ([], []), found
             assert entry["leaks"] == []
         return result
 
