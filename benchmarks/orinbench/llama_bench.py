@@ -22,6 +22,7 @@ from orinbench.options import (
     check_repetitions,
     output_options,
     run_options,
+    with_options,
     write_results,
 )
 from orinbench.plan import (
@@ -53,12 +54,14 @@ SEARCH_VARIABLES = ("BEAM", "JITBEAM")
 
 def _knob_options(command: Command) -> Command:
     """Add an option for each of llama-bench's list-valued settings."""
-    for knob in reversed(KNOBS):
-        applies = "" if knob.field in TINYGRAD_KNOBS else " (llama.cpp)"
-        command = click.option(
-            knob.field, *knob.flags, multiple=True, metavar="LIST", help=knob.help + applies
-        )(command)
-    return command
+    applies = {knob: "" if knob.field in TINYGRAD_KNOBS else " (llama.cpp)" for knob in KNOBS}
+    return with_options(
+        command,
+        *(
+            click.option(k.field, *k.flags, multiple=True, metavar="LIST", help=k.help + where)
+            for k, where in applies.items()
+        ),
+    )
 
 
 @click.command("llama-bench", context_settings={"max_content_width": 100})

@@ -24,9 +24,16 @@ from orinbench.reports import RENDERERS
 Command = Callable[..., int]
 
 
+def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
+    """Add options in the order in which `--help` shows them."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def output_options(command: Command) -> Command:
     """Add the options that say where results go."""
-    return _with_options(
+    return with_options(
         command,
         click.option(
             *("-o", "--output"), default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
@@ -55,7 +62,7 @@ def history_option(purpose: str) -> Callable[[Command], Command]:
 
 def run_options(command: Command) -> Command:
     """Add the options that say how a run goes, whatever it measures."""
-    return _with_options(
+    return with_options(
         command,
         click.option(
             "--seed", default=0, type=click.IntRange(0), help="of order and random input [0]"
@@ -71,13 +78,6 @@ def run_options(command: Command) -> Command:
         click.option("--progress", is_flag=True, help="a line for each repetition everywhere"),
         click.option("-v", "--verbose", is_flag=True, help="let the backends talk"),
     )
-
-
-def _with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
-    """Add options in the order in which `--help` shows them."""
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def check_repetitions(text: str) -> int:

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 from orinbench import protocol
@@ -106,14 +107,7 @@ class TinygradBackend:
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         """Time one repetition in the worker."""
         measured = self.worker.ask(protocol.Measure(case.test(), seed), protocol.Measured)
-        return Sample(
-            round=round_,
-            ns=measured.ns,
-            ended_s=measured.ended_s,
-            peak_device_bytes=measured.peak_device_bytes,
-            peak_rss_bytes=measured.peak_rss_bytes,
-            kernels_compiled=measured.kernels_compiled,
-        )
+        return sample_of(measured, round_)
 
     def close(self) -> None:
         """End the worker and remove the private kernel cache."""
@@ -124,6 +118,11 @@ class TinygradBackend:
 
     def _start(self) -> WorkerProcess:
         return WorkerProcess(self.environment, self._timeout, verbose=self._verbose)
+
+
+def sample_of(measured: protocol.Measured, round_: int) -> Sample:
+    """Return a worker's repetition as the sample of a round."""
+    return Sample(round=round_, **asdict(measured))
 
 
 def identity_of(opened: protocol.Opened) -> Identity:

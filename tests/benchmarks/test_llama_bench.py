@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import orinbench
 
 from jetson.files import Roots
 from jetson.replay import Stage
@@ -23,12 +25,7 @@ from orinbench.schema import FIELDS
 from orinbench.talk import PlainTalk
 from orinbench.tinygrad_backend import TinygradBackend
 
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["llama-bench", *arguments])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
+run = partial(orinbench, "llama-bench")
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from orinbench.llama_bench import (
     model_paths,
 )
 from orinbench.model import open_model
-from orinbench.options import Command, check_repetitions, history_option, keep
+from orinbench.options import Command, check_repetitions, history_option, keep, with_options
 from orinbench.plan import Case, Lane, LanePlan, check_backend_name, make_tests
 from orinbench.ranges import parse_int_list, parse_pair
 from orinbench.record import Record
@@ -50,9 +50,8 @@ BENCH_OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
 
 
 def _bench_options(command: Command) -> Command:
-    for name, (flags, settings) in reversed(BENCH_OPTIONS.items()):
-        command = click.option(name, *flags, **settings)(command)
-    return command
+    options = BENCH_OPTIONS.items()
+    return with_options(command, *(click.option(n, *flags, **how) for n, (flags, how) in options))
 
 
 @click.command("compare", context_settings={"max_content_width": 100})

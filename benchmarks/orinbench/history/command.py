@@ -13,7 +13,7 @@ import click
 from orinbench.errors import BenchError
 from orinbench.history.store import Filter, History, Run, history_path
 from orinbench.history.trend import Point, Trend, plain, read_trends
-from orinbench.options import Command, history_option
+from orinbench.options import Command, history_option, with_options
 from orinbench.reports import RENDERERS
 from orinbench.saved import load_results
 from orinbench.statistics import Comparison
@@ -21,19 +21,20 @@ from orinbench.tables import markdown_table
 
 
 def _filters(command: Command) -> Command:
-    for name, what in reversed(
-        {
-            "benchmark": "such as llama-bench or matmul",
-            "test": "such as tg128",
-            "backend": "such as tinygrad:NV",
-            "device": "such as Orin",
-            "model": "such as 1B",
-        }.items()
-    ):
-        command = click.option(f"--{name}", metavar="WORD", help=f"only with this in it: {what}")(
-            command
-        )
-    return command
+    examples = {
+        "benchmark": "such as llama-bench or matmul",
+        "test": "such as tg128",
+        "backend": "such as tinygrad:NV",
+        "device": "such as Orin",
+        "model": "such as 1B",
+    }
+    return with_options(
+        command,
+        *(
+            click.option(f"--{name}", metavar="WORD", help=f"only with this in it: {what}")
+            for name, what in examples.items()
+        ),
+    )
 
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})

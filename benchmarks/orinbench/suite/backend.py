@@ -8,7 +8,7 @@ from orinbench import protocol
 from orinbench.plan import SuiteCase
 from orinbench.process import WorkerProcess
 from orinbench.samples import FirstToken, Identity, LeftOutError, Sample, WarmUp
-from orinbench.tinygrad_backend import identity_of, worker_environment
+from orinbench.tinygrad_backend import identity_of, sample_of, worker_environment
 
 
 class SuiteBackend:
@@ -68,15 +68,7 @@ class SuiteBackend:
     def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
         """Time one repetition in the worker."""
         measured = self._worker.ask(protocol.Repeat(case.label, seed), protocol.Measured)
-        return Sample(
-            round=round_,
-            ns=measured.ns,
-            ended_s=measured.ended_s,
-            peak_device_bytes=measured.peak_device_bytes,
-            peak_rss_bytes=measured.peak_rss_bytes,
-            kernels_compiled=measured.kernels_compiled,
-            extra=measured.extra,
-        )
+        return sample_of(measured, round_)
 
     def close(self) -> None:
         """End the worker."""

@@ -17,6 +17,7 @@ from orinbench.options import (
     check_repetitions,
     output_options,
     run_options,
+    with_options,
     write_results,
 )
 from orinbench.reports import render_json, render_md
@@ -39,33 +40,30 @@ EXIT_INTERRUPTED = 130
 
 def suite_options(command: Command) -> Command:
     """Add the options that all of the suite's commands have."""
-    for option in reversed(
-        (
-            click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]"),
-            click.option(
-                "devices",
-                "--device",
-                multiple=True,
-                metavar="LIST",
-                help="NV, CUDA, CPU, interleaved [all that open]",
-            ),
-            click.option(
-                "--max-call",
-                default=2.0,
-                type=click.FloatRange(0, min_open=True),
-                help="leave out a case of which one call takes more seconds [2]",
-            ),
-            click.option(
-                "--roofline/--no-roofline",
-                default=True,
-                help="measure the copy bandwidth first, to judge by it [yes]",
-            ),
-            output_options,
-            run_options,
-        )
-    ):
-        command = option(command)
-    return command
+    return with_options(
+        command,
+        click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]"),
+        click.option(
+            "devices",
+            "--device",
+            multiple=True,
+            metavar="LIST",
+            help="NV, CUDA, CPU, interleaved [all that open]",
+        ),
+        click.option(
+            "--max-call",
+            default=2.0,
+            type=click.FloatRange(0, min_open=True),
+            help="leave out a case of which one call takes more seconds [2]",
+        ),
+        click.option(
+            "--roofline/--no-roofline",
+            default=True,
+            help="measure the copy bandwidth first, to judge by it [yes]",
+        ),
+        output_options,
+        run_options,
+    )
 
 
 def _make_command(benchmark: Benchmark) -> click.Command:
@@ -74,10 +72,7 @@ def _make_command(benchmark: Benchmark) -> click.Command:
     def run(**options: Any) -> int:
         return measure({benchmark.name: options}, options)
 
-    command: Command = run
-    command = suite_options(command)
-    for choice in reversed(benchmark.choices):
-        command = choice.option()(command)
+    command = with_options(suite_options(run), *(each.option() for each in benchmark.choices))
     settings = {"max_content_width": 100}
     return click.command(benchmark.name, help=benchmark.help, context_settings=settings)(command)
 

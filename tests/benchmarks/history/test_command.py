@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.cli import main
 from orinbench.history.store import Filter, History
 from orinbench.history.trend import read_trends, run_to_run_noise
 from orinbench.plan import Case
@@ -24,10 +24,7 @@ AddRun = Callable[..., None]
 
 
 def run(path: Path, *arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["history", "--history", str(path), *arguments])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
+    return orinbench("history", "--history", str(path), *arguments)
 
 
 @pytest.fixture

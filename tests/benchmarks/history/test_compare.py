@@ -1,12 +1,13 @@
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.cli import main
 from orinbench.compare.revisions import Revision
 from orinbench.history.store import History
 from orinbench.plan import Case
@@ -24,11 +25,7 @@ def saved(path: Path, records: list[dict[str, Any]]) -> Path:
     return path
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["compare", *arguments])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
+run = partial(orinbench, "compare")
 
 
 @pytest.fixture

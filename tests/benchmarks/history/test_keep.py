@@ -3,12 +3,13 @@
 import json
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.cli import main
 from orinbench.history.store import History, history_path
 from orinbench.llama_cpp import LlamaCppBackend
 from orinbench.protocol import Bandwidth
@@ -16,11 +17,7 @@ from orinbench.protocol import Bandwidth
 Capture = pytest.CaptureFixture[str]
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(["llama-bench", *arguments])
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
+run = partial(orinbench, "llama-bench")
 
 
 @pytest.fixture

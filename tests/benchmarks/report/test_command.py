@@ -5,21 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.cli import main
 from orinbench.history.store import History, history_path
 from orinbench.protocol import Bandwidth
 from orinbench.reports import render_json
 
 Capture = pytest.CaptureFixture[str]
 Record = dict[str, Any]
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 def test_files_and_runs_become_a_page(
@@ -33,7 +26,7 @@ def test_files_and_runs_become_a_page(
     profile = tmp_path / "p.json"
     profile.write_text(json.dumps({"source": "m", "device": "NV", "sections": {"token": kinds}}))
     flags = ["-o", str(page), "--profile", str(profile), "--title", "Both"]
-    assert run("report", str(result), "1", *flags) == 0
+    assert orinbench("report", str(result), "1", *flags) == 0
     assert f"wrote {page}" in capsys.readouterr().err
     text = page.read_text()
     for said in ("<title>Both</title>", "of the history", "GEMV head"):
@@ -53,7 +46,7 @@ def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture)
         ([str(result), "-o", page, "--profile", str(result)], "not what `orinbench profile"),
         ([str(Path(__file__)), "-o", page], "is no result of llama-bench"),
     ):
-        assert run("report", *arguments) == 2
+        assert orinbench("report", *arguments) == 2
         captured = capsys.readouterr()
         assert says in captured.err and "Traceback" not in captured.err
         assert len(captured.err.splitlines()) == 1 and not Path(page).exists()
@@ -71,7 +64,7 @@ def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_run_draws_its_page(bench: list[str], tmp_path: Path, capsys: Capture) -> None:
     page = tmp_path / "run.html"
-    assert run(*bench, "--report", str(page), "-oe", "csv") == 0
+    assert orinbench(*bench, "--report", str(page), "-oe", "csv") == 0
     assert '"build_commit"' in capsys.readouterr().err.splitlines()[-3]
     assert "tg4" in page.read_text()
 
@@ -80,7 +73,7 @@ def test_a_page_that_cannot_be_is_told_before_anything_is_measured(
     bench: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
     for path in (tmp_path, tmp_path / "no" / "a.html"):
-        assert run(*bench, "--report", str(path)) == 2
+        assert orinbench(*bench, "--report", str(path)) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith(f"orinbench: --report {path}: not a file in a folder")
         assert captured.out == ""
@@ -93,7 +86,7 @@ def test_a_disk_that_fills_up_costs_the_page_alone(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("orinbench.report_html.page.os.replace", full)
-    assert run(*bench, "--report", str(tmp_path / "a.html"), "-o", "json") == 2
+    assert orinbench(*bench, "--report", str(tmp_path / "a.html"), "-o", "json") == 2
     captured = capsys.readouterr()
     assert len(json.loads(captured.out)) == 2
     assert "a.html: cannot be written: No space left on device" in captured.err

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.cli import main
 from orinbench.clocks import ClockState
@@ -198,7 +199,7 @@ def test_a_wrong_result_is_an_error_without_a_figure(
             raise BackendDiedError("WrongResultError: wrong result: off from numpy by 3")
 
     fake.hook = staticmethod(hook)
-    assert command("alloc", "--device", "CPU", "--sizes", "4K", "-r", "1", "-o", "json") == 1
+    assert orinbench("alloc", "--device", "CPU", "--sizes", "4K", "-r", "1", "-o", "json") == 1
     good, bad = json.loads(capsys.readouterr().out)
     assert bad["error"] == "WrongResultError: wrong result: off from numpy by 3"
     assert bad["samples_ns"] == [] and bad["median_ts"] is None and bad["work"] is None
@@ -219,13 +220,6 @@ def test_every_form_holds_every_row(form: str, fake: type[FakeSuiteBackend]) -> 
         assert "Peak of CUDA: a guess." in text
 
 
-def command(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        main(list(arguments))
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
-
-
 def test_ctrl_c_keeps_what_was_measured_and_ends_the_suite(
     fake: type[FakeSuiteBackend], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -235,7 +229,7 @@ def test_ctrl_c_keeps_what_was_measured_and_ends_the_suite(
 
     fake.hook = staticmethod(hook)
     arguments = ("--device", "CPU", "-r", "3", "-o", "jsonl", "--save", str(tmp_path / "new"))
-    assert command("suite", "--select", "tiny", "--no-roofline", *arguments) == 130
+    assert orinbench("suite", "--select", "tiny", "--no-roofline", *arguments) == 130
     records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {record["benchmark"] for record in records} == {"bandwidth", "copy", "alloc", "launch"}
     done = [record for record in records if record["benchmark"] != "launch"]
@@ -274,7 +268,7 @@ def test_the_report_grows_with_each_benchmark(fake: type[FakeSuiteBackend], tmp_
 
     fake.hook = staticmethod(hook)
     arguments = ("--device", "CPU", "-r", "1", "--save", str(tmp_path), "--no-history")
-    assert command("suite", "--select", "tiny,-batch,-schedule", *arguments) == 0
+    assert orinbench("suite", "--select", "tiny,-batch,-schedule", *arguments) == 0
     assert seen == sorted(seen) and len(set(seen)) == len(seen) == 8
     assert {path.name for path in tmp_path.iterdir()} >= {"suite.md", "suite.json"}
     assert not list(tmp_path.glob(".*.part"))
@@ -288,7 +282,7 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
             raise BackendDiedError("no such thing")
 
     fake.hook = staticmethod(hook)
-    assert command("alloc", "--device", "CPU", "--sizes", "4K", "-o", "json") == 2
+    assert orinbench("alloc", "--device", "CPU", "--sizes", "4K", "-o", "json") == 2
     captured = capsys.readouterr()
     assert [record["error"] for record in json.loads(captured.out)] == ["no such thing"] * 2
     assert "orinbench: --device: none opens (tinygrad:CPU: no such thing)" in captured.err
@@ -350,7 +344,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", suite_environment["XDG_CACHE_HOME"])
-    assert command(*arguments) == 2
+    assert orinbench(*arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and fake.log == []
     (line,) = captured.err.splitlines()
@@ -368,7 +362,7 @@ def test_options_reach_the_settings(
 
     monkeypatch.setattr("orinbench.suite.command.run_suite", run)
     flags = ("-r", "3", "--seed", "5", "--max-call", "0.5", "--timeout", "9", "--no-roofline")
-    assert command("matmul", *flags, "--device", "CPU", "--delay", "1", "-v") == 0
+    assert orinbench("matmul", *flags, "--device", "CPU", "--delay", "1", "-v") == 0
     (settings,) = seen
     assert (settings.repetitions, settings.seed, settings.max_call_s) == (3, 5, 0.5)
     assert (settings.timeout, settings.delay, settings.roofline) == (9.0, 1.0, False)
