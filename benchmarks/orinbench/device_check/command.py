@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from orinbench.device_check.claims import Judged, Outcome, judge, load_claims
-from orinbench.device_check.ladder import commits
 from orinbench.device_check.privacy import Scrubber, machine_secrets
 from orinbench.device_check.report import FORMAT, load_report, write_report
 from orinbench.device_check.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
+from orinbench.device_check.switches import patches_of
 from orinbench.device_info import package_version
 from orinbench.errors import BenchError
 from orinbench.model import open_model
@@ -35,6 +35,21 @@ def step_names(text: str, flag: str) -> set[str]:
     names = {name for name in text.split(",") if name}
     if unknown := sorted(names - set(_NAMES)):
         raise BenchError(f"{flag} {text}: no step {unknown[0]}; there are {', '.join(_NAMES)}")
+    return names
+
+
+def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | None:
+    """Return the patches that --patch names, None for all; raises BenchError for unknown ones."""
+    there = None if trees is None else [patch.number for patch in patches_of(trees)]
+    if text is None:
+        return None
+    if there is None:
+        raise BenchError(f"--patch {text}: wants --trees DIR, of `tools/series checkout DIR`")
+    names = tuple(name for name in text.split(",") if name)
+    if unknown := [name for name in names if name not in there]:
+        raise BenchError(
+            f"--patch {text}: no patch {unknown[0]} in {trees}; there are {', '.join(there)}"
+        )
     return names
 
 
@@ -62,6 +77,7 @@ def step_names(text: str, flag: str) -> set[str]:
 )
 @click.option("--upstream", type=click.Path(path_type=Path), metavar="DIR", help="tinygrad v0.13.0")
 @click.option("--trees", type=click.Path(path_type=Path), metavar="DIR", help="by series checkout")
+@click.option("--patch", metavar="LIST", help="with --trees: these patches, as 0002,0015 [all]")
 @click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="for llama-bench")
 @click.option("--select", default="quick", metavar="LIST", help="benchmarks of the suite [quick]")
 @click.pass_context
@@ -81,8 +97,7 @@ def device_check_command(context: click.Context, /, **options: Any) -> int:
         )
     simulated = _SIMULATED in os.environ
     sizes = options["sizes"] or ("tiny" if simulated else "board")
-    if options["trees"]:
-        commits(options["trees"])
+    patches = chosen_patches(options["patch"], options["trees"])
     if options["model"]:
         open_model(options["model"])
     check = Check(
@@ -91,6 +106,7 @@ def device_check_command(context: click.Context, /, **options: Any) -> int:
         begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
         upstream=options["upstream"],
         trees=options["trees"],
+        patches=patches,
         model=options["model"],
         select=options["select"],
     )

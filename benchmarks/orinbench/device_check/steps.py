@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.board import board_state
-from orinbench.device_check import ladder
 from orinbench.device_check.kernel_log import gpu_lines
 from orinbench.device_check.process import Ended, run
+from orinbench.device_check.switches import probe_runner, switch
 from orinbench.environment import read_environment
 from orinbench.llama_cpp import find_llama_bench
+from orinbench.synth import cached_synthetic
 
 CTRL = "/dev/nvgpu/igpu0/ctrl"
 NODES = (
@@ -63,6 +64,7 @@ class Check:
     begun_us: int
     upstream: Path | None = None
     trees: Path | None = None
+    patches: tuple[str, ...] | None = None  # numbers of those to switch; None: all
     model: Path | None = None
     select: str = "quick"
 
@@ -184,12 +186,22 @@ def faults(check: Check, seconds: float) -> dict[str, Any]:
     return found
 
 
-def gpu_program(check: Check, name: str, seconds: float) -> dict[str, Any]:
-    """Run one program of gpu_probe.py; an end without a result is its error."""
+def queue(check: Check, seconds: float) -> dict[str, Any]:
+    """What a full ring costs, and what the GPU writes into a QMD."""
+    found = gpu_program(check, check.sizes, seconds, "queue_probe")
+    if "error" in found:
+        raise RuntimeError(found["error"])
+    return found
+
+
+def gpu_program(
+    check: Check, name: str, seconds: float, module: str = "gpu_probe"
+) -> dict[str, Any]:
+    """Run one program of a probe's module; an end without a result is its error."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch, "found.json")
         begun = time.monotonic()
-        command = [sys.executable, "-m", f"{_OWN_MODULE}.gpu_probe", out, name]
+        command = [sys.executable, "-m", f"{_OWN_MODULE}.{module}", out, name]
         wait = {"HCQDEV_WAIT_TIMEOUT_MS": _HANG_MS} if name == "hang" else {}
         ended = run(command, max(seconds, 1), {**check.environment, **wait})
         if out.exists():
@@ -206,18 +218,19 @@ def _works(check: Check, seconds: float) -> bool:
 
 
 def patches(check: Check, seconds: float) -> Any:
-    """Figures on the base and after each patch of the series."""
+    """What each patch changes: the series with it and without it, in turn."""
     if check.trees is None:
         raise NotRun("--trees DIR names what `tools/series checkout DIR` made")
-    so_far: list[Any] = []
-
-    def keep(rungs: Sequence[Any]) -> None:
-        so_far[:] = rungs
-
-    rungs = ladder.climb(check.trees, check.environment, time.monotonic() + seconds, keep)
-    if any(len(rung["rounds"]) < 2 for rung in rungs):
+    so_far: dict[str, Any] = {}
+    until = time.monotonic() + seconds
+    shape = "tiny" if check.sizes == "tiny" else "160m"
+    run_probe = probe_runner(
+        check.environment, check.sizes, lambda: cached_synthetic(shape, "Q6_K", 0)
+    )
+    found = switch(check.trees, check.patches, run_probe, until, so_far.update)
+    if time.monotonic() >= until:
         raise OutOfTime(seconds, so_far)
-    return rungs
+    return found
 
 
 def upstream(check: Check, seconds: float) -> dict[str, Any]:
@@ -325,17 +338,18 @@ def _expect(ended: Ended, seconds: float) -> None:
         raise RuntimeError(ended.reason)
 
 
-# In all 57 minutes. Faults come late, so that a GPU that stays down costs the least.
+# In all 59 minutes. What may leave the GPU down comes late, so that it costs the least.
 STEPS = (
     Step("identity", 30, identity, "the board and its state"),
     Step("permissions", 10, permissions, "device nodes, owners, groups"),
     Step("abi", 60, abi, "struct sizes, characteristics, address spaces"),
     Step("smoke", 180, smoke, "sums, copies, both windows; the trace"),
     Step("replay", 120, replay, "the trace against the model of the drivers"),
+    Step("queue", 60, queue, "a full ring, and what the GPU writes into a QMD"),
     Step("suite", 720, suite, "orinbench suite"),
     Step("llama-bench", 720, llama_bench, "tinygrad and llama.cpp, in turn"),
-    Step("patches", 600, patches, "figures before and after each patch"),
     Step("upstream", 720, upstream, "tinygrad's own test_ops"),
+    Step("patches", 660, patches, "the series with and without each patch"),
     Step("faults", 240, faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),
 )

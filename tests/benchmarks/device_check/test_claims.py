@@ -34,6 +34,7 @@ def flat(text: str) -> str:
 def test_a_claim_stands_in_its_document_and_asks_for_what_a_report_has(claim: Claim) -> None:
     assert flat(claim.text) in flat((ROOT / claim.doc).read_text(encoding="utf-8"))
     steps = SCHEMA["properties"]["steps"]["properties"]
+    assert claim.checks, "a claim that no step looks at is no claim"
     for check in claim.checks:
         assert check.op in OPERATIONS
         assert check.path[0] in steps and check.path[1] == "result"

@@ -11,9 +11,10 @@ import pytest
 
 from orinbench.device_check.report import load_report
 
-PROBE = Path(__file__).resolve().parents[3] / "benchmarks/orinbench/device_check/abi_probe.py"
+ROOT = Path(__file__).resolve().parents[3]
+PROBE = ROOT / "benchmarks/orinbench/device_check/abi_probe.py"
 # llama-bench on the simulated GPU takes a minute of CPU; its step is the suite's with other words.
-STEPS = "identity,permissions,abi,smoke,replay,suite,faults,kernel-log"
+STEPS = "identity,permissions,abi,smoke,replay,queue,suite,faults,kernel-log"
 
 
 def compilers() -> dict[str, str]:
@@ -92,6 +93,9 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     assert (smoke["interface"], smoke["arch"]) == ("TegraIface", "sm_87")
     replayed = taken["steps"]["replay"]["result"]
     assert replayed["events"] > 100 and replayed["differences"] == 0
+    queue = taken["steps"]["queue"]["result"]
+    assert queue["ring"]["entries"] == 1024 and queue["ring"]["ratio"] > 0
+    assert queue["qmd"] == {"launches": 3, "written": 0, "written_after_release": 0}
     faults = taken["steps"]["faults"]["result"]
     assert "misaligned address" in faults["misaligned"]["error"]
     assert "FIFO_ERROR_MMU_ERR_FLT (31)" in faults["unmapped"]["error"]
@@ -113,3 +117,35 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     judged = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert judged.returncode == 0, judged.stdout
     assert "abi.numbers" in judged.stdout and "refuted" not in judged.stdout
+
+
+def test_a_gpu_that_writes_into_a_qmd_behind_its_release_is_found_out(tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    program = (
+        "import json, pathlib, sys; from orinbench.device_check.queue_probe import qmd;"
+        "pathlib.Path(sys.argv[1]).write_text(json.dumps(qmd(4)))"
+    )
+    late = ("--write-back", "--delay", "20", "--seed", "1")
+    variables = {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": "300000"}
+    done = simulated(sys.executable, "-c", program, out, options=late, variables=variables)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(out.read_text())["written_after_release"] > 0
+
+
+def test_a_patch_is_left_out_and_put_back(tmp_path: Path) -> None:
+    """0002 on a GPU that runs late: without it signals come early, with it none does."""
+    trees, folder = tmp_path / "trees", tmp_path / "check"
+    series = [sys.executable, str(ROOT / "tools" / "series"), "checkout", str(trees)]
+    subprocess.run(series, check=True, capture_output=True, timeout=300)
+    arguments = ("device-check", "--output", folder, "--only", "patches", "--trees", trees)
+    done = simulated(
+        *(sys.executable, "-m", "orinbench", *arguments, "--patch", "0002"),
+        options=("--delay", "20", "--seed", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    entry = load_report(folder / "report.json")["steps"]["patches"]
+    assert entry["status"] == "done", entry
+    (number, found), *others = entry["result"].items()
+    assert number == "0002" and not others and "0015" in found["left_out"]
+    assert [turn["wrong"] for turn in found["with"]] == [0, 0]
+    assert all(turn["wrong"] > 0 for turn in found["without"]), found

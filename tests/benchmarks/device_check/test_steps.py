@@ -227,6 +227,8 @@ def test_a_gpu_program_that_ends_without_a_word(
         steps.smoke(check, 60)
     with pytest.raises(RuntimeError, match="x"):
         steps.abi(check, 60)
+    with pytest.raises(RuntimeError, match="x"):
+        steps.queue(check, 60)
     (tmp_path / "trace.jsonl").touch()
     with pytest.raises(RuntimeError, match="no sum"):
         monkeypatch.setattr(steps, "run", lambda *_: run([sys.executable, "-c", ""], 60))

@@ -1,0 +1,277 @@
+"""What each patch changes, as programs: `patch_probes.py OUT PROBE SIZES [MODEL]`.
+
+Each runs on the tinygrad that PYTHONPATH names, in a process of its own, on the series with a patch
+and without it: names of tinygrad that patches bring are used only where their absence is the
+answer. What a program finds is one JSON object in the file OUT: counts of what is wrong, numbers
+that end in a unit, and, from an exception, `error`. SIZES is "board" or "tiny", for a simulated
+GPU; MODEL is a GGUF that the programs with a model load. `switches.py` says which patch has which.
+"""
+
+import ctypes
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from orinbench.device_check import gpu_probe
+from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much a program does; `held_s` is how long the GPU is kept from what it has been given."""
+
+    resubmissions: int
+    copied: int
+    side: int  # of the square matrix
+    samples: int
+    context: int
+    prompt: int
+    tokens: int
+    held_s: float
+
+
+SIZES = {
+    "board": Sizes(2000, 16 << 20, 2048, 20, 2048, 512, 16, 1.0),
+    "tiny": Sizes(20, 64 << 10, 64, 3, 32, 8, 2, 1.0),
+}
+
+# A depot of 256 ints that the index keeps out of registers; the loop makes it last.
+SPILL_SOURCE = """
+extern "C" __global__ void spill(int* out, int n) {
+  int a[256];
+  for (int i = 0; i < 256; i++) a[i] = i + threadIdx.x;
+  for (int k = 0; k < n; k++) for (int i = 0; i < 256; i++) a[(i * 7 + k) & 255] += 1;
+  int sum = 0;
+  for (int i = 0; i < 256; i++) sum += a[(i * n) & 255];
+  out[threadIdx.x] = sum;
+}"""
+MARK_SOURCE = 'extern "C" __global__ void mark(int* x, int i) { x[i] += 1; }'
+ADD_SOURCE = 'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
+_LAUNCH: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
+
+
+def opens(sizes: Sizes, model: str) -> dict[str, Any]:
+    """The device opens and adds."""
+    from tinygrad import Tensor
+
+    return {"sum": (Tensor.ones(4).contiguous().realize() + 1).tolist() == [2.0] * 4}
+
+
+def resubmitted(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Submit one bound queue again and again; each run adds two and releases its number.
+
+    A wait for run i has to find 2 i at least (`early` counts those that do not), and all together
+    exactly two a run (`missing`).
+    """
+    from tinygrad import dtypes
+    from tinygrad.uop.ops import UOp
+
+    gpu, add_one, (x,) = device(), program(ADD_SOURCE, "add_one"), buffers(4096)
+    count, early = x.cpu_view().view(fmt="I"), 0
+    count[0] = 0
+    value = UOp.variable("value", 0, 0xFFFFFFFF, dtype=dtypes.uint32)
+    done = gpu.new_signal(value=0)
+    queue = gpu.hw_compute_queue_t().wait(done, value - 1).memory_barrier()
+    for _ in range(2):
+        queue.exec(add_one, add_one.fill_kernargs((x,)), (1, 1, 1), (1, 1, 1))
+    queue.signal(done, value)
+    for run in range(1, sizes.resubmissions + 1):
+        queue.submit(gpu, {value.expr: run})
+    for run in range(1, sizes.resubmissions + 1):
+        done.wait(run)
+        early += count[0] < 2 * run
+    time.sleep(0.2)
+    missing = 2 * sizes.resubmissions - count[0]
+    return {"early": early, "missing": missing, "wrong": early + abs(missing)}
+
+
+def copies(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Copy to the device and back."""
+    from tinygrad import dtypes
+    from tinygrad.device import Buffer
+
+    size = sizes.copied
+    host = memoryview(bytearray(size))
+    buffer = Buffer(device().device, size, dtypes.uint8).allocate()
+
+    def gb_s(copy: Callable[[memoryview], object]) -> float:
+        copy(host)
+        return size / 1e9 / median(seconds_of(lambda: copy(host)) for _ in range(sizes.samples))
+
+    return {"copy_in_gb_s": gb_s(buffer.copyin), "copy_out_gb_s": gb_s(buffer.copyout)}
+
+
+def growing_local_memory(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Let local memory grow while a kernel that spills into it has not run yet.
+
+    The block that goes is the next of its size; the kernel must be through before somebody has it.
+    """
+    gpu, (out,) = device(), buffers(4096)
+    spill = program(SPILL_SOURCE, "spill")
+    shape: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (32, 1, 1), "vals": (3,)}
+    spill(out, **shape)
+    gpu.synchronize()
+    size, held = gpu.shader_local_mem.size, gpu.new_signal(value=0)
+    gpu.hw_compute_queue_t().wait(held, 1).submit(gpu)
+    spill(out, **shape)
+    queued = gpu.timeline_value - 1
+    _release_later(held, sizes.held_s)
+    gpu._ensure_has_local_memory(gpu.slm_per_thread * 4)
+    recycled = gpu.allocator.alloc(size)
+    early = gpu.timeline_signal.value < queued
+    ctypes.memset(int(recycled.va_addr), 0xDB, size)
+    gpu.synchronize()
+    kept = bytes(recycled.cpu_view()[:size]) == b"\xdb" * size
+    return {"wrong": int(early) + int(not kept)}
+
+
+def _release_later(signal: Any, seconds: float) -> None:
+    def release() -> None:
+        signal.value = 1
+
+    threading.Timer(seconds, release).start()
+
+
+def wrapped_arguments(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Launch more than a small ring of arguments holds, before the GPU runs the first."""
+    gpu, mark, (x,) = device(), program(MARK_SOURCE, "mark"), buffers(4096)
+    marks = x.cpu_view().view(size=1200, fmt="I")
+    marks.view(fmt="B")[:] = bytes(1200)
+    gpu.synchronize()
+    gpu.kernargs_offset_allocator.size = 0x10000
+    held = gpu.new_signal(value=0)
+    gpu.hw_compute_queue_t().wait(held, 1).submit(gpu)
+    _release_later(held, sizes.held_s)
+    for index in range(300):
+        mark(x, **_LAUNCH, vals=(index,))
+    gpu.synchronize()
+    return {"wrong": sum(mark != 1 for mark in marks[:])}
+
+
+def named_fault(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Provoke a misaligned load: what the error says, and when it comes."""
+    said = gpu_probe.misaligned()
+    named = "misaligned address" in (said["error"] or "")
+    return {"says": said["error"], "unnamed": int(not named), "wait_s": said["seconds"]}
+
+
+def freed_after_a_fault(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Give a buffer back on a device that has failed: `wrong` if that raises its error again."""
+    from tinygrad.device import BufferSpec
+
+    gpu, spec = device(), BufferSpec(nolru=True)
+    buffer = gpu.allocator.alloc(4096, spec)
+    said = gpu_probe.misaligned()
+    try:
+        gpu.allocator.free(buffer, 4096, spec)
+    except RuntimeError:
+        return {"wrong": 1}
+    return {"wrong": int(said["error"] is None)}
+
+
+def matvec(sizes: Sizes, model: str) -> dict[str, Any]:
+    """A matrix of halves times a vector through casts: what the matvec rule matches."""
+    from tinygrad import Tensor, TinyJit, dtypes
+
+    side = sizes.side
+    weights = Tensor.ones(side, side, dtype=dtypes.half).contiguous().realize()
+    vector = Tensor.ones(side).contiguous().realize()
+    product = TinyJit(lambda v: (weights.float() * v).sum(1).realize())
+    for _ in range(3):
+        product(vector)
+    found = [1e6 * seconds_of(lambda: product(vector)) for _ in range(sizes.samples)]
+    return {"matvec_us": median(found)}
+
+
+def odd_view(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Double a slice that begins at byte 4."""
+    from tinygrad import Tensor
+
+    given = np.arange(2048, dtype=np.float32)
+    view = Tensor(given).realize()[1:1025].contiguous().realize()
+    return {"wrong": int((np.asarray((view * 2).numpy()) != 2 * given[1:1025]).sum())}
+
+
+def _loaded(sizes: Sizes, model: str) -> Any:
+    from tinygrad.llm.model import Transformer
+
+    return Transformer.from_gguf(Path(model), max_context=sizes.context)[0]
+
+
+def tokens(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Generate tokens one by one, behind a prompt: microseconds of one, and bytes of the cache."""
+    llama = _loaded(sizes, model)
+    generated = llama.generate(list(range(1, 1 + sizes.prompt)), temperature=0.0)
+    for _ in range(4):  # captures
+        next(generated)
+    found = [1e6 * seconds_of(lambda: next(generated)) for _ in range(sizes.tokens)]
+    cache = sum(block.cache_kv.nbytes() for block in llama.blk)
+    return {"token_us": median(found), "cache_bytes": cache}
+
+
+def prompts(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Read prompts of which none begins like the last one: microseconds to the first token."""
+    llama = _loaded(sizes, model)
+
+    def first(start: int) -> object:
+        ids = [start, *range(100, 99 + sizes.prompt)]
+        return next(llama.generate(ids, temperature=0.0))
+
+    for start in (1, 2, 3):
+        first(start)
+    found = [1e6 * seconds_of(lambda at=at: first(at)) for at in range(4, 9)]  # type: ignore[misc]
+    return {"prompt_us": median(found)}
+
+
+def batches(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Advance four sequences by a token: microseconds of a step."""
+    from tinygrad import Tensor
+    from tinygrad.uop.ops import UOp
+
+    llama, start = _loaded(sizes, model), UOp.variable("start_pos", 0, sizes.context - 1)
+    ids = Tensor([[1], [2], [3], [4]], dtype="int32").realize()
+    temperature = Tensor(0.0).contiguous().realize()
+
+    def step(position: int) -> None:
+        llama(ids, start.bind(position), temperature).realize()
+
+    for position in range(3):
+        step(position)
+    found = [
+        1e6 * seconds_of(lambda at=at: step(at))  # type: ignore[misc]
+        for at in range(3, 3 + sizes.tokens)
+    ]
+    return {"step_us": median(found)}
+
+
+PROBES: dict[str, Callable[[Sizes, str], dict[str, Any]]] = {
+    probe.__name__: probe
+    for probe in (
+        *(opens, copies, matvec, tokens, prompts, batches, resubmitted, wrapped_arguments),
+        *(growing_local_memory, odd_view, named_fault, freed_after_a_fault),
+    )
+}
+# Those that load MODEL.
+WITH_MODEL = frozenset({"tokens", "prompts", "batches"})
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a probe and write what it found to the file that the first argument names."""
+    out, name, sizes, model = arguments
+    try:
+        found = PROBES[name](SIZES[sizes], model)
+    except Exception as error:  # of a device that does not open, of a kernel that faults
+        found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+    Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
