@@ -37,6 +37,11 @@ PAGE = 4096
 POISON = 0xDB
 """Byte that freed memory is filled with: -1.2e17 as float32, not 40 bits wide as a pointer."""
 
+ZONE, ZONE_SIZE = 1 << 45, 1 << 44
+"""CPU addresses of the model's own mappings: above all GPU addresses, below what Linux hands out by
+itself on x86-64 and arm64 with 47 or 48 bits; used round and round."""
+_offset = 0
+
 _PACKAGE = os.path.dirname(os.path.abspath(__file__))
 _STDLIB = sysconfig.get_paths()["stdlib"]
 _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -74,14 +79,17 @@ def _lines(frame: FrameType | None) -> str:
 def map_pages(fd: int, size: int) -> NDArray[np.uint8]:
     """A shared mapping of `fd` that holds no descriptor and ends with its last view.
 
-    Children do not inherit it (the driver's VM_DONTCOPY). Raises OSError.
+    It lies in a zone of its own: the client's own mappings leave holes in a forked child (the
+    driver's VM_DONTCOPY), and what the child unmaps there is to hit nothing of the model's.
+    Children inherit it, as they inherit the model. Raises OSError.
     """
+    global _offset
     both = mmap.PROT_READ | mmap.PROT_WRITE
-    address = _mmap(None, size, both, mmap.MAP_SHARED, fd, 0)
+    wish, _offset = ZONE + _offset, (_offset + -(-size // PAGE) * PAGE) % ZONE_SIZE
+    address = _mmap(wish, size, both, mmap.MAP_SHARED, fd, 0)
     if address is None or address == ctypes.c_size_t(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    _madvise(address, size, mmap.MADV_DONTFORK)
     pages = (ctypes.c_uint8 * size).from_address(address)
     weakref.finalize(pages, _munmap, address, size).atexit = False
     return np.ctypeslib.as_array(pages)
@@ -108,7 +116,6 @@ _ADDRESS, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _mmap = _libc("mmap", _ADDRESS, _ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_int64)
 _munmap = _libc("munmap", _INT, _ADDRESS, _SIZE)
 _mincore = _libc("mincore", _INT, _ADDRESS, _SIZE, _ADDRESS)
-_madvise = _libc("madvise", _INT, _ADDRESS, _SIZE, _INT)
 
 
 class MmuFault(Exception):  # noqa: N818 - the hardware's name
@@ -180,6 +187,12 @@ class DmaBuf:
         """Keep the content of pinned pages that the client is about to unmap."""
         if self.pinned is not None:
             self.array, self.pinned = self.array.copy(), None
+
+    def forked(self) -> None:
+        """In a child: CPU mappings are not inherited, and the parent still has the memory."""
+        self.poison = False
+        while self.refs["cpu"]:
+            self.put("cpu")
 
     def get(self, reason: str) -> None:
         """Take a reference."""

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -182,16 +183,15 @@ class Simulation:
             self.seam.replace(gc, name, hook)
         programs.install()
         Simulation.current = self
-        os.register_at_fork(after_in_child=self._forked)
         atexit.register(Simulation.finish)
 
-    def _forked(self) -> None:
-        if Simulation.current is self:
-            self._pid, self._done = os.getpid(), False
-            self.kernel.forked()
-            backend = self.seam.backend
-            if isinstance(backend, SimBackend):
-                backend.writer = None
+    def forked(self) -> None:
+        """In a forked child: a report of its own, and no trace."""
+        self._pid, self._done = os.getpid(), False
+        self.kernel.forked()
+        backend = self.seam.backend
+        if isinstance(backend, SimBackend):
+            backend.writer = None
 
     @classmethod
     def finish(cls) -> None:
@@ -213,6 +213,17 @@ class Simulation:
         self.seam.remove()
         self.kernel.close()
         Simulation.current = None
+
+
+def _fork(then: Callable[[Simulation], None]) -> Callable[[], None]:
+    return lambda: then(Simulation.current) if Simulation.current is not None else None
+
+
+os.register_at_fork(
+    before=_fork(lambda s: s.kernel.lock.acquire()),  # no call is under way in the child's copy
+    after_in_parent=_fork(lambda s: s.kernel.lock.release()),
+    after_in_child=_fork(Simulation.forked),
+)
 
 
 def make_executor(kernel: Kernel) -> Any:

@@ -73,10 +73,7 @@ class Kernel:
         self.files: dict[Key, File] = {}
         self.dmabufs: dict[Key, DmaBuf] = {}
         self.peers: dict[int, File] = {}
-        self.hangups = select.epoll()
-        high = fcntl(self.hangups.fileno(), F_DUPFD_CLOEXEC, self._base)
-        self.hangups.close()
-        self.hangups = select.epoll.fromfd(high)
+        self.hangups = self._new_hangups()
         self.executor: Executor | None = None
         self.make_executor: Callable[[Kernel], Executor] | None = None
         self.shape = GpuShape(options)
@@ -110,6 +107,16 @@ class Kernel:
         """A memfd in the model's own range of descriptors."""
         return self.high(os.memfd_create(name, os.MFD_CLOEXEC))
 
+    def _new_hangups(self) -> select.epoll:
+        """An epoll of this process alone, on all peers."""
+        made = select.epoll()
+        moved = fcntl(made.fileno(), F_DUPFD_CLOEXEC, self._base)
+        made.close()
+        hangups = select.epoll.fromfd(moved)
+        for peer in self.peers:
+            hangups.register(peer, _HANGUP)
+        return hangups
+
     def give(self, fd: int) -> int:
         """The lowest free descriptor of the client's, a copy of `fd`; EMFILE when there is none."""
         try:
@@ -142,7 +149,7 @@ class Kernel:
         file.key = (status.st_dev, status.st_ino)
         self.files[file.key] = file
         self.peers[peer] = file
-        self.hangups.register(peer, select.EPOLLHUP | select.EPOLLRDHUP)
+        self.hangups.register(peer, _HANGUP)
         return fd
 
     def lookup(self, fd: int) -> File | DmaBuf | None:
@@ -340,7 +347,10 @@ class Kernel:
             self.journal.fault(report, port)
 
     def forked(self) -> None:
-        """In a forked child: the model is a copy, the GPU and its channels are the parent's."""
+        """In a forked child: the model is a copy, the GPU and its channels are the parent's.
+
+        Buffers are shared with the parent. What both would write, or listen to, is made anew.
+        """
         from .channel import ChannelFile
 
         with self.lock:
@@ -349,8 +359,16 @@ class Kernel:
                 if isinstance(file, ChannelFile):
                     file.gone, file.port = True, None
             self.cpu_maps = []
+            for buf in list(self.dmabufs.values()):
+                buf.forked()
+            self.hangups.close()
+            self.hangups = self._new_hangups()
+            _real_close(self.user.fd)
+            self.user = UserMemory(self.memfd("nvgpusim-scratch"))
             self.usermode.forked()
+            in_use = self.journal.in_use
             self.journal.forked()
+            self.journal.memory(in_use)
 
     def shutdown(self) -> None:
         """Stop the threads."""
@@ -442,6 +460,7 @@ class _Errors:
         raise OSError(error.errno, os.strerror(error.errno)) from error
 
 
+_HANGUP = select.EPOLLHUP | select.EPOLLRDHUP
 _DMA_BUF_SYNC = {0x40086200}
 """DMA_BUF_IOCTL_SYNC of linux/dma-buf.h."""
 

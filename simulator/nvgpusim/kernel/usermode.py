@@ -12,10 +12,11 @@ import os
 import sys
 import threading
 import time
+from os import close as real_close
 from typing import TYPE_CHECKING
 
 from ..gpu_api import FaultReport
-from ..locks import Lock
+from ..locks import Lock, pause, resume
 from ..memory import client_line, map_pages
 
 if TYPE_CHECKING:
@@ -65,10 +66,9 @@ class Usermode:
             self._thread = None
 
     def forked(self) -> None:
-        """In a child: the mapping was not inherited; make a page of its own."""
-        inherited = self.cells  # its end would unmap whatever lies at its address by then
-        fresh = Usermode(self.kernel)
-        self.__dict__.update(fresh.__dict__, inherited=inherited)
+        """In a child: the page is the parent's; make one of its own, without a watcher so far."""
+        real_close(self.fd)
+        self.__dict__ = Usermode(self.kernel).__dict__
 
     def unmapped(self, file: File) -> None:
         """A mapping of the page by `file` is gone."""
@@ -81,9 +81,14 @@ class Usermode:
     def _watch(self) -> None:
         last = time.monotonic()
         while not self._stop.is_set():
-            if self.hear():
-                last = time.monotonic()
-            time.sleep(min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST))
+            pause()  # the client's finalizers run on its own threads
+            try:
+                if self.hear():
+                    last = time.monotonic()
+                wait = min(max((time.monotonic() - last) * LATE, SHORTEST), LONGEST)
+            finally:
+                resume()
+            time.sleep(wait)
 
     def hear(self) -> bool:
         """Look at the cell, as the watcher does; whether it was rung.
