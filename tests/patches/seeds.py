@@ -6,10 +6,12 @@ A Q6_K LLaMA gets a prompt in chunks and decodes 32 tokens through TinyJit and g
 Tokens have to be those of tinygrad's CPU device, logits near those of a float64 LLaMA. Each seed
 gets a model of nvgpu, nvmap and GPU of its own, on which the device is opened, the weights are
 loaded and both JITs captured anew: late consumer, late stores, buffers placed at the windows,
-poisoned memory, strict. What the process keeps is the schedule and the compiled kernels.
+poisoned memory, strict. What the process keeps is the schedule and the compiled kernels; the first
+seed of a process makes them, and its tokens are replayed for the logits.
 
 Results are appended to STATE/results-PATH.jsonl; seeds that it has are not run again, and seed N
-alone is `--first N --seeds 1` without that state. Exit status 1 when a seed failed.
+alone is `--first N --seeds 1` without that state. A state is of one version of the tree. Exit
+status 1 when a seed failed.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
@@ -59,34 +62,36 @@ def write_model(path: Path) -> None:
 
 def load(model: Path, path: str) -> Any:
     """Load a Transformer: its general path is TinyJit over graphs, the other the fused kernels."""
+    from tinygrad.llm.kernels import nv
     from tinygrad.llm.model import Transformer
 
-    transformer, _ = Transformer.from_gguf(model, max_context=64)
-    if path == "general":
-        transformer.fused = None
-        # The third chunk of the prompt is a replay of the prefill's graph.
-        transformer.generate = functools.partial(transformer.generate, chunk_size=CHUNK)
+    if path == "fused":
+        return Transformer.from_gguf(model, max_context=64)[0]
+    with mock.patch.object(nv, "attach", lambda *_: None):
+        transformer, _ = Transformer.from_gguf(model, max_context=64)
+    # The third chunk of the prompt is a replay of the prefill's graph.
+    transformer.generate = functools.partial(transformer.generate, chunk_size=CHUNK)
     return transformer
 
 
-def decode(model: Path, path: str) -> list[int]:
-    """The tokens after PROMPT on this process's default device."""
-    generated = load(model, path).generate(list(PROMPT))
-    return [next(generated) for _ in range(TOKENS)]
+def decode(model: Path, path: str, count: int, logits: Path | None) -> list[int]:
+    """The tokens after PROMPT on this process's default device.
 
-
-def decode_with_logits(model: Path, path: str, out: Path) -> list[int]:
-    """The tokens, and into `out` the logits of each, (TOKENS, vocab_size)."""
+    Into `logits`, if it is a path, go those of each token, (count, vocab_size).
+    """
+    if logits is None:
+        generated = load(model, path).generate(list(PROMPT))
+        return [next(generated) for _ in range(count)]
     from orinbench.greedy import tinygrad_greedy
 
-    generation = tinygrad_greedy(load(model, path), PROMPT, TOKENS)
-    np.save(out, generation.logits)
+    generation = tinygrad_greedy(load(model, path), PROMPT, count)
+    np.save(logits, generation.logits)
     return generation.tokens
 
 
 def logits_off(model: Path, tokens: list[int], logits: Path) -> float:
     """RMS difference of the logits from the float64 model's, in units of their spread."""
-    want = Reference(open_model(model)).logits(PROMPT + tokens[:-1], last=TOKENS)
+    want = Reference(open_model(model)).logits(PROMPT + tokens[:-1], last=len(tokens))
     return float(np.sqrt(((np.load(logits) - want) ** 2).mean()) / want.std())
 
 
@@ -109,7 +114,7 @@ def close_device() -> None:
     gc.collect()
 
 
-def one_seed(seed: int, model: Path, path: str) -> dict[str, Any]:
+def one_seed(seed: int, model: Path, path: str, count: int, logits: Path | None) -> dict[str, Any]:
     """Decode on a model of the hardware of its own; the last one's has no descriptor any more."""
     from nvgpusim.kernel import Kernel
     from nvgpusim.report import Journal, collect
@@ -123,7 +128,7 @@ def one_seed(seed: int, model: Path, path: str) -> dict[str, Any]:
     simulation.kernel.shutdown()
     simulation.options, simulation.kernel = options, kernel
     simulation.seam.backend.kernel = kernel  # type: ignore[attr-defined]
-    tokens = decode(model, path)
+    tokens = decode(model, path, count, logits)
     close_device()
     report = collect(kernel)
     wrong = {k: report[k] for k in ("faults", "notes", "leaks", "refusals") if report[k]}
@@ -133,14 +138,14 @@ def one_seed(seed: int, model: Path, path: str) -> dict[str, Any]:
     return {"tokens": tokens, "wrong": wrong} | execution
 
 
-def serve(model: Path, path: str, seeds: list[int], logits: Path) -> Iterator[dict[str, Any]]:
-    """Warm up without adversaries, then run the seeds; yields a result for each."""
-    yield {"seed": None, "tokens": decode_with_logits(model, path, logits)}
-    close_device()
-    for seed in seeds:
+def serve(
+    model: Path, path: str, count: int, logits: Path, seeds: list[int]
+) -> Iterator[dict[str, Any]]:
+    """Run the seeds, the first with logits; yields a result for each."""
+    for index, seed in enumerate(seeds):
         start = time.monotonic()
         try:
-            answer = one_seed(seed, model, path)
+            answer = one_seed(seed, model, path, count, None if index else logits)
         except Exception:
             answer = {"tokens": [], "wrong": {"exception": traceback.format_exc()[-2000:]}}
             close_device()
@@ -177,24 +182,35 @@ def work(device: str, state: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 class Runner:
-    """Runs of one path with one model; results lie in `state`."""
+    """Runs of one path with one model, `count` tokens each; results lie in `state`."""
 
-    def __init__(self, state: Path, path: str) -> None:
-        self.state, self.path, self.model = state, path, state / "model.gguf"
-        self.results = state / f"results-{path}.jsonl"
+    def __init__(self, state: Path, path: str, count: int = TOKENS) -> None:
+        self.state, self.path, self.count = state, path, count
+        self.model, self.results = state / "model.gguf", state / f"results-{path}.jsonl"
         state.mkdir(parents=True, exist_ok=True)
         if not self.model.exists():
             write_model(self.model)
 
     def expected(self) -> tuple[list[int], float]:
         """The CPU device's tokens, and how far its logits are off (see logits_off)."""
-        logits = self.state / "logits-CPU.npy"
-        with work("CPU", self.state, "general", str(self.model), str(logits)) as worker:
-            assert worker.stdout is not None
-            tokens: list[int] = json.loads(worker.stdout.read() or "{}").get("tokens", [])
-        if len(tokens) != TOKENS:
-            raise SystemExit("the CPU device decoded nothing; its words are above")
+        logits, kept = self.state / "logits-CPU.npy", self.state / "tokens-CPU.json"
+        if not kept.exists():
+            with self.work("CPU", "general", logits) as worker:
+                assert worker.stdout is not None
+                tokens = json.loads(worker.stdout.read() or "{}").get("tokens", [])
+            if len(tokens) != self.count:
+                raise SystemExit("the CPU device decoded nothing; its words are above")
+            kept.write_text(json.dumps(tokens))
+        tokens = json.loads(kept.read_text())
         return tokens, logits_off(self.model, tokens, logits)
+
+    def work(self, device: str, path: str, logits: Path, *seeds: int) -> subprocess.Popen[str]:
+        """Start this file as a worker; the simulator is between it and NV."""
+        simulator = [] if device == "CPU" else ["-m", "nvgpusim", "--quiet", "--"]
+        command = [sys.executable, *simulator, "-m", "tests.patches.seeds", "--worker", path]
+        command += [str(self.model), str(self.count), str(logits), *map(str, seeds)]
+        surroundings = environment(device, self.state)
+        return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True)
 
     def done(self) -> dict[int, dict[str, Any]]:
         """Results of earlier runs by seed; a line that was cut short is none."""
@@ -207,21 +223,19 @@ class Runner:
             found[int(entry["seed"])] = entry
         return found
 
-    def warm_and_run(self, seeds: list[int], index: int = 0) -> Iterator[dict[str, Any]]:
-        """Results as they come: first the warm-up's (seed None, with `off`), then the seeds'."""
+    def run(self, seeds: list[int], index: int = 0) -> Iterator[dict[str, Any]]:
+        """Results of the seeds as they come; the first has `off`, how far its logits are off."""
         logits, missing = self.state / f"logits-{self.path}-{index}.npy", list(seeds)
-        arguments = (self.path, str(self.model), str(logits), *map(str, seeds))
-        with work("TEGRA+NV", self.state, *arguments) as worker:
+        with self.work("TEGRA+NV", self.path, logits, *seeds) as worker:
             assert worker.stdout is not None
             for line in worker.stdout:
                 if not line.startswith("{"):  # tinygrad's last words
                     print(line, end="", file=sys.stderr)
                     continue
                 entry = json.loads(line)
-                if entry["seed"] is None:
+                if missing == seeds and entry["tokens"]:
                     entry["off"] = logits_off(self.model, entry["tokens"], logits)
-                else:
-                    missing.remove(entry["seed"])
+                missing.remove(entry["seed"])
                 yield entry
         for seed in missing:
             yield {"seed": seed, "tokens": [], "wrong": {"worker": worker.returncode}}
@@ -238,11 +252,12 @@ def main() -> int:
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        path, model, logits, *seeds = options.worker
+        path, model, count, logits, *seeds = options.worker
+        common = Path(model), path, int(count), Path(logits)
         if os.environ["DEV"] == "CPU":
-            answers: Any = [{"tokens": decode_with_logits(Path(model), path, Path(logits))}]
+            answers: Any = [{"tokens": decode(*common)}]
         else:
-            answers = serve(Path(model), path, [int(seed) for seed in seeds], Path(logits))
+            answers = serve(*common, [int(seed) for seed in seeds])
         for answer in answers:
             print(json.dumps(answer), flush=True)
         return 0
@@ -262,27 +277,24 @@ def report(runner: Runner, options: argparse.Namespace) -> int:
     if len(missing) < options.seeds:
         print(f"{options.seeds - len(missing)} seeds have run before", flush=True)
     count = options.seeds - len(missing)
-    bad = []
 
     def one_job(index: int) -> None:
         nonlocal count
-        for entry in runner.warm_and_run(missing[index :: options.jobs], index):
-            if entry["seed"] is None:
-                bad.extend(complaints(entry, tokens))
-                print(f"TEGRA+NV: logits off by {entry['off']:.1e} of their spread", flush=True)
-                continue
+        for entry in runner.run(missing[index :: options.jobs], index):
             with runner.results.open("a") as out:
                 out.write(json.dumps(entry) + "\n")
             count += 1
             verdict = "; ".join(complaints(entry, tokens)) or "same tokens"
             took = f"{entry.get('seconds', 0):.1f} s"
+            if "off" in entry:
+                took += f", logits off by {entry['off']:.1e} of their spread"
             print(f"{count}/{options.seeds} seed {entry['seed']}: {verdict}, {took}", flush=True)
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(one_job, range(options.jobs if missing else 0)))
+        list(pool.map(one_job, range(min(options.jobs, len(missing)))))
     done = runner.done()
     results = [done[seed] for seed in wanted]
-    bad += [c for entry in results for c in complaints(entry, tokens)]
+    bad = [c for entry in results for c in complaints(entry, tokens)]
     launches = sum(entry.get("launches", 0) for entry in results)
     print(f"{options.seeds} seeds, {launches} launches, {len(bad)} failures")
     print(*bad, sep="\n", end="\n" if bad else "")
@@ -291,7 +303,7 @@ def report(runner: Runner, options: argparse.Namespace) -> int:
 
 def complaints(entry: dict[str, Any], tokens: list[int]) -> list[str]:
     """What is wrong with a result, for people."""
-    who = "warm-up" if entry["seed"] is None else f"seed {entry['seed']}"
+    who = f"seed {entry['seed']}"
     found = []
     if entry["tokens"] != tokens:
         found.append(f"{who}: other tokens: {entry['tokens']}")

@@ -93,14 +93,13 @@ from tinygrad.runtime.ops_nv import NVProgram
 d = Device["NV"]
 SOURCE = '''
 extern "C" __global__ void spill(int* out, int n) {
-  int a[SIZE];
-  for (int i = 0; i < SIZE; i++) a[i] = i + threadIdx.x;
-  int sum = 0;
-  for (int i = 0; i < SIZE; i += SIZE / 8) sum += a[(i * n) % SIZE];
+  int a[SIZE], sum = 0;
+  for (int i = 0; i < SIZE; i += SIZE / 8) a[(i * n) % SIZE] = i + threadIdx.x;
+  for (int i = SIZE; i > 0; i -= SIZE / 8) sum += a[(i - 1) / (SIZE / 8) * (SIZE / 8)];
   out[threadIdx.x] = sum;
 }'''
 libs = {size: d.compiler.compile(SOURCE.replace("SIZE", str(size))) for size in (64, 256)}
-def sums(n): return [sum((i * 3) % n + t for i in range(0, n, n // 8)) for t in range(4)]
+def sums(n): return [sum(i + t for i in range(0, n, n // 8)) for t in range(4)]
 def launch(size):
     out = d.allocator.alloc(4096, spec := BufferSpec(nolru=True))
     try:
