@@ -268,8 +268,8 @@ class GpuAddressSpace:
         self._lock = Lock()
         self._maps: list[Mapping] = []
         self._starts: list[int] = []
-        self._np_starts: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self._np_ends: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self._of: dict[DmaBuf, list[Mapping]] = {}
+        self._table: tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]] | None = None
         self._gone: deque[Unmapped] = deque(maxlen=self.HISTORY)
 
     # kernel side
@@ -281,14 +281,18 @@ class GpuAddressSpace:
             at = bisect_right(self._starts, mapping.va)
             self._maps.insert(at, mapping)
             self._starts.insert(at, mapping.va)
-            self._index()
+            self._of.setdefault(mapping.buf, []).append(mapping)
+            self._table = None
 
     def unmap(self, mapping: Mapping, line: str = "") -> None:
         """Take a mapping out, at once, and drop its reference on the buffer."""
         with self._lock:
-            at = self._maps.index(mapping)
+            at = bisect_right(self._starts, mapping.va) - 1
             del self._maps[at], self._starts[at]
-            self._index()
+            self._of[mapping.buf].remove(mapping)
+            if not self._of[mapping.buf]:
+                del self._of[mapping.buf]
+            self._table = None
             self._gone.append(Unmapped(mapping.va, mapping.end, repr(mapping.buf), line))
         mapping.buf.put("gpu")
 
@@ -296,6 +300,11 @@ class GpuAddressSpace:
         """All mappings, by address."""
         with self._lock:
             return list(self._maps)
+
+    def mappings_of(self, buf: DmaBuf) -> list[Mapping]:
+        """Mappings that show `buf`, oldest first."""
+        with self._lock:
+            return list(self._of.get(buf, ()))
 
     def find(self, va: int) -> Mapping | None:
         """The mapping that holds `va`."""
@@ -312,9 +321,12 @@ class GpuAddressSpace:
             last = bisect_right(self._starts, va + size - 1)
             return [m for m in self._maps[first:last] if m.va < va + size and va < m.end]
 
-    def _index(self) -> None:
-        self._np_starts = np.array(self._starts, np.uint64)
-        self._np_ends = np.array([m.end for m in self._maps], np.uint64)
+    def _lookup(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]]:
+        """Starts, ends and mappings for searches by many lanes, kept until something changes."""
+        if self._table is None:
+            ends = np.array([m.end for m in self._maps], np.uint64)
+            self._table = np.array(self._starts, np.uint64), ends, list(self._maps)
+        return self._table
 
     # execution side
 
@@ -409,7 +421,7 @@ class GpuAddressSpace:
             if one is not None and high <= one.end:
                 self._writable(one, access, va, None)
                 return [(one, None, va - np.uint64(one.va))]
-            starts, ends, maps = self._np_starts, self._np_ends, list(self._maps)
+            starts, ends, maps = self._lookup()
         if not maps:
             raise self._fault(int(va[0]), access, 0)
         at = np.searchsorted(starts, va, side="right").astype(np.intp) - 1

@@ -30,6 +30,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+_libc = ctypes.CDLL(None)
 _NO_FD = 0x7FFFFFFF
 _HOOKED = ("open", "open64", "close", "ioctl", "mmap", "mmap64", "munmap", "mremap", "msync")
 _BARRIERS = ("atomic_thread_fence", "__sync_synchronize", "dmb", "dsb")
@@ -248,7 +249,7 @@ class Seam:
                 fd, token = got
                 self = real.__new__(cls, fd, length, *args, **kwargs)
                 if seam.backend.imposes:
-                    self.madvise(getattr(mmap, "MADV_DONTFORK", 10))
+                    self.madvise(mmap.MADV_DONTFORK)
                 address = ctypes.addressof(ctypes.c_char.from_buffer(self))
                 self.nvgpu_range = (address, length)
                 seam.backend.mapped(address, length, token)
@@ -358,8 +359,7 @@ class Seam:
         mapped = _int(result) & 0xFFFFFFFFFFFFFFFF
         if mapped < 1 << 63 and (token is not None or flags & 0x10 or address):
             if token is not None and self.backend.imposes:
-                libc = ctypes.CDLL(None)
-                libc.madvise(ctypes.c_void_p(mapped), ctypes.c_size_t(length), 10)
+                _libc.madvise(ctypes.c_void_p(mapped), ctypes.c_size_t(length), mmap.MADV_DONTFORK)
             self.backend.mapped(mapped, length, token)
         return result
 

@@ -235,14 +235,8 @@ class AsFile(File):
         new = Mapping(0, size, buf, start, read_only, flags, kind, line=caller())
         if flags & FIXED:
             return self._map_fixed(new, offset)
-        same = (flags, kind)
-        for old in self.vm.pages.mappings():
-            if (
-                old.buf is buf
-                and not old.fixed
-                and not old.kernel
-                and (old.flags, old.kind) == same
-            ):
+        for old in self.vm.pages.mappings_of(buf):
+            if not old.fixed and not old.kernel and (old.flags, old.kind) == (flags, kind):
                 old.refs += 1
                 self.follow("map.again")
                 return old.va

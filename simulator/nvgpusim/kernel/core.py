@@ -29,6 +29,7 @@ from ..memory import DmaBuf, caller
 from ..options import Options
 from ..report import Journal
 from ..rules import KernelError
+from .cpumaps import CpuMapping, CpuMaps
 from .file import File, Key
 from .usermem import UserMemory
 
@@ -84,7 +85,7 @@ class Kernel:
         self.tsg_ids = list(range(512))
         self.syncpoints = list(range(64))
         self.ports: dict[int, ChannelPort] = {}
-        self.cpu_maps: list[CpuMapping] = []
+        self.cpu_maps = CpuMaps()
         self.scheduler_locked = False
 
     # descriptors
@@ -277,36 +278,33 @@ class Kernel:
                     )
             if isinstance(what, DmaBuf):
                 what.get("cpu")
-            self.cpu_maps.append(CpuMapping(address, end, what))
+            self.cpu_maps.add(CpuMapping(address, end, what))
             self.journal.rule("fd.fork")
             self.journal.count("mmap", what.kind if isinstance(what, File) else "dmabuf")
 
     def unmapped(self, address: int, length: int) -> list[File | DmaBuf]:
         """[address, address + length) is unmapped or replaced; returns what was there."""
         with self.lock:
-            end, gone = address + -(-length // 4096) * 4096, []
+            end = address + -(-length // 4096) * 4096
             for buf in self.nvmap.pinned():
                 at = buf.pinned
                 if at is not None and at[0] < end and address < at[1]:
                     buf.unpin()
-            for entry in [m for m in self.cpu_maps if m.start < end and address < m.end]:
-                self.cpu_maps.remove(entry)
-                gone.append(entry.what)
-                for start, stop in ((entry.start, address), (end, entry.end)):
-                    if start < stop:
-                        self.cpu_maps.append(CpuMapping(start, stop, entry.what))
-                        if isinstance(entry.what, DmaBuf):
-                            entry.what.get("cpu")
+            gone, left = self.cpu_maps.cut(address, end)
+            for entry in left:
+                if isinstance(entry.what, DmaBuf):
+                    entry.what.get("cpu")
+            for entry in gone:
                 if isinstance(entry.what, DmaBuf):
                     entry.what.put("cpu")
                 else:
                     self.usermode.unmapped(entry.what)
-            return gone
+            return [entry.what for entry in gone]
 
     def msync(self, address: int) -> None:
         """msync() at `address`; raises OSError for a dmabuf's mapping."""
         with self.lock, self.errors("msync", f"msync of {address:#x}"):
-            if any(m.start <= address < m.end for m in self.cpu_maps):
+            if self.cpu_maps.at(address) is not None:
                 raise KernelError("dmabuf.msync")
 
     def errors(
@@ -358,7 +356,7 @@ class Kernel:
             for file in self.files.values():
                 if isinstance(file, ChannelFile):
                     file.gone, file.port = True, None
-            self.cpu_maps = []
+            self.cpu_maps = CpuMaps()
             for buf in list(self.dmabufs.values()):
                 buf.forked()
             self.hangups.close()
@@ -407,9 +405,9 @@ class Kernel:
         if handles:
             total = sum(h.buf.size for h in handles if h.buf.allocated)
             found.append(f"{len(handles)} nvmap handles ({total:#x} bytes): {handles[0].line}")
-        held = [b for b in set(self.dmabufs.values()) if self.nvmap.client_fds(b)]
+        held = self.nvmap.client_fds()
         if held:
-            found.append(f"{len(held)} buffers with open dmabuf fds: {held[0]!r}")
+            found.append(f"{len(held)} buffers with open dmabuf fds: {next(iter(held))!r}")
         vms = [getattr(f, "vm", None) for f in self.files.values()]
         spaces = {vm.number: vm for vm in vms if vm is not None}
         for vm in spaces.values():
@@ -433,15 +431,6 @@ class Kernel:
                 if check is not None:
                     check()
             self.nvmap.check()
-
-
-class CpuMapping:
-    """A range of the client's CPU addresses that shows a dmabuf or the doorbell page."""
-
-    __slots__ = ("end", "start", "what")
-
-    def __init__(self, start: int, end: int, what: File | DmaBuf) -> None:
-        self.start, self.end, self.what = start, end, what
 
 
 class _Errors:

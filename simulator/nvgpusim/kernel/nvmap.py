@@ -99,17 +99,16 @@ class NvMapState:
 
     def closed(self, buf: DmaBuf) -> None:
         """An fd of `buf` was closed: drop the fd reference when it was the last."""
-        if buf.refs["fd"] and not self.client_fds(buf):
+        if buf.refs["fd"] and buf not in self.client_fds():
             buf.put("fd")
 
-    def client_fds(self, buf: DmaBuf) -> list[int]:
-        """The client's descriptors of `buf`."""
-        handle = self.by_buf.get(id(buf))
-        found = []
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
-            if (handle is None or fd != handle.fd) and self.kernel.lookup(fd) is buf:
-                found.append(fd)
+    def client_fds(self) -> dict[DmaBuf, list[int]]:
+        """Buffers with descriptors of the client's."""
+        own = {handle.fd for handle in self.handles.values()}
+        found: dict[DmaBuf, list[int]] = {}
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            if fd not in own and isinstance(buf := self.kernel.lookup(fd), DmaBuf):
+                found.setdefault(buf, []).append(fd)
         return found
 
     def _freed(self, buf: DmaBuf) -> None:

@@ -1,0 +1,80 @@
+"""CPU mappings by address: the same answers as a table of pages, at a cost that does not grow."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, cast
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvgpusim.kernel import Kernel
+from nvgpusim.kernel.cpumaps import CpuMapping, CpuMaps
+from nvgpusim.memory import DmaBuf
+
+from . import rawclient as rc
+from .rawclient import Board
+
+PAGES = st.tuples(st.integers(0, 40), st.integers(1, 12))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), PAGES), max_size=40))
+def test_a_table_of_pages(acts: list[tuple[bool, tuple[int, int]]]) -> None:
+    maps, table = CpuMaps(), dict[int, int]()
+    for number, (enter, (start, size)) in enumerate(acts):
+        end = start + size
+        before = {table[page] for page in range(start, end) if page in table}
+        gone, left = maps.cut(start, end)
+        assert {cast("int", m.what) for m in gone} == before
+        assert all(m.end <= start or end <= m.start for m in left)
+        assert sum(m.end - m.start for m in gone) - sum(m.end - m.start for m in left) == sum(
+            page in table for page in range(start, end)
+        )
+        for page in range(start, end):
+            table.pop(page, None)
+        if enter:
+            maps.add(CpuMapping(start, end, cast("DmaBuf", number)))
+            table |= dict.fromkeys(range(start, end), number)
+        assert {page: cast("int", m.what) for page in range(60) if (m := maps.at(page))} == table
+        ends = [0, *(at for m in maps for at in (m.start, m.end))]
+        assert ends == sorted(ends)
+
+
+def steps(act: Callable[[], object]) -> int:
+    """Bytecode instructions that the model executes for `act`."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, arg: object) -> Any:
+        nonlocal count
+        if "nvgpusim" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    old = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(old)
+    return count
+
+
+def test_a_buffer_costs_the_same_beside_hundreds(kernel: Kernel) -> None:
+    board = Board()
+
+    def one() -> None:
+        board.drop(board.buffer(4096))
+
+    one()
+    few = steps(one)
+    buffers = [board.buffer(4096) for _ in range(400)]
+    assert steps(one) < 1.2 * few
+    hole = buffers[200]
+    rc.do_munmap(hole.cpu, 4096)
+    assert kernel.cpu_maps.at(hole.cpu) is None
+    assert kernel.cpu_maps.at(buffers[201].cpu) is not None
