@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,13 +22,14 @@ from .test_cli import HERE, sim
 
 
 class Garbage:
-    """A cycle that closes descriptors when the collector finds it."""
+    """A cycle that closes descriptors when the collector finds it, and notes below what."""
 
-    def __init__(self, fds: list[int], threads: list[str]) -> None:
-        self.fds, self.threads, self.itself = fds, threads, self
+    def __init__(self, fds: list[int], stacks: list[set[str]]) -> None:
+        self.fds, self.stacks, self.itself = fds, stacks, self
 
     def __del__(self) -> None:
-        self.threads.append(threading.current_thread().name)
+        below = traceback.walk_stack(sys._getframe())
+        self.stacks.append({Path(frame.f_code.co_filename).name for frame, _ in below})
         for fd in self.fds:
             os.close(fd)
 
@@ -44,13 +48,13 @@ def collector() -> Iterator[None]:
 
 def test_a_collection_at_any_allocation_of_a_system_call(kernel: Kernel) -> None:
     board = Board()
-    threads: list[str] = []
+    stacks: list[set[str]] = []
     for allocations in range(1, 160):
         gc.disable()
         fds = [board.dmabuf() for _ in range(3)]
         handles = [rc.create(board.nvmap, 4096) for _ in range(3)]
         gc.collect()
-        Garbage(fds, threads)
+        Garbage(fds, stacks)
         del fds
         gc.set_threshold(allocations)
         gc.enable()
@@ -63,7 +67,10 @@ def test_a_collection_at_any_allocation_of_a_system_call(kernel: Kernel) -> None
         gc.collect()
         kernel.check()
     board.close()
-    assert len(threads) == 159
+    assert len(stacks) == 159
+    behind_the_lock = {"file.py", "nvmap.py", "ctrl.py", "address_space.py", "allocator.py"}
+    assert not set().union(*stacks) & behind_the_lock
+    assert any("seam.py" in stack for stack in stacks), "none came near a system call"
     assert kernel.leaks() == [] and not kernel.dmabufs
 
 
