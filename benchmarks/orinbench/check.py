@@ -17,7 +17,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.greedy import Engine, Generation
+from orinbench.greedy import Engine, Generation, Say, quiet
 from orinbench.model import ModelInfo
 from orinbench.reference import Array, Reference, log_softmax
 
@@ -112,22 +112,29 @@ class CheckReport:
 
 
 def run_check(
-    model: ModelInfo, candidates: Sequence[Candidate], n_tokens: int = 12, seed: int = 0
+    model: ModelInfo,
+    candidates: Sequence[Candidate],
+    n_tokens: int = 12,
+    seed: int = 0,
+    say: Say = quiet,
 ) -> CheckReport:
-    """Judge each candidate on `model`.
+    """Judge each candidate on `model`; `say` hears how far the reference is.
 
     Raises BenchError if the reference does not know the model or an engine does not answer. Does
     not raise for a failed check: see `require`.
     """
-    reference = Reference(model)
+    number = 0
+    reference = Reference(
+        model, lambda text: say(f"float64 reference of prompt {number} of {len(prompts)}: {text}")
+    )
     prompts = sample_prompts(model, n_tokens, seed)
     verdicts = []
     for candidate in candidates:
         generations = candidate.engine(prompts, n_tokens)
-        wanted = [
-            reference.logits([*prompt, *generation.tokens[:-1]], last=len(generation.tokens))
-            for prompt, generation in zip(prompts, generations, strict=True)
-        ]
+        wanted = []
+        for number, prompt in enumerate(prompts, 1):
+            tokens = generations[number - 1].tokens
+            wanted.append(reference.logits([*prompt, *tokens[:-1]], last=len(tokens)))
         arithmetic = arithmetic_of(model, candidate, generations)
         limit = tolerance(model, arithmetic)
         verdicts.append(judge(candidate.name, generations, wanted, arithmetic, limit))

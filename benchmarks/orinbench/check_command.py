@@ -1,5 +1,6 @@
 """`orinbench check`: the correctness gate on its own."""
 
+import itertools
 import json
 import tempfile
 from pathlib import Path
@@ -9,13 +10,15 @@ import click
 
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, CheckReport, run_check
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.greedy import tinygrad_engine
+from orinbench.greedy import Say, tinygrad_engine
 from orinbench.llama_bench import choose_backends, model_paths
 from orinbench.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.model import ModelInfo, open_model
 from orinbench.plan import BACKEND_NAMES
 from orinbench.talk import make_talk
 from orinbench.tinygrad_backend import worker_environment
+
+EXIT_INTERRUPTED = 130
 
 
 @click.command("check", context_settings={"max_content_width": 100})
@@ -41,45 +44,63 @@ from orinbench.tinygrad_backend import worker_environment
 def check_command(**options: Any) -> int:
     """Check greedy tokens and logits of tinygrad and llama.cpp against a float64 reference.
 
-    Exit code 3 says that numbers are wrong, 1 that an engine did not answer.
+    Exit code 3 says that numbers are wrong, 1 that an engine did not answer, 130 that Ctrl-C left
+    some out.
     """
     talk = make_talk(False)
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
     names, llama_bench = choose_backends(options["backends"], options["llama_bench"], talk)
     reports: list[CheckReport] = []
-    died = False
-    with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
-        for model in models:
-            for name in names:
+    died = interrupted = False
+    try:
+        with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
+            for model, name in itertools.product(models, names):
                 talk.phase(f"{name}: checking {model.path}")
+
+                def say(text: str, name: str = name) -> None:
+                    talk.detail(f"{name}: {text}")
+
                 try:
-                    candidate = _candidate(name, model, llama_bench, Path(directory), options)
-                    reports.append(
-                        run_check(model, [candidate], options["n_tokens"], options["seed"])
+                    candidate = _candidate(name, model, llama_bench, Path(directory), options, say)
+                    report = run_check(
+                        model, [candidate], options["n_tokens"], options["seed"], say
                     )
                 except BenchError as error:
                     died = True
                     talk.line(f"{name}: {error}")
-                else:
-                    if options["output"] == "text":
-                        click.echo(f"{model.path}: {reports[-1].verdicts[0].line()}")
+                    continue
+                reports.append(report)
+                talk.close()  # a spinner would share the line on a terminal
+                if options["output"] == "text":
+                    click.echo(f"{model.path}: {report.verdicts[0].line()}")
+    except KeyboardInterrupt:
+        interrupted = True
+        talk.line(f"interrupted; {len(reports)} of {len(models) * len(names)} checks are done")
+    finally:
+        talk.close()
     if options["output"] == "json":
         click.echo(json.dumps([report.to_dict() for report in reports], indent=2))
     if failed := sum(not report.passed for report in reports):
         raise CheckFailed(f"{failed} of {len(reports)} checks failed")
+    if interrupted:
+        return EXIT_INTERRUPTED
     return 1 if died else 0
 
 
 def _candidate(
-    name: str, model: ModelInfo, llama_bench: Path | None, directory: Path, options: dict[str, Any]
+    name: str,
+    model: ModelInfo,
+    llama_bench: Path | None,
+    directory: Path,
+    options: dict[str, Any],
+    say: Say,
 ) -> Candidate:
     if name == "llama.cpp":
         if (server := find_llama_server(llama_bench)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        engine = llama_cpp_engine(server, model, options["timeout"])
+        engine = llama_cpp_engine(server, model, options["timeout"], say)
         return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
     environment = worker_environment(name.removeprefix("tinygrad:"), directory)
-    return Candidate(
-        name, tinygrad_engine(model.path, environment, options["timeout"]), HALF_WEIGHTS
-    )
+    engine = tinygrad_engine(model.path, environment, options["timeout"], say)
+    return Candidate(name, engine, HALF_WEIGHTS)

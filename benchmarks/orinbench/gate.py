@@ -6,7 +6,7 @@ from typing import Any
 
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, require, run_check
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.greedy import tinygrad_engine
+from orinbench.greedy import Say, tinygrad_engine
 from orinbench.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.model import ModelInfo
 from orinbench.reference import unsupported
@@ -52,7 +52,7 @@ class Gate:
             }
         self.talk.phase(f"{name}: checking tokens and logits against the float64 reference")
         try:
-            report = run_check(lane.model, [candidate])
+            report = run_check(lane.model, [candidate], say=self._say(name))
             require(report)
         except CheckFailed:
             raise
@@ -75,9 +75,14 @@ class Gate:
 
     def _candidate(self, name: str, model: ModelInfo, backend: Backend) -> Candidate | None:
         if isinstance(backend, TinygradBackend):
-            engine = tinygrad_engine(model.path, backend.environment, self.timeout)
+            environment = backend.environment
+            engine = tinygrad_engine(model.path, environment, self.timeout, self._say(name))
             return Candidate(name, engine, HALF_WEIGHTS)
         server = find_llama_server(self.llama_bench)
         if server is None:
             return None
-        return Candidate(name, llama_cpp_engine(server, model, self.timeout), EIGHT_BIT_ACTIVATIONS)
+        engine = llama_cpp_engine(server, model, self.timeout, self._say(name))
+        return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
+
+    def _say(self, name: str) -> Say:
+        return lambda text: self.talk.detail(f"{name}: check: {text}")

@@ -4,12 +4,14 @@
 (`python -m orinbench.greedy`) on a chosen device. `llama_cpp_engine` asks a `llama-server`.
 """
 
+import contextlib
 import itertools
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +34,26 @@ class Generation:
     fused: bool = False  # by the hand-written kernels of patched tinygrad
 
 
+# Hears, in a few words, how far the work is.
+Say = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """Hear nothing."""
+
+
+def prefixed(say: Say, where: str) -> Say:
+    """Return what says `where` in front of each text."""
+    return lambda text: say(f"{where}: {text}")
+
+
 # From prompts and a number of tokens to one generation for each prompt.
 Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
 
 
-def tinygrad_greedy(transformer: Any, prompt: Sequence[int], n_tokens: int) -> Generation:
+def tinygrad_greedy(
+    transformer: Any, prompt: Sequence[int], n_tokens: int, say: Say = quiet
+) -> Generation:
     """Decode through `Transformer.generate`, the path that is timed; then replay for the logits.
 
     The replay feeds the same tokens, one by one, over the key-value cache that prompt and decoding
@@ -46,9 +63,15 @@ def tinygrad_greedy(transformer: Any, prompt: Sequence[int], n_tokens: int) -> G
     fused = getattr(transformer, "fused", None)
     replay = _jit_replay(transformer) if fused is None else _fused_replay(fused)
     transformer._cached_tokens = []
-    tokens = list(itertools.islice(transformer.generate(list(prompt)), n_tokens))
-    fed = [prompt[-1], *tokens[:-1]]
-    logits = [replay(token, len(prompt) - 1 + index) for index, token in enumerate(fed)]
+    tokens: list[int] = []
+    say(f"reading {len(prompt)} tokens")
+    for token in itertools.islice(transformer.generate(list(prompt)), n_tokens):
+        tokens.append(token)
+        say(f"token {len(tokens)} of {n_tokens}")
+    logits = []
+    for index, token in enumerate([prompt[-1], *tokens[:-1]]):
+        logits.append(replay(token, len(prompt) - 1 + index))
+        say(f"logits {index + 1} of {n_tokens}")
     transformer._cached_tokens = []
     return Generation(tokens, np.stack(logits), fused=fused is not None)
 
@@ -89,11 +112,13 @@ def _fused_replay(fused: Any) -> Replay:
     return replay
 
 
-def tinygrad_engine(model: Path, environment: Mapping[str, str], timeout: float) -> Engine:
+def tinygrad_engine(
+    model: Path, environment: Mapping[str, str], timeout: float, say: Say = quiet
+) -> Engine:
     """Return an engine that loads `model` in a process with `environment`, where DEV is set.
 
-    The engine raises BenchError, with the process's last line, if that fails or takes longer than
-    `timeout` seconds.
+    `say` hears how far it is. The engine raises BenchError, with the process's last line, if that
+    fails or takes longer than `timeout` seconds.
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
@@ -105,7 +130,7 @@ def tinygrad_engine(model: Path, environment: Mapping[str, str], timeout: float)
                 "n_tokens": n_tokens,
                 "out": str(out),
             }
-            _run_worker(request, environment, timeout)
+            _run_worker(request, environment, timeout, say)
             with np.load(out) as arrays:
                 return [
                     Generation(
@@ -119,36 +144,70 @@ def tinygrad_engine(model: Path, environment: Mapping[str, str], timeout: float)
     return engine
 
 
-def _run_worker(request: object, environment: Mapping[str, str], timeout: float) -> None:
+def _run_worker(request: object, environment: Mapping[str, str], timeout: float, say: Say) -> None:
     device = environment.get("DEV", "the default device")
-    try:
-        done = subprocess.run(
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
             [sys.executable, "-m", "orinbench.greedy"],
-            input=json.dumps(request),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
             env={**os.environ, **environment},
-            capture_output=True,
             text=True,
-            timeout=timeout,
         )
-    except subprocess.TimeoutExpired:
-        raise BenchError(f"tinygrad on {device}: no answer to the check in {timeout:g} s") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = lines[-1].strip() if lines else "it wrote nothing"
-        raise BenchError(f"tinygrad on {device}: ended with status {done.returncode}: {reason}")
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        watch = threading.Timer(timeout, give_up)
+        watch.start()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps(request))
+            for line in process.stdout:
+                say(line.rstrip("\n"))
+            status = process.wait()
+        finally:
+            watch.cancel()
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").splitlines()
+    if late.is_set():
+        raise BenchError(f"tinygrad on {device}: no answer to the check in {timeout:g} s")
+    if status:
+        reason = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        reason = reason or "it wrote nothing"
+        raise BenchError(f"tinygrad on {device}: ended with status {status}: {reason}")
 
 
 def main() -> None:
-    """Answer one request from standard input: generations go into the npz file that it names."""
+    """Answer one request from standard input: generations go into the npz file that it names.
+
+    Standard output says how far the work is, a line at a time. tinygrad prints there too, so file
+    descriptor 1 is pointed at standard error before it is imported.
+    """
+    progress = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(text: str) -> None:
+        print(text, file=progress, flush=True)
+
     from tinygrad.llm.model import Transformer
 
     request = json.load(sys.stdin)
+    say("loading the model")
     prompts, n_tokens = request["prompts"], request["n_tokens"]
     longest = max(len(prompt) for prompt in prompts) + n_tokens + 1
     transformer, _ = Transformer.from_gguf(Path(request["model"]), max_context=longest)
     arrays = {}
     for index, prompt in enumerate(prompts):
-        generation = tinygrad_greedy(transformer, prompt, n_tokens)
+        of = prefixed(say, f"prompt {index + 1} of {len(prompts)}")
+        generation = tinygrad_greedy(transformer, prompt, n_tokens, of)
         arrays[f"tokens{index}"] = np.array(generation.tokens)
         arrays[f"logits{index}"] = generation.logits
         arrays[f"fused{index}"] = np.array(generation.fused)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from orinbench.errors import BenchError
-from orinbench.greedy import Engine, Generation
+from orinbench.greedy import Engine, Generation, Say, prefixed, quiet
 from orinbench.model import ModelInfo
 
 # Alternatives asked for at each position: the whole of a small vocabulary, the head of a large one
@@ -34,10 +34,8 @@ def find_llama_server(llama_bench: Path | None = None) -> Path | None:
     return Path(found) if found else None
 
 
-def llama_cpp_engine(
-    binary: Path, model: ModelInfo, timeout: float, extra: Sequence[str] = ()
-) -> Engine:
-    """Return an engine that starts `binary` on `model`, with the arguments `extra`, and asks it.
+def llama_cpp_engine(binary: Path, model: ModelInfo, timeout: float, say: Say = quiet) -> Engine:
+    """Return an engine that starts `binary` on `model` and asks it; `say` hears how far it is.
 
     The engine raises BenchError, with the server's last line, if that fails or an answer takes
     longer than `timeout` seconds.
@@ -45,14 +43,21 @@ def llama_cpp_engine(
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
         context = max(len(prompt) for prompt in prompts) + n_tokens + 1
-        arguments = ["-m", str(model.path), "-c", str(context), "-np", "1", *extra]
+        arguments = ["-m", str(model.path), "-c", str(context), "-np", "1"]
+        say("llama-server loads the model")
+        generations = []
         with _server(binary, arguments, timeout) as connect:
-            return [_decode(connect, prompt, n_tokens, model) for prompt in prompts]
+            for number, prompt in enumerate(prompts, 1):
+                of = prefixed(say, f"prompt {number} of {len(prompts)}")
+                generations.append(_decode(connect, prompt, n_tokens, model, of))
+        return generations
 
     return engine
 
 
-def _decode(connect: Connect, prompt: Sequence[int], n_tokens: int, model: ModelInfo) -> Generation:
+def _decode(
+    connect: Connect, prompt: Sequence[int], n_tokens: int, model: ModelInfo, say: Say
+) -> Generation:
     """Ask for one token at a time and take the likeliest alternative.
 
     The server leaves out the alternatives of a token that ends within a UTF-8 character. So the
@@ -75,6 +80,7 @@ def _decode(connect: Connect, prompt: Sequence[int], n_tokens: int, model: Model
         alternatives = position["top_logprobs"]
         row[[item["id"] for item in alternatives]] = [item["logprob"] for item in alternatives]
         tokens.append(int(np.nanargmax(row)))
+        say(f"token {len(tokens)} of {n_tokens}")
     return Generation(tokens, logits, normalized=True)
 
 

@@ -5,7 +5,7 @@ needs little more memory than its activations. Written from the architectures' d
 is shared with the engines that it judges.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES
@@ -26,12 +26,15 @@ _CHUNK_WEIGHTS = 4 << 20
 
 
 class Reference:
-    """The model of a GGUF file; raises BenchError for what it does not know how to compute."""
+    """The model of a GGUF file; raises BenchError for what it does not know how to compute.
 
-    def __init__(self, model: ModelInfo) -> None:
+    `say` hears, in a few words, how far it is.
+    """
+
+    def __init__(self, model: ModelInfo, say: Callable[[str], None] = lambda text: None) -> None:
         if reason := unsupported(model):
             raise BenchError(f"{model.path}: the float64 reference does not know {reason}")
-        self.model = model
+        self.model, self._say = model, say
         self._file: NDArray[np.uint8] = np.memmap(model.path, mode="r")
 
         def number(key: str, default: float) -> float:
@@ -47,6 +50,7 @@ class Reference:
         """Return the logits after each of the `last` positions of `tokens`: (last, vocab_size)."""
         x = self._rows("token_embd.weight", np.asarray(tokens))
         for layer in range(self.model.n_layers):
+            self._say(f"layer {layer + 1} of {self.model.n_layers}")
             prefix = f"blk.{layer}."
             x = x + self._attention(prefix, self._norm(x, prefix + "attn_norm.weight"))
             x = x + self._feed_forward(prefix, self._norm(x, prefix + "ffn_norm.weight"))

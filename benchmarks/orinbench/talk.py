@@ -1,6 +1,7 @@
 """What the bench says while it works: rich on a terminal, plain lines elsewhere, on stderr."""
 
 import sys
+import time
 from typing import Protocol
 
 from rich.console import Console
@@ -14,6 +15,9 @@ from rich.progress import (
 )
 from rich.status import Status
 
+# Plain lines that say how far something is come no more often than this, in seconds.
+_BETWEEN_LINES = 10.0
+
 
 class Talk(Protocol):
     """Receives what happens."""
@@ -24,6 +28,10 @@ class Talk(Protocol):
 
     def phase(self, text: str) -> None:
         """Say what takes time now; on a terminal it goes when the next one comes."""
+        ...
+
+    def detail(self, text: str) -> None:
+        """Say how far the phase is; of many in a row only some are shown off a terminal."""
         ...
 
     def begin(self, total: int, seconds: float) -> None:
@@ -45,14 +53,21 @@ class PlainTalk:
     def __init__(self, repetitions: bool = False) -> None:
         self._repetitions = repetitions
         self._total = self._done = 0
+        self._said = 0.0  # when, by time.monotonic()
 
     def line(self, text: str) -> None:
         """Print a line."""
         print(f"orinbench: {text}", file=sys.stderr, flush=True)
+        self._said = time.monotonic()
 
     def phase(self, text: str) -> None:
         """Print a line."""
         self.line(text)
+
+    def detail(self, text: str) -> None:
+        """Print a line if there was none for a while."""
+        if time.monotonic() - self._said >= _BETWEEN_LINES:
+            self.line(text)
 
     def begin(self, total: int, seconds: float) -> None:
         """Say how much there is to time."""
@@ -88,6 +103,10 @@ class RichTalk:
             self._status = self._console.status(text)
             self._status.start()
         self._status.update(text)
+
+    def detail(self, text: str) -> None:
+        """Show it beside the spinner."""
+        self.phase(text)
 
     def begin(self, total: int, seconds: float) -> None:
         """Replace the spinner by a bar."""

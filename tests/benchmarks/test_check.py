@@ -1,8 +1,10 @@
+import contextlib
 import itertools
 import json
 import os
 import shutil
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,7 +17,8 @@ from click.testing import CliRunner
 from gguf import GGUFReader
 from tests.benchmarks import fake_llama_server
 
-from orinbench import llama_server
+from orinbench import check_command as check_command_module
+from orinbench import llama_server, talk
 from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     HALF_WEIGHTS,
@@ -278,8 +281,17 @@ def test_prompts_fit_the_context(tiny: ModelInfo) -> None:
 def test_tinygrad_passes_and_fails_against_another_rotation(
     tiny: ModelInfo, tmp_path: Path
 ) -> None:
-    live = tinygrad_engine(tiny.path, worker_environment("CPU", tmp_path), 900)
+    said: list[str] = []
+    live = tinygrad_engine(tiny.path, worker_environment("CPU", tmp_path), 900, said.append)
     generations = live(sample_prompts(tiny, N_TOKENS, 0), N_TOKENS)
+    of = "prompt 1 of 2"
+    assert said[:3] == [
+        "loading the model",
+        f"{of}: reading 40 tokens",
+        f"{of}: token 1 of {N_TOKENS}",
+    ]
+    assert said[-1] == f"prompt 2 of 2: logits {N_TOKENS} of {N_TOKENS}"
+    assert len(said) == 1 + 2 * (1 + 2 * N_TOKENS)
 
     def recorded(_prompts: Sequence[Sequence[int]], _n_tokens: int) -> list[Generation]:
         return generations
@@ -383,6 +395,65 @@ def test_the_command_prints_a_line_for_each_engine(tiny: ModelInfo, server: Path
     result = run_command(*common, "-o", "json")
     (report,) = json.loads(result.stdout)
     assert report["verdicts"][0]["engine"] == "llama.cpp" and report["verdicts"][0]["passed"]
+
+
+def test_the_command_says_how_far_it_is(
+    tiny: ModelInfo, server: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(talk, "_BETWEEN_LINES", 0.0)
+    binary = llama_bench_beside(server)
+    result = run_command(
+        *("-m", str(tiny.path), "--backend", "llama.cpp", "--llama-bench", binary, "-n", "2")
+    )
+    said = result.stderr.splitlines()
+    for line in (
+        f"checking {tiny.path}",
+        "llama-server loads the model",
+        *(f"prompt {prompt} of 2: token {token} of 2" for prompt in (1, 2) for token in (1, 2)),
+        *(f"float64 reference of prompt {prompt} of 2: layer 2 of 2" for prompt in (1, 2)),
+    ):
+        assert f"orinbench: llama.cpp: {line}" in said, line
+
+
+def test_results_reach_standard_output_beside_a_terminal(tiny: ModelInfo, server: Path) -> None:
+    """What moves goes to standard error."""
+    binary = llama_bench_beside(server)
+    command = [sys.executable, "-m", "orinbench", "check", "-m", str(tiny.path), "-n", "2"]
+    command += ["--backend", "llama.cpp", "--llama-bench", binary]
+    screen, terminal = os.openpty()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=terminal, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # a terminal ends with EIO
+        while more := os.read(screen, 4096):
+            shown += more
+    os.close(screen)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, shown
+    assert out.decode().startswith(f"{tiny.path}: llama.cpp: log-probabilities off by ")
+    assert b"llama.cpp: " in shown
+
+
+def test_an_interrupted_command_prints_what_it_has(
+    tiny: ModelInfo, server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    binary, run = llama_bench_beside(server), run_check
+    checked: list[Any] = []
+
+    def once(*arguments: Any) -> Any:
+        if checked:
+            raise KeyboardInterrupt
+        checked.append(arguments)
+        return run(*arguments)
+
+    monkeypatch.setattr(check_command_module, "run_check", once)
+    other = shutil.copy(tiny.path, tmp_path / "other.gguf")
+    twice = ("-m", str(tiny.path), "-m", str(other), "-n", "1", "-o", "json")
+    result = run_command(*twice, "--backend", "llama.cpp", "--llama-bench", binary)
+    assert result.return_value == 130 and len(json.loads(result.stdout)) == 1
+    assert "interrupted; 1 of 2 checks are done" in result.stderr
 
 
 def test_the_command_goes_on_after_an_engine_that_dies(

@@ -102,7 +102,7 @@ def test_llama_cpp_answers_through_its_server(
     (tmp_path / "llama-server").touch()
     asked: list[Path] = []
 
-    def engine(binary: Path, model: ModelInfo, timeout: float) -> Any:
+    def engine(binary: Path, model: ModelInfo, *_: object) -> Any:
         asked.append(binary)
         return perfect(model)
 

@@ -67,7 +67,7 @@ class SilentTalk:
     def line(self, text: str) -> None:
         self.lines.append(text)
 
-    phase = line
+    phase = detail = line
 
     def begin(self, total: int, seconds: float) -> None:
         self.lines.append(f"begin {total} {seconds:.1f}")

@@ -1,5 +1,6 @@
 import io
 import sys
+import time
 
 import pytest
 
@@ -13,6 +14,7 @@ class Terminal(io.StringIO):
 
 def use(talk: Talk) -> None:
     talk.phase("opening tinygrad:CPU")
+    talk.detail("a detail")
     talk.line("a line that stays")
     talk.begin(2, 300.0)
     talk.advance("tinygrad:CPU tg16")
@@ -29,6 +31,20 @@ def test_off_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]
         "orinbench: a line that stays",
         "orinbench: timing 2 repetitions, at least 5 min",
     ]
+
+
+def test_details_are_lines_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    talk = PlainTalk()
+    talk.phase("checking")
+    for token in range(1, 31):
+        now[0] += 1.0
+        talk.detail(f"token {token}")
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"orinbench: {t}" for t in ("checking", "token 10", "token 20", "token 30")]
 
 
 def test_progress_adds_a_line_for_each_repetition(capsys: pytest.CaptureFixture[str]) -> None:

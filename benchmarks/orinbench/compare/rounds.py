@@ -90,6 +90,8 @@ class RoundTalk:
         if self._terminal:
             self._talk.phase(f"{self._name}: {text}")
 
+    detail = phase
+
     def begin(self, total: int, seconds: float) -> None:
         """Rounds are short: no bar."""
         self.phase(f"timing {total} repetitions")
