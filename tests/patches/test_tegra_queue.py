@@ -67,3 +67,32 @@ marks = x.cpu_view().view(size=1200, fmt="I")[:]
 say(once=sum(m == 1 for m in marks))
 """)
     assert run.said["once"] == 300
+
+
+def test_a_launch_over_two_parts_of_the_ring(tegra: Tegra) -> None:  # noqa: F811
+    # A part of the ring is an allocation of `wide`, a bit more than one of `mark`: the last launch
+    # of a part ends in the next one. When the ring has gone round, `wide` takes the whole part.
+    run = tegra(
+        """
+d = Device["NV"]
+source = 'extern "C" __global__ void NAME(int* x, int i PARAMS) { x[i] += 1; }'
+mark = program(d, source.replace("NAME", "mark").replace("PARAMS", ""), "mark")
+params = "".join(f", int p{n}" for n in range(64))
+wide = program(d, source.replace("NAME", "wide").replace("PARAMS", params), "wide")
+x = d.allocator.alloc(4096, BufferSpec())
+ctypes.memset(int(x.va_addr), 0, 4096)
+d.synchronize()
+ring, part = d.kernargs_offset_allocator, wide.kernargs_alloc_size
+ring.size, ring.ptr = ring.PARTS * part, 0
+count = ring.size // mark.kernargs_alloc_size
+one = dict(global_size=(1, 1, 1), local_size=(1, 1, 1))
+for i in range(count): mark(x, vals=(i,), **one)
+for i in range(count, count + 12): wide(x, vals=(i, *range(64)), **one)
+d.synchronize()
+marks = x.cpu_view().view(size=4 * (count + 12), fmt="I")[:]
+say(part=part - mark.kernargs_alloc_size, count=count, once=sum(m == 1 for m in marks))
+""",
+        *("--delay", "20"),
+    )
+    assert (run.said["part"], run.said["count"]) == (0x100, 17)
+    assert run.said["once"] == run.said["count"] + 12
