@@ -2,8 +2,8 @@
 
 The GPU runs machine code; the simulator interprets the PTX behind it. A cubin is registered with
 its PTX (:meth:`Programs.register`), by hand or by the compiler hook (:func:`install`): NVRTC is
-asked for the PTX of the very program whose cubin a client takes, and nvJitLink's PTX input is kept
-until its cubin is taken. Later a launch finds the program by the bytes at its address, the sites of
+asked for the PTX of the very program whose cubin a client takes, nvJitLink's PTX input is kept
+until its cubin is taken, and nvcc is started once more. Later a launch finds the program by the bytes at its address, the sites of
 relocations left out. Pairs also go to a directory, so that compile caches and worker processes of
 the client lose nothing: $NVGPUSIM_CACHE, else $XDG_CACHE_HOME/nvgpusim, else ~/.cache/nvgpusim.
 
@@ -354,17 +354,18 @@ def register(cubin: Path, ptx: Path) -> list[Program]:
         raise SimError(f"{cubin}: {e}") from e
 
 
-# The compiler hook: tinygrad reaches NVRTC and nvJitLink through two modules of ctypes functions.
+# The compiler hook: tinygrad reaches NVRTC and nvJitLink through two modules of ctypes functions,
+# and starts nvcc, where there is no NVRTC, from a class.
 
 _NVRTC, _JITLINK = "tinygrad.runtime.autogen.nvrtc", "tinygrad.runtime.autogen.nvjitlink"
+_NVCC = "tinygrad.runtime.support.compiler_cuda"
 _INPUT_PTX = 2
 """NVJITLINK_INPUT_PTX."""
 
 
 def _keep(cubin: Any, ptx: bytes) -> None:
-    data = bytes(ctypes.string_at(cubin, ctypes.sizeof(cubin)))
     try:
-        PROGRAMS.register(data, ptx)
+        PROGRAMS.register(bytes(cubin), ptx)
     except (SimError, UnicodeDecodeError) as e:
         print(f"nvgpusim: PTX of a compiled program not kept: {e}", file=sys.stderr)
 
@@ -410,11 +411,31 @@ def hook_jitlink(module: ModuleType) -> None:
     module.nvJitLinkGetLinkedCubin = get_cubin  # type: ignore[attr-defined]
 
 
-_HOOKS: dict[str, Callable[[ModuleType], None]] = {_NVRTC: hook_nvrtc, _JITLINK: hook_jitlink}
+def hook_nvcc(module: ModuleType) -> None:
+    """nvcc is started once more, for the PTX of the cubin that it has made."""
+    compiler = module.NVCCCompiler
+    compile_: Callable[[Any, str], bytes] = compiler.compile
+
+    def compile_and_keep(self: Any, src: str) -> bytes:
+        code = compile_(self, src)
+        if not self.ptx:
+            _keep(
+                code, compile_(compiler(self.arch, ptx=True, extra_options=self.extra_options), src)
+            )
+        return code
+
+    compiler.compile = compile_and_keep
+
+
+_HOOKS: dict[str, Callable[[ModuleType], None]] = {
+    _NVRTC: hook_nvrtc,
+    _JITLINK: hook_jitlink,
+    _NVCC: hook_nvcc,
+}
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Hooks the two modules right after their own code has run."""
+    """Hooks the modules right after their own code has run."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

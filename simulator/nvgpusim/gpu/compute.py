@@ -29,6 +29,11 @@ _REGS = (LOCAL_WINDOW_A, LOCAL_WINDOW_B, LOCAL_A, LOCAL_B, SHARED_WINDOW_A, SHAR
          NON_THROTTLED_A, NON_THROTTLED_B, NON_THROTTLED_C, PCAS_A)  # fmt: skip
 SCHEDULE, PREFETCH_SCHEDULE = (2, 3, 10), 9
 INVALIDATE_INSTRUCTION, INVALIDATE_CONSTANT, INVALIDATE_KNOWN = 1, 1 << 12, 0x1011
+REMEDY = (
+    "kept is the PTX of what tinygrad compiles under nvgpusim by NVRTC, nvJitLink (name them by "
+    "NVRTC_PATH and NVJITLINK_PATH) or nvcc; for code from a compile cache of other runs set "
+    "CCACHE=0 once; for a cubin made elsewhere: nvgpusim programs CUBIN PTX"
+)
 LANES_PER_TPC = 48 * 32 * 2
 PAGE = 4096
 
@@ -226,9 +231,10 @@ class Compute:
         programs = PROGRAMS.find(image)
         if not programs:
             raise gr_class(
-                f"unrecognised program at {va:#x} (first bytes {image[:16].hex()}): register its "
-                f"cubin with its PTX (nvgpusim programs CUBIN PTX)",
+                f"unrecognised program at {va:#x} (first bytes {image[:16].hex()}): no PTX is kept "
+                "for it",
                 PROGRAM_ADDRESS=f"{va:#x}",
+                remedy=REMEDY,
                 **c.details(),
             )
         size = len(programs[0].text)

@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -172,6 +173,27 @@ def test_jitlink_hook(known: programs.Programs) -> None:
     assert library.nvJitLinkGetLinkedCubin(handle, out) == 0
     assert known.find(TEXT)
     assert len(library.added) == 1
+
+
+class _Nvcc:
+    """tinygrad's NVCCCompiler, with kept files in place of the program."""
+
+    def __init__(self, arch: str, ptx: bool = True, extra_options: Sequence[str] = ()) -> None:
+        self.arch, self.ptx, self.extra_options = arch, ptx, extra_options
+
+    def compile(self, src: str) -> bytes:
+        assert (self.arch, src, self.extra_options) == ("sm_87", "source", ["-O3"])
+        return (PTX if self.ptx else CUBIN).read_bytes()
+
+
+def test_nvcc_hook(known: programs.Programs) -> None:
+    module = ModuleType("compilers")
+    module.NVCCCompiler = type("NVCCCompiler", (_Nvcc,), {})  # type: ignore[attr-defined]
+    programs.hook_nvcc(module)
+    assert module.NVCCCompiler("sm_87", True, ["-O3"]).compile("source") == PTX.read_bytes()
+    assert not known.find(TEXT), "PTX alone"
+    assert module.NVCCCompiler("sm_87", False, ["-O3"]).compile("source") == CUBIN.read_bytes()
+    assert known.find(TEXT)
 
 
 def test_hook_survives_what_it_cannot_read(
