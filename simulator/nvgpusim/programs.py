@@ -3,9 +3,10 @@
 The GPU runs machine code; the simulator interprets the PTX behind it. A cubin is registered with
 its PTX (:meth:`Programs.register`), by hand or by the compiler hook (:func:`install`): NVRTC is
 asked for the PTX of the very program whose cubin a client takes, nvJitLink's PTX input is kept
-until its cubin is taken, and nvcc is started once more. Later a launch finds the program by the bytes at its address, the sites of
-relocations left out. Pairs also go to a directory, so that compile caches and worker processes of
-the client lose nothing: $NVGPUSIM_CACHE, else $XDG_CACHE_HOME/nvgpusim, else ~/.cache/nvgpusim.
+until its cubin is taken, and nvcc is started once more. Later a launch finds the program by the
+bytes at its address, the sites of relocations left out. Pairs also go to a directory, so that
+compile caches and worker processes of the client lose nothing: $NVGPUSIM_CACHE, else
+$XDG_CACHE_HOME/nvgpusim, else ~/.cache/nvgpusim.
 
 Different sources can have equal code: `x / nan` never loads x and is a fill with NaN, but its PTX
 loads x. :func:`best` takes the source whose parameters are as long as the launch's bank 0 says, and
