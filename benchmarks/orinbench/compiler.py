@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,19 +11,26 @@ def compiler_path(directory: Path, environment: Mapping[str, str]) -> dict[str, 
     """Return the variables that let tinygrad find a C compiler; empty if it finds one already.
 
     tinygrad 0.13.0 runs `$CC`, or else `clang` from PATH (runtime/support/compiler_cpu.py).
-    Where neither is there and the module ziglang can be imported, a script `clang` that runs its
-    clang is written into `directory` and put in front of PATH.
+    Where neither is there and PyPI's ziglang is, its clang is put in front of PATH.
     """
     search = environment.get("PATH", os.defpath)
     if "CC" in environment or shutil.which("clang", path=search):
         return {}
-    if importlib.util.find_spec("ziglang") is None:
-        return {}
+    return {"PATH": f"{directory}{os.pathsep}{search}"} if write_clang(directory) else {}
+
+
+def write_clang(directory: Path) -> bool:
+    """Write a script `clang` that runs ziglang's into `directory`; False without ziglang."""
+    ziglang = importlib.util.find_spec("ziglang")
+    if ziglang is None or not ziglang.submodule_search_locations:
+        return False
+    # Not `python -m ziglang`: an interpreter costs as much as the compilation of a kernel.
+    zig = Path(ziglang.submodule_search_locations[0]) / "zig"
     directory.mkdir(parents=True, exist_ok=True)
     script = directory / "clang"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang clang "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec "{zig}" clang "$@"\n')
     script.chmod(0o755)
-    return {"PATH": f"{directory}{os.pathsep}{search}"}
+    return True
 
 
 def compiler_hint(error: str) -> str:

@@ -1,6 +1,5 @@
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -39,7 +38,7 @@ def test_ziglangs_clang_compiles_as_tinygrad_calls_it(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.stdout[:4] == b"\x7fELF"
-    assert sys.executable in (tmp_path / "a dir" / "clang").read_text()
+    assert "ziglang/zig" in (tmp_path / "a dir" / "clang").read_text()
 
 
 def test_only_a_missing_clang_gets_the_hint() -> None:

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from orinbench import profile
+from orinbench.compiler import write_clang
 from orinbench.errors import BenchError
 from orinbench.profile import Profile, difference, grouped, load, markdown, profile_command
 from orinbench.profile_log import classify, read_log
@@ -117,9 +118,7 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clang = tmp_path / "clang"
-    clang.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang clang "$@"\n')
-    clang.chmod(0o755)
+    assert write_clang(tmp_path), "ziglang: missing, install the extra cpu"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
     path = tmp_path / "tiny.gguf"

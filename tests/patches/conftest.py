@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from orinbench.compiler import write_clang
+
 COMPILERS = {
     "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",
     "NVJITLINK_PATH": "nvjitlink/lib/libnvJitLink.so.*",
@@ -63,9 +65,7 @@ def wheel_file(pattern: str) -> Path:
 def clang(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `clang`: the one of the ziglang wheel, for tinygrad's CPU device."""
     folder = tmp_path_factory.mktemp("clang")
-    script = folder / "clang"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang clang "$@"\n')
-    script.chmod(0o755)
+    assert write_clang(folder), "ziglang: missing, install the extra cpu"
     return folder
 
 

@@ -34,6 +34,7 @@ import numpy as np
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
 
 from orinbench import shapes
+from orinbench.compiler import write_clang
 from orinbench.model import open_model
 from orinbench.reference import Reference
 from orinbench.synth import write_synthetic
@@ -154,10 +155,7 @@ def serve(
 
 def environment(device: str, scratch: Path) -> dict[str, str]:
     """For tinygrad on a device: compilers of wheels, a clang, a compile cache of its own."""
-    clang = scratch / "clang"
-    if not clang.exists():
-        clang.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ziglang clang "$@"\n')
-        clang.chmod(0o755)
+    assert write_clang(scratch), "ziglang: missing, install the extra cpu"
     rooms = (tinygrad_root(), REPOSITORY, REPOSITORY / "simulator", REPOSITORY / "benchmarks")
     return os.environ | {
         **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
