@@ -153,38 +153,12 @@ class ChannelFile(File):
     @handler("NVGPU_IOCTL_CHANNEL_SETUP_BIND")
     def setup_bind(self, args: Record) -> None:
         """Checks in the kernel's order, then onto the runlist."""
-        kernel, entries, flags = self.kernel, args["num_gpfifo_entries"], args["flags"]
-        if entries < (2 if flags & USERMODE else 4):
-            raise self.refuse("setup.few", str(entries))
-        if entries & (entries - 1):
-            raise self.refuse("setup.pow2", str(entries))
-        if entries > 0xFFFFFFFF // ENTRY:
-            raise self.refuse("setup.many", str(entries))
-        if self.vm is None or self.tsg is None:
-            raise self.refuse("setup.unbound", "no AS" if self.vm is None else "no TSG")
-        if self.gpfifo is not None:
-            raise self.refuse("setup.twice")
-        if flags & DETERMINISTIC and self.watchdog:
-            raise self.refuse("setup.watchdog")
-        if flags & USERMODE and not flags & DETERMINISTIC:
-            raise self.refuse("setup.usermode")
-        if flags & VPR:
-            raise self.refuse("setup.vpr")
-        if not flags & USERMODE:
-            raise self.refuse("setup.kernel-mode", "the model has usermode channels only")
-        gpfifo_fd, userd_fd = args["gpfifo_dmabuf_fd"], args["userd_dmabuf_fd"]
-        if not gpfifo_fd or not userd_fd:
-            raise self.refuse("setup.fd-zero")
-        if args["gpfifo_dmabuf_offset"] or args["userd_dmabuf_offset"]:
-            raise self.refuse("setup.offset")
-        ring = kernel.dmabuf(gpfifo_fd, "setup.gpfifo-badfd", "setup.gpfifo-fd")
-        if ring.size < max(PAGE, entries * ENTRY) or not ring.allocated:
-            raise self.refuse("setup.gpfifo-small", f"{ring.size:#x} for {entries} entries")
-        mapping = self.vm.map_kernel(ring, ring.size)
-        if mapping is None:
-            raise self.refuse("setup.no-room", f"{ring.size:#x}")
+        kernel, entries = self.kernel, args["num_gpfifo_entries"]
+        self._may_set_up(args)
+        ring, mapping = self._map_ring(args)
+        assert self.vm is not None and self.tsg is not None
         try:
-            userd = kernel.dmabuf(userd_fd, "setup.userd-badfd", "setup.userd-fd")
+            userd = kernel.dmabuf(args["userd_dmabuf_fd"], "setup.userd-badfd", "setup.userd-fd")
             if not userd.allocated:
                 raise self.refuse("setup.userd-fd", "its handle was never ALLOCed")
         except KernelError:
@@ -196,11 +170,6 @@ class ChannelFile(File):
             kernel.journal.note(f"USERD of channel {self.id} is not zeroed; {self.line}")
         self.follow("setup.userd-as-is")
         self.follow("profile.setup-bind")
-        if mapping.end > 1 << 40:
-            kernel.journal.note(
-                f"the ring of channel {self.id} lies at {mapping.va:#x}: the hardware's 40-bit "
-                f"field holds {mapping.va & (1 << 40) - 1:#x}"
-            )
         token = self.id | self.runlist << 16
         self.port = ChannelPort(
             id=self.id,
@@ -226,6 +195,49 @@ class ChannelFile(File):
         args["work_submit_token"] = token
         if "hw_channel_id" in args:
             args["hw_channel_id"] = self.id
+
+    def _may_set_up(self, args: Record) -> None:
+        """The checks of SETUP_BIND that need no buffer."""
+        entries, flags = args["num_gpfifo_entries"], args["flags"]
+        if entries < (2 if flags & USERMODE else 4):
+            raise self.refuse("setup.few", str(entries))
+        if entries & (entries - 1):
+            raise self.refuse("setup.pow2", str(entries))
+        if entries > 0xFFFFFFFF // ENTRY:
+            raise self.refuse("setup.many", str(entries))
+        if self.vm is None or self.tsg is None:
+            raise self.refuse("setup.unbound", "no AS" if self.vm is None else "no TSG")
+        if self.gpfifo is not None:
+            raise self.refuse("setup.twice")
+        if flags & DETERMINISTIC and self.watchdog:
+            raise self.refuse("setup.watchdog")
+        if flags & USERMODE and not flags & DETERMINISTIC:
+            raise self.refuse("setup.usermode")
+        if flags & VPR:
+            raise self.refuse("setup.vpr")
+        if not flags & USERMODE:
+            raise self.refuse("setup.kernel-mode", "the model has usermode channels only")
+        if not args["gpfifo_dmabuf_fd"] or not args["userd_dmabuf_fd"]:
+            raise self.refuse("setup.fd-zero")
+        if args["gpfifo_dmabuf_offset"] or args["userd_dmabuf_offset"]:
+            raise self.refuse("setup.offset")
+
+    def _map_ring(self, args: Record) -> tuple[DmaBuf, Mapping]:
+        """The client's ring, mapped in the kernel region."""
+        entries, kernel = args["num_gpfifo_entries"], self.kernel
+        ring = kernel.dmabuf(args["gpfifo_dmabuf_fd"], "setup.gpfifo-badfd", "setup.gpfifo-fd")
+        if ring.size < max(PAGE, entries * ENTRY) or not ring.allocated:
+            raise self.refuse("setup.gpfifo-small", f"{ring.size:#x} for {entries} entries")
+        assert self.vm is not None
+        mapping = self.vm.map_kernel(ring, ring.size)
+        if mapping is None:
+            raise self.refuse("setup.no-room", f"{ring.size:#x}")
+        if mapping.end > 1 << 40:
+            kernel.journal.note(
+                f"the ring of channel {self.id} lies at {mapping.va:#x}: the hardware's 40-bit "
+                f"field holds {mapping.va & (1 << 40) - 1:#x}"
+            )
+        return ring, mapping
 
     def _fail(self, report: FaultReport) -> None:
         if self.port is not None:
