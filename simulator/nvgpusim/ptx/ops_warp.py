@@ -231,15 +231,7 @@ def mma(site: Site) -> Op:
     td, ta, tb, tc = site.types
     if (shape, ta.name) == ("m8n8k4", "f16"):
         raise site.error("this shape of the first tensor cores is not supported")
-    decode = {
-        "f16": lambda x: x.view(F16).astype(F64),
-        "bf16": lambda x: fl.from_bf16(x.view(_U16)).astype(F64),
-        "tf32": lambda x: (x & np.uint32(0xFFFFE000)).view(F32).astype(F64),
-        "f64": lambda x: x.view(F64),
-        "s8": lambda x: x.view(np.int8).astype(np.int64),
-        "u8": lambda x: x.view(_U8).astype(np.int64),
-    }
-    if ta.name not in decode or tb.name not in decode:
+    if ta.name not in _ELEMENTS or tb.name not in _ELEMENTS:
         raise site.error()
     word = TYPES["b64"] if ta.name == "f64" else TYPES["b32"]
     per = word.bits // (32 if ta.name == "tf32" else ta.bits)
@@ -268,27 +260,40 @@ def mma(site: Site) -> Op:
 
     def run(st: State) -> None:
         whole_warps(st)
-        a = matrix(st, readers[1], decode[ta.name], a_at, (rows, k))
-        b = matrix(st, readers[2], decode[tb.name], b_at, (k, 8))
+        a = matrix(st, readers[1], _ELEMENTS[ta.name], a_at, (rows, k))
+        b = matrix(st, readers[2], _ELEMENTS[tb.name], b_at, (k, 8))
         wide = (lambda x: x.view(F16).astype(F64)) if half else (lambda x: x.astype(exact))
         c = matrix(st, acc, wide, c_at, (rows, 8))
         total = np.matmul(a, b) + c
         out = total[:, c_at[0], c_at[1]].reshape(-1, c_at[1].shape[1])
-        if td.name == "f16":
-            words = fl.canonical(np.ascontiguousarray(out).astype(F16).reshape(-1)).view(_U32)
-            words = words.reshape(len(out), -1)
-            columns = [np.ascontiguousarray(words[:, n]) for n in range(words.shape[1])]
-        elif exact is np.int64:
-            limited = np.clip(out, -(2**31), 2**31 - 1) if site.has("satfinite") else out
-            columns = [limited[:, n].astype(np.uint32).view(np.int32) for n in range(out.shape[1])]
-        elif td.name == "f64":
-            columns = [np.ascontiguousarray(out[:, n]) for n in range(out.shape[1])]
-        else:
-            columns = [fl.canonical(out[:, n].astype(F32)) for n in range(out.shape[1])]
-        for put, column in zip(puts, columns, strict=True):
+        if exact is np.int64 and site.has("satfinite"):
+            out = np.clip(out, -(2**31), 2**31 - 1)
+        for put, column in zip(puts, _registers(out, td.name), strict=True):
             put(st, column)
 
     return run
+
+
+_ELEMENTS: dict[str, Callable[[Any], Any]] = {
+    "f16": lambda x: x.view(F16).astype(F64),
+    "bf16": lambda x: fl.from_bf16(x.view(_U16)).astype(F64),
+    "tf32": lambda x: (x & np.uint32(0xFFFFE000)).view(F32).astype(F64),
+    "f64": lambda x: x.view(F64),
+    "s8": lambda x: x.view(np.int8).astype(np.int64),
+    "u8": lambda x: x.view(_U8).astype(np.int64),
+}
+"""Registers of an operand of mma, by type, as numbers that hold its products exactly."""
+
+
+def _registers(out: Any, kind: str) -> list[Any]:
+    """Sums (lanes, elements) as registers of the type, one vector of lanes each."""
+    if kind == "f16":
+        words = fl.canonical(np.ascontiguousarray(out).astype(F16).reshape(-1)).view(_U32)
+        out = words.reshape(len(out), -1)
+    columns = [np.ascontiguousarray(out[:, n]) for n in range(out.shape[1])]
+    if kind == "s32":
+        return [column.astype(np.uint32).view(np.int32) for column in columns]
+    return [fl.canonical(c.astype(F32)) for c in columns] if kind == "f32" else columns
 
 
 WARP_OPS: dict[str, Callable[[Site], Op]] = {
