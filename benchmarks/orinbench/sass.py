@@ -23,7 +23,8 @@ import click
 from orinbench.errors import BenchError
 from orinbench.shapes import SHAPES, Shape, shape_named
 
-_TYPES = {"F16": 1, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}  # GGML's numbers
+# GGML's numbers
+_TYPES = {"F16": 1, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
 # Jetson AGX Orin 64 GB, MAXN: multiprocessors, Hz, bytes/s of the data sheet and the best published
 # of an LLM on it. An SM 8.7 has 65536 registers, 48 warps, 4 schedulers; tinygrad's NV device gives
 # a block the smallest of three sizes of shared memory, of which the system takes 1 KiB a block.
@@ -70,27 +71,13 @@ def kernels(
 
     With `batch`, those of a token of that many sequences alone.
     """
-    typ = _TYPES[quant]
-    _, width, size, _, _ = nv.TYPES[typ]
-    dim, hidden, heads, kv = shape.n_embd, shape.n_ff, shape.n_heads, shape.n_kv_heads
-    head = shape.head_dim
-
-    def weight(rows: int, cols: int) -> Any:
-        return nv.Weight(_Bytes(rows * cols // width * size), typ, rows, cols)
-
-    qkv = [weight(heads * head, dim), weight(kv * head, dim), weight(kv * head, dim)]
-    h = nv.Heads(head, kv, heads // kv, 4096, True, False, "u16", batch)
-    matrices = [
-        ("qkv", "STORE", qkv, True),
-        ("out", "ADD", [weight(dim, heads * head)], False),
-        ("gate_up", "SWIGLU", [weight(hidden, dim)] * 2, True),
-        ("down", "ADD", [weight(dim, hidden)], False),
-        ("head", "ARGMAX", [weight(shape.vocab_size, dim)], True),
-    ]
-    none = _Bytes(0)
-    yield nv.embed(weight(shape.vocab_size, dim), none, none, batch)[0], 0
-    for role, mode, ws, normed in matrices:
-        norm, tail = none if normed else None, [none] * 3 if mode == "ARGMAX" else None
+    typ, dim, none = _TYPES[quant], shape.n_embd, _Bytes(0)
+    group = shape.n_heads // shape.n_kv_heads
+    h = nv.Heads(shape.head_dim, shape.n_kv_heads, group, 4096, True, False, "u16", batch)
+    table = _weight(nv, quant, shape.vocab_size, dim)
+    yield nv.embed(table, none, none, batch)[0], 0
+    for role, mode, ws in [*_matrices(nv, shape, quant), ("head", "ARGMAX", [table])]:
+        norm, tail = none if mode != "ADD" else None, [none] * 3 if mode == "ARGMAX" else None
         rows, biases = sum(w.rows for w in ws), [None] * len(ws)
         fits = (nv.plan_gemv(device, mode, typ, ws[0].cols, rows, n).depth for n in range(1, 5))
         columns = min(batch, sum(bool(depth) for depth in fits))
@@ -99,13 +86,36 @@ def kernels(
     yield nv.attention(h, 2, 1e-5, none, none, none, none, [], none, none, none)[0], 0
     if batch > 1:
         return
-    yield nv.embed_rows(weight(shape.vocab_size, dim), none, none)[0], 0
+    yield nv.embed_rows(table, none, none)[0], 0
     yield nv.norm_rows(dim, 1e-5, none, none, none, none)[0], 0
-    for role, mode, ws, _ in matrices[:-1]:
-        for kernel, _ in nv.gemm(role, mode, ws, [None] * len(ws), none, none, none, 1.0):
-            yield kernel, sum(w.rows * w.cols for w in ws)
+    yield from gemm_kernels(nv, shape, quant)
     yield nv.rope_rows(h, 1e-5, none, none, none, none, [], none)[0], 0
     yield nv.attention_rows(h, none, none, none, none)[0], 0
+
+
+def gemm_kernels(nv: Any, shape: Shape, quant: str) -> Iterator[tuple[Any, int]]:
+    """Yield each product of a prompt's chunk once, with its number of weights."""
+    none = _Bytes(0)
+    for role, mode, ws in _matrices(nv, shape, quant):
+        for kernel, _ in nv.gemm(role, mode, ws, [None] * len(ws), none, none, none, 1.0):
+            yield kernel, sum(w.rows * w.cols for w in ws)
+
+
+def _matrices(nv: Any, shape: Shape, quant: str) -> list[tuple[str, str, list[Any]]]:
+    """Return role, mode and weights of each projection of a layer."""
+    dim, hidden = shape.n_embd, shape.n_ff
+    q_rows, kv_rows = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
+    return [
+        ("qkv", "STORE", [_weight(nv, quant, rows, dim) for rows in (q_rows, kv_rows, kv_rows)]),
+        ("out", "ADD", [_weight(nv, quant, dim, q_rows)]),
+        ("gate_up", "SWIGLU", [_weight(nv, quant, hidden, dim)] * 2),
+        ("down", "ADD", [_weight(nv, quant, dim, hidden)]),
+    ]
+
+
+def _weight(nv: Any, quant: str, rows: int, cols: int) -> Any:
+    _, width, size, _, _ = nv.TYPES[_TYPES[quant]]
+    return nv.Weight(_Bytes(rows * cols // width * size), _TYPES[quant], rows, cols)
 
 
 @dataclass(frozen=True)

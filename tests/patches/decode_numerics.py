@@ -20,7 +20,7 @@ if importlib.util.find_spec("tinygrad.llm.kernels"):
     cuda_emulation.install()
 
 Array = NDArray[Any]
-F16, Q8_0, Q4_K, Q5_K, Q6_K = 1, 8, 12, 13, 14
+F16, Q8_0, Q4_K, Q5_K, Q6_K, BF16 = 1, 8, 12, 13, 14, 30
 TYPES = [F16, Q8_0, Q4_K, Q5_K, Q6_K]
 DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "u2": dtypes.uint16}
 
@@ -48,6 +48,9 @@ def random_weights(rng: np.random.Generator, typ: int, rows: int, cols: int) -> 
     n = rows * cols // width
     if typ == F16:
         return rng.standard_normal((rows, cols)).astype(np.float16).view(np.uint8)
+    if typ == BF16:
+        words = rng.standard_normal((rows, cols)).astype(np.float32).view(np.uint16)
+        return np.ascontiguousarray(words[:, 1::2]).view(np.uint8)
     w = rng.integers(0, 256, (n, size), dtype=np.uint8)
     for at in {Q8_0: (0,), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,)}[typ]:
         w[:, at : at + 2] = (rng.standard_normal((n, 1)) * 0.01).astype(np.float16).view(np.uint8)

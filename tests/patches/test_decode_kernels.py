@@ -1,14 +1,18 @@
-"""0013, 0020: the kernels of a token, one by one, against float64 on `gguf`'s dequantization.
+"""0013, 0020, 0022, 0023: the kernels of a token against float64 on `gguf`'s dequantization.
 
 They run as CUDA C on the CPU (`cuda_emulation`), so no GPU is needed; the same source is what a
 GPU compiles.
 """
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.patches.decode_numerics import (
+    BF16,
+    F16,
     HEADS,
     Q4_K,
     Q5_K,
@@ -171,6 +175,35 @@ def test_gemv_of_mixed_types(rng: np.random.Generator) -> None:
     close(read(out), full @ seen, np.abs(full) @ np.abs(seen), 2e-6)
 
 
+def test_matrices_of_a_projection_in_two_launches(rng: np.random.Generator) -> None:
+    """As where F16 stands beside quantized matrices: each has its rows of every sequence."""
+    cols, batch, types, counts = 256, 2, [F16, Q6_K], [9, 6]
+    packed = [random_weights(rng, t, n, cols) for t, n in zip(types, counts, strict=True)]
+    x = rng.standard_normal((batch, cols)).astype(np.float32)
+    out, first = buffer(np.zeros((batch, 15), np.float32)), 0
+    for typ, w in zip(types, packed, strict=True):
+        ws = [weight(typ, w, cols)]
+        given = ("EMU", "test", "STORE", ws, None, [None], 1e-5, out, buffer(x), None)
+        run(*nv.gemv(*given, batch, (0, batch), (first, 15)))
+        first += len(w)
+    got = read(out).reshape(batch, 15)
+    for i in range(batch):
+        full = [dequantized(t, w) for t, w in zip(types, packed, strict=True)]
+        want = [m @ quantized(t, x[i]) for t, m in zip(types, full, strict=True)]
+        close(got[i], np.concatenate(want), np.abs(np.concatenate(full)) @ np.abs(x[i]), 2e-6)
+
+
+def test_matrices_of_unlike_plans_fit_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an H200 4096 rows alone take 16 warps a block, 8192 together 8 of two rows each."""
+    monkeypatch.setattr(nv, "multiprocessors", lambda device: 132)
+    none = SimpleNamespace(nbytes=0)
+    ws = [nv.Weight(none, typ, 4096, 4096) for typ in (Q6_K, Q8_0, Q8_0)]
+    kernel, _ = nv.gemv("CUDA", "qkv", "STORE", ws, none, [None] * 3, 1e-5, none, none)
+    found = re.search(r"smem\[(\d+)\]", kernel.code)
+    assert found is not None
+    assert int(found[1]) <= 48 << 10  # what a block may have without being told
+
+
 @pytest.mark.parametrize("rows", [1, 517])
 def test_head_takes_the_first_of_the_largest_logits(rows: int, rng: np.random.Generator) -> None:
     cols = 256
@@ -196,6 +229,12 @@ def test_embedding(typ: int, rng: np.random.Generator) -> None:
     x, state = buffer(np.zeros(cols, np.float32)), buffer(np.array([4, 0, 0, 0], np.int32))
     run(*nv.embed(weight(typ, packed, cols), x, state))
     np.testing.assert_allclose(read(x), dequantized(typ, packed)[4], rtol=1e-6, atol=1e-9)
+
+
+def test_weights_of_bf16(rng: np.random.Generator) -> None:
+    test_gemv(BF16, 1536, 19, "STORE", rng)
+    test_gemv_of_a_batch(BF16, 4, 1024, "SWIGLU", rng)
+    test_embedding(BF16, rng)
 
 
 @pytest.mark.parametrize("pos", [0, 1, 62, 63, 64, 127, 191, 200, 299])

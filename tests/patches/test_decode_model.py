@@ -1,4 +1,4 @@
-"""0012-0014, 0020: whole models, against a float64 LLaMA and the general path."""
+"""0012-0014, 0020, 0022, 0023: whole models, against a float64 LLaMA and the general path."""
 
 import os
 import sys
@@ -11,13 +11,16 @@ import pytest
 from tests.patches.conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
-from gguf import GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, LlamaFileType
 
+from orinbench import shapes
 from orinbench.model import open_model
 from orinbench.reference import Reference
 from orinbench.synth import write_synthetic
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
+# Of a file of Q6_K: a type without a kernel, halves beside int8 in a projection, unlike partners.
+MIXED = {"attn_q": "IQ4_XS", "attn_v": "Q8_0", "ffn_up": "Q4_K"}
 
 
 @pytest.fixture
@@ -190,19 +193,73 @@ def test_temperature_samples(load: Any) -> None:
     assert drawn != take(model, PROMPT[:4], 6)  # at this temperature
 
 
-def test_debug_says_the_path_of_each_tensor(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_debug_says_the_path_of_each_tensor(
+    load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from tinygrad import Context
 
     with Context(DEBUG=1):
         assert load("Q6_K")[0].fused is not None
         out = capsys.readouterr().out
         assert "llm: blk.0.attn_q.weight Q6_K 256x256: fused kernels" in out
+        monkeypatch.setattr("tinygrad.llm.kernels.nv.COPIES", 0, raising=False)
         assert load("IQ4_XS")[0].fused is None
         out = capsys.readouterr().out
     assert (
         "llm: blk.1.ffn_up.weight GGML type 23 256x512: general path, no kernel for its type" in out
     )
     assert "llm: blk.0.attn_norm.weight GGML type 0 256: general path, " in out
+
+
+def test_a_mixed_file_stays_on_the_kernels(
+    load: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In chunks and one by one, float64's logits within the error."""
+    from tinygrad import Context
+    from tinygrad.llm.kernels import nv
+
+    def type_of(name: str, _: shapes.Shape) -> GGMLQuantizationType:
+        return GGMLQuantizationType[MIXED.get(name.split(".")[-2], "Q6_K")]
+
+    mixture = shapes.Quant(LlamaFileType.MOSTLY_Q6_K, type_of)
+    monkeypatch.setitem(shapes.QUANTS, "mixed", mixture)
+    with Context(DEBUG=1):
+        model, reference = load("mixed")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("llm: ")]
+    assert [line for line in said if "copy" in line][:3] == [
+        "llm: blk.0.attn_q.weight GGML type 23 256x256: fused kernels on a copy of 0.1 MB,"
+        " no kernel for its type",
+        "llm: blk.0.ffn_gate.weight Q6_K 256x512: fused kernels on a copy of 0.3 MB,"
+        " gate and up share a launch and their type",
+        "llm: blk.0.ffn_up.weight Q4_K 256x512: fused kernels on a copy of 0.3 MB,"
+        " gate and up share a launch and their type",
+    ]
+    assert all(": fused kernels" in line for line in said)
+    assert nv.copied(model.attach.args[2]) == {}  # kernels of another batch make no copies anew
+    for tokens in (PROMPT, PROMPT[:5]):
+        (token,) = take(model, tokens, 1)
+        want, got = reference.logits(tokens)[-1], logits(model)
+        assert np.linalg.norm(got - want) / np.linalg.norm(want) < 0.04
+        assert token == got.argmax()
+        assert want.max() - want[token] <= 2 * np.abs(got - want).max()
+
+    monkeypatch.setattr(nv, "COPIES", 0)
+    with Context(DEBUG=1):
+        assert load("mixed")[0].fused is None
+    assert "memory: F16 copies would take 1.3 MB, more than the " in capsys.readouterr().out
+
+
+def test_a_model_of_bf16_needs_no_copies(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from tinygrad import Context
+
+    with Context(DEBUG=1):
+        model, reference = load("BF16")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("llm: ")]
+    assert "llm: blk.0.attn_q.weight BF16 256x256: fused kernels" in said
+    assert not [line for line in said if "copy" in line]
+    assert take(model, PROMPT, 1) == [logits(model).argmax()]
+    want = reference.logits(PROMPT)[-1]
+    assert np.linalg.norm(logits(model) - want) / np.linalg.norm(want) < 0.004
 
 
 def test_other_devices_keep_the_general_path(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
-"""0014: the kernels of a chunk of a prompt, one by one, against float64."""
+"""0014, 0023: the kernels of a chunk of a prompt, one by one, against float64."""
 
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.patches.decode_numerics import (
+    BF16,
     HEADS,
     Q4_K,
     Q5_K,
@@ -61,6 +62,11 @@ def test_gemm(
         close(got[:tokens], before[:tokens] + 16 * sums[0], 16 * sizes[0] + 1, 6e-4)
     else:
         close(got[:tokens], sums[0] + bias, sizes[0] + 1, 6e-4)
+
+
+def test_gemm_of_bf16(rng: np.random.Generator) -> None:
+    test_gemm(BF16, 1024, 136, 65, "ADD", rng)
+    test_gemm(BF16, 128, 24, 5, "SWIGLU", rng)
 
 
 @pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 70), (31, 33), (100, 17)])
