@@ -98,7 +98,7 @@ class Vm:
         for mapping in self.pages.mappings():
             assert mapping.va >= last, f"overlap at {mapping.va:#x}"
             assert not mapping.buf.freed, f"{mapping.buf!r} is mapped and free"
-            assert mapping.refs > 0
+            assert mapping.refs > 0 and mapping in self.pages.mappings_of(mapping.buf)
             low = self.end if mapping.kernel else self.start
             high = self.end + KERNEL_REGION if mapping.kernel else self.end
             assert low <= mapping.va and mapping.end <= high, f"{mapping.va:#x} is out of region"

@@ -431,6 +431,9 @@ class Kernel:
                 if check is not None:
                     check()
             self.nvmap.check()
+            shown = self.cpu_maps.check()
+            for buf in self.dmabufs.values():
+                assert buf.refs["cpu"] == shown[buf], f"{buf!r}: {shown[buf]} CPU mappings"
 
 
 class _Errors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,3 +59,11 @@ class CpuMaps:
         at = bisect_right(self._starts, mapping.start)
         self._maps.insert(at, mapping)
         self._starts.insert(at, mapping.start)
+
+    def check(self) -> Counter[File | DmaBuf]:
+        """Nothing overlaps, all is in order; how many mappings show what."""
+        end = 0
+        for start, mapping in zip(self._starts, self._maps, strict=True):
+            assert end <= start == mapping.start < mapping.end, f"CPU mapping at {start:#x}"
+            end = mapping.end
+        return Counter(mapping.what for mapping in self._maps)
