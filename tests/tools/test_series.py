@@ -13,8 +13,10 @@ from patchseries import base as bases
 from patchseries.errors import SeriesError
 from patchseries.model import Base
 from patchseries.reader import read_series
+from patchseries.tree import AUTHOR
 
 Capture = pytest.CaptureFixture[str]
+MonkeyPatch = pytest.MonkeyPatch
 
 
 def said(capture: Capture) -> str:
@@ -47,6 +49,18 @@ def test_two_checkouts_have_the_same_commits(repository: Repository, tmp_path: P
         assert repository.run("checkout", tmp_path / name) == 0
         heads.add(repository.git(tmp_path / name, "rev-parse", "HEAD"))
     assert len(heads) == 1
+
+
+def test_a_new_commit_is_the_projects(repository: Repository, monkeypatch: MonkeyPatch) -> None:
+    for name in ("GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL"):
+        monkeypatch.delenv(name, raising=False)
+    tree = repository.series()
+    subprocess.run(
+        ["git", "commit", "-q", "--amend", "--reset-author", "-C", "HEAD"], cwd=tree, check=True
+    )
+    assert repository.run("export", tree) == 0
+    authors = [patch.author for patch in read_series(repository.root).patches]
+    assert authors == ["A Person <person@example.invalid>", "{} <{}>".format(*AUTHOR)]
 
 
 def test_git_am_takes_the_patches(repository: Repository, tmp_path: Path) -> None:
@@ -411,3 +425,5 @@ def test_the_real_series_reads_and_its_table_stands() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    authors = {patch.author for patch in read_series(TOOLS.parent).patches}
+    assert authors == {"{} <{}>".format(*AUTHOR)}

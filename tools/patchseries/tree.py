@@ -12,6 +12,8 @@ from .proc import clean_git_env, run
 # Carries a patch's file name through an edit of the checkout; export takes it off again.
 _NAME_TRAILER = "Patch-Name"
 _SUBJECT_OF_BASE = "base"
+# Whose a new commit in a checkout is, unless git is told otherwise: patches are the project's.
+AUTHOR = ("tinygrad-orin maintainers", "maintainers@tinygrad-orin.invalid")
 
 
 def git(tree: Path, *args: str, what: str, stdin: str | None = None, **env: str) -> str:
@@ -59,6 +61,8 @@ def commit_series(tree: Path, patches: Iterable[Patch]) -> None:
     }
     seed = fixed | {"GIT_AUTHOR_NAME": "series checkout", "GIT_AUTHOR_EMAIL": "series@localhost"}
     git(tree, "init", "--quiet", "--initial-branch=series", what="checkout")
+    for name, value in zip(("user.name", "user.email"), AUTHOR, strict=True):
+        git(tree, "config", name, value, what="checkout")
     Path(tree, ".git", "info", "exclude").write_text("__pycache__/\n*.egg-info/\nbuild/\n")
     git(tree, "add", "--all", "--force", what="checkout")
     git(tree, "commit", "--quiet", "--message", _SUBJECT_OF_BASE, what="checkout", **seed)
