@@ -30,6 +30,7 @@ class Buddy:
         self._taken: dict[int, int] = {}
         self._fixed: dict[int, list[tuple[int, int]]] = {}
         self._recent: list[tuple[int, int]] = []
+        self._checked = False
         at = 0
         while end - base - at >= PAGE:
             order = (end - base - at).bit_length() - 1
@@ -39,6 +40,7 @@ class Buddy:
 
     def alloc(self, size: int) -> int | None:
         """An address for `size` bytes, None when no block is large enough."""
+        self._checked = False
         order = max((-(-size // PAGE) * PAGE - 1).bit_length(), PAGE.bit_length() - 1)
         choice = self._choose(order)
         if choice is None:
@@ -55,6 +57,7 @@ class Buddy:
 
     def alloc_fixed(self, address: int, size: int) -> bool:
         """Take exactly [address, address + size); False when any of it is not free."""
+        self._checked = False
         if address % PAGE or size <= 0 or address < self.base or address + size > self.end:
             return False
         start, end = address - self.base, address - self.base + size
@@ -77,6 +80,7 @@ class Buddy:
 
     def free(self, address: int) -> bool:
         """Give back what :meth:`alloc` or :meth:`alloc_fixed` returned; False if it is unknown."""
+        self._checked = False
         at = address - self.base
         if at in self._fixed:
             for piece, order in self._fixed.pop(at):
@@ -97,12 +101,15 @@ class Buddy:
 
     def check(self) -> None:
         """Free and taken blocks tile the region; raises AssertionError."""
+        if self._checked:
+            return
         free = [(self.base + at, 1 << o) for o, blocks in self._free.items() for at in blocks]
         at = self.base
         for start, size in sorted(self.taken() + free):
             assert start == at, f"gap or overlap at {at:#x} (block {start:#x})"
             at = start + size
         assert at == self.base + sum(1 << order for _, order in self._chunks)
+        self._checked = True
 
     def _choose(self, order: int) -> tuple[int, int] | None:
         fits = [(at, o) for o, blocks in self._free.items() if o >= order for at in blocks]

@@ -75,7 +75,7 @@ def test_the_trace_of_a_life_replays(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.usefixtures("known")
 def test_a_lost_doorbell_hangs() -> None:
-    run = live("--inject", "lost-doorbell:p=1", patience=3)
+    run = live("--inject", "lost-doorbell:p=1", patience=0.5)
     assert run.returncode == 1 and "TimeoutError: signal 0 < 1" in run.stderr
 
 
