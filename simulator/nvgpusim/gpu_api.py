@@ -18,8 +18,6 @@ NOTIFIER_IDLE_TIMEOUT = 8
 """NVGPU_CHANNEL_FIFO_ERROR_IDLE_TIMEOUT: context switch or preemption timed out."""
 NOTIFIER_GR_EXCEPTION = 13
 """NVGPU_CHANNEL_GR_EXCEPTION: SM or SKED exception, class error."""
-NOTIFIER_SEMAPHORE_TIMEOUT = 24
-"""NVGPU_CHANNEL_GR_SEMAPHORE_TIMEOUT: an acquire ran out of the watchdog's time."""
 NOTIFIER_ILLEGAL_NOTIFY = 25
 """NVGPU_CHANNEL_GR_ILLEGAL_NOTIFY: illegal method or notify."""
 NOTIFIER_MMU_FAULT = 31

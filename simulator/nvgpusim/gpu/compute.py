@@ -168,7 +168,6 @@ class Compute:
         """
         c = self.c
         while True:
-            c.gpu.running = c
             try:
                 check(qmd, self.limits())
                 yield from c.lag()

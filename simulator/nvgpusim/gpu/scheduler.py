@@ -53,7 +53,6 @@ class Gpu:
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
         self.channels: dict[int, Channel] = {}
-        self.running: Channel | None = None
         self.current: Launch | None = None
         self._note = note
         self._lock, self._busy, self._bell = Lock(), Lock(), Bell()

@@ -57,7 +57,6 @@ class ChannelFile(File):
         self.tsg: Tsg | None = None
         self.veid = 0
         self.watchdog = True
-        self.watchdog_ms = 5000
         self.port: ChannelPort | None = None
         self.gpfifo: Mapping | None = None
         self.userd: DmaBuf | None = None
@@ -147,8 +146,6 @@ class ChannelFile(File):
         if status == WDT_ENABLE and self.port is not None:
             raise self.refuse("wdt.deterministic")
         self.watchdog = status == WDT_ENABLE
-        if args["wdt_status"] & 4:
-            self.watchdog_ms = args["timeout_ms"]
 
     @handler("NVGPU_IOCTL_CHANNEL_SETUP_BIND")
     def setup_bind(self, args: Record) -> None:

@@ -97,7 +97,6 @@ class Launch:
     shuffle: int | None = None
     moved: int = 0
     steps: int = 0
-    vector_instrs: int = 0
     thread_instrs: int = 0
     findings: dict[str, str] = field(default_factory=dict)
     _at: Instr | None = None
@@ -297,7 +296,6 @@ class _Run:
                 return
             block = blocks[at]
             launch.steps += 1
-            launch.vector_instrs += len(block.instrs)
             launch.thread_instrs += len(block.instrs) * st.count()
             if launch.steps % 16 == 0:
                 self.check_limits()

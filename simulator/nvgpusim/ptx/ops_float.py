@@ -20,7 +20,6 @@ _BASIC: dict[str, Any] = {"add": np.add, "sub": np.subtract, "mul": np.multiply,
 
 Fn1 = Callable[[Value], Value]
 Fn2 = Callable[[Value, Value], Value]
-Fn3 = Callable[[Value, Value, Value], Value]
 
 
 def rounding(site: Site) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,9 +74,3 @@ def kernel() -> Iterator[Kernel]:
     """The default board: r36, AGX Orin 64 GB."""
     with simulated() as kernel:
         yield kernel
-
-
-@pytest.fixture
-def open_fds() -> Callable[[], int]:
-    """How many descriptors this process has."""
-    return lambda: len(os.listdir("/proc/self/fd"))

@@ -207,7 +207,7 @@ def test_partial_unmap_keeps_the_rest(kernel: Kernel) -> None:
     assert kernel.journal.in_use == 0
 
 
-def test_the_teardown_leaves_nothing(kernel: Kernel, open_fds: object) -> None:
+def test_the_teardown_leaves_nothing(kernel: Kernel) -> None:
     for _ in range(2):
         board = Board()
         channels = [board.channel(), board.channel()]
