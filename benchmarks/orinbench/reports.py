@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -241,7 +242,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
             notes.append(f"{name} {record['test']} left out: {reason}.")
     notes += [_first_token_note(record) for record in records]
     notes += [_roofline_note(record) for record in records]
-    notes += [_included_note(record) for record in records]
+    notes += [f"Timed {what}." for what in included_notes(records)]
     notes += [_peak_note(record) for record in records]
     notes += [_energy_note(record) for record in records]
     notes += [_check_note(record) for record in records]
@@ -294,12 +295,26 @@ def _roofline_note(record: Record) -> str:
     )
 
 
-def _included_note(record: Record) -> str:
-    if record["included"] is None:
-        return ""
-    if not record["model_type"]:
-        return f"Timed by {record['benchmark']}: {record['included']}."
-    return f"Timed of {record['backend']} ({record['decode_path']} path): {record['included']}."
+def included_notes(records: Sequence[Record]) -> list[str]:
+    """Return, each once, whose timed region held what; with the tests where they differ."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record["included"] is None:
+            continue
+        whose = f"by {record['benchmark']}"
+        if record["model_type"]:
+            path = f" ({record['decode_path']} path)" if record["decode_path"] else ""
+            whose = f"of {record['backend']}{path}"
+        tests = found.setdefault((whose, record["included"]), [])
+        if record["test"] not in tests:
+            tests.append(record["test"])
+    several = Counter(whose for whose, _ in found)
+    return [
+        f"{whose} ({', '.join(tests)}): {included}"
+        if several[whose] > 1
+        else f"{whose}: {included}"
+        for (whose, included), tests in found.items()
+    ]
 
 
 def _energy_note(record: Record) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +18,21 @@ from orinbench.record import Record
 from orinbench.report_html import plots
 from orinbench.report_html.svg import inline_svg
 from orinbench.report_html.timeline import Moment, read_moments
-from orinbench.reports import memory_text
+from orinbench.reports import included_notes, memory_text
 
 # A figure is drawn twice and shown once: letters of a wide one are too small on a phone.
 WIDTHS = {"narrow": 3.6, "wide": 9.4}  # inches
+# One of what a unit counts.
+ONE_OF = {
+    "tok/s": "token",
+    "launches/s": "launch",
+    "allocs/s": "allocation",
+    "img/s": "image",
+    "schedules/s": "schedule",
+    "GFLOPS": "GFLOP",
+}
+# The one number of what a check found.
+_ERROR = re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+")
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,11 @@ def _known(value: Any, form: str = "{}") -> str:
     return "" if value is None else form.format(value)
 
 
+def _three_digits(value: float | None) -> str:
+    """Return a number in three digits; none of those in front of the point are left out."""
+    return _known(value, "{:.0f}" if value is not None and value >= 1000 else "{:.3g}")
+
+
 def _figure(value: float | None, like: float | None = None) -> str:
     """Return a number in five digits, without an exponent; with the decimals that `like` gets."""
     if value is None:
@@ -132,8 +149,16 @@ FIGURE_COLUMNS: tuple[Column, ...] = (
     ("of peak", True, lambda record: _known(record["peak_percent"], "{:.1f} %")),
     ("kernels/token", True, lambda record: _known(record["kernels_per_token"])),
     ("peak memory", True, memory_text),
-    ("failed", False, lambda record: _known(record["error"])),
+    ("failed", False, lambda record: _known(record["error"] or _why_none(record))),
 )
+
+
+def _why_none(record: Record) -> str | None:
+    """Return why a record that did not fail has no figures, None if it has some."""
+    if measured_ones([record]):
+        return None
+    left_out = (record["extra"] or {}).get("left_out")
+    return f"left out: {left_out}" if left_out else "not measured: the run was interrupted"
 
 
 def _mean(record: Record) -> str:
@@ -260,7 +285,7 @@ def _energy(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
             units.setdefault(str(record["unit"]), []).append(record)
     sections = []
     for number, (unit, members) in enumerate(units.items()):
-        per = f"J per {unit.removesuffix('/s').replace('tok', 'token')}"
+        per = f"J per {ONE_OF.get(unit, unit.removesuffix('/s'))}"
         figures = _figures(
             f"energy-{number}",
             f"Energy in {per}",
@@ -269,8 +294,8 @@ def _energy(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
         )
         columns: tuple[Column, ...] = (
             *FIGURE_COLUMNS[:2],
-            (per, True, lambda record: f"{record['joules_per_token']:.3g}"),
-            (f"{unit} and W", True, lambda record: _known(record["tokens_per_joule"], "{:.3g}")),
+            (per, True, lambda record: _three_digits(record["joules_per_token"])),
+            (f"{unit} and W", True, lambda record: _three_digits(record["tokens_per_joule"])),
             (
                 "readings a repetition",
                 True,
@@ -391,11 +416,27 @@ def _warnings(records: Sequence[Record]) -> list[Section]:
             seen.setdefault(str(warning["text"]), []).append(row)
     lines = [f"{text}: {', '.join(rows)}." for text, rows in seen.items()]
     lines += [f"{case_test(r)} {r['backend']} failed: {r['error']}." for r in records if r["error"]]
-    checks = [record["check"] for record in records if record["check"]]
-    lines += [f"Check: {text}." for text in each([check.get("text") for check in checks])]
+    lines += _checks(records)
     if not lines:
         lines = ["None: clocks, load and spread gave no reason for one."]
     return [Section("warnings", "Warnings and checks", lines=lines)]
+
+
+def _checks(records: Sequence[Record]) -> list[str]:
+    """Return what the checks found; of a benchmark's rows that differ in a number, the largest."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record["check"] and (text := record["check"].get("text")):
+            name = "" if record["benchmark"] == "llama-bench" else f" of {record['benchmark']}"
+            found.setdefault((name, _ERROR.sub("#", text)), []).append(text)
+    lines = []
+    for (name, pattern), texts in found.items():
+        if len(texts) > 1 and pattern.count("#") == 1:
+            worst = max(texts, key=lambda text: float(_ERROR.findall(text)[0]))
+            lines.append(f"Check{name}: {worst}, the largest of {len(texts)} rows.")
+        else:
+            lines += [f"Check{name}: {text}." for text in each(texts)]
+    return lines
 
 
 def _environment(records: Sequence[Record]) -> list[Section]:
@@ -446,8 +487,7 @@ def _method(records: Sequence[Record]) -> list[Section]:
             )
         if record["excluded"]:
             lines.append(f"Not timed: {record['excluded']}.")
-        if record["included"]:
-            lines.append(f"Timed of {record['backend']}: {record['included']}.")
+    lines += [f"Timed {what}." for what in included_notes(records)]
     lines.append(
         "Medians with percentile bootstrap intervals (95 %, 10,000 resamples). A verdict takes a "
         "95 % interval of the paired ratio that excludes 1 and p < 0.05."
