@@ -219,43 +219,48 @@ def test_moments_of_a_board(rich_records: list[Record]) -> None:
     assert read_moments([record])[0][0].watts == 12.0
 
 
-def suite_rows(*rows: dict[str, Any]) -> list[Record]:
+def suite_rows(*rows: Record) -> list[Record]:
     """Records of a suite's run from what differs."""
-    shared = {"benchmark": "matmul", "backend": "tinygrad:CPU", "unit": "GFLOPS", "model_type": ""}
+    shared: Record = {
+        "benchmark": "matmul",
+        "backend": "tinygrad:CPU",
+        "unit": "GFLOPS",
+        "model_type": "",
+    }
     return [completed({**shared, **row}) for row in rows]
 
 
 def test_a_suites_checks_are_told_by_benchmark_with_the_largest_error() -> None:
     text = "off from numpy by at most {} of its root mean square"
-    rows = [
+    rows: list[Record] = [
         {"test": "fp32 512", "check": {"text": text.format("2.8e-06")}, "median_ts": 1.0},
         {"test": "fp16 512", "check": {"text": text.format("1.0e-02")}, "median_ts": 1.0},
         {"test": "a", "benchmark": "copy", "check": {"text": "every byte arrived"}},
         {"test": "b", "benchmark": "copy", "check": {"text": "every byte arrived"}},
     ]
-    said = " ".join(Reader(render(suite_rows(*rows), (), None)).text)
+    said = " ".join(Reader(render(suite_rows(*rows))).text)
     assert f"Check of matmul: {text.format('1.0e-02')}, the largest of 2 rows." in said
     assert said.count("Check of copy: every byte arrived.") == 1 and "2.8e-06" not in said
 
 
 def test_what_is_timed_is_told_of_the_tests_that_it_is_true_of() -> None:
-    rows = [
+    rows: list[Record] = [
         {"test": "direct", "benchmark": "launch", "included": "a call"},
         {"test": "jit", "benchmark": "launch", "included": "a jit"},
         {"test": "jit 2", "benchmark": "launch", "included": "a jit"},
         {"test": "fp32 512", "included": "a kernel"},
     ]
-    said = " ".join(Reader(render(suite_rows(*rows), (), None)).text)
+    said = " ".join(Reader(render(suite_rows(*rows))).text)
     for text in ("launch (direct): a call", "launch (jit, jit 2): a jit", "matmul: a kernel"):
         assert f"Timed by {text}." in said
 
 
 def test_a_row_without_figures_says_why() -> None:
-    rows = [
+    rows: list[Record] = [
         {"test": "fp32 512", "median_ts": 1.0, "samples_ts": [1.0]},
         {"test": "fp32 8192", "extra": {"left_out": "8 GiB are not free"}},
         {"test": "fp16 512", "partial": True},
     ]
-    said = " ".join(Reader(render(suite_rows(*rows), (), None)).text)
+    said = " ".join(Reader(render(suite_rows(*rows))).text)
     assert "left out: 8 GiB are not free" in said
     assert said.count("not measured: the run was interrupted") == 1
