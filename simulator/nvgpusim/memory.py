@@ -160,7 +160,7 @@ class DmaBuf:
         self.key = 0, 0
         self.freed = False
         self.array: NDArray[np.uint8] = np.zeros(0, np.uint8)
-        self.pinned: tuple[int, int] | None = None
+        self.pinned: int | None = None
         self.foreign = False
 
     @property
@@ -180,7 +180,7 @@ class DmaBuf:
 
     def pin(self, address: int) -> None:
         """Take the client's own pages [address, address + size) instead of a memfd (FROM_VA)."""
-        self.pinned, self.foreign = (address, address + self.size), True
+        self.pinned, self.foreign = address, True
         self.array = np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(address))
 
     def unpin(self) -> None:

@@ -286,10 +286,7 @@ class Kernel:
         """[address, address + length) is unmapped or replaced; returns what was there."""
         with self.lock:
             end = address + -(-length // 4096) * 4096
-            for buf in self.nvmap.pinned():
-                at = buf.pinned
-                if at is not None and at[0] < end and address < at[1]:
-                    buf.unpin()
+            self.nvmap.unpin(address, end)
             gone, left = self.cpu_maps.cut(address, end)
             for entry in left:
                 if isinstance(entry.what, DmaBuf):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left, insort
 from contextlib import suppress
 from dataclasses import dataclass, field
 from os import close as real_close
@@ -49,7 +50,8 @@ class NvMapState:
         self.handles: dict[int, Handle] = {}
         self.by_buf: dict[int, Handle] = {}
         self._cursor = FIRST_HANDLE
-        self._pinned: list[DmaBuf] = []
+        self._pins: list[tuple[int, int, DmaBuf]] = []
+        self._longest = 0
 
     def create(self, size: int) -> Handle:
         """A new handle without pages."""
@@ -87,15 +89,21 @@ class NvMapState:
             handle.fd = -1
         handle.buf.put("handle")
 
-    def pinned(self) -> list[DmaBuf]:
-        """Buffers made of the client's own pages."""
-        self._pinned = [b for b in self._pinned if b.pinned is not None and not b.freed]
-        return self._pinned
-
     def pin(self, buf: DmaBuf, address: int) -> None:
         """Let `buf` be the client's pages at `address`."""
         buf.pin(address)
-        self._pinned.append(buf)
+        insort(self._pins, (address, id(buf), buf))
+        self._longest = max(self._longest, buf.size)
+
+    def unpin(self, address: int, end: int) -> None:
+        """The client's pages [address, end) go: buffers made of them keep their content."""
+        first = bisect_left(self._pins, (address - self._longest,))
+        last = bisect_left(self._pins, (end,))
+        for pin in self._pins[first:last]:
+            start, _, buf = pin
+            if address < start + buf.size:
+                buf.unpin()
+                self._pins.remove(pin)
 
     def closed(self, buf: DmaBuf) -> None:
         """An fd of `buf` was closed: drop the fd reference when it was the last."""
@@ -116,6 +124,8 @@ class NvMapState:
             self.kernel.journal.memory(-buf.size)
         self.kernel.journal.rule("dmabuf.lifetime")
         self.by_buf.pop(id(buf), None)
+        if buf.pinned is not None:
+            self._pins.remove((buf.pinned, id(buf), buf))
         del self.kernel.dmabufs[buf.key]
 
     def check(self) -> None:

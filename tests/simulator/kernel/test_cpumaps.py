@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -69,10 +70,19 @@ def test_a_buffer_costs_the_same_beside_hundreds(kernel: Kernel) -> None:
     def one() -> None:
         board.drop(board.buffer(4096))
 
+    pages = ctypes.addressof(host := (ctypes.c_ubyte * (402 * 4096))()) // 4096 * 4096 + 4096
     one()
     few = steps(one)
     buffers = [board.buffer(4096) for _ in range(400)]
+    for page in range(0, 400 * 4096, 4096):
+        kernel.nvmap.pin(kernel.nvmap.create(4096).buf, pages + page)
     assert steps(one) < 1.2 * few
+    pins = [handle.buf for handle in kernel.nvmap.handles.values()]
+    host[:] = [5] * len(host)
+    kernel.unmapped(pages + 4096, 8192)
+    assert [n for n, buf in enumerate(pins) if buf.pinned is None] == [1, 2]
+    host[:] = [6] * len(host)
+    assert [pins[n].buf[0] for n in range(4)] == [6, 5, 5, 6]
     hole = buffers[200]
     rc.do_munmap(hole.cpu, 4096)
     assert kernel.cpu_maps.at(hole.cpu) is None
