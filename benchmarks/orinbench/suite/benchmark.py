@@ -59,6 +59,7 @@ class Benchmark:
     cases: Callable[[Options], list[SuiteCase]]
     prepare: Callable[[Parameters, int], Task]
     roofline: bool = False  # cases are judged by the copy bandwidth
+    max_call_s: float = 2.0  # a case of which one call takes longer is left out, unless asked
 
     def preset(self, selection: str) -> dict[str, str]:
         """Return the options of a selection: full, quick or tiny."""

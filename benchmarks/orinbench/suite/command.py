@@ -52,9 +52,9 @@ def suite_options(command: Command) -> Command:
         ),
         click.option(
             "--max-call",
-            default=2.0,
             type=click.FloatRange(0, min_open=True),
-            help="leave out a case of which one call takes more seconds [2]",
+            metavar="SECONDS",
+            help="leave out a case of which one call takes more [2; schedule 30]",
         ),
         click.option(
             "--roofline/--no-roofline",

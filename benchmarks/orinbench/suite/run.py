@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jetson.files import Roots
@@ -26,7 +26,7 @@ class Settings:
 
     repetitions: int = 10
     seed: int = 0
-    max_call_s: float = 2.0
+    max_call_s: float | None = None  # None: as each benchmark says
     timeout: float = 1800.0
     delay: float = 0.0
     cooldown: float | None = None
@@ -117,7 +117,8 @@ def run_suite(
         lanes = tuple(LanePlan(Lane(f"tinygrad:{device}"), cases) for device in devices)
         plan = Plan(lanes, settings.repetitions, settings.seed)
         needs_probe = settings.roofline and BENCHMARKS[name].roofline
-        result.partial = _run_one(plan, devices, settings, talk(), probe, needs_probe, result)
+        own = replace(settings, max_call_s=settings.max_call_s or BENCHMARKS[name].max_call_s)
+        result.partial = _run_one(plan, devices, own, talk(), probe, needs_probe, result)
         finished(result)
         if result.partial:
             break
@@ -134,6 +135,7 @@ def _run_one(
     result: SuiteResult,
 ) -> bool:
     """Run one benchmark, add its records to `result`, and return whether it was interrupted."""
+    assert settings.max_call_s is not None, "run_suite says what is too slow"
     with Journal(journal_directory()) as journal:
         runner = Runner(
             plan,

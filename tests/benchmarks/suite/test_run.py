@@ -38,8 +38,13 @@ class FakeSuiteBackend:
     hook: Hook = staticmethod(lambda line: None)
     log: list[str]
 
-    def __init__(self, device: str, seed: int, *rest: Any) -> None:
+    max_calls: list[float]
+
+    def __init__(
+        self, device: str, seed: int, repetitions: int, max_call_s: float, *rest: Any
+    ) -> None:
         self.device = device
+        self.max_calls.append(max_call_s)
 
     def _note(self, what: str) -> None:
         self.log.append(f"{self.device} {what}")
@@ -76,6 +81,7 @@ class FakeSuiteBackend:
 def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSuiteBackend]:
     class Fake(FakeSuiteBackend):
         log: list[str] = []  # noqa: RUF012
+        max_calls: list[float] = []  # noqa: RUF012
 
     monkeypatch.setattr(suite_run, "SuiteBackend", Fake)
     monkeypatch.setattr(suite_run, "probe_device", {"NV": "no GPU"}.get)
@@ -349,6 +355,18 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert captured.out == "" and fake.log == []
     (line,) = captured.err.splitlines()
     assert line.startswith(f"orinbench: {says}")
+
+
+def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
+    fake: type[FakeSuiteBackend],
+) -> None:
+    """Scheduling takes seconds of Python on a slow processor; a kernel that does is too slow."""
+    selection = tiny("matmul", "schedule")
+    run_suite(selection, ["CPU"], Settings(repetitions=1, roofline=False), PlainTalk)
+    run_suite(
+        selection, ["CPU"], Settings(repetitions=1, roofline=False, max_call_s=0.5), PlainTalk
+    )
+    assert fake.max_calls == [2.0, 30.0, 0.5, 0.5]
 
 
 def test_options_reach_the_settings(
