@@ -8,6 +8,7 @@ nvidia-cuda-nvdisasm), and no GPU.
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -30,8 +31,8 @@ _TYPES = {"F16": 1, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
 # a block the smallest of three sizes of shared memory, of which the system takes 1 KiB a block.
 _SMS, _HERTZ, _SHEET, _BEST = 16, 1.3e9, 204.8e9, 168e9
 _REGISTERS, _WARPS, _SHARED = 65536, 48, (32 << 10, 64 << 10, 100 << 10)
-# Tokens of a prompt for which a GEMM turns a weight into halves once.
-_GEMM_TOKENS = 64
+# Tokens of a prompt for which a GEMM turns a weight into halves once, and of a whole chunk.
+_GEMM_TOKENS, _CHUNK_TOKENS = 64, 512
 
 
 @dataclass(frozen=True)
@@ -53,15 +54,33 @@ class Compiled:
 
 def _tool(name: str) -> str:
     """Return the path of a CUDA tool: on PATH, or in a wheel; raises BenchError without it."""
-    if found := shutil.which(name):
+    if found := shutil.which(name) or _in_a_wheel(f"bin/{name}"):
         return found
+    wheel = {"ptxas": "nvidia-cuda-nvcc-cu12", "nvdisasm": "nvidia-cuda-nvdisasm"}[name]
+    raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")
+
+
+def _in_a_wheel(pattern: str) -> str | None:
+    """Return the path of the first such file of an installed CUDA wheel, or None."""
     for package in ("nvidia", "triton"):
         spec = importlib.util.find_spec(package)
         for place in (spec.submodule_search_locations or []) if spec else []:
-            for path in sorted(Path(place).rglob(f"bin/{name}")):
+            for path in sorted(Path(place).rglob(pattern)):
                 return str(path)
-    wheel = {"ptxas": "nvidia-cuda-nvcc-cu12", "nvdisasm": "nvidia-cuda-nvdisasm"}[name]
-    raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")
+    return None
+
+
+def _nvrtc(arch: str) -> Any:
+    """Return tinygrad's compiler of CUDA C to PTX; raises BenchError without the library."""
+    if library := _in_a_wheel("lib/libnvrtc.so.12"):
+        os.environ.setdefault("NVRTC_PATH", library)  # where tinygrad looks
+    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+    try:
+        return NVRTCCompiler(arch, ptx=True, cache_key="sass")
+    except AttributeError as error:  # what tinygrad raises for a library that is missing
+        wheel = "pip install nvidia-cuda-nvrtc-cu12, or set NVRTC_PATH to libnvrtc.so"
+        raise BenchError(f"NVRTC cannot be loaded ({error}); {wheel}") from None
 
 
 def kernels(
@@ -152,6 +171,16 @@ def main_loop(sass: str) -> list[str]:
     return opcodes
 
 
+def load_bytes(loop: list[str]) -> str:
+    """Return how many loads from memory of how many bytes a loop has, as "4x16, 12x4"."""
+    sizes = Counter(
+        16 if ".128" in op else 8 if ".64" in op else 2 if "16" in op else 1 if "8" in op else 4
+        for op in loop
+        if op.split(".")[0] in ("LD", "LDG", "LDGSTS")  # LD: by an address that may be of any kind
+    )
+    return ", ".join(f"{n}x{size}" for size, n in sorted(sizes.items(), reverse=True))
+
+
 def occupancy(registers: int, shared: int, threads: int) -> float:
     """Return the share of a multiprocessor's warps that tinygrad's NV device can fill."""
     warps = threads // 32
@@ -162,9 +191,7 @@ def occupancy(registers: int, shared: int, threads: int) -> float:
 
 def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
-    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
-
-    ptx = NVRTCCompiler(arch, ptx=True, cache_key="sass").compile(kernel.source)
+    ptx = _nvrtc(arch).compile(kernel.source)
     with tempfile.TemporaryDirectory() as folder:
         text, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
         text.write_bytes(ptx.rstrip(b"\0"))
@@ -178,12 +205,6 @@ def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
             ("shared", r"(\d+) bytes smem"),
         )
     }
-    loads = Counter(
-        "16" if ".128" in op else "8" if ".64" in op else "2" if "16" in op else "1" if "8" in op
-        else "4"
-        for op in loop
-        if op.startswith(("LDG", "LDGSTS"))
-    )  # fmt: skip
     per_lane = 0
     if found := re.search(r"gemv<\w+, \d+, (\d+),", kernel.code):
         per_lane = 32 * int(found[1])
@@ -191,7 +212,7 @@ def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
         per_lane = 32  # a lane's two rows, a quarter of 64 weights of each
     each = len(loop) / per_lane if per_lane else None
     memory = kernel.est.mem / _BEST
-    tokens = 512 // _GEMM_TOKENS if kernel.name.startswith("gemm") else 1
+    tokens = _CHUNK_TOKENS // _GEMM_TOKENS if kernel.name.startswith("gemm") else 1
     issue = weights * tokens * each / 32 / (_SMS * 4 * _HERTZ) if each else None
     limiter = "latency" if issue is None else "memory" if memory > issue else "instructions"
     return Compiled(
@@ -202,7 +223,7 @@ def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
         occupancy=occupancy(numbers["registers"], numbers["shared"], kernel.block),
         loop_instructions=len(loop),
         instructions_per_weight=each,
-        load_bytes=", ".join(f"{n}x{size}" for size, n in loads.items()),
+        load_bytes=load_bytes(loop),
         memory_s=memory,
         issue_s=issue,
         limiter=limiter,
@@ -234,7 +255,9 @@ def markdown(rows: list[Compiled], title: str) -> str:
     lines += [
         "",
         f"Memory at {_BEST / 1e9:.0f} GB/s (data sheet {_SHEET / 1e9:.1f}), issue on {_SMS} SMs at"
-        f" {_HERTZ / 1e9:.1f} GHz; a loop is counted whole, with what only a row's end executes.",
+        f" {_HERTZ / 1e9:.1f} GHz; a loop is counted whole, with what only a row's end executes."
+        f" Instructions a weight of a gemm are for {_GEMM_TOKENS} tokens, its times for"
+        f" {_CHUNK_TOKENS}.",
     ]
     return "\n".join(lines)
 

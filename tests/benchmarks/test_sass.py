@@ -6,6 +6,7 @@ import shutil
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -41,6 +42,20 @@ def test_the_main_loop_is_the_innermost_that_works() -> None:
     assert "FFMA" in sass.main_loop(plain)
 
 
+def test_loads_by_their_bytes() -> None:
+    loop = [
+        "LDG.E.U16",
+        "LDGSTS.E.BYPASS.128",
+        "LDGDEPBAR",
+        "LD.E",
+        "LDG.E",
+        "LDS.128",
+        "LDG.E.U8",
+        "LDG.E.64",
+    ]
+    assert sass.load_bytes(loop) == "1x16, 1x8, 2x4, 1x2, 1x1"
+
+
 @pytest.mark.parametrize(
     ("registers", "shared", "threads", "blocks"),
     [
@@ -66,6 +81,7 @@ class Compiler:
 
 def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tinygrad.runtime.support.compiler_cuda.NVRTCCompiler", Compiler)
+    monkeypatch.setattr(sass, "_in_a_wheel", lambda pattern: None)
     monkeypatch.setattr(sass, "_tool", lambda name: name)
     monkeypatch.setattr(sass, "_run", lambda tool, *_: PTXAS if tool == "ptxas" else SASS)
     kernel: Any = SimpleNamespace(
@@ -92,6 +108,12 @@ def test_without_tools_or_kernels_it_says_which(monkeypatch: pytest.MonkeyPatch)
         sass._tool("nvdisasm")
     with pytest.raises(BenchError, match="false: no message"):
         sass._run("false")
+    missing = AttributeError("failed to load library nvrtc")
+    with monkeypatch.context() as patch:
+        compiler = "tinygrad.runtime.support.compiler_cuda.NVRTCCompiler"
+        patch.setattr(compiler, Mock(side_effect=missing))
+        with pytest.raises(BenchError, match=r"nvrtc\); pip install nvidia-cuda-nvrtc-cu12"):
+            sass._nvrtc("sm_87")
     monkeypatch.setitem(sys.modules, "tinygrad.llm.kernels", None)
     done = CliRunner().invoke(sass.sass_command, [])
     assert isinstance(done.exception, BenchError)
