@@ -37,7 +37,7 @@ class Ioctl:
     number: int
     arg: str | None
 
-    @property
+    @functools.cached_property
     def short(self) -> str:
         """The name without the headers' prefixes: what reports and --inject use."""
         name = self.name
