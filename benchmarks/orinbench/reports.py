@@ -126,13 +126,20 @@ def _suite_columns(records: Sequence[Record]) -> list[Column]:
 
         return cell
 
+    def latency(name: str) -> Callable[[Record], str]:
+        def cell(record: Record) -> str:
+            us = (record["extra"] or {}).get(name)
+            return "" if us is None else time_text(us)
+
+        return cell
+
     optional: list[Column] = [
         ("of peak", True, known("peak_percent", form="{:.1f} %")),
         ("of copy bandwidth", True, known("roofline_percent", form="{:.1f} %")),
-        ("p50 µs", True, known("extra", "p50_us", form="{:.1f}")),
-        ("p99 µs", True, known("extra", "p99_us", form="{:.1f}")),
-        ("p99.9 µs", True, known("extra", "p99.9_us", form="{:.1f}")),
-        ("max µs", True, known("extra", "max_us", form="{:.1f}")),
+        ("p50", True, latency("p50_us")),
+        ("p99", True, latency("p99_us")),
+        ("p99.9", True, latency("p99.9_us")),
+        ("max", True, latency("max_us")),
         ("kernels", True, known("extra", "kernels")),
         ("of the first", True, _ratio),
     ]
@@ -218,6 +225,14 @@ def memory_text(record: Record) -> str:
     return "" if record[field] is None else _size(record[field])
 
 
+def time_text(us: float) -> str:
+    """Return microseconds as a person reads them, in four digits."""
+    for unit, factor in (("s", 1e6), ("ms", 1e3)):
+        if us >= factor:
+            return f"{us / factor:.4g} {unit}"
+    return f"{us:.4g} µs"
+
+
 def _size(n_bytes: int) -> str:
     """llama-bench's form: MiB below 1 GiB."""
     return f"{n_bytes / MIB:.2f} MiB" if n_bytes < GIB else f"{n_bytes / GIB:.2f} GiB"
@@ -240,6 +255,8 @@ def _notes(records: Sequence[Record]) -> list[str]:
             notes.append(f"{name} {record['test']} failed: {record['error']}.")
         if reason := (record["extra"] or {}).get("left_out"):
             notes.append(f"{name} {record['test']} left out: {reason}.")
+        if said := (record["extra"] or {}).get("in_words"):
+            notes.append(f"{name} {record['test']}: {said}.")
     notes += [_first_token_note(record) for record in records]
     notes += [_roofline_note(record) for record in records]
     notes += [f"Timed {what}." for what in included_notes(records)]

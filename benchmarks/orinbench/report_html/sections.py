@@ -187,7 +187,12 @@ def _throughput(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
             )
         lead = f"Median of the repetitions in {unit}, with its 95 % interval. More is better."
         table = _table(f"{title}: the figures", FIGURE_COLUMNS, members)
-        sections.append(Section(name, title, lead, figures, [table]))
+        lines = [
+            f"{case_test(r)} {r['backend']}: {said}."
+            for r in members
+            if (said := (r["extra"] or {}).get("in_words"))
+        ]
+        sections.append(Section(name, title, lead, figures, [table], lines))
     return sections
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -62,6 +63,12 @@ def prepare(case: Any, seed: int) -> Task:
             phases[f"{phase}_ms"].append(stamps[index + 1] - stamps[index])
         last[0], kernels[0] = out, len(linear.src)
 
+    counted = match_stats(case["model"]) if case["match_stats"] == "yes" else None
+
+    def details() -> dict[str, Any]:
+        found = {name: median(ns) / 1e6 for name, ns in phases.items()}
+        return {**found, "in_words": in_words(found, counted)}
+
     def check() -> str:
         phases.clear()  # the warm-up's
         return expect_close(values_of(last[0]), model.answer, model.tolerance)
@@ -73,8 +80,22 @@ def prepare(case: Any, seed: int) -> Task:
         one_by_one=True,
         synchronize=False,
         kernels=lambda: (kernels[0], kernels[0]),
-        details=lambda: {name: median(ns) / 1e6 for name, ns in phases.items()},
-        extra={"match_stats": match_stats(case["model"])} if case["match_stats"] == "yes" else {},
+        details=details,
+        extra={} if counted is None else {"match_stats": counted},
+    )
+
+
+def in_words(phases: Mapping[str, float], counted: Mapping[str, Any] | None) -> str:
+    """Return a sentence of the phases' milliseconds and of what TRACK_MATCH_STATS counted."""
+    total = sum(phases.values())
+    shares = ", ".join(f"{name.removesuffix('_ms')} {ms:.3g} ms" for name, ms in phases.items())
+    said = f"{total:.4g} ms: {shares}"
+    if counted is None:
+        return said
+    slowest = counted["slowest"][0]
+    return (
+        f"{said}; {counted['matches']} of {counted['attempts']} pattern matches hit, the rule "
+        f"{slowest['rule']} takes the most, {slowest['ms'] / counted['ms']:.0%} of their time"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -132,6 +133,9 @@ def the_schedule_is_told(prepared: protocol.Prepared, measured: protocol.Measure
     assert 0 < stats["rules_matched"] <= stats["rules"]
     assert len(stats["slowest"]) == 5 and stats["slowest"][0]["ms"] >= stats["slowest"][4]["ms"]
     phases = [measured.extra[f"{name}_ms"] for name in ("graph", "schedule", "lower", "launch")]
+    said = measured.extra["in_words"]
+    assert re.match(r"[\d.e+]+ ms: graph [\d.]+ ms, schedule .*, lower .*, launch .* ms; ", said)
+    assert re.search(r"pattern matches hit, the rule \w+\.py:\d+ takes the most, \d+% of", said)
     assert all(phase > 0 for phase in phases)
     assert prepared.extra["kernels"] >= 5  # four products, and what a softmax needs between
 

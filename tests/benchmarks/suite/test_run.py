@@ -14,7 +14,7 @@ from orinbench.errors import BenchError
 from orinbench.plan import SuiteCase
 from orinbench.protocol import Bandwidth, Prepared
 from orinbench.record import Record
-from orinbench.reports import RENDERERS
+from orinbench.reports import RENDERERS, time_text
 from orinbench.samples import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
 from orinbench.schema import FIELDS
 from orinbench.suite import run as suite_run
@@ -221,7 +221,7 @@ def test_every_form_holds_every_row(form: str, fake: type[FakeSuiteBackend]) -> 
     if form == "md":
         table = [line for line in text.splitlines() if line.startswith("|")]
         assert len(table) == 2 + len(records) and len({len(line) for line in table}) == 1
-        for title in ("of peak", "p50 µs", "kernels", "of the first"):
+        for title in ("of peak", "p50", "kernels", "of the first"):
             assert f" {title} " in table[0]
         assert "Peak of CUDA: a guess." in text
 
@@ -385,3 +385,9 @@ def test_options_reach_the_settings(
     assert (settings.repetitions, settings.seed, settings.max_call_s) == (3, 5, 0.5)
     assert (settings.timeout, settings.delay, settings.roofline) == (9.0, 1.0, False)
     assert settings.verbose and settings.cooldown is None
+
+
+def test_latencies_are_in_the_unit_that_a_person_would_use() -> None:
+    assert [time_text(us) for us in (0.25, 47.31, 999.0, 6899.2, 6384338.9)] == [
+        *("0.25 µs", "47.31 µs", "999 µs", "6.899 ms", "6.384 s"),
+    ]
