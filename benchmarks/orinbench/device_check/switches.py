@@ -58,6 +58,8 @@ _LAST = ("0004", "0008", "0005", "0021")
 PROBE = (sys.executable, "-m", "orinbench.device_check.patch_probes")
 # What one run may take; without 0013 a token is dozens of kernels to generate first.
 _RUN_SECONDS = 150.0
+# Without 0005 a fault is waited for as long as tinygrad waits at all.
+_FAULT_WAIT_MS = "10000"
 _TRAILER = re.compile(r"^(Patch-Name|Depends-on): (.+)$", re.MULTILINE)
 # Whoever commits in a scratch tree; nobody sees it.
 _IDENTITY = {
@@ -177,7 +179,9 @@ def probe_runner(
         out.unlink(missing_ok=True)
         path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
         asked = (out, name, sizes, model() if name in WITH_MODEL else "-")
-        ended = run([*command, *asked], seconds, {**environment, "PYTHONPATH": path})
+        bounded = {"HCQDEV_WAIT_TIMEOUT_MS": _FAULT_WAIT_MS} if name == "named_fault" else {}
+        variables = {**environment, **bounded, "PYTHONPATH": path}
+        ended = run([*command, *asked], seconds, variables)
         if out.exists():
             found: Found = json.loads(out.read_text())
             return found

@@ -19,12 +19,13 @@ from orinbench.errors import BenchError
 ROOT = Path(__file__).resolve().parents[3]
 # Says which modules its tree has, and ends as one of them says.
 PROBE = """
-import json, pathlib, sys, time
+import json, os, pathlib, sys, time
 tree = pathlib.Path(__import__("tinygrad").__file__).parent
 names = sorted(path.stem for path in tree.glob("p*.py"))
 if "p0001" not in names: sys.exit("no interface")
 if "p0009" in names: time.sleep(600)
 found = {"has": " ".join(names), "probe": sys.argv[2], "copy_gb_s": 1.5 * len(names), "sum": True}
+found["wait"] = os.environ.get("HCQDEV_WAIT_TIMEOUT_MS")
 pathlib.Path(sys.argv[1]).write_text(json.dumps(found | {"model": sys.argv[4]}))
 """
 THREE = {"0001": "", "0002": "0001", "0003": "0002"}
@@ -75,6 +76,17 @@ def test_a_probe_with_a_model_gets_one(tmp_path: Path, probe: tuple[str, ...]) -
     trees = checkout(tmp_path / "trees", {"0001": "", "0011": ""})
     found, _ = measured(trees, probe, ("0011",))
     assert list(found) == ["0011"] and found["0011"]["with"][0]["model"] == "model.gguf"
+
+
+def test_a_fault_that_is_not_told_is_not_waited_for_long(
+    tmp_path: Path, probe: tuple[str, ...]
+) -> None:
+    trees = checkout(tmp_path / "trees", {"0001": "", "0005": "", "0015": ""})
+    run_probe = switches.probe_runner({"HCQDEV_WAIT_TIMEOUT_MS": "300000"}, "tiny", Path, probe)
+    until, numbers = time.monotonic() + 600, ("0005", "0015")
+    found = switches.switch(trees, numbers, run_probe, until, lambda so_far: None)
+    waits = {number: entry["without"][0]["wait"] for number, entry in found.items()}
+    assert waits == {"0005": "10000", "0015": "300000"}
 
 
 def test_what_no_board_shows_says_why(tmp_path: Path, probe: tuple[str, ...]) -> None:
