@@ -11,6 +11,7 @@
   click,
   gguf,
   jinja2,
+  jsonschema,
   matplotlib,
   numpy,
   nvidia-ml-py,
@@ -46,6 +47,7 @@ buildPythonPackage {
     click
     gguf
     jinja2
+    jsonschema
     matplotlib
     numpy
     nvidia-ml-py
