@@ -72,9 +72,9 @@ def clang(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def environment(clang: Path, tmp_path: Path) -> dict[str, str]:
     """An environment for tinygrad in a fresh process: compilers at hand, empty caches."""
-    drop = ("DEV", "BEAM", "DEBUG", "CACHEDB", "PARALLEL", "CCACHE")
+    drop = ["DEV", "BEAM", "DEBUG", "CACHEDB", "PARALLEL", "CCACHE"]
     # tinygrad is not what coverage is of, and the tracer doubles the time of a simulated launch.
-    drop += ("COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+    drop += ["COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG"]
     return {k: v for k, v in os.environ.items() if k not in drop} | {
         "PATH": f"{clang}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(tinygrad_root()),
