@@ -170,15 +170,6 @@ def environment(device: str, scratch: Path) -> dict[str, str]:
     }
 
 
-def work(device: str, state: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Start this file as a worker; the simulator is between it and NV."""
-    simulator = [] if device == "CPU" else ["-m", "nvgpusim", "--quiet", "--"]
-    command = [sys.executable, *simulator, "-m", "tests.patches.seeds", "--worker", *arguments]
-    return subprocess.Popen(
-        command, env=environment(device, state), stdout=subprocess.PIPE, text=True
-    )
-
-
 class Runner:
     """Runs of one path with one model, `count` tokens each; results lie in `state`."""
 
