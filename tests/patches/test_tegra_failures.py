@@ -171,4 +171,5 @@ every_call(captured, right, codes=("EIO", "ENOMEM"))
 done()
 """
     )
+    assert "Exception ignored" not in run.stderr
     assert run.said["wrong"] == []
