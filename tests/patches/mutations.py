@@ -328,7 +328,7 @@ MUTATIONS = (
         TEGRA,
         'self.peer_group = f"NV {next(TegraIface.opened)}"',
         'self.peer_group = "NV"',
-        "closed_device",
+        "two_devices",
     ),
     Mutation(
         "foreign buffers map silently",

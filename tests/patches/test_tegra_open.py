@@ -119,6 +119,19 @@ say(errors=errors)
     assert run.report["peak_bytes"] < 40 << 20
 
 
+def test_two_devices_at_once_share_no_signal_page(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+from tinygrad.runtime.ops_nv import NVDevice
+first = NVDevice("NV")
+second = NVDevice("NV")
+for dev in (first, second): dev.synchronize()
+say(shared=[page.va_addr for page in first.signal_pages[first.peer_group] if page in
+            second.signal_pages[second.peer_group]])
+for dev in (first, second): dev.finalize()
+""")
+    assert run.said["shared"] == [] and run.calls("open ctrl") == run.calls("close as") == 2
+
+
 @pytest.mark.parametrize("place", ["windows", "low", "random"])
 def test_no_buffer_in_a_shader_window(tegra: Tegra, place: str) -> None:  # noqa: F811
     run = tegra(
