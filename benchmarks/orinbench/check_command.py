@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, CheckReport, run_check
-from orinbench.errors import BenchError, CheckFailed
+from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.greedy import Say, tinygrad_engine
 from orinbench.llama_bench import choose_backends, model_paths
 from orinbench.llama_server import find_llama_server, llama_cpp_engine
@@ -17,8 +17,6 @@ from orinbench.model import ModelInfo, open_model
 from orinbench.plan import BACKEND_NAMES
 from orinbench.talk import make_talk
 from orinbench.tinygrad_backend import worker_environment
-
-EXIT_INTERRUPTED = 130
 
 
 @click.command("check", context_settings={"max_content_width": 100})

@@ -8,7 +8,7 @@ import click
 from orinbench.check_command import check_command
 from orinbench.compare.command import compare_command
 from orinbench.device_check.command import device_check_command
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command
 from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
@@ -50,5 +50,5 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("orinbench: interrupted", err=True)
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)

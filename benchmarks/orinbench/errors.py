@@ -1,5 +1,10 @@
 """What orinbench says when it cannot go on: one line for the user, and an exit code."""
 
+# Rows without a result among others.
+EXIT_FAILED_ROWS = 1
+# Ctrl-C, as a shell reports it: 128 + SIGINT.
+EXIT_INTERRUPTED = 130
+
 
 class BenchError(Exception):
     """Bad input or a machine that cannot do what was asked.

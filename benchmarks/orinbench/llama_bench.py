@@ -10,7 +10,7 @@ import click
 
 from jetson.files import Roots
 from orinbench.board import check_textfile, textfile
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
 from orinbench.journal import Journal, journal_directory, lost_journals
 from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
@@ -46,8 +46,6 @@ from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_device
 
-EXIT_FAILED_ROWS = 1
-EXIT_INTERRUPTED = 130
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")
 

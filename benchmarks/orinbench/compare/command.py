@@ -11,12 +11,10 @@ import click
 from orinbench.compare.judge import EXIT_SLOWER, Judged, is_slower, judge_saved, markdown
 from orinbench.compare.revisions import Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.history.store import History, history_path
 from orinbench.identity import differences
 from orinbench.llama_bench import (
-    EXIT_FAILED_ROWS,
-    EXIT_INTERRUPTED,
     best_tinygrad,
     check_contexts,
     model_paths,

@@ -17,14 +17,13 @@ from orinbench.device_check.report import FORMAT, load_report, write_report
 from orinbench.device_check.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
 from orinbench.device_check.switches import patches_of
 from orinbench.device_info import package_version
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.model import open_model
 from orinbench.talk import Talk, duration, make_talk
 
 REPORT = "report.json"
 EXIT_STEP_FAILED = 1
 EXIT_REFUTED = 1
-EXIT_INTERRUPTED = 130
 # Set in every process that nvgpusim simulates a board for.
 _SIMULATED = "NVGPUSIM_OPTIONS"
 _NAMES = tuple(step.name for step in STEPS)

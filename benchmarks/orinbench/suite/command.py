@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jetson.files import Roots
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.options import (
     Command,
     check_board,
@@ -33,9 +33,6 @@ from orinbench.suite.run import (
     run_suite,
 )
 from orinbench.talk import make_talk
-
-EXIT_FAILED_ROWS = 1
-EXIT_INTERRUPTED = 130
 
 
 def suite_options(command: Command) -> Command:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from orinbench.device_info import package_version
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.samples import BackendDiedError
 from orinbench.talk import duration, make_talk
 from orinbench.tune import tuning
@@ -24,7 +24,6 @@ from orinbench.tune.tuning import Entry, Target, Timing
 from orinbench.tune.workload import Workload, model_options, seconds_of, workload
 
 EXIT_SOME_FAILED = 1
-EXIT_INTERRUPTED = 130
 # What one kernel's check may take, the model's load and compilation included for the first.
 _CHECK_SECONDS, _LOAD_SECONDS = 120.0, 1800.0
 

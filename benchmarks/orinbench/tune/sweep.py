@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from orinbench import protocol
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.process import WorkerProcess
 from orinbench.ranges import parse_int_list
 from orinbench.samples import BackendDiedError
@@ -21,8 +21,6 @@ from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import worker_environment
 from orinbench.tune.events import chosen_device, events
 from orinbench.tune.workload import Workload, model_options, workload
-
-EXIT_INTERRUPTED = 130
 
 
 @dataclass
