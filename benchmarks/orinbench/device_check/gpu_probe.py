@@ -27,6 +27,7 @@ MISALIGNED_SOURCE = """
 extern "C" __global__ void odd_float4(float4* out, char* in) {
   out[threadIdx.x] = *(float4*)(in + 4);
 }"""
+ONE_THREAD: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 STORE_SOURCE = 'extern "C" __global__ void store(int* x) { x[0] = 1; }'
 
 
@@ -117,7 +118,7 @@ def unmapped() -> dict[str, Any]:
     buffer = gpu.allocator.alloc(4096, spec)
     gone = buffer.offset(0)
     gpu.allocator.free(buffer, 4096, spec)
-    return _error_of(lambda: store(gone, global_size=(1, 1, 1), local_size=(1, 1, 1)))
+    return _error_of(lambda: store(gone, **ONE_THREAD))
 
 
 def hang() -> dict[str, Any]:

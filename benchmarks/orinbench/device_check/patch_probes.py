@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from orinbench.device_check import gpu_probe
-from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
+from orinbench.device_check.gpu_probe import ONE_THREAD, buffers, device, program, seconds_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,6 @@ extern "C" __global__ void spill(int* out, int n) {
 }"""
 MARK_SOURCE = 'extern "C" __global__ void mark(int* x, int i) { x[i] += 1; }'
 ADD_SOURCE = 'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
-_LAUNCH: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 
 
 def opens(sizes: Sizes, model: str) -> dict[str, Any]:
@@ -151,7 +150,7 @@ def wrapped_arguments(sizes: Sizes, model: str) -> dict[str, Any]:
     gpu.hw_compute_queue_t().wait(held, 1).submit(gpu)
     _release_later(held, sizes.held_s)
     for index in range(300):
-        mark(x, **_LAUNCH, vals=(index,))
+        mark(x, **ONE_THREAD, vals=(index,))
     gpu.synchronize()
     return {"wrong": sum(mark != 1 for mark in marks[:])}
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
+from orinbench.device_check.gpu_probe import ONE_THREAD, buffers, device, program, seconds_of
 
 WORK_SOURCE = """
 extern "C" __global__ void work(int* out, int n) {
@@ -22,7 +22,6 @@ extern "C" __global__ void work(int* out, int n) {
 QMD_BYTES = 256
 # By the sizes: launches over the ring's entries, whether kernels are made long, QMDs looked at.
 SIZES = {"board": (3.0, True, 500), "tiny": (1.1, False, 3)}
-_ONE: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 
 
 def ring(times_over: float, long_kernels: bool) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def ring(times_over: float, long_kernels: bool) -> dict[str, Any]:
         nonlocal full
         for _ in range(launches):
             full += fifo.gpget[0] == (fifo.put_value + 1) % fifo.entries_count
-            work(out, **_ONE, vals=(loops,))
+            work(out, **ONE_THREAD, vals=(loops,))
 
     def each_us(launches: int) -> float:
         return 1e6 * seconds_of(lambda: launch(launches)) / launches
