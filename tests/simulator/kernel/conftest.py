@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,3 +76,17 @@ def kernel() -> Iterator[Kernel]:
     """The default board: r36, AGX Orin 64 GB."""
     with simulated() as kernel:
         yield kernel
+
+
+def fork_status(child: Callable[[], object]) -> int:
+    """The wait status of a child that runs `child`: exit code 1 for an exception in it."""
+    pid = os.fork()
+    if not pid:
+        faulthandler.disable()
+        try:
+            child()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]

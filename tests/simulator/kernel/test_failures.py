@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import fcntl
 import mmap
 import os
@@ -21,7 +20,7 @@ from nvgpusim.memory import MmuFault
 from nvgpusim.options import PLACES
 
 from . import rawclient as rc
-from .conftest import simulated
+from .conftest import fork_status, simulated
 from .rawclient import Board
 
 
@@ -33,18 +32,6 @@ def until(condition: Callable[[], object], seconds: float = 120.0) -> bool:
             return False
         time.sleep(0.001)
     return True
-
-
-def fork_status(child: Callable[[], object]) -> int:
-    """The wait status of a child that runs `child`."""
-    pid = os.fork()
-    if not pid:
-        faulthandler.disable()
-        try:
-            child()
-        finally:
-            os._exit(0)
-    return os.waitpid(pid, 0)[1]
 
 
 class Work:

@@ -8,13 +8,12 @@ import mmap
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable
 
 from nvgpusim.kernel import Kernel
 
 from . import rawclient as rc
-from .conftest import simulated
+from .conftest import fork_status, simulated
 from .rawclient import Board
 
 PAGE = 0x10000
@@ -23,16 +22,7 @@ PAGE = 0x10000
 
 def in_child(child: Callable[[], object]) -> None:
     """Run `child` in a fork: it has to return, and not to be killed."""
-    pid = os.fork()
-    if not pid:
-        faulthandler.disable()
-        try:
-            child()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert os.waitstatus_to_exitcode(fork_status(child)) == 0
 
 
 def ticks(board: Board) -> bool:
