@@ -186,12 +186,9 @@ class Simulation:
         atexit.register(Simulation.finish)
 
     def forked(self) -> None:
-        """In a forked child: a report of its own, and no trace."""
+        """In a forked child: a report of its own."""
         self._pid, self._done = os.getpid(), False
         self.kernel.forked()
-        backend = self.seam.backend
-        if isinstance(backend, SimBackend):
-            backend.writer = None
 
     @classmethod
     def finish(cls) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 import threading
 import time
-from typing import Any, TextIO
+from typing import Any
 
 VERSION = 1
 """Format of the trace; a reader refuses any other."""
@@ -39,11 +39,13 @@ NEW_FDS: dict[tuple[str, int], int] = {
 
 
 class TraceWriter:
-    """Appends events to a file; any thread."""
+    """Appends events to a file; any thread. A forked child writes nothing."""
 
     def __init__(self, path: str, source: str, profile: str) -> None:
         self._lock = threading.RLock()  # a finalizer may close a device at any moment
-        self._file: TextIO = open(path, "w", encoding="ascii")  # noqa: SIM115 - lives on
+        self._pid = os.getpid()
+        # no buffer: a child would flush its copy, half a line of another thread's
+        self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - lives on
         self._start = time.monotonic_ns()
         self._write({"nvgpu-trace": VERSION, "source": source, "profile": profile})
 
@@ -52,10 +54,12 @@ class TraceWriter:
         self._write({"op": op, "t": time.monotonic_ns() - self._start, **values})
 
     def _write(self, values: dict[str, Any]) -> None:
-        line = json.dumps(values) + "\n"
+        if os.getpid() != self._pid:  # in a child the lock may be held by a thread left behind
+            return
+        line = memoryview(json.dumps(values).encode() + b"\n")
         with self._lock:
-            self._file.write(line)
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
 
     def close(self) -> None:
         """No more events."""

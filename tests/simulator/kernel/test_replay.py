@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import ctypes
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
+import termios
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +25,7 @@ from nvgpusim.shim import Simulation
 from nvgpusim.trace import TraceWriter, peek
 
 from . import rawclient as rc
-from .conftest import Recorder, simulated
+from .conftest import Recorder, fork_status, simulated
 from .rawclient import Board
 from .test_cli import SIMULATOR, cache, script  # noqa: F401 - cache is a fixture
 
@@ -216,6 +222,45 @@ def test_recorder_over_the_model_sees_the_same(tmp_path: Path) -> None:
             seam.remove()
             writer.close()
     assert cli.main(["replay", "--addresses", str(path)]) == 0
+
+
+def test_a_fork_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    """The child neither waits for the thread that was writing nor repeats what it wrote."""
+    path = tmp_path / "trace"
+    os.mkfifo(path)  # full before the line ends
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    writer = TraceWriter(str(path), "board", "r36")
+    thread = threading.Thread(target=writer.event, args=("mmap",), kwargs={"out": "0" * (1 << 20)})
+    thread.start()
+    waiting, end = array.array("i", [0]), time.monotonic() + 60
+    while waiting[0] < 1 << 12 and time.monotonic() < end:
+        fcntl.ioctl(reader, termios.FIONREAD, waiting)
+        time.sleep(1e-3)
+
+    def child() -> None:
+        signal.alarm(30)
+        writer.event("close", fd=1)
+        writer.close()
+
+    status = fork_status(child)
+    os.set_blocking(reader, True)
+    with open(reader, "rb") as file:
+        lines = [file.readline(), file.readline()]
+        thread.join()
+        writer.close()
+        assert [json.loads(line).get("op") for line in lines] == [None, "mmap"]
+        assert file.read() == b""
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_forked_child_has_no_trace(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with simulated(record=str(path)):
+        os.close(os.open(rc.CTRL, os.O_RDWR))
+        before = path.read_text()
+        status = fork_status(lambda: os.close(os.open(rc.CTRL, os.O_RDWR)))
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert path.read_text() == before and before.count("\n") == 3
 
 
 def test_peek_survives_bad_addresses() -> None:
