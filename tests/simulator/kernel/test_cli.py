@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +45,26 @@ def script(tmp_path: Path, text: str, name: str = "script.py") -> str:
     return str(path)
 
 
+@contextmanager
+def started(*command: str, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
+    """Python with this command line; nothing that it started outlives the block."""
+    env = os.environ | {"PYTHONPATH": SIMULATOR} | kwargs.pop("env", {})
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(
+        [sys.executable, *command], env=env, start_new_session=True, **pipes, **kwargs
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
 def sim(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """`python -m nvgpusim args`."""
-    env = os.environ | {"PYTHONPATH": SIMULATOR} | kwargs.pop("env", {})
-    command = [sys.executable, "-m", "nvgpusim", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, **kwargs)
+    with started("-m", "nvgpusim", *args, **kwargs) as process:
+        out, err = process.communicate(timeout=400)
+    return subprocess.CompletedProcess(args, process.returncode, out, err)
 
 
 def test_a_script_runs_and_is_reported(tmp_path: Path) -> None:
@@ -247,20 +266,32 @@ def test_help_names_the_other_commands() -> None:
 
 
 def test_interrupts_reach_the_program(tmp_path: Path) -> None:
-    import signal
-
     path = script(tmp_path, "\nimport time\nprint('up', flush=True)\ntime.sleep(300)")
-    env = os.environ | {"PYTHONPATH": SIMULATOR}
-    with subprocess.Popen(
-        [sys.executable, "-m", "nvgpusim", "--", path],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-    ) as process:
+    with started("-m", "nvgpusim", "--", path) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 143
+        process.communicate(timeout=120)  # to the end of what writes there: of the program too
+        assert process.returncode == 143
+
+
+def test_a_run_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "alive"
+    os.mkfifo(path)
+    alive = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    code = f"import os, time; held = open({str(path)!r}, 'w')\n"
+    code += f"os.kill({os.getpid()}, {int(signal.SIGUSR1)}); time.sleep(120)"
+    before = signal.signal(signal.SIGUSR1, give_up)
+    try:
+        with pytest.raises(TimeoutError):
+            sim("--", "-c", code)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert select.select([alive], [], [], 60)[0], "nobody holds it any more"
+    os.close(alive)
 
 
 def test_python_command() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from nvgpusim import cli, programs
 
 from .data.build import build, library
-from .test_cli import SIMULATOR, cache  # noqa: F401 - cache is a fixture
+from .test_cli import cache, sim  # noqa: F401 - cache is a fixture
 
 HERE = Path(__file__).parent
 EXPECTED = {
@@ -37,15 +35,8 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def live(*options: str, patience: float = 120) -> subprocess.CompletedProcess[str]:
     """Run life.py on the model; it waits so many seconds for a signal."""
-    env = os.environ | {"PYTHONPATH": SIMULATOR, "PATIENCE": str(patience)}
-    command = [sys.executable, "-m", "nvgpusim", *options, "--", str(HERE / "life.py")]
-    return subprocess.run(
-        [*command, str(HERE / "data" / "life.cubin")],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        env=env,
-    )
+    command = (str(HERE / "life.py"), str(HERE / "data" / "life.cubin"))
+    return sim(*options, "--", *command, env={"PATIENCE": str(patience)})
 
 
 @pytest.mark.usefixtures("known")

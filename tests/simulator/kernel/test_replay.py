@@ -27,7 +27,7 @@ from nvgpusim.trace import TraceWriter, peek
 from . import rawclient as rc
 from .conftest import Recorder, fork_status, simulated
 from .rawclient import Board
-from .test_cli import SIMULATOR, cache, script  # noqa: F401 - cache is a fixture
+from .test_cli import cache, script, sim  # noqa: F401 - cache is a fixture
 
 
 def whole_life() -> None:
@@ -161,15 +161,7 @@ def test_the_recorder_stands_alone(tmp_path: Path) -> None:
     pyz, out = tmp_path / "recorder.pyz", tmp_path / "board.jsonl"
     assert cli.main(["recorder", str(pyz)]) == 0
     client = script(tmp_path, "rc.do_munmap(board.usermode, 0x10000)\nboard.channels.clear()")
-    env = os.environ | {"PYTHONPATH": SIMULATOR}
-    command = [sys.executable, "-m", "nvgpusim", "--quiet", "--"]
-    run = subprocess.run(
-        [*command, "python", str(pyz), "-o", str(out), "--", client],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    run = sim("--quiet", "--", "python", str(pyz), "-o", str(out), "--", client)
     assert run.returncode == 0, run.stderr
     head = json.loads(out.read_text().splitlines()[0])
     assert head == {"nvgpu-trace": 1, "source": "board", "profile": "r36"}

@@ -11,8 +11,6 @@ import os
 import pathlib
 import select
 import struct
-import subprocess
-import sys
 import termios
 from typing import Any
 
@@ -24,7 +22,7 @@ from nvgpusim.kernel.core import NODES
 from . import rawclient as rc
 from .conftest import simulated
 from .rawclient import Board
-from .test_cli import SIMULATOR
+from .test_cli import sim
 
 PYTHONS_OWN = fcntl.ioctl
 
@@ -312,12 +310,6 @@ def test_tinygrads_wrappers(tmp_path: pathlib.Path) -> None:
     pytest.importorskip("tinygrad")
     path = tmp_path / "client.py"
     path.write_text(TINYGRAD.format(here=str(pathlib.Path(__file__).parent)))
-    run = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--strict", "--", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ | {"PYTHONPATH": SIMULATOR, "XDG_CACHE_HOME": str(tmp_path)},
-    )
+    run = sim("--strict", "--", str(path), env={"XDG_CACHE_HOME": str(tmp_path)})
     assert run.returncode == 0, run.stderr
     assert "Device or resource busy" in run.stdout and "leaks  none" in run.stderr
