@@ -149,17 +149,29 @@ def _run(argv: list[str], options: Options, directory: str) -> int:
         "NVGPUSIM_OPTIONS": options.to_json(),
         "NVGPUSIM_DIR": directory,
     }
-    with subprocess.Popen(argv, env=env) as process:
-        handlers = {
-            number: signal.signal(number, lambda got, _: process.send_signal(got))
-            for number in (signal.SIGTERM, signal.SIGHUP)
-        }
-        handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        if process is None:
+            early.append(number)
+        else:
+            process.send_signal(number)
+
+    # nohup's ignored SIGHUP is the program's too
+    forwarded = {
+        n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN
+    }
+    handlers = {number: signal.signal(number, forward) for number in forwarded}
+    try:
+        with subprocess.Popen(argv, env=env) as process:
+            handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in early:
+                process.send_signal(number)
             status = process.wait()
-        finally:
-            for number, old in handlers.items():
-                signal.signal(number, old)
+    finally:
+        for number, old in handlers.items():
+            signal.signal(number, old)
     if status < 0:
         name = signal.Signals(-status).name
         click.echo(f"nvgpusim: {argv[0]} ended by {name}", err=True)
@@ -175,7 +187,7 @@ def _conclude(
         for p in sorted(directory.glob("*.json"))
     ]
     if not entries:
-        if not list(directory.glob("started.*")):
+        if status < 128 and not list(directory.glob("started.*")):
             raise SimError(
                 "the program never loaded the simulator: it must not run with python -I, -E or -S"
             )

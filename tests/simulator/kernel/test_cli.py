@@ -274,6 +274,33 @@ def test_interrupts_reach_the_program(tmp_path: Path) -> None:
         assert process.returncode == 143
 
 
+STARTING = """
+import os, signal, subprocess, sys
+from nvgpusim import cli
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+class Popen(subprocess.Popen):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        for number in (signal.SIGHUP, {number}): os.kill(os.getpid(), number)
+subprocess.Popen = Popen
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def test_a_signal_while_the_program_starts_is_kept_for_it() -> None:
+    launcher = STARTING.format(number=int(signal.SIGTERM))
+    with started("-c", launcher, "--", "-c", "import time; time.sleep(300)") as process:
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == 143 and "no report: the process was killed" in err
+
+
+def test_a_signal_that_is_ignored_is_so_for_the_program_too() -> None:
+    show = "import signal; print(signal.getsignal(signal.SIGHUP).name)"
+    with started("-c", STARTING.format(number=0), "--", "-c", show) as process:
+        out, _ = process.communicate(timeout=120)
+    assert (out, process.returncode) == ("SIG_IGN\n", 0)
+
+
 def test_a_run_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "alive"
     os.mkfifo(path)
