@@ -169,8 +169,8 @@ def test_a_fork_waits_for_calls_under_way(kernel: Kernel) -> None:
     caller = threading.Thread(target=call)
     caller.start()
     inside.wait(60)
-    threading.Timer(0.05, leave.set).start()
     before = kernel.spaces
+    threading.Timer(0.05, leave.set).start()
 
     def child() -> None:
         assert kernel.spaces == before - 1
