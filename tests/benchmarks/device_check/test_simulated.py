@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from orinbench.device_check.process import Ended, run
 from orinbench.device_check.report import load_report
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,17 +29,20 @@ def compilers() -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_nobody_else(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Kept programs are those of this run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVGPUSIM_CACHE", str(tmp_path_factory.mktemp("programs")))
+        yield
+
+
 def simulated(
     *command: str | Path, options: tuple[str, ...] = (), variables: dict[str, str] | None = None
-) -> Any:
+) -> Ended:
     """Run a command on a simulated board."""
-    return subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--quiet", *options, "--", *map(str, command)],
-        env=os.environ | compilers() | (variables or {}),
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    simulator = (sys.executable, "-m", "nvgpusim", "--quiet", *options, "--")
+    return run((*simulator, *command), 900, compilers() | (variables or {}))
 
 
 @pytest.mark.parametrize(
@@ -50,8 +54,8 @@ def test_the_probe_finds_each_release_and_board(
 ) -> None:
     """The probe's own numbers and the simulator's, each from the headers, agree."""
     done = simulated(sys.executable, PROBE, options=("--profile", release, "--board", board))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done.status == 0, done.err
+    found = json.loads(done.out)
     assert found["unexpected"] == [] and len(found["calls"]) > 25
     shape = found["characteristics"]
     assert (shape["size"], shape["release"], shape["sms"]) == (size, release, sms)
@@ -72,7 +76,7 @@ def test_another_struct_size_is_found_out() -> None:
     """A driver of another release does not know r36's larger structs: the table would say so."""
     program = PROBE.read_text().replace('release = found["release"]', 'release = "r36"')
     done = simulated(sys.executable, "-c", program, options=("--profile", "r35"))
-    assert (done.returncode != 0 and "ENOTTY" in done.stderr) or "Errno 25" in done.stderr
+    assert (done.status != 0 and "ENOTTY" in done.err) or "Errno 25" in done.err
 
 
 def test_from_end_to_end(tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     arguments = ("device-check", "--output", folder, "--only", STEPS, "--select", "alloc")
     caches = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "USER": "mkowalska"}
     done = simulated(sys.executable, "-m", "orinbench", *arguments, variables=caches)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     taken = load_report(folder / "report.json")
     assert taken["simulated"] and taken["sizes"] == "tiny"
     state = {name: (entry["status"], entry["reason"]) for name, entry in taken["steps"].items()}
@@ -111,7 +115,7 @@ def test_from_end_to_end(tmp_path: Path) -> None:
 
     # A second run has nothing left to do, and the report can be judged.
     again = simulated(sys.executable, "-m", "orinbench", *arguments, variables=caches)
-    assert again.returncode == 0 and "0 to take" in again.stderr
+    assert again.status == 0 and "0 to take" in again.err
     command = [sys.executable, "-m", "orinbench", "device-check", "verify"]
     command.append(str(folder / "report.json"))
     judged = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -128,7 +132,7 @@ def test_a_gpu_that_writes_into_a_qmd_behind_its_release_is_found_out(tmp_path: 
     late = ("--write-back", "--delay", "20", "--seed", "1")
     variables = {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": "300000"}
     done = simulated(sys.executable, "-c", program, out, options=late, variables=variables)
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     assert json.loads(out.read_text())["written_after_release"] > 0
 
 
@@ -142,7 +146,7 @@ def test_a_patch_is_left_out_and_put_back(tmp_path: Path) -> None:
         *(sys.executable, "-m", "orinbench", *arguments, "--patch", "0002"),
         options=("--delay", "20", "--seed", "1"),
     )
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     entry = load_report(folder / "report.json")["steps"]["patches"]
     assert entry["status"] == "done", entry
     (number, found), *others = entry["result"].items()
