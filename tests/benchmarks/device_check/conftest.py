@@ -1,9 +1,19 @@
 """Reports without a board, and small series."""
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_nobody_else(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that the simulator keeps are those of this run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVGPUSIM_CACHE", str(tmp_path_factory.mktemp("programs")))
+        yield
 
 
 def step(result: Any, status: str = "done", reason: str | None = None) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def test_with_all_patches_nothing_is_wrong(tmp_path: Path) -> None:
     variables = {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": "300000"}
     out = tmp_path / "found.json"
     done = simulated(sys.executable, "-c", ALL, out, variables=variables)
-    assert out.exists(), done.stderr
+    assert out.exists(), done.err
     found = json.loads(out.read_text())
     assert found.pop("opens") == {"sum": True}
     assert set(found.pop("copies")) == {"copy_in_gb_s", "copy_out_gb_s"}

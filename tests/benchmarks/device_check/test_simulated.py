@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +26,6 @@ def compilers() -> dict[str, str]:
         "NVJITLINK_PATH": str(next(nvidia.glob("nvjitlink/lib/libnvJitLink.so.*"))),
         "CUDA_PATH": str(nvidia / "cuda_runtime"),
     }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def programs_of_nobody_else(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Kept programs are those of this run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NVGPUSIM_CACHE", str(tmp_path_factory.mktemp("programs")))
-        yield
 
 
 def simulated(
