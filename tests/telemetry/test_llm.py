@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import signal
 import socket
 import socketserver
 import subprocess
@@ -17,7 +16,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import exit_code
+from tests.telemetry.conftest import exit_code, sigterm_once_it_serves
 
 import exporter
 from exporter.llm import Metrics, Proxy, main
@@ -30,6 +29,8 @@ class Model(BaseHTTPRequestHandler):
     """HTTP/1.0, one request at a time, events as tinygrad.llm sends them."""
 
     delay = 0.05
+    may_answer = threading.Event()
+    may_answer.set()
     aborted = 0
 
     def do_GET(self) -> None:
@@ -54,6 +55,7 @@ class Model(BaseHTTPRequestHandler):
         self.end_headers()
         try:
             self.event({"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+            self.may_answer.wait()
             for token in TOKENS:
                 time.sleep(self.delay)
                 self.event({"choices": [{"delta": {"content": token}}]})
@@ -114,7 +116,7 @@ def proxy(model: tuple[str, int]) -> Iterator[Proxy]:
 def ask(proxy: Proxy, **request: object) -> str:
     body = json.dumps({"messages": [], **request}).encode()
     post = urllib.request.Request(f"{proxy.url}v1/chat/completions", data=body)
-    with urllib.request.urlopen(post, timeout=10) as answer:
+    with urllib.request.urlopen(post, timeout=60) as answer:
         return str(answer.read().decode())
 
 
@@ -123,7 +125,7 @@ def value(proxy: Proxy, name: str, **labels: str) -> float | None:
 
 
 def until(proxy: Proxy, name: str, wanted: float, **labels: str) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if value(proxy, name, **labels) == wanted:
             return True
@@ -131,8 +133,12 @@ def until(proxy: Proxy, name: str, wanted: float, **labels: str) -> bool:
     return False
 
 
-def test_a_stream_passes_unchanged_and_is_counted(proxy: Proxy, model: tuple[str, int]) -> None:
+def test_a_stream_passes_unchanged_and_is_counted(
+    proxy: Proxy, model: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Model, "delay", 0.3)
     through = ask(proxy, stream=True)
+    monkeypatch.setattr(Model, "delay", 0.0)
     host, port = model
     connection = http.client.HTTPConnection(host, port)
     connection.request("POST", "/v1/chat/completions", '{"stream": true}')
@@ -143,8 +149,8 @@ def test_a_stream_passes_unchanged_and_is_counted(proxy: Proxy, model: tuple[str
     assert value(proxy, "llm_time_to_first_token_seconds_count") == 1
     first = value(proxy, "llm_time_to_first_token_seconds_sum") or 0
     whole = value(proxy, "llm_request_duration_seconds_sum") or 0
-    # Four tokens 50 ms apart: the first one after 50 ms, all of them after 200.
-    assert first >= 0.05 and whole >= 0.2 and first < whole - 0.1
+    # Four tokens 300 ms apart: the first one after 300 ms, all of them after 1200.
+    assert first >= 0.3 and whole >= 1.2 and first < whole - 0.1
 
 
 def test_usage_gives_the_prompt_and_the_tokens_without_text(proxy: Proxy) -> None:
@@ -162,7 +168,8 @@ def test_an_answer_in_one_piece(proxy: Proxy) -> None:
     assert value(proxy, "llm_time_to_first_token_seconds_count") == 0
 
 
-def test_tokens_arrive_as_they_are_made(proxy: Proxy) -> None:
+def test_tokens_arrive_as_they_are_made(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "delay", 0.3)
     host, port = proxy.where
     connection = http.client.HTTPConnection(host, port)
     connection.request("POST", "/v1/chat/completions", '{"stream": true}')
@@ -173,7 +180,9 @@ def test_tokens_arrive_as_they_are_made(proxy: Proxy) -> None:
     assert times[-1] - times[1] > 0.1
 
 
-def test_the_queue_can_be_seen(proxy: Proxy) -> None:
+def test_the_queue_can_be_seen(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_answer = threading.Event()
+    monkeypatch.setattr(Model, "may_answer", may_answer)
     threads = [
         threading.Thread(target=ask, args=(proxy,), kwargs={"stream": True}) for _ in range(5)
     ]
@@ -181,6 +190,7 @@ def test_the_queue_can_be_seen(proxy: Proxy) -> None:
         thread.start()
     assert until(proxy, "llm_requests_waiting", 4)
     assert value(proxy, "llm_requests_in_progress") == 1
+    may_answer.set()
     for thread in threads:
         thread.join()
     assert until(proxy, "llm_requests_total", 5, status="200")
@@ -244,7 +254,7 @@ def test_a_body_of_no_or_of_too_great_length(length: str, status: int, proxy: Pr
 
 def test_until_sigterm(model: tuple[str, int], capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: it serves until it is told to end."""
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    sigterm_once_it_serves()
     where = ("--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
     assert exit_code(main, "--upstream", f"http://127.0.0.1:{model[1]}", *where) == 0
     assert "metrics at http://127.0.0.1:" in capsys.readouterr().err
@@ -252,23 +262,26 @@ def test_until_sigterm(model: tuple[str, int], capsys: pytest.CaptureFixture[str
 
 def test_as_a_process(model: tuple[str, int]) -> None:
     command = [sys.executable, "-m", "exporter.llm", "--upstream", f"http://127.0.0.1:{model[1]}"]
-    process = subprocess.Popen(
-        [*command, "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(TELEMETRY)},
-    )
-    assert process.stderr
-    served = process.stderr.readline().split()[1]
-    metrics = process.stderr.readline().split()[-1]
-    with urllib.request.urlopen(f"{served}v1/models") as answer:
-        assert answer.status == 200
-    with urllib.request.urlopen(metrics) as answer:
-        assert b"llm_requests_waiting 0.0" in answer.read()
-    begun = time.monotonic()
-    process.terminate()
-    assert process.wait(5) == 0 and time.monotonic() - begun < 1.5
-    process.communicate()
+    command += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
+    environment = os.environ | {"PYTHONPATH": str(TELEMETRY)}
+
+    def seconds_to_end() -> float:
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
+            assert process.stderr
+            served = process.stderr.readline().split()[1]
+            metrics = process.stderr.readline().split()[-1]
+            with urllib.request.urlopen(f"{served}v1/models") as answer:
+                assert answer.status == 200
+            with urllib.request.urlopen(metrics) as answer:
+                assert b"llm_requests_waiting 0.0" in answer.read()
+            begun = time.monotonic()
+            process.terminate()
+            assert process.wait(60) == 0
+            return time.monotonic() - begun
+
+    assert any(seconds_to_end() < 1.5 for _ in range(5)), "a busy machine may hold up one of them"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from jetson.sources import TIMEOUT, Board
 ZONE = Readings(zones=(Zone("tj", 40.0),))
 
 
-def board(budget: float = 0.2, **readers: Callable[[Files], Readings]) -> Board:
+def board(budget: float = 0.5, **readers: Callable[[Files], Readings]) -> Board:
     return Board(Roots(), readers, budget=budget, readers=readers)
 
 
@@ -36,19 +36,19 @@ def test_a_source_that_blocks_for_ever() -> None:
     with board(hangs=hangs, works=lambda files: ZONE) as both:
         begun = time.monotonic()
         first = both.read()
-        assert 0.2 <= time.monotonic() - begun < 2
+        assert 0.5 <= time.monotonic() - begun < 5
         assert first.readings == ZONE
         assert first.outcomes["hangs"].errors == (TIMEOUT,)
         before = threads()
         begun = time.monotonic()
         for _ in range(50):
             assert both.read().readings == ZONE
-        # The budget was spent once: nobody waits for it again, and no thread is added.
-        assert time.monotonic() - begun < 5
+        # The budget was spent once: nobody waits 50 times for it again; no thread is added.
+        assert time.monotonic() - begun < 20
         assert threads() <= before
         assert len(calls) == 1
         release.set()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 60
         while both.read().readings.cpu is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert both.read().outcomes["hangs"].errors == ()
@@ -58,7 +58,7 @@ def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: Board) -> Non
     exporter = Exporter(stage_board)
     begun = time.monotonic()
     text = exporter.exposition()[1].decode()
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 5
     assert 'jetson_scrape_source_success{source="hangs"} 0.0' in text
     assert f'jetson_read_errors_total{{errno="{TIMEOUT}",source="hangs"}} 1.0' in text
     assert "jetson_module_power_watts 6.6" in text
@@ -71,7 +71,7 @@ def stage_board(show: Callable[[Tree], Roots]) -> Board:
     roots = show(idle())
     forever = threading.Event()
     readers = {"rails": read_rails, "hangs": lambda files: (forever.wait(), Readings())[1]}
-    return Board(roots, readers, budget=0.2, readers=readers)
+    return Board(roots, readers, budget=0.5, readers=readers)
 
 
 def test_a_source_that_raises_costs_only_itself() -> None:
@@ -116,7 +116,7 @@ def test_threads_end_with_the_board() -> None:
     for _ in range(20):
         with board(a=lambda files: ZONE, b=lambda files: ZONE) as two:
             two.read()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 60
     while not threads() <= before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert threads() <= before
