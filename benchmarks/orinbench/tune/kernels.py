@@ -9,6 +9,7 @@ process with the same BEAM finds it.
 This module imports tinygrad: only the worker process imports it.
 """
 
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -217,17 +218,24 @@ def compiled(scheduler: Any) -> Any:
 
 
 def flush() -> Callable[[], None]:
-    """Return what writes twice the L2 of a CUDA device, so that nothing is left of a kernel's data.
+    """Return what writes twice the CUDA device's L2, so that nothing is left of a kernel's data.
 
-    cuDeviceGetAttribute's CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE is 38 (cuda.h). Raises OptsError
-    elsewhere: tinygrad's CUDA device alone lacks a way to clear its caches between timings.
+    The store goes to the stream that kernels are launched on, ahead of the events that time one, so
+    it ends before they begin; its memory is that of the store before. Raises OptsError elsewhere
+    (tinygrad's CUDA device alone lacks a way to clear its caches between timings), and if the
+    driver does not tell the L2's size.
     """
     if Device.DEFAULT != "CUDA":
         raise OptsError(f"--cold-l2 is for CUDA; on {Device.DEFAULT} there is no such mode")
     from tinygrad.runtime.autogen import cuda
+    from tinygrad.runtime.ops_cuda import check
 
-    size = cuda.c_int32()
-    cuda.cuDeviceGetAttribute(size, 38, 0)
+    size, device = ctypes.c_int(), Device[Device.DEFAULT].cu_device
+    attribute = cuda.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
+    try:
+        check(cuda.cuDeviceGetAttribute(ctypes.byref(size), attribute, device))
+    except RuntimeError as error:
+        raise OptsError(f"--cold-l2: the driver does not tell the L2's size: {error}") from error
     elements = max(size.value, 4 << 20) // 2
 
     def write() -> None:
