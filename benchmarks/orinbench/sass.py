@@ -93,6 +93,11 @@ def kernels(
     typ, dim, none = _TYPES[quant], shape.n_embd, _Bytes(0)
     group = shape.n_heads // shape.n_kv_heads
     h = nv.Heads(shape.head_dim, shape.n_kv_heads, group, 4096, True, False, "u16", batch)
+    splits = nv.most_splits(device, h)
+    extra = {
+        "qkv": {"ahead": (h, none, none)},
+        "out": {"parts": nv.Parts(h, splits, none, none, none)},
+    }
     table = _weight(nv, quant, shape.vocab_size, dim)
     yield nv.embed(table, none, none, batch)[0], 0
     for role, mode, ws in [*_matrices(nv, shape, quant), ("head", "ARGMAX", [table])]:
@@ -101,8 +106,10 @@ def kernels(
         fits = (nv.plan_gemv(device, mode, typ, ws[0].cols, rows, n).depth for n in range(1, 5))
         columns = min(batch, sum(bool(depth) for depth in fits))
         args = (device, role, mode, ws, norm, biases, 1e-5, none, none, tail, batch, (0, columns))
-        yield nv.gemv(*args)[0], sum(w.rows * w.cols for w in ws)
-    yield nv.attention(h, 2, 1e-5, none, none, none, none, [], none, none, none)[0], 0
+        weights = sum(w.rows * w.cols for w in ws)
+        yield nv.gemv(*args, **extra.get(role, {}))[0], weights
+    parts = (none, none, none)
+    yield nv.attention(h, splits, 1e-5, none, none, none, none, [], *parts, nv.FEW)[0], 0
     if batch > 1:
         return
     yield nv.embed_rows(table, none, none)[0], 0

@@ -72,6 +72,7 @@ static int current, nthreads, alive, block_waiting, warp_waiting[32], warp_alive
 static uint64_t block_gen, warp_gen[32], progress;
 static uint32_t exchange[1024][8];
 static uint3_ tid, bid;
+static std::vector<const void*> prefetched;  // addresses that the last launch asked the L2 for
 static void (*kernel)(void*);
 static void* kernel_args;
 
@@ -95,7 +96,7 @@ static void entry() {
   for (;;) switch_context(f.ctx, scheduler);
 }
 static void run(void (*k)(void*), void* args, const int* grid, const int* block) {
-  kernel = k; kernel_args = args; nthreads = block[0];
+  kernel = k; kernel_args = args; nthreads = block[0]; prefetched.clear();
   if (block[1] != 1 || block[2] != 1 || nthreads > 1024 || nthreads % 32) fail("block shape");
   for (int z = 0; z < grid[2]; z++) for (int y = 0; y < grid[1]; y++) for (int x = 0; x < grid[0]; x++) {
     bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0;
@@ -158,6 +159,11 @@ static inline Shared shared_address(void* p) { return (Shared)p; }
 static inline void cp_async16(Shared dst, const unsigned char* src) {
   if ((uintptr_t)dst % 16 || (uintptr_t)src % 16) emu::fail("misaligned cp.async");
   emu::fibers[emu::current].copies.push_back({dst, src, emu::fibers[emu::current].group});
+}
+static inline void prefetch_l2(const void* p) { emu::prefetched.push_back(p); }
+extern "C" size_t emulated_prefetched(const void** out, size_t n) {
+  for (size_t i = 0; i < n && i < emu::prefetched.size(); i++) out[i] = emu::prefetched[i];
+  return emu::prefetched.size();
 }
 static inline void cp_async_commit() { emu::fibers[emu::current].group++; }
 template<int N> static inline void cp_async_wait() {

@@ -55,6 +55,15 @@ def compile_emulated(device: str, source: str) -> bytes:
     return str(out).encode()
 
 
+def prefetched(lib: bytes) -> list[int]:
+    """The addresses for which the last launch of a compiled kernel asked the L2."""
+    ask = ctypes.CDLL(lib.decode()).emulated_prefetched
+    ask.restype = ctypes.c_size_t
+    found = (ctypes.c_void_p * ask(None, ctypes.c_size_t(0)))()
+    ask(found, ctypes.c_size_t(len(found)))
+    return [address or 0 for address in found]
+
+
 class EmulatedProgram:
     """The runtime of EMU: a path to a shared object, or code of tinygrad's CPU compiler."""
 

@@ -1,4 +1,4 @@
-"""0013, 0020, 0022, 0023: the kernels of a token against float64 on `gguf`'s dequantization.
+"""0013, 0020, 0022-0025: the kernels of a token against float64 on `gguf`'s dequantization.
 
 They run as CUDA C on the CPU (`cuda_emulation`), so no GPU is needed; the same source is what a
 GPU compiles.
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.patches import cuda_emulation
 from tests.patches.decode_numerics import (
     BF16,
     F16,
@@ -306,3 +307,75 @@ def test_attention_of_a_batch(shape: Any, pos: int, rng: np.random.Generator) ->
             k, v = (new[j, b, i // group, : pos + 1] for j in range(2))
             np.testing.assert_allclose(got[b, i], attend(q, k, v), rtol=1e-4, atol=1e-5)
     assert not read(state, np.int32)[batch + 1 :].any()
+
+
+@pytest.mark.parametrize(("pos", "splits"), [(40, 1), (100, 2), (255, 4), (700, 4), (800, 6)])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("shape", [HEADS[1], HEADS[5]], ids=str)
+def test_few_splits_are_combined_by_their_reader(
+    shape: Any, batch: int, pos: int, splits: int, rng: np.random.Generator
+) -> None:
+    dim, kv, group, half, interleaved, normed = shape
+    context, most, heads = 900, 6, kv * group
+    cols, rows, dtype = heads * dim, 5, np.float16 if half else np.float32
+    cached = buffer(rng.standard_normal((2, batch, kv, context, dim)).astype(dtype))
+    qkv = rng.standard_normal((batch, kv * (group + 2), dim)).astype(np.float32)
+    freqs = rng.uniform(-1, 1, (context, dim)).astype(np.float32)
+    norms = [rng.standard_normal(dim).astype(np.float32) for _ in range(2 if normed else 0)]
+    kind = "u16" if half else "float"
+    h = nv.Heads(dim, kv, group, context, interleaved, normed, kind, batch)
+    attended = buffer(np.full(batch * cols, np.nan, np.float32))
+    part = buffer(np.full(batch * heads * most * dim, np.nan, np.float32))
+    part_ml = buffer(np.full(batch * heads * most * 2, np.nan, np.float32))
+    state = buffer(np.array([0] * batch + [pos, 0] + [0] * h.blocks * batch, np.int32))
+    args = [attended, cached, buffer(qkv), buffer(freqs), [buffer(n) for n in norms]]
+    run(*nv.attention(h, most, 1e-6, *args, part, part_ml, state, nv.FEW))
+    left = 1 < splits <= nv.FEW
+    assert np.isnan(read(attended)).all() == left, "a few parts are left as they are"
+    assert np.isfinite(read(part).reshape(-1, most, dim)[:, :splits]).all() == (splits > 1)
+
+    packed = random_weights(rng, F16, rows, cols)
+    before = rng.standard_normal((batch, rows)).astype(np.float32)
+    out = buffer(before)
+    run(
+        *nv.gemv(
+            *("EMU", "out", "ADD", [weight(F16, packed, cols)], None, [None], 1e-5),
+            *(out, attended, None, batch),
+            parts=nv.Parts(h, most, part, part_ml, state),
+        )
+    )
+    new = read(cached, dtype).reshape(2, batch, kv, context, dim)
+    w = dequantized(F16, packed)
+    for b in range(batch):
+        x = []
+        for i in range(heads):
+            q = rotated(qkv[b, i], freqs[pos], interleaved, norms[0] if normed else None)
+            x.append(attend(q, *(new[j, b, i // group, : pos + 1] for j in range(2))))
+        seen = quantized(F16, np.concatenate(x))
+        magnitude = np.abs(w) @ np.abs(seen) + np.abs(before[b])
+        close(read(out).reshape(batch, rows)[b], w @ seen + before[b], magnitude, 1e-3)
+
+
+@pytest.mark.parametrize("pos", [0, 40, 299])
+@pytest.mark.parametrize(("dim", "kind"), [(64, "u16"), (80, "float")])
+def test_the_cache_is_asked_for_while_q_k_and_v_are_computed(
+    dim: int, kind: str, pos: int, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv, batch, context, cols, size = 2, 2, 300, 256, {"u16": 2, "float": 4}[kind]
+    most = 50  # tokens of a head: the rest of a long context is not asked for
+    monkeypatch.setattr(nv, "bytes_ahead", lambda _: 2 * batch * kv * dim * size * most)
+    h = nv.Heads(dim, kv, 2, context, True, False, kind, batch)
+    cache = buffer(np.zeros(2 * batch * kv * context * dim * size, np.uint8))
+    state = buffer(np.array([0] * batch + [pos, 0], np.int32))
+    ws = [weight(F16, random_weights(rng, F16, 9, cols), cols) for _ in "qkv"]
+    x, out = (buffer(np.zeros(batch * n, np.float32)) for n in (cols, 27))
+    kernel, args = nv.gemv(
+        *("EMU", "qkv", "STORE", ws, buffer(np.ones(cols, np.float32)), [None] * 3, 1e-5, out, x),
+        batch=batch,
+        ahead=(h, cache, state),
+    )
+    run(kernel, args)
+    asked = cuda_emulation.prefetched(nv.compile_cuda("EMU", kernel.source))
+    head, used = context * dim * size, min(pos, most) * dim * size
+    starts = (cache._buf + i * head for i in range(2 * batch * kv))
+    assert sorted(asked) == [a for start in starts for a in range(start, start + used, 128)]

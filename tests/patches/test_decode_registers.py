@@ -1,4 +1,4 @@
-"""0013, 0014, 0019-0023: every kernel of 1B and 8B by ptxas: below 128 registers, no spills."""
+"""0013, 0014, 0019-0025: every kernel of 1B and 8B by ptxas: below 128 registers, no spills."""
 
 import re
 import subprocess
@@ -88,3 +88,19 @@ def test_registers_of_a_prompt(tmp_path: Path) -> None:
         for kernel, _ in sass.gemm_kernels(nv, shape_named(shape), quant)
     )
     assert over(used(made, "sm_90", tmp_path)) == {}
+
+
+@pytest.mark.parametrize("role", ["gemv_out", "gemv_down"])
+def test_what_a_product_is_added_to_is_read_before_it(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is waited for once, and not for the one behind the other."""
+    from tinygrad.llm.kernels import nv
+    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+    monkeypatch.setattr(nv, "multiprocessors", lambda device: 16)
+    (kernel,) = (k for k, _ in sass.kernels(nv, shape_named("1b"), "Q6_K") if role in k.name)
+    ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.source).decode()
+    products = ptx[ptx.index("dp4a") :]
+    assert "ld.global.f32" not in products[: products.index("st.global.f32")]
+    assert "ld.global.f32" in ptx[: -len(products)]

@@ -40,6 +40,8 @@ PROBED = {
     "0019": "prompts",
     "0020": "batches",
     "0021": "freed_after_a_fault",
+    "0024": "tokens",
+    "0025": "tokens",
 }
 # Why it shows nothing of the others.
 NOT_PROBED = {
