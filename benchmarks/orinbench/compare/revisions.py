@@ -113,8 +113,14 @@ def _parent_directories() -> list[str]:
 
 
 def _run(revision: Revision, command: Sequence[str]) -> str:
+    """Return what a step of the build prints, without PYTHONPATH: it may have a tinygrad too."""
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": ""},
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]

@@ -44,9 +44,10 @@ info.mkdir()
 version = "0.13.0+orin." + series.strip().encode().hex()
 text = f"Metadata-Version: 2.1\\nName: tinygrad\\nVersion: {version}\\n"
 info.joinpath("METADATA").write_text(text)
-package = site / "orinbench"
-package.mkdir()
-package.joinpath("__init__.py").touch()
+for name in ("tinygrad", "orinbench"):
+    package = site / name
+    package.mkdir()
+    package.joinpath("__init__.py").touch()
 shutil.copy(pathlib.Path(__file__).with_name("worker.py"), package)
 site.joinpath("speed.txt").write_text("12" if "slow" in series else "10")
 """
@@ -110,17 +111,30 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture
+def environment(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PYTHONPATH adds a package, another tinygrad, and the orinbench under test."""
+    added = cache / "added"
+    (added / "tinygrad-9.9.dist-info").mkdir(parents=True, exist_ok=True)
+    text = "Metadata-Version: 2.1\nName: tinygrad\nVersion: 9.9\n"
+    (added / "tinygrad-9.9.dist-info" / "METADATA").write_text(text)
+    for name in ("tinygrad", "only_on_pythonpath"):
+        (added / name).mkdir(exist_ok=True)
+        (added / name / "__init__.py").touch()
+    bench = Path(orinbench.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (added, bench))))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+
+@pytest.mark.usefixtures("environment")
 def test_the_whole_way(
     repository: Path,
-    cache: Path,
     tiny_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A revision against a slower one; what PYTHONPATH adds comes after what was built."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setenv("PYTHONPATH", str(Path(orinbench.__file__).parents[1]))
     monkeypatch.setattr(rounds, "copy_bandwidth", lambda *_: Bandwidth(1 << 20, [10.0]))
     monkeypatch.chdir(repository / "tools")
     path = tmp_path / "history.db"
@@ -152,13 +166,14 @@ def test_the_whole_way(
         assert record["extra"] == {"revision": git(repository, "rev-parse", "slow"), "name": "slow"}
 
 
+@pytest.mark.usefixtures("environment")
 def test_a_revision_has_its_own_tinygrad_and_our_other_packages(
-    repository: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Path, cache: Path
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-    monkeypatch.setenv("PYTHONPATH", str(Path(orinbench.__file__).parents[1]))
     made = build(revision(repository, "plain"), PlainTalk())
-    program = "import orinbench, click, sys; print(*orinbench.__path__, click.__file__, sep='\\n')"
+    assert made.version == f"0.13.0+orin.{b'plain'.hex()}"
+    names = ("tinygrad", "orinbench", "only_on_pythonpath", "click")
+    program = f"import {', '.join(names)}\nfor m in ({', '.join(names)}): print(m.__file__)"
     done = subprocess.run(
         [made.python, "-c", program],
         env=os.environ | {"PYTHONPATH": ""},  # as a worker has it
@@ -167,8 +182,9 @@ def test_a_revision_has_its_own_tinygrad_and_our_other_packages(
         check=True,
         cwd="/",
     )
-    first, second = done.stdout.splitlines()
-    assert first.startswith(str(made.folder)) and second == click.__file__
+    own, worker, added, ours = done.stdout.splitlines()
+    assert own.startswith(str(made.folder)) and worker.startswith(str(made.folder))
+    assert added.startswith(str(cache / "added")) and ours == click.__file__
 
 
 @pytest.fixture
