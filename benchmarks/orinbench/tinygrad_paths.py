@@ -3,6 +3,7 @@
 `JitPath` calls the model's jits, as tinygrad's general path does on any device. `FusedPath` runs
 the lists of hand-written kernels that patched tinygrad attaches to a model on CUDA and NV
 (tinygrad/llm/kernels/nv.py). What the timed methods `prompt` and `decode` hold is written there.
+`LogitsPath` is the general path of several sequences, as far as their logits.
 
 This module imports tinygrad; see `tinygrad_runner`.
 """
@@ -11,6 +12,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.engine.realize import Ops
 
@@ -55,6 +58,25 @@ def decode_path(model: Any, general: bool = False) -> DecodePath:
     """
     fused = None if general else getattr(model, "fused", None)
     return JitPath(model) if fused is None else FusedPath(fused)
+
+
+def batch_path(model: Any, batch: int) -> "LogitsPath | FusedPath":
+    """Return the path of a token of each of `batch` sequences: the hand-written kernels, if any.
+
+    A path keeps the caches that it began with, whatever batch the model is given afterwards.
+    """
+    set_batch(model, batch)
+    fused = getattr(model, "fused", None)
+    return LogitsPath(model) if fused is None else FusedPath(fused)
+
+
+def set_batch(model: Any, batch: int) -> None:
+    """Give the model caches and kernels of `batch` sequences; stock tinygrad makes caches anew."""
+    if hasattr(model, "set_batch"):
+        model.set_batch(batch)
+        return
+    for block in model.blk:
+        block.__dict__.pop("cache_kv", None)
 
 
 def kernels_of(linear: Any) -> tuple[int, int]:
@@ -132,6 +154,46 @@ class JitPath:
         return kernels_of(self._model.rollout_jit.captured.linear)
 
 
+class LogitsPath:
+    """A jit of the model's layers: `Transformer.__call__` returns tokens, and its logits are gone.
+
+    Kernels are those that tinygrad makes, whatever else the model has.
+    """
+
+    name = "jit"
+    included = "the forward pass to the logits, by tinygrad's general path"
+
+    def __init__(self, model: Any) -> None:
+        self._position = UOp.variable("start_pos", 0, model.max_context - 1)
+        self._out: Any = None
+
+        def logits(tokens: Any, position: Any) -> Any:
+            x = model.token_embd(tokens).float()
+            for block in model.blk:
+                x = block(x, position)
+            return model.output(model.output_norm(x))[:, -1, :].float().realize()
+
+        self._jit = TinyJit(logits)
+
+    def upload_tokens(self, *rows: Sequence[int]) -> list[Any]:
+        """Return a tensor (sequences, 1) for each position, of each sequence's row of ids."""
+        columns = zip(*rows, strict=True)
+        return [Tensor([[token] for token in ids], dtype=dtypes.int32).realize() for ids in columns]
+
+    def decode(self, tokens: Any, position: int) -> None:
+        """Compute keys, values and logits of a token of each sequence."""
+        self._out = self._jit(tokens, self._position.bind(position))
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Read the logits of the last call: (sequences, vocabulary)."""
+        found: npt.NDArray[np.float32] = self._out.numpy()
+        return found
+
+    def counts(self) -> tuple[int, int]:
+        """Count in what the jit captured."""
+        return kernels_of(self._jit.captured.linear)
+
+
 class FusedPath:
     """`Fused.step` and `Fused.fill`: position and token id stay on the device."""
 
@@ -152,9 +214,9 @@ class FusedPath:
         """Return the ids: `prompt` copies them."""
         return list(ids)
 
-    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
-        """Return the ids: `decode` copies them."""
-        return list(ids)
+    def upload_tokens(self, *rows: Sequence[int]) -> list[Any]:
+        """Return the ids of each position, of each sequence's row: `decode` copies them."""
+        return list(zip(*rows, strict=True))
 
     def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
         """Fill all but the last token, whose logits the kernels of a token make."""
@@ -162,8 +224,13 @@ class FusedPath:
         self._fused.step((prompt[end - 1], end - 1))
 
     def decode(self, token: Any, position: int) -> None:
-        """Copy token and position to the device and run the token's kernels."""
-        self._fused.step((token, position))
+        """Copy a token of each sequence and the position to the device; run a token's kernels."""
+        self._fused.step((*token, position))
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Read the logits that the last step left: (sequences, vocabulary)."""
+        held = self._fused.logits.copyout(memoryview(bytearray(self._fused.logits.nbytes)))
+        return np.frombuffer(held, np.float32).reshape(self._fused.batch, -1)
 
     def last_token(self) -> int:
         """Read the token that the head's argmax left."""

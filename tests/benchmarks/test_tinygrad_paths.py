@@ -1,15 +1,25 @@
 """What each path asks of a model; the fused one over a fake of patched tinygrad's `Fused`."""
 
 import random
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
 from orinbench import protocol
-from orinbench.tinygrad_paths import FusedPath, JitPath, decode_path, kernels_of
+from orinbench.tinygrad_paths import (
+    FusedPath,
+    JitPath,
+    LogitsPath,
+    batch_path,
+    decode_path,
+    kernels_of,
+    set_batch,
+)
 from orinbench.tinygrad_runner import CompileMeter, TinygradRunner
 
 CHUNK = 512
@@ -30,12 +40,26 @@ class FakeFused:
         self.prefill = object() if prefill else None
         self.token = self.Token()
         self.linear = linear(graph(82))
+        self.batch = 1
+        self.logits: Any = None
 
-    def step(self, at: tuple[int, int]) -> None:
+    def step(self, at: tuple[int, ...]) -> None:
         self.calls.append(at)
 
     def fill(self, tokens: list[int], start: int, end: int) -> None:
         self.calls.append(("fill", tokens[start:end], start))
+
+
+class FakeLogits:
+    """A buffer of floats on the device."""
+
+    def __init__(self, values: Iterable[float]) -> None:
+        self.values = np.array(list(values), np.float32)
+        self.nbytes = self.values.nbytes
+
+    def copyout(self, out: memoryview) -> memoryview:
+        out[:] = self.values.tobytes()
+        return out
 
 
 class FakeModel:
@@ -110,6 +134,31 @@ def test_a_fused_prompt_ends_with_the_logits_of_its_last_token(fused: FakeFused)
         *(("fill", [12], 2), (13, 3)),
     ]
     assert path.last_token() == 7
+
+
+def test_a_batch_takes_the_kernels_that_the_model_has_for_it(fused: FakeFused) -> None:
+    class Patched(FakeModel):
+        def set_batch(self, batch: int) -> None:
+            self.fused = fused if batch <= 4 else None
+
+    model = Patched(None)
+    path = batch_path(model, 3)
+    assert isinstance(path, FusedPath)
+    assert isinstance(batch_path(model, 5), LogitsPath)
+    assert isinstance(batch_path(model, 1), FusedPath)
+    for tokens, position in zip(path.upload_tokens([1, 2], [3, 4], [5, 6]), (8, 9), strict=True):
+        path.decode(tokens, position)
+    assert fused.calls == [(1, 3, 5, 8), (2, 4, 6, 9)]
+    fused.batch, fused.logits = 3, FakeLogits(range(6))
+    assert path.logits().tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_stock_tinygrad_makes_its_caches_anew() -> None:
+    block = SimpleNamespace(cache_kv=object(), freqs_cis=object())
+    model = SimpleNamespace(blk=[block], max_context=8)
+    set_batch(model, 2)
+    assert [*vars(block)] == ["freqs_cis"]
+    assert isinstance(batch_path(model, 2), LogitsPath)
 
 
 def test_the_fused_chunk_is_its_own(fused: FakeFused) -> None:
