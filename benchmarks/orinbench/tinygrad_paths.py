@@ -63,7 +63,7 @@ def decode_path(model: Any, general: bool = False) -> DecodePath:
 def batch_path(model: Any, batch: int) -> "LogitsPath | FusedPath":
     """Return the path of a token of each of `batch` sequences: the hand-written kernels, if any.
 
-    A path keeps the caches that it began with, whatever batch the model is given afterwards.
+    Once it has run, a path keeps its caches, whatever batch the model is given afterwards.
     """
     set_batch(model, batch)
     fused = getattr(model, "fused", None)

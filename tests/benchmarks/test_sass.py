@@ -123,7 +123,10 @@ def test_without_tools_or_kernels_it_says_which(monkeypatch: pytest.MonkeyPatch)
 def test_every_kernel_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for the patched tinygrad's module: names and numbers of weights."""
 
-    def gemv(device: str, role: str, mode: str, ws: list[Any], *_: Any) -> tuple[Any, None]:
+    def gemv(
+        device: str, role: str, mode: str, ws: list[Any], *_: Any, **given: Any
+    ) -> tuple[Any, None]:
+        assert list(given) == {"qkv": ["ahead"], "out": ["parts"]}.get(role, [])
         return SimpleNamespace(name=f"gemv_{role}"), None
 
     def gemm(role: str, mode: str, ws: list[Any], *_: Any) -> list[tuple[Any, None]]:
@@ -132,7 +135,8 @@ def test_every_kernel_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nv: Any = ModuleType("nv")
     nv.TYPES = {14: ("Q6_K", 256, 210, 1, 2)}
     nv.Weight = lambda buf, typ, rows, cols: SimpleNamespace(buf=buf, rows=rows, cols=cols)
-    nv.Heads = lambda *_: SimpleNamespace()
+    nv.Heads = nv.Parts = lambda *_: SimpleNamespace()
+    nv.most_splits, nv.FEW = lambda *_: 4, 4
     nv.gemv, nv.gemm = gemv, gemm
     nv.plan_gemv = lambda *_: SimpleNamespace(depth=1)
     for name in ("embed", "attention", "embed_rows", "norm_rows", "rope_rows", "attention_rows"):

@@ -1,4 +1,4 @@
-"""0012-0014, 0020, 0022, 0023: whole models, against a float64 LLaMA and the general path."""
+"""0012-0014, 0020, 0022-0025: whole models, against a float64 LLaMA and the general path."""
 
 import os
 import sys

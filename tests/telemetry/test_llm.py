@@ -188,9 +188,11 @@ def test_the_queue_can_be_seen(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) ->
     ]
     for thread in threads:
         thread.start()
-    assert until(proxy, "llm_requests_waiting", 4)
-    assert value(proxy, "llm_requests_in_progress") == 1
-    may_answer.set()
+    try:
+        assert until(proxy, "llm_requests_waiting", 4)
+        assert value(proxy, "llm_requests_in_progress") == 1
+    finally:
+        may_answer.set()
     for thread in threads:
         thread.join()
     assert until(proxy, "llm_requests_total", 5, status="200")

@@ -221,7 +221,7 @@ def flush() -> Callable[[], None]:
     """Return what writes twice the CUDA device's L2, so that nothing is left of a kernel's data.
 
     The store goes to the stream that kernels are launched on, ahead of the events that time one, so
-    it ends before they begin; its memory is that of the store before. Raises OptsError elsewhere
+    it ends before they begin; each store writes the same memory again. Raises OptsError elsewhere
     (tinygrad's CUDA device alone lacks a way to clear its caches between timings), and if the
     driver does not tell the L2's size.
     """
