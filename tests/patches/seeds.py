@@ -48,9 +48,9 @@ ADVERSARIES: dict[str, Any] = {
 }
 PROMPT = [(37 * i) % 300 + 9 for i in range(14)]
 CHUNK, TOKENS = 4, 32
-# Weights and cache are float16 on both devices: their logits are off by about 1e-3 of the spread.
-LOGITS_OFF = 5e-3
-PATHS = ("general", "fused")
+# How far logits may be off, of their spread, by path: weights and cache are float16 on both
+# devices, which takes about 1e-3; the fused kernels' activations have 8 bits, about 2e-2.
+LOGITS_OFF = {"general": 5e-3, "fused": 5e-2}
 
 
 def write_model(path: Path) -> None:
@@ -235,7 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, default=200, help="how many (200)")
     parser.add_argument("--first", type=int, default=1, help="the first of them (1)")
-    parser.add_argument("--path", choices=PATHS, default="general", help="default: general")
+    parser.add_argument("--path", choices=LOGITS_OFF, default="general", help="default: general")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time (1)")
     parser.add_argument("--state", type=Path, help="keep model and results here, and go on there")
     parser.add_argument("--worker", nargs="+", help=argparse.SUPPRESS)
@@ -259,6 +259,7 @@ def main() -> int:
 def report(runner: Runner, options: argparse.Namespace) -> int:
     """Run what is missing, print each seed and the sum; returns the exit status."""
     tokens, off = runner.expected()
+    limit = LOGITS_OFF[options.path]
     print(f"CPU: {tokens}\nCPU: logits off by {off:.1e} of their spread", flush=True)
     done = runner.done()
     wanted = range(options.first, options.first + options.seeds)
@@ -273,7 +274,7 @@ def report(runner: Runner, options: argparse.Namespace) -> int:
             with runner.results.open("a") as out:
                 out.write(json.dumps(entry) + "\n")
             count += 1
-            verdict = "; ".join(complaints(entry, tokens)) or "same tokens"
+            verdict = "; ".join(complaints(entry, tokens, limit)) or "same tokens"
             took = f"{entry.get('seconds', 0):.1f} s"
             if "off" in entry:
                 took += f", logits off by {entry['off']:.1e} of their spread"
@@ -283,20 +284,20 @@ def report(runner: Runner, options: argparse.Namespace) -> int:
         list(pool.map(one_job, range(min(options.jobs, len(missing)))))
     done = runner.done()
     results = [done[seed] for seed in wanted]
-    bad = [c for entry in results for c in complaints(entry, tokens)]
+    bad = [c for entry in results for c in complaints(entry, tokens, limit)]
     launches = sum(entry.get("launches", 0) for entry in results)
     print(f"{options.seeds} seeds, {launches} launches, {len(bad)} failures")
     print(*bad, sep="\n", end="\n" if bad else "")
     return int(bool(bad))
 
 
-def complaints(entry: dict[str, Any], tokens: list[int]) -> list[str]:
-    """What is wrong with a result, for people."""
+def complaints(entry: dict[str, Any], tokens: list[int], limit: float) -> list[str]:
+    """What is wrong with a result, for people; its logits may be off by `limit`."""
     who = f"seed {entry['seed']}"
     found = []
     if entry["tokens"] != tokens:
         found.append(f"{who}: other tokens: {entry['tokens']}")
-    if entry.get("off", 0) > LOGITS_OFF:
+    if entry.get("off", 0) > limit:
         found.append(f"{who}: logits off by {entry['off']:.1e} of their spread")
     if wrong := entry.get("wrong"):
         found.append(f"{who}: {json.dumps(wrong)[:1500]}")
