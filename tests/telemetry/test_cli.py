@@ -226,25 +226,19 @@ def test_the_load_of_the_memory_controller_comes_from_tegrastats(
 
 def test_record_then_replay(show: Show, tmp_path: Path) -> None:
     roots = show(maxn_load())
-    tree, target = str(Path(roots.sys).parent), tmp_path / "new" / "recording"
+    tree = str(Path(roots.sys).parent)
     directories = ["--sysfs", roots.sys, "--procfs", roots.proc, "--etc", roots.etc]
-    code, out, err = run(
-        *directories,
-        "--var",
-        roots.var,
-        "record",
-        str(target),
-        "--seconds",
-        "1",
-        "--interval",
-        "0.2",
-    )
-    assert (code, out) == (0, "") and f"frames in {target / FILE}" in err
-    assert err.startswith(f"jetson-exporter: recording into {target / FILE}\n")
-    frames = load(target)
-    # On a busy machine a frame may be late; none is early.
-    assert 2 <= len(frames) <= 6
-    assert all(frame.seconds >= round(0.2 * n, 3) for n, frame in enumerate(frames))
+    for attempt in range(5):  # a busy machine may hold up one of them; no frame is ever early
+        target = tmp_path / f"new{attempt}" / "recording"
+        arguments = ("--var", roots.var, "record", str(target), "--seconds", "1")
+        code, out, err = run(*directories, *arguments, "--interval", "0.2")
+        assert (code, out) == (0, "") and f"frames in {target / FILE}" in err
+        assert err.startswith(f"jetson-exporter: recording into {target / FILE}\n")
+        frames = load(target)
+        assert all(frame.seconds >= round(0.2 * n, 3) for n, frame in enumerate(frames))
+        if in_time := 4 <= len(frames) <= 6 and frames[0].seconds < 0.2:
+            break
+    assert in_time
     recorded = run("--replay", str(target), "--once")[1]
     direct = run("--replay", tree, "--once")[1]
     assert masked(recorded) == masked(direct)

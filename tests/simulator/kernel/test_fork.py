@@ -148,10 +148,14 @@ def test_the_child_copies_arguments_through_memory_of_its_own(kernel: Kernel) ->
     status = os.fstat(kernel.user.fd)
     parents = (status.st_dev, status.st_ino)
     assert parents in inodes()
+    open_before = len(os.listdir("/proc/self/fd"))
 
     def child() -> None:
-        os.fstat(kernel.user.fd)
+        own = os.fstat(kernel.user.fd)
+        assert (own.st_dev, own.st_ino) in inodes() - {parents}
         assert parents not in inodes(), "the parent's is closed"
+        # A collection may have closed what earlier tests left; nothing more is open.
+        assert len(os.listdir("/proc/self/fd")) <= open_before
 
     in_child(child)
 
