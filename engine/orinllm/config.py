@@ -106,7 +106,7 @@ class Config:
     embedding_scale: float = 1.0  # times the token's embedding
     residual_scale: float = 1.0  # times each part's output before it is added
     logit_scale: float = 1.0  # times the logits
-    # Fused tensors of the file by logical name, such as blk.0.attn_q: Matrix("blk.0.attn_qkv.weight",
+    # Fused tensors of the file by logical name: blk.0.attn_q may be Matrix("blk.0.attn_qkv.weight",
     # 0, 3072). A logical name without an entry is the tensor NAME.weight itself.
     matrices: dict[str, Matrix] = field(default_factory=dict)
     # The norm before the feed-forward part, where a file calls it other than ffn_norm.
