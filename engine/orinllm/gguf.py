@@ -142,12 +142,15 @@ class GGUF:
 
 
 def _open_mapped(path: Path) -> NDArray[np.uint8]:
-    """Map a file; a FIFO or a device would block or never end, so only regular files are opened."""
+    """Map a file; a FIFO or a device would block or never end, so only regular files are opened.
+
+    The mapping is private: tinygrad's copies take writable memory, and the file stays as it is.
+    """
     try:
         if path.exists() and not path.is_file():
             raise BadInput(f"{path}: is no regular file; a GGUF model was expected")
         with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; a GGUF model was expected there") from None
     except OSError as error:
@@ -163,7 +166,7 @@ class _Part:
     def __init__(self, path: Path, index: int) -> None:
         self.path, self.index = path, index
         self.data = _open_mapped(path)
-        self._view = memoryview(self.data)
+        self._view: memoryview = self.data.data
         self.metadata, self.tensors = Metadata(), dict[str, TensorInfo]()
         self._check_start()
         try:
