@@ -3,10 +3,14 @@
 import ctypes
 import hashlib
 import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 from tinygrad import Device
+from tinygrad.device import CompileError
+from tinygrad.helpers import diskcache_get, diskcache_put
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
@@ -25,7 +29,7 @@ def unsupported(device: str) -> str | None:
         return f"{arch} is older than sm_{OLDEST_SM}"
     try:
         compile_cuda(device, 'extern "C" __global__ void probe() {}')
-    except RuntimeError as error:
+    except CompileError as error:
         return f"CUDA C does not compile: {error}"
     return None
 
@@ -45,21 +49,43 @@ def _made_ahead(arch: str, source: str) -> bytes | None:
     return None
 
 
+def _compiler(device: str) -> tuple[NVRTCCompiler, bool]:
+    """Return the device's compiler, and whether its output may be a cubin made ahead.
+
+    The simulated board runs PTX.
+    """
+    target = Device[device].renderer.target
+    simulated = target.interface.startswith("MOCK")
+    key = "orinllm_" + ("ptx" if simulated else "cubin")
+    return NVRTCCompiler(str(target.arch), ptx=simulated, cache_key=key), not simulated
+
+
 def compile_cuda(device: str, source: str) -> bytes:
     """Compile CUDA C for a device; a cubin made ahead is taken, the rest tinygrad's cache keeps.
 
-    Raises tinygrad's CompileError, a RuntimeError, with the compiler's log.
+    Raises tinygrad's CompileError, with the compiler's log.
     """
-    target = Device[device].renderer.target
-    arch = str(target.arch)
-    # The simulated board runs PTX.
-    simulated = target.interface.startswith("MOCK")
-    if not simulated and (found := _made_ahead(arch, source)) is not None:
+    compiler, may_be_ahead = _compiler(device)
+    if may_be_ahead and (found := _made_ahead(compiler.arch, source)) is not None:
         return found
-    compiler = NVRTCCompiler(
-        arch, ptx=simulated, cache_key="orinllm_" + ("ptx" if simulated else "cubin")
-    )
     return bytes(compiler.compile_cached(source))
+
+
+def compile_all(device: str, sources: Iterable[str]) -> None:
+    """Compile what neither cubins made ahead nor the cache have, on all cores at once."""
+    compiler, may_be_ahead = _compiler(device)
+    missing = [
+        source
+        for source in dict.fromkeys(sources)
+        if not (may_be_ahead and _made_ahead(compiler.arch, source))
+        and (compiler.cachekey is None or diskcache_get(compiler.cachekey, source) is None)
+    ]
+    if compiler.cachekey is None or len(missing) < 2:
+        return
+    # NVRTC releases the interpreter's lock; the cache is one thread's.
+    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
+        for source, binary in zip(missing, pool.map(compiler.compile, missing), strict=True):
+            diskcache_put(compiler.cachekey, source, binary)
 
 
 @cache

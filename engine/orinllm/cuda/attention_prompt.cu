@@ -20,7 +20,6 @@ DI void attention_rows(u16* out, const typename P::Element* cache, const u16* q,
   const int t0 = blockIdx.x * TPB, kvh = blockIdx.y / (G / GT), g0 = (blockIdx.y % (G / GT)) * GT,
             pos0 = chunk[0], n = chunk[1];
   if (t0 >= n) return;
-  table += chunk[2] * P::PAGES;
   for (int c = tid; !WIDE && c < 64 * HD / 8; c += 128) {
     const int r = c / (HD / 8), d = c % (HD / 8) * 8, t = t0 + r / GT, h = kvh * G + g0 + r % GT;
     int4 v = make_int4(0, 0, 0, 0);

@@ -16,5 +16,5 @@ template<typename P> DI void embed_rows(float* x, const u8* table, const int* ch
   const int t = blockIdx.y, k = blockIdx.x * THREADS + threadIdx.x;
   if (k < K && t < chunk[1])
     x[(u64)t * K + k] =
-        scale * dequant<T>(table + (u64)chunk[3 + t] * (K / Packed<T>::BW * Packed<T>::BB), k);
+        scale * dequant<T>(table + (u64)chunk[2 + t] * (K / Packed<T>::BW * Packed<T>::BB), k);
 }

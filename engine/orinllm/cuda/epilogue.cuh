@@ -6,6 +6,9 @@
 // is kept; each plus a bias and times a factor.
 enum { STORE, ADD, GATED, ARGMAX };
 
+// Of what GATED leaves in halves, against overflow.
+#define HIDDEN_SCALE 0.0625f
+
 // The function between the matrices of a feed-forward part: g is gate's output, u is up's.
 enum { SILU, GELU, GPT_OSS };
 

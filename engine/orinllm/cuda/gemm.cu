@@ -8,9 +8,6 @@
 #include "epilogue.cuh"
 #include "unpack.cuh"
 
-// Of what GATED leaves in halves, against overflow.
-#define HIDDEN_SCALE 0.0625f
-
 // A matrix, where its first column of the result is, and the first block that multiplies it.
 struct Part {
   void* out;  // floats, or halves in GATED

@@ -61,9 +61,9 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
   }
 }
 
-// q of a prompt's chunk of one sequence normed, rotated and scaled to halves (T, heads, HD); k and
-// v into the cache. chunk: first position, tokens, slot, then the tokens. Grid: (heads + 2 KV
-// heads, T), a warp each.
+// q of a prompt's chunk normed, rotated and scaled to halves (T, heads, HD); k and v into the
+// cache. chunk: first position, number of tokens, then the tokens; table: the sequence's pages.
+// Grid: (heads + 2 KV heads, T), a warp each.
 template<typename P> struct RopeRows {
   u16* q;
   typename P::Element* cache;
@@ -85,7 +85,7 @@ template<typename P> DI void rope_rows(const RopeRows<P>& a) {
     for (int i = lane; i < HD; i += 32) a.q[((u64)t * NH + head) * HD + i] = f2h(buf[i]);
     return;
   }
-  const int kvh = (head - NH) % KVH, page = a.table[a.chunk[2] * P::PAGES + pos / P::PAGE];
+  const int kvh = (head - NH) % KVH, page = a.table[pos / P::PAGE];
   typename P::Element* key = a.cache + key_offset<P>(page, kvh, pos);
   if (head >= NH + KVH) {
     for (int i = lane; i < HD; i += 32) store_kv(key + value_offset<P>() + i, src[i]);

@@ -1,4 +1,4 @@
-"""Attention of a token and of a prompt's chunk: cuda/attention.cu, attention_prompt.cu, norm_rope.cu."""
+"""Attention of a token and of a prompt's chunk: cuda/attention*.cu and rope_rows()."""
 
 from dataclasses import dataclass
 
@@ -127,7 +127,7 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts) -> Launch:
 
 
 def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
-    """Return the rotation of a chunk: q to halves (CHUNK, heads, head_dim), k and v to the cache."""
+    """Return a chunk's rotation: q to halves (CHUNK, heads, head_dim), k and v to the cache."""
     heads = inputs.cache.heads
     attention = heads.attention
     more, (q_norm, k_norm) = _optional(("qn", inputs.q_norm), ("kn", inputs.k_norm))
@@ -145,8 +145,8 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             *more,
         ),
         body=(
-            f"  rope_rows<P0>(RopeRows<P0>{{q, cache, qkv, freqs, {q_norm}, {k_norm}, chunk, table, "
-            f"{inputs.eps!r}f, {attention.scale!r}f}});"
+            f"  rope_rows<P0>(RopeRows<P0>{{q, cache, qkv, freqs, {q_norm}, {k_norm}, chunk, "
+            f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
         ),
         grid=(attention.heads + 2 * attention.kv_heads, CHUNK, 1),
         block=32,

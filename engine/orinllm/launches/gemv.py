@@ -131,10 +131,12 @@ def shared_memory(type_: KernelType, cols: int, plan: GemvPlan, columns: int) ->
     return activations * columns + sums + plan.warps * plan.depth * plan.rows_per_item * slot
 
 
-def plan_gemv(device: str, mode: str, weight: Weight, total: int, columns: int = 1) -> GemvPlan:
-    """Plan a product of `total` rows like `weight`'s, for that many columns of activations."""
+def plan_gemv(
+    device: str, mode: str, type_: KernelType, shape: tuple[int, int], columns: int = 1
+) -> GemvPlan:
+    """Plan a product of a matrix (rows, cols) with so many columns of activations."""
     sms = multiprocessors(device)
-    gated, cols, type_ = mode == "GATED", weight.cols, weight.type
+    gated, (total, cols) = mode == "GATED", shape
     # Two rows an item save activation loads, but only once every warp of the machine has an item.
     rows = 2 if gated or total >= 32 * sms else 1
     # A block quantizes its activations once for all its warps: more of them where rows are long.
@@ -148,6 +150,11 @@ def plan_gemv(device: str, mode: str, weight: Weight, total: int, columns: int =
                 return replace(tried, grid=grid)
         plan = GemvPlan(warps, rows_, 0, 0)
     return plan
+
+
+def fits(device: str, mode: str, type_: KernelType, shape: tuple[int, ...]) -> bool:
+    """Say whether a matrix's rows fit shared memory beside one column of activations."""
+    return plan_gemv(device, mode, type_, (shape[0], shape[-1])).depth > 0
 
 
 def products(device: str, product: Product) -> Iterator[Launch]:
@@ -177,18 +184,26 @@ def columns_at_once(device: str, product: Product) -> int:
     """Return how many sequences' activations a launch takes; 0 if not even one's fit."""
     total = product.read_rows
 
-    def fits(n: int) -> bool:
-        plans = (plan_gemv(device, product.mode, w, total, n) for w in product.weights)
+    def all_fit(n: int) -> bool:
+        plans = (
+            plan_gemv(device, product.mode, w.type, (total, w.cols), n) for w in product.weights
+        )
         return all(plan.depth for plan in plans)
 
-    return next((n for n in range(product.sequences, 0, -1) if fits(n)), 0)
+    return next((n for n in range(product.sequences, 0, -1) if all_fit(n)), 0)
 
 
 def _launch(device: str, product: Product, first: int, columns: int) -> Launch:
     """Return the launch of `columns` sequences from `first` on."""
     groups = [tuple(group) for _, group in itertools.groupby(product.weights, key=lambda w: w.type)]
     plans = [
-        plan_gemv(device, product.mode, group[0], sum(w.rows for w in group), columns)
+        plan_gemv(
+            device,
+            product.mode,
+            group[0].type,
+            (sum(w.rows for w in group), group[0].cols),
+            columns,
+        )
         for group in groups
     ]
     warps, grid = min(plan.warps for plan in plans), max(plan.grid for plan in plans)
@@ -334,8 +349,8 @@ class _Writer:
             f"    const float* const bias[] = {{{biases}}};",
             f"    const auto from = {self.source};",
             f"    const auto ahead = {ahead};",
-            f"    gemv<{name}>(Gemv<decltype(from), decltype(ahead)>{{smem, out + {self.row}, from, "
-            f"{norm}, seg, bias, {p.eps!r}f, {p.factor!r}f, best, ahead}});",
+            f"    gemv<{name}>(Gemv<decltype(from), decltype(ahead)>{{smem, out + {self.row}, "
+            f"from, {norm}, seg, bias, {p.eps!r}f, {p.factor!r}f, best, ahead}});",
             "  }",
         ]
         self.matrix += len(weights)

@@ -8,6 +8,8 @@ from orinllm.launch import Argument, Constants, Launch
 from orinllm.launches.buffers import CHUNK, Weight, ceil_div
 
 _THREADS = 256
+#: Rows of norms are whole vectors of four floats, and GEMV takes eight at once.
+COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -118,4 +120,37 @@ def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer
         grid=(most, 1, 1),
         block=_THREADS,
         writes=("x",),
+    )
+
+
+@dataclass(frozen=True)
+class GateConstants(Constants):
+    """P of gate() and gate_rows()."""
+
+    cols: int
+    threads: int
+    activation: str
+
+
+def gate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
+    """Return out = gate(inp): of `rows` rows to floats, or of the chunk's to halves."""
+    chunked = not isinstance(rows, int)
+    arguments = [
+        Argument("u16* out" if chunked else "float* out", out),
+        Argument("const float* in", inp),
+    ]
+    if isinstance(rows, int):
+        body, most = "  gate<P0>(out, in);", rows
+    else:
+        arguments.append(Argument("const int* chunk", rows))
+        body, most = "  gate_rows<P0>(out, in, chunk);", CHUNK
+    return Launch(
+        name=f"gate_{cols}",
+        file="gate.cu",
+        constants=(GateConstants(cols, _THREADS, activation),),
+        arguments=tuple(arguments),
+        body=body,
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("out",),
     )
