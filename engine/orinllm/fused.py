@@ -54,7 +54,7 @@ class Decoder:
     def logits(self) -> NDArray[np.float32]:
         """Wait for the logits: (sequences, vocabulary)."""
         out = memoryview(bytearray(self.list.logits.nbytes))
-        raw = np.frombuffer(self.list.logits.copyout(out), np.float32)
+        raw: NDArray[np.float32] = np.frombuffer(self.list.logits.copyout(out), np.float32)
         return raw.reshape(self.sequences, -1)
 
 
@@ -101,7 +101,7 @@ class FusedExecutor:
             copy_ints(self._prompt[0].table, list(pages))
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """Start the keys and values of tokens[start:end] at their positions; nothing is waited for."""
+        """Start keys and values of tokens[start:end] at their positions; nothing is waited for."""
         while self._prompt and (n := min(CHUNK, end - start)) >= _LEAST_CHUNK:
             chunk, graph = self._prompt
             copy_ints(chunk.chunk, [start, n, *tokens[start : start + n]])
@@ -123,4 +123,5 @@ class FusedExecutor:
 
     def logits(self) -> NDArray[np.float32]:
         """Wait for the logits after the last token: (vocabulary)."""
-        return self.decoder().logits()[0]
+        logits: NDArray[np.float32] = self.decoder().logits()[0]
+        return logits
