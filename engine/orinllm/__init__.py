@@ -1,0 +1,1 @@
+"""Runs language models from GGUF files on tinygrad's devices."""
