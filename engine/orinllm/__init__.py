@@ -1,1 +1,1 @@
-"""Runs language models from GGUF files on tinygrad's devices."""
+"""The language model engine of tinygrad-orin: GGUF models on tinygrad's runtime."""

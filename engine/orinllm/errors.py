@@ -1,8 +1,5 @@
-"""Errors that are the user's to mend."""
+"""The error that a user caused and can mend."""
 
 
-class BadInput(ValueError):
-    """A file, a flag or a request is wrong; its one line names it, what is wrong and what is right.
-
-    Commands print the line and exit with code 2; a server answers with status 400.
-    """
+class BadInput(ValueError):  # noqa: N818  (reads as what it says)
+    """One line that names the file or flag, what was wrong, and what would be right."""

@@ -14,17 +14,38 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 # Texts of tokens that end an answer, whatever the file's eos is (llama.cpp, src/llama-vocab.cpp,
 # `special_eog_ids`).
 _END_TEXTS = frozenset(
-    "<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn>"
-    " <|endoftext|> </s> <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance>"
-    " <eos> <turn|> <|tool_response> <｜end▁of▁sentence｜> [e~[".split()
+    [
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "</s>",
+        "<|eom_id|>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<|end_of_text|>",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+    ]
 )
 # Fill-in-the-middle: padding, the next repository and the next file end an answer too; the key of
 # the file comes first, then the texts.
 _FIM_ENDS: tuple[tuple[str, frozenset[str]], ...] = (
-    ("fim_pad_token_id", frozenset("<|fim_pad|> <fim-pad> <fim_pad> <PAD> [PAD]".split())),
+    ("fim_pad_token_id", frozenset(["<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"])),
     (
         "fim_rep_token_id",
-        frozenset("<|fim_repo|> <|repo_name|> <fim-repo> <REPO> <reponame>".split()),
+        frozenset(["<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"]),
     ),
     ("fim_sep_token_id", frozenset(["<|file_sep|>"])),
 )
