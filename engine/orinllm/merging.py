@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 from tokenizers import Regex, normalizers, pre_tokenizers
@@ -14,6 +15,8 @@ from orinllm.vocabulary import BYTE, CONTROL, UNKNOWN, Vocabulary
 
 Splitter = Callable[[str], list[int]]
 _SPACE = "\u2581"
+# A token whose bytes in the file are no UTF-8; no text has it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _splitter(library: Library) -> Splitter:
@@ -29,7 +32,9 @@ def _words(vocabulary: Vocabulary) -> dict[str, int]:
     return {
         token: i
         for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-        if kind not in (CONTROL, UNKNOWN) and (kind == BYTE or i not in vocabulary.end_ids)
+        if kind not in (CONTROL, UNKNOWN)
+        and (kind == BYTE or i not in vocabulary.end_ids)
+        and not _SURROGATE.search(token)
     }
 
 
@@ -85,9 +90,9 @@ def sentencepiece_splitter(vocabulary: Vocabulary) -> Splitter:
 def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str, str]]:
     """Yield the pairs that make a token, best first.
 
-    Two unions of one score join from the left. Ranks cannot say that, so their order does it:
-    of such unions the longer is first, which grows a run of equal signs from its left end; and of
-    the two ways to make one token that can claim the same neighbour, the one that is further left.
+    Of unions with one score the leftmost comes first, which ranks of pairs cannot say. Published
+    vocabularies give one score to several tokens only for runs of spaces; there the longer first
+    does the same: a run grows from its left end.
     """
     ranked = []
     for token, i in words.items():
@@ -95,20 +100,10 @@ def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str
             continue
         for at in range(1, len(token)):
             if token[:at] in words and token[at:] in words:
-                key = (-vocabulary.scores[i], -len(token), i, _goes_right(token, at), -at)
+                key = (-vocabulary.scores[i], -len(token), i)
                 ranked.append((key, (token[:at], token[at:])))
     ranked.sort()
     return (pair for _, pair in ranked)
-
-
-def _goes_right(token: str, at: int) -> bool:
-    """Say if the split at `at` claims its left half from an occurrence of the token before it.
-
-    If a token ends as it begins, with text S, then neighbours X S Y may become `token` as X+S or
-    as S+Y. The split after X is the one on the left, so the split after S comes second.
-    """
-    border = token[:at]
-    return token.endswith(border) and not token.endswith(token[: len(token) - at])
 
 
 def bert_splitter(vocabulary: Vocabulary) -> Splitter:

@@ -20,12 +20,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from orinllm.errors import BadInput
+from orinllm.reasoning import TAGS
 from orinllm.tokenizer import GUARD, Tokenizer
 
 Message = Mapping[str, Any]
 _KEY = "tokenizer.chat_template"
-# What opens a model's thoughts at the end of a prompt: Qwen and DeepSeek, Ministral, Seed, Gemma.
-REASONING_OPENS = ("<think>", "[THINK]", "<seed:think>", "<|channel>thought")
 # Names of a message's reasoning; templates read the first, those of gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PROBE = "orinllm-probe"
@@ -101,10 +100,18 @@ class ChatTemplate:
 
     Attributes:
       source: The Jinja text.
+
+    Args:
+      source: The Jinja text.
+      tokenizer: The model's tokenizer; it says what begins and ends a text.
+      with_tools: Takes the conversations with tools, for models that have two templates.
     """
 
-    def __init__(self, source: str, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, with_tools: ChatTemplate | None = None
+    ) -> None:
         self.source = source
+        self._with_tools = with_tools
         self._tokenizer = tokenizer
         self._bos, self._eos = (
             "" if token is None else tokenizer.token_bytes(token).decode()
@@ -124,7 +131,8 @@ class ChatTemplate:
         Args:
           metadata: The key-values.
           tokenizer: The file's tokenizer.
-          name: One of the file's named templates (as "tool_use"); None is the one without a name.
+          name: One of the file's named templates; None is the one without a name, and with it
+            the one named "tool_use" for conversations with tools, if the file has it.
 
         Raises:
           BadInput: The file has no such template, or it is no Jinja.
@@ -138,7 +146,10 @@ class ChatTemplate:
                 f"{key}: the file has no such chat template{others}; a model without one"
                 " continues text, but does not chat"
             )
-        return cls(source, tokenizer)
+        tool_use = metadata.get(f"{_KEY}.tool_use")
+        if name or not isinstance(tool_use, str):
+            return cls(source, tokenizer)
+        return cls(source, tokenizer, cls(tool_use, tokenizer))
 
     def render(
         self,
@@ -162,6 +173,10 @@ class ChatTemplate:
         Raises:
           BadInput: The template refuses the conversation, or fails on it.
         """
+        if tools and self._with_tools:
+            return self._with_tools.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+            )
         prepared = [self._prepare(message) for message in messages]
         text = self._run(prepared, tools, add_generation_prompt, variables)
         return text.removeprefix(self._bos) if self._tokenizer.add_bos else text
@@ -196,7 +211,8 @@ class ChatTemplate:
         question = [{"role": "user", "content": _PROBE}]
         without = self.render(question, add_generation_prompt=False, **variables)
         asked = self.render(question, add_generation_prompt=True, **variables)
-        # Some templates end a conversation that is over with more than one that goes on.
+        # A conversation that is over may end with a token that one that goes on does not have.
+        without = without.removesuffix(self._eos)
         same = 0
         while same < min(len(without), len(asked)) and without[same] == asked[same]:
             same += 1
@@ -204,7 +220,8 @@ class ChatTemplate:
 
     def starts_in_reasoning(self, **variables: Any) -> bool:
         """Say if the answer's first words are reasoning, because the prompt opened it."""
-        return self.generation_prompt(**variables).rstrip().endswith(REASONING_OPENS)
+        opens = tuple(tag.open.strip() for tag in TAGS)
+        return self.generation_prompt(**variables).rstrip().endswith(opens)
 
     def _run(
         self,

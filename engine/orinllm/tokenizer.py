@@ -169,13 +169,17 @@ class Tokenizer:
         if kind == BYTE:
             return bytes([int(text[3:5], 16)])
         if text in self._whole:
-            return text.encode()
+            return text.encode(errors="surrogateescape")
         if self._pre and self._pre.byte_level:
             letters = [_BYTE_OF_LETTER.get(letter) for letter in text]
             # Some files spell a word out instead of in letters for bytes.
             known = [byte for byte in letters if byte is not None]
-            return bytes(known) if len(known) == len(letters) else text.encode()
-        return text.replace(_SPACE, " ").encode()
+            return (
+                bytes(known)
+                if len(known) == len(letters)
+                else text.encode(errors="surrogateescape")
+            )
+        return text.replace(_SPACE, " ").encode(errors="surrogateescape")
 
     def is_control(self, token: int) -> bool:
         """Say if a token is one that only templates write and that no reader of an answer sees."""
@@ -229,7 +233,9 @@ class WholeFinder:
     _KEY = 3  # characters of a token that are looked up before the token itself is searched
 
     def __init__(self, texts: Iterable[str]) -> None:
-        ordered = sorted(texts, key=lambda text: (-len(text.encode()), text))
+        ordered = sorted(
+            texts, key=lambda text: (-len(text.encode(errors="surrogateescape")), text)
+        )
         self._lengths = sorted({min(len(text), self._KEY) for text in ordered})
         self._by_key: dict[str, list[tuple[int, str]]] = {}
         for rank, text in enumerate(ordered):
