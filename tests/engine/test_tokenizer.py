@@ -100,7 +100,7 @@ def test_a_real_model_s_tokenizer() -> None:
     assert _texts(source, source.encode(" 2026")) == [b" ", b"2", b"0", b"2", b"6"]
 
 
-# -- SentencePiece: the file has scores, llama.cpp joins greedily ----------------------------------
+# -- SentencePiece: the file has scores, llama.cpp joins greedily ---------------------------------
 
 
 def _greedy(words: dict[str, float], text: str) -> list[str]:
