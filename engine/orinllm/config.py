@@ -109,7 +109,8 @@ class Config:
     logit_scale: float = 1.0  # times the logits
     logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: they stay
     # Fused tensors of the file by logical name, such as blk.0.attn_q:
-    # Matrix("blk.0.attn_qkv.weight", 0, 3072). A logical name without an entry is the tensor NAME.weight itself.
+    # Matrix("blk.0.attn_qkv.weight", 0, 3072). A logical name without an entry is the tensor
+    # NAME.weight itself.
     matrices: dict[str, Matrix] = field(default_factory=dict)
     # The norm before the feed-forward part, where a file calls it other than ffn_norm.
     ffn_norm: str = "ffn_norm"
