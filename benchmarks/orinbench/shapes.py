@@ -180,7 +180,7 @@ SHAPES = {
         rope_theta=10000.0,
         rope_tensors=_LONGROPE,
         metadata={
-            "rope.scaling.original_context_length": 128,
+            "rope.scaling.original_context_length": 256,
             "rope.scaling.attn_factor": 1.1902,
             "attention.sliding_window": 100,
         },
