@@ -276,11 +276,16 @@ DI void gemv(u8* smem, float* out, X x, const float* norm, const float* const* b
     Act a[N];
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      if constexpr (ACT == 1) {
-        a[n].lo = *(const int4*)(act + n * KP + cunit * 1024 + lane * 16);
-        a[n].hi = *(const int4*)(act + n * KP + cunit * 1024 + 512 + lane * 16);
+      if constexpr (Nibbles<T>::YES) {
+        load_act_of_nibbles(&a[n], act + n * KP + cunit * 1024, act_d + n * KP / 32 + cunit * 32,
+                            lane);
+      } else {
+        if constexpr (ACT == 1) {
+          a[n].lo = *(const int4*)(act + n * KP + cunit * 1024 + lane * 16);
+          a[n].hi = *(const int4*)(act + n * KP + cunit * 1024 + 512 + lane * 16);
+        }
+        a[n].d = *(const float4*)(act_d + n * KP / 32 + cunit * 32 + (lane >> 2) * 4);
       }
-      a[n].d = *(const float4*)(act_d + n * KP / 32 + cunit * 32 + (lane >> 2) * 4);
     }
 #pragma unroll
     for (int r = 0; r < R; r++) {
