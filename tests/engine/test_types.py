@@ -79,6 +79,8 @@ extern "C" __global__ void __launch_bounds__(64, 1) entry(
   constexpr int T = {name};
   __shared__ u8 __align__(16) smem[{smem}];
   const int tid = threadIdx.x, first = blockIdx.x == 0;
+  for (int i = tid; i < {smem}; i += 64) smem[i] = 0xff;  // as a GPU may leave it: no numbers
+  __syncthreads();
   if (*what == 0 && first)
     for (int r = 0; r < {rows}; r++)
       for (int k = tid; k < {large}; k += 64)
@@ -131,7 +133,7 @@ class Packed:
 
     def run(self, what: int, size: int, given: Array, grid: int = 1) -> Array:
         pad = self.type.alignment
-        space = np.full(self.rows.size + 256, 0xEE, np.uint8)  # NaN as float and as half
+        space = np.full(self.rows.size + 256, 0xFF, np.uint8)  # NaN as float and as half
         start = -space.ctypes.data % 64 + 64 + pad
         space[start : start + self.rows.size] = self.rows.reshape(-1)
         out = np.full(size, np.nan, np.float32)
