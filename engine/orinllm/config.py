@@ -61,6 +61,7 @@ class Experts:
     gating: Gating
     normalized: bool  # the chosen weights are divided by their sum
     scale: float = 1.0  # and times this
+    biased: bool = False  # the router and all matrices of the experts have biases
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,10 @@ class Config:
     embedding_scale: float = 1.0  # times the token's embedding
     residual_scale: float = 1.0  # times each part's output before it is added
     logit_scale: float = 1.0  # times the logits
-    # Fused tensors of the file by logical name, such as blk.0.attn_q: Matrix("blk.0.attn_qkv.weight",
-    # 0, 3072). A logical name without an entry is the tensor NAME.weight itself.
+    logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: they stay
+    # Fused tensors of the file by logical name, such as blk.0.attn_q:
+    # Matrix("blk.0.attn_qkv.weight", 0, 3072). A logical name without an entry is the tensor
+    # NAME.weight itself.
     matrices: dict[str, Matrix] = field(default_factory=dict)
     # The norm before the feed-forward part, where a file calls it other than ffn_norm.
     ffn_norm: str = "ffn_norm"

@@ -1,21 +1,30 @@
-// Attention of one token: split-KV flash decoding. Grid: (KV heads * head groups, SPLITS,
-// sequences N). The cache is (2, N, KVH, CTX, HD), as the model keeps it. The block that owns the
-// token's position stores its key and value first. One split alone is the result; more than FEW
+// Attention of one token of each sequence: split-KV flash decoding.
+//
+// Grid: (KV heads * head groups, SPLITS, sequences N). Scores are in base 2. The block that owns
+// the token's position stores its key and value first. One split alone is the result; more than FEW
 // are combined by the last block of a head group, and the others' parts are left to their reader,
-// Attended.
+// Attended in gemv.cu. state: N tokens, N positions (below 0: an idle slot, left alone), a counter
+// of the head's blocks, then one of each sequence's head groups.
 #include "cache.cuh"
 #include "parts.cuh"
 #include "rope.cuh"
 
-template<typename P>
-DI void attention(float* out, typename P::Element* cache, const float* qkv, const float* freqs,
-                  const float* qn, const float* kn, float eps, float* part, float* part_ml,
-                  int* state) {
+template<typename P> struct Attention {
+  float* out;  // (N, heads, HD)
+  typename P::Element* cache;
+  const float *qkv, *freqs;      // (N, heads + 2 KV heads, HD), (positions, ROTATED)
+  const float *qn, *kn, *sinks;  // norms (HD) and sinks (heads), or 0
+  float eps, scale;
+  float *part, *part_ml;  // parts.cuh
+  int* state;
+  const int* table;  // cache.cuh
+};
+
+template<typename P> DI void attention(const Attention<P>& a) {
   typedef typename P::Element KV;
   constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP, GT = P::HEADS_PER_BLOCK,
-                CTX = P::CONTEXT;
+                PAGE = P::PAGE;
   constexpr int SPLITS = P::SPLITS, FEW = P::FEW, N = P::SEQUENCES;
-  constexpr bool INTERLEAVED = P::INTERLEAVED, QKNORM = P::QK_NORM;
   constexpr int THREADS = HD <= 64 ? 128 : 256, LPP = HD % 32 == 0 ? 8 : 4, EL = HD / LPP,
                 TP = HD == 80 || HD <= 64 ? 64 : 32;
   constexpr int COLS = HD / 4, PG = THREADS / COLS, VPT = (TP + PG - 1) / PG;
@@ -24,31 +33,32 @@ DI void attention(float* out, typename P::Element* cache, const float* qkv, cons
   __shared__ float __align__(16) red[PG * GT * HD];
   __shared__ float sc[GT][TP];
   __shared__ float alpha[GT];
-  __shared__ int flag;
+  __shared__ int flag, pages[P::SPLIT_PAGES];  // of this split's tokens
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int kvh = blockIdx.x / (G / GT), g0 = (blockIdx.x % (G / GT)) * GT, split = blockIdx.y;
-  const int pos = state[N], n = pos + 1, seq = blockIdx.z,
+  const int seq = blockIdx.z, pos = a.state[N + seq], n = attended<P>(pos + 1),
             first = (seq * KVH + kvh) * G + g0;  // this block's first head of all sequences'
   const int chunk = split_size<SPLITS, FEW>(n), active = split_count<SPLITS, FEW>(n);
   if (split >= active) return;
-  const int begin = split * chunk, end = begin + chunk < n ? begin + chunk : n;
-  const float* fr = freqs + (u64)pos * HD;
-  KV *kc = cache + (u64)(seq * KVH + kvh) * CTX * HD, *vc = kc + (u64)N * KVH * CTX * HD;
-  qkv += seq * (G + 2) * KVH * HD;
-  const bool owner = end == n;
+  const int begin = pos + 1 - n + split * chunk,
+            end = begin + chunk <= pos ? begin + chunk : pos + 1;
+  const float* fr = a.freqs + (u64)pos * P::ROTATED;
+  const int* table = a.table + seq * P::PAGES;
+  const float* qkv = a.qkv + seq * (G + 2) * KVH * HD;
+  const bool owner = end == pos + 1;
+  const int page0 = begin / PAGE;
+  if (tid <= (end - 1) / PAGE - page0) pages[tid] = table[page0 + tid];
 
   for (int g = warp; g < GT; g += 4)
-    rope_head<HD, INTERLEAVED, QKNORM>(qs[g], qkv + (kvh * G + g0 + g) * HD, fr, qn, eps,
-                                       rsqrtf((float)HD) * LOG2E, lane);
+    rope_head<P>(qs[g], qkv + (kvh * G + g0 + g) * HD, fr, a.qn, a.eps, a.scale * LOG2E, lane);
   if (owner) {
-    if (warp == 3)
-      rope_head<HD, INTERLEAVED, QKNORM>(kvnew[0], qkv + (KVH * G + kvh) * HD, fr, kn, eps, 1.f,
-                                         lane);
+    KV* key = a.cache + key_offset<P>(table[pos / PAGE], kvh, pos);
+    if (warp == 3) rope_head<P>(kvnew[0], qkv + (KVH * G + kvh) * HD, fr, a.kn, a.eps, 1.f, lane);
     for (int i = tid; i < HD; i += THREADS) kvnew[1][i] = qkv[(KVH * G + KVH + kvh) * HD + i];
     __syncthreads();
     for (int i = tid; i < HD; i += THREADS) {
-      store_kv(kc + (u64)pos * HD + i, kvnew[0][i]);
-      store_kv(vc + (u64)pos * HD + i, kvnew[1][i]);
+      store_kv(key + i, kvnew[0][i]);
+      store_kv(key + value_offset<P>() + i, kvnew[1][i]);
     }
   }
   __syncthreads();
@@ -62,7 +72,14 @@ DI void attention(float* out, typename P::Element* cache, const float* qkv, cons
   for (int g = 0; g < GT; g++) {
     m[g] = NEG_INF;
     l[g] = 0.f;
+    if constexpr (P::SINKS) {
+      if (split == 0) {  // one key more, of no value
+        m[g] = a.sinks[kvh * G + g0 + g] * LOG2E;
+        l[g] = 1.f;
+      }
+    }
   }
+  auto key_of = [&](int t) { return a.cache + key_offset<P>(pages[t / PAGE - page0], kvh, t); };
 
   for (int t0 = begin; t0 < end; t0 += TP) {
     const int nt = end - t0 < TP ? end - t0 : TP;
@@ -70,7 +87,7 @@ DI void attention(float* out, typename P::Element* cache, const float* qkv, cons
 #pragma unroll
     for (int i = 0; i < VPT; i++) {
       const int p = pg + i * PG;
-      v[i] = pg < PG && p < nt ? load_kv4<KV>(vc + (u64)(t0 + p) * HD + col * 4)
+      v[i] = pg < PG && p < nt ? load_kv4<KV>(key_of(t0 + p) + value_offset<P>() + col * 4)
                                : make_float4(0.f, 0.f, 0.f, 0.f);
     }
 #pragma unroll
@@ -80,10 +97,11 @@ DI void attention(float* out, typename P::Element* cache, const float* qkv, cons
 #pragma unroll
       for (int g = 0; g < GT; g++) s[g] = 0.f;
       if (p < nt) {
+        const KV* key = key_of(t0 + p);
 #pragma unroll
         for (int i = 0; i < EL / 4; i++) {
           const int d = (i * LPP + sub) * 4;
-          const float4 k = load_kv4<KV>(kc + (u64)(t0 + p) * HD + d);
+          const float4 k = load_kv4<KV>(key + d);
 #pragma unroll
           for (int g = 0; g < GT; g++) {
             const float4 q = *(const float4*)&qs[g][d];
@@ -147,7 +165,7 @@ DI void attention(float* out, typename P::Element* cache, const float* qkv, cons
 #pragma unroll
   for (int g = 0; g < GT; g++)
     if (g % 4 == warp && lane == 0) {
-      float* ml = part_ml + ((u64)(first + g) * SPLITS + split) * 2;
+      float* ml = a.part_ml + ((u64)(first + g) * SPLITS + split) * 2;
       ml[0] = m[g];
       ml[1] = l[g];
       alpha[g] = 1.f / l[g];
@@ -159,23 +177,23 @@ DI void attention(float* out, typename P::Element* cache, const float* qkv, cons
 #pragma unroll
     for (int j = 0; j < PG; j++) s += red[(j * GT + g) * HD + d];
     if (active == 1)
-      out[(first + g) * HD + d] = s * alpha[g];
+      a.out[(first + g) * HD + d] = s * alpha[g];
     else
-      part[((u64)(first + g) * SPLITS + split) * HD + d] = s;
+      a.part[((u64)(first + g) * SPLITS + split) * HD + d] = s;
   }
   if (active <= FEW ||
-      !last_block(state + N + 2 + seq * (KVH * (G / GT)) + blockIdx.x, active, &flag))
+      !last_block(a.state + 2 * N + 1 + seq * (KVH * (G / GT)) + blockIdx.x, active, &flag))
     return;
   for (int i = tid; i < GT * HD; i += THREADS) {
     const int g = i / HD, d = i % HD;
     const u64 base = (u64)(first + g) * SPLITS;
     float mx = NEG_INF, num = 0.f, den = 0.f;
-    for (int s = 0; s < active; s++) mx = fmaxf(mx, __ldcg(part_ml + (base + s) * 2));
+    for (int s = 0; s < active; s++) mx = fmaxf(mx, __ldcg(a.part_ml + (base + s) * 2));
     for (int s = 0; s < active; s++) {
-      const float w = exp2_(__ldcg(part_ml + (base + s) * 2) - mx);
-      num += w * __ldcg(part + (base + s) * HD + d);
-      den += w * __ldcg(part_ml + (base + s) * 2 + 1);
+      const float w = exp2_(__ldcg(a.part_ml + (base + s) * 2) - mx);
+      num += w * __ldcg(a.part + (base + s) * HD + d);
+      den += w * __ldcg(a.part_ml + (base + s) * 2 + 1);
     }
-    out[(first + g) * HD + d] = num / den;
+    a.out[(first + g) * HD + d] = num / den;
   }
 }

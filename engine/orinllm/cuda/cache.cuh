@@ -1,4 +1,6 @@
-// Keys and values in memory: (2, N, KVH, CTX, HD), KV is float or u16 (a half's bits).
+// Keys and values in memory: pages of PAGE tokens, each (2, KVH, PAGE, HD) of KV, which is float or
+// u16 (a half's bits). A table (sequences, PAGES) of page numbers says where a sequence's tokens
+// are; all layers share it.
 #pragma once
 #include "gpu.cuh"
 
@@ -10,3 +12,14 @@ template<> DI float4 load_kv4<u16>(const u16* p) {
 }
 DI void store_kv(float* p, float v) { *p = v; }
 DI void store_kv(u16* p, float v) { *p = f2h(v); }
+
+// Elements from the start of the cache to the key of token t in a page; its value is
+// value_offset<P>() further.
+template<typename P> DI u64 key_offset(int page, int head, int t) {
+  return ((u64)(page * 2) * P::KV_HEADS + head) * (P::PAGE * P::HEAD_DIM) +
+         (t % P::PAGE) * P::HEAD_DIM;
+}
+template<typename P> DI constexpr int value_offset() { return P::KV_HEADS * P::PAGE * P::HEAD_DIM; }
+
+// Of n tokens, those that a layer attends to: all, or the last WINDOW.
+template<typename P> DI int attended(int n) { return P::WINDOW && n > P::WINDOW ? P::WINDOW : n; }

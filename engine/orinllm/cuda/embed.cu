@@ -4,16 +4,17 @@
 // embed_rows: out (T, K). Grid: (K / THREADS, T).
 #include "packed.cuh"
 
-template<typename P> DI void embed(float* x, const u8* table, const int* token) {
+template<typename P> DI void embed(float* x, const u8* table, const int* token, float scale) {
   constexpr int T = P::TYPE, K = P::COLS, THREADS = P::THREADS;
   const int k = blockIdx.x * THREADS + threadIdx.x;
-  if (k < K) x[k] = dequant<T>(table + (u64)*token * (K / Packed<T>::BW * Packed<T>::BB), k);
+  const int row = *token < 0 ? 0 : *token;  // -1: the head found no number
+  if (k < K) x[k] = scale * dequant<T>(table + (u64)row * (K / Packed<T>::BW * Packed<T>::BB), k);
 }
 
-template<typename P> DI void embed_rows(float* x, const u8* table, const int* chunk) {
+template<typename P> DI void embed_rows(float* x, const u8* table, const int* chunk, float scale) {
   constexpr int T = P::TYPE, K = P::COLS, THREADS = P::THREADS;
   const int t = blockIdx.y, k = blockIdx.x * THREADS + threadIdx.x;
   if (k < K && t < chunk[1])
     x[(u64)t * K + k] =
-        dequant<T>(table + (u64)chunk[2 + t] * (K / Packed<T>::BW * Packed<T>::BB), k);
+        scale * dequant<T>(table + (u64)chunk[2 + t] * (K / Packed<T>::BW * Packed<T>::BB), k);
 }

@@ -1,19 +1,20 @@
-// A prompt's products on tensor cores: out (T x LD) = or += in (T x K halves) * W^T. out (T x LD
-// floats, at column 0 of this matrix's part) = or += in (T x K halves) * W^T. A block: 64 tokens,
-// WARPS * 16 rows of W, all of K. Weights are the operand of 16 rows, so that neither their halves
-// nor one 16-byte load of activations need be moved between registers; k is permuted alike in both
-// operands so that a lane's 8 consecutive weights and that load feed two mma. Grid: (row blocks of
-// all matrices, token blocks). SWIGLU: tile 0 of a warp is of gate, tile 1 of up.
+// A prompt's products on tensor cores: out (T x LD) = or += in (T x K halves) * W^T.
+//
+// A block: 64 tokens, WARPS * 16 rows of W, all of K. Weights are the operand of 16 rows, so that
+// neither their halves nor one 16-byte load of activations need be moved between registers; k is
+// permuted alike in both operands so that a lane's 8 consecutive weights and that load feed two
+// mma. Grid: (row blocks of all matrices, token blocks). GATED: tile 0 of a warp is of gate, tile 1
+// of up.
+#include "epilogue.cuh"
 #include "unpack.cuh"
 
-enum { STORE, ADD, SWIGLU };  // what becomes of the sums, as in gemv.cu
-#define HIDDEN_SCALE 0.0625f  // of what SWIGLU leaves in halves, against overflow; factor undoes it
+// A matrix, where its first column of the result is, and the first block that multiplies it.
 struct Part {
-  void* out;
+  void* out;  // floats, or halves in GATED
   const u8* w;
-  const float* bias;
+  const float* bias;  // or 0
   int rows, block;
-};  // a matrix, and the first block that multiplies it
+};
 template<int PARTS> DI Part part_of(const Part* parts, int block) {
   Part p = parts[0];
 #pragma unroll
@@ -21,26 +22,38 @@ template<int PARTS> DI Part part_of(const Part* parts, int block) {
     if (block >= parts[i].block) p = parts[i];
   return p;
 }
-template<typename P>
-DI void gemm(const Part* parts, const u16* in, const u8* w1, const int* chunk, float factor) {
+
+// Arguments of one GEMM: sums are times `undo`, plus the bias, times `factor`.
+struct Gemm {
+  const Part* parts;
+  const u16* in;
+  const u8* up;      // second matrix of GATED
+  const int* chunk;  // as in rope_rows
+  float undo, factor;
+};
+
+template<typename P> DI void gemm(const Gemm& a) {
   constexpr int T = P::TYPE, K = P::COLS, LD = P::OUT_STRIDE, MODE = P::MODE, WARPS = P::WARPS,
                 PARTS = P::PARTS;
-  constexpr int BM = 64, STEPS = K / 128, PITCH = 160, ROWB = K / Packed<T>::BW * Packed<T>::BB,
-                NT = 2;  // pitch in halves: 64 bytes past 128
+  constexpr int BM = 64, UNITS = K / 64, STEPS = (K + 127) / 128, NT = 2;
+  constexpr int PITCH = 160;  // halves: 64 bytes past 128
+  constexpr int ROWB = K / Packed<T>::BW * Packed<T>::BB;
   __shared__ u16 __align__(16) xs[2][BM * PITCH];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, j = lane & 3;
-  const int t0 = blockIdx.y * BM, n = chunk[1];
+  const int t0 = blockIdx.y * BM, n = a.chunk[1];
   if (t0 >= n) return;
   const u8* rows[NT];
-  const Part mine = part_of<PARTS>(parts, blockIdx.x);
+  const Part mine = part_of<PARTS>(a.parts, blockIdx.x);
 #pragma unroll
   for (int i = 0; i < NT; i++) {
     const int at = ((int)blockIdx.x - mine.block) * WARPS + warp,
-              r = MODE == SWIGLU ? at * 8 + g : at * 16 + i * 8 + g;
-    rows[i] = (MODE == SWIGLU && i ? w1 : mine.w) + (u64)(r < mine.rows ? r : mine.rows - 1) * ROWB;
+              r = MODE == GATED ? at * 8 + g : at * 16 + i * 8 + g;
+    rows[i] =
+        (MODE == GATED && i ? a.up : mine.w) + (u64)(r < mine.rows ? r : mine.rows - 1) * ROWB;
   }
-  const u16* src = in + (u64)t0 * K + (tid & 15) * 8;
+  const u16* src = a.in + (u64)t0 * K + (tid & 15) * 8;
   auto fetch = [&](int step) {
+    if (K % 128 && step * 128 + (tid & 15) * 8 >= K) return cp_async_commit();
 #pragma unroll
     for (int i = 0; i < BM * 16 / (WARPS * 32); i++) {
       const int m = (tid >> 4) + i * (WARPS * 2), t = m < n - t0 ? m : n - t0 - 1;
@@ -60,7 +73,7 @@ DI void gemm(const Part* parts, const u16* in, const u8* w1, const int* chunk, f
 #pragma unroll
   for (int i = 0; i < NT; i++) raw[i] = load_raw<T>(rows[i], 0, j);
 #pragma unroll 1  // unrolled, ptxas loads so far ahead that registers run out
-  for (int unit = 0; unit < 2 * STEPS; unit++) {
+  for (int unit = 0; unit < UNITS; unit++) {
     const int step = unit >> 1;
     if (unit % 2 == 0) {
       cp_async_wait<0>();
@@ -72,7 +85,7 @@ DI void gemm(const Part* parts, const u16* in, const u8* w1, const int* chunk, f
     for (int i = 0; i < NT; i++) {
       to_half<T>(raw[i], rows[i], unit, 0, w[0][i]);
       to_half<T>(raw[i], rows[i], unit, 1, w[1][i]);
-      raw[i] = load_raw<T>(rows[i], unit + 1 < 2 * STEPS ? unit + 1 : unit, j);
+      raw[i] = load_raw<T>(rows[i], unit + 1 < UNITS ? unit + 1 : unit, j);
     }
 #pragma unroll
     for (int p = 0; p < 2; p++) {
@@ -93,31 +106,30 @@ DI void gemm(const Part* parts, const u16* in, const u8* w1, const int* chunk, f
     }
   }
   constexpr float S = Packed<T>::ACT == 2 ? 1.f : 1.f / W_SCALE;
-  const int tid2 = thread_again(), tokens = load_again(chunk + 1), g2 = (tid2 & 31) >> 2,
+  const int tid2 = thread_again(), tokens = load_again(a.chunk + 1), g2 = (tid2 & 31) >> 2,
             j2 = tid2 & 3;
-  const Part to = part_of<PARTS>(parts, block_again());
+  const Part to = part_of<PARTS>(a.parts, block_again());
   const int row =
-      ((block_again() - to.block) * WARPS + (tid2 >> 5)) * (MODE == SWIGLU ? 8 : 16) + g2;
+      ((block_again() - to.block) * WARPS + (tid2 >> 5)) * (MODE == GATED ? 8 : 16) + g2;
 #pragma unroll
   for (int m = 0; m < BM / 8; m++)
 #pragma unroll
     for (int c = 0; c < 2; c++) {
       const int t = (int)blockIdx.y * BM + m * 8 + 2 * j2 + c;
       if (t >= tokens) continue;
-      if constexpr (MODE == SWIGLU) {
+      if constexpr (MODE == GATED) {
         const float gate = acc[m][c] * S, up = acc[m][2 + c] * S;
         if (row < to.rows)
-          ((u16*)to.out)[(u64)t * LD + row] = f2h(gate / (1.f + exp_(-gate)) * up * HIDDEN_SCALE);
+          ((u16*)to.out)[(u64)t * LD + row] = f2h(gated<P::ACTIVATION>(gate, up) * HIDDEN_SCALE);
       } else {
 #pragma unroll
         for (int i = 0; i < NT; i++) {
           const int r = row + i * 8;
           if (r >= to.rows) continue;
           float* o = (float*)to.out + (u64)t * LD + r;
-          if constexpr (MODE == ADD)
-            *o += acc[m][2 * i + c] * S * factor;
-          else
-            *o = acc[m][2 * i + c] * S + (to.bias ? to.bias[r] : 0.f);
+          float y = acc[m][2 * i + c] * (S * a.undo);
+          if (to.bias) y += to.bias[r];
+          *o = MODE == ADD ? *o + y * a.factor : y;
         }
       }
     }

@@ -4,6 +4,7 @@
 // row alignment) in units of 1024 weights (dot.cuh). Every block quantizes the activations, per 32,
 // while its first weights are in flight. MODE says what becomes of the sums.
 #include "dot.cuh"
+#include "epilogue.cuh"
 #include "parts.cuh"
 #include "cache.cuh"
 
@@ -27,9 +28,10 @@ template<int K> struct Plain {
 template<typename P> struct Attended {
   static constexpr int K = P::COLS, HD = P::HEAD_DIM, SPLITS = P::SPLITS, FEW = P::FEW;
   const float *x, *part, *part_ml;
-  int splits;
+  int active[P::COLUMNS];  // splits of each sequence
   DI void operator()(int n, int e, float* v) const {
-    if (splits == 1 || splits > FEW) return Plain<K>{x}(n, e, v);
+    const int splits = active[n];
+    if (splits <= 1 || splits > FEW) return Plain<K>{x}(n, e, v);
     const float *p = part + (u64)((n * K + e) / HD) * SPLITS * HD + e % HD,
                 *ml = part_ml + (n * K + e) / HD * SPLITS * 2;
     float m[FEW], l[FEW], a[FEW][8], mx = NEG_INF, den = 0.f;
@@ -62,6 +64,17 @@ template<typename P> struct Attended {
     }
   }
 };
+
+// The activations that attention leaves for these sequences, at their positions.
+template<typename P>
+DI Attended<P> attended_by(const float* x, const float* part, const float* part_ml,
+                           const int* positions) {
+  Attended<P> from = {x, part, part_ml};
+#pragma unroll
+  for (int n = 0; n < P::COLUMNS; n++)
+    from.active[n] = split_count<P::SPLITS, P::FEW>(attended<P>(positions[n] + 1));
+  return from;
+}
 
 // quantize sequence n's x (times the norm's weight) into shared memory; returns this thread's sum
 // of squares of x
@@ -115,21 +128,24 @@ struct Nothing {
 };
 template<typename P> struct CacheAhead {
   typedef typename P::Element KV;
-  static constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, CTX = P::CONTEXT, N = P::SEQUENCES;
-  static constexpr int TOKENS = P::TOKENS, BLOCK = P::THREADS, GRID = P::GRID;
   const KV* cache;
-  const int* pos;
+  const int *positions, *table;
   DI void operator()() const {
-    constexpr int LINE = 128 / sizeof(KV), HEADS = 2 * N * KVH;
-    const int n = *pos < TOKENS ? *pos : TOKENS, lines = (n * HD + LINE - 1) / LINE;
-    for (int i = blockIdx.x * BLOCK + threadIdx.x; i < lines * HEADS; i += GRID * BLOCK)
-      prefetch_l2(cache + (u64)(i / lines) * CTX * HD + i % lines * LINE);
+    constexpr int LINE = 128 / sizeof(KV), HD = P::HEAD_DIM, HEADS = 2 * P::KV_HEADS;
+    for (int n = 0; n < P::SEQUENCES; n++) {
+      const int all = attended<P>(positions[n]), tokens = all < P::TOKENS ? all : P::TOKENS,
+                first = positions[n] - all, lines = (tokens * HD + LINE - 1) / LINE;
+      for (int i = blockIdx.x * P::THREADS + threadIdx.x; i < lines * HEADS;
+           i += P::GRID * P::THREADS) {
+        const int e = i % lines * LINE, t = first + e / HD, head = i / lines;
+        prefetch_l2(cache +
+                    key_offset<P>(table[n * P::PAGES + t / P::PAGE], head % P::KV_HEADS, t) +
+                    (head < P::KV_HEADS ? 0 : value_offset<P>()) + e % HD);
+      }
+    }
   }
 };
 
-// MODE, what becomes of the sums: stored (with a bias), added to out, silu(first matrix) * second,
-// or stored while the largest is kept.
-enum { STORE, ADD, SWIGLU, ARGMAX };
 // One of the matrices that share an input.
 struct Seg {
   const u8* w;
@@ -157,41 +173,56 @@ template<int T, int K> DI void issue(Shared slot, const u8* row, int unit, int l
     if (c + lane < n) cp_async16(slot + (c + lane) * 16, start - mis + (c + lane) * 16);
 }
 
+#define NO_ROW 0x7fffffff
 struct Best {
   float v;
   int i;
 };
 DI Best better(Best a, float v, int i) { return v > a.v || (v == a.v && i < a.i) ? Best{v, i} : a; }
 
-// A work item of a warp: in SWIGLU a row of each of the two segments, else R neighbouring rows of
+// Arguments of one GEMV.
+template<typename X, typename A> struct Gemv {
+  u8* smem;
+  float* out;         // (N, LD), at the first row of these segments
+  X x;                // source of activations
+  const float* norm;  // weights of the RMS norm before it, or 0
+  const Seg* seg;
+  const float* const* bias;  // of each segment, or 0
+  float eps, factor;
+  Best* best;  // N of them, in ARGMAX
+  A ahead;     // what to ask memory for
+};
+
+// A work item of a warp: in GATED a row of each of the two segments, else R neighbouring rows of
 // the concatenated segments. N columns of activations (LD apart in out) meet the same weights; a
 // warp's ring holds D units. P: the launch's parameters by name (launch.py).
-template<typename P, typename X, typename A>
-DI void gemv(u8* smem, float* out, X x, const float* norm, const float* const* bias, const Seg* seg,
-             float eps, Best* best, A ahead) {
+template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
   constexpr int T = P::TYPE, K = P::COLS, R = P::ROWS_PER_ITEM, D = P::DEPTH, MODE = P::MODE,
                 NSEG = P::SEGMENTS;
   constexpr int WARPS = P::WARPS, GRID = P::GRID, N = P::COLUMNS, LD = P::OUT_STRIDE;
   constexpr bool NORM = P::NORM;
+  float* const out = g.out;
+  const Seg* const seg = g.seg;
+  const float* const* const bias = g.bias;
   typedef Stream<T, K> S;
   constexpr int THREADS = WARPS * 32, KP = S::UNITS * 1024, ACT = Packed<T>::ACT,
                 RING = D * R * S::SLOT, W = WARPS * GRID;
-  u8* act = smem;
-  float* act_d = (float*)(smem + N * KP * ACT);
+  u8* act = g.smem;
+  float* act_d = (float*)(g.smem + N * KP * ACT);
   float* red = act_d + N * KP / 32;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  u8* ring = smem + N * (KP * ACT + KP / 8) + (N * WARPS + 3) / 4 * 16 + warp * RING;
+  u8* ring = g.smem + N * (KP * ACT + KP / 8) + (N * WARPS + 3) / 4 * 16 + warp * RING;
   const Shared slots = shared_address(ring);
 
   int total_rows = 0;
 #pragma unroll
   for (int s = 0; s < NSEG; s++) total_rows += seg[s].rows;
-  const int items = MODE == SWIGLU ? seg[0].rows : (total_rows + R - 1) / R;
+  const int items = MODE == GATED ? seg[0].rows : (total_rows + R - 1) / R;
   const int w0 = warp * GRID + blockIdx.x;  // neighbouring items on different SMs
   const int steps = w0 < items ? (items - w0 + W - 1) / W * S::UNITS : 0;
 
   auto row_of = [&](int item, int r) -> const u8* {
-    if constexpr (MODE == SWIGLU) return seg[r].w + (u64)item * S::ROW;
+    if constexpr (MODE == GATED) return seg[r].w + (u64)item * S::ROW;
     int row = item * R + r;
     row = row < total_rows ? row : total_rows - 1;  // read twice, stored once
     const u8* w = seg[0].w + (u64)row * S::ROW;
@@ -233,8 +264,8 @@ DI void gemv(u8* smem, float* out, X x, const float* norm, const float* const* b
   float scale[N];
 #pragma unroll
   for (int n = 0; n < N; n++) {
-    float ss =
-        load_act<ACT, K, THREADS, NORM>(act + n * KP * ACT, act_d + n * KP / 32, x, n, norm, tid);
+    float ss = load_act<ACT, K, THREADS, NORM>(act + n * KP * ACT, act_d + n * KP / 32, g.x, n,
+                                               g.norm, tid);
     if constexpr (NORM) {
       ss = warp_sum(ss);
       if (lane == 0) red[n * WARPS + warp] = ss;
@@ -248,11 +279,19 @@ DI void gemv(u8* smem, float* out, X x, const float* norm, const float* const* b
       float sum = 0.f;
 #pragma unroll
       for (int i = 0; i < WARPS; i++) sum += red[n * WARPS + i];
-      scale[n] = rsqrtf(sum * (1.f / K) + eps);
+      scale[n] = rsqrtf(sum * (1.f / K) + g.eps);
     }
   }
-  ahead();
+  g.ahead();
 
+  auto with_bias = [&](float y, int row) {
+#pragma unroll
+    for (int s = 0; s < NSEG; s++) {
+      if (bias[s] != 0 && row >= 0 && row < seg[s].rows) y += bias[s][row];
+      row -= seg[s].rows;
+    }
+    return y;
+  };
   float acc[R][N];
 #pragma unroll
   for (int r = 0; r < R; r++)
@@ -302,28 +341,20 @@ DI void gemv(u8* smem, float* out, X x, const float* norm, const float* const* b
         float* o = out + n * LD;
 #pragma unroll
         for (int r = 0; r < R; r++) acc[r][n] = warp_sum(acc[r][n]) * scale[n];
-        if constexpr (MODE == SWIGLU) {
-          if (lane == 0) o[citem] = acc[0][n] / (1.f + exp_(-acc[0][n])) * acc[1][n];
+        if constexpr (MODE == GATED) {
+          if (lane == 0) o[citem] = gated<P::ACTIVATION>(acc[0][n], acc[1][n]);
         } else {
 #pragma unroll
           for (int r = 0; r < R; r++) {
-            int row = citem * R + r;
-            if (row < total_rows) {
-              if constexpr (MODE == ARGMAX) {
-                if (lane == 0) o[row] = acc[r][n];
-                best[n] = better(best[n], acc[r][n], row);
-              } else if constexpr (MODE == ADD) {
-                if (lane == 0) o[row] = before[r][n] + acc[r][n];
-              } else if (lane == 0) {
-                float y = acc[r][n];
-                int local = row;
-#pragma unroll
-                for (int s = 0; s < NSEG; s++) {
-                  if (bias[s] != 0 && local >= 0 && local < seg[s].rows) y += bias[s][local];
-                  local -= seg[s].rows;
-                }
-                o[row] = y;
-              }
+            const int row = citem * R + r;
+            if (row >= total_rows) continue;
+            if constexpr (MODE == ARGMAX) {
+              const float y = acc[r][n] * g.factor;
+              if (lane == 0) o[row] = y;
+              g.best[n] = better(g.best[n], y, row);
+            } else if (lane == 0) {
+              const float y = with_bias(acc[r][n], row) * g.factor;
+              o[row] = MODE == ADD ? before[r][n] + y : y;
             }
           }
         }
@@ -350,32 +381,42 @@ DI Best warp_best(Best b) {
   }
   return b;
 }
-// The largest logits of all blocks become the next tokens; the position, if given, moves on.
-template<typename P>
-DI void argmax_tail(const Best* best, float* part_v, int* part_i, int* tokens, int* pos,
-                    int* counter, float* sv, int* si, int* flag) {
+// Arguments of the head's last part: this launch's sequences' results of each warp, scratch of
+// (N, GRID) in memory, and what it leaves.
+struct Tail {
+  const Best* best;
+  float* part_v;
+  int *part_i, *tokens, *positions, *counter;
+};
+
+// The largest logits of all blocks become the next tokens, and the positions of sequences that are
+// not idle move on. Logits that are no numbers leave the token -1. sv, si: (N, WARPS) in shared
+// memory.
+template<typename P> DI void argmax_tail(const Tail& t, float* sv, int* si, int* flag) {
   constexpr int WARPS = P::WARPS, GRID = P::GRID, N = P::COLUMNS;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
 #pragma unroll
   for (int n = 0; n < N; n++)
     if (lane == 0) {
-      sv[n * WARPS + warp] = best[n].v;
-      si[n * WARPS + warp] = best[n].i;
+      sv[n * WARPS + warp] = t.best[n].v;
+      si[n * WARPS + warp] = t.best[n].i;
     }
   __syncthreads();
   if (tid < N) {
     Best b = {sv[tid * WARPS], si[tid * WARPS]};
     for (int i = 1; i < WARPS; i++) b = better(b, sv[tid * WARPS + i], si[tid * WARPS + i]);
-    part_v[tid * GRID + blockIdx.x] = b.v;
-    part_i[tid * GRID + blockIdx.x] = b.i;
+    t.part_v[tid * GRID + blockIdx.x] = b.v;
+    t.part_i[tid * GRID + blockIdx.x] = b.i;
   }
-  if (!last_block(counter, GRID, flag)) return;
-  if (warp < N) {
-    Best b = {NEG_INF, 0x7fffffff};
+  if (!last_block(t.counter, GRID, flag)) return;
+  for (int n = warp; n < N; n += WARPS) {
+    Best b = {NEG_INF, NO_ROW};
     for (int i = lane; i < GRID; i += 32)
-      b = better(b, __ldcg(part_v + warp * GRID + i), __ldcg(part_i + warp * GRID + i));
+      b = better(b, __ldcg(t.part_v + n * GRID + i), __ldcg(t.part_i + n * GRID + i));
     b = warp_best(b);
-    if (lane == 0) tokens[warp] = b.i;
-    if (tid == 0 && pos) *pos += 1;
+    if (lane == 0) {
+      t.tokens[n] = b.i == NO_ROW ? -1 : b.i;
+      if (t.positions[n] >= 0) t.positions[n] += 1;
+    }
   }
 }

@@ -1,4 +1,4 @@
-// RMS norm of a prompt's rows, and the rotation of its heads into the cache.
+// RMS norms of rows, and the rotation of a prompt's heads into the cache.
 #include "cache.cuh"
 #include "rope.cuh"
 
@@ -29,34 +29,69 @@ DI void norm_rows(u16* out, const float* x, const float* norm, const int* chunk,
   }
 }
 
-// q of a chunk of one of N sequences normed, rotated and scaled to halves (T, heads, HD); k and v
-// into the cache, which begins at its keys. Grid: (heads + 2 KV heads, T), a warp each
+// x (rows, K) += factor * the norm of y (rows, K), a block a row (gemma3). Grid: (rows at most).
 template<typename P>
-DI void rope_rows(u16* q, typename P::Element* cache, const float* qkv, const float* freqs,
-                  const float* qn, const float* kn, const int* chunk, float eps) {
-  typedef typename P::Element KV;
-  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP, CTX = P::CONTEXT,
-                N = P::SEQUENCES;
-  constexpr bool INTERLEAVED = P::INTERLEAVED, QKNORM = P::QK_NORM;
+DI void add_norm(float* x, const float* y, const float* norm, float eps, float factor, int rows) {
+  constexpr int K = P::COLS, THREADS = P::THREADS;
+  __shared__ float red[THREADS / 32];
+  const int tid = threadIdx.x;
+  if ((int)blockIdx.x >= rows) return;
+  x += (u64)blockIdx.x * K;
+  y += (u64)blockIdx.x * K;
+  float ss = 0.f;
+  for (int k = tid * 4; k < K; k += THREADS * 4) {
+    const float4 v = *(const float4*)(y + k);
+    ss += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+  }
+  ss = warp_sum(ss);
+  if ((tid & 31) == 0) red[tid >> 5] = ss;
+  __syncthreads();
+  ss = 0.f;
+#pragma unroll
+  for (int i = 0; i < THREADS / 32; i++) ss += red[i];
+  const float s = rsqrtf(ss * (1.f / K) + eps) * factor;
+  for (int k = tid * 4; k < K; k += THREADS * 4) {
+    const float4 v = *(const float4*)(y + k), n = *(const float4*)(norm + k);
+    float4 o = *(float4*)(x + k);
+    o.x += v.x * s * n.x;
+    o.y += v.y * s * n.y;
+    o.z += v.z * s * n.z;
+    o.w += v.w * s * n.w;
+    *(float4*)(x + k) = o;
+  }
+}
+
+// q of a prompt's chunk normed, rotated and scaled to halves (T, heads, HD); k and v into the
+// cache. chunk: first position, number of tokens, then the tokens; table: the sequence's pages.
+// Grid: (heads + 2 KV heads, T), a warp each.
+template<typename P> struct RopeRows {
+  u16* q;
+  typename P::Element* cache;
+  const float *qkv, *freqs, *qn, *kn;
+  const int *chunk, *table;
+  float eps, scale;
+};
+template<typename P> DI void rope_rows(const RopeRows<P>& a) {
+  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP;
   __shared__ float buf[HD];
-  constexpr int NH = KVH * G;
   const int head = blockIdx.x, t = blockIdx.y, lane = threadIdx.x;
-  if (t >= chunk[1]) return;
-  const int pos = chunk[0] + t;
-  const float *src = qkv + ((u64)t * (NH + 2 * KVH) + head) * HD, *fr = freqs + (u64)pos * HD;
-  if (head >= NH + KVH) {
-    KV* v = cache + ((u64)(N * KVH + head - NH - KVH) * CTX + pos) * HD;
-    for (int i = lane; i < HD; i += 32) store_kv(v + i, src[i]);
+  if (t >= a.chunk[1]) return;
+  const int pos = a.chunk[0] + t;
+  const float *src = a.qkv + ((u64)t * (NH + 2 * KVH) + head) * HD,
+              *fr = a.freqs + (u64)pos * P::ROTATED;
+  if (head < NH) {
+    rope_head<P>(buf, src, fr, a.qn, a.eps, a.scale * LOG2E, lane);
+    __syncwarp();
+    for (int i = lane; i < HD; i += 32) a.q[((u64)t * NH + head) * HD + i] = f2h(buf[i]);
     return;
   }
-  const bool is_q = head < NH;
-  rope_head<HD, INTERLEAVED, QKNORM>(buf, src, fr, is_q ? qn : kn, eps,
-                                     is_q ? rsqrtf((float)HD) * LOG2E : 1.f, lane);
-  __syncwarp();
-  if (is_q) {
-    for (int i = lane; i < HD; i += 32) q[((u64)t * NH + head) * HD + i] = f2h(buf[i]);
-  } else {
-    for (int i = lane; i < HD; i += 32)
-      store_kv(cache + ((u64)(head - NH) * CTX + pos) * HD + i, buf[i]);
+  const int kvh = (head - NH) % KVH, page = a.table[pos / P::PAGE];
+  typename P::Element* key = a.cache + key_offset<P>(page, kvh, pos);
+  if (head >= NH + KVH) {
+    for (int i = lane; i < HD; i += 32) store_kv(key + value_offset<P>() + i, src[i]);
+    return;
   }
+  rope_head<P>(buf, src, fr, a.kn, a.eps, 1.f, lane);
+  __syncwarp();
+  for (int i = lane; i < HD; i += 32) store_kv(key + i, buf[i]);
 }

@@ -2,25 +2,30 @@
 #pragma once
 #include "gpu.cuh"
 
-// one head from the projection, normed (qwen3) and rotated, scaled, into dst by one warp. Elements
-// i and i + HD/2 pair up; llama's rows interleave.
-template<int HD, bool INTERLEAVED, bool QKNORM>
+// dst (HD) = src normed, its first ROTATED dimensions turned, times mul. freqs: cosines and sines,
+// ROTATED / 2 each, of this position. Dimensions i and i + ROTATED/2 pair up; INTERLEAVED rows hold
+// the pair side by side (llama), and leave here apart: keys and queries alike.
+template<typename P>
 DI void rope_head(float* dst, const float* src, const float* freqs, const float* norm, float eps,
                   float mul, int lane) {
+  constexpr int HD = P::HEAD_DIM, HALF = P::ROTATED / 2;
   float rs = 1.f;
-  if constexpr (QKNORM) {
+  if constexpr (P::QK_NORM) {
     float ss = 0.f;
     for (int i = lane; i < HD; i += 32) ss += src[i] * src[i];
     rs = rsqrtf(warp_sum(ss) * (1.f / HD) + eps);
   }
-  for (int i = lane; i < HD / 2; i += 32) {
-    float a = src[INTERLEAVED ? 2 * i : i], b = src[INTERLEAVED ? 2 * i + 1 : i + HD / 2];
-    if constexpr (QKNORM) {
-      a *= rs * norm[i];
-      b *= rs * norm[i + HD / 2];
+  for (int i = lane; i < HALF; i += 32) {
+    const int at = P::INTERLEAVED ? 2 * i : i, with = P::INTERLEAVED ? 2 * i + 1 : i + HALF;
+    float a = src[at], b = src[with];
+    if constexpr (P::QK_NORM) {
+      a *= rs * norm[at];
+      b *= rs * norm[with];
     }
-    const float c = freqs[i], s = freqs[HD / 2 + i];
+    const float c = freqs[i], s = freqs[HALF + i];
     dst[i] = (a * c - b * s) * mul;
-    dst[i + HD / 2] = (b * c + a * s) * mul;
+    dst[i + HALF] = (b * c + a * s) * mul;
   }
+  for (int i = 2 * HALF + lane; i < HD; i += 32)
+    dst[i] = P::QK_NORM ? src[i] * rs * norm[i] * mul : src[i] * mul;
 }

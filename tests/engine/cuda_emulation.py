@@ -17,6 +17,8 @@ import types
 from pathlib import Path
 from typing import Any
 
+from orinllm.device import Toolchain, register
+
 HEADER = Path(__file__).with_suffix(".h")
 MULTIPROCESSORS = 2  # few, so that every warp has several rows and blocks share the work unevenly
 CACHE = Path(tempfile.gettempdir()) / f"cuda_emulation.{os.getuid()}"
@@ -28,7 +30,8 @@ def cxx() -> list[str]:
     return [found] if found else [sys.executable, "-m", "ziglang", "c++"]
 
 
-def compile_emulated(device: str, source: str) -> bytes:
+@functools.cache
+def compile_emulated(source: str) -> bytes:
     """Compile CUDA C whose one entry is `extern "C" __global__` to a shared object's bytes."""
     entry = source[source.rindex('extern "C"') :]
     name = entry[entry.index(")") + 1 :].split("(")[0].strip()  # behind the bounds
@@ -103,13 +106,22 @@ class EmulatedProgram:
         return 1e-6
 
 
+class EmulatedCompiler:
+    """Compiles kernels like tinygrad's compilers; the files that it makes are its cache."""
+
+    cachekey: str | None = None
+
+    def compile_cached(self, source: str) -> bytes:
+        """Return the path of a shared object."""
+        return compile_emulated(source)
+
+
 def install() -> None:
-    """Register the device with tinygrad, and make its decode kernels compile for it."""
+    """Register the device with tinygrad and with the engine."""
     if "tinygrad.runtime.ops_emu" in sys.modules:
         return
     from tinygrad.device import Compiled, LRUAllocator
     from tinygrad.engine.jit import MultiGraphRunner
-    from tinygrad.llm.kernels import nv
     from tinygrad.renderer.cstyle import ClangJITRenderer
 
     class EmulatedAllocator(LRUAllocator[Any]):
@@ -172,10 +184,4 @@ def install() -> None:
     module.EMUDevice = EMUDevice  # type: ignore[attr-defined]
     sys.modules["tinygrad.runtime.ops_emu"] = module
 
-    def emulated(name: str, instead: Any) -> None:
-        original = getattr(nv, name)
-        setattr(nv, name, lambda d, *a: instead(d, *a) if d == "EMU" else original(d, *a))
-
-    emulated("compile_cuda", functools.cache(compile_emulated))
-    emulated("unsupported_device", lambda device: None)
-    emulated("multiprocessors", lambda device: MULTIPROCESSORS)
+    register("EMU", Toolchain(lambda device: EmulatedCompiler(), lambda device: MULTIPROCESSORS, 1))

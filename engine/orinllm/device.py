@@ -1,0 +1,161 @@
+"""The parts of a tinygrad device that the kernels depend on, and how CUDA C becomes a program."""
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tinygrad import Device
+from tinygrad.device import CompileError
+from tinygrad.helpers import diskcache_get, diskcache_put
+from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+#: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
+CUBINS = "ORINLLM_CUBINS"
+#: The oldest architecture with cp.async and the mma.sync forms that the kernels use.
+OLDEST_SM = 80
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """How kernels become programs of one kind of device, and how many run at once."""
+
+    compiler: Callable[[str], Any]  # of a device's name: an object like tinygrad's Compiler
+    multiprocessors: Callable[[str], int]  # of a device's name
+    blocks_per_sm: int  # blocks of a GEMV that may share a multiprocessor
+    unsupported: Callable[[str], str | None] = lambda device: None
+    may_be_ahead: Callable[[str], bool] = lambda device: False  # takes cubins made ahead
+
+
+_TOOLCHAINS: dict[str, Toolchain] = {}
+
+
+def register(kind: str, toolchain: Toolchain) -> None:
+    """Let the kernels run on a kind of device, such as "CUDA"."""
+    _TOOLCHAINS[kind] = toolchain
+
+
+def _toolchain(device: str) -> Toolchain:
+    return _TOOLCHAINS[device.split(":")[0]]
+
+
+@cache
+def unsupported(device: str) -> str | None:
+    """Say why the kernels cannot run on a tinygrad device such as "CUDA", or None."""
+    if device.split(":")[0] not in _TOOLCHAINS:
+        return f"{device} is neither CUDA nor NV"
+    if (why := _toolchain(device).unsupported(device)) is not None:
+        return why
+    try:
+        compile_cuda(device, 'extern "C" __global__ void probe() {}')
+    except CompileError as error:
+        return f"CUDA C does not compile: {error}"
+    return None
+
+
+@cache
+def multiprocessors(device: str) -> int:
+    """Return the number of multiprocessors that a device reports."""
+    return _toolchain(device).multiprocessors(device)
+
+
+def blocks_per_sm(device: str) -> int:
+    """Return how many blocks of a GEMV may share a multiprocessor."""
+    return _toolchain(device).blocks_per_sm
+
+
+def cubin_name(arch: str, source: str) -> str:
+    """Return the file name of a compiled kernel: it depends on architecture and source alone."""
+    return hashlib.sha256(f"{arch}\n{source}".encode()).hexdigest() + ".cubin"
+
+
+@cache
+def _made_ahead(arch: str, source: str) -> bytes | None:
+    name = cubin_name(arch, source)
+    for folder in filter(None, os.environ.get(CUBINS, "").split(os.pathsep)):
+        path = Path(folder, name)
+        if path.is_file():
+            return path.read_bytes()
+    return None
+
+
+def compile_cuda(device: str, source: str) -> bytes:
+    """Compile CUDA C for a device; a cubin made ahead is taken, the rest tinygrad's cache keeps.
+
+    Raises tinygrad's CompileError, with the compiler's log.
+    """
+    compiler = _toolchain(device).compiler(device)
+    if _toolchain(device).may_be_ahead(device):
+        found = _made_ahead(compiler.arch, source)
+        if found is not None:
+            return found
+    return bytes(compiler.compile_cached(source))
+
+
+def compile_all(device: str, sources: Iterable[str]) -> None:
+    """Compile what neither cubins made ahead nor the cache have, on all cores at once."""
+    compiler, ahead = _toolchain(device).compiler(device), _toolchain(device).may_be_ahead(device)
+    if compiler.cachekey is None:
+        return
+    missing = [
+        source
+        for source in dict.fromkeys(sources)
+        if not (ahead and _made_ahead(compiler.arch, source))
+        and diskcache_get(compiler.cachekey, source) is None
+    ]
+    if len(missing) < 2:
+        return
+    # NVRTC releases the interpreter's lock; the cache is one thread's.
+    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
+        for source, binary in zip(missing, pool.map(compiler.compile, missing), strict=True):
+            diskcache_put(compiler.cachekey, source, binary)
+
+
+def _too_old(device: str) -> str | None:
+    arch = str(Device[device].renderer.target.arch)
+    is_old = int(arch.removeprefix("sm_")) < OLDEST_SM
+    return f"{arch} is older than sm_{OLDEST_SM}" if is_old else None
+
+
+def _simulated(device: str) -> bool:
+    """Say whether the device is the simulated board, which runs PTX."""
+    return str(Device[device].renderer.target.interface).startswith("MOCK")
+
+
+@cache
+def _nvrtc(device: str) -> NVRTCCompiler:
+    ptx = _simulated(device)
+    key = "orinllm_" + ("ptx" if ptx else "cubin")
+    return NVRTCCompiler(str(Device[device].renderer.target.arch), ptx=ptx, cache_key=key)
+
+
+def _cuda_multiprocessors(device: str) -> int:
+    from tinygrad.runtime.autogen import cuda
+
+    count = ctypes.c_int()
+    status = cuda.cuDeviceGetAttribute(
+        ctypes.byref(count),
+        cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        Device[device].cu_device,
+    )
+    if status:
+        raise RuntimeError(f"{device} does not say how many multiprocessors it has: error {status}")
+    return count.value
+
+
+def _nv_multiprocessors(device: str) -> int:
+    opened = Device[device]
+    return int(opened.num_gpcs * opened.num_tpc_per_gpc * opened.num_sm_per_tpc)
+
+
+register("CUDA", Toolchain(_nvrtc, _cuda_multiprocessors, 2, _too_old, lambda device: True))
+# NV sizes a multiprocessor's shared memory for one block.
+register(
+    "NV",
+    Toolchain(_nvrtc, _nv_multiprocessors, 1, _too_old, lambda device: not _simulated(device)),
+)

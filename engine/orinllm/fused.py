@@ -1,0 +1,127 @@
+"""The fused path: a token, or a chunk of a prompt, as one graph of hand-written kernels.
+
+Positions, tokens and counters stay on the device, so that one graph launch without parameters is a
+token of every sequence.
+"""
+
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tinygrad import dtypes
+
+from orinllm.chunk_list import ChunkList
+from orinllm.device import compile_all
+from orinllm.launch import Graph, Launch
+from orinllm.launches.buffers import CHUNK, PAGE
+from orinllm.memory import Memory
+from orinllm.token_list import TokenList, copy_ints
+
+#: Sequences that one launch of a product takes at once, at most.
+SEQUENCES = 4
+# Fewer tokens of a prompt are faster one by one.
+_LEAST_CHUNK = 8
+
+
+class Decoder:
+    """A token of each of `sequences` sequences; one whose position is below 0 is left alone."""
+
+    def __init__(self, memory: Memory, sequences: int) -> None:
+        self.list = TokenList(memory, sequences)
+        compile_all(memory.device, [launch.source for launch in self.list.launches])
+        self.graph = Graph(memory.device, self.list.launches)
+        self.sequences = sequences
+        state = self.list.state
+        self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
+
+    def place(self, pages: Sequence[Sequence[int]]) -> None:
+        """Say which pages each sequence's keys and values are in, from its first token on."""
+        width = self.list.memory.context // PAGE
+        copy_ints(self.list.table, [p for row in pages for p in [*row, *[0] * (width - len(row))]])
+
+    def step(self, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
+        """Start a token of each: the given ones at their positions, or what the last step left."""
+        if tokens:
+            copy_ints(self.list.state, [*tokens, *positions])
+        self.graph.run()
+
+    def tokens(self) -> tuple[int, ...]:
+        """Wait for the most likely token of each sequence; -1 where logits are no numbers."""
+        out = memoryview(bytearray(4 * self.sequences))
+        return struct.unpack(f"<{self.sequences}i", self._tokens.copyout(out))
+
+    def logits(self) -> NDArray[np.float32]:
+        """Wait for the logits: (sequences, vocabulary)."""
+        out = memoryview(bytearray(self.list.logits.nbytes))
+        raw: NDArray[np.float32] = np.frombuffer(self.list.logits.copyout(out), np.float32)
+        return raw.reshape(self.sequences, -1)
+
+
+class FusedExecutor:
+    """A model on CUDA or NV: prompts in chunks, tokens one graph launch each."""
+
+    name = "fused"
+
+    def __init__(self, memory: Memory, chunked: bool = True) -> None:
+        self.memory, self.context = memory, memory.context
+        self._decoders: dict[int, Decoder] = {}
+        self._prompt: tuple[ChunkList, Graph] | None = None
+        if chunked:
+            chunk = ChunkList(memory)
+            compile_all(memory.device, [launch.source for launch in chunk.launches])
+            self._prompt = chunk, Graph(memory.device, chunk.launches)
+        self.place(range(self.context // PAGE))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.memory.config.vocab_size
+
+    @property
+    def chunk(self) -> int:
+        """Tokens of a prompt that go through at once."""
+        return CHUNK if self._prompt else 1
+
+    @property
+    def prompt_launches(self) -> tuple[Launch, ...]:
+        """Launches of a chunk, in order; none where prompts go token by token."""
+        return self._prompt[0].launches if self._prompt else ()
+
+    def decoder(self, sequences: int = 1) -> Decoder:
+        """Return the launches of a token of so many sequences."""
+        if sequences not in self._decoders:
+            self._decoders[sequences] = Decoder(self.memory, sequences)
+        return self._decoders[sequences]
+
+    def place(self, pages: Sequence[int]) -> None:
+        """Say which pages the sequence of the coming prompt, and of `step`, is in."""
+        self.decoder().place([pages])
+        if self._prompt:
+            copy_ints(self._prompt[0].table, list(pages))
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Start keys and values of tokens[start:end] at their positions; nothing is waited for."""
+        while self._prompt and (n := min(CHUNK, end - start)) >= _LEAST_CHUNK:
+            chunk, graph = self._prompt
+            copy_ints(chunk.chunk, [start, n, *tokens[start : start + n]])
+            graph.run()
+            start += n
+        for position in range(start, end):
+            self.step(tokens[position], position)
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """Start one token more: the given one, or the one that the last step found."""
+        if token is None:
+            self.decoder().step()
+        else:
+            self.decoder().step([token], [position])
+
+    def token(self) -> int:
+        """Wait for the most likely next token; -1 where logits are no numbers."""
+        return self.decoder().tokens()[0]
+
+    def logits(self) -> NDArray[np.float32]:
+        """Wait for the logits after the last token: (vocabulary)."""
+        logits: NDArray[np.float32] = self.decoder().logits()[0]
+        return logits

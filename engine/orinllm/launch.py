@@ -1,0 +1,169 @@
+"""Kernels as data: the constants, arguments and shape of a launch, and what tinygrad runs of it.
+
+A launch's constants are a frozen dataclass whose fields become the constants of a CUDA struct, so
+that `rows_per_item=2` in Python is `P::ROWS_PER_ITEM` in cuda/*.cu.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from tinygrad import Device, dtypes
+from tinygrad.device import Buffer
+from tinygrad.engine.jit import create_graph_call
+from tinygrad.engine.realize import run_linear
+from tinygrad.helpers import JIT
+from tinygrad.renderer import Estimates
+from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp
+
+from orinllm.device import compile_cuda
+from orinllm.ggml import CUDA
+
+_INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
+# Blocks of so many threads on one multiprocessor leave 128 registers a thread; BOUNDS_126 in
+# cuda/gpu.cuh says why the bound is 126.
+_TWO_OF_256 = 512
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Base of a launch's constants. A str is a name of cuda/*, such as Q6_K or STORE."""
+
+    def declared(self, name: str) -> str:
+        """Return the CUDA struct `name`."""
+        lines = []
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name == "element":
+                lines.append(f"  typedef {value} Element;")
+                continue
+            kind = "bool" if isinstance(value, bool) else "int"
+            shown = str(value).lower() if isinstance(value, bool) else value
+            lines.append(f"  static constexpr {kind} {entry.name.upper()} = {shown};")
+        return "\n".join([f"struct {name} {{", *lines, "};"])
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A pointer that a kernel is given: its C declaration and the buffer behind it."""
+
+    declaration: str
+    buffer: Buffer = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """The parameter's name."""
+        return self.declaration.rsplit(None, 1)[1]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a list: its code, its arguments and its shape."""
+
+    name: str
+    file: str  # of cuda/
+    constants: tuple[Constants, ...]  # P0, P1, ... in the body
+    arguments: tuple[Argument, ...]
+    body: str
+    grid: tuple[int, int, int]
+    block: int  # threads
+    writes: tuple[str, ...]  # names of the arguments that it writes
+    operations: int = 0  # floating-point, for tinygrad's estimates
+    n_bytes: int = 0  # of weights that it reads
+    per_sm: int = 1  # blocks that must fit a multiprocessor: bounds the registers
+
+    @property
+    def source(self) -> str:
+        """All of the CUDA C that the compiler sees."""
+        bounds = "BOUNDS_126" if self.block * self.per_sm == _TWO_OF_256 else "__launch_bounds__"
+        parameters = ", ".join(argument.declaration for argument in self.arguments)
+        structs = "\n".join(c.declared(f"P{i}") for i, c in enumerate(self.constants))
+        return (
+            f"{included(self.file)}\n{structs}\n"
+            f'extern "C" __global__ void {bounds}({self.block}, {self.per_sm}) '
+            f"{self.name}({parameters}) {{\n{self.body}\n}}\n"
+        )
+
+    @property
+    def shape(self) -> "Shape":
+        """What of the launch a compiled program keeps."""
+        names = [argument.name for argument in self.arguments]
+        written = tuple(names.index(name) for name in self.writes)
+        estimates = Estimates(self.operations, self.n_bytes, self.n_bytes)
+        return Shape(self.name, self.grid, self.block, len(names), written, estimates)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch without code and buffers."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: int
+    n_arguments: int
+    written: tuple[int, ...]
+    estimates: Any
+
+
+@cache
+def included(file: str) -> str:
+    """Return a file of cuda/ with its includes in place, each header once where it says so."""
+    seen: set[str] = set()
+
+    def resolve(name: str) -> str:
+        text = (CUDA / name).read_text()
+        if "#pragma once" in text:
+            if name in seen:
+                return ""
+            seen.add(name)
+            text = text.replace("#pragma once\n", "")
+        return _INCLUDE.sub(lambda match: resolve(match[1]), text)
+
+    return resolve(file)
+
+
+@cache
+def _program(device: str, source: str, shape: Shape) -> UOp:
+    arguments = tuple(range(shape.n_arguments))
+    info = ProgramInfo(
+        shape.name, shape.grid, (shape.block, 1, 1), (), arguments, shape.written, arguments
+    )
+    sink = UOp(Ops.SINK, dtypes.void, (), KernelInfo(name=shape.name, estimates=shape.estimates))
+    parts = (
+        sink,
+        UOp(Ops.DEVICE, arg=device),
+        UOp(Ops.LINEAR, dtypes.void, ()),
+        UOp(Ops.SOURCE, arg=source),
+        UOp(Ops.BINARY, arg=compile_cuda(device, source)),
+    )
+    return UOp(Ops.PROGRAM, dtypes.void, parts, arg=info)
+
+
+class Graph:
+    """Launches in their order, as one graph launch where the device has graphs."""
+
+    def __init__(self, device: str, launches: Sequence[Launch]) -> None:
+        self.launches = tuple(launches)
+        uops: dict[int, UOp] = {}
+
+        def uop(buffer: Buffer) -> UOp:
+            if id(buffer) not in uops:
+                uops[id(buffer)] = UOp.from_buffer(buffer)
+            return uops[id(buffer)]
+
+        calls = [
+            _program(device, launch.source, launch.shape).call(
+                *(uop(argument.buffer) for argument in launch.arguments)
+            )
+            for launch in launches
+        ]
+        graphed = Device[device].graph is not None and JIT == 1
+        self.linear = UOp(
+            Ops.LINEAR, dtypes.void, (create_graph_call(calls),) if graphed else tuple(calls)
+        )
+
+    def run(self) -> None:
+        """Start the launches; nothing is waited for."""
+        run_linear(self.linear, jit=True)

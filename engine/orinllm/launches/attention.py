@@ -1,0 +1,179 @@
+"""Attention of a token and of a prompt's chunk: cuda/attention*.cu and rope_rows()."""
+
+from dataclasses import dataclass
+
+from tinygrad.device import Buffer
+
+from orinllm.device import multiprocessors
+from orinllm.launch import Argument, Constants, Launch
+from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil_div, round_up
+
+# Tokens of a split: at least, in steps of, and at most where the reader combines (parts.cuh).
+_SPLIT_LEAST, _SPLIT_STEP, _SPLIT_MOST = 64, 32, 192
+# Rows, of a token and a head, of a block of attention_rows().
+_TILE_ROWS = 64
+#: Head dimensions that the kernels take: whole float4 and tensor core tiles.
+HEAD_DIMS = (64, 80, 96, 128, 256)
+
+
+@dataclass(frozen=True)
+class AttentionConstants(Constants):
+    """P of attention(), attention_rows() and rope_rows()."""
+
+    element: str
+    head_dim: int
+    kv_heads: int
+    group: int
+    heads_per_block: int
+    rotated: int
+    interleaved: bool
+    qk_norm: bool
+    sinks: bool
+    window: int
+    page: int
+    pages: int
+    sequences: int
+    splits: int
+    few: int
+    split_pages: int
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """Buffers of a layer's attention. Vectors that the model lacks are None."""
+
+    cache: Cache
+    qkv: Buffer  # (tokens, heads + 2 KV heads, head_dim)
+    freqs: Buffer  # (context, rotated): cosines, then sines
+    q_norm: Buffer | None
+    k_norm: Buffer | None
+    sinks: Buffer | None
+    eps: float
+
+
+def most_splits(device: str, heads: Heads) -> int:
+    """Return the splits of a context at most.
+
+    Blocks enough for two on each multiprocessor, 64 tokens or more in each.
+    """
+    blocks = heads.blocks * heads.sequences
+    by_machine = ceil_div(2 * multiprocessors(device), blocks)
+    return max(1, min(by_machine, ceil_div(heads.attended, _SPLIT_LEAST)))
+
+
+def _constants(heads: Heads, splits: int) -> AttentionConstants:
+    attention = heads.attention
+    longest = max(
+        _SPLIT_LEAST, _SPLIT_MOST, round_up(ceil_div(heads.attended, splits), _SPLIT_STEP)
+    )
+    return AttentionConstants(
+        element=heads.element,
+        head_dim=attention.head_dim,
+        kv_heads=attention.kv_heads,
+        group=heads.group,
+        heads_per_block=heads.per_block,
+        rotated=heads.rotated,
+        interleaved=attention.rope is not None and attention.rope.interleaved,
+        qk_norm=attention.qk_norm,
+        sinks=attention.sinks,
+        window=attention.window,
+        page=PAGE,
+        pages=heads.context // PAGE,
+        sequences=heads.sequences,
+        splits=splits,
+        few=FEW,
+        split_pages=longest // PAGE + 2,
+    )
+
+
+def _optional(*vectors: tuple[str, Buffer | None]) -> tuple[list[Argument], list[str]]:
+    """Return the arguments of the vectors that there are, and the expression of each."""
+    arguments = [Argument(f"const float* {name}", b) for name, b in vectors if b is not None]
+    return arguments, ["0" if buffer is None else name for name, buffer in vectors]
+
+
+def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts) -> Launch:
+    """Return attention of one token of each sequence: out (sequences, heads * head_dim)."""
+    heads = parts.heads
+    attention = heads.attention
+    more, (q_norm, k_norm, sinks) = _optional(
+        ("qn", inputs.q_norm), ("kn", inputs.k_norm), ("sinks", inputs.sinks)
+    )
+    dim = attention.head_dim
+    return Launch(
+        name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
+        file="attention.cu",
+        constants=(_constants(heads, parts.splits),),
+        arguments=(
+            Argument("float* out", out),
+            Argument(f"{heads.element}* cache", inputs.cache.buffer),
+            Argument("const float* qkv", inputs.qkv),
+            Argument("const float* freqs", inputs.freqs),
+            Argument("float* part", parts.part),
+            Argument("float* part_ml", parts.part_ml),
+            Argument("int* state", parts.state),
+            Argument("const int* table", inputs.cache.table),
+            *more,
+        ),
+        body=(
+            f"  attention<P0>(Attention<P0>{{out, cache, qkv, freqs, {q_norm}, {k_norm}, {sinks}, "
+            f"{inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, table}});"
+        ),
+        grid=(heads.blocks, parts.splits, heads.sequences),
+        block=128 if dim <= 64 else 256,
+        writes=("out", "cache", "part", "part_ml", "state"),
+        per_sm=4 if dim <= 64 else 2 if dim <= 128 else 1,
+    )
+
+
+def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
+    """Return a chunk's rotation: q to halves (CHUNK, heads, head_dim), k and v to the cache."""
+    heads = inputs.cache.heads
+    attention = heads.attention
+    more, (q_norm, k_norm) = _optional(("qn", inputs.q_norm), ("kn", inputs.k_norm))
+    return Launch(
+        name=f"rope_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
+        file="norm_rope.cu",
+        constants=(_constants(heads, 1),),
+        arguments=(
+            Argument("u16* q", q),
+            Argument(f"{heads.element}* cache", inputs.cache.buffer),
+            Argument("const float* qkv", inputs.qkv),
+            Argument("const float* freqs", inputs.freqs),
+            Argument("const int* chunk", chunk),
+            Argument("const int* table", inputs.cache.table),
+            *more,
+        ),
+        body=(
+            f"  rope_rows<P0>(RopeRows<P0>{{q, cache, qkv, freqs, {q_norm}, {k_norm}, chunk, "
+            f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
+        ),
+        grid=(attention.heads + 2 * attention.kv_heads, CHUNK, 1),
+        block=32,
+        writes=("q", "cache"),
+    )
+
+
+def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
+    """Return attention of a chunk: out in halves (CHUNK, heads, head_dim)."""
+    heads = inputs.cache.heads
+    attention = heads.attention
+    more, (sinks,) = _optional(("sinks", inputs.sinks))
+    return Launch(
+        name=f"attention_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
+        file="attention_prompt.cu",
+        constants=(_constants(heads, 1),),
+        arguments=(
+            Argument("u16* out", out),
+            Argument(f"const {heads.element}* cache", inputs.cache.buffer),
+            Argument("const u16* q", q),
+            Argument("const int* chunk", chunk),
+            Argument("const int* table", inputs.cache.table),
+            *more,
+        ),
+        body=f"  attention_rows<P0>(out, cache, q, {sinks}, chunk, table);",
+        grid=(ceil_div(CHUNK, _TILE_ROWS // heads.per_block), heads.blocks, 1),
+        block=128,
+        writes=("out",),
+        per_sm=4 if attention.head_dim <= 128 else 1,
+    )

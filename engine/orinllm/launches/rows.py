@@ -1,0 +1,156 @@
+"""Embeddings and norms: cuda/embed.cu, norm_rope.cu."""
+
+from dataclasses import dataclass
+
+from tinygrad.device import Buffer
+
+from orinllm.launch import Argument, Constants, Launch
+from orinllm.launches.buffers import CHUNK, Weight, ceil_div
+
+_THREADS = 256
+#: Rows of norms are whole vectors of four floats, and GEMV takes eight at once.
+COLUMNS = 8
+
+
+@dataclass(frozen=True)
+class EmbedConstants(Constants):
+    """P of embed() and embed_rows()."""
+
+    type: str
+    cols: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class RowConstants(Constants):
+    """P of norm_rows() and add_norm()."""
+
+    cols: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMS norm: its weights (cols) and epsilon."""
+
+    weight: Buffer
+    eps: float
+
+
+def embed_tokens(table: Weight, x: Buffer, state: Buffer, sequences: int, scale: float) -> Launch:
+    """Return the embedding of a token of each sequence: x (sequences, cols)."""
+    row_bytes = table.n_bytes // table.rows
+    return Launch(
+        name=f"embed_{table.type.name.lower()}_{table.cols}",
+        file="embed.cu",
+        constants=(EmbedConstants(table.type.name, table.cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const u8* table", table.buffer),
+            Argument("const int* state", state),
+        ),
+        body=(
+            f"  embed<P0>(x + blockIdx.y * {table.cols}, table, state + blockIdx.y, {scale!r}f);"
+        ),
+        grid=(ceil_div(table.cols, _THREADS), sequences, 1),
+        block=_THREADS,
+        writes=("x",),
+        operations=table.cols * sequences,
+        n_bytes=row_bytes * sequences,
+    )
+
+
+def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch:
+    """Return the embedding of a chunk: x (CHUNK, cols)."""
+    return Launch(
+        name=f"embed_rows_{table.type.name.lower()}_{table.cols}",
+        file="embed.cu",
+        constants=(EmbedConstants(table.type.name, table.cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const u8* table", table.buffer),
+            Argument("const int* chunk", chunk),
+        ),
+        body=f"  embed_rows<P0>(x, table, chunk, {scale!r}f);",
+        grid=(ceil_div(table.cols, _THREADS), CHUNK, 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+def norm_chunk(norm: Norm, out: Buffer, x: Buffer, chunk: Buffer) -> Launch:
+    """Return the norm of a chunk's rows: out in halves (CHUNK, cols)."""
+    cols = norm.weight.size
+    return Launch(
+        name=f"norm_rows_{cols}",
+        file="norm_rope.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(
+            Argument("u16* out", out),
+            Argument("const float* x", x),
+            Argument("const float* norm", norm.weight),
+            Argument("const int* chunk", chunk),
+        ),
+        body=f"  norm_rows<P0>(out, x, norm, chunk, {norm.eps!r}f);",
+        grid=(CHUNK, 1, 1),
+        block=_THREADS,
+        writes=("out",),
+    )
+
+
+def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer) -> Launch:
+    """Return x += factor * norm(y), for `rows` rows or as many as the chunk has."""
+    cols = norm.weight.size
+    arguments = [
+        Argument("float* x", x),
+        Argument("const float* y", y),
+        Argument("const float* norm", norm.weight),
+    ]
+    if isinstance(rows, int):
+        count, most = str(rows), rows
+    else:
+        arguments.append(Argument("const int* chunk", rows))
+        count, most = "chunk[1]", CHUNK
+    return Launch(
+        name=f"add_norm_{cols}",
+        file="norm_rope.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=tuple(arguments),
+        body=f"  add_norm<P0>(x, y, norm, {norm.eps!r}f, {factor!r}f, {count});",
+        grid=(most, 1, 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+@dataclass(frozen=True)
+class GateConstants(Constants):
+    """P of gate() and gate_rows()."""
+
+    cols: int
+    threads: int
+    activation: str
+
+
+def gate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
+    """Return out = gate(inp): of `rows` rows to floats, or of the chunk's to halves."""
+    chunked = not isinstance(rows, int)
+    arguments = [
+        Argument("u16* out" if chunked else "float* out", out),
+        Argument("const float* in", inp),
+    ]
+    if isinstance(rows, int):
+        body, most = "  gate<P0>(out, in);", rows
+    else:
+        arguments.append(Argument("const int* chunk", rows))
+        body, most = "  gate_rows<P0>(out, in, chunk);", CHUNK
+    return Launch(
+        name=f"gate_{cols}",
+        file="gate.cu",
+        constants=(GateConstants(cols, _THREADS, activation),),
+        arguments=tuple(arguments),
+        body=body,
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("out",),
+    )

@@ -1,0 +1,75 @@
+"""What all lists of launches of a model share: weights, keys and values, rotation tables."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+from tinygrad.dtype import DType
+
+from orinllm.config import Config, Rope
+from orinllm.launches.buffers import PAGE, Cache, Heads
+from orinllm.weights import Weights, floats
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Buffers of a model on a device. `context` is in tokens, whole pages, of one sequence."""
+
+    device: str
+    config: Config
+    weights: Weights
+    context: int
+    caches: tuple[Buffer, ...]  # one a layer: pages of keys and values
+    rotations: dict[Rope | None, Buffer]
+
+    def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
+        """Return an uninitialised buffer of `size` elements."""
+        return Buffer(self.device, size, dtype).allocate()
+
+    def heads(self, layer: int, sequences: int) -> Heads:
+        """Return a layer's heads."""
+        return Heads(self.config.layers[layer].attention, self.context, sequences)
+
+    def cache(self, layer: int, sequences: int, table: Buffer) -> Cache:
+        """Return a layer's keys and values as a list of launches sees them."""
+        return Cache(self.heads(layer, sequences), self.caches[layer], table)
+
+    @property
+    def widest_qkv(self) -> int:
+        """Floats of the widest layer's queries, keys and values of a token."""
+        return max(
+            (layer.attention.heads + 2 * layer.attention.kv_heads) * layer.attention.head_dim
+            for layer in self.config.layers
+        )
+
+    @property
+    def widest_attention(self) -> int:
+        """Floats of the widest layer's attention of a token."""
+        return max(layer.attention.heads * layer.attention.head_dim for layer in self.config.layers)
+
+    @property
+    def widest_hidden(self) -> int:
+        """Floats of the widest layer's hidden vector of a token."""
+        return max(layer.feed_forward.hidden for layer in self.config.layers)
+
+
+def make_memory(config: Config, weights: Weights, device: str, context: int, pages: int) -> Memory:
+    """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences."""
+    caches = []
+    for layer in config.layers:
+        attention = layer.attention
+        size = pages * 2 * attention.kv_heads * PAGE * attention.head_dim
+        caches.append(Buffer(device, size, dtypes.uint16).allocate())
+    ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
+    rotations = {rope: _rotation(device, rope, context) for rope in ropes}
+    return Memory(device, config, weights, context, tuple(caches), rotations)
+
+
+def _rotation(device: str, rope: Rope | None, context: int) -> Buffer:
+    """Return cosines and sines of each position: (context, 2 * frequencies)."""
+    if rope is None:
+        return floats(device, np.zeros(1, np.float32))
+    angles = np.arange(context)[:, None] * np.array(rope.frequencies, np.float64)
+    both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
+    return floats(device, both.astype(np.float32))

@@ -1,0 +1,118 @@
+"""A file's tensors on the device, packed as they lie in it."""
+
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
+from gguf import GGMLQuantizationType
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.config import Config
+from orinllm.errors import BadInput
+from orinllm.ggml import kernel_types
+from orinllm.gguf import GGUF
+from orinllm.launches.buffers import Weight
+
+# What is copied at once, bytes: progress is told between two pieces.
+_PIECE = 256 << 20
+# Tensors keep their place modulo this, bytes: the kernels' copies are of 16.
+_ALIGNMENT = 256
+
+Say = Callable[[str], None]
+
+
+def quiet(text: str) -> None:
+    """Say nothing."""
+
+
+class Weights:
+    """Views of one buffer a file. Names are logical: those of `Config.matrix`."""
+
+    def __init__(self, gguf: GGUF, config: Config, device: str, say: Say = quiet) -> None:
+        self._gguf, self._config, self._device = gguf, config, device
+        self._starts: list[int] = []
+        self._buffers = [self._upload(i, say) for i in range(len(gguf.files))]
+        self._vectors: dict[str, Buffer] = {}
+
+    def _upload(self, file: int, say: Say) -> Buffer:
+        tensors = [t for t in self._gguf.tensors.values() if t.file == file]
+        start = min(t.offset for t in tensors) // _ALIGNMENT * _ALIGNMENT
+        end = max(t.offset + t.n_bytes for t in tensors)
+        self._starts.append(start)
+        data, total = self._gguf.files[file], end - start
+        buffer = Buffer(self._device, total, dtypes.uint8).allocate()
+        for at in range(0, total, _PIECE):
+            n = min(_PIECE, total - at)
+            piece = buffer.view(n, dtypes.uint8, at).ensure_allocated()
+            piece.copyin(data[start + at : start + at + n].data)
+            say(f"weights: {(at + n) / 1e6:,.0f} of {total / 1e6:,.0f} MB on the device")
+        return buffer
+
+    def has(self, name: str) -> bool:
+        """Say whether the file has the tensor of a logical name, such as blk.0.attn_q.bias."""
+        return name in self._gguf.tensors
+
+    def matrix(self, name: str, expert: int | None = None) -> Weight:
+        """Return the matrix of a logical name; of stacked experts, one of them or all."""
+        where = self._config.matrix(name)
+        tensor = self._gguf.tensors[where.tensor]
+        type_ = kernel_types()[int(tensor.type)]
+        rows, cols = prod(tensor.shape[:-1]), tensor.shape[-1]
+        row_bytes = cols // type_.block_values * type_.block_bytes
+        first = where.first_row
+        if expert is not None:
+            first += expert * tensor.shape[-2]
+            rows = tensor.shape[-2]
+        rows = where.rows or rows - where.first_row
+        offset = tensor.offset - self._starts[tensor.file] + first * row_bytes
+        view = self._buffers[tensor.file].view(rows * row_bytes, dtypes.uint8, offset)
+        return Weight(view.ensure_allocated(), type_, rows, cols)
+
+    def vector(self, name: str) -> Buffer:
+        """Return a vector of the file, as floats."""
+        if name not in self._vectors:
+            self._vectors[name] = self._make_vector(name)
+        return self._vectors[name]
+
+    def _make_vector(self, name: str) -> Buffer:
+        tensor = self._gguf.tensors[name]
+        if tensor.type == GGMLQuantizationType.F32:
+            offset = tensor.offset - self._starts[tensor.file]
+            view = self._buffers[tensor.file].view(tensor.n_elements, dtypes.float32, offset)
+            return view.ensure_allocated()
+        return floats(self._device, self._gguf.vector(name))
+
+    def optional(self, name: str) -> Buffer | None:
+        """Return a vector, or None if the file lacks it."""
+        return self.vector(name) if self.has(name) else None
+
+    def bias(self, name: str) -> Buffer | None:
+        """Return the bias of a logical matrix: of a fused tensor, its rows' part."""
+        where = self._config.matrix(name)
+        whole = where.tensor.removesuffix(".weight") + ".bias"
+        if not self.has(whole):
+            return None
+        vector = self.vector(whole)
+        if where.rows is None:
+            return vector
+        view = vector.view(where.rows, dtypes.float32, 4 * where.first_row)
+        return view.ensure_allocated()
+
+
+def floats(device: str, values: np.typing.NDArray[np.float32]) -> Buffer:
+    """Return a buffer of float32 values on the device."""
+    flat = np.ascontiguousarray(values, np.float32).reshape(-1)
+    return Buffer(device, flat.size, dtypes.float32).allocate().copyin(flat.data.cast("B"))
+
+
+def check_types(gguf: GGUF) -> None:
+    """Raise BadInput for a tensor whose type no path of the engine reads."""
+    known = {int(t) for t in (*kernel_types(), GGMLQuantizationType.F32)}
+    for tensor in gguf.tensors.values():
+        if int(tensor.type) not in known:
+            names = ", ".join(sorted(t.name for t in kernel_types().values()))
+            raise BadInput(
+                f"{gguf.path}: tensor {tensor.name} has the type {tensor.type.name}, which is not "
+                f"supported; supported are F32, {names}"
+            )
