@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
-from tests.patches import cuda_emulation
+from tests.engine import cuda_emulation
 
 from orinllm.ggml import CUDA, KernelType, kernel_types
 
@@ -40,9 +40,8 @@ TOKENS = 21  # of the GEMM
 SMEM = 48 << 10
 
 
-def flat(name: str, seen: set[str] | None = None) -> str:
-    """Return a source with what it includes in place, so that one text is the whole kernel."""
-    seen = set() if seen is None else seen
+def flat(name: str, seen: set[str]) -> str:
+    """Return a source with what it includes in place, except for what `seen` has."""
     lines = []
     for line in (CUDA / name).read_text().splitlines():
         if line.startswith("#include"):
@@ -56,23 +55,22 @@ def flat(name: str, seen: set[str] | None = None) -> str:
 
 
 ENTRY = """
-namespace fused {{
-{gemm}
-}}
-template<int K> struct Gemv {{
+template<int K> struct Gemved {{
   static constexpr int TYPE = {name}, COLS = K, ROWS_PER_ITEM = 2, DEPTH = 2, MODE = STORE,
-    SEGMENTS = 1, WARPS = 2, GRID = 2, COLUMNS = 2, OUT_STRIDE = {rows};
+    SEGMENTS = 1, WARPS = 2, GRID = 2, COLUMNS = 2, OUT_STRIDE = {rows},
+    ACTIVATION = SILU;
   static constexpr bool NORM = false;
 }};
-struct Gemm {{
+struct Gemmed {{
   static constexpr int TYPE = {name}, COLS = {small}, OUT_STRIDE = {rows}, MODE = STORE, WARPS = 2,
-    PARTS = 1;
+    PARTS = 1, ACTIVATION = SILU;
 }};
 template<int K> DI void rows_times_x(u8* smem, float* out, const u8* w, const float* x) {{
   const Seg seg[] = {{{{w, {rows}}}}};
   const float* const bias[] = {{0}};
   Best best[2];
-  gemv<Gemv<K>>(smem, out, Plain<K>{{x}}, 0, bias, seg, 0.f, best, Nothing{{}});
+  gemv<Gemved<K>>(Gemv<Plain<K>, Nothing>{{
+    smem, out, Plain<K>{{x}}, 0, seg, bias, 0.f, 1.f, best, Nothing{{}}}});
 }}
 extern "C" __global__ void __launch_bounds__(64, 1) entry(
     const int* what, float* out, const u8* w, const void* in) {{
@@ -99,8 +97,8 @@ extern "C" __global__ void __launch_bounds__(64, 1) entry(
   if (*what == 3) rows_times_x<{small}>(smem, out, w, (const float*)in);
   if (*what == 4) {{
     const int chunk[2] = {{0, {tokens}}};
-    const fused::Part parts[] = {{{{out, w, 0, {rows}, 0}}}};
-    fused::gemm<Gemm>(parts, (const u16*)in, 0, chunk, 1.f);
+    const Part parts[] = {{{{out, w, 0, {rows}, 0}}}};
+    gemm<Gemmed>(Gemm{{parts, (const u16*)in, 0, chunk, 1.f, 1.f}});
   }}
 }}
 """
@@ -108,15 +106,10 @@ extern "C" __global__ void __launch_bounds__(64, 1) entry(
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL:
-    seen = {"gemv.cu"}
-    gemv = flat("gemv.cu", seen)
-    gemm = flat("gemm.cu", seen)
-    # unpack.cuh belongs to no namespace: what gemm.cu adds to it does
-    unpack, gemm = gemm[: gemm.index("\nenum {")], gemm[gemm.index("\nenum {") :]
-    entry = ENTRY.format(
-        name=name, rows=ROWS, large=LARGE, small=SMALL, smem=SMEM, tokens=TOKENS, gemm=gemm
-    )
-    path = cuda_emulation.compile_emulated("EMU", f"{gemv}\n{unpack}\n{entry}")
+    seen: set[str] = set()
+    entry = ENTRY.format(name=name, rows=ROWS, large=LARGE, small=SMALL, smem=SMEM, tokens=TOKENS)
+    sources = [flat("gemv.cu", seen), flat("gemm.cu", seen), entry]
+    path = cuda_emulation.compile_emulated("\n".join(sources))
     return ctypes.CDLL(path.decode())
 
 
