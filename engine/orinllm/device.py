@@ -49,13 +49,7 @@ def unsupported(device: str) -> str | None:
     """Say why the kernels cannot run on a tinygrad device such as "CUDA", or None."""
     if device.split(":")[0] not in _TOOLCHAINS:
         return f"{device} is neither CUDA nor NV"
-    if (why := _toolchain(device).unsupported(device)) is not None:
-        return why
-    try:
-        compile_cuda(device, 'extern "C" __global__ void probe() {}')
-    except CompileError as error:
-        return f"CUDA C does not compile: {error}"
-    return None
+    return _toolchain(device).unsupported(device)
 
 
 @cache
@@ -116,10 +110,15 @@ def compile_all(device: str, sources: Iterable[str]) -> None:
             diskcache_put(compiler.cachekey, source, binary)
 
 
-def _too_old(device: str) -> str | None:
+def _unusable(device: str) -> str | None:
     arch = str(Device[device].renderer.target.arch)
-    is_old = int(arch.removeprefix("sm_")) < OLDEST_SM
-    return f"{arch} is older than sm_{OLDEST_SM}" if is_old else None
+    if int(arch.removeprefix("sm_")) < OLDEST_SM:
+        return f"{arch} is older than sm_{OLDEST_SM}"
+    try:
+        compile_cuda(device, 'extern "C" __global__ void probe() {}')
+    except CompileError as error:
+        return f"CUDA C does not compile: {error}"
+    return None
 
 
 def _simulated(device: str) -> bool:
@@ -153,9 +152,9 @@ def _nv_multiprocessors(device: str) -> int:
     return int(opened.num_gpcs * opened.num_tpc_per_gpc * opened.num_sm_per_tpc)
 
 
-register("CUDA", Toolchain(_nvrtc, _cuda_multiprocessors, 2, _too_old, lambda device: True))
+register("CUDA", Toolchain(_nvrtc, _cuda_multiprocessors, 2, _unusable, lambda device: True))
 # NV sizes a multiprocessor's shared memory for one block.
 register(
     "NV",
-    Toolchain(_nvrtc, _nv_multiprocessors, 1, _too_old, lambda device: not _simulated(device)),
+    Toolchain(_nvrtc, _nv_multiprocessors, 1, _unusable, lambda device: not _simulated(device)),
 )

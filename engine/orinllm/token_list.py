@@ -45,9 +45,7 @@ class TokenList:
         counters = n * max(h.blocks for h in heads)
         self.state = memory.empty(2 * n + 1 + counters, dtypes.int32)
         self.state.copyin(memoryview(bytearray(self.state.nbytes)))
-        self._tail = Tail(
-            memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32), self.state
-        )
+        self._tail = Tail(memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32))
         self.table = memory.empty(n * memory.context // PAGE, dtypes.int32)
         self.table.copyin(memoryview(bytearray(self.table.nbytes)))
         self.launches = tuple(self._all())
@@ -65,6 +63,7 @@ class TokenList:
             (self._head,),
             self.logits,
             self._x,
+            self.state,
             norm=memory.weights.vector("output_norm.weight"),
             eps=config.norm_eps,
             factor=config.logit_scale,
@@ -83,6 +82,7 @@ class TokenList:
             tuple(weights.matrix(name) for name in full),
             self._x,
             self._x,
+            self.state,
             biases=tuple(weights.bias(name) for name in full),
             eps=self.memory.config.norm_eps,
             sequences=self.sequences,
@@ -92,7 +92,7 @@ class TokenList:
         memory, config = self.memory, self.memory.config
         weights, prefix = memory.weights, f"blk.{layer}."
         cache = memory.cache(layer, self.sequences, self.table)
-        parts = Parts(cache.heads, self._splits[layer], self._part, self._part_ml, self.state)
+        parts = Parts(cache.heads, self._splits[layer], self._part, self._part_ml)
         qkv = replace(
             self._product(layer, "qkv", "STORE", ("attn_q", "attn_k", "attn_v")),
             out=self._qkv,
@@ -109,7 +109,7 @@ class TokenList:
             weights.optional(f"{prefix}attn_sinks.weight"),
             config.norm_eps,
         )
-        yield attend_token(self._attention, inputs, parts)
+        yield attend_token(self._attention, inputs, parts, self.state)
         out = replace(
             self._product(layer, "out", "ADD", ("attn_output",)),
             x=self._attention,

@@ -92,7 +92,7 @@ def _optional(*vectors: tuple[str, Buffer | None]) -> tuple[list[Argument], list
     return arguments, ["0" if buffer is None else name for name, buffer in vectors]
 
 
-def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts) -> Launch:
+def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buffer) -> Launch:
     """Return attention of one token of each sequence: out (sequences, heads * head_dim)."""
     heads = parts.heads
     attention = heads.attention
@@ -111,7 +111,7 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts) -> Launch:
             Argument("const float* freqs", inputs.freqs),
             Argument("float* part", parts.part),
             Argument("float* part_ml", parts.part_ml),
-            Argument("int* state", parts.state),
+            Argument("int* state", state),
             Argument("const int* table", inputs.cache.table),
             *more,
         ),

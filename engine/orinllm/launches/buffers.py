@@ -88,7 +88,6 @@ class Parts:
     splits: int
     part: Buffer
     part_ml: Buffer
-    state: Buffer
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -81,11 +81,10 @@ class GemvPlan:
 
 @dataclass(frozen=True)
 class Tail:
-    """Buffers of the head's argmax: scratch, and the state that it leaves tokens in."""
+    """Scratch of the head's argmax."""
 
     part_v: Buffer
     part_i: Buffer
-    state: Buffer
 
 
 @dataclass(frozen=True)
@@ -97,6 +96,7 @@ class Product:
     weights: tuple[Weight, ...]
     out: Buffer
     x: Buffer
+    state: Buffer  # tokens, positions, counters (attention.cu)
     biases: tuple[Buffer | None, ...] = ()
     norm: Buffer | None = None
     eps: float = 0.0
@@ -242,7 +242,8 @@ class _Writer:
         for i, bias in enumerate(p.biases):
             if bias is not None:
                 self.arguments.append(Argument(f"const float* b{i}", bias))
-        self._needs("state", "int* state", p.tail.state if p.tail else None)
+        if p.tail or p.parts or p.ahead:
+            self.arguments.append(Argument("int* state", p.state))
         self.source = self._source()
         self.ahead = self._ahead()
 
@@ -253,10 +254,6 @@ class _Writer:
         size, n_bytes = (n // self.product.sequences for n in (buffer.size, buffer.nbytes))
         view = buffer.view(size * self.columns, buffer.dtype, n_bytes * self.first)
         return view.ensure_allocated()
-
-    def _needs(self, name: str, declaration: str, buffer: Buffer | None) -> None:
-        if buffer is not None and all(argument.name != name for argument in self.arguments):
-            self.arguments.append(Argument(declaration, buffer))
 
     def _add_constants(self, constants: Constants) -> str:
         self.constants.append(constants)
@@ -269,9 +266,10 @@ class _Writer:
             return f"Plain<{cols}>{{x}}"
         heads, splits = p.parts.heads, p.parts.splits
         dim = heads.attention.head_dim
-        self._needs("part", "const float* part", p.parts.part)
-        self._needs("part_ml", "const float* part_ml", p.parts.part_ml)
-        self._needs("state", "int* state", p.parts.state)
+        self.arguments += [
+            Argument("const float* part", p.parts.part),
+            Argument("const float* part_ml", p.parts.part_ml),
+        ]
         name = self._add_constants(
             AttendedConstants(cols, dim, splits, FEW, heads.attention.window, self.columns)
         )
@@ -287,9 +285,10 @@ class _Writer:
             return "Nothing{}"
         cache, heads = self.product.ahead, self.product.ahead.heads
         attention = heads.attention
-        self._needs("cache", f"const {heads.element}* cache", cache.buffer)
-        self._needs("table", "const int* table", cache.table)
-        assert self.product.parts is None
+        self.arguments += [
+            Argument(f"const {heads.element}* cache", cache.buffer),
+            Argument("const int* table", cache.table),
+        ]
         token_bytes = (
             2 * heads.sequences * attention.kv_heads * attention.head_dim * heads.element_bytes
         )

@@ -1,0 +1,52 @@
+"""Models of the engine's tests: tiny synthetic files, on the emulated GPU or a real path."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orinbench.synth import write_synthetic
+from orinllm.arch import config_of
+from orinllm.fused import FusedExecutor
+from orinllm.gguf import GGUF
+from orinllm.launches.buffers import PAGE
+from orinllm.memory import make_memory
+from orinllm.plan import make_plan
+from orinllm.weights import Weights
+
+Load = Callable[..., FusedExecutor]
+
+
+@pytest.fixture
+def emulated() -> Iterator[Load]:
+    """Load a file on the emulated GPU."""
+    from tests.engine import cuda_emulation
+    from tinygrad import Context
+
+    cuda_emulation.install()
+
+    def load(path: Path, context: int = 128, pages: int | None = None) -> FusedExecutor:
+        gguf = GGUF.open(path)
+        config = config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
+        plan = make_plan(gguf, config, "EMU")
+        assert plan.fused, plan.obstacles
+        weights = Weights(gguf, config, "EMU")
+        memory = make_memory(config, weights, "EMU", context, pages or context // PAGE)
+        return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+
+    with Context(DEV="EMU"):
+        yield load
+
+
+@pytest.fixture(scope="session")
+def synthetic(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Write a synthetic model of a shape and a type, once."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def write(shape: str, quant: str) -> Path:
+        path = folder / f"{shape}-{quant}.gguf"
+        if not path.exists():
+            write_synthetic(path, shape, quant, seed=5)
+        return path
+
+    return write
