@@ -342,7 +342,9 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
 #pragma unroll
         for (int r = 0; r < R; r++) acc[r][n] = warp_sum(acc[r][n]) * scale[n];
         if constexpr (MODE == GATED) {
-          if (lane == 0) o[citem] = gated<P::ACTIVATION>(acc[0][n], acc[1][n]);
+          if (lane == 0)
+            o[citem] = gated<P::ACTIVATION>(acc[0][n] + (bias[0] != 0 ? bias[0][citem] : 0.f),
+                                            acc[1][n] + (bias[1] != 0 ? bias[1][citem] : 0.f));
         } else {
 #pragma unroll
           for (int r = 0; r < R; r++) {
