@@ -3,8 +3,10 @@
 // Lane l owns, of block b = l/8, half h = l/4%2, the runs of 8 weights at h*128 + {0,32,64,96} +
 // 8*(l%4): of one group of 16, and contiguous in every type. Activations lie in shared memory in
 // the order in which lanes read them, int8 or halves (Packed<T>::ACT), with one float scale for 32.
+// Of types in nibbles (nibbles.cuh) lane l owns 8 bytes of each of the groups of 32 at l & 30 and
+// the next: runs of its own and of lane l ^ 2.
 #pragma once
-#include "packed.cuh"
+#include "nibbles.cuh"
 
 struct Act {
   int4 lo, hi;
@@ -16,11 +18,107 @@ DI int a_word(const Act& a, int q, int i) {  // word i of the run of quarter q
   return (q & 1) ? (i ? v.w : v.z) : (i ? v.y : v.x);
 }
 
+// What a lane meets with nibbles: lo, the runs that it takes first; d.x and d.y, of its two groups.
+// act and act_d begin at the unit.
+DI void load_act_of_nibbles(Act* a, const u8* act, const float* act_d, int lane) {
+  const u8* pair = act + (lane & 2) * 256;
+  a->lo = *(const int4*)(pair + lane * 16);
+  a->hi = *(const int4*)(pair + (lane ^ 2) * 16);
+  a->d.x = act_d[lane & 30];
+  a->d.y = act_d[(lane & 30) + 1];
+}
+DI int dot8(const int* v, const Act& a, int q, int t) {  // t plus 8 weights times run q
+  return __dp4a(v[1], a_word(a, q, 1), __dp4a(v[0], a_word(a, q, 0), t));
+}
+DI int sum8(const Act& a, int q, int t) {  // t plus the activations of run q
+  const int ones[2] = {0x01010101, 0x01010101};
+  return dot8(ones, a, q, t);
+}
+// 8 bytes of the ring at an address that is a multiple of ALIGN
+template<int ALIGN> DI void bytes8(const u8* ring, u32 at, u32* out) {
+  const u32* w = (const u32*)(ring + (at & ~3u));
+  const u32 by = (at & (4 - ALIGN)) * 8;
+#pragma unroll
+  for (int i = 0; i < 2; i++) out[i] = ALIGN == 4 ? w[i] : __funnelshift_r(w[i], w[i + 1], by);
+}
+
+// The two runs of 8 bytes of nibbles at `at` as int8, the one of the lane's first activations
+// first: 16 (q - 8) of Q4, 8 (q - 16) of Q5, else the table's value.
+template<int T> DI void two_runs(const u8* ring, u32 at, u32 fifth, int lane, int v[2][2]) {
+  const bool odd = lane & 2;  // of an odd block: the high run first
+  u32 c[2];
+  bytes8<Nibbles<T>::ALIGN>(ring, at, c);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    if constexpr (Nibbles<T>::TABLE) {
+      typedef Values<T> V;
+      u32 both[2];
+      look_up(c[i], V::w0, V::w1, V::w2, V::w3, both);
+      v[0][i] = (int)__byte_perm(both[0], both[1], odd ? 0x7531 : 0x6420);
+      v[1][i] = (int)__byte_perm(both[0], both[1], odd ? 0x6420 : 0x7531);
+    } else if constexpr (Nibbles<T>::FIFTH) {
+#pragma unroll
+      for (int f = 0; f < 2; f++) {
+        const u32 bits = ring[fifth + ((lane & 3) ^ (2 * f))];
+        v[f][i] = (int)(nibbles_at_3(c[i], odd != (f == 1)) | (~fifth_bits(bits, i) & 0x80808080u));
+      }
+    } else {
+      v[0][i] = (int)(((c[i] << (odd ? 0 : 4)) & 0xf0f0f0f0u) ^ 0x80808080u);
+      v[1][i] = (int)(((c[i] << (odd ? 4 : 0)) & 0xf0f0f0f0u) ^ 0x80808080u);
+    }
+  }
+}
+
+// one unit of a row of a type in nibbles, as dot_unit
+template<int T, bool TAIL, int N>
+DI void dot_nibbles(const u8* ring, u32 off, const Act* a, int lane, int k_left, float* sums) {
+  constexpr bool TABLE = Nibbles<T>::TABLE, FIFTH = Nibbles<T>::FIFTH, MIN = Nibbles<T>::MIN;
+  constexpr float UNIT = T == MXFP4 ? .5f : TABLE ? 1.f : FIFTH ? .125f : .0625f;
+  if (TAIL && T == IQ4_XS && (lane >> 3) * 256 >= k_left) return;
+  float acc[N], accm[N];
+#pragma unroll
+  for (int n = 0; n < N; n++) acc[n] = accm[n] = 0.f;
+#pragma unroll
+  for (int s = 0; s < 2; s++) {
+    const int g = (lane & 30) + s;
+    const u32 o = off + block_at<T>(g);
+    int v[2][2];
+    two_runs<T>(ring, off + nibbles_at<T>(g) + 8 * (lane & 1), o + Nibbles<T>::FIFTH, lane, v);
+    float d, m = 0.f;
+    if constexpr (T == IQ4_XS) {
+      const u32 low = ring[o + 4 + ((lane >> 1) & 3)], high = *(const u16*)(ring + o + 2);
+      d = i2f((int)(((low >> (4 * s)) & 15) | (((high >> (2 * (g & 7))) & 3) << 4)) - 32);
+    } else if constexpr (T == MXFP4) {
+      d = __int_as_float((int)((u32)ring[o] << 23));  // 2^(e - 127); e = 0 counts as 0
+    } else if constexpr (MIN) {
+      const u32 dm = *(const u32*)(ring + o);
+      d = h2f((u16)dm);
+      m = h2f((u16)(dm >> 16)) + (FIFTH ? 16.f : 8.f) * d;
+    } else {
+      d = h2f(*(const u16*)(ring + o));
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      const int t = dot8(v[1], a[n], 2 + s, dot8(v[0], a[n], s, 0));
+      const float ad = s ? a[n].d.y : a[n].d.x;
+      if (!TAIL || T == IQ4_XS || 32 * g < k_left) {
+        acc[n] += i2f(t) * (d * ad);
+        if constexpr (MIN) accm[n] += i2f(sum8(a[n], 2 + s, sum8(a[n], s, 0))) * (m * ad);
+      }
+    }
+  }
+  float d = UNIT;
+  if constexpr (T == IQ4_XS) d = h2f(*(const u16*)(ring + off + block_at<T>(lane & 30)));
+#pragma unroll
+  for (int n = 0; n < N; n++) sums[n] += MIN ? acc[n] * d + accm[n] : acc[n] * d;
+}
+
 // adds one unit of a row times each of N columns of activations; act: halves for weights of 16
 // bits, whose columns are `pitch` bytes apart
 template<int T, bool TAIL, int N>
 DI void dot_unit(const u8* ring, u32 off, const Act* a, const u8* act, int pitch, int lane,
                  int k_left, float* sums) {
+  if constexpr (Nibbles<T>::YES) dot_nibbles<T, TAIL, N>(ring, off, a, lane, k_left, sums);
   const int b = lane >> 3, h = (lane >> 2) & 1, j = lane & 3;
   float acc[N];
 #pragma unroll
@@ -98,6 +196,57 @@ DI void dot_unit(const u8* ring, u32 off, const Act* a, const u8* act, int pitch
     }
 #pragma unroll
     for (int n = 0; n < N; n++) sums[n] += h2f((u16)dm) * acc[n] - h2f((u16)(dm >> 16)) * accm[n];
+  }
+  if constexpr (T == Q2_K) {
+    if (TAIL && b * 256 >= k_left) return;
+    const u32* w = (const u32*)(ring + off + b * Packed<T>::BB);
+    const u32 c[2] = {w[4 + h * 8 + 2 * j], w[5 + h * 8 + 2 * j]}, dm = w[20];
+    const u32 by = 8 * (j >> 1), s[2] = {w[2 * h] >> by, w[2 * h + 1] >> by};
+    float accm[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) accm[n] = 0.f;
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+      const int v[2] = {(int)((c[0] >> (2 * q)) & 0x03030303u),
+                        (int)((c[1] >> (2 * q)) & 0x03030303u)};
+      const u32 sc = s[q >> 1] >> (16 * (q & 1));
+#pragma unroll
+      for (int n = 0; n < N; n++) {
+        acc[n] += i2f(dot8(v, a[n], q, 0) * (int)(sc & 15)) * comp(a[n].d, q);
+        accm[n] += i2f(sum8(a[n], q, 0) * (int)((sc >> 4) & 15)) * comp(a[n].d, q);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < N; n++) sums[n] += h2f((u16)dm) * acc[n] - h2f((u16)(dm >> 16)) * accm[n];
+  }
+  if constexpr (T == Q3_K) {
+    if (TAIL && b * 256 >= k_left) return;
+    const u32 o = off + b * Packed<T>::BB;
+    u32 c[2], top[2], low[2];
+    bytes8<2>(ring, o + 32 + h * 32 + 8 * j, c);
+    bytes8<2>(ring, o + 8 * j, top);
+    bytes8<2>(ring, o + 96, low);
+    const u32 high = shfl_bytes(ring, o + 104) >> (4 * h), by = 8 * (j >> 1);
+#pragma unroll
+    for (int q = 0; q < 4; q++) {
+      int v[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {  // 32 (q - 4): the third bit, inverted, is the sign
+        const u32 two = q < 3 ? c[i] << (5 - 2 * q) : c[i] >> 1, third = (top[i] >> (4 * h))
+                                                                         << (7 - q);
+        v[i] = (int)((two & 0x60606060u) | (~third & 0x80808080u));
+      }
+      const u32 s6 = (((low[q >> 1] >> (4 * h)) & 0x0f0f0f0fu) |
+                      (((high >> (2 * (q >> 1))) & 0x03030303u) << 4)) >>
+                     by;
+      const int scale = (int)((s6 >> (16 * (q & 1))) & 255) - 32;
+#pragma unroll
+      for (int n = 0; n < N; n++)  // at most 128 * 127 * 8 * 32, below 2^22
+        acc[n] += i2f(dot8(v, a[n], q, 0) * scale) * comp(a[n].d, q);
+    }
+    const float d = h2f(*(const u16*)(ring + o + 108)) * .03125f;
+#pragma unroll
+    for (int n = 0; n < N; n++) sums[n] += acc[n] * d;
   }
   if constexpr (T == Q8_0) {
 #pragma unroll

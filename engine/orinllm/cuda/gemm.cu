@@ -96,7 +96,7 @@ template<typename P> DI void gemm(const Gemm& a) {
           for (int c = 0; c < 4; c++)
             w[p][i][c] = f2h2(f16<T>(w[p][i][c]), f16<T>(w[p][i][c] >> 16));
       }
-      const u16* x = xs[step & 1] + g * PITCH + quarter_of<T>(unit, p) * 32 + j * 8;
+      const u16* x = xs[step & 1] + g * PITCH + quarter_of<T>(unit, p) * 32 + run_at<T>(p, j);
 #pragma unroll
       for (int m = 0; m < BM / 8; m++) {
         const int4 b = *(const int4*)(x + m * 8 * PITCH);

@@ -329,11 +329,16 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
     Act a[N];
 #pragma unroll
     for (int n = 0; n < N; n++) {
-      if constexpr (ACT == 1) {
-        a[n].lo = *(const int4*)(act + n * KP + cunit * 1024 + lane * 16);
-        a[n].hi = *(const int4*)(act + n * KP + cunit * 1024 + 512 + lane * 16);
+      if constexpr (Nibbles<T>::YES) {
+        load_act_of_nibbles(&a[n], act + n * KP + cunit * 1024, act_d + n * KP / 32 + cunit * 32,
+                            lane);
+      } else {
+        if constexpr (ACT == 1) {
+          a[n].lo = *(const int4*)(act + n * KP + cunit * 1024 + lane * 16);
+          a[n].hi = *(const int4*)(act + n * KP + cunit * 1024 + 512 + lane * 16);
+        }
+        a[n].d = *(const float4*)(act_d + n * KP / 32 + cunit * 32 + (lane >> 2) * 4);
       }
-      a[n].d = *(const float4*)(act_d + n * KP / 32 + cunit * 32 + (lane >> 2) * 4);
     }
 #pragma unroll
     for (int r = 0; r < R; r++) {
@@ -351,7 +356,9 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
 #pragma unroll
         for (int r = 0; r < R; r++) acc[r][n] = warp_sum(acc[r][n]) * scale[n];
         if constexpr (MODE == GATED) {
-          if (lane == 0) o[citem] = gated<P::ACTIVATION>(acc[0][n], acc[1][n]);
+          if (lane == 0)
+            o[citem] = gated<P::ACTIVATION>(acc[0][n] + (bias[0] != 0 ? bias[0][citem] : 0.f),
+                                            acc[1][n] + (bias[1] != 0 ? bias[1][citem] : 0.f));
         } else {
 #pragma unroll
           for (int r = 0; r < R; r++) {

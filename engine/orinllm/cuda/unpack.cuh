@@ -2,9 +2,10 @@
 //
 // A unit: the packed bytes of two quarters of 128 weights of one row that share some, 2r and 2r +
 // 1, in Q6_K r and r + 2. Of each quarter a lane turns a run of 8 weights, at 8*j, into halves,
-// times W_SCALE so that small blocks stay normal; weights of 16 bits stay as they are.
+// times W_SCALE so that small blocks stay normal; weights of 16 bits stay as they are. Of types in
+// nibbles (nibbles.cuh) a lane has two runs of one quarter instead; run_at() says which.
 #pragma once
-#include "packed.cuh"
+#include "nibbles.cuh"
 
 #define W_SCALE 256.f
 
@@ -29,12 +30,60 @@ template<> struct Raw<F16> {
 template<> struct Raw<BF16> {
   int4 l[2];
 };
+template<int T> struct RawNibbles {
+  static constexpr bool ALIGNED = Nibbles<T>::ALIGN == 4;
+  u32 l[ALIGNED ? 2 : 3], d;  // d: the block's first word, half or byte
+};
+template<> struct Raw<Q4_0> : RawNibbles<Q4_0> {};
+template<> struct Raw<Q4_1> : RawNibbles<Q4_1> {};
+template<> struct Raw<Q5_0> : RawNibbles<Q5_0> {
+  u32 fifth[2];
+};
+template<> struct Raw<Q5_1> : RawNibbles<Q5_1> {
+  u32 fifth[2];
+};
+template<> struct Raw<IQ4_NL> : RawNibbles<IQ4_NL> {};
+template<> struct Raw<IQ4_XS> : RawNibbles<IQ4_XS> {
+  u32 low;  // of the scales of the unit's two groups
+};
+template<> struct Raw<MXFP4> : RawNibbles<MXFP4> {};
+template<> struct Raw<Q2_K> {
+  u32 l[2], sc, d;
+};
+template<> struct Raw<Q3_K> {
+  u32 l[3], top[3], low[2], high[2], d;  // low, high: bits of the scales
+};
 template<int T> DI int quarter_of(int unit, int part) {
+  if constexpr (Nibbles<T>::YES) return 2 * (unit & 1);
   return T == Q6_K ? (unit & 1) + 2 * part : 2 * (unit & 1) + part;
+}
+// The first of the 8 weights that part p of a unit gives lane j, from quarter_of() on.
+template<int T> DI int run_at(int p, int j) {
+  if constexpr (Nibbles<T>::YES) return 32 * (j >> 1) + 16 * (p ^ (j >> 1)) + 8 * (j & 1);
+  return j * 8;
+}
+
+template<int T> DI Raw<T> load_nibbles(const u8* row, int unit, int j) {
+  constexpr int ALIGN = Nibbles<T>::ALIGN, FIFTH = Nibbles<T>::FIFTH;
+  Raw<T> r;
+  const int g = 2 * unit + (j >> 1);
+  const u8 *b = row + block_at<T>(g), *at = row + nibbles_at<T>(g) + 8 * (j & 1);
+  const u32* w = (const u32*)((u64)at & ~3ull);
+  r.l[0] = w[0];
+  r.l[1] = w[1];
+  if constexpr (ALIGN < 4) r.l[2] = (u32)(u64)at & (4 - ALIGN) ? w[2] : 0;  // not beyond the row
+  r.d = ALIGN == 4 ? *(const u32*)b : ALIGN == 2 ? *(const u16*)b : *b;
+  if constexpr (FIFTH) {
+    r.fifth[0] = b[FIFTH + (j & 1)];
+    r.fifth[1] = b[FIFTH + 2 + (j & 1)];
+  }
+  if constexpr (T == IQ4_XS) r.low = b[4 + (unit & 3)];
+  return r;
 }
 
 template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
   Raw<T> r;
+  if constexpr (Nibbles<T>::YES) r = load_nibbles<T>(row, unit, j);
   const u8* b = row + (u32)(Packed<T>::BW == 32 ? unit : unit >> 2) *
                           (Packed<T>::BW == 32 ? 2 * Packed<T>::BB : Packed<T>::BB);
   const int h = (unit >> 1) & 1, pair = unit & 1;
@@ -61,6 +110,28 @@ template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
       r.c[1] = w[5 + 2 * j];
     }
   }
+  if constexpr (T == Q2_K) {
+    const u32 *w = (const u32*)b, *qs = w + 4 + h * 8 + 2 * j;
+    r.l[0] = qs[0];
+    r.l[1] = qs[1];
+    r.sc = w[2 * h + pair];
+    r.d = w[20];
+  }
+  if constexpr (T == Q3_K) {
+    const u32 *qs = (const u32*)((u64)(b + 32 + h * 32 + 8 * j) & ~3ull),
+              *top = (const u32*)((u64)(b + 8 * j) & ~3ull);
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+      r.l[i] = qs[i];
+      r.top[i] = top[i];
+    }
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+      r.low[p] = b[96 + 4 * pair + 2 * p + (j >> 1)];
+      r.high[p] = b[104 + 2 * p + (j >> 1)];
+    }
+    r.d = *(const u16*)(b + 108);
+  }
   if constexpr (T == Q8_0) {
 #pragma unroll
     for (int p = 0; p < 2; p++) {
@@ -83,8 +154,60 @@ DI void bytes_to_half(u32 w, u32 bias, u32* out) {
   out[0] = hsub2(__byte_perm(w, 0x64646464u, 0x4140), bias);
   out[1] = hsub2(__byte_perm(w, 0x64646464u, 0x4342), bias);
 }
+DI u32 both(u16 h) { return (u32)h | ((u32)h << 16); }
+DI u32 scaled_half(float f) { return both(f2h(f * W_SCALE)); }
+
+// A lane of a warp: threadIdx.x says which.
+template<int T> DI void nibbles_to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {
+  constexpr int ALIGN = Nibbles<T>::ALIGN;
+  const int j = threadIdx.x & 3, g = 2 * unit + (j >> 1);
+  const bool high = p ^ (j >> 1);
+  const u32 by = ((u32)(u64)row + nibbles_at<T>(g)) & (4 - ALIGN);
+  u32 scale, bias = 0, min = 0;
+  if constexpr (T == MXFP4) {
+    scale = scaled_half(__int_as_float((int)(r.d << 23)));
+  } else if constexpr (T == IQ4_XS) {
+    const int sc =
+        (int)(((r.low >> (4 * (j >> 1))) & 15) | (((r.d >> (16 + 2 * (g & 7))) & 3) << 4));
+    scale = scaled_half(h2f((u16)r.d) * (float)(sc - 32));
+    bias = 0x64806480u;
+  } else {
+    // fifth bits: bytes are 8 q
+    constexpr bool FIVE = Nibbles<T>::FIFTH;
+    scale = scaled_half(h2f((u16)r.d) * (FIVE ? .125f : 1.f));
+    bias = Nibbles<T>::MIN ? 0x64006400u : FIVE || T == IQ4_NL ? 0x64806480u : 0x64086408u;
+    if constexpr (Nibbles<T>::MIN) min = scaled_half(h2f((u16)(r.d >> 16)));
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    u32 c = r.l[i], *o = out + 2 * i;
+    if constexpr (ALIGN < 4) c = __funnelshift_r(c, r.l[i + 1], by * 8);
+    if constexpr (T == MXFP4) {  // the upper bytes of halves, whose lower ones are 0
+      u32 t[2];
+      look_up(c, 0x3e3c3800u, 0x46444240u, 0xbebcb880u, 0xc6c4c2c0u, t);
+      o[0] = __byte_perm(t[0], 0, high ? 0x3414 : 0x2404);
+      o[1] = __byte_perm(t[1], 0, high ? 0x3414 : 0x2404);
+    } else if constexpr (Nibbles<T>::TABLE) {
+      typedef Values<T> V;
+      constexpr u32 TOP = 0x80808080u;  // + 128: bytes without a sign
+      u32 t[2];
+      look_up(c, V::w0 ^ TOP, V::w1 ^ TOP, V::w2 ^ TOP, V::w3 ^ TOP, t);
+      o[0] = hsub2(__byte_perm(t[0], 0x64646464u, high ? 0x4341 : 0x4240), bias);
+      o[1] = hsub2(__byte_perm(t[1], 0x64646464u, high ? 0x4341 : 0x4240), bias);
+    } else if constexpr (Nibbles<T>::FIFTH) {
+      const u32 bits = high ? r.fifth[1] : r.fifth[0];
+      bytes_to_half(nibbles_at_3(c, high) | (fifth_bits(bits, i) & 0x80808080u), bias, o);
+    } else {
+      bytes_to_half((c >> (high ? 4 : 0)) & 0x0f0f0f0fu, bias, o);
+    }
+#pragma unroll
+    for (int k = 0; k < 2; k++)
+      o[k] = Nibbles<T>::MIN ? hfma2(o[k], scale, min) : hmul2(o[k], scale);
+  }
+}
 template<int T>
 DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {  // part p: 8 halves
+  if constexpr (Nibbles<T>::YES) nibbles_to_half<T>(r, row, unit, p, out);
   const int h = (unit >> 1) & 1, pair = unit & 1;
   if constexpr (T == Q6_K) {
     const u16 s = f2h(h2f((u16)r.d) * (float)r.sc[p] * W_SCALE);
@@ -117,6 +240,30 @@ DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {  //
       bytes_to_half(v, 0x64006400u, out + 2 * i);
       out[2 * i] = hfma2(out[2 * i], s2, m2);
       out[2 * i + 1] = hfma2(out[2 * i + 1], s2, m2);
+    }
+  }
+  if constexpr (T == Q2_K) {
+    const u32 sc = r.sc >> (16 * p + 8 * ((threadIdx.x >> 1) & 1));
+    const u32 s = scaled_half(h2f((u16)r.d) * (float)(sc & 15)),
+              m = scaled_half(h2f((u16)(r.d >> 16)) * -(float)((sc >> 4) & 15));
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      bytes_to_half((r.l[i] >> (4 * pair + 2 * p)) & 0x03030303u, 0x64006400u, out + 2 * i);
+      out[2 * i] = hfma2(out[2 * i], s, m);
+      out[2 * i + 1] = hfma2(out[2 * i + 1], s, m);
+    }
+  }
+  if constexpr (T == Q3_K) {
+    const u32 low = r.low[p] >> (4 * h), top = r.high[p] >> (4 * h + 2 * pair);
+    const u32 s = scaled_half(h2f((u16)r.d) * (float)((int)((low & 15) | ((top & 3) << 4)) - 32)),
+              sh = (((u32)(u64)row + 2 * (unit >> 2)) & 2) * 8;  // 110 is 2 modulo 4
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const u32 two = __funnelshift_r(r.l[i], r.l[i + 1], sh) >> (4 * pair + 2 * p),
+                third = __funnelshift_r(r.top[i], r.top[i + 1], sh) >> (4 * h + 2 * pair + p);
+      bytes_to_half((two & 0x03030303u) | ((third & 0x01010101u) << 2), 0x64046404u, out + 2 * i);
+      out[2 * i] = hmul2(out[2 * i], s);
+      out[2 * i + 1] = hmul2(out[2 * i + 1], s);
     }
   }
   if constexpr (T == Q8_0) {

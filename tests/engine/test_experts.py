@@ -1,0 +1,310 @@
+"""Mixtures of experts on the emulated GPU against float64: router, products, sums."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+from tests.engine import cuda_emulation
+from tinygrad import Context, dtypes
+from tinygrad.device import Buffer
+
+from orinllm.config import Activation, Experts, Gating
+from orinllm.ggml import KernelType, kernel_types
+from orinllm.launch import Graph
+from orinllm.launches.experts import (
+    Choice,
+    Router,
+    Stack,
+    TokenExperts,
+    choose_experts,
+    combine,
+    expert_hidden,
+    expert_parts,
+)
+from orinllm.launches.rows import Norm
+
+Array = NDArray[Any]
+EPS = 1e-5
+DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
+BY_NAME = {t.name: t for t in kernel_types().values()}
+
+
+@pytest.fixture(autouse=True)
+def emulated() -> Iterator[None]:
+    cuda_emulation.install()
+    with Context(DEV="EMU"):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20261122)
+
+
+def buffer(values: Array) -> Buffer:
+    values = np.ascontiguousarray(values)
+    made = Buffer("EMU", values.size, DTYPES[values.dtype.str[1:]]).allocate()
+    return made.copyin(values.view(np.uint8).data.cast("B"))
+
+
+def read(source: Buffer, dtype: Any = np.float32) -> Array:
+    out = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
+    source.copyout(out.data.cast("B"))
+    return out
+
+
+def floats(rng: np.random.Generator, *shape: int) -> Array:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def choice_of(tokens: int, experts: Experts) -> Choice:
+    made = tokens * experts.used
+    return Choice(
+        buffer(np.full(made, -1, np.int32)),
+        buffer(np.full(made, np.nan, np.float32)),
+        buffer(np.full(tokens * experts.count, np.nan, np.float32)),
+        buffer(np.zeros(tokens, np.int32)),
+    )
+
+
+def normed(x: Array, norm: Array) -> Array:
+    x = x.astype(np.float64)
+    return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + EPS) * norm)
+
+
+def chosen(logits: Array, experts: Experts, choice: Array | None = None) -> tuple[Array, Array]:
+    """Ids and weights of each token's experts in float64, best first."""
+    e = np.exp(logits - logits.max(-1, keepdims=True))
+    p = {
+        Gating.SOFTMAX: e / e.sum(-1, keepdims=True),
+        Gating.SIGMOID: 1 / (1 + np.exp(-logits)),
+        Gating.SOFTMAX_OF_CHOSEN: logits,
+    }[experts.gating]
+    score = p if choice is None else p + choice
+    ids = np.argsort(-score, axis=-1, kind="stable")[..., : experts.used]
+    weights = np.take_along_axis(p, ids, -1)
+    if experts.gating is Gating.SOFTMAX_OF_CHOSEN:
+        weights = np.exp(weights - weights.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+    if experts.normalized:
+        weights = weights / np.maximum(weights.sum(-1, keepdims=True), 6.103515625e-5)
+    return ids, weights * experts.scale
+
+
+MIXTURES = [
+    Experts(128, 8, 48, Gating.SOFTMAX, normalized=True),
+    Experts(8, 2, 48, Gating.SOFTMAX, normalized=True, scale=1.5),
+    Experts(64, 6, 48, Gating.SOFTMAX, normalized=False),
+    Experts(32, 4, 48, Gating.SOFTMAX_OF_CHOSEN, normalized=False),
+    Experts(37, 5, 48, Gating.SIGMOID, normalized=True, scale=2.5),
+    Experts(3, 3, 48, Gating.SIGMOID, normalized=False),
+]
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("experts", MIXTURES, ids=lambda e: f"{e.gating.value}-{e.used}of{e.count}")
+def test_router(experts: Experts, biased: bool, tokens: int, rng: np.random.Generator) -> None:
+    dim = 136
+    x, norm = floats(rng, tokens, dim) * 3, floats(rng, dim)
+    w, bias, extra = floats(rng, experts.count, dim), floats(rng, experts.count), None
+    logits = normed(x, norm) @ w.T.astype(np.float64)
+    router = Router(buffer(w), None, Norm(buffer(norm), EPS), experts)
+    if biased:
+        extra = floats(rng, experts.count) / 4
+        logits = logits + bias
+        router = Router(router.weight, None, router.norm, experts, buffer(bias), buffer(extra))
+    choice = choice_of(tokens, experts)
+    launch = Graph("EMU", [choose_experts(router, buffer(x), choice, tokens)])
+    for _ in range(2):  # counters are left as they were
+        launch.run()
+    ids, weights = chosen(logits, experts, extra)
+    assert (read(choice.ids, np.int32).reshape(ids.shape) == ids).all()
+    np.testing.assert_allclose(read(choice.weights).reshape(ids.shape), weights, rtol=1e-4)
+
+
+def test_router_takes_the_lower_of_equals_and_packed_rows(rng: np.random.Generator) -> None:
+    experts = Experts(40, 4, 48, Gating.SOFTMAX, normalized=True)
+    dim = 64
+    rows = quants.quantize(np.ones((experts.count, dim), np.float32), GGMLQuantizationType.Q8_0)
+    router = Router(
+        buffer(rows), BY_NAME["Q8_0"], Norm(buffer(np.ones(dim, np.float32)), EPS), experts
+    )
+    choice = choice_of(1, experts)
+    Graph("EMU", [choose_experts(router, buffer(floats(rng, 1, dim)), choice, 1)]).run()
+    assert read(choice.ids, np.int32).tolist() == [0, 1, 2, 3]
+    np.testing.assert_allclose(read(choice.weights), 0.25, rtol=1e-6)
+
+
+def test_router_of_no_numbers_chooses_experts_that_exist(rng: np.random.Generator) -> None:
+    experts = Experts(8, 2, 48, Gating.SOFTMAX, normalized=True)
+    x = np.full((1, 64), np.nan, np.float32)
+    router = Router(
+        buffer(floats(rng, 8, 64)), None, Norm(buffer(np.ones(64, np.float32)), EPS), experts
+    )
+    choice = choice_of(1, experts)
+    Graph("EMU", [choose_experts(router, buffer(x), choice, 1)]).run()
+    assert read(choice.ids, np.int32).tolist() == [0, 1]
+    assert np.isnan(read(choice.weights)).all()
+
+
+@dataclass
+class Mixture:
+    """Random experts and their values in float64."""
+
+    gate: Stack
+    up: Stack
+    down: Stack
+    activation: Activation
+    values: list[Array]  # gate, up, down: (experts, rows, cols)
+    biases: list[Array]  # (experts, rows)
+
+    def expert(self, e: int, x: Array, quantized: bool) -> Array:
+        """The result of an expert for x; `quantized`: of int8 activations, as the GEMV has them."""
+        gate, up = (self.values[i][e] @ x + self.biases[i][e] for i in range(2))
+        hidden = activated(gate, up, self.activation)
+        seen = int8(hidden) if quantized else hidden
+        return np.asarray(self.values[2][e] @ seen + self.biases[2][e])
+
+
+def activated(gate: Array, up: Array, activation: Activation) -> Array:
+    if activation is Activation.SILU:
+        return np.asarray(gate / (1 + np.exp(-gate)) * up)
+    assert activation is Activation.GPT_OSS
+    gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+    return np.asarray(gate / (1 + np.exp(-1.702 * gate)) * (up + 1))
+
+
+def packed(rng: np.random.Generator, type_: KernelType, rows: int, cols: int) -> Array:
+    """Packed rows of about normal values over sqrt(cols)."""
+    if type_.name == "MXFP4":
+        blocks = rng.integers(0, 256, (rows * cols // 32, 17), dtype=np.uint8)
+        blocks[:, 0] = rng.integers(121, 124, len(blocks))
+        return blocks.reshape(rows, -1)
+    if type_.name == "Q6_K":
+        blocks = rng.integers(0, 256, (rows * cols // 256, 210), dtype=np.uint8)
+        d = np.full((len(blocks), 1), 5e-5, np.float16)
+        blocks[:, 208:210] = d.view(np.uint8)
+        return blocks.reshape(rows, -1)
+    made: Array = quants.quantize(
+        floats(rng, rows, cols) / np.sqrt(cols), GGMLQuantizationType(type_.id)
+    )
+    return made
+
+
+@dataclass(frozen=True)
+class Shape:
+    types: tuple[str, str]  # of gate and up, of down
+    dim: int
+    biased: bool
+    fused: bool  # gate and up in one tensor
+    activation: Activation = Activation.SILU
+
+
+def make_mixture(rng: np.random.Generator, experts: Experts, shape: Shape) -> Mixture:
+    n, hidden, dim = experts.count, experts.hidden, shape.dim
+    up_type, down_type = (BY_NAME[name] for name in shape.types)
+
+    def stack(type_: KernelType, rows: int, cols: int) -> tuple[Array, Array, Array]:
+        w = packed(rng, type_, n * rows, cols)
+        values = quants.dequantize(w, GGMLQuantizationType(type_.id)).astype(np.float64)
+        bias = floats(rng, n, rows) * shape.biased
+        return w.reshape(n, rows, -1), values.reshape(n, rows, cols), bias
+
+    def in_file(w: Array) -> Buffer:
+        """Where a tensor may begin: at its type's least alignment."""
+        pad = 32
+        whole = buffer(np.concatenate([np.full(pad, 0xEE, np.uint8), w.reshape(-1)]))
+        return whole.view(w.size, dtypes.uint8, pad).ensure_allocated()
+
+    both = [stack(up_type, hidden, dim) for _ in range(2)]
+    down_w, down_values, down_bias = stack(down_type, dim, hidden)
+    biases = [both[0][2], both[1][2], down_bias]
+    held = [buffer(b) if shape.biased else None for b in biases]
+    if shape.fused:
+        joined = in_file(np.concatenate([both[0][0], both[1][0]], axis=1))
+        at = both[0][0][0].size
+        up_view = joined.view(joined.size - at, dtypes.uint8, at).ensure_allocated()
+        gate = Stack(joined, up_type, hidden, dim, 2 * hidden, held[0])
+        up = Stack(up_view, up_type, hidden, dim, 2 * hidden, held[1])
+    else:
+        gate, up = (
+            Stack(in_file(w), up_type, hidden, dim, hidden, b)
+            for (w, _, _), b in zip(both, held[:2], strict=True)
+        )
+    down = Stack(in_file(down_w), down_type, dim, hidden, dim, held[2])
+    values = [both[0][1], both[1][1], down_values]
+    return Mixture(gate, up, down, shape.activation, values, biases)
+
+
+def int8(x: Array) -> Array:
+    """Activations as the GEMV has them, of weights that meet int8."""
+    groups = x.reshape(-1, 32).astype(np.float32)
+    top = np.abs(groups).max(1, keepdims=True)
+    safe = np.where(top > 1e-30, top, 1)
+    units = np.rint(groups * (np.float32(127) / safe)).astype(np.float64)
+    return np.asarray((units * (top / np.float32(127)).astype(np.float64)).reshape(x.shape))
+
+
+CASES = [
+    (Experts(128, 8, 96, Gating.SOFTMAX, True), Shape(("Q8_0", "Q5_0"), 64, False, False)),
+    (Experts(8, 2, 256, Gating.SOFTMAX, True), Shape(("Q6_K", "Q6_K"), 256, False, False)),
+    (Experts(4, 4, 64, Gating.SIGMOID, True, 2.5), Shape(("Q4_0", "Q8_0"), 96, False, True)),
+    (
+        Experts(32, 4, 160, Gating.SOFTMAX_OF_CHOSEN, False),
+        Shape(("MXFP4", "MXFP4"), 96, True, False, Activation.GPT_OSS),
+    ),
+    (
+        Experts(3, 1, 1056, Gating.SOFTMAX_OF_CHOSEN, False),
+        Shape(("MXFP4", "Q8_0"), 1088, True, True, Activation.GPT_OSS),
+    ),
+]
+
+
+@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize(("experts", "shape"), CASES)
+def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Generator) -> None:
+    """One token of each sequence; of three sequences, all go to the same experts but one."""
+    mixture = make_mixture(rng, experts, shape)
+    x = floats(rng, sequences, shape.dim)
+    norm = floats(rng, shape.dim)
+    ids = np.stack([rng.permutation(experts.count)[: experts.used]] * sequences).astype(np.int32)
+    ids[-1] = rng.permutation(experts.count)[: experts.used]
+    weights = rng.random(ids.shape).astype(np.float32)
+    choice = Choice(buffer(ids), buffer(weights), buffer(weights), buffer(ids))
+    hidden, part = (
+        buffer(np.full((*ids.shape, width), np.nan, np.float32))
+        for width in (experts.hidden, shape.dim)
+    )
+    token = TokenExperts(
+        mixture.gate,
+        mixture.up,
+        mixture.down,
+        shape.activation,
+        Norm(buffer(norm), EPS),
+        choice,
+        experts.used,
+        sequences,
+    )
+    out = buffer(x)
+    launches = [
+        expert_hidden("EMU", token, hidden, out),
+        expert_parts("EMU", token, part, hidden),
+        combine(out, part, experts.used, 0.5, sequences),
+    ]
+    Graph("EMU", launches).run()
+    got = read(out).reshape(x.shape)
+    for i in range(sequences):
+        scale = 1 / np.sqrt((x[i].astype(np.float64) ** 2).mean() + EPS)
+        seen = int8(x[i] * norm) * scale  # the norm's scale is applied to the sums
+        for given, quantized, tolerance in ((seen, True, 4e-3), (normed(x[i], norm), False, 2e-2)):
+            parts = [
+                weight * mixture.expert(e, given, quantized)
+                for e, weight in zip(ids[i], weights[i], strict=True)
+            ]
+            added = 0.5 * np.sum(parts, axis=0)
+            assert np.linalg.norm(got[i] - x[i] - added) <= tolerance * np.linalg.norm(added)
