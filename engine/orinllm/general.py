@@ -82,6 +82,7 @@ class GeneralExecutor:
         self._caches = [
             _zeros(layer.attention, max_context + CHUNK, dtype, device) for layer in config.layers
         ]
+        self._logits, self._next = np.empty(0, np.float32), 0
         self._start = UOp.variable("start", 0, max(1, max_context - 1))
         self._steps = {size: TinyJit(self._forward) for size in (1, CHUNK)}
 
@@ -110,6 +111,26 @@ class GeneralExecutor:
     def decode(self, token: int, position: int) -> Floats:
         """Append one token at `position`; return the logits after it."""
         return self.prefill([token], position)
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Compute keys and values of tokens[start:end] at their positions."""
+        if end > start:
+            self._logits, self._next = self.prefill(tokens[start:end], start), end
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """Compute one token more: the given one, or the one that `token` returns."""
+        if token is None:
+            token, position = self.token(), self._next
+        self._logits, self._next = self.decode(token, position), position + 1
+
+    def token(self) -> int:
+        """Return the most likely next token; -1 where logits are no numbers."""
+        best = int(self._logits.argmax())
+        return best if np.isfinite(self._logits[best]) else -1
+
+    def logits(self) -> Floats:
+        """Return the logits after the last token: (vocabulary)."""
+        return self._logits
 
     def _run(self, tokens: Sequence[int], start: int) -> Floats:
         size = 1 if len(tokens) == 1 else CHUNK
