@@ -63,14 +63,10 @@ class _Op(ctypes.Structure):
 
 class _Run(ctypes.Structure):
     _fields_ = (
-        *((name, _I64) for name in ("n_tokens", "start", "cores", "n_ops")),
-        *((name, _POINTER) for name in ("ops", "scratch")),
+        *((name, _I64) for name in ("n_tokens", "start", "n_ops")),
+        *((name, _POINTER) for name in ("ops", "progress", "scratch")),
         ("scratch_size", _I64),
         ("tokens", _I64 * CHUNK),
-        ("padding", _I64 * 8),
-        ("arrived", ctypes.c_int),
-        ("elsewhere", ctypes.c_int * 31),
-        ("round", ctypes.c_int),
     )
 
 
@@ -117,8 +113,8 @@ class CpuExecutor:
         widest = CHUNK * max(config.dim, *(self._widths(layer)[0] for layer in config.layers))
         size = max(widest, max_context) + 64
         self._state.scratch = self._floats("scratch", size * self._cores)
-        self._state.scratch_size, self._state.cores = size, self._cores
-        self._state.n_ops = len(ops)
+        self._state.scratch_size, self._state.n_ops = size, len(ops)
+        self._state.progress = self._address("progress", 8 * len(ops))
 
     @property
     def vocab_size(self) -> int:
@@ -139,6 +135,7 @@ class CpuExecutor:
             piece = tokens[at : at + CHUNK]
             self._state.n_tokens, self._state.start = len(piece), start + at
             self._state.tokens[: len(piece)] = piece
+            ctypes.memset(self._state.progress, 0, 8 * self._state.n_ops)
             self._program(
                 self._run_buffer._buf, global_size=(self._cores, 1, 1), vals=(None,), wait=True
             )

@@ -1,9 +1,10 @@
-// A language model on a CPU: a list of operations, run by every core in step.
+// A language model on a CPU: a list of operations, each shared out among the cores.
 //
 // Layout: activations are float, one row a token; weights are rows of 16-bit floats, contiguous;
 //   keys and values are 16-bit floats, [kv head][position][dimension].
-// Roles: core `core` of `run->cores` takes its part of each operation's rows, heads or tokens; all
-//   wait for each other after every operation. What a core needs alone lies in its `scratch`.
+// Roles: an operation is so many units: rows of a matrix, heads or tokens. A core claims one after
+//   the other, and goes on when all are done: no core waits for one that the system lets sleep
+//   unless that one holds a unit. What a core needs alone lies in its `scratch`.
 // Units: sizes count elements; positions count tokens.
 // The structs are mirrored by ctypes in ../cpu_executor.py.
 typedef long long i64;
@@ -19,6 +20,7 @@ typedef _Float16 half;
 #endif
 #define ROWS 4
 #define TOKENS 4
+#define UNIT_ROWS 16   // rows of a matrix that are claimed at once
 #define MAX_HEAD 512  // dimensions of a head
 #define MAX_CHUNK 32  // tokens of a run
 #define MAX_USED 32   // experts of a token
@@ -54,15 +56,12 @@ typedef struct {
 } Op;
 
 typedef struct {
-  i64 n_tokens, start, cores, n_ops;
+  i64 n_tokens, start, n_ops;
   const Op* ops;
+  int* progress;   // of each operation: units claimed, units done; zeros at the start
   float* scratch;  // of core c: from c * scratch_size on
   i64 scratch_size;
   i64 tokens[MAX_CHUNK];
-  i64 padding[8];
-  int arrived;
-  int elsewhere[31];  // the counters lie in cache lines of their own
-  int round;
 } Run;
 
 static inline vec load_half(const half* p) {
@@ -125,17 +124,6 @@ static inline void give_way(int spins) {
 #endif
 }
 
-static void wait_for_all(Run* run) {
-  const int round = __atomic_load_n(&run->round, __ATOMIC_ACQUIRE);
-  if (__atomic_add_fetch(&run->arrived, 1, __ATOMIC_ACQ_REL) == run->cores) {
-    __atomic_store_n(&run->arrived, 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&run->round, round + 1, __ATOMIC_RELEASE);
-    return;
-  }
-  for (int spins = 0; __atomic_load_n(&run->round, __ATOMIC_ACQUIRE) == round; spins++)
-    give_way(spins);
-}
-
 // sums[row][token] of 4 rows with 1 or 4 tokens.
 #define DEFINE_TILE(NAME, N)                                                                       \
   static void NAME(const half* const* w, const float* const* x, i64 cols, float (*sums)[TOKENS]) { \
@@ -186,16 +174,15 @@ static inline void finish(const Op* op, float* to, float y, float g, float f) {
   else *to = activated(op->epilogue, g, y);
 }
 
-// Core `core`'s rows of part `index`, of expert `expert` in a stack. With an activation the part is
+// Rows of one unit of part `index`, of expert `expert` in a stack. With an activation the part is
 // up, and the one before it gate.
-static void product(const Op* op, int index, const Batch* batch, i64 expert, const Run* run,
-                    i64 core) {
+static void product(const Op* op, int index, const Batch* batch, i64 expert, i64 unit) {
   const int gated = op->epilogue >= SILU;
   const Part* part = &op->parts[index];
-  const i64 rows = part->rows, blocks = (rows + ROWS - 1) / ROWS, at = expert * rows;
-  for (i64 block = blocks * core / run->cores; block < blocks * (core + 1) / run->cores; block++) {
+  const i64 rows = part->rows, at = expert * rows;
+  const i64 end = (unit + 1) * UNIT_ROWS < rows ? (unit + 1) * UNIT_ROWS : rows;
+  for (i64 first = unit * UNIT_ROWS; first < end; first += ROWS) {
     const half *w[ROWS], *gate[ROWS];
-    const i64 first = block * ROWS;
     for (int r = 0; r < ROWS; r++) {
       const i64 row = first + r < rows ? first + r : rows - 1;
       w[r] = part->weights + (at + row) * op->cols;
@@ -242,15 +229,12 @@ static i64 inputs(const Op* op, const Run* run, float* scratch, const float** in
   return run->n_tokens - first;
 }
 
-static void matmul(const Op* op, const Run* run, float* scratch, i64 core) {
-  Batch batch;
-  batch.n = inputs(op, run, scratch, batch.in);
-  for (i64 t = 0; t < batch.n; t++) {
-    batch.out[t] = t;
-    batch.factor[t] = op->scale;
-  }
-  for (int index = op->epilogue >= SILU; index < op->n_parts; index++)
-    product(op, index, &batch, 0, run, core);
+static i64 units_of(const Part* part) { return (part->rows + UNIT_ROWS - 1) / UNIT_ROWS; }
+
+static void matmul(const Op* op, const Batch* batch, i64 unit) {
+  int index = op->epilogue >= SILU;
+  while (unit >= units_of(&op->parts[index])) unit -= units_of(&op->parts[index++]);
+  product(op, index, batch, 0, unit);
 }
 
 // Experts and weights of one token, from its router's logits.
@@ -276,27 +260,43 @@ static void route(const Op* op, const float* logits, i64* chosen, float* weights
   for (i64 k = 0; k < op->used; k++) weights[k] *= op->scale / by;
 }
 
-// Gate and up of the chosen experts, one row of out a token and slot; or down, added to the token.
-static void mixture(const Op* op, const Run* run, float* scratch, i64 core) {
-  const float* in[MAX_CHUNK];
+// What a core works out once an operation, before its first unit.
+typedef struct {
+  Batch batch;  // of a product: every token
   i64 chosen[MAX_CHUNK][MAX_USED];
   float weights[MAX_CHUNK][MAX_USED];
+} Prepared;
+
+static void prepare(const Op* op, const Run* run, float* scratch, Prepared* to) {
+  Batch* batch = &to->batch;
+  if (op->kind == MATMUL || op->kind == EXPERTS_GATED)
+    batch->n = inputs(op, run, scratch, batch->in);
+  if (op->kind == MATMUL)
+    for (i64 t = 0; t < batch->n; t++) {
+      batch->out[t] = t;
+      batch->factor[t] = op->scale;
+    }
+  if (op->kind == EXPERTS_GATED || op->kind == EXPERTS_DOWN)
+    for (i64 t = 0; t < run->n_tokens; t++)
+      route(op, op->router + t * op->experts, to->chosen[t], to->weights[t]);
+}
+
+// Rows of one unit of gate and up of the chosen experts, one row of out a token and slot; or of
+// down, added to the token.
+static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 unit) {
   const int down = op->kind == EXPERTS_DOWN;
-  if (!down) inputs(op, run, scratch, in);
-  for (i64 t = 0; t < run->n_tokens; t++)
-    route(op, op->router + t * op->experts, chosen[t], weights[t]);
   for (i64 e = 0; e < op->experts; e++) {
     Batch batch;
     batch.n = 0;
     for (i64 t = 0; t < run->n_tokens; t++)
       for (i64 k = 0; k < op->used; k++)
-        if (chosen[t][k] == e) {
+        if (prepared->chosen[t][k] == e) {
           const i64 slot = t * op->used + k;
-          batch.in[batch.n] = down ? op->in + slot * op->in_stride : in[t];
+          batch.in[batch.n] = down ? op->in + slot * op->in_stride : prepared->batch.in[t];
           batch.out[batch.n] = down ? t : slot;
-          batch.factor[batch.n++] = weights[t][k];
+          batch.factor[batch.n++] = prepared->weights[t][k];
         }
-    if (batch.n) product(op, down ? 0 : 1, &batch, e, run, core);
+    if (batch.n) product(op, down ? 0 : 1, &batch, e, unit);
   }
 }
 
@@ -314,17 +314,15 @@ static void turned(const Op* op, const float* x, i64 position, float* out) {
   }
 }
 
-static void keys(const Op* op, const Run* run, i64 core) {
-  for (i64 unit = core; unit < run->n_tokens * op->kv_heads; unit += run->cores) {
-    const i64 t = unit / op->kv_heads, h = unit % op->kv_heads, position = run->start + t;
-    const i64 from = t * op->in_stride + h * op->head_dim;
-    const i64 to = (h * op->length + position) * op->head_dim;
-    float key[MAX_HEAD];
-    turned(op, op->in + from, position, key);
-    for (i64 i = 0; i < op->head_dim; i++) {
-      op->keys[to + i] = (half)key[i];
-      op->values[to + i] = (half)op->second[from + i];
-    }
+static void keys(const Op* op, const Run* run, i64 unit) {
+  const i64 t = unit / op->kv_heads, h = unit % op->kv_heads, position = run->start + t;
+  const i64 from = t * op->in_stride + h * op->head_dim;
+  const i64 to = (h * op->length + position) * op->head_dim;
+  float key[MAX_HEAD];
+  turned(op, op->in + from, position, key);
+  for (i64 i = 0; i < op->head_dim; i++) {
+    op->keys[to + i] = (half)key[i];
+    op->values[to + i] = (half)op->second[from + i];
   }
 }
 
@@ -337,46 +335,50 @@ static float score(const float* q, const half* key, i64 n) {
   return sum;
 }
 
-static void attend(const Op* op, const Run* run, float* scores, i64 core) {
+static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
   const i64 size = op->head_dim, group = op->heads / op->kv_heads;
-  for (i64 unit = core; unit < run->n_tokens * op->heads; unit += run->cores) {
-    const i64 t = unit / op->heads, h = unit % op->heads, position = run->start + t;
-    const i64 base = h / group * op->length * size;
-    const i64 first = op->window && position >= op->window ? position - op->window + 1 : 0;
-    float q[MAX_HEAD], mixed[MAX_HEAD], most = op->sinks ? op->sinks[h] : -3.4e38f;
-    turned(op, op->in + t * op->in_stride + h * size, position, q);
-    for (i64 p = first; p <= position; p++) {
-      scores[p - first] = score(q, op->keys + base + p * size, size) * (float)op->scale;
-      most = scores[p - first] > most ? scores[p - first] : most;
-    }
-    float sum = op->sinks ? exp_of(op->sinks[h] - most) : 0;
-    for (i64 i = 0; i < size; i++) mixed[i] = 0;
-    for (i64 p = first; p <= position; p++) {
-      const float weight = exp_of(scores[p - first] - most);
-      const half* value = op->values + base + p * size;
-      sum += weight;
-      for (i64 i = 0; i < size; i++) mixed[i] += weight * (float)value[i];
-    }
-    float* out = op->parts[0].out + t * op->parts[0].stride + h * size;
-    for (i64 i = 0; i < size; i++) out[i] = mixed[i] / sum;
+  const i64 t = unit / op->heads, h = unit % op->heads, position = run->start + t;
+  const i64 base = h / group * op->length * size;
+  const i64 first = op->window && position >= op->window ? position - op->window + 1 : 0;
+  float q[MAX_HEAD], mixed[MAX_HEAD], most = op->sinks ? op->sinks[h] : -3.4e38f;
+  turned(op, op->in + t * op->in_stride + h * size, position, q);
+  for (i64 p = first; p <= position; p++) {
+    scores[p - first] = score(q, op->keys + base + p * size, size) * (float)op->scale;
+    most = scores[p - first] > most ? scores[p - first] : most;
   }
+  float sum = op->sinks ? exp_of(op->sinks[h] - most) : 0;
+  for (i64 i = 0; i < size; i++) mixed[i] = 0;
+  for (i64 p = first; p <= position; p++) {
+    const float weight = exp_of(scores[p - first] - most);
+    const half* value = op->values + base + p * size;
+    sum += weight;
+    for (i64 i = 0; i < size; i++) mixed[i] += weight * (float)value[i];
+  }
+  float* out = op->parts[0].out + t * op->parts[0].stride + h * size;
+  for (i64 i = 0; i < size; i++) out[i] = mixed[i] / sum;
 }
 
-static void embed(const Op* op, const Run* run, i64 core) {
-  for (i64 t = core; t < run->n_tokens; t += run->cores) {
-    const half* row = op->parts[0].weights + run->tokens[t] * op->cols;
-    float* out = op->parts[0].out + t * op->parts[0].stride;
-    for (i64 i = 0; i < op->cols; i++) out[i] = (float)row[i] * (float)op->scale;
-  }
+static void embed(const Op* op, const Run* run, i64 t) {
+  const half* row = op->parts[0].weights + run->tokens[t] * op->cols;
+  float* out = op->parts[0].out + t * op->parts[0].stride;
+  for (i64 i = 0; i < op->cols; i++) out[i] = (float)row[i] * (float)op->scale;
 }
 
-static void norm_add(const Op* op, const Run* run, i64 core) {
-  for (i64 t = core; t < run->n_tokens; t += run->cores) {
-    const float* x = op->in + t * op->in_stride;
-    float* out = op->parts[0].out + t * op->parts[0].stride;
-    const float scale = rms_scale(x, op->cols, op->eps) * op->scale;
-    for (i64 i = 0; i < op->cols; i++) out[i] += x[i] * scale * op->norm[i];
-  }
+static void norm_add(const Op* op, i64 t) {
+  const float* x = op->in + t * op->in_stride;
+  float* out = op->parts[0].out + t * op->parts[0].stride;
+  const float scale = rms_scale(x, op->cols, op->eps) * op->scale;
+  for (i64 i = 0; i < op->cols; i++) out[i] += x[i] * scale * op->norm[i];
+}
+
+static i64 all_units(const Op* op, const Run* run) {
+  i64 units = 0;
+  if (op->kind == EMBED || op->kind == NORM_ADD) return run->n_tokens;
+  if (op->kind == KEYS) return run->n_tokens * op->kv_heads;
+  if (op->kind == ATTEND) return run->n_tokens * op->heads;
+  for (int index = op->epilogue >= SILU; index < op->n_parts; index++)
+    units += units_of(&op->parts[index]);
+  return units;
 }
 
 // The only symbol that is not static: tinygrad's loader begins at the start of the code.
@@ -384,12 +386,21 @@ void decoder(Run* run, int core) {
   float* scratch = run->scratch + core * run->scratch_size;
   for (i64 i = 0; i < run->n_ops; i++) {
     const Op* op = &run->ops[i];
-    if (op->kind == EMBED) embed(op, run, core);
-    else if (op->kind == MATMUL) matmul(op, run, scratch, core);
-    else if (op->kind == KEYS) keys(op, run, core);
-    else if (op->kind == ATTEND) attend(op, run, scratch, core);
-    else if (op->kind == NORM_ADD) norm_add(op, run, core);
-    else mixture(op, run, scratch, core);
-    wait_for_all(run);
+    int *claimed = run->progress + 2 * i, *done = claimed + 1, prepared = 0;
+    const i64 units = all_units(op, run);
+    Prepared mine;
+    for (;;) {
+      const i64 unit = __atomic_fetch_add(claimed, 1, __ATOMIC_RELAXED);
+      if (unit >= units) break;
+      if (!prepared++) prepare(op, run, scratch, &mine);
+      if (op->kind == EMBED) embed(op, run, unit);
+      else if (op->kind == MATMUL) matmul(op, &mine.batch, unit);
+      else if (op->kind == KEYS) keys(op, run, unit);
+      else if (op->kind == ATTEND) attend(op, run, scratch, unit);
+      else if (op->kind == NORM_ADD) norm_add(op, unit);
+      else mixture(op, run, &mine, unit);
+      __atomic_fetch_add(done, 1, __ATOMIC_RELEASE);
+    }
+    for (int spins = 0; __atomic_load_n(done, __ATOMIC_ACQUIRE) < units; spins++) give_way(spins);
   }
 }
