@@ -196,7 +196,7 @@ class CpuExecutor:
         if where.tensor not in self._held:
             address = self._address(where.tensor, 2 * tensor.n_elements)
             raw = (ctypes.c_uint16 * tensor.n_elements).from_address(address)
-            out = np.frombuffer(raw, np.float16).reshape(n_rows, cols)
+            out = np.ctypeslib.as_array(raw).view(np.float16).reshape(n_rows, cols)
             packed = self._gguf.bytes(where.tensor).reshape(n_rows, -1)
             step = max(1, _PIECE // cols)
             for at in range(0, n_rows, step):
@@ -247,10 +247,10 @@ class CpuExecutor:
         attention, prefix, dim = layer.attention, f"blk.{index}.", self.config.dim
         q_width, kv_width, _ = self._widths(layer)
         q, k, v, mixed = (self._held[name][1] for name in ("q", "k", "v", "mixed"))
-        parts = [self._part(f"{prefix}attn_{n}", out) for n, out in zip("qkv", (q, k, v))]
+        parts = [self._part(f"{prefix}attn_{n}", out) for n, out in (("q", q), ("k", k), ("v", v))]
         norm = self._vector(f"{prefix}attn_norm.weight")
         cache = 2 * kv_width * self.context
-        heads = {
+        heads: dict[str, Any] = {
             **self._heads(attention),
             "keys": self._address(f"{prefix}keys", cache),
             "values": self._address(f"{prefix}values", cache),
@@ -298,11 +298,11 @@ class CpuExecutor:
         if not layer.post_norms:
             part = self._part(name, self._x, dim)
             return [self._op(_MATMUL, source, cols, [part], epilogue=_ADD, scale=scale)]
-        part, out = self._held["part"][1], _Part(0, 0, self._x, dim, dim)
+        between, out = self._held["part"][1], _Part(0, 0, self._x, dim, dim)
         vector = self._vector(f"{norm}.weight")
         return [
-            self._op(_MATMUL, source, cols, [self._part(name, part, dim)]),
-            self._op(_NORM_ADD, part, dim, [out], norm=vector, scale=scale),
+            self._op(_MATMUL, source, cols, [self._part(name, between, dim)]),
+            self._op(_NORM_ADD, between, dim, [out], norm=vector, scale=scale),
         ]
 
     def _feed_forward(self, index: int, layer: Layer) -> list[_Op]:
@@ -322,7 +322,7 @@ class CpuExecutor:
         if experts is None or layer.post_norms:
             raise BadInput(f"{self._gguf.path}: experts with norms behind them do not run on a CPU")
         router = self._floats("router", CHUNK * experts.count)
-        routing = {
+        routing: dict[str, Any] = {
             "router": router,
             "experts": experts.count,
             "used": experts.used,
@@ -336,9 +336,7 @@ class CpuExecutor:
         return [
             self._op(_MATMUL, self._x, dim, [high], norm=norm),
             self._op(_MATMUL, self._x, dim, [low], norm=norm, epilogue=_ADD),
-            self._op(
-                _EXPERTS_GATED, self._x, dim, parts, norm=norm, epilogue=epilogue, **routing
-            ),
+            self._op(_EXPERTS_GATED, self._x, dim, parts, norm=norm, epilogue=epilogue, **routing),
             self._op(
                 *(_EXPERTS_DOWN, hidden, experts.hidden, [down]),
                 epilogue=_ADD,
@@ -365,7 +363,7 @@ class CpuExecutor:
 
 
 def _reclaimable() -> int:
-    """Return the bytes of files in memory that the system would give up, or 0 if it does not say."""
+    """Return the bytes of cached files that the system would give up; 0 if it does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
