@@ -12,9 +12,9 @@ from orinllm.arch import config_of
 from orinllm.config import Config
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
-from orinllm.executor import Executor
+from orinllm.executor import Executor, Sequential
 from orinllm.fused import FusedExecutor
-from orinllm.general import GeneralExecutor
+from orinllm.general import general_executor
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
@@ -22,7 +22,6 @@ from orinllm.plan import Plan, make_plan
 from orinllm.sampling import Sampling, sample
 from orinllm.template import ChatTemplate
 from orinllm.tokenizer import Tokenizer
-from orinllm.upstream import UpstreamExecutor
 from orinllm.weights import Say, Weights, check_types, quiet
 
 #: Tokens of a sequence where nobody says how many.
@@ -181,8 +180,9 @@ class Model:
         most = most if max_tokens is None else min(most, max_tokens)
         pairs = zip(ids, self._held, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        # Recurrent states, which only tinygrad.llm's networks have, begin anew.
-        cached = 0 if self.executor.name == "upstream" else min(same, len(ids) - 1)
+        cached = min(same, len(ids) - 1)
+        if not self.header.config.layers and cached < len(self._held):
+            cached = 0  # tinygrad.llm's networks may have recurrent states, which cannot go back
         job = _Job(self, ids, cached, sampling or Sampling(), most)
         return job.start(tuple(stop))
 
@@ -267,10 +267,8 @@ def _begun(text: str, stop: tuple[str, ...], longest: int) -> int:
 def make_executor(header: Header, plan: Plan, general: bool = False, say: Say = quiet) -> Executor:
     """Return what runs a model: fused kernels where the plan allows, else the general path."""
     gguf, config = header.gguf, header.config
-    if not config.layers:
-        return UpstreamExecutor(gguf, config, plan.device, header.context)
     if general or not plan.fused:
-        return GeneralExecutor(gguf, config, plan.device, header.context)
+        return Sequential(general_executor(gguf, config, plan.device, header.context))
     context = round_up(header.context, PAGE)
     weights = Weights(gguf, config, plan.device, say)
     say("kernels: compiled or taken from the cache")
