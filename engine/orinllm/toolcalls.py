@@ -111,25 +111,28 @@ class Enclosed(CallFormat):
     """Calls between an opening and a closing mark."""
 
     def __init__(
-        self, opens: str, closes: str, decode: Callable[[str], Sequence[ToolCall]]
+        self, opens: str, closes: str, decode: Callable[[str, bool], Sequence[ToolCall]]
     ) -> None:
         self.opens = (opens,)
         self._closes = closes
         self._decode = decode
 
     def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
-        """See `CallFormat`; a closing mark inside of an argument closes nothing."""
+        """See `CallFormat`; a closing mark inside of an argument closes nothing.
+
+        `decode` takes the text between the marks, and False if the closing one is missing.
+        """
         start = len(self.opens[0])
         end = text.find(self._closes, start)
         while end >= 0:
             try:
-                return list(self._decode(text[start:end].strip())), end + len(self._closes)
+                return list(self._decode(text[start:end].strip(), True)), end + len(self._closes)
             except ValueError:
                 end = text.find(self._closes, end + 1)
         if not final:
             return None
         try:  # a model may end its answer without the mark
-            return list(self._decode(text[start:].strip())), len(text)
+            return list(self._decode(text[start:].strip(), False)), len(text)
         except ValueError as error:
             raise NoCallError(str(error)) from None
 
@@ -137,11 +140,13 @@ class Enclosed(CallFormat):
 def hermes(tools: Sequence[Tool]) -> CallFormat:
     """`<tool_call>`: JSON (Hermes, Qwen 2.5 and 3), Qwen3-Coder's XML, or GLM's pairs."""
 
-    def decode(text: str) -> list[ToolCall]:
+    def decode(text: str, closed: bool) -> list[ToolCall]:
         if text.startswith("{"):
             return [_json_call(json.loads(text))]
         if text.startswith("<function="):
             return [_xml_call(text, tools)]
+        if not closed:  # a name or a pair alone does not say if it is all
+            raise NoCallError("no closing mark")
         return [_pairs_call(text, tools)]
 
     return Enclosed("<tool_call>", "</tool_call>", decode)
@@ -162,13 +167,13 @@ def _xml_call(text: str, tools: Sequence[Tool]) -> ToolCall:
     )
 
 
-_PAIRS_CALL = re.compile(r"([^\s<{]+)\s*((?:<arg_key>.*)?)", re.DOTALL)
-_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+_PAIRS_CALL = re.compile(r"([\w.-]+)\s*(.*)", re.DOTALL)
 
 
 def _pairs_call(text: str, tools: Sequence[Tool]) -> ToolCall:
     found = _PAIRS_CALL.fullmatch(text)
-    if found is None:
+    if found is None or _PAIR.sub("", found[2]):
         raise NoCallError("no name with <arg_key> and <arg_value>")
     strings = _string_arguments(tools, found[1])
     return _call(found[1], {k: _bare_value(v, k in strings) for k, v in _PAIR.findall(found[2])})
@@ -177,7 +182,7 @@ def _pairs_call(text: str, tools: Sequence[Tool]) -> ToolCall:
 def lfm2(_tools: Sequence[Tool]) -> CallFormat:
     """LFM2's calls, a list of calls in Python's syntax."""
 
-    def decode(text: str) -> list[ToolCall]:
+    def decode(text: str, closed: bool) -> list[ToolCall]:
         try:
             body = ast.parse(text, mode="eval").body
         except SyntaxError as error:
@@ -200,7 +205,7 @@ def _python_call(call: ast.expr) -> ToolCall:
 def gemma(_tools: Sequence[Tool]) -> CallFormat:
     """Gemma 4's calls: `call:name{key:value}`, with marks of their own for quotes."""
 
-    def decode(text: str) -> list[ToolCall]:
+    def decode(text: str, closed: bool) -> list[ToolCall]:
         found = re.fullmatch(r"call:([^{]+)(\{.*\})", text, re.DOTALL)
         if found is None:
             raise NoCallError("no call:name{...}")
@@ -225,7 +230,8 @@ def _gemma_value(text: str, at: int) -> tuple[Any, int]:
     plain = re.compile(r"[^,}\]]+").match(text, at)
     if plain is None:
         raise NoCallError(f"no value at {at}")
-    return json.loads(plain[0]), plain.end()
+    # The template writes a null as Python does, and models repeat it.
+    return None if plain[0].strip() == "None" else json.loads(plain[0]), plain.end()
 
 
 def _gemma_items(text: str, at: int) -> tuple[Any, int]:
