@@ -1,7 +1,4 @@
-"""A model's answer, taken apart while it grows: what it says, what it thinks, what it calls.
-
-The text comes from `Tokenizer.stream(special=True)`: some families mark with control tokens.
-"""
+"""A model's answer, taken apart while it grows: what it says, what it thinks, what it calls."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from typing import Any
 
 from orinllm.reasoning import TAGS, ReasoningTag
 from orinllm.template import ChatTemplate
+from orinllm.tokenizer import Tokenizer
 from orinllm.toolcalls import CallFormat, Tool, ToolCall, format_of
 
 
@@ -29,9 +27,24 @@ class Delta:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
 
+    def __add__(self, later: Delta) -> Delta:
+        """Join what came with what came later."""
+        return Delta(
+            self.content + later.content,
+            self.reasoning + later.reasoning,
+            self.tool_calls + later.tool_calls,
+        )
+
 
 class AnswerParser(ABC):
-    """Reads one answer; nothing of it is lost, and no mark is shown in part."""
+    """Reads one answer; nothing of it is lost, and no mark is shown in part.
+
+    Attributes:
+      marks: Texts that mean something to it. In some families they are control tokens, so their
+        text must reach it; other control tokens' must not (`AnswerReader` sees to both).
+    """
+
+    marks: frozenset[str]
 
     @staticmethod
     def for_template(
@@ -102,6 +115,26 @@ class AnswerParser(ABC):
         return text, mark
 
 
+class AnswerReader:
+    """Reads an answer token by token."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: AnswerParser) -> None:
+        self._tokenizer, self._parser = tokenizer, parser
+        self._stream = tokenizer.stream(special=True)
+        self._shown = {mark.encode() for mark in parser.marks}
+
+    def push(self, token: int) -> Delta:
+        """Take the next token; return what is certain by now."""
+        hidden = self._tokenizer.is_control(token)
+        if hidden and self._tokenizer.token_bytes(token) not in self._shown:
+            return Delta()
+        return self._parser.push(self._stream.push(token))
+
+    def flush(self) -> Delta:
+        """End the answer; return what was held back."""
+        return self._parser.push(self._stream.flush()) + self._parser.flush()
+
+
 def _begun(text: str, marks: Iterable[str]) -> int:
     """Return the length of the longest end of a text with which one of `marks` begins."""
     return max(
@@ -123,6 +156,7 @@ class _Marked(AnswerParser):
     ) -> None:
         super().__init__()
         self._tag, self._format = tag, calls
+        self.marks = frozenset((tag or ()) + (calls.marks if calls else ()))
         self._in_reasoning = in_reasoning and tag is not None
         self._began = False  # the reader has seen something
         self._after_mark = self._in_reasoning  # white space that only sets marks apart is dropped
@@ -195,6 +229,7 @@ class _Harmony(AnswerParser):
 
     _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
     _HEADERS = ("<|", "to=", "assistant")  # what a header begins with
+    marks = frozenset({*_ENDS, "<|channel|>", "<|message|>", "<|constrain|>"})
 
     def __init__(self, has_tools: bool) -> None:
         super().__init__()

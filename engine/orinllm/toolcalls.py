@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Tool = Mapping[str, Any]
+_QUOTE = '<|"|>'  # Gemma 4's, on both sides of a string
 
 
 def _new_id() -> str:
@@ -47,10 +48,12 @@ class CallFormat(ABC):
 
     Attributes:
       opens: Marks with which a call begins.
+      marks: All marks of the format, some of which are control tokens.
       only_first: Calls stand at the beginning of an answer and nowhere else.
     """
 
     opens: tuple[str, ...]
+    marks: tuple[str, ...]
     only_first = False
 
     @abstractmethod
@@ -114,6 +117,7 @@ class Enclosed(CallFormat):
         self, opens: str, closes: str, decode: Callable[[str, bool], Sequence[ToolCall]]
     ) -> None:
         self.opens = (opens,)
+        self.marks = (opens, closes, _QUOTE)
         self._closes = closes
         self._decode = decode
 
@@ -217,9 +221,6 @@ def gemma(_tools: Sequence[Tool]) -> CallFormat:
     return Enclosed("<|tool_call>", "<tool_call|>", decode)
 
 
-_QUOTE = '<|"|>'
-
-
 def _gemma_value(text: str, at: int) -> tuple[Any, int]:
     """Read one value; return it and where it ends."""
     if text.startswith(_QUOTE, at):
@@ -256,6 +257,7 @@ class Mistral(CallFormat):
     """`[TOOL_CALLS]` with an array of calls, or with a name, `[ARGS]` and an object."""
 
     opens = ("[TOOL_CALLS]",)
+    marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
     _NAMED = re.compile(r"([\w.-]+)(?:\[CALL_ID\](\w+))?\[ARGS\]\s*")
 
     def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
@@ -280,6 +282,7 @@ class Llama(CallFormat):
     """Llama 3: a bare JSON object at the beginning of an answer, or several between semicolons."""
 
     opens = ("{", "<|python_tag|>", ";{", "; {")
+    marks = ("<|python_tag|>",)
     only_first = True
     _KEYS = ("name", "type", "function", "parameters", "arguments", "id")
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.engine.models import LLAMA_CPP, tokenizer
 
-from orinllm.answer import AnswerParser, Delta
+from orinllm.answer import AnswerParser, AnswerReader, Delta
 from orinllm.template import ChatTemplate
 from orinllm.toolcalls import ToolCall
 
@@ -44,11 +44,7 @@ def _template(stem: str) -> ChatTemplate:
 
 
 def _sum(deltas: list[Delta]) -> Delta:
-    return Delta(
-        "".join(delta.content for delta in deltas),
-        "".join(delta.reasoning for delta in deltas),
-        tuple(call for delta in deltas for call in delta.tool_calls),
-    )
+    return functools.reduce(Delta.__add__, deltas)
 
 
 def _read(stem: str, text: str, size: int, tools: Any = _TOOLS, **variables: Any) -> list[Delta]:
@@ -312,3 +308,27 @@ def test_an_answer_without_marks_is_its_content(parts: list[str], stem: str, see
         assert not delta.reasoning and not delta.tool_calls
         content, at = content + delta.content, at + size
     assert content + parser.flush().content == text
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def _read_tokens(stem: str, name: str, text: str) -> Delta:
+    source = tokenizer(name)
+    parser = AnswerParser.for_template(_template(stem), _TOOLS)
+    reader = AnswerReader(source, parser)
+    deltas = [reader.push(token) for token in source.encode(text, special=True)]
+    return _sum([*deltas, reader.flush()])
+
+
+def test_control_tokens_reach_the_parser_that_knows_them_and_no_reader() -> None:
+    text = f"Ja.{_CALLS[_GEMMA]}<|turn>é🦙"
+    assert _read_tokens(_GEMMA, "gemma-4", text) == Delta("Ja.é🦙", "", (_WEATHER,))
+    assert _read_tokens(_QWEN3, "qwen2", "<|im_start|>é🦙") == Delta("é🦙")
+
+
+def test_an_answer_that_ends_within_a_character_says_so() -> None:
+    source = tokenizer("gpt-2")
+    reader = AnswerReader(source, AnswerParser.for_template(_template(_QWEN3)))
+    half = source.encode("🦙")[:1]
+    assert _sum([*(reader.push(token) for token in half), reader.flush()]) == Delta("\ufffd")
