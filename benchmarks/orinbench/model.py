@@ -19,21 +19,19 @@ from gguf.gguf_reader import READER_SUPPORTED_VERSIONS
 
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
+from orinllm.arch import ARCHITECTURES
+from orinllm.ggml import kernel_types
 
-# What tinygrad 0.13.0 reads: `_GGML_NATIVE` and `_GGML_QUANT` of tinygrad/llm/gguf.py.
+# What the engine's kernels read, and what tinygrad 0.13.0 does beside: `_GGML_NATIVE` and
+# `_GGML_QUANT` of tinygrad/llm/gguf.py.
 SUPPORTED_TYPES = frozenset(
     GGMLQuantizationType(number)
     for number in (
-        *(0, 1, 24, 25, 26, 27, 28, 30),  # F32 F16 I8 I16 I32 I64 F64 BF16
-        *(2, 3, 6, 7, 8, 12, 13, 14, 18, 21, 22, 23, 39, 41),  # blocks
+        *kernel_types(),
+        *(0, 24, 25, 26, 27, 28),  # F32 I8 I16 I32 I64 F64
+        *(18, 21, 22, 41),  # IQ3_XXS IQ3_S IQ2_S Q1_0
     )
     if number in set(GGMLQuantizationType)
-)
-# The architectures of the models that tinygrad 0.13.0 knows by name (tinygrad/llm/cli.py) and of
-# the branches in tinygrad/llm/model.py; any other would load and compute something else.
-SUPPORTED_ARCHITECTURES = (
-    *("llama", "qwen2", "qwen3", "qwen3moe", "qwen35", "qwen35moe"),
-    *("olmoe", "deepseek2", "glm4moe"),
 )
 
 Scalar = str | int | float | bool
@@ -74,6 +72,7 @@ class ModelInfo:
     context_length: int
     tensors: Mapping[str, TensorInfo] = field(repr=False)  # by name, in the file's order
     metadata: Mapping[str, Scalar] = field(repr=False)  # the file's scalars and strings
+    arrays: Mapping[str, int] = field(repr=False, default_factory=dict)  # lengths of its arrays
 
     @property
     def tied(self) -> bool:
@@ -107,16 +106,16 @@ def open_model(path: str | Path) -> ModelInfo:
     """Read and validate the GGUF file at `path`, header and tensor table only.
 
     Raises BenchError, one line, for a file that is missing, not a GGUF, damaged or truncated, in
-    parts, or of an architecture or with a tensor type that tinygrad 0.13.0 does not support.
+    parts, or of an architecture or with a tensor type that the engine does not support.
     """
     path = Path(path)
     header = _read_header(path)
     metadata, lengths = header.scalars, header.array_lengths
     architecture = metadata.get("general.architecture")
-    if architecture not in SUPPORTED_ARCHITECTURES:
+    if architecture not in ARCHITECTURES:
         raise BenchError(
             f"{path}: architecture {architecture!r} is not supported; "
-            f"supported are {', '.join(SUPPORTED_ARCHITECTURES)}"
+            f"supported are {', '.join(ARCHITECTURES)}"
         )
     if metadata.get("split.count", 1) not in (0, 1):
         raise BenchError(
@@ -154,6 +153,7 @@ def open_model(path: str | Path) -> ModelInfo:
         context_length=number("context_length"),
         tensors=tensors,
         metadata=metadata,
+        arrays=lengths,
     )
     return replace(info, type_label=type_label(info))
 

@@ -1,4 +1,4 @@
-"""The forward pass of LLaMA-like models in float64 numpy: slow, small and meant to be right.
+"""The forward pass of language models in float64 numpy: slow, small and meant to be right.
 
 Weights are what `gguf.quants.dequantize` makes of the file, one matrix at a time, so that a model
 needs little more memory than its activations. Written from the architectures' definitions; nothing
@@ -6,6 +6,7 @@ is shared with the engines that it judges.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES
@@ -14,106 +15,214 @@ from numpy.typing import NDArray
 
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo
-
-Array = NDArray[np.float64]
+from orinbench.reference_rope import SCALINGS, Array, rotate, rotation_of, windowed
 
 # In GGUF files of the llama architecture the rows of attn_q and attn_k are permuted so that RoPE
 # turns neighbours, (0, 1), (2, 3), ...; the others keep Hugging Face's order, where it turns the
 # first half of a head against the second (llama.cpp: LLAMA_ROPE_TYPE_NORM and _NEOX).
-_NEIGHBOUR_ROPE = {"llama": True, "qwen2": False, "qwen3": False}
+_NEIGHBOUR_ROPE = {
+    **dict.fromkeys(("llama", "smollm3", "granite", "granitemoe"), True),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "gemma3", "phi3", "gpt-oss"), False),
+}
+_ARRAYS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 
 _CHUNK_WEIGHTS = 4 << 20
+
+
+@dataclass
+class Cache:
+    """Keys and values of the tokens so far, by layer: (tokens, kv_heads, head_dim)."""
+
+    length: int = 0
+    keys: dict[int, Array] = field(default_factory=dict)
+    values: dict[int, Array] = field(default_factory=dict)
 
 
 class Reference:
     """The model of a GGUF file; raises BenchError for what it does not know how to compute.
 
-    `say` hears, in a few words, how far it is.
+    `say` hears, in a few words, how far it is. `context` is how many tokens the engine that is
+    judged was told to expect, on which longrope depends; None: as many as were trained.
     """
 
-    def __init__(self, model: ModelInfo, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        model: ModelInfo,
+        say: Callable[[str], None] = lambda text: None,
+        context: int | None = None,
+    ) -> None:
         if reason := unsupported(model):
             raise BenchError(f"{model.path}: the float64 reference does not know {reason}")
         self.model, self._say = model, say
         self._file: NDArray[np.uint8] = np.memmap(model.path, mode="r")
-
-        def number(key: str, default: float) -> float:
-            return float(model.metadata.get(f"{model.architecture}.{key}", default))
-
-        self._norm_eps = number("attention.layer_norm_rms_epsilon", 1e-5)
-        exponents = np.arange(0, model.head_dim, 2) / model.head_dim
-        self._rope_frequencies: Array = number("rope.freq_base", 10000.0) ** -exponents
-        if "rope_freqs.weight" in model.tensors:  # Llama 3.1's scaling, as divisors
-            self._rope_frequencies = self._rope_frequencies / self._vector("rope_freqs.weight")
+        self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
+        self._rotations = [
+            rotation_of(model, layer, self._vector, context or model.context_length)
+            for layer in range(model.n_layers)
+        ]
 
     def logits(self, tokens: Sequence[int], last: int = 1) -> Array:
         """Return the logits after each of the `last` positions of `tokens`: (last, vocab_size)."""
-        x = self._rows("token_embd.weight", np.asarray(tokens))
-        for layer in range(self.model.n_layers):
-            self._say(f"layer {layer + 1} of {self.model.n_layers}")
-            prefix = f"blk.{layer}."
-            x = x + self._attention(prefix, self._norm(x, prefix + "attn_norm.weight"))
-            x = x + self._feed_forward(prefix, self._norm(x, prefix + "ffn_norm.weight"))
-        x = self._norm(x[-last:], "output_norm.weight")
-        return self._linear(x, "token_embd" if self.model.tied else "output")
+        return self.extend(Cache(), tokens, last)
 
     def greedy(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
         """Return the `n_tokens` most likely tokens after `prompt`, one after the other."""
-        tokens = list(prompt)
+        cache, tokens, step = Cache(), [], list(prompt)
         for _ in range(n_tokens):
-            tokens.append(int(self.logits(tokens)[-1].argmax()))
-        return tokens[len(prompt) :]
+            tokens.append(int(self.extend(cache, step)[-1].argmax()))
+            step = tokens[-1:]
+        return tokens
 
-    def _attention(self, prefix: str, x: Array) -> Array:
-        model, n_tokens = self.model, len(x)
+    def extend(self, cache: Cache, tokens: Sequence[int], last: int = 1) -> Array:
+        """Append `tokens` to a sequence; return the logits after its `last` positions."""
+        x = self._rows("token_embd.weight", np.asarray(tokens))
+        key = self.model.architecture
+        if key == "gemma3":
+            x = x * np.sqrt(self.model.n_embd)
+        x = x * (self._number("embedding_scale", 0) or 1)
+        for layer in range(self.model.n_layers):
+            self._say(f"layer {layer + 1} of {self.model.n_layers}")
+            x = self._layer(layer, x, cache)
+        cache.length += len(tokens)
+        x = self._norm(x[-last:], "output_norm.weight")
+        logits = self._linear(x, "token_embd" if self.model.tied else "output")
+        if key in ("granite", "granitemoe"):
+            logits = logits / self._number("logit_scale", 1)
+        if cap := self._number("final_logit_softcapping", 0):
+            logits = cap * np.tanh(logits / cap)
+        return logits
 
-        def heads(name: str, count: int) -> Array:
-            projected = self._linear(x, f"{prefix}attn_{name}")
-            return projected.reshape(n_tokens, count, model.head_dim)
+    def _layer(self, layer: int, x: Array, cache: Cache) -> Array:
+        prefix, key = f"blk.{layer}.", self.model.architecture
+        residual = self._number("residual_scale", 0) or 1
+        part = self._attention(layer, self._norm(x, prefix + "attn_norm.weight"), cache)
+        if key == "gemma3":
+            part = self._norm(part, prefix + "post_attention_norm.weight")
+        x = x + residual * part
+        norm = "post_attention_norm" if key == "gpt-oss" else "ffn_norm"
+        normed = self._norm(x, f"{prefix}{norm}.weight")
+        if f"{prefix}ffn_gate_inp.weight" in self.model.tensors:
+            part = self._mixture(prefix, normed)
+        else:
+            part = self._feed_forward(prefix, normed)
+        if key == "gemma3":
+            part = self._norm(part, prefix + "post_ffw_norm.weight")
+        return x + residual * part
 
-        q, k = heads("q", model.n_heads), heads("k", model.n_kv_heads)
-        v = heads("v", model.n_kv_heads)
+    def _attention(self, layer: int, x: Array, cache: Cache) -> Array:
+        model, prefix = self.model, f"blk.{layer}."
+        positions = np.arange(cache.length, cache.length + len(x), dtype=np.float64)
+        q, k, v = self._qkv(prefix, x)
         if f"{prefix}attn_q_norm.weight" in model.tensors:
             q = self._norm(q, f"{prefix}attn_q_norm.weight")
             k = self._norm(k, f"{prefix}attn_k_norm.weight")
-        q, k = self._rope(q), self._rope(k)
+        if (rotation := self._rotations[layer]) is not None:
+            neighbours = _NEIGHBOUR_ROPE[model.architecture]
+            q = rotate(q, positions, rotation, neighbours)
+            k = rotate(k, positions, rotation, neighbours)
+        if cache.length:
+            k = np.concatenate((cache.keys[layer], k))
+            v = np.concatenate((cache.values[layer], v))
+        cache.keys[layer], cache.values[layer] = k, v
         group = model.n_heads // model.n_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q, k) / np.sqrt(model.head_dim)
-        scores[:, ~np.tri(n_tokens, dtype=bool)] = -np.inf
-        mixed = np.einsum("hqk,khd->qhd", np.exp(log_softmax(scores)), v)
-        return self._linear(mixed.reshape(n_tokens, -1), f"{prefix}attn_output")
+        scores = np.einsum("qhd,khd->hqk", q, k) * self._score_scale()
+        distance = positions[:, None] - np.arange(len(k))
+        hidden = distance < 0
+        if windowed(model, layer):
+            hidden |= distance >= self._number("attention.sliding_window", 0)
+        scores[:, hidden] = -np.inf
+        if f"{prefix}attn_sinks.weight" in model.tensors:  # a score that has no value
+            sinks = self._vector(f"{prefix}attn_sinks.weight")[:, None, None]
+            sinks = np.broadcast_to(sinks, (*scores.shape[:2], 1))
+            weights = np.exp(log_softmax(np.concatenate((scores, sinks), axis=-1)))[..., :-1]
+        else:
+            weights = np.exp(log_softmax(scores))
+        mixed = np.einsum("hqk,khd->qhd", weights, v)
+        return self._linear(mixed.reshape(len(x), -1), f"{prefix}attn_output")
+
+    def _qkv(self, prefix: str, x: Array) -> list[Array]:
+        model, size = self.model, self.model.head_dim
+        counts = (model.n_heads, model.n_kv_heads, model.n_kv_heads)
+        if f"{prefix}attn_qkv.weight" in model.tensors:
+            ends = np.cumsum([count * size for count in counts])[:-1]
+            parts = np.split(self._linear(x, f"{prefix}attn_qkv"), ends, axis=-1)
+        else:
+            parts = [self._linear(x, f"{prefix}attn_{name}") for name in "qkv"]
+        return [
+            part.reshape(len(x), count, size) for part, count in zip(parts, counts, strict=True)
+        ]
+
+    def _score_scale(self) -> float:
+        model = self.model
+        if model.architecture == "gemma3" and model.n_layers == 62:  # the 27B
+            return float((model.n_embd // model.n_heads) ** -0.5)
+        given = self._number("attention.scale", 0)
+        if given and model.architecture in ("granite", "granitemoe"):
+            return given
+        return float(model.head_dim**-0.5)
 
     def _feed_forward(self, prefix: str, x: Array) -> Array:
-        gate, up = self._linear(x, f"{prefix}ffn_gate"), self._linear(x, f"{prefix}ffn_up")
-        return self._linear(gate / (1 + np.exp(-gate)) * up, f"{prefix}ffn_down")
+        if f"{prefix}ffn_gate.weight" in self.model.tensors:
+            gate, up = self._linear(x, f"{prefix}ffn_gate"), self._linear(x, f"{prefix}ffn_up")
+        else:
+            gate, up = np.split(self._linear(x, f"{prefix}ffn_up"), 2, axis=-1)
+        return self._linear(self._gated(gate, up), f"{prefix}ffn_down")
 
-    def _rope(self, x: Array) -> Array:
-        """Turn x (tokens, heads, head_dim) by its positions, 0, 1, 2, ..."""
-        angles = np.arange(len(x))[:, None, None] * self._rope_frequencies
-        neighbours = _NEIGHBOUR_ROPE[self.model.architecture]
-        a, b = (x[..., 0::2], x[..., 1::2]) if neighbours else np.split(x, 2, axis=-1)
-        pair = (a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles))
-        if neighbours:
-            return np.stack(pair, axis=-1).reshape(x.shape)
-        return np.concatenate(pair, axis=-1)
+    def _mixture(self, prefix: str, x: Array) -> Array:
+        used = int(self._number("expert_used_count", 0))
+        scores = self._linear(x, f"{prefix}ffn_gate_inp")
+        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :used]
+        # Softmax over all experts, divided by the sum of the chosen, is softmax over the chosen.
+        weights = np.exp(log_softmax(np.take_along_axis(scores, chosen, axis=-1)))
+        weights = weights * (self._number("expert_weights_scale", 0) or 1)
+        out = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            token, slot = np.nonzero(chosen == expert)
+            here = x[token]
+            gate = self._linear(here, f"{prefix}ffn_gate_exps", int(expert))
+            up = self._linear(here, f"{prefix}ffn_up_exps", int(expert))
+            down = self._linear(self._gated(gate, up), f"{prefix}ffn_down_exps", int(expert))
+            out[token] += weights[token, slot][:, None] * down
+        return out
+
+    def _gated(self, gate: Array, up: Array) -> Array:
+        """Return the activation of gate times up."""
+        if self.model.architecture == "gemma3":
+            inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+            gate = gate / 2 * (1 + np.tanh(inner))
+        elif self.model.architecture == "gpt-oss":
+            gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
+            gate = gate / (1 + np.exp(-1.702 * gate))
+        else:
+            gate = gate / (1 + np.exp(-gate))
+        gated: Array = gate * up
+        return gated
 
     def _norm(self, x: Array, name: str) -> Array:
         mean_square = np.mean(x * x, axis=-1, keepdims=True)
         normed: Array = x / np.sqrt(mean_square + self._norm_eps) * self._vector(name)
         return normed
 
-    def _linear(self, x: Array, name: str) -> Array:
-        """Return x (tokens, columns) times the transposed matrix, plus the bias if there is one."""
-        n_rows, n_columns = self.model.tensors[f"{name}.weight"].shape
+    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+        """Return x (tokens, columns) times the transposed matrix, plus the bias if there is one.
+
+        Of stacked experts, `expert` says which one.
+        """
+        n_rows, n_columns = self.model.tensors[f"{name}.weight"].shape[-2:]
+        first = (expert or 0) * n_rows
         out = np.empty((len(x), n_rows))
         step = max(1, _CHUNK_WEIGHTS // n_columns)
         for start in range(0, n_rows, step):
-            rows = slice(start, start + step)
-            out[:, rows] = x @ self._rows(f"{name}.weight", rows).T
+            rows = slice(start, min(start + step, n_rows))
+            matrix = self._rows(f"{name}.weight", slice(first + rows.start, first + rows.stop))
+            out[:, rows] = x @ matrix.T
         if f"{name}.bias" in self.model.tensors:
-            out += self._vector(f"{name}.bias")
+            out += self._vector(f"{name}.bias")[first : first + n_rows]
         return out
+
+    def _number(self, key: str, default: float) -> float:
+        return float(self.model.metadata.get(f"{self.model.architecture}.{key}", default))
 
     def _vector(self, name: str) -> Array:
         return self._rows(name, slice(None)).reshape(-1)
@@ -132,15 +241,17 @@ def unsupported(model: ModelInfo) -> str | None:
     key = model.architecture
     if key not in _NEIGHBOUR_ROPE:
         return f"the architecture {key} (it knows {', '.join(_NEIGHBOUR_ROPE)})"
-    if any("_exps." in name for name in model.tensors):
-        return "mixtures of experts"
     scaling = model.metadata.get(f"{key}.rope.scaling.type", "none")
-    if scaling != "none":
+    if scaling not in SCALINGS:
         return f"RoPE scaling of type {scaling}"
     if model.metadata.get(f"{key}.attention.value_length", model.head_dim) != model.head_dim:
         return "values of another length than keys"
-    if model.metadata.get(f"{key}.rope.dimension_count", model.head_dim) != model.head_dim:
-        return "a rotation of part of a head"
+    if arrays := [name for name in _ARRAYS if f"{key}.{name}" in model.arrays]:
+        return f"layers that differ in {arrays[0]}"
+    if f"{key}.attention.sliding_window_pattern" in model.arrays:
+        return "a list of which layers have a window"
+    if any("_shexp" in name for name in model.tensors):
+        return "shared experts"
     return None
 
 

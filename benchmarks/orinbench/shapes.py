@@ -1,20 +1,34 @@
 """Named model shapes and quantization recipes that synthetic models are made of."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
 
-from gguf import GGMLQuantizationType, LlamaFileType
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 
 from orinbench.errors import BenchError
+
+Keys = Mapping[str, int | float | bool | str]
+
+
+class Draw(Enum):
+    """How the values of a vector are drawn."""
+
+    NORM = "norm"  # near 1
+    BIAS = "bias"  # near 0
+    SINK = "sink"  # around 0, as wide as scores are
+    ROUTER = "router"  # weights wide enough that experts differ
+    FACTORS = "factors"  # what rotary frequencies are divided by: 1 and above
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Dimensions of a LLaMA-architecture model; widths are numbers of weights."""
+    """Dimensions of a model; widths are numbers of weights."""
 
     n_layers: int
     n_embd: int
-    n_ff: int
+    n_ff: int  # of one expert where there are experts
     n_heads: int
     n_kv_heads: int
     head_dim: int
@@ -26,41 +40,232 @@ class Shape:
     weight_std: float = 0.02
     norm_eps: float = 1e-5
     rope_theta: float = 500000.0
+    architecture: str = "llama"
+    n_rot: int = 0  # dimensions of a head that turn; 0: all
+    n_experts: int = 0
+    n_experts_used: int = 0
+    # Keys of the architecture beside the sizes, such as attention.sliding_window.
+    metadata: Keys = field(default_factory=dict)
+    rope_tensors: tuple[str, ...] = ()  # tensors of factors for the rotary frequencies
 
-    def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield the name and (rows, columns) of each quantized tensor, in the file's order."""
+    def matrices(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield the name and (rows, columns) of each quantized tensor, in the file's order.
+
+        Stacked experts have three sizes: (experts, rows, columns).
+        """
         yield "token_embd.weight", (self.vocab_size, self.n_embd)
-        q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         for layer in range(self.n_layers):
-            for name, shape in (
-                ("attn_q", (q_rows, self.n_embd)),
-                ("attn_k", (kv_rows, self.n_embd)),
-                ("attn_v", (kv_rows, self.n_embd)),
-                ("attn_output", (self.n_embd, q_rows)),
-                ("ffn_gate", (self.n_ff, self.n_embd)),
-                ("ffn_up", (self.n_ff, self.n_embd)),
-                ("ffn_down", (self.n_embd, self.n_ff)),
-            ):
-                yield f"blk.{layer}.{name}.weight", shape
+            for name, dims in (*self._attention(), *self._feed_forward()):
+                yield f"blk.{layer}.{name}.weight", dims
         if not self.tied:
             yield "output.weight", (self.vocab_size, self.n_embd)
 
+    def _attention(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        if self.architecture == "phi3":
+            yield "attn_qkv", (q_rows + 2 * kv_rows, self.n_embd)
+        else:
+            yield "attn_q", (q_rows, self.n_embd)
+            yield "attn_k", (kv_rows, self.n_embd)
+            yield "attn_v", (kv_rows, self.n_embd)
+        yield "attn_output", (self.n_embd, q_rows)
+
+    def _feed_forward(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        stack = (self.n_experts,) if self.n_experts else ()
+        suffix = "_exps" if self.n_experts else ""
+        if self.architecture == "phi3":
+            yield "ffn_up", (2 * self.n_ff, self.n_embd)
+        else:
+            yield f"ffn_gate{suffix}", (*stack, self.n_ff, self.n_embd)
+            yield f"ffn_up{suffix}", (*stack, self.n_ff, self.n_embd)
+        yield f"ffn_down{suffix}", (*stack, self.n_embd, self.n_ff)
+
     def norms(self) -> Iterator[str]:
         """Yield the name of each RMSNorm weight, a vector of `n_embd` F32."""
+        names = {
+            "gemma3": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
+            "gpt-oss": ("attn_norm", "post_attention_norm"),
+        }.get(self.architecture, ("attn_norm", "ffn_norm"))
         for layer in range(self.n_layers):
-            yield f"blk.{layer}.attn_norm.weight"
-            yield f"blk.{layer}.ffn_norm.weight"
+            for name in names:
+                yield f"blk.{layer}.{name}.weight"
         yield "output_norm.weight"
+
+    def vectors(self) -> Iterator[tuple[str, tuple[int, ...], Draw]]:
+        """Yield name, shape and draw of every other F32 tensor: biases, routers, sinks, factors."""
+        for layer in range(self.n_layers):
+            for name, dims, draw in self._layer_vectors():
+                yield f"blk.{layer}.{name}", dims, draw
+        for name in self.rope_tensors:
+            yield name, ((self.n_rot or self.head_dim) // 2,), Draw.FACTORS
+
+    def _layer_vectors(self) -> Iterator[tuple[str, tuple[int, ...], Draw]]:
+        q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        if self.architecture in ("qwen3", "qwen3moe", "gemma3"):
+            yield "attn_q_norm.weight", (self.head_dim,), Draw.NORM
+            yield "attn_k_norm.weight", (self.head_dim,), Draw.NORM
+        if self.architecture in ("qwen2", "gpt-oss"):
+            yield "attn_q.bias", (q_rows,), Draw.BIAS
+            yield "attn_k.bias", (kv_rows,), Draw.BIAS
+            yield "attn_v.bias", (kv_rows,), Draw.BIAS
+        if self.n_experts:
+            yield "ffn_gate_inp.weight", (self.n_experts, self.n_embd), Draw.ROUTER
+        if self.architecture == "gpt-oss":
+            yield "attn_sinks.weight", (self.n_heads,), Draw.SINK
+            yield "attn_output.bias", (self.n_embd,), Draw.BIAS
+            yield "ffn_gate_inp.bias", (self.n_experts,), Draw.BIAS
+            yield "ffn_gate_exps.bias", (self.n_experts, self.n_ff), Draw.BIAS
+            yield "ffn_up_exps.bias", (self.n_experts, self.n_ff), Draw.BIAS
+            yield "ffn_down_exps.bias", (self.n_experts, self.n_embd), Draw.BIAS
+
+
+_LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
+_GEMMA: Keys = {"attention.sliding_window": 24, "rope.freq_base_swa": 10000.0}
+_YARN: Keys = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 32.0,
+    "rope.scaling.original_context_length": 4096,
+}
+_TINY = Shape(2, 256, 512, 4, 2, 64, 1024, 512, tied=True, weight_std=0.06)
+
+
+def _tiny(architecture: str, **changes: Any) -> Shape:
+    """Return a variant of the tiny shape: another network of nearly the same sizes."""
+    return replace(_TINY, architecture=architecture, **changes)
 
 
 # 1b, 3b and 8b are the shapes of Llama 3.2 1B, Llama 3.2 3B and Llama 3 8B; 160m is that of
 # JackFram/llama-160m with grouped queries. A context of 8192 is Llama 3's, without RoPE scaling.
+# 0.5b is Qwen2.5-0.5B, phi4-mini Phi-4-mini; gpt-oss-20b-8 and qwen3-30b-a3b-8 are the first 8 of
+# their 24 and 48 layers. The tiny ones are for tests: one a family, windows and original contexts
+# so short that a short prompt crosses them.
 SHAPES = {
-    "tiny": Shape(2, 256, 512, 4, 2, 64, 1024, 512, tied=True, weight_std=0.06),
+    "tiny": _TINY,
+    "tiny-llama3": _tiny("llama", rope_tensors=("rope_freqs.weight",)),
+    "tiny-qwen2": _tiny("qwen2", rope_theta=1e6, norm_eps=1e-6),
+    "tiny-qwen3": _tiny("qwen3", head_dim=128, rope_theta=1e6, norm_eps=1e-6, tied=False),
+    "tiny-qwen3moe": _tiny(
+        "qwen3moe", n_heads=8, n_kv_heads=1, n_ff=256, n_experts=16, n_experts_used=4
+    ),
+    "tiny-mixtral": _tiny("llama", n_experts=8, n_experts_used=2, tied=False, rope_theta=1e6),
+    "tiny-smollm3": _tiny("smollm3", n_layers=5),
+    "tiny-granite": _tiny(
+        "granite",
+        rope_theta=10000.0,
+        metadata={
+            "attention.scale": 0.05,
+            "embedding_scale": 6.0,
+            "residual_scale": 0.5,
+            "logit_scale": 4.0,
+        },
+    ),
+    "tiny-granitemoe": _tiny(
+        "granitemoe",
+        n_ff=256,
+        n_experts=8,
+        n_experts_used=3,
+        metadata={"attention.scale": 0.05, "embedding_scale": 6.0, "logit_scale": 4.0},
+    ),
+    "tiny-gemma3": _tiny(
+        "gemma3",
+        n_layers=7,
+        n_kv_heads=1,
+        rope_theta=1e6,
+        norm_eps=1e-6,
+        metadata={**_GEMMA, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
+    "tiny-phi3": _tiny(
+        "phi3",
+        n_rot=48,
+        rope_theta=10000.0,
+        rope_tensors=_LONGROPE,
+        metadata={
+            "rope.scaling.original_context_length": 256,
+            "rope.scaling.attn_factor": 1.1902,
+            "attention.sliding_window": 100,
+        },
+    ),
+    "tiny-yarn": _tiny(
+        "qwen2",
+        rope_theta=10000.0,
+        metadata={**_YARN, "rope.scaling.original_context_length": 64, "rope.scaling.factor": 4.0},
+    ),
+    "tiny-gptoss": _tiny(
+        "gpt-oss",
+        n_layers=4,
+        n_heads=8,
+        n_ff=256,
+        n_experts=8,
+        n_experts_used=3,
+        rope_theta=150000.0,
+        tied=False,
+        metadata={
+            **_YARN,
+            "rope.scaling.original_context_length": 64,
+            "attention.sliding_window": 24,
+        },
+    ),
     "160m": Shape(12, 768, 3072, 12, 4, 64, 32000, 2048, tied=False, weight_std=0.03),
+    "0.5b": Shape(
+        *(24, 896, 4864, 14, 2, 64, 151936, 32768),
+        tied=True,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        architecture="qwen2",
+    ),
     "1b": Shape(16, 2048, 8192, 32, 8, 64, 128256, 8192, tied=True),
     "3b": Shape(28, 3072, 8192, 24, 8, 128, 128256, 8192, tied=True),
+    "qwen3-4b": Shape(
+        *(36, 2560, 9728, 32, 8, 128, 151936, 40960),
+        tied=True,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        architecture="qwen3",
+    ),
+    "gemma3-4b": Shape(
+        *(34, 2560, 10240, 8, 4, 256, 262144, 131072),
+        tied=True,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        architecture="gemma3",
+        metadata={
+            **_GEMMA,
+            "attention.sliding_window": 1024,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 8.0,
+        },
+    ),
+    "phi4-mini": Shape(
+        *(32, 3072, 8192, 24, 8, 128, 200064, 131072),
+        tied=True,
+        rope_theta=10000.0,
+        architecture="phi3",
+        n_rot=96,
+        rope_tensors=_LONGROPE,
+        metadata={
+            "rope.scaling.original_context_length": 4096,
+            "rope.scaling.attn_factor": 1.1902380714238083,
+        },
+    ),
     "8b": Shape(32, 4096, 14336, 32, 8, 128, 128256, 8192, tied=False),
+    "gpt-oss-20b-8": Shape(
+        *(8, 2880, 2880, 64, 8, 64, 201088, 131072),
+        tied=False,
+        rope_theta=150000.0,
+        architecture="gpt-oss",
+        n_experts=32,
+        n_experts_used=4,
+        metadata={**_YARN, "attention.sliding_window": 128},
+    ),
+    "qwen3-30b-a3b-8": Shape(
+        *(8, 2048, 768, 32, 4, 128, 151936, 40960),
+        tied=False,
+        norm_eps=1e-6,
+        rope_theta=1e6,
+        architecture="qwen3moe",
+        n_experts=128,
+        n_experts_used=8,
+    ),
 }
 
 
@@ -70,6 +275,28 @@ class Quant:
 
     file_type: LlamaFileType
     type_of: Callable[[str, Shape], GGMLQuantizationType]
+
+    def fitting(self, name: str, shape: Shape, columns: int) -> GGMLQuantizationType:
+        """Return the type of a matrix whose rows have `columns` weights.
+
+        As llama-quantize, which falls back where a row is no multiple of a type's block.
+        """
+        tensor_type = self.type_of(name, shape)
+        if columns % GGML_QUANT_SIZES[tensor_type][0]:
+            return _FALLBACKS[tensor_type]
+        return tensor_type
+
+
+_T = GGMLQuantizationType
+# llama-quant.cpp of llama.cpp 0.5.0, lines 396 to 440.
+_FALLBACKS = {
+    _T.Q2_K: _T.Q4_0,
+    _T.Q3_K: _T.Q4_0,
+    _T.Q4_K: _T.Q5_0,
+    _T.Q5_K: _T.Q5_1,
+    _T.Q6_K: _T.Q8_0,
+    _T.IQ4_XS: _T.IQ4_NL,
+}
 
 
 def _uniform(name: str, file_type: str) -> Quant:
@@ -92,7 +319,13 @@ def _medium(low: GGMLQuantizationType, file_type: LlamaFileType) -> Quant:
     return Quant(file_type, type_of)
 
 
+def _experts_mxfp4(name: str, shape: Shape) -> GGMLQuantizationType:
+    """Return MXFP4 for stacked experts; for all matrices of a model that has none."""
+    return _T.MXFP4 if "_exps." in name or not shape.n_experts else _T.Q8_0
+
+
 QUANTS = {
+    "F32": _uniform("F32", "ALL_F32"),
     "F16": _uniform("F16", "MOSTLY_F16"),
     "BF16": _uniform("BF16", "MOSTLY_BF16"),
     "Q4_0": _uniform("Q4_0", "MOSTLY_Q4_0"),
@@ -105,7 +338,11 @@ QUANTS = {
     "Q5_K": _uniform("Q5_K", "MOSTLY_Q5_K_S"),
     "Q5_K_M": _medium(GGMLQuantizationType.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
     "Q6_K": _uniform("Q6_K", "MOSTLY_Q6_K"),
+    "Q2_K": _uniform("Q2_K", "MOSTLY_Q2_K_S"),
+    "Q3_K": _uniform("Q3_K", "MOSTLY_Q3_K_S"),
+    "IQ4_NL": _uniform("IQ4_NL", "MOSTLY_IQ4_NL"),
     "IQ4_XS": _uniform("IQ4_XS", "MOSTLY_IQ4_XS"),
+    "MXFP4": Quant(LlamaFileType.MOSTLY_MXFP4_MOE, _experts_mxfp4),
 }
 
 

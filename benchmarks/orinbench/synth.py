@@ -2,12 +2,14 @@
 
 import itertools
 import logging
+import math
 import os
 import shutil
 import string
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -20,7 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from orinbench.blocks import normal, random_rows
 from orinbench.errors import BenchError
 from orinbench.model import open_model
-from orinbench.shapes import QUANTS, SHAPES, Quant, Shape, quant_named, shape_named
+from orinbench.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
 
 # Names the generator in cached files: raise it when the bytes for a seed change.
 GENERATION = 1
@@ -57,12 +59,14 @@ def write_synthetic(
                 f"{free / 1e9:.2f} GB free; free some or choose a smaller --shape"
             )
         with _replacing(path) as part:
-            writer = GGUFWriter(part, "llama")
-            _add_metadata(writer, shape, quant, f"synthetic {shape_name} {quant_name} seed {seed}")
-            for name, dims, tensor_type, n_bytes in _tensors(shape, quant):
-                row_bytes = (*dims[:-1], n_bytes // (dims[0] if len(dims) > 1 else 1))
+            writer = GGUFWriter(part, shape.architecture)
+            # llama.cpp asks models with "phi3" in their names for tokens that these have not.
+            name = f"synthetic {shape_name.replace('phi3', 'phi')} {quant_name} seed {seed}"
+            _add_metadata(writer, shape, quant, name)
+            for tensor, dims, tensor_type, n_bytes in _tensors(shape, quant):
+                row_bytes = (*dims[:-1], n_bytes // math.prod(dims[:-1]))
                 writer.add_tensor_info(
-                    name, row_bytes, np.dtype(np.uint8), n_bytes, raw_dtype=tensor_type
+                    tensor, row_bytes, np.dtype(np.uint8), n_bytes, raw_dtype=tensor_type
                 )
             _write(writer, shape, quant, seed, progress, total)
     except OSError as error:
@@ -91,11 +95,13 @@ def _tensors(
 ) -> Iterator[tuple[str, tuple[int, ...], GGMLQuantizationType, int]]:
     """Yield name, shape (rows first), type and bytes of each tensor, in the file's order."""
     for name, dims in shape.matrices():
-        tensor_type = quant.type_of(name, shape)
+        tensor_type = quant.fitting(name, shape, dims[-1])
         block, block_bytes = GGML_QUANT_SIZES[tensor_type]
-        yield name, dims, tensor_type, dims[0] * dims[1] // block * block_bytes
+        yield name, dims, tensor_type, math.prod(dims) // block * block_bytes
     for name in shape.norms():
         yield name, (shape.n_embd,), GGMLQuantizationType.F32, 4 * shape.n_embd
+    for name, dims, _ in shape.vectors():
+        yield name, dims, GGMLQuantizationType.F32, 4 * math.prod(dims)
 
 
 def _write(
@@ -131,11 +137,31 @@ def _tensor_data(
     tensor_type: GGMLQuantizationType,
     seed: int,
 ) -> Iterator[np.ndarray]:
-    if len(dims) == 2:
-        yield from random_rows(tensor_type, dims[0] * dims[1], shape.weight_std, seed, name)
-    else:
-        bits = PCG64(SeedSequence([seed, *name.encode()]))
-        yield 1 + np.float32(0.1) * normal(bits, dims[0])
+    draws = {name: draw for name, _, draw in shape.vectors()}
+    draw = draws.get(name, Draw.NORM)
+    if len(dims) > 1 and name not in draws:
+        yield from random_rows(tensor_type, math.prod(dims), shape.weight_std, seed, name)
+        return
+    values = normal(PCG64(SeedSequence([seed, *name.encode()])), math.prod(dims))
+    yield _DRAWS[draw](values, shape).astype(np.float32)
+
+
+# From nearly normal numbers. Long factors are what longrope's are: up to some tens.
+_DRAWS: dict[Draw, Callable[[np.ndarray, Shape], np.ndarray]] = {
+    Draw.NORM: lambda values, shape: 1 + np.float32(0.1) * values,
+    Draw.BIAS: lambda values, shape: np.float32(0.2) * values,
+    Draw.SINK: lambda values, shape: values,
+    Draw.ROUTER: lambda values, shape: values / np.float32(np.sqrt(shape.n_embd)),
+    Draw.FACTORS: lambda values, shape: 1 + np.abs(values) * np.float32(4),
+}
+
+
+_VALUES: dict[type, Callable[[GGUFWriter, str, Any], None]] = {
+    bool: GGUFWriter.add_bool,
+    int: GGUFWriter.add_uint32,
+    float: GGUFWriter.add_float32,
+    str: GGUFWriter.add_string,
+}
 
 
 def _add_metadata(writer: GGUFWriter, shape: Shape, quant: Quant, name: str) -> None:
@@ -146,13 +172,19 @@ def _add_metadata(writer: GGUFWriter, shape: Shape, quant: Quant, name: str) -> 
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.n_embd)
     writer.add_feed_forward_length(shape.n_ff)
+    if shape.n_experts:
+        writer.add_expert_feed_forward_length(shape.n_ff)
+        writer.add_expert_count(shape.n_experts)
+        writer.add_expert_used_count(shape.n_experts_used)
     writer.add_head_count(shape.n_heads)
     writer.add_head_count_kv(shape.n_kv_heads)
     writer.add_key_length(shape.head_dim)
     writer.add_value_length(shape.head_dim)
     writer.add_layer_norm_rms_eps(shape.norm_eps)
     writer.add_rope_freq_base(shape.rope_theta)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_rope_dimension_count(shape.n_rot or shape.head_dim)
+    for key, value in shape.metadata.items():
+        _VALUES[type(value)](writer, f"{shape.architecture}.{key}", value)
     writer.add_vocab_size(shape.vocab_size)
     tokens, merges = _vocabulary(shape.vocab_size)
     n_normal = len(tokens) - len(_SPECIAL_TOKENS)

@@ -51,8 +51,8 @@ def granite(header: Header) -> Config:
     parts = _parts(
         header,
         scale=header.number("attention.scale", 0.0) or None,
-        # Granite's files turn positions off by the key that says that a scaling was trained.
-        has_rope=header.flag("rope.scaling.finetuned", True),
+        # Dense files turn positions off by the key that says that a scaling was trained.
+        has_rope=header.architecture != "granite" or header.flag("rope.scaling.finetuned", True),
     )
     return replace(
         decoder(header, parts),

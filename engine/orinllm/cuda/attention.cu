@@ -33,21 +33,23 @@ template<typename P> DI void attention(const Attention<P>& a) {
   __shared__ float __align__(16) red[PG * GT * HD];
   __shared__ float sc[GT][TP];
   __shared__ float alpha[GT];
-  __shared__ int flag, pages[P::SPLIT_PAGES];  // of this split's tokens
+  __shared__ int flag;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int kvh = blockIdx.x / (G / GT), g0 = (blockIdx.x % (G / GT)) * GT, split = blockIdx.y;
   const int seq = blockIdx.z, pos = a.state[N + seq], n = attended<P>(pos + 1),
             first = (seq * KVH + kvh) * G + g0;  // this block's first head of all sequences'
   const int chunk = split_size<SPLITS, FEW>(n), active = split_count<SPLITS, FEW>(n);
   if (split >= active) return;
-  const int begin = pos + 1 - n + split * chunk,
-            end = begin + chunk <= pos ? begin + chunk : pos + 1;
-  const float* fr = a.freqs + (u64)pos * P::ROTATED;
+  // A tile of keys lies in one page; behind a window's border, the first one has a key that counts.
+  const int start = pos + 1 - n + split * chunk,
+            end = start + chunk <= pos ? start + chunk : pos + 1;
+  const int oldest = P::WINDOW ? pos + 1 - P::WINDOW : 0;
+  const int begin = oldest > start ? oldest / TP * TP : start;
   const int* table = a.table + seq * P::PAGES;
+  int page = table[begin / PAGE];
+  const float* fr = a.freqs + (u64)pos * P::ROTATED;
   const float* qkv = a.qkv + seq * (G + 2) * KVH * HD;
   const bool owner = end == pos + 1;
-  const int page0 = begin / PAGE;
-  if (tid <= (end - 1) / PAGE - page0) pages[tid] = table[page0 + tid];
 
   for (int g = warp; g < GT; g += 4)
     rope_head<P>(qs[g], qkv + (kvh * G + g0 + g) * HD, fr, a.qn, a.eps, a.scale * LOG2E, lane);
@@ -79,15 +81,16 @@ template<typename P> DI void attention(const Attention<P>& a) {
       }
     }
   }
-  auto key_of = [&](int t) { return a.cache + key_offset<P>(pages[t / PAGE - page0], kvh, t); };
 
   for (int t0 = begin; t0 < end; t0 += TP) {
     const int nt = end - t0 < TP ? end - t0 : TP;
+    const KV* keys = a.cache + key_offset<P>(page, kvh, t0);
+    if (t0 + TP < end) page = table[(t0 + TP) / PAGE];
     float4 v[VPT];
 #pragma unroll
     for (int i = 0; i < VPT; i++) {
       const int p = pg + i * PG;
-      v[i] = pg < PG && p < nt ? load_kv4<KV>(key_of(t0 + p) + value_offset<P>() + col * 4)
+      v[i] = pg < PG && p < nt ? load_kv4<KV>(keys + value_offset<P>() + p * HD + col * 4)
                                : make_float4(0.f, 0.f, 0.f, 0.f);
     }
 #pragma unroll
@@ -97,11 +100,10 @@ template<typename P> DI void attention(const Attention<P>& a) {
 #pragma unroll
       for (int g = 0; g < GT; g++) s[g] = 0.f;
       if (p < nt) {
-        const KV* key = key_of(t0 + p);
 #pragma unroll
         for (int i = 0; i < EL / 4; i++) {
           const int d = (i * LPP + sub) * 4;
-          const float4 k = load_kv4<KV>(key + d);
+          const float4 k = load_kv4<KV>(keys + p * HD + d);
 #pragma unroll
           for (int g = 0; g < GT; g++) {
             const float4 q = *(const float4*)&qs[g][d];
@@ -113,7 +115,7 @@ template<typename P> DI void attention(const Attention<P>& a) {
       for (int g = 0; g < GT; g++) {
 #pragma unroll
         for (int o = LPP / 2; o > 0; o >>= 1) s[g] += __shfl_xor_sync(0xffffffffu, s[g], o);
-        if (sub == 0) sc[g][p] = p < nt ? s[g] : NEG_INF;
+        if (sub == 0) sc[g][p] = p < nt && t0 + p >= oldest ? s[g] : NEG_INF;
       }
     }
     __syncthreads();

@@ -47,8 +47,11 @@ DI void attention_rows(u16* out, const typename P::Element* cache, const u16* q,
     for (int c = 0; c < 4; c++) acc[i][c] = 0.f;
 
   const int oldest = pos0 + t0 + 1 - WINDOW;
-  for (int k0 = WINDOW && oldest > 0 ? oldest / TK * TK : 0; k0 < keys; k0 += TK) {
-    const KV* key0 = cache + key_offset<P>(table[k0 / P::PAGE], kvh, k0);
+  const int first = WINDOW && oldest > 0 ? oldest / TK * TK : 0;
+  int page = table[first / P::PAGE];
+  for (int k0 = first; k0 < keys; k0 += TK) {
+    const KV* key0 = cache + key_offset<P>(page, kvh, k0);
+    if (k0 + TK < keys) page = table[(k0 + TK) / P::PAGE];
     __syncthreads();
 #pragma unroll 2
     for (int c = tid; c < TK * HD / 4; c += 128) {

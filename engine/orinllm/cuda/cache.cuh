@@ -21,5 +21,7 @@ template<typename P> DI u64 key_offset(int page, int head, int t) {
 }
 template<typename P> DI constexpr int value_offset() { return P::KV_HEADS * P::PAGE * P::HEAD_DIM; }
 
-// Of n tokens, those that a layer attends to: all, or the last WINDOW.
-template<typename P> DI int attended(int n) { return P::WINDOW && n > P::WINDOW ? P::WINDOW : n; }
+// Of n tokens, those that are read for the last one: all, or whole pages with the last WINDOW.
+template<typename P> DI int attended(int n) {
+  return P::WINDOW && n > P::WINDOW ? n - (n - P::WINDOW) / P::PAGE * P::PAGE : n;
+}

@@ -121,27 +121,40 @@ DI float load_act(u8* act, float* act_d, X x, int n, const float* norm, int tid)
   return ss;
 }
 
-// What a GEMV asks memory for while its own weights are on the way: nothing, or the keys and
-// values that attention reads next, of a head TOKENS at most.
+// What a GEMV asks memory for while its own weights are on the way: nothing, or the keys and values
+// that attention reads next, TOKENS of a head at most. first() starts what a thread's first request
+// waits for, rest() asks.
 struct Nothing {
-  DI void operator()() const {}
+  DI const void* first() const { return 0; }
+  DI void rest(const void*) const {}
 };
 template<typename P> struct CacheAhead {
   typedef typename P::Element KV;
+  static constexpr int LINE = 128 / sizeof(KV), HD = P::HEAD_DIM, HEADS = 2 * P::KV_HEADS;
+  static constexpr int THREADS = P::THREADS * P::GRID;
   const KV* cache;
   const int *positions, *table;
-  DI void operator()() const {
-    constexpr int LINE = 128 / sizeof(KV), HD = P::HEAD_DIM, HEADS = 2 * P::KV_HEADS;
+  DI int lines(int n) const {
+    const int all = attended<P>(positions[n]), tokens = all < P::TOKENS ? all : P::TOKENS;
+    return (tokens * HD + LINE - 1) / LINE;
+  }
+  DI const KV* line(int n, int i, int lines) const {
+    const int e = i % lines * LINE, head = i / lines,
+              t = positions[n] - attended<P>(positions[n]) + e / HD;
+    return cache + key_offset<P>(table[n * P::PAGES + t / P::PAGE], head % P::KV_HEADS, t) +
+           (head < P::KV_HEADS ? 0 : value_offset<P>()) + e % HD;
+  }
+  DI const void* first() const {
+    const int i = blockIdx.x * P::THREADS + threadIdx.x, n = lines(0);
+    return i < n * HEADS ? line(0, i, n) : 0;
+  }
+  DI void rest(const void* first) const {
+    if (first) prefetch_l2(first);
     for (int n = 0; n < P::SEQUENCES; n++) {
-      const int all = attended<P>(positions[n]), tokens = all < P::TOKENS ? all : P::TOKENS,
-                first = positions[n] - all, lines = (tokens * HD + LINE - 1) / LINE;
-      for (int i = blockIdx.x * P::THREADS + threadIdx.x; i < lines * HEADS;
-           i += P::GRID * P::THREADS) {
-        const int e = i % lines * LINE, t = first + e / HD, head = i / lines;
-        prefetch_l2(cache +
-                    key_offset<P>(table[n * P::PAGES + t / P::PAGE], head % P::KV_HEADS, t) +
-                    (head < P::KV_HEADS ? 0 : value_offset<P>()) + e % HD);
-      }
+      const int count = lines(n) * HEADS;
+      for (int i = blockIdx.x * P::THREADS + threadIdx.x + (n ? 0 : THREADS); i < count;
+           i += THREADS)
+        prefetch_l2(line(n, i, count / HEADS));
     }
   }
 };
@@ -261,6 +274,7 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
 #pragma unroll
   for (int s = 0; s < D; s++) advance(s, s);
 
+  const void* const ahead = g.ahead.first();
   float scale[N];
 #pragma unroll
   for (int n = 0; n < N; n++) {
@@ -282,7 +296,7 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
       scale[n] = rsqrtf(sum * (1.f / K) + g.eps);
     }
   }
-  g.ahead();
+  g.ahead.rest(ahead);
 
   auto with_bias = [&](float y, int row) {
 #pragma unroll

@@ -6,10 +6,10 @@ from tinygrad.device import Buffer
 
 from orinllm.device import multiprocessors
 from orinllm.launch import Argument, Constants, Launch
-from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil_div, round_up
+from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil_div
 
-# Tokens of a split: at least, in steps of, and at most where the reader combines (parts.cuh).
-_SPLIT_LEAST, _SPLIT_STEP, _SPLIT_MOST = 64, 32, 192
+# Tokens of a split at least: parts.cuh.
+_SPLIT_LEAST = 64
 # Rows, of a token and a head, of a block of attention_rows().
 _TILE_ROWS = 64
 #: Head dimensions that the kernels take: whole float4 and tensor core tiles.
@@ -35,7 +35,6 @@ class AttentionConstants(Constants):
     sequences: int
     splits: int
     few: int
-    split_pages: int
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,6 @@ def most_splits(device: str, heads: Heads) -> int:
 
 def _constants(heads: Heads, splits: int) -> AttentionConstants:
     attention = heads.attention
-    longest = max(
-        _SPLIT_LEAST, _SPLIT_MOST, round_up(ceil_div(heads.attended, splits), _SPLIT_STEP)
-    )
     return AttentionConstants(
         element=heads.element,
         head_dim=attention.head_dim,
@@ -82,7 +78,6 @@ def _constants(heads: Heads, splits: int) -> AttentionConstants:
         sequences=heads.sequences,
         splits=splits,
         few=FEW,
-        split_pages=longest // PAGE + 2,
     )
 
 

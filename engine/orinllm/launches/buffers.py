@@ -62,8 +62,9 @@ class Heads:
 
     @property
     def attended(self) -> int:
-        """Tokens that a query sees at most."""
-        return min(self.attention.window or self.context, self.context)
+        """Tokens that are read for a query at most: a window in whole pages (cache.cuh)."""
+        window = self.attention.window
+        return min(window + PAGE - 1, self.context) if window else self.context
 
     @property
     def element_bytes(self) -> int:

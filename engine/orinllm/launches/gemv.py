@@ -50,6 +50,7 @@ class AttendedConstants(Constants):
     splits: int
     few: int
     window: int
+    page: int
     columns: int
 
 
@@ -271,7 +272,7 @@ class _Writer:
             Argument("const float* part_ml", p.parts.part_ml),
         ]
         name = self._add_constants(
-            AttendedConstants(cols, dim, splits, FEW, heads.attention.window, self.columns)
+            AttendedConstants(cols, dim, splits, FEW, heads.attention.window, PAGE, self.columns)
         )
         head = self.first * cols // dim * splits  # the first part of these sequences
         return (

@@ -1,0 +1,19 @@
+"""Marks that families of models put around their reasoning."""
+
+from typing import NamedTuple
+
+
+class ReasoningTag(NamedTuple):
+    """What begins and what ends a stretch of reasoning."""
+
+    open: str
+    close: str
+
+
+TAGS = (
+    ReasoningTag("<think>", "</think>"),  # Qwen, DeepSeek, GLM, SmolLM3, Nemotron, MiniMax
+    ReasoningTag("[THINK]", "[/THINK]"),  # Mistral: Magistral, Ministral 3
+    ReasoningTag("<|channel>thought", "<channel|>"),  # Gemma 4
+    ReasoningTag("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ReasoningTag("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B, Command A
+)
