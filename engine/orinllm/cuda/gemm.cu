@@ -33,7 +33,7 @@ template<typename P> DI void gemm(const Gemm& a) {
   constexpr int T = P::TYPE, K = P::COLS, LD = P::OUT_STRIDE, MODE = P::MODE, WARPS = P::WARPS,
                 PARTS = P::PARTS;
   constexpr int BM = TILE_ROWS, NT = 2, ROWB = K / Packed<T>::BW * Packed<T>::BB;
-  __shared__ u16 __align__(16) xs[2 * BM * TILE_PITCH];
+  __shared__ TileStage __align__(16) xs[2];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2;
   const int t0 = blockIdx.y * BM, n = a.chunk[1];
   if (t0 >= n) return;
@@ -47,7 +47,7 @@ template<typename P> DI void gemm(const Gemm& a) {
         (MODE == GATED && i ? a.up : mine.w) + (u64)(r < mine.rows ? r : mine.rows - 1) * ROWB;
   }
   TileSums acc;
-  multiply_tile<T, K, WARPS>(acc, xs, rows, a.in + (u64)t0 * K, BM,
+  multiply_tile<T, K, WARPS>(acc, xs, rows, a.in + (u64)t0 * K + (tid & 15) * 8, BM,
                              [&](int m) { return m < n - t0 ? m : n - t0 - 1; });
   constexpr float S = tile_unit<T>();
   const int tid2 = thread_again(), tokens = load_again(a.chunk + 1), g2 = (tid2 & 31) >> 2,

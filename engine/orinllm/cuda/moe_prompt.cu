@@ -74,7 +74,7 @@ template<typename P> DI void rows_of_lane(const u8** rows, const u8* const* w, i
 // hidden = gate of the two products of a pair's token
 template<typename P> DI void expert_rows_gate_up(const Grouped& a) {
   constexpr int T = P::TYPE, K = P::COLS, WARPS = P::WARPS, ROWS = P::ROWS;
-  __shared__ u16 __align__(16) xs[2 * TILE_ROWS * TILE_PITCH];
+  __shared__ TileStage __align__(16) xs[2];
   __shared__ int tokens[TILE_ROWS];
   if ((int)blockIdx.y >= a.tiles[0].x) return;
   const int4 tile = a.tiles[blockIdx.y + 1];
@@ -84,7 +84,8 @@ template<typename P> DI void expert_rows_gate_up(const Grouped& a) {
   if (tid < TILE_ROWS) tokens[tid] = a.order[tile.y + (tid < tile.z ? tid : 0)] / P::USED;
   __syncthreads();
   TileSums acc;
-  multiply_tile<T, K, WARPS>(acc, xs, rows, a.in, tile.z, [&](int m) { return tokens[m]; });
+  multiply_tile<T, K, WARPS>(acc, xs, rows, a.in + (tid & 15) * 8, tile.z,
+                             [&](int m) { return tokens[m]; });
   const int4 to = a.tiles[blockIdx.y + 1];
   const int lane = thread_again() & 31,
             row = (block_again() * WARPS + (thread_again() >> 5)) * 8 + (lane >> 2);
@@ -107,13 +108,13 @@ template<typename P> DI void expert_rows_gate_up(const Grouped& a) {
 template<typename P> DI void expert_rows_down(const Grouped& a) {
   constexpr int T = P::TYPE, K = P::COLS, WARPS = P::WARPS, ROWS = P::ROWS;
   constexpr float UNIT = tile_unit<T>() / HIDDEN_SCALE;
-  __shared__ u16 __align__(16) xs[2 * TILE_ROWS * TILE_PITCH];
+  __shared__ TileStage __align__(16) xs[2];
   if ((int)blockIdx.y >= a.tiles[0].x) return;
   const int4 tile = a.tiles[blockIdx.y + 1];
   const u8* rows[2];
   rows_of_lane<P>(rows, a.w, tile.x);
   TileSums acc;
-  multiply_tile<T, K, WARPS>(acc, xs, rows, a.in + (u64)tile.y * K, tile.z,
+  multiply_tile<T, K, WARPS>(acc, xs, rows, a.in + (u64)tile.y * K + (threadIdx.x & 15) * 8, tile.z,
                              [&](int m) { return m < tile.z ? m : 0; });
   const int4 to = a.tiles[blockIdx.y + 1];
   const int lane = thread_again() & 31,

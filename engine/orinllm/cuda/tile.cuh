@@ -9,6 +9,7 @@
 
 #define TILE_ROWS 64    // of activations
 #define TILE_PITCH 160  // halves of a row in shared memory: 64 bytes past 128
+typedef u16 TileStage[TILE_ROWS * TILE_PITCH];  // activations of one step of 128 columns
 // acc[m][2 * i + c]: row 8 m + 2 j + c of the activations times row i of the lane's two of W, where
 // j is lane % 4; W's rows are those of lane / 4.
 typedef float TileSums[TILE_ROWS / 8][4];
@@ -23,22 +24,21 @@ template<int GROUPS> DI void multiply_run(TileSums acc, const u32 w[2][4], const
   }
 }
 
-// xs: 2 * TILE_ROWS * TILE_PITCH halves of shared memory. w_rows: the lane's two rows of W. in:
-// rows of K halves, of which row_of(m) is the tile's row m; only the first `filled` are of
-// interest. All threads of a block of WARPS warps call this.
+// xs: two stages in shared memory. w_rows: the lane's two rows of W. in: this thread's first
+// column, 8 * (threadIdx.x % 16), of rows of K halves, of which row_of(m) is the tile's row m; only
+// the first `filled` are of interest. All threads of a block of WARPS warps call this.
 template<int T, int K, int WARPS, typename Rows>
-DI void multiply_tile(TileSums acc, u16* xs, const u8* const* w_rows, const u16* in, int filled,
-                      Rows row_of) {
-  constexpr int UNITS = K / 64, STEPS = (K + 127) / 128, NT = 2, STAGE = TILE_ROWS * TILE_PITCH;
+DI void multiply_tile(TileSums acc, TileStage* xs, const u8* const* w_rows, const u16* in,
+                      int filled, Rows row_of) {
+  constexpr int UNITS = K / 64, STEPS = (K + 127) / 128, NT = 2;
   const int tid = threadIdx.x, lane = tid & 31, g = lane >> 2, j = lane & 3;
-  const u16* src = in + (tid & 15) * 8;
   auto fetch = [&](int step) {
     if (K % 128 && step * 128 + (tid & 15) * 8 >= K) return cp_async_commit();
 #pragma unroll
     for (int i = 0; i < TILE_ROWS * 16 / (WARPS * 32); i++) {
       const int m = (tid >> 4) + i * (WARPS * 2);
-      cp_async16(shared_address(&xs[(step & 1) * STAGE + m * TILE_PITCH + (tid & 15) * 8]),
-                 (const u8*)(src + (u32)(row_of(m) * K + step * 128)));
+      cp_async16(shared_address(&xs[step & 1][m * TILE_PITCH + (tid & 15) * 8]),
+                 (const u8*)(in + (u32)(row_of(m) * K + step * 128)));
     }
     cp_async_commit();
   };
@@ -75,8 +75,7 @@ DI void multiply_tile(TileSums acc, u16* xs, const u8* const* w_rows, const u16*
           for (int c = 0; c < 4; c++)
             w[p][i][c] = f2h2(f16<T>(w[p][i][c]), f16<T>(w[p][i][c] >> 16));
       }
-      const u16* x =
-          xs + (step & 1) * STAGE + g * TILE_PITCH + quarter_of<T>(unit, p) * 32 + run_at<T>(p, j);
+      const u16* x = xs[step & 1] + g * TILE_PITCH + quarter_of<T>(unit, p) * 32 + run_at<T>(p, j);
       if (filled <= TILE_ROWS / 4)
         multiply_run<TILE_ROWS / 32>(acc, w[p], x);
       else if (filled <= TILE_ROWS / 2)
