@@ -15,21 +15,34 @@ from tinygrad.device import Buffer
 from orinllm.config import Activation, Experts, Gating
 from orinllm.ggml import KernelType, kernel_types
 from orinllm.launch import Graph
+from orinllm.launches.buffers import CHUNK
 from orinllm.launches.experts import (
     Choice,
+    ChunkExperts,
+    Groups,
     Router,
     Stack,
     TokenExperts,
     choose_experts,
+    chunk_hidden,
+    chunk_parts,
     combine,
     expert_hidden,
     expert_parts,
+    group_by_expert,
+    most_tiles,
 )
 from orinllm.launches.rows import Norm
 
 Array = NDArray[Any]
 EPS = 1e-5
-DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
+DTYPES = {
+    "f4": dtypes.float32,
+    "u1": dtypes.uint8,
+    "i4": dtypes.int32,
+    "f2": dtypes.uint16,
+    "u2": dtypes.uint16,
+}
 BY_NAME = {t.name: t for t in kernel_types().values()}
 
 
@@ -263,6 +276,15 @@ CASES = [
         Shape(("MXFP4", "Q8_0"), 1088, True, True, Activation.GPT_OSS),
     ),
 ]
+# Columns of whole units of 64, as the tensor cores take them; one and a half steps of 128.
+CHUNK_CASES = [
+    (Experts(12, 4, 64, Gating.SOFTMAX, True), Shape(("Q8_0", "Q5_0"), 192, False, False)),
+    (Experts(8, 2, 256, Gating.SOFTMAX, True), Shape(("Q6_K", "Q6_K"), 256, False, False)),
+    (
+        Experts(32, 4, 192, Gating.SOFTMAX_OF_CHOSEN, False),
+        Shape(("MXFP4", "MXFP4"), 64, True, True, Activation.GPT_OSS),
+    ),
+]
 
 
 @pytest.mark.parametrize("sequences", [1, 3])
@@ -308,3 +330,92 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
             ]
             added = 0.5 * np.sum(parts, axis=0)
             assert np.linalg.norm(got[i] - x[i] - added) <= tolerance * np.linalg.norm(added)
+
+
+def groups_of(experts: Experts) -> Groups:
+    """Buffers that hold no valid pair or tile yet."""
+    tiles = np.full((most_tiles(experts) + 1, 4), -1, np.int32)
+    return Groups(buffer(np.full(CHUNK * experts.used, -1, np.int32)), buffer(tiles))
+
+
+def chunk_of(tokens: int) -> Buffer:
+    return buffer(np.array([0, tokens], np.int32))
+
+
+def padded(values: Array) -> Array:
+    """Values of the tokens of a chunk, and of those behind them what no kernel may read."""
+    rest = np.full((CHUNK - len(values), *values.shape[1:]), -1, values.dtype)
+    return np.concatenate([values, rest])
+
+
+@pytest.mark.parametrize("tokens", [1, 37, 512])
+@pytest.mark.parametrize(("count", "used"), [(128, 8), (8, 2), (3, 1), (1000, 4)])
+def test_groups(count: int, used: int, tokens: int, rng: np.random.Generator) -> None:
+    experts = Experts(count, used, 32, Gating.SOFTMAX, True)
+    ids = np.stack([rng.permutation(count)[:used] for _ in range(tokens)]).astype(np.int32)
+    ids[:, 0] = np.where((ids == 2).any(axis=1), ids[:, 0], 2)  # one has all tokens
+    choice = Choice(*[buffer(padded(ids))] * 4)
+    groups = groups_of(experts)
+    Graph("EMU", [group_by_expert(experts, groups, choice, chunk_of(tokens))]).run()
+    want = np.argsort(ids.reshape(-1), kind="stable")
+    assert (read(groups.order, np.int32)[: want.size] == want).all()
+    tiles = read(groups.tiles, np.int32).reshape(-1, 4)
+    expected = []
+    for e, n in enumerate(np.bincount(ids.reshape(-1), minlength=count)):
+        at = int((ids < e).sum())
+        expected += [[e, at + i, min(64, int(n) - i), 0] for i in range(0, int(n), 64)]
+    assert tiles[0, 0] == len(expected)
+    assert tiles[1 : len(expected) + 1].tolist() == expected
+
+
+@pytest.mark.parametrize("tokens", [5, 83])
+@pytest.mark.parametrize(("experts", "shape"), CHUNK_CASES)
+def test_chunk(experts: Experts, shape: Shape, tokens: int, rng: np.random.Generator) -> None:
+    """All tokens choose expert 1; experts beyond those that the chunk needs have none."""
+    mixture = make_mixture(rng, experts, shape)
+    x = floats(rng, tokens, shape.dim)
+    norm = floats(rng, shape.dim)
+    ids = np.stack([rng.permutation(experts.count - 1)[: experts.used] for _ in x]) + 1
+    ids[:, 0] = np.where((ids == 1).any(axis=1), ids[:, 0], 1)
+    weights = rng.random(ids.shape).astype(np.float32)
+    scratch = buffer(np.zeros(1, np.int32))
+    choice = Choice(buffer(padded(ids.astype(np.int32))), buffer(padded(weights)), scratch, scratch)
+    halves = normed(x, norm).astype(np.float16)
+    hidden = buffer(np.full((CHUNK * experts.used, experts.hidden), np.nan, np.float16))
+    part = buffer(np.full((CHUNK * experts.used, shape.dim), np.nan, np.float32))
+    out, held, counted = buffer(padded(x)), groups_of(experts), chunk_of(tokens)
+    chunk = ChunkExperts(
+        mixture.gate, mixture.up, mixture.down, shape.activation, choice, held, experts
+    )
+    launches = [
+        group_by_expert(experts, held, choice, counted),
+        chunk_hidden(chunk, hidden, buffer(padded(halves))),
+        chunk_parts(chunk, part, hidden),
+        combine(out, part, experts.used, 0.5, counted),
+    ]
+    Graph("EMU", launches).run()
+    got = read(out).reshape(CHUNK, shape.dim)
+    assert (got[tokens:] == -1).all()
+    for i in range(tokens):
+        parts = [
+            weight * mixture.expert(e, halves[i].astype(np.float64), False)
+            for e, weight in zip(ids[i], weights[i], strict=True)
+        ]
+        added = 0.5 * np.sum(parts, axis=0)
+        assert np.linalg.norm(got[i] - x[i] - added) <= 2e-3 * np.linalg.norm(added)
+
+
+def test_router_of_a_chunk(rng: np.random.Generator) -> None:
+    experts, dim, tokens = MIXTURES[4], 136, 11
+    x, norm, w = floats(rng, tokens, dim), floats(rng, dim), floats(rng, experts.count, dim)
+    router = Router(buffer(w), None, Norm(buffer(norm), EPS), experts)
+    choice = choice_of(CHUNK, experts)
+    launch = choose_experts(router, buffer(padded(x)), choice, chunk_of(tokens))
+    for _ in range(2):
+        Graph("EMU", [launch]).run()
+    ids, weights = chosen(normed(x, norm) @ w.T.astype(np.float64), experts)
+    got = read(choice.ids, np.int32).reshape(CHUNK, experts.used)
+    assert (got[:tokens] == ids).all()
+    assert (got[tokens:] == -1).all()
+    found = read(choice.weights).reshape(CHUNK, experts.used)[:tokens]
+    np.testing.assert_allclose(found, weights, rtol=1e-4)

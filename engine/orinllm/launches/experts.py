@@ -292,3 +292,146 @@ def combine(x: Buffer, part: Buffer, used: int, factor: float, tokens: int | Buf
         block=_THREADS,
         writes=("x",),
     )
+
+
+# ---- a chunk of a prompt: cuda/moe_prompt.cu
+
+# Warps of a block, the rows of each of gated and of plain products, and pairs of a tile (tile.cuh).
+_TILE_WARPS, _GATED_ROWS, _PLAIN_ROWS, _TILE = 8, 8, 16, 64
+# Threads of the block that groups, and the experts that it can tell apart.
+_GROUP_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class GroupConstants(Constants):
+    """P of group()."""
+
+    experts: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class TileConstants(Constants):
+    """P of expert_rows_gate_up() and expert_rows_down()."""
+
+    type: str
+    cols: int
+    mode: str
+    activation: str
+    warps: int
+    used: int
+    rows: int
+    stacked_rows: int
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Buffers of a chunk's pairs of token and choice, by expert."""
+
+    order: Buffer  # int32 (CHUNK * used)
+    tiles: Buffer  # int32 (most_tiles() + 1, 4)
+
+
+@dataclass(frozen=True)
+class ChunkExperts:
+    """The experts of a chunk."""
+
+    gate: Stack
+    up: Stack
+    down: Stack
+    activation: Activation
+    choice: Choice
+    groups: Groups
+    experts: Experts
+
+
+def most_tiles(experts: Experts) -> int:
+    """Return the tiles of a chunk at most: each expert may leave one that is not full."""
+    pairs = CHUNK * experts.used
+    return pairs // _TILE + min(experts.count, pairs)
+
+
+def group_by_expert(experts: Experts, groups: Groups, choice: Choice, chunk: Buffer) -> Launch:
+    """Return the grouping of a chunk's choices."""
+    if experts.count > _GROUP_THREADS:
+        raise ValueError(f"{experts.count} experts, at most {_GROUP_THREADS} are supported")
+    return Launch(
+        name=f"group_{experts.used}_of_{experts.count}",
+        file="moe_prompt.cu",
+        constants=(GroupConstants(experts.count, _GROUP_THREADS),),
+        arguments=(
+            Argument("int* order", groups.order),
+            Argument("int* tiles", groups.tiles),
+            Argument("const int* ids", choice.ids),
+            Argument("const int* chunk", chunk),
+        ),
+        body=f"  group<P0>(order, (int4*)tiles, ids, chunk[1] * {experts.used});",
+        grid=(1, 1, 1),
+        block=_GROUP_THREADS,
+        writes=("order", "tiles"),
+    )
+
+
+def _tiles(
+    name: str, chunk: ChunkExperts, stacks: tuple[Stack, ...], out: Argument, inp: Buffer
+) -> Launch:
+    """Return a product of all tiles: of gate and up, or of down alone."""
+    gated, stack, used = len(stacks) == 2, stacks[0], chunk.experts.used
+    if any(other.type != stack.type for other in stacks):
+        names = " and ".join(other.type.name for other in stacks)
+        raise ValueError(f"gate and up are {names}: they share a launch")
+    arguments = [
+        out,
+        Argument("const u16* in", inp),
+        Argument("const int* tiles", chunk.groups.tiles),
+        Argument("const int* order", chunk.groups.order),
+        Argument("const float* weights", chunk.choice.weights),
+    ]
+    biases = []
+    for i, each in enumerate(stacks):
+        arguments.append(Argument(f"const u8* w{i}", each.buffer))
+        more, expression = _floats(f"b{i}", each.bias)
+        arguments += more
+        biases.append(expression)
+    ws = [f"w{i}" for i in range(len(stacks))]
+    given = [", ".join([*both, "0"][:2]) for both in (ws, biases)]
+    function = "expert_rows_gate_up" if gated else "expert_rows_down"
+    block_rows = _TILE_WARPS * (_GATED_ROWS if gated else _PLAIN_ROWS)
+    return Launch(
+        name=f"{name}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
+        file="moe_prompt.cu",
+        constants=(
+            TileConstants(
+                type=stack.type.name,
+                cols=stack.cols,
+                mode="GATED" if gated else "STORE",
+                activation=chunk.activation.name,
+                warps=_TILE_WARPS,
+                used=used,
+                rows=stack.rows,
+                stacked_rows=stack.stacked_rows,
+            ),
+        ),
+        arguments=tuple(arguments),
+        body=(
+            f"  {function}<P0>(Grouped{{out, in, (const int4*)tiles, order, weights, "
+            f"{{{given[0]}}}, {{{given[1]}}}}});"
+        ),
+        grid=(ceil_div(stack.rows, block_rows), most_tiles(chunk.experts), 1),
+        block=_TILE_WARPS * 32,
+        writes=("out",),
+        operations=2 * CHUNK * used * stack.rows * len(stacks) * stack.cols,
+        n_bytes=stack.expert_bytes * chunk.experts.count * len(stacks),
+        per_sm=2,
+    )
+
+
+def chunk_hidden(chunk: ChunkExperts, out: Buffer, normed: Buffer) -> Launch:
+    """Return gate and up of a chunk's pairs: out in halves (CHUNK * used, hidden), by expert."""
+    stacks = (chunk.gate, chunk.up)
+    return _tiles("experts_rows_gate_up", chunk, stacks, Argument("u16* out", out), normed)
+
+
+def chunk_parts(chunk: ChunkExperts, out: Buffer, hidden: Buffer) -> Launch:
+    """Return weighted results of a chunk's pairs: out (CHUNK, used, dim) floats."""
+    return _tiles("experts_rows_down", chunk, (chunk.down,), Argument("float* out", out), hidden)
