@@ -19,7 +19,8 @@ from gguf import GGMLQuantizationType
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.greedy import Engine, Generation, Say, quiet
 from orinbench.model import ModelInfo
-from orinbench.reference import Array, Reference, log_softmax
+from orinbench.reference import Reference, log_softmax
+from orinbench.reference_rope import Array
 
 
 @dataclass(frozen=True)

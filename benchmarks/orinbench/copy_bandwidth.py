@@ -8,7 +8,6 @@ H200's bandwidth, and a roofline from that is passed. Elsewhere they are tinygra
 This module imports tinygrad: only worker processes import it.
 """
 
-import importlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,12 +54,13 @@ class Probe:
         self.moved = n_bytes * (2 if kind == "copy" else 1)
         self._source = source
         self._words = n_bytes // 4
-        nv = _cuda_kernels()
-        self._is_fused = nv is not None
-        self.how = "of 16-byte accesses" if nv else "which tinygrad generates"
+        self._is_fused = _runs_cuda_c()
+        self.how = "of 16-byte accesses" if self._is_fused else "which tinygrad generates"
         self._input = self._make_input()
         self._output: Any = None
-        self.call: Callable[[], object] = self._fused(nv, n_bytes) if nv else self._generated()
+        self.call: Callable[[], object] = (
+            self._fused(n_bytes) if self._is_fused else self._generated()
+        )
 
     def _make_input(self) -> Any:
         """Return what is read: the source, ones, or for a fused read numbers that xor tells."""
@@ -120,35 +120,39 @@ class Probe:
 
         return call
 
-    def _fused(self, nv: Any, n_bytes: int) -> Callable[[], object]:
+    def _fused(self, n_bytes: int) -> Callable[[], object]:
         """Return what launches a kernel of 16-byte accesses."""
         from tinygrad.device import Buffer
-        from tinygrad.engine.realize import run_linear
-        from tinygrad.renderer import Estimates
-        from tinygrad.uop.ops import Ops, UOp
 
-        blocks = _BLOCKS_AN_SM * nv.multiprocessors(Device.DEFAULT)
+        from orinllm.device import multiprocessors
+        from orinllm.launch import Argument, Graph, Launch
+
+        blocks = _BLOCKS_AN_SM * multiprocessors(Device.DEFAULT)
         step = blocks * _THREADS
-        kernel = nv.Kernel(
-            *(f"{self.kind}_bandwidth", "int4* out, const int4* in"),
-            _code(self.kind, n_bytes // 16, step),
-            *((blocks, 1, 1), _THREADS, (0,), Estimates(0, self.moved, self.moved)),
-        )
         n_out = 4 * step if self.kind == "read" else n_bytes // 4
         out = self._output = Buffer(Device.DEFAULT, n_out, dtypes.float32).allocate()
-        source = self._input.uop.base
-        call = nv.program(Device.DEFAULT, kernel).call(UOp.from_buffer(out), source)
-        linear = UOp(Ops.LINEAR, dtypes.void, (call,))
-        return lambda: run_linear(linear, jit=True)
+        launch = Launch(
+            name=f"{self.kind}_bandwidth",
+            file="gpu.cuh",
+            constants=(),
+            arguments=(
+                Argument("int4* out", out),
+                Argument("const int4* in", self._input.uop.base.buffer),
+            ),
+            body=_code(self.kind, n_bytes // 16, step),
+            grid=(blocks, 1, 1),
+            block=_THREADS,
+            writes=("out",),
+            n_bytes=self.moved,
+        )
+        return Graph(Device.DEFAULT, [launch]).run
 
 
-def _cuda_kernels() -> Any:
-    """Return patched tinygrad's seam for CUDA C; None where it cannot be used."""
-    try:
-        nv = importlib.import_module("tinygrad.llm.kernels.nv")
-    except ImportError:
-        return None
-    return nv if nv.unsupported_device(Device.DEFAULT) is None else None
+def _runs_cuda_c() -> bool:
+    """Say whether CUDA C runs on the default device."""
+    from orinllm.device import unsupported
+
+    return unsupported(Device.DEFAULT) is None
 
 
 def _code(kind: str, n: int, step: int) -> str:

@@ -5,7 +5,6 @@
 """
 
 import contextlib
-import itertools
 import json
 import os
 import subprocess
@@ -15,12 +14,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orinbench.errors import BenchError
+
+if TYPE_CHECKING:
+    from orinllm.executor import Executor
 
 
 @dataclass(frozen=True)
@@ -52,64 +54,29 @@ Engine = Callable[[Sequence[Sequence[int]], int], list[Generation]]
 
 
 def tinygrad_greedy(
-    transformer: Any, prompt: Sequence[int], n_tokens: int, say: Say = quiet
+    executor: "Executor", prompt: Sequence[int], n_tokens: int, say: Say = quiet
 ) -> Generation:
-    """Decode through `Transformer.generate`, the path that is timed; then replay for the logits.
+    """Decode greedily, the path that is timed; then replay for the logits.
 
     The replay feeds the same tokens, one by one, over the key-value cache that prompt and decoding
-    left, so what the prompt's kernels wrote there is judged as well. `transformer` is a loaded
-    tinygrad.llm.model.Transformer without recurrent blocks.
+    left, so what the prompt's kernels wrote there is judged as well.
     """
-    fused = getattr(transformer, "fused", None)
-    replay = _jit_replay(transformer) if fused is None else _fused_replay(fused)
-    transformer._cached_tokens = []
-    tokens: list[int] = []
+    last = len(prompt) - 1
     say(f"reading {len(prompt)} tokens")
-    for token in itertools.islice(transformer.generate(list(prompt)), n_tokens):
-        tokens.append(token)
+    executor.fill(prompt, 0, last)
+    executor.step(prompt[-1], last)
+    tokens: list[int] = []
+    while len(tokens) < n_tokens:
+        tokens.append(executor.token())
         say(f"token {len(tokens)} of {n_tokens}")
+        if len(tokens) < n_tokens:
+            executor.step()
     logits = []
     for index, token in enumerate([prompt[-1], *tokens[:-1]]):
-        logits.append(replay(token, len(prompt) - 1 + index))
+        executor.step(token, last + index)
+        logits.append(executor.logits().astype(np.float64))
         say(f"logits {index + 1} of {n_tokens}")
-    transformer._cached_tokens = []
-    return Generation(tokens, np.stack(logits), fused=fused is not None)
-
-
-# From a token and its position to the logits behind it, (vocab_size,).
-Replay = Callable[[int, int], NDArray[np.float64]]
-
-
-def _jit_replay(transformer: Any) -> Replay:
-    """Return a replay through the model's own blocks, in a jit that ends with the logits."""
-    from tinygrad import Tensor, TinyJit, UOp, dtypes
-
-    def forward(token: Any, position: Any) -> Any:
-        x = transformer.token_embd(token).float()
-        for block in transformer.blk:
-            x = block(x, position)
-        return transformer.output(transformer.output_norm(x))[:, -1, :].float().realize()
-
-    jit = TinyJit(forward)
-    variable = UOp.variable("start_pos", 0, transformer.max_context - 1)
-
-    def replay(token: int, position: int) -> NDArray[np.float64]:
-        row = jit(Tensor([[token]], dtype=dtypes.int32).realize(), variable.bind(position))
-        logits: NDArray[np.float64] = row.numpy().reshape(-1).astype(np.float64)
-        return logits
-
-    return replay
-
-
-def _fused_replay(fused: Any) -> Replay:
-    """Return a replay through the kernels that are timed, whose head leaves its logits."""
-
-    def replay(token: int, position: int) -> NDArray[np.float64]:
-        fused.step((token, position))
-        out = fused.logits.copyout(memoryview(bytearray(4 * fused.logits.size)))
-        return np.frombuffer(out, np.float32).astype(np.float64)
-
-    return replay
+    return Generation(tokens, np.stack(logits), fused=executor.name == "fused")
 
 
 def tinygrad_engine(
@@ -197,17 +164,17 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=progress, flush=True)
 
-    from tinygrad.llm.model import Transformer
+    from orinbench.tinygrad_paths import load_network
 
     request = json.load(sys.stdin)
     say("loading the model")
     prompts, n_tokens = request["prompts"], request["n_tokens"]
     longest = max(len(prompt) for prompt in prompts) + n_tokens + 1
-    transformer, _ = Transformer.from_gguf(Path(request["model"]), max_context=longest)
+    executor = load_network(request["model"], longest)
     arrays = {}
     for index, prompt in enumerate(prompts):
         of = prefixed(say, f"prompt {index + 1} of {len(prompts)}")
-        generation = tinygrad_greedy(transformer, prompt, n_tokens, of)
+        generation = tinygrad_greedy(executor, prompt, n_tokens, of)
         arrays[f"tokens{index}"] = np.array(generation.tokens)
         arrays[f"logits{index}"] = generation.logits
         arrays[f"fused{index}"] = np.array(generation.fused)

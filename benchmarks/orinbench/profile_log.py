@@ -16,7 +16,7 @@ _KERNEL = re.compile(
 _SECTION = re.compile(r"^=== orinbench (?P<section>.+)$")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _GIGA = {"G": 1e9, "T": 1e12}
-# The names of tinygrad/llm/kernels/nv.py: gemv_ROLE_QUANT_ROWSxCOLS; roles and quants have "_".
+# The names of the engine's launches: gemv_ROLE_QUANT_ROWSxCOLS; roles and quants have "_".
 _MATRIX = re.compile(
     r"^gem[vm]_(?P<role>qkv|out|gate_up|down|head)_(?P<quant>.+)_(?P<rows>\d+)x(?P<cols>\d+)$"
 )

@@ -11,9 +11,9 @@ import sys
 import time
 
 from tinygrad import Device
-from tinygrad.llm.model import Transformer
 
 from orinbench.copy_bandwidth import copy_bandwidth
+from orinbench.tinygrad_paths import load_network
 
 _WARM_TOKENS, _TIMED_TOKENS = 4, 32
 _COPY_BYTES, _COPY_ROUNDS = 512 << 20, 8
@@ -22,41 +22,42 @@ _COPY_BYTES, _COPY_ROUNDS = 512 << 20, 8
 def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
     """Run `mode` (kernels or wall) of the model at `path`."""
     context = depth + n_prompt + _WARM_TOKENS + _TIMED_TOKENS + 2
-    model, metadata = Transformer.from_gguf(path, max_context=context)
-    vocabulary = len(metadata["tokenizer.ggml.tokens"])
-    prompt = [(7919 * i) % vocabulary for i in range(depth + n_prompt)]
+    executor = load_network(path, context)
+    ids = [(7919 * i) % executor.vocab_size for i in range(depth + n_prompt)]
 
-    def start_from(cached: int) -> object:
-        model._cached_tokens = prompt[:cached]
-        return model.generate(list(prompt))
+    def prompt() -> int:
+        """Read the prompt behind what is there; return the first token."""
+        executor.fill(ids, depth, len(ids) - 1)
+        executor.step(ids[-1], len(ids) - 1)
+        return executor.token()
 
-    if depth:
-        next(iter(start_from(0)))  # type: ignore[call-overload]
+    def token() -> int:
+        executor.step()
+        return executor.token()
+
+    executor.fill(ids, 0, depth)
     for _ in range(3):  # plain, capture, replay
-        tokens = start_from(depth)
-        next(tokens)  # type: ignore[call-overload]
+        prompt()
     Device[Device.DEFAULT].synchronize()
     if mode == "kernels":
         print(f"=== orinbench prompt of {n_prompt}", flush=True)
-        tokens = start_from(depth)
-        next(tokens)  # type: ignore[call-overload]
+        prompt()
         print("=== orinbench warm-up", flush=True)
         for _ in range(_WARM_TOKENS):
-            next(tokens)  # type: ignore[call-overload]
+            token()
         print("=== orinbench token", flush=True)
-        next(tokens)  # type: ignore[call-overload]
+        token()
         return
     chunks, times = [], []
     for _ in range(5):
         begin = time.perf_counter()
-        tokens = start_from(depth)
-        next(tokens)  # type: ignore[call-overload]
+        prompt()
         chunks.append(time.perf_counter() - begin)
     for _ in range(_WARM_TOKENS):
-        next(tokens)  # type: ignore[call-overload]
+        token()
     for _ in range(_TIMED_TOKENS - _WARM_TOKENS):
         begin = time.perf_counter()
-        next(tokens)  # type: ignore[call-overload]
+        token()
         times.append(time.perf_counter() - begin)
     print(
         json.dumps(

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,16 @@ from typing import Any
 import click
 
 from orinbench.errors import BenchError
-from orinbench.shapes import SHAPES, Shape, shape_named
+from orinbench.shapes import QUANTS, SHAPES
+from orinbench.synth import write_outline
+from orinllm.ahead import launches_for
+from orinllm.device import Target
+from orinllm.launch import Launch
+from orinllm.launches.gemv import GemvConstants
+from orinllm.network import Network
 
-# GGML's numbers
-_TYPES = {"F16": 1, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "BF16": 30}
+# Tokens of the context for which kernels are made.
+_CONTEXT = 4096
 # Jetson AGX Orin 64 GB, MAXN: multiprocessors, Hz, bytes/s of the data sheet and the best published
 # of an LLM on it. An SM 8.7 has 65536 registers, 48 warps, 4 schedulers; tinygrad's NV device gives
 # a block the smallest of three sizes of shared memory, of which the system takes 1 KiB a block.
@@ -83,72 +88,16 @@ def _nvrtc(arch: str) -> Any:
         raise BenchError(f"NVRTC cannot be loaded ({error}); {wheel}") from None
 
 
-def kernels(
-    nv: Any, shape: Shape, quant: str, device: str = "NV", batch: int = 1
-) -> Iterator[tuple[Any, int]]:
-    """Yield each kernel of a token and of a prompt's chunk once, with its number of weights.
+def launches(shape: str, quant: str, gpu: Target, sequences: int = 1) -> list[Launch]:
+    """Return each different launch of a token, and of a prompt's chunk, of a synthetic model.
 
-    With `batch`, those of a token of that many sequences alone.
+    The model is an outline: a file with its header alone, on a disk that keeps no zeros.
     """
-    typ, dim, none = _TYPES[quant], shape.n_embd, _Bytes(0)
-    group = shape.n_heads // shape.n_kv_heads
-    h = nv.Heads(shape.head_dim, shape.n_kv_heads, group, 4096, True, False, "u16", batch)
-    splits = nv.most_splits(device, h)
-    extra = {
-        "qkv": {"ahead": (h, none, none)},
-        "out": {"parts": nv.Parts(h, splits, none, none, none)},
-    }
-    table = _weight(nv, quant, shape.vocab_size, dim)
-    yield nv.embed(table, none, none, batch)[0], 0
-    for role, mode, ws in [*_matrices(nv, shape, quant), ("head", "ARGMAX", [table])]:
-        norm, tail = none if mode != "ADD" else None, [none] * 3 if mode == "ARGMAX" else None
-        rows, biases = sum(w.rows for w in ws), [None] * len(ws)
-        fits = (nv.plan_gemv(device, mode, typ, ws[0].cols, rows, n).depth for n in range(1, 5))
-        columns = min(batch, sum(bool(depth) for depth in fits))
-        args = (device, role, mode, ws, norm, biases, 1e-5, none, none, tail, batch, (0, columns))
-        weights = sum(w.rows * w.cols for w in ws)
-        yield nv.gemv(*args, **extra.get(role, {}))[0], weights
-    parts = (none, none, none)
-    yield nv.attention(h, splits, 1e-5, none, none, none, none, [], *parts, nv.FEW)[0], 0
-    if batch > 1:
-        return
-    yield nv.embed_rows(table, none, none)[0], 0
-    yield nv.norm_rows(dim, 1e-5, none, none, none, none)[0], 0
-    yield from gemm_kernels(nv, shape, quant)
-    yield nv.rope_rows(h, 1e-5, none, none, none, none, [], none)[0], 0
-    yield nv.attention_rows(h, none, none, none, none)[0], 0
-
-
-def gemm_kernels(nv: Any, shape: Shape, quant: str) -> Iterator[tuple[Any, int]]:
-    """Yield each product of a prompt's chunk once, with its number of weights."""
-    none = _Bytes(0)
-    for role, mode, ws in _matrices(nv, shape, quant):
-        for kernel, _ in nv.gemm(role, mode, ws, [None] * len(ws), none, none, none, 1.0):
-            yield kernel, sum(w.rows * w.cols for w in ws)
-
-
-def _matrices(nv: Any, shape: Shape, quant: str) -> list[tuple[str, str, list[Any]]]:
-    """Return role, mode and weights of each projection of a layer."""
-    dim, hidden = shape.n_embd, shape.n_ff
-    q_rows, kv_rows = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
-    return [
-        ("qkv", "STORE", [_weight(nv, quant, rows, dim) for rows in (q_rows, kv_rows, kv_rows)]),
-        ("out", "ADD", [_weight(nv, quant, dim, q_rows)]),
-        ("gate_up", "SWIGLU", [_weight(nv, quant, hidden, dim)] * 2),
-        ("down", "ADD", [_weight(nv, quant, dim, hidden)]),
-    ]
-
-
-def _weight(nv: Any, quant: str, rows: int, cols: int) -> Any:
-    _, width, size, _, _ = nv.TYPES[_TYPES[quant]]
-    return nv.Weight(_Bytes(rows * cols // width * size), _TYPES[quant], rows, cols)
-
-
-@dataclass(frozen=True)
-class _Bytes:
-    """Stands for a device buffer of this size: compiling needs no more of it."""
-
-    nbytes: int
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "outline.gguf"
+        write_outline(path, shape, quant)
+        found = launches_for(Network.read(path, _CONTEXT), gpu, sequences)
+        return list({launch.name: launch for launch in found}.values())
 
 
 def main_loop(sass: str) -> list[str]:
@@ -196,9 +145,9 @@ def occupancy(registers: int, shared: int, threads: int) -> float:
     return min(by_registers, room // (shared + 1024), _WARPS // warps) * warps / _WARPS
 
 
-def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
+def compile_launch(launch: Launch, arch: str) -> Compiled:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
-    ptx = _nvrtc(arch).compile(kernel.source)
+    ptx = _nvrtc(arch).compile(launch.source)
     with tempfile.TemporaryDirectory() as folder:
         text, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
         text.write_bytes(ptx.rstrip(b"\0"))
@@ -212,22 +161,21 @@ def compile_kernel(kernel: Any, weights: int, arch: str) -> Compiled:
             ("shared", r"(\d+) bytes smem"),
         )
     }
-    per_lane = 0
-    if found := re.search(r"gemv<\w+, \d+, (\d+),", kernel.code):
-        per_lane = 32 * int(found[1])
-    elif kernel.name.startswith("gemm"):
-        per_lane = 32  # a lane's two rows, a quarter of 64 weights of each
+    is_gemm = launch.name.startswith("gemm")
+    rows = next((c.rows_per_item for c in launch.constants if isinstance(c, GemvConstants)), 0)
+    per_lane = 32 * (rows or is_gemm)  # of a gemm two rows, a quarter of 64 weights of each
     each = len(loop) / per_lane if per_lane else None
-    memory = kernel.est.mem / _BEST
-    tokens = _CHUNK_TOKENS // _GEMM_TOKENS if kernel.name.startswith("gemm") else 1
+    memory = launch.n_bytes / _BEST
+    tokens = _CHUNK_TOKENS // _GEMM_TOKENS if is_gemm else 1
+    weights = launch.operations // (2 * _CHUNK_TOKENS if is_gemm else 2)
     issue = weights * tokens * each / 32 / (_SMS * 4 * _HERTZ) if each else None
     limiter = "latency" if issue is None else "memory" if memory > issue else "instructions"
     return Compiled(
-        name=kernel.name,
+        name=launch.name,
         registers=numbers["registers"],
         spill_bytes=numbers["spill"],
         shared_bytes=numbers["shared"],
-        occupancy=occupancy(numbers["registers"], numbers["shared"], kernel.block),
+        occupancy=occupancy(numbers["registers"], numbers["shared"], launch.block),
         loop_instructions=len(loop),
         instructions_per_weight=each,
         load_bytes=load_bytes(loop),
@@ -271,16 +219,11 @@ def markdown(rows: list[Compiled], title: str) -> str:
 
 @click.command("sass")
 @click.option("--shape", type=click.Choice(sorted(SHAPES)), default="1b", help="shape [1b]")
-@click.option("--quant", type=click.Choice(list(_TYPES)), default="Q6_K", help="type [Q6_K]")
+@click.option("--quant", type=click.Choice(sorted(QUANTS)), default="Q6_K", help="type [Q6_K]")
 @click.option("--arch", default="sm_87", help="GPU [sm_87, every Orin]")
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 def sass_command(shape: str, quant: str, arch: str, output: str) -> None:
     """Compile the fused kernels for an Orin, and show what limits each."""
-    try:
-        from tinygrad.llm.kernels import nv
-    except ImportError:
-        raise BenchError("this tinygrad has no fused kernels: tools/series install VENV") from None
-    nv.multiprocessors = lambda device: _SMS
-    rows = [compile_kernel(k, n, arch) for k, n in kernels(nv, shape_named(shape), quant)]
+    rows = [compile_launch(launch, arch) for launch in launches(shape, quant, Target(arch, _SMS))]
     title = f"{shape} {quant} for {arch}"
     click.echo(json.dumps([asdict(r) for r in rows]) if output == "json" else markdown(rows, title))

@@ -28,6 +28,8 @@ from orinbench.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, sh
 GENERATION = 1
 # Room for the header and the file system beside the tensors.
 _MARGIN_BYTES = 16 << 20
+# Bytes that tensors begin at a multiple of, where a file does not say (gguf.md).
+_ALIGNMENT = 32
 _SPECIAL_TOKENS = (
     *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"),
     *("<|end_header_id|>", "<|eot_id|>"),
@@ -63,14 +65,33 @@ def write_synthetic(
             # llama.cpp asks models with "phi3" in their names for tokens that these have not.
             name = f"synthetic {shape_name.replace('phi3', 'phi')} {quant_name} seed {seed}"
             _add_metadata(writer, shape, quant, name)
-            for tensor, dims, tensor_type, n_bytes in _tensors(shape, quant):
-                row_bytes = (*dims[:-1], n_bytes // math.prod(dims[:-1]))
-                writer.add_tensor_info(
-                    tensor, row_bytes, np.dtype(np.uint8), n_bytes, raw_dtype=tensor_type
-                )
+            _add_tensors(writer, shape, quant)
             _write(writer, shape, quant, seed, progress, total)
     except OSError as error:
         raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_outline(path: Path, shape_name: str, quant_name: str) -> None:
+    """Write a synthetic model's header, and tensors of zeros that take no room on most disks."""
+    shape, quant = shape_named(shape_name), quant_named(quant_name)
+    writer = GGUFWriter(path, shape.architecture)
+    _add_metadata(writer, shape, quant, f"outline {shape_name} {quant_name}")
+    _add_tensors(writer, shape, quant)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    end = path.stat().st_size
+    total = sum(-(-n_bytes // _ALIGNMENT) * _ALIGNMENT for *_, n_bytes in _tensors(shape, quant))
+    os.truncate(path, -(-end // _ALIGNMENT) * _ALIGNMENT + total)
+
+
+def _add_tensors(writer: GGUFWriter, shape: Shape, quant: Quant) -> None:
+    for tensor, dims, tensor_type, n_bytes in _tensors(shape, quant):
+        row_bytes = (*dims[:-1], n_bytes // math.prod(dims[:-1]))
+        writer.add_tensor_info(
+            tensor, row_bytes, np.dtype(np.uint8), n_bytes, raw_dtype=tensor_type
+        )
 
 
 def cached_synthetic(

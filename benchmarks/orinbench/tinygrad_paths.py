@@ -1,21 +1,24 @@
-"""The two ways that a loaded tinygrad model computes: one class each, behind one interface.
+"""The ways that a loaded model computes: one class each, behind one interface.
 
-`JitPath` calls the model's jits, as tinygrad's general path does on any device. `FusedPath` runs
-the lists of hand-written kernels that patched tinygrad attaches to a model on CUDA and NV
-(tinygrad/llm/kernels/nv.py). What the timed methods `prompt` and `decode` hold is written there.
-`LogitsPath` is the general path of several sequences, as far as their logits.
+`EnginePath` runs an executor of the engine. `JitPath` calls the jits of tinygrad.llm's own
+Transformer, on any device. `DecoderPath` and `LogitsPath` are theirs for several sequences. What
+the timed methods `prompt` and `decode` hold is written there.
 
 This module imports tinygrad; see `tinygrad_runner`.
 """
 
-import struct
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tinygrad import Tensor, TinyJit, UOp, dtypes
+from tinygrad import Device, Tensor, TinyJit, UOp, dtypes
 from tinygrad.engine.realize import Ops
+
+from orinllm.executor import Executor
+from orinllm.fused import FusedExecutor
+from orinllm.launches.buffers import PAGE
+from orinllm.network import Network, make_executor, plan_network
 
 
 class DecodePath(Protocol):
@@ -51,32 +54,12 @@ class DecodePath(Protocol):
         ...
 
 
-def decode_path(model: Any, general: bool = False) -> DecodePath:
-    """Return the path that `model.generate` takes; stock tinygrad has the jits alone.
-
-    `general` takes the jits where there are hand-written kernels too.
-    """
-    fused = None if general else getattr(model, "fused", None)
-    return JitPath(model) if fused is None else FusedPath(fused)
-
-
-def batch_path(model: Any, batch: int) -> "LogitsPath | FusedPath":
-    """Return the path of a token of each of `batch` sequences: the hand-written kernels, if any.
-
-    Once it has run, a path keeps its caches, whatever batch the model is given afterwards.
-    """
-    set_batch(model, batch)
-    fused = getattr(model, "fused", None)
-    return LogitsPath(model) if fused is None else FusedPath(fused)
-
-
-def set_batch(model: Any, batch: int) -> None:
-    """Give the model caches and kernels of `batch` sequences; stock tinygrad makes caches anew."""
-    if hasattr(model, "set_batch"):
-        model.set_batch(batch)
-        return
-    for block in model.blk:
-        block.__dict__.pop("cache_kv", None)
+def load_network(model: str, max_context: int, sequences: int = 1) -> Executor:
+    """Return the engine's executor of a GGUF file on tinygrad's default device."""
+    trained = Network.read(model).config.trained_context
+    network = Network.read(model, min(max_context, trained))
+    plan = plan_network(network, str(Device.DEFAULT))
+    return make_executor(network, plan, sequences=sequences)
 
 
 def kernels_of(linear: Any) -> tuple[int, int]:
@@ -95,11 +78,7 @@ def kernels_of(linear: Any) -> tuple[int, int]:
 
 
 class JitPath:
-    """`Transformer.__call__`: the prefill jit for several tokens, the rollout jit for one.
-
-    A model that has hand-written kernels loses them: `__call__` would give every call whose number
-    of tokens is no variable to them, and a token's jit would never run.
-    """
+    """`Transformer.__call__`: the prefill jit for several tokens, the rollout jit for one."""
 
     name = "jit"
     included = (
@@ -113,7 +92,6 @@ class JitPath:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        model.fused, model.attach = None, lambda batch: None
         self._position = UOp.variable("start_pos", 0, model.max_context - 1)
         self._temperature = Tensor(0.0).contiguous().realize()
         self._prefill: dict[int, Any] = {}
@@ -194,49 +172,79 @@ class LogitsPath:
         return kernels_of(self._jit.captured.linear)
 
 
-class FusedPath:
-    """`Fused.step` and `Fused.fill`: position and token id stay on the device."""
+class EnginePath:
+    """An executor of the engine (orinllm): fused kernels on CUDA and NV, else its general path."""
 
-    name = "fused"
-    included = (
-        "the forward pass with its argmax over the logits, and the host's copies of token ids and "
-        "positions to the device, one a token or a prompt's chunk"
-    )
-    calls_to_capture = 1
+    calls_to_capture = 2
 
-    def __init__(self, fused: Any) -> None:
-        self._fused = fused
-        # The buffer of a chunk holds position, count and the ids; without kernels for prompts they
-        # go through the kernels of a token.
-        self.chunk: int | None = 1 if fused.prefill is None else fused.chunk.size - 2
+    def __init__(self, executor: Executor) -> None:
+        self._executor, self.name = executor, executor.name
+        fused = isinstance(executor, FusedExecutor)
+        self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None
+        self.included = _FUSED_INCLUDED if fused else _GENERAL_INCLUDED
 
     def upload_prompt(self, ids: Sequence[int]) -> Any:
         """Return the ids: `prompt` copies them."""
         return list(ids)
 
+    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
+        """Return the ids: `decode` copies them."""
+        return list(ids)
+
+    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
+        """Fill all but the last token, whose logits the kernels of a token make."""
+        self._executor.fill(prompt, start, end - 1)
+        self._executor.step(prompt[end - 1], end - 1)
+
+    def decode(self, token: Any, position: int) -> None:
+        """Copy a token and its position to the device; run a token's kernels."""
+        self._executor.step(token, position)
+
+    def last_token(self) -> int:
+        """Read the most likely token."""
+        return self._executor.token()
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Read the logits that the last step left: (vocabulary)."""
+        return self._executor.logits()
+
+    def counts(self) -> tuple[int, int]:
+        """Count in the token's list; the general path's is not known."""
+        if isinstance(self._executor, FusedExecutor):
+            return kernels_of(self._executor.decoder().graph.linear)
+        return 0, 0
+
+
+_FUSED_INCLUDED = (
+    "the forward pass with its argmax over the logits, and the host's copies of token ids and "
+    "positions to the device, one a token or a prompt's chunk"
+)
+_GENERAL_INCLUDED = "the forward pass to the logits, and their copy to the host"
+
+
+class DecoderPath:
+    """A token of each of several sequences by the engine's fused kernels."""
+
+    name = "fused"
+    included = _FUSED_INCLUDED
+
+    def __init__(self, executor: FusedExecutor, sequences: int) -> None:
+        self._decoder = executor.decoder(sequences)
+        pages = executor.context // PAGE
+        self._decoder.place([range(i * pages, (i + 1) * pages) for i in range(sequences)])
+
     def upload_tokens(self, *rows: Sequence[int]) -> list[Any]:
         """Return the ids of each position, of each sequence's row: `decode` copies them."""
         return list(zip(*rows, strict=True))
 
-    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
-        """Fill all but the last token, whose logits the kernels of a token make."""
-        self._fused.fill(prompt, start, end - 1)
-        self._fused.step((prompt[end - 1], end - 1))
-
-    def decode(self, token: Any, position: int) -> None:
-        """Copy a token of each sequence and the position to the device; run a token's kernels."""
-        self._fused.step((*token, position))
+    def decode(self, tokens: Any, position: int) -> None:
+        """Compute keys, values and logits of a token of each sequence."""
+        self._decoder.step(tokens, [position] * len(tokens))
 
     def logits(self) -> npt.NDArray[np.float32]:
-        """Read the logits that the last step left: (sequences, vocabulary)."""
-        held = self._fused.logits.copyout(memoryview(bytearray(self._fused.logits.nbytes)))
-        return np.frombuffer(held, np.float32).reshape(self._fused.batch, -1)
-
-    def last_token(self) -> int:
-        """Read the token that the head's argmax left."""
-        (token,) = struct.unpack("<i", self._fused.token.copyout(memoryview(bytearray(4))))
-        return int(token)
+        """Read the logits of the last call: (sequences, vocabulary)."""
+        return self._decoder.logits()
 
     def counts(self) -> tuple[int, int]:
         """Count in the token's list."""
-        return kernels_of(self._fused.linear)
+        return kernels_of(self._decoder.graph.linear)

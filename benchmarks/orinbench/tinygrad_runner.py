@@ -20,7 +20,7 @@ from orinbench import protocol
 from orinbench.copy_bandwidth import copy_bandwidth
 from orinbench.device_info import gpu_driver, gpu_name, package_version
 from orinbench.suite.work import SuiteWork
-from orinbench.tinygrad_paths import DecodePath, decode_path
+from orinbench.tinygrad_paths import DecodePath, EnginePath, JitPath, load_network
 
 
 class CompileMeter:
@@ -141,17 +141,23 @@ class TinygradRunner:
         return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
     def load(self, model: str, max_context: int, general: bool = False) -> protocol.Loaded:
-        """Load the GGUF file; its weights stay packed as tinygrad keeps them.
+        """Load the GGUF file into the engine, which compiles its kernels here.
 
-        Patched tinygrad compiles the kernels of the fused path here, not at the first token.
-        `general` leaves that path aside.
+        `general` takes tinygrad.llm's own Transformer instead.
         """
         start = time.perf_counter()
-        self.model, metadata = Transformer.from_gguf(model, max_context=max_context)
+        path: DecodePath
+        if general:
+            self.model, metadata = Transformer.from_gguf(model, max_context=max_context)
+            self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
+            path = JitPath(self.model)
+        else:
+            executor = load_network(model, max_context)
+            self.vocab_size = executor.vocab_size
+            path = EnginePath(executor)
         self._synchronize()
         load_s = time.perf_counter() - start
-        self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
-        path = self._path = decode_path(self.model, general)
+        self._path = path
         return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
 
     def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:
@@ -234,6 +240,8 @@ class TinygradRunner:
 
     def _reset(self) -> None:
         """Forget the context: attention overwrites its cache, recurrent blocks are zeroed."""
+        if self.model is None:
+            return
         self.model._cached_tokens = []
         resets = [op for block in self.model.blk for op in block._state_reset_ops()]
         if resets:
@@ -246,7 +254,9 @@ class TinygradRunner:
         return [draw.randrange(self.vocab_size) for _ in range(n_tokens)]
 
     def _cache_type(self) -> str:
-        """Name the type of the attention cache in llama.cpp's words."""
+        """Name the type of the attention cache in llama.cpp's words; the engine keeps halves."""
+        if self.model is None:
+            return "f16"
         for block in self.model.blk:
             cache = getattr(block, "cache_kv", getattr(block, "cache_k", None))
             if cache is not None:

@@ -9,7 +9,7 @@ from orinllm.errors import BadInput
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
-from orinllm.model import Header
+from orinllm.network import Network
 from orinllm.plan import make_plan
 from orinllm.token_list import TokenList
 from orinllm.weights import Say, Weights, quiet
@@ -28,27 +28,27 @@ def target(arch: str, multiprocessors: int | None) -> Target:
     return Target(arch, sms, _BLOCKS_PER_SM.get(arch, 2))
 
 
-def launches_for(header: Header, gpu: Target) -> Iterator[Launch]:
-    """Yield every launch of a token and of a prompt's chunk, as `gpu` would start it.
+def launches_for(network: Network, gpu: Target, sequences: int = 1) -> Iterator[Launch]:
+    """Yield every launch of a token of each sequence, and of a prompt's chunk, as on `gpu`.
 
     Raises BadInput for a model that the fused kernels do not run.
     """
     device = compile_for(gpu)
-    plan = make_plan(header.gguf, header.config, device)
+    plan = make_plan(network.gguf, network.config, device)
     if not plan.fused:
         what, why = next(iter(plan.obstacles.items()))
-        raise BadInput(f"{header.gguf.path}: the fused kernels do not run it: {what}: {why}")
-    weights = Weights(header.gguf, header.config, device)
-    context = round_up(header.context, PAGE)
-    memory = make_memory(header.config, weights, device, context, context // PAGE)
-    yield from TokenList(memory, 1).launches
+        raise BadInput(f"{network.gguf.path}: the fused kernels do not run it: {what}: {why}")
+    weights = Weights(network.gguf, network.config, device)
+    context = round_up(network.context, PAGE)
+    memory = make_memory(network.config, weights, device, context, context // PAGE)
+    yield from TokenList(memory, sequences).launches
     if plan.prompt_obstacle is None:
         yield from ChunkList(memory).launches
 
 
-def compile_ahead(header: Header, gpu: Target, folder: Path, say: Say = quiet) -> int:
+def compile_ahead(network: Network, gpu: Target, folder: Path, say: Say = quiet) -> int:
     """Write a model's cubins into a folder; return how many there are."""
-    sources = list(dict.fromkeys(launch.source for launch in launches_for(header, gpu)))
+    sources = list(dict.fromkeys(launch.source for launch in launches_for(network, gpu)))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)
     folder.mkdir(parents=True, exist_ok=True)

@@ -80,7 +80,7 @@ def _load(model: Path, context: int | None, device: str | None, path: str) -> An
     seconds = time.perf_counter() - started
     _TALK.print(
         f"{model.name}: {loaded.executor.name} path on {loaded.plan.device}, context of "
-        f"{loaded.header.context} tokens, loaded in {seconds:.1f} s",
+        f"{loaded.header.network.context} tokens, loaded in {seconds:.1f} s",
         style="dim",
     )
     return loaded
@@ -207,11 +207,12 @@ def show(model: Path, context: int | None, device: str | None, path_: str) -> No
     from orinllm.plan import cache_bytes, make_plan, type_name
 
     header = Header.read(model, context)
-    plan = make_plan(header.gguf, header.config, device or str(Device.DEFAULT))
-    for line in _summary(header, plan, cache_bytes(plan, header.context)):
+    network = header.network
+    plan = make_plan(network.gguf, network.config, device or str(Device.DEFAULT))
+    for line in _summary(header, plan, cache_bytes(plan, network.context)):
         print(line)
     table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
-    for tensor in header.gguf.tensors.values():
+    for tensor in network.gguf.tensors.values():
         why = "general path: " if path_ == "general" else None
         reason = "asked for" if why else plan.reason(tensor.name)
         taken = "fused kernels" if reason is None else f"general path: {reason}"
@@ -221,13 +222,14 @@ def show(model: Path, context: int | None, device: str | None, path_: str) -> No
 
 
 def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
-    config, gguf = header.config, header.gguf
+    network = header.network
+    config, gguf = network.config, network.gguf
     yield f"file          {gguf.path}, {gguf.size_bytes / 1e6:,.1f} MB of tensors"
     n_layers = len(config.layers) or "unknown"
     yield f"architecture  {config.architecture}, {n_layers} layers, width {config.dim}"
     yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
     yield f"template      {'yes' if header.template else 'no: it continues text'}"
-    yield f"context       {header.context} tokens (trained for {config.trained_context})"
+    yield f"context       {network.context} tokens (trained for {config.trained_context})"
     yield f"memory        {plan.weight_bytes / 1e6:,.1f} MB of weights"
     yield f"              {cache / 1e6:,.1f} MB of keys and values"
     yield f"device        {plan.device}: {'fused kernels' if plan.fused else 'general path'}"
@@ -246,11 +248,11 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
 def compile_(model: Path, arch: str, sms: int | None, context: int | None, out: Path) -> None:
     """Compile a model's kernels ahead; ORINLLM_CUBINS=FOLDER then finds them."""
     from orinllm.ahead import compile_ahead, target
-    from orinllm.model import Header
+    from orinllm.network import Network
 
-    header = Header.read(model, context)
+    network = Network.read(model, context)
     with _TALK.status("compiling") as status:
-        n = compile_ahead(header, target(arch, sms), out, lambda text: status.update(text))
+        n = compile_ahead(network, target(arch, sms), out, lambda text: status.update(text))
     _TALK.print(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 

@@ -8,24 +8,14 @@ from typing import Any
 
 from tinygrad import Device
 
-from orinllm.arch import config_of
-from orinllm.config import Config
-from orinllm.device import free_memory
 from orinllm.errors import BadInput
-from orinllm.executor import Executor, Sequential
-from orinllm.fused import FusedExecutor
-from orinllm.general import general_executor
-from orinllm.gguf import GGUF
-from orinllm.launches.buffers import PAGE, round_up
-from orinllm.memory import make_memory
-from orinllm.plan import Plan, make_plan
+from orinllm.executor import Executor
+from orinllm.network import Network, make_executor, plan_network
+from orinllm.plan import Plan
 from orinllm.sampling import Sampling, sample
 from orinllm.template import ChatTemplate
 from orinllm.tokenizer import Tokenizer
-from orinllm.weights import Say, Weights, check_types, quiet
-
-#: Tokens of a sequence where nobody says how many.
-DEFAULT_CONTEXT = 8192
+from orinllm.weights import Say, quiet
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -41,38 +31,24 @@ class Piece:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its model; nothing of it is on a device."""
+    """What a file says of its model and of its text; nothing of it is on a device."""
 
-    gguf: GGUF
-    config: Config
+    network: Network
     tokenizer: Tokenizer
     template: ChatTemplate | None  # None: the model continues text and does not chat
-    context: int
 
     @staticmethod
     def read(path: str | Path, context: int | None = None) -> "Header":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
-        gguf = GGUF.open(path)
+        network = Network.read(path, context)
+        metadata = network.gguf.metadata
         try:
-            trained = config_of(gguf.metadata, gguf.tensors, gguf.vector).trained_context
-            length = _context(context, trained)
-            config = config_of(gguf.metadata, gguf.tensors, gguf.vector, length)
-            tokenizer = Tokenizer.from_metadata(gguf.metadata)
-            has_template = "tokenizer.chat_template" in gguf.metadata
-            template = (
-                ChatTemplate.from_metadata(gguf.metadata, tokenizer) if has_template else None
-            )
+            tokenizer = Tokenizer.from_metadata(metadata)
+            has_template = "tokenizer.chat_template" in metadata
+            template = ChatTemplate.from_metadata(metadata, tokenizer) if has_template else None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
-        return Header(gguf, config, tokenizer, template, length)
-
-
-def _context(asked: int | None, trained: int) -> int:
-    if asked is None:
-        return min(trained, DEFAULT_CONTEXT)
-    if not 1 <= asked <= trained:
-        raise BadInput(f"a context of {asked} tokens; the model was trained for 1 to {trained}")
-    return asked
+        return Header(network, tokenizer, template)
 
 
 class Generation:
@@ -130,11 +106,8 @@ class Model:
         cannot be.
         """
         header = Header.read(path, context)
-        name = device or str(Device.DEFAULT)
-        check_types(header.gguf)
-        plan = make_plan(header.gguf, header.config, name)
-        _check_memory(header, plan)
-        return Model(header, plan, make_executor(header, plan, general, say))
+        plan = plan_network(header.network, device or str(Device.DEFAULT))
+        return Model(header, plan, make_executor(header.network, plan, general, say))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a text, of messages, or of tokens themselves."""
@@ -150,7 +123,7 @@ class Model:
             return ids
         if self.template is None:
             raise BadInput(
-                f"{self.header.gguf.path}: has no chat template; it continues text, "
+                f"{self.header.network.gguf.path}: has no chat template; it continues text, "
                 "but takes no messages"
             )
         return self.template.encode(messages)
@@ -171,17 +144,17 @@ class Model:
         ids = self.encode(prompt)
         if not ids:
             raise BadInput("the prompt is empty: at least one token is needed")
-        if len(ids) >= self.header.context:
+        if len(ids) >= self.header.network.context:
             raise BadInput(
                 f"the prompt has {len(ids)} tokens and leaves no room in a context of "
-                f"{self.header.context}"
+                f"{self.header.network.context}"
             )
-        most = self.header.context - len(ids)
+        most = self.header.network.context - len(ids)
         most = most if max_tokens is None else min(most, max_tokens)
         pairs = zip(ids, self._held, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         cached = min(same, len(ids) - 1)
-        if not self.header.config.layers and cached < len(self._held):
+        if not self.header.network.config.layers and cached < len(self._held):
             cached = 0  # tinygrad.llm's networks may have recurrent states, which cannot go back
         job = _Job(self, ids, cached, sampling or Sampling(), most)
         return job.start(tuple(stop))
@@ -261,33 +234,4 @@ def _begun(text: str, stop: tuple[str, ...], longest: int) -> int:
             if any(s.startswith(text[-n:]) for s in stop)
         ),
         0,
-    )
-
-
-def make_executor(header: Header, plan: Plan, general: bool = False, say: Say = quiet) -> Executor:
-    """Return what runs a model: fused kernels where the plan allows, else the general path."""
-    gguf, config = header.gguf, header.config
-    if general or not plan.fused:
-        return Sequential(general_executor(gguf, config, plan.device, header.context))
-    context = round_up(header.context, PAGE)
-    weights = Weights(gguf, config, plan.device, say)
-    say("kernels: compiled or taken from the cache")
-    memory = make_memory(config, weights, plan.device, context, context // PAGE)
-    return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
-
-
-def _check_memory(header: Header, plan: Plan) -> None:
-    """Raise BadInput where weights and context exceed what the device has free."""
-    free = free_memory(plan.device)
-    if free is None or not header.config.layers:
-        return
-    cache = plan.cache_bytes_per_token * header.context
-    if plan.weight_bytes + cache <= free:
-        return
-    fit = max(0, free - plan.weight_bytes) // plan.cache_bytes_per_token
-    room = f"{fit} tokens fit" if fit else "not even its weights fit"
-    raise BadInput(
-        f"{header.gguf.path}: weights of {plan.weight_bytes / 1e9:.1f} GB and a context of "
-        f"{header.context} tokens, {cache / 1e9:.1f} GB, do not fit the {free / 1e9:.1f} GB that "
-        f"{plan.device} has free: {room}"
     )

@@ -199,30 +199,37 @@ def odd_view(sizes: Sizes, model: str) -> dict[str, Any]:
     return {"wrong": int((np.asarray((view * 2).numpy()) != 2 * given[1:1025]).sum())}
 
 
-def _loaded(sizes: Sizes, model: str) -> Any:
-    from tinygrad.llm.model import Transformer
+def _loaded(sizes: Sizes, model: str, sequences: int = 1) -> Any:
+    from orinbench.tinygrad_paths import load_network
 
-    return Transformer.from_gguf(Path(model), max_context=sizes.context)[0]
+    return load_network(model, sizes.context, sequences)
 
 
 def tokens(sizes: Sizes, model: str) -> dict[str, Any]:
-    """Generate tokens one by one, behind a prompt: microseconds of one, and bytes of the cache."""
-    llama = _loaded(sizes, model)
-    generated = llama.generate(list(range(1, 1 + sizes.prompt)), temperature=0.0)
+    """Generate tokens one by one, behind a prompt: microseconds of one."""
+    executor = _loaded(sizes, model)
+    ids = list(range(1, 1 + sizes.prompt))
+    executor.fill(ids, 0, sizes.prompt - 1)
+    executor.step(ids[-1], sizes.prompt - 1)
+
+    def token() -> int:
+        executor.step()
+        return int(executor.token())
+
     for _ in range(4):  # captures
-        next(generated)
-    found = [1e6 * seconds_of(lambda: next(generated)) for _ in range(sizes.tokens)]
-    cache = sum(block.cache_kv.nbytes() for block in llama.blk)
-    return {"token_us": median(found), "cache_bytes": cache}
+        token()
+    return {"token_us": median([1e6 * seconds_of(token) for _ in range(sizes.tokens)])}
 
 
 def prompts(sizes: Sizes, model: str) -> dict[str, Any]:
-    """Read prompts of which none begins like the last one: microseconds to the first token."""
-    llama = _loaded(sizes, model)
+    """Read prompts: microseconds to the first token."""
+    executor = _loaded(sizes, model)
 
-    def first(start: int) -> object:
+    def first(start: int) -> int:
         ids = [start, *range(100, 99 + sizes.prompt)]
-        return next(llama.generate(ids, temperature=0.0))
+        executor.fill(ids, 0, len(ids) - 1)
+        executor.step(ids[-1], len(ids) - 1)
+        return int(executor.token())
 
     for start in (1, 2, 3):
         first(start)
@@ -232,15 +239,13 @@ def prompts(sizes: Sizes, model: str) -> dict[str, Any]:
 
 def batches(sizes: Sizes, model: str) -> dict[str, Any]:
     """Advance four sequences by a token: microseconds of a step."""
-    from tinygrad import Tensor
-    from tinygrad.uop.ops import UOp
+    from orinbench.tinygrad_paths import DecoderPath
 
-    llama, start = _loaded(sizes, model), UOp.variable("start_pos", 0, sizes.context - 1)
-    ids = Tensor([[1], [2], [3], [4]], dtype="int32").realize()
-    temperature = Tensor(0.0).contiguous().realize()
+    path = DecoderPath(_loaded(sizes, model, 4), 4)
 
     def step(position: int) -> None:
-        llama(ids, start.bind(position), temperature).realize()
+        path.decode((1, 2, 3, 4), position)
+        path.logits()
 
     for position in range(3):
         step(position)

@@ -61,11 +61,35 @@ def _case(
 
 
 @cache
-def _load(path: str, context: int) -> Any:
-    """Return the model, loaded once a process."""
+def _network(path: str, context: int) -> Any:
+    """Return the engine's executor, loaded once a process."""
+    from orinbench.tinygrad_paths import load_network
+    from orinllm.fused import SEQUENCES
+
+    return load_network(path, context, SEQUENCES)
+
+
+@cache
+def _transformer(path: str, context: int) -> Any:
+    """Return tinygrad.llm's own network, loaded once a process."""
     from tinygrad.llm.model import Transformer
 
     return Transformer.from_gguf(Path(path), max_context=context)[0]
+
+
+def _path(case: Any, batch: int) -> Any:
+    """Return the path of a token of `batch` sequences: the fused kernels, or tinygrad.llm's."""
+    from orinbench.tinygrad_paths import DecoderPath, LogitsPath
+    from orinllm.fused import SEQUENCES, FusedExecutor
+
+    if batch <= SEQUENCES:
+        executor = _network(case["model"], case["context"])
+        if isinstance(executor, FusedExecutor):
+            return DecoderPath(executor, batch)
+    transformer = _transformer(case["model"], case["context"])
+    for block in transformer.blk:  # caches of another batch
+        block.__dict__.pop("cache_kv", None)
+    return LogitsPath(transformer)
 
 
 @cache
@@ -83,15 +107,13 @@ def prepare(case: Any, seed: int) -> Task:
     """Return a step of decoding, or a prompt; logits are checked against float64 numpy."""
     model = open_model(Path(case["model"]))
     make = _decoding if case["path"] == "decode" else _prompt
-    return make(case, seed, model, _load(case["model"], case["context"]))
+    return make(case, seed, model)
 
 
-def _decoding(case: Any, seed: int, model: ModelInfo, transformer: Any) -> Task:
+def _decoding(case: Any, seed: int, model: ModelInfo) -> Task:
     """Return a step of `batch` sequences, by the path that the model takes for so many."""
-    from orinbench.tinygrad_paths import FusedPath, batch_path
-
     batch, tokens = case["batch"], case["tokens"]
-    path = batch_path(transformer, batch)
+    path = _path(case, batch)
     queue: list[Any] = []
 
     def upload(rows: Any) -> None:
@@ -113,7 +135,7 @@ def _decoding(case: Any, seed: int, model: ModelInfo, transformer: Any) -> Task:
         rows = [row % _SEQUENCES for row in range(batch)]
         upload(sequences[rows])
         got = np.stack([logits() for _ in range(_CHECKED)], axis=1)
-        if isinstance(path, FusedPath):
+        if path.name == "fused":
             return _expect_near(got, want[rows], model)
         return expect_close(got, want[rows], _TOLERANCE)
 
@@ -144,13 +166,12 @@ def _expect_near(got: Any, want: Any, model: ModelInfo) -> str:
     return expect_close(errors, np.zeros_like(errors), limit)
 
 
-def _prompt(case: Any, seed: int, model: ModelInfo, transformer: Any) -> Task:
+def _prompt(case: Any, seed: int, model: ModelInfo) -> Task:
     """Return a prompt through the path that llama-bench takes."""
-    from orinbench.tinygrad_paths import decode_path, set_batch
+    from orinbench.tinygrad_paths import EnginePath
 
     tokens = case["tokens"]
-    set_batch(transformer, 1)  # a decoding case may have left another
-    path = decode_path(transformer)
+    path = EnginePath(_network(case["model"], case["context"]))
     held: list[Any] = []
 
     def before(seed: int) -> None:

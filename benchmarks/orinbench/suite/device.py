@@ -13,6 +13,7 @@ from tinygrad.helpers import ALLOW_TF32
 from jetson.board import read_state
 from orinbench.device_info import nvml_value
 from orinbench.suite.peaks import RATES
+from orinllm.device import multiprocessors
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ def peak(compute: str) -> Peak | None:
     hertz = _clock()
     if rate is None or compute not in rate.per_sm or not hertz:
         return None
-    nv = import_module("tinygrad.llm.kernels.nv")
-    sms = nv.multiprocessors(Device.DEFAULT)
+    sms = multiprocessors(Device.DEFAULT)
     return Peak(
         flops=sms * hertz * rate.per_sm[compute],
         source=f"{sms} SMs x {hertz / 1e6:.0f} MHz x {rate.per_sm[compute]} a clock and SM in "

@@ -29,7 +29,7 @@ from tinygrad.uop.ops import UOp
 
 from orinbench.device_info import gpu_name, package_version
 from orinbench.environment import PATCHED, read_environment
-from orinbench.tinygrad_paths import JitPath, decode_path
+from orinbench.tinygrad_paths import EnginePath, JitPath, load_network
 from orinbench.tune.opts import OptText, format_opts
 from orinbench.tune.tuning import Target, Timing, no_slower
 
@@ -187,8 +187,12 @@ def model_kernels(
     """
     kernels: dict[str, Kernel] = {}
     with meet(kernels) as digests:
-        model, _ = Transformer.from_gguf(path, max_context=context)
-        run = decode_path(model, general)
+        executor = None if general else load_network(str(path), context)
+        if executor is None or executor.name != "fused":
+            model, _ = Transformer.from_gguf(path, max_context=context)
+            run: JitPath | EnginePath = JitPath(model)
+        else:
+            run = EnginePath(executor)
         ids = list(range(1, 1 + min(_PROMPT_TOKENS, context - 4)))
         prompt = run.upload_prompt(ids)
         for _ in range(run.calls_to_capture):

@@ -1,0 +1,92 @@
+"""A file's network on a device, without its text: what benchmarks time and models answer with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orinllm.arch import config_of
+from orinllm.config import Config
+from orinllm.device import free_memory
+from orinllm.errors import BadInput
+from orinllm.executor import Executor, Sequential
+from orinllm.fused import FusedExecutor
+from orinllm.general import general_executor
+from orinllm.gguf import GGUF
+from orinllm.launches.buffers import PAGE, round_up
+from orinllm.memory import make_memory
+from orinllm.plan import Plan, cache_bytes, make_plan
+from orinllm.weights import Say, Weights, check_types, quiet
+
+#: Tokens of a sequence where nobody says how many.
+DEFAULT_CONTEXT = 8192
+
+
+@dataclass(frozen=True)
+class Network:
+    """A file, what it computes, and how many tokens a sequence may have."""
+
+    gguf: GGUF
+    config: Config
+    context: int
+
+    @staticmethod
+    def read(path: str | Path, context: int | None = None) -> "Network":
+        """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
+        gguf = GGUF.open(path)
+        try:
+            trained = config_of(gguf.metadata, gguf.tensors, gguf.vector).trained_context
+            length = _context(context, trained)
+            config = config_of(gguf.metadata, gguf.tensors, gguf.vector, length)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+        return Network(gguf, config, length)
+
+
+def _context(asked: int | None, trained: int) -> int:
+    if asked is None:
+        return min(trained, DEFAULT_CONTEXT)
+    if not 1 <= asked <= trained:
+        raise BadInput(f"a context of {asked} tokens; the model was trained for 1 to {trained}")
+    return asked
+
+
+def plan_network(network: Network, device: str) -> Plan:
+    """Plan a network for a device; raises BadInput for types and sizes that cannot be."""
+    if network.config.layers:
+        check_types(network.gguf)
+    plan = make_plan(network.gguf, network.config, device)
+    _check_memory(network, plan)
+    return plan
+
+
+def make_executor(
+    network: Network, plan: Plan, general: bool = False, say: Say = quiet, sequences: int = 1
+) -> Executor:
+    """Return what runs a network: fused kernels where the plan allows, else the general path.
+
+    `sequences`: how many may have keys and values at once; the general path has one.
+    """
+    gguf, config = network.gguf, network.config
+    if general or not plan.fused:
+        return Sequential(general_executor(gguf, config, plan.device, network.context))
+    context = round_up(network.context, PAGE)
+    weights = Weights(gguf, config, plan.device, say)
+    say("kernels: compiled or taken from the cache")
+    memory = make_memory(config, weights, plan.device, context, sequences * context // PAGE)
+    return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+
+
+def _check_memory(network: Network, plan: Plan) -> None:
+    """Raise BadInput where weights and context exceed what the device has free."""
+    free = free_memory(plan.device)
+    if free is None or not network.config.layers:
+        return
+    cache = cache_bytes(plan, network.context)
+    if plan.weight_bytes + cache <= free:
+        return
+    fit = max(0, free - plan.weight_bytes) // plan.cache_bytes_per_token // PAGE * PAGE
+    room = f"{fit} tokens fit" if fit else "not even its weights fit"
+    raise BadInput(
+        f"{network.gguf.path}: weights of {plan.weight_bytes / 1e9:.1f} GB and a context of "
+        f"{network.context} tokens, {cache / 1e9:.1f} GB, do not fit the {free / 1e9:.1f} GB that "
+        f"{plan.device} has free: {room}"
+    )
