@@ -183,7 +183,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("viking", PreTokenizer((_BLOOM, _SINGLE))),
     ("gemma4", _RAW_LINES),
 )
-_BY_NAME = {name: pre for names, pre in _GROUPS for name in names.split()}
+PRE_TOKENIZERS = {name: pre for names, pre in _GROUPS for name in names.split()}
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
@@ -193,9 +193,9 @@ def pre_tokenizer(name: str) -> PreTokenizer:
       BadInput: The name is unknown; wrong splits would give wrong tokens without a word.
     """
     try:
-        return _BY_NAME[name]
+        return PRE_TOKENIZERS[name]
     except KeyError:
-        known = ", ".join(sorted(_BY_NAME))
+        known = ", ".join(sorted(PRE_TOKENIZERS))
         raise BadInput(
             f"tokenizer.ggml.pre: '{name}' is no pre-tokenizer known here; known are {known}"
         ) from None

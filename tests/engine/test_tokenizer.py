@@ -13,6 +13,7 @@ from tests.engine.models import metadata, smollm2, tokenizer, vocabularies, want
 
 from orinllm.errors import BadInput
 from orinllm.gguf import GGUF
+from orinllm.pretokenizers import PRE_TOKENIZERS
 from orinllm.tokenizer import GUARD, Tokenizer, WholeFinder
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
@@ -88,6 +89,13 @@ def test_every_end_of_an_answer_is_known(name: str, ends: set[str]) -> None:
 )
 def test_a_prompt_begins_with_bos_where_the_file_or_its_kind_says_so(name: str, adds: bool) -> None:
     assert tokenizer(name).add_bos is adds
+
+
+def test_gemma_4_begins_with_bos_whatever_its_file_says() -> None:
+    keys = _byte_level(["▁"], ["a b"], model="gemma4", add_bos_token=False, bos_token_id=0)
+    assert Tokenizer.from_metadata(keys).add_bos
+    keys = _byte_level(["▁"], ["a b"], add_bos_token=True, bos_token_id=0)
+    assert Tokenizer.from_metadata(keys).add_bos
 
 
 def test_a_real_model_s_tokenizer() -> None:
@@ -408,3 +416,13 @@ def test_a_text_that_is_no_unicode_is_refused() -> None:
 def test_a_token_beyond_the_vocabulary_is_refused(token: int) -> None:
     with pytest.raises(BadInput, match=f"token {token}: an id from 0 to 50256 is needed"):
         tokenizer("gpt-2").token_bytes(token)
+
+
+@pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
+def test_every_pre_tokenizer_cuts_and_loses_nothing(name: str) -> None:
+    keys = _byte_level(["ab", *map(chr, range(0xA1, 0x144))], ["a b"], pre=name, bos_token_id=0)
+    source = Tokenizer.from_metadata(keys)
+    text = "Ab'LL déjà 12345 漢字カ…\r\n\n  x_y/{z}\tЖ\u0301 "
+    if PRE_TOKENIZERS[name].byte_level:
+        assert source.decode(source.encode(text)) == text
+    assert b"ab" in _texts(source, source.encode("ab"))
