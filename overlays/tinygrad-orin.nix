@@ -18,6 +18,7 @@
   prometheus-client,
   rich,
   tinygrad,
+  tokenizers,
   # The finished package, for passthru.
   tinygrad-orin,
 }:
@@ -54,6 +55,7 @@ buildPythonPackage {
     prometheus-client
     rich
     tinygrad
+    tokenizers
   ];
 
   # They are `passthru.tests.pytest`, so that a changed test does not rebuild the tools.

@@ -3,6 +3,7 @@
 import ctypes
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ class Toolchain:
     blocks_per_sm: int  # blocks of a GEMV that may share a multiprocessor
     unsupported: Callable[[str], str | None] = lambda device: None
     may_be_ahead: Callable[[str], bool] = lambda device: False  # takes cubins made ahead
+    free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
 
 
 _TOOLCHAINS: dict[str, Toolchain] = {}
@@ -61,6 +63,25 @@ def multiprocessors(device: str) -> int:
 def blocks_per_sm(device: str) -> int:
     """Return how many blocks of a GEMV may share a multiprocessor."""
     return _toolchain(device).blocks_per_sm
+
+
+def free_memory(device: str) -> int | None:
+    """Return the bytes that a model may take on a device; None where nobody knows.
+
+    Devices that compute in the host's memory have what the kernel calls available.
+    """
+    toolchain = _TOOLCHAINS.get(device.split(":")[0])
+    return _available() if toolchain is None else toolchain.free_memory(device)
+
+
+def _available() -> int | None:
+    """Return MemAvailable of /proc/meminfo (proc(5)), in bytes."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
 
 
 def cubin_name(arch: str, source: str) -> str:
@@ -152,9 +173,50 @@ def _nv_multiprocessors(device: str) -> int:
     return int(opened.num_gpcs * opened.num_tpc_per_gpc * opened.num_sm_per_tpc)
 
 
-register("CUDA", Toolchain(_nvrtc, _cuda_multiprocessors, 2, _unusable, lambda device: True))
-# NV sizes a multiprocessor's shared memory for one block.
+def _cuda_free_memory(device: str) -> int | None:
+    from tinygrad.runtime.autogen import cuda
+
+    Device[device]  # its context must be current
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    if cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)):
+        return None
+    return free.value
+
+
+register(
+    "CUDA",
+    Toolchain(_nvrtc, _cuda_multiprocessors, 2, _unusable, lambda device: True, _cuda_free_memory),
+)
+# NV sizes a multiprocessor's shared memory for one block; an Orin's memory is the host's.
 register(
     "NV",
-    Toolchain(_nvrtc, _nv_multiprocessors, 1, _unusable, lambda device: not _simulated(device)),
+    Toolchain(
+        _nvrtc,
+        _nv_multiprocessors,
+        1,
+        _unusable,
+        lambda device: not _simulated(device),
+        lambda device: None if _simulated(device) else _available(),
+    ),
 )
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU that is not here, to compile for: its architecture and multiprocessors."""
+
+    arch: str  # such as sm_87
+    multiprocessors: int
+    blocks_per_sm: int = 1
+
+
+def compile_for(target: Target) -> str:
+    """Let the device NULL, which computes nothing, stand for a GPU; return its name."""
+    compiler = NVRTCCompiler(target.arch, ptx=False, cache_key="orinllm_cubin")
+    register(
+        "NULL",
+        Toolchain(
+            lambda device: compiler, lambda device: target.multiprocessors, target.blocks_per_sm
+        ),
+    )
+    return "NULL"

@@ -1,10 +1,13 @@
-"""The general path: a Config as plain tinygrad tensors, on any device, one sequence at a time.
+"""The general path: what runs a model where the fused kernels do not, one sequence at a time.
 
-Weights are dequantized once, at load, where they fit into memory. A token, and a chunk of a
-prompt, are one captured graph each; keys and values of the whole context stay on the device.
+On tinygrad's CPU device that is one program (cpu_executor.py); on other devices a Config as plain
+tensors (TensorExecutor); for what Config cannot say, tinygrad.llm (upstream.py). Weights are
+dequantized once, at load. A token, and a chunk of a prompt, are one captured graph each; keys and
+values of the whole context stay on the device.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from gguf.quants import dequantize
@@ -13,6 +16,7 @@ from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.dtype import DType
 
 from orinllm.config import Activation, Attention, Config, Experts, Gating, Rope
+from orinllm.cpu_executor import CpuExecutor
 from orinllm.errors import BadInput
 from orinllm.gguf import GGUF
 
@@ -58,11 +62,38 @@ class TensorWeights:
         return values
 
 
-class GeneralExecutor:
-    """A model on any tinygrad device.
+class GeneralExecutor(Protocol):
+    """A model whose tokens come one after the other."""
 
-    `max_context` is how many tokens a sequence may have. Raises BadInput for a Config without
-    layers: what only tinygrad.llm runs.
+    name: str
+    config: Config
+    context: int  # tokens that a sequence may have
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Floats:
+        """Append tokens from position `start` on; return the logits after the last one."""
+
+    def decode(self, token: int, position: int) -> Floats:
+        """Append one token at `position`; return the logits after it."""
+
+
+def general_executor(gguf: GGUF, config: Config, device: str, max_context: int) -> GeneralExecutor:
+    """Return what runs a model on a tinygrad device such as "CPU" without the fused kernels.
+
+    Raises BadInput for what does not fit or would be computed wrong.
+    """
+    if not config.layers:
+        from orinllm.upstream import UpstreamExecutor
+
+        return UpstreamExecutor(gguf, config, device, max_context)
+    if device.split(":")[0] == "CPU":
+        return CpuExecutor(gguf, config, max_context)
+    return TensorExecutor(gguf, config, device, max_context)
+
+
+class TensorExecutor:
+    """A model on any tinygrad device, as plain tensors.
+
+    `max_context` is how many tokens a sequence may have.
     """
 
     name = "general"
@@ -70,8 +101,6 @@ class GeneralExecutor:
     def __init__(
         self, gguf: GGUF, config: Config, device: str, max_context: int, dtype: DType = dtypes.half
     ) -> None:
-        if not config.layers:
-            raise BadInput(f"{gguf.path}: {config.general_only}; tinygrad.llm runs it")
         self.config, self.context, self._device = config, max_context, device
         self._weights = TensorWeights(gguf, config, device, dtype)
         self._rotations = {

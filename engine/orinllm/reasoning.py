@@ -15,5 +15,6 @@ TAGS = (
     ReasoningTag("[THINK]", "[/THINK]"),  # Mistral: Magistral, Ministral 3
     ReasoningTag("<|channel>thought", "<channel|>"),  # Gemma 4
     ReasoningTag("<seed:think>", "</seed:think>"),  # Seed-OSS
+    ReasoningTag("<mm:think>", "</mm:think>"),  # MiniMax M3
     ReasoningTag("<|START_THINKING|>", "<|END_THINKING|>"),  # Command R7B, Command A
 )

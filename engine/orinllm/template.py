@@ -173,8 +173,8 @@ class ChatTemplate:
         Raises:
           BadInput: The template refuses the conversation, or fails on it.
         """
-        if tools and self._with_tools:
-            return self._with_tools.render(
+        if (template := self.for_tools(tools)) is not self:
+            return template.render(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
             )
         prepared = [self._prepare(message) for message in messages]
@@ -206,8 +206,12 @@ class ChatTemplate:
         bos = self._tokenizer.bos_id
         return [bos, *ids] if self._tokenizer.add_bos and bos is not None else ids
 
+    def for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        """Return the one of a model's templates that conversations with these tools take."""
+        return self._with_tools if tools and self._with_tools else self
+
     def generation_prompt(self, **variables: Any) -> str:
-        """Return what the template puts before the model's answer."""
+        """Return what the template puts before the model's answer; `render` names `variables`."""
         question = [{"role": "user", "content": _PROBE}]
         without = self.render(question, add_generation_prompt=False, **variables)
         asked = self.render(question, add_generation_prompt=True, **variables)

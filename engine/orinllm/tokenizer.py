@@ -199,8 +199,8 @@ class Tokenizer:
     def stream(self, *, special: bool = False) -> TokenStream:
         """Return a decoder for tokens that come one by one; `special` is as in `decode`.
 
-        A parser of answers needs `special`: in some families control tokens mark reasoning and
-        calls of tools.
+        For the answers of a chat see `orinllm.answer`: in some families control tokens mark
+        reasoning and calls of tools.
         """
         return TokenStream(self, special)
 

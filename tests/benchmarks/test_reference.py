@@ -89,11 +89,12 @@ def error_of(path: Path, case: str, context: int) -> float:
     """The largest error of a log-probability that llama.cpp's golden file has."""
     got = log_softmax(Reference(open_model(path), context=context).logits(prompt(), N_TOKENS))
     golden = json.loads(GOLDEN.read_text())[case]
-    return max(
+    errors: list[float] = [
         abs(float(got[int(position), int(token)]) - value)
         for position, tokens in golden.items()
         for token, value in tokens.items()
-    )
+    ]
+    return max(errors)
 
 
 @pytest.mark.parametrize(

@@ -81,12 +81,15 @@ def _reference(source: str, messages: Sequence[Mapping[str, Any]], **variables: 
     """Return what transformers renders with GPT-2's tokens, None if the template refuses."""
     given = {"add_generation_prompt": True, "bos_token": "<|endoftext|>", **variables}
     try:
-        texts, _ = chat_template_utils.render_jinja_template(
-            [list(messages)], chat_template=source, eos_token="<|endoftext|>", **given
+        rendered: Any = chat_template_utils.render_jinja_template(
+            [[dict(message) for message in messages]],
+            chat_template=source,
+            eos_token="<|endoftext|>",
+            **given,
         )
     except Exception:  # each template fails in its own way; what it does here is to be the same
         return None
-    return str(texts[0])
+    return str(rendered[0][0])
 
 
 @functools.cache

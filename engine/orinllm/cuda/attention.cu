@@ -33,10 +33,13 @@ template<typename P> DI void attention(const Attention<P>& a) {
   __shared__ float __align__(16) red[PG * GT * HD];
   __shared__ float sc[GT][TP];
   __shared__ float alpha[GT];
-  __shared__ int flag;
+  __shared__ int flag, pages[P::PAGES];
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const int kvh = blockIdx.x / (G / GT), g0 = (blockIdx.x % (G / GT)) * GT, split = blockIdx.y;
-  const int seq = blockIdx.z, pos = a.state[N + seq], n = attended<P>(pos + 1),
+  // All pages, so that nothing waits for the position first.
+  const int seq = blockIdx.z, pos = a.state[N + seq];
+  for (int i = tid; i < P::PAGES; i += THREADS) pages[i] = a.table[seq * P::PAGES + i];
+  const int n = attended<P>(pos + 1),
             first = (seq * KVH + kvh) * G + g0;  // this block's first head of all sequences'
   const int chunk = split_size<SPLITS, FEW>(n), active = split_count<SPLITS, FEW>(n);
   if (split >= active) return;
@@ -45,8 +48,6 @@ template<typename P> DI void attention(const Attention<P>& a) {
             end = start + chunk <= pos ? start + chunk : pos + 1;
   const int oldest = P::WINDOW ? pos + 1 - P::WINDOW : 0;
   const int begin = oldest > start ? oldest / TP * TP : start;
-  const int* table = a.table + seq * P::PAGES;
-  int page = table[begin / PAGE];
   const float* fr = a.freqs + (u64)pos * P::ROTATED;
   const float* qkv = a.qkv + seq * (G + 2) * KVH * HD;
   const bool owner = end == pos + 1;
@@ -54,10 +55,10 @@ template<typename P> DI void attention(const Attention<P>& a) {
   for (int g = warp; g < GT; g += 4)
     rope_head<P>(qs[g], qkv + (kvh * G + g0 + g) * HD, fr, a.qn, a.eps, a.scale * LOG2E, lane);
   if (owner) {
-    KV* key = a.cache + key_offset<P>(table[pos / PAGE], kvh, pos);
     if (warp == 3) rope_head<P>(kvnew[0], qkv + (KVH * G + kvh) * HD, fr, a.kn, a.eps, 1.f, lane);
     for (int i = tid; i < HD; i += THREADS) kvnew[1][i] = qkv[(KVH * G + KVH + kvh) * HD + i];
     __syncthreads();
+    KV* key = a.cache + key_offset<P>(pages[pos / PAGE], kvh, pos);
     for (int i = tid; i < HD; i += THREADS) {
       store_kv(key + i, kvnew[0][i]);
       store_kv(key + value_offset<P>() + i, kvnew[1][i]);
@@ -84,8 +85,7 @@ template<typename P> DI void attention(const Attention<P>& a) {
 
   for (int t0 = begin; t0 < end; t0 += TP) {
     const int nt = end - t0 < TP ? end - t0 : TP;
-    const KV* keys = a.cache + key_offset<P>(page, kvh, t0);
-    if (t0 + TP < end) page = table[(t0 + TP) / PAGE];
+    const KV* keys = a.cache + key_offset<P>(pages[t0 / PAGE], kvh, TP == PAGE ? 0 : t0);
     float4 v[VPT];
 #pragma unroll
     for (int i = 0; i < VPT; i++) {
@@ -115,7 +115,7 @@ template<typename P> DI void attention(const Attention<P>& a) {
       for (int g = 0; g < GT; g++) {
 #pragma unroll
         for (int o = LPP / 2; o > 0; o >>= 1) s[g] += __shfl_xor_sync(0xffffffffu, s[g], o);
-        if (sub == 0) sc[g][p] = p < nt && t0 + p >= oldest ? s[g] : NEG_INF;
+        if (sub == 0) sc[g][p] = p < nt && (!P::WINDOW || t0 + p >= oldest) ? s[g] : NEG_INF;
       }
     }
     __syncthreads();

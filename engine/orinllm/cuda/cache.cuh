@@ -13,11 +13,11 @@ template<> DI float4 load_kv4<u16>(const u16* p) {
 DI void store_kv(float* p, float v) { *p = v; }
 DI void store_kv(u16* p, float v) { *p = f2h(v); }
 
-// Elements from the start of the cache to the key of token t in a page; its value is
-// value_offset<P>() further.
-template<typename P> DI u64 key_offset(int page, int head, int t) {
-  return ((u64)(page * 2) * P::KV_HEADS + head) * (P::PAGE * P::HEAD_DIM) +
-         (t % P::PAGE) * P::HEAD_DIM;
+// Elements from the start of the cache, of fewer than 2^32, to the key of token t in a page; its
+// value is value_offset<P>() further.
+template<typename P> DI u32 key_offset(int page, int head, int t) {
+  return (u32)(page * 2 * P::KV_HEADS + head) * (P::PAGE * P::HEAD_DIM) +
+         (u32)t % P::PAGE * P::HEAD_DIM;
 }
 template<typename P> DI constexpr int value_offset() { return P::KV_HEADS * P::PAGE * P::HEAD_DIM; }
 

@@ -425,14 +425,18 @@ template<typename P> DI void argmax_tail(const Tail& t, float* sv, int* si, int*
     t.part_i[tid * GRID + blockIdx.x] = b.i;
   }
   if (!last_block(t.counter, GRID, flag)) return;
-  for (int n = warp; n < N; n += WARPS) {
+#pragma unroll
+  for (int n0 = 0; n0 < N; n0 += WARPS) {
+    const int n = n0 + warp;
+    if (n >= N) return;
+    const int position = t.positions[n];
     Best b = {NEG_INF, NO_ROW};
     for (int i = lane; i < GRID; i += 32)
       b = better(b, __ldcg(t.part_v + n * GRID + i), __ldcg(t.part_i + n * GRID + i));
     b = warp_best(b);
     if (lane == 0) {
       t.tokens[n] = b.i == NO_ROW ? -1 : b.i;
-      if (t.positions[n] >= 0) t.positions[n] += 1;
+      if (position >= 0) t.positions[n] = position + 1;
     }
   }
 }

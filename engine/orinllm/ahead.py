@@ -1,0 +1,58 @@
+"""Cubins made ahead: every kernel of a model, compiled for a GPU that need not be here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from orinllm.chunk_list import ChunkList
+from orinllm.device import Target, compile_all, compile_cuda, compile_for, cubin_name
+from orinllm.errors import BadInput
+from orinllm.launch import Launch
+from orinllm.launches.buffers import PAGE, round_up
+from orinllm.memory import make_memory
+from orinllm.model import Header
+from orinllm.plan import make_plan
+from orinllm.token_list import TokenList
+from orinllm.weights import Say, Weights, quiet
+
+#: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).
+MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
+# NV, which drives an Orin, runs one block of a product on a multiprocessor; CUDA runs two.
+_BLOCKS_PER_SM = {"sm_87": 1, "sm_90": 2}
+
+
+def target(arch: str, multiprocessors: int | None) -> Target:
+    """Return a GPU to compile for; raises BadInput where its multiprocessors are not known."""
+    sms = multiprocessors or MULTIPROCESSORS.get(arch)
+    if sms is None:
+        raise BadInput(f"--arch {arch}: give its number of multiprocessors with --sms")
+    return Target(arch, sms, _BLOCKS_PER_SM.get(arch, 2))
+
+
+def launches_for(header: Header, gpu: Target) -> Iterator[Launch]:
+    """Yield every launch of a token and of a prompt's chunk, as `gpu` would start it.
+
+    Raises BadInput for a model that the fused kernels do not run.
+    """
+    device = compile_for(gpu)
+    plan = make_plan(header.gguf, header.config, device)
+    if not plan.fused:
+        what, why = next(iter(plan.obstacles.items()))
+        raise BadInput(f"{header.gguf.path}: the fused kernels do not run it: {what}: {why}")
+    weights = Weights(header.gguf, header.config, device)
+    context = round_up(header.context, PAGE)
+    memory = make_memory(header.config, weights, device, context, context // PAGE)
+    yield from TokenList(memory, 1).launches
+    if plan.prompt_obstacle is None:
+        yield from ChunkList(memory).launches
+
+
+def compile_ahead(header: Header, gpu: Target, folder: Path, say: Say = quiet) -> int:
+    """Write a model's cubins into a folder; return how many there are."""
+    sources = list(dict.fromkeys(launch.source for launch in launches_for(header, gpu)))
+    say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
+    compile_all("NULL", sources)
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        path = folder / cubin_name(gpu.arch, source)
+        path.write_bytes(compile_cuda("NULL", source))
+    return len(sources)

@@ -1,0 +1,73 @@
+"""The protocol of everything that runs a model, one sequence at a time, and the general path's."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinllm.general import GeneralExecutor
+
+Floats = NDArray[np.float32]
+
+
+class Executor(Protocol):
+    """A model on a device. Keys and values of positions below the last one stay."""
+
+    name: str  # fused or general
+    context: int  # tokens of a sequence at most
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        ...
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Start keys and values of tokens[start:end] at their positions."""
+        ...
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """Start one token more: the given one, or the one that `token` returns."""
+        ...
+
+    def token(self) -> int:
+        """Wait for the most likely next token; -1 where logits are no numbers."""
+        ...
+
+    def logits(self) -> Floats:
+        """Wait for the logits after the last token: (vocabulary)."""
+        ...
+
+
+class Sequential:
+    """The general path as an executor: every call waits for its result."""
+
+    def __init__(self, path: GeneralExecutor) -> None:
+        self._path, self.name, self.context = path, path.name, path.context
+        self._logits: Floats = np.empty(0, np.float32)
+        self._next = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self._path.config.vocab_size
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Compute keys and values of tokens[start:end] at their positions."""
+        if end > start:
+            self._logits, self._next = self._path.prefill(tokens[start:end], start), end
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """Compute one token more: the given one, or the one that `token` returns."""
+        if token is None:
+            token, position = self.token(), self._next
+        self._logits, self._next = self._path.decode(token, position), position + 1
+
+    def token(self) -> int:
+        """Return the most likely next token; -1 where logits are no numbers."""
+        best = int(self._logits.argmax())
+        return best if np.isfinite(self._logits[best]) else -1
+
+    def logits(self) -> Floats:
+        """Return the logits after the last token: (vocabulary)."""
+        return self._logits

@@ -1,0 +1,97 @@
+"""The general path of architectures that only tinygrad.llm's own Transformer runs."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from tinygrad import Tensor, TinyJit, UOp
+from tinygrad.llm.model import Transformer
+from tinygrad.nn.state import get_state_dict
+
+from orinllm.config import Config
+from orinllm.errors import BadInput
+from orinllm.gguf import GGUF
+
+Floats = NDArray[np.float32]
+# What tinygrad.llm calls ffn_norm in these files is called post_attention_norm.
+_RENAMED = ("qwen35", "qwen35moe", "glm4moe")
+
+
+class UpstreamExecutor:
+    """A model by tinygrad.llm, token by token; weights stay packed.
+
+    `max_context` is how many tokens a sequence may have. Raises BadInput for a model in several
+    files and for tensors that tinygrad.llm would ignore.
+    """
+
+    name = "general"
+
+    def __init__(self, gguf: GGUF, config: Config, device: str, max_context: int) -> None:
+        if len(gguf.files) > 1:
+            raise BadInput(
+                f"{gguf.path}: {config.architecture} is run from one file; "
+                "join the parts with `llama-gguf-split --merge`"
+            )
+        self.config, self.context, self._device = config, max_context, device
+        self._model, _ = Transformer.from_gguf(Tensor(gguf.files[0], device=device), max_context)
+        _check_names(gguf, config, set(get_state_dict(self._model)))
+        self._start = UOp.variable("start", 0, max(1, max_context - 1))
+        self._step = TinyJit(self._forward)
+        self._length = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.config.vocab_size
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Floats:
+        """Append tokens from position `start` on; return the logits after the last one.
+
+        Raises BadInput where they do not fit the context, and where a recurrent state would have
+        to go back: `start` is 0 or where the sequence ends.
+        """
+        if not tokens or start + len(tokens) > self.context:
+            raise BadInput(
+                f"{len(tokens)} tokens from position {start} on do not fit a context of "
+                f"{self.context} tokens"
+            )
+        if self._model.has_recurrent_block and start not in (0, self._length):
+            raise BadInput(f"{self.config.architecture} cannot go back to position {start}")
+        if start == 0:
+            resets = [op for block in self._model.blk for op in block._state_reset_ops()]
+            Tensor.realize(*resets) if resets else None
+        logits = Tensor.empty(0)
+        for position, token in enumerate(tokens, start):
+            ids = Tensor([[token]], dtype="int32", device=self._device).realize()
+            logits = self._step(ids, self._start.bind(position))
+        self._length = start + len(tokens)
+        found: Floats = logits.numpy()
+        return found
+
+    def decode(self, token: int, position: int) -> Floats:
+        """Append one token at `position`; return the logits after it."""
+        return self.prefill([token], position)
+
+    def _forward(self, tokens: Tensor, start: UOp) -> Tensor:
+        x = self._model.token_embd(tokens).float()
+        for block in self._model.blk:
+            x = block(x, start)
+        logits: Tensor = self._model.output(self._model.output_norm(x)).float().reshape(-1)
+        return logits.contiguous()
+
+
+def _check_names(gguf: GGUF, config: Config, known: set[str]) -> None:
+    """Raise BadInput for a tensor of the trunk that tinygrad.llm does not read."""
+    layers = 1 + max((int(n.split(".")[1]) for n in known if n.startswith("blk.")), default=-1)
+    for name in gguf.tensors:
+        parts = name.split(".")
+        if parts[0] == "blk" and int(parts[1]) >= layers:  # predicts later tokens
+            continue
+        read = name
+        if config.architecture in _RENAMED:
+            read = name.replace("post_attention_norm", "ffn_norm")
+        if read not in known and name != "rope_freqs.weight":
+            raise BadInput(
+                f"{gguf.path}: tensor {name} is not part of the architecture "
+                f"{config.architecture} as tinygrad.llm runs it"
+            )
