@@ -1,5 +1,10 @@
-"""Mixtures of experts on the emulated GPU against float64: router, products, sums."""
+"""Mixtures of experts against float64: router, products, sums.
 
+They run on the emulated GPU, or on the tinygrad device that ORINLLM_TEST_DEVICE names, for instance
+under compute-sanitizer with CUDA.
+"""
+
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +41,7 @@ from orinllm.launches.rows import Norm
 
 Array = NDArray[Any]
 EPS = 1e-5
+DEVICE = os.environ.get("ORINLLM_TEST_DEVICE", "EMU")
 DTYPES = {
     "f4": dtypes.float32,
     "u1": dtypes.uint8,
@@ -49,7 +55,7 @@ BY_NAME = {t.name: t for t in kernel_types().values()}
 @pytest.fixture(autouse=True)
 def emulated() -> Iterator[None]:
     cuda_emulation.install()
-    with Context(DEV="EMU"):
+    with Context(DEV=DEVICE):
         yield
 
 
@@ -60,7 +66,7 @@ def rng() -> np.random.Generator:
 
 def buffer(values: Array) -> Buffer:
     values = np.ascontiguousarray(values)
-    made = Buffer("EMU", values.size, DTYPES[values.dtype.str[1:]]).allocate()
+    made = Buffer(DEVICE, values.size, DTYPES[values.dtype.str[1:]]).allocate()
     return made.copyin(values.view(np.uint8).data.cast("B"))
 
 
@@ -132,7 +138,7 @@ def test_router(experts: Experts, biased: bool, tokens: int, rng: np.random.Gene
         logits = logits + bias
         router = Router(router.weight, None, router.norm, experts, buffer(bias), buffer(extra))
     choice = choice_of(tokens, experts)
-    launch = Graph("EMU", [choose_experts(router, buffer(x), choice, tokens)])
+    launch = Graph(DEVICE, [choose_experts(router, buffer(x), choice, tokens)])
     for _ in range(2):  # counters are left as they were
         launch.run()
     ids, weights = chosen(logits, experts, extra)
@@ -148,7 +154,7 @@ def test_router_takes_the_lower_of_equals_and_packed_rows(rng: np.random.Generat
         buffer(rows), BY_NAME["Q8_0"], Norm(buffer(np.ones(dim, np.float32)), EPS), experts
     )
     choice = choice_of(1, experts)
-    Graph("EMU", [choose_experts(router, buffer(floats(rng, 1, dim)), choice, 1)]).run()
+    Graph(DEVICE, [choose_experts(router, buffer(floats(rng, 1, dim)), choice, 1)]).run()
     assert read(choice.ids, np.int32).tolist() == [0, 1, 2, 3]
     np.testing.assert_allclose(read(choice.weights), 0.25, rtol=1e-6)
 
@@ -160,7 +166,7 @@ def test_router_of_no_numbers_chooses_experts_that_exist(rng: np.random.Generato
         buffer(floats(rng, 8, 64)), None, Norm(buffer(np.ones(64, np.float32)), EPS), experts
     )
     choice = choice_of(1, experts)
-    Graph("EMU", [choose_experts(router, buffer(x), choice, 1)]).run()
+    Graph(DEVICE, [choose_experts(router, buffer(x), choice, 1)]).run()
     assert read(choice.ids, np.int32).tolist() == [0, 1]
     assert np.isnan(read(choice.weights)).all()
 
@@ -314,11 +320,11 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
     )
     out = buffer(x)
     launches = [
-        expert_hidden("EMU", token, hidden, out),
-        expert_parts("EMU", token, part, hidden),
+        expert_hidden(DEVICE, token, hidden, out),
+        expert_parts(DEVICE, token, part, hidden),
         combine(out, part, experts.used, 0.5, sequences),
     ]
-    Graph("EMU", launches).run()
+    Graph(DEVICE, launches).run()
     got = read(out).reshape(x.shape)
     for i in range(sequences):
         scale = 1 / np.sqrt((x[i].astype(np.float64) ** 2).mean() + EPS)
@@ -356,7 +362,7 @@ def test_groups(count: int, used: int, tokens: int, rng: np.random.Generator) ->
     ids[:, 0] = np.where((ids == 2).any(axis=1), ids[:, 0], 2)  # one has all tokens
     choice = Choice(*[buffer(padded(ids))] * 4)
     groups = groups_of(experts)
-    Graph("EMU", [group_by_expert(experts, groups, choice, chunk_of(tokens))]).run()
+    Graph(DEVICE, [group_by_expert(experts, groups, choice, chunk_of(tokens))]).run()
     want = np.argsort(ids.reshape(-1), kind="stable")
     assert (read(groups.order, np.int32)[: want.size] == want).all()
     tiles = read(groups.tiles, np.int32).reshape(-1, 4)
@@ -393,7 +399,7 @@ def test_chunk(experts: Experts, shape: Shape, tokens: int, rng: np.random.Gener
         chunk_parts(chunk, part, hidden),
         combine(out, part, experts.used, 0.5, counted),
     ]
-    Graph("EMU", launches).run()
+    Graph(DEVICE, launches).run()
     got = read(out).reshape(CHUNK, shape.dim)
     assert (got[tokens:] == -1).all()
     for i in range(tokens):
@@ -412,7 +418,7 @@ def test_router_of_a_chunk(rng: np.random.Generator) -> None:
     choice = choice_of(CHUNK, experts)
     launch = choose_experts(router, buffer(padded(x)), choice, chunk_of(tokens))
     for _ in range(2):
-        Graph("EMU", [launch]).run()
+        Graph(DEVICE, [launch]).run()
     ids, weights = chosen(normed(x, norm) @ w.T.astype(np.float64), experts)
     got = read(choice.ids, np.int32).reshape(CHUNK, experts.used)
     assert (got[:tokens] == ids).all()

@@ -1,6 +1,11 @@
-"""Mixtures of experts: cuda/moe.cu for the tokens of N sequences."""
+"""Mixtures of experts: cuda/moe.cu, and moe_prompt.cu for a chunk of a prompt.
 
-from dataclasses import dataclass
+One token of each of N sequences: choose_experts, expert_hidden, expert_parts, combine. A chunk:
+choose_experts, group_by_expert, chunk_hidden, chunk_parts, combine. A shared expert is an ordinary
+feed-forward part beside them.
+"""
+
+from dataclasses import dataclass, replace
 
 from tinygrad.device import Buffer
 
@@ -215,7 +220,7 @@ class TokenExperts:
 
 
 def _launch(name: str, body: str, spread: _Spread, used: int, arguments: list[Argument]) -> Launch:
-    constants = ExpertConstants(**{**vars(spread.constants), "used": used})
+    constants = replace(spread.constants, used=used)
     return Launch(
         name=name,
         file="moe.cu",
