@@ -1,0 +1,277 @@
+"""The architecture table: what it makes of files, and what it refuses."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orinbench.shapes import QUANTS, SHAPES
+from orinbench.synth import write_synthetic
+from orinllm.arch import ARCHITECTURES, config_of, wanted_tensors
+from orinllm.config import Activation, Config, Gating
+from orinllm.errors import BadInput
+from orinllm.gguf import GGUF
+
+TINY = sorted(name for name in SHAPES if name.startswith("tiny"))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    shape: tuple[int, ...]
+    type: int = 0
+
+
+class File:
+    """Metadata and tensors of a shape, as the table wants them, without a file."""
+
+    def __init__(self, name: str) -> None:
+        shape = SHAPES[name]
+        self.key = shape.architecture
+        sizes = {
+            "block_count": shape.n_layers,
+            "context_length": shape.context_length,
+            "embedding_length": shape.n_embd,
+            "feed_forward_length": shape.n_ff,
+            "attention.head_count": shape.n_heads,
+            "attention.head_count_kv": shape.n_kv_heads,
+            "attention.key_length": shape.head_dim,
+            "attention.layer_norm_rms_epsilon": shape.norm_eps,
+            "rope.freq_base": shape.rope_theta,
+            "rope.dimension_count": shape.n_rot or shape.head_dim,
+            **shape.metadata,
+        }
+        if shape.n_experts:
+            sizes |= {
+                "expert_count": shape.n_experts,
+                "expert_used_count": shape.n_experts_used,
+                "expert_feed_forward_length": shape.n_ff,
+            }
+        self.metadata: dict[str, Any] = {"general.architecture": self.key}
+        self.metadata |= {f"{self.key}.{key}": value for key, value in sizes.items()}
+        self.tensors: dict[str, Tensor] = {name: Tensor(dims) for name, dims in shape.matrices()}
+        self.tensors |= {name: Tensor((shape.n_embd,)) for name in shape.norms()}
+        self.tensors |= {name: Tensor(dims) for name, dims, _ in shape.vectors()}
+
+    def set(self, key: str, value: object) -> "File":
+        self.metadata[f"{self.key}.{key}"] = value
+        return self
+
+    def config(self, context: int | None = None) -> Config:
+        def vector(name: str) -> np.typing.NDArray[np.float32]:
+            size = self.tensors[name].shape
+            return np.linspace(1, 9 if "long" in name else 3, size[0], dtype=np.float32)
+
+        return config_of(self.metadata, self.tensors, vector, context)
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_every_synthetic_shape_has_a_config(shape: str) -> None:
+    config, wanted = File(shape).config(), SHAPES[shape]
+    assert (config.architecture, config.dim) == (wanted.architecture, wanted.n_embd)
+    assert len(config.layers) == wanted.n_layers
+    assert config.vocab_size == wanted.vocab_size
+    assert config.general_only is None
+    attention = config.layers[0].attention
+    assert (attention.heads, attention.kv_heads) == (wanted.n_heads, wanted.n_kv_heads)
+
+
+@pytest.mark.parametrize("shape", TINY)
+def test_the_file_on_the_disk_gives_the_same(tmp_path: Path, shape: str) -> None:
+    write_synthetic(tmp_path / "m.gguf", shape, "MXFP4", 0)
+    gguf = GGUF.open(tmp_path / "m.gguf")
+    found = config_of(gguf.metadata, gguf.tensors, gguf.vector)
+    logical = {item.name for item in wanted_tensors(found) if not item.optional}
+    read = {
+        found.matrix(n.removesuffix(".weight")).tensor if ".bias" not in n else n for n in logical
+    }
+    assert read <= set(gguf.tensors)
+    config = File(shape).config()
+    for layer, other in zip(found.layers, config.layers, strict=True):
+        assert layer.feed_forward == other.feed_forward
+        assert (layer.attention.window, layer.attention.sinks, layer.attention.qk_norm) == (
+            other.attention.window,
+            other.attention.sinks,
+            other.attention.qk_norm,
+        )
+
+
+def test_each_kind_of_layer() -> None:
+    assert File("tiny").config().layers[0].feed_forward.activation is Activation.SILU
+    smollm3 = File("tiny-smollm3").config()
+    assert [layer.attention.rope is None for layer in smollm3.layers] == [0, 0, 0, 1, 0]
+    gemma = File("tiny-gemma3").config()
+    assert [layer.attention.window for layer in gemma.layers] == [24] * 5 + [0, 24]
+    near, far = (gemma.layers[index].attention.rope for index in (0, 5))
+    assert near is not None and far is not None
+    assert near.frequencies[1] == pytest.approx(10000.0 ** (-2 / 64))
+    assert far.frequencies[:2] == pytest.approx((1 / 8, 1e6 ** (-2 / 64) / 8))
+    assert gemma.embedding_scale == 16 and gemma.layers[0].post_norms
+    oss = File("tiny-gptoss").config()
+    assert [layer.attention.window for layer in oss.layers] == [24, 0, 24, 0]
+    assert oss.ffn_norm == "post_attention_norm" and oss.layers[0].attention.sinks
+    experts = oss.layers[0].feed_forward.experts
+    assert experts is not None and experts.biased
+    assert experts.gating is Gating.SOFTMAX_OF_CHOSEN and not experts.normalized
+    granite = File("tiny-granite").config()
+    assert (granite.embedding_scale, granite.residual_scale) == (6, 0.5)
+    assert (granite.logit_scale, granite.layers[0].attention.scale) == (0.25, 0.05)
+
+
+def test_the_27b_of_gemma_scales_scores_by_its_width() -> None:
+    file = File("tiny-gemma3").set("block_count", 62)
+    for index in range(62):
+        for name, tensor in list(file.tensors.items()):
+            if name.startswith("blk.0."):
+                file.tensors[name.replace("blk.0.", f"blk.{index}.")] = tensor
+    file.set("attention.key_length", 64)
+    assert file.config().layers[0].attention.scale == (256 // 4) ** -0.5
+    assert File("tiny-gemma3").config().layers[0].attention.scale == 64**-0.5
+
+
+def test_fused_tensors_are_parts_of_rows() -> None:
+    config = File("tiny-phi3").config()
+    places = [config.matrix(f"blk.1.{name}") for name in ("attn_q", "attn_k", "attn_v", "ffn_up")]
+    assert [(place.first_row, place.rows) for place in places] == [
+        *((0, 256), (256, 128), (384, 128)),
+        (512, 512),
+    ]
+    assert config.matrix("blk.1.ffn_down").tensor == "blk.1.ffn_down.weight"
+
+
+def test_longrope_takes_the_list_of_the_configured_context() -> None:
+    file = File("tiny-phi3")
+    short, long = (file.config(n).layers[0].attention.rope for n in (256, 257))
+    assert short is not None and long is not None
+    assert short.frequencies[-1] / long.frequencies[-1] == pytest.approx(3)
+    assert len(long.frequencies) == 24 and long.magnitude == pytest.approx(1.1902)
+
+
+def test_llama_3s_factors_divide_the_frequencies() -> None:
+    plain, scaled = (File(n).config().layers[0].attention.rope for n in ("tiny", "tiny-llama3"))
+    assert plain is not None and scaled is not None
+    assert plain.frequencies[-1] / scaled.frequencies[-1] == pytest.approx(3)
+
+
+def test_a_pattern_of_windows_may_be_a_list() -> None:
+    flags = [True, False, False, True]
+    layers = File("tiny-gptoss").set("attention.sliding_window_pattern", flags).config().layers
+    assert [bool(layer.attention.window) for layer in layers] == flags
+    with pytest.raises(BadInput, match="has 1 entries; 4, one a layer, were expected"):
+        File("tiny-gptoss").set("attention.sliding_window_pattern", [True]).config()
+
+
+def test_a_soft_cap_is_for_the_general_path() -> None:
+    config = File("tiny-gemma3").set("final_logit_softcapping", 30.0).config()
+    assert config.logit_softcap == 30 and config.general_only == "its logits are soft-capped"
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("mistral3", "queries scaled by their position"),
+        ("qwen2vl", "positions on three axes"),
+        ("granitehybrid", "Mamba-2 layers"),
+        ("gemma2", "soft-capped scores"),
+        ("mamba", ""),
+        (None, ""),
+        (7, ""),
+    ],
+)
+def test_other_networks_are_refused_by_name(name: object, hint: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        config_of({"general.architecture": name}, {}, lambda name: np.ones(1, np.float32))
+    text = str(caught.value)
+    assert text.startswith(f"architecture {name!r}{f' ({hint})' if hint else ''} is not supported")
+    assert text.endswith(", ".join(ARCHITECTURES)) and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("shape", "key", "value", "message"),
+    [
+        ("tiny", "rope.scaling.type", "ntk", "'ntk', which is not supported; supported are none"),
+        ("tiny", "rope.scaling.type", 3, "a string was expected"),
+        ("tiny", "rope.dimension_count", 32, "the whole head, 64, was expected"),
+        ("tiny-qwen2", "rope.dimension_count", 66, "an even number up to the head's 64"),
+        ("tiny", "rope.freq_base", 0.0, "a number above 0 was expected"),
+        ("tiny", "attention.layer_norm_rms_epsilon", float("nan"), "a finite number"),
+        ("tiny", "attention.value_length", 32, "values of another length than keys"),
+        ("tiny", "attention.head_count_kv", 3, "no multiple of attention.head_count_kv, 3"),
+        ("tiny", "attention.head_count", [4], "2 whole numbers above 0, one a layer"),
+        ("tiny", "attention.head_count", "4", "a whole number of at least 1 was expected"),
+        ("tiny", "block_count", True, "a whole number of at least 1 was expected"),
+        ("tiny", "block_count", 3, "tensor blk.2.attn_norm.weight is missing"),
+        ("tiny", "block_count", 1, "tensor blk.1.attn_q.weight (and 8 more) is not part of"),
+        ("tiny", "attention.temperature_scale", 0.1, "a scale of queries by position"),
+        ("tiny-granite", "logit_scale", 0.0, "a number other than 0 was expected"),
+        ("tiny-granitemoe", "expert_shared_feed_forward_length", 512, "a shared expert"),
+        ("tiny-mixtral", "expert_used_count", 9, "at most 8 was expected"),
+        ("tiny-qwen3moe", "expert_group_count", 4, "groups are not supported"),
+        ("tiny-qwen3moe", "leading_dense_block_count", 1, "dense layers before the experts"),
+    ],
+)
+def test_bad_metadata_is_refused(shape: str, key: str, value: object, message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        File(shape).set(key, value).config()
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blk.0.attn_q_norm.weight": Tensor((64,))}, "blk.0.attn_q_norm.weight is not part of"),
+        ({"blk.0.ffn_up.scale": Tensor((1,))}, "tensor blk.0.ffn_up.scale is not part of"),
+        ({"blk.0.ffn_up_shexp.weight": Tensor((4, 4))}, "blk.0.ffn_up_shexp.weight is not part"),
+        ({"blk.0.attn_v.weight": Tensor((64, 256))}, "(128, 256) was expected"),
+        ({"blk.0.attn_v.weight": Tensor((128, 256), 17)}, "has the GGML type 17"),
+        ({"output_norm.weight": Tensor((256,), 1)}, "has the type F16; F32 was expected"),
+        ({"token_embd.weight": None}, "has no matrix token_embd.weight"),
+        ({"blk.1.ffn_down.weight": None}, "tensor blk.1.ffn_down.weight is missing"),
+    ],
+)
+def test_other_tensors_are_refused(change: Mapping[str, Tensor | None], message: str) -> None:
+    file = File("tiny")
+    for name, tensor in change.items():
+        if tensor is None:
+            del file.tensors[name]
+        else:
+            file.tensors[name] = tensor
+    with pytest.raises(BadInput) as caught:
+        file.config()
+    assert message in str(caught.value)
+
+
+def test_what_only_tinygrad_llm_runs_says_why() -> None:
+    def load(**metadata: object) -> Config:
+        values = {
+            "general.architecture": "olmoe",
+            "olmoe.embedding_length": 256,
+            "olmoe.context_length": 512,
+            "olmoe.attention.head_count": 4,
+            "olmoe.attention.head_count_kv": 4,
+            "olmoe.rope.freq_base": 10000.0,
+            "olmoe.attention.layer_norm_rms_epsilon": 1e-5,
+        }
+        values |= {f"olmoe.{key.replace('__', '.')}": value for key, value in metadata.items()}
+        tensors = {"token_embd.weight": Tensor((1024, 256))}
+        return config_of(values, tensors, lambda name: np.ones(1, np.float32))
+
+    assert load().general_only == "its norms of q and k over all heads have no kernels"
+    for wrong, message in (
+        ({"rope__scaling__type": "yarn"}, "without scaling only"),
+        ({"expert_group_count": 4}, "groups of experts are not supported"),
+        ({"expert_gating_func": 2}, "without a bias for choosing"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            load(**wrong)
+
+
+@pytest.mark.parametrize("quant", sorted(QUANTS))
+def test_every_quantization_of_a_narrow_model_is_read(quant: str) -> None:
+    """Rows of 896 are no multiple of 256: llama-quantize falls back to smaller blocks."""
+    file, shape = File("0.5b"), SHAPES["0.5b"]
+    for name, dims in shape.matrices():
+        file.tensors[name] = Tensor(dims, int(QUANTS[quant].fitting(name, shape, dims[-1])))
+    assert file.config().dim == 896

@@ -1,0 +1,219 @@
+"""The general path against the float64 reference: every architecture and type."""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from numpy.typing import NDArray
+from tests.engine.models import smollm2
+
+from orinbench.compiler import compiler_path
+from orinbench.model import open_model
+from orinbench.reference import Reference, log_softmax
+from orinbench.shapes import QUANTS, SHAPES
+from orinbench.synth import write_synthetic
+from orinllm.arch import config_of
+from orinllm.config import Config
+from orinllm.errors import BadInput
+from orinllm.gguf import GGUF
+
+TINY = sorted(name for name in SHAPES if name.startswith("tiny"))
+CONTEXT, N_TOKENS = 512, 80
+Opened = tuple[Path, GGUF, Config]
+Open = Callable[..., Opened]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A clang for tinygrad's CPU device."""
+    with pytest.MonkeyPatch.context() as patch:
+        variables = compiler_path(tmp_path_factory.mktemp("clang"), os.environ)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
+    """Write a synthetic model once; give its path, file and Config."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def open_(shape: str, quant: str = "F16", context: int = CONTEXT) -> Opened:
+        path = folder / f"{shape}-{quant}.gguf"
+        if not path.exists():
+            write_synthetic(path, shape, quant, 3)
+        gguf = GGUF.open(path)
+        return path, gguf, config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
+
+    return open_
+
+
+def prompt() -> list[int]:
+    tokens: list[int] = np.random.default_rng(5).integers(0, 1019, N_TOKENS).tolist()
+    return tokens
+
+
+def wanted(path: Path, tokens: list[int], last: int) -> NDArray[np.float64]:
+    return log_softmax(Reference(open_model(path), context=CONTEXT).logits(tokens, last))
+
+
+def logprobs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    return log_softmax(logits.astype(np.float64))
+
+
+def error_on_a_cpu(path: Path, gguf: GGUF, config: Config, cut: int = 71) -> float:
+    """The largest error of a log-probability: a prompt of `cut` tokens, then token by token."""
+    from orinllm.general import general_executor
+
+    executor, tokens = general_executor(gguf, config, "CPU", CONTEXT), prompt()
+    got = [executor.prefill(tokens[:cut])]
+    got += [executor.decode(tokens[i], i) for i in range(cut, N_TOKENS)]
+    want = wanted(path, tokens, N_TOKENS - cut + 1)
+    return float(np.abs(logprobs(np.stack(got)) - want).max())
+
+
+@pytest.mark.parametrize("shape", TINY)
+def test_every_architecture_on_a_cpu(opened: Open, shape: str) -> None:
+    # F16 weights are exact here; keys and values are rounded to 16 bits, at most 3e-3 seen.
+    assert error_on_a_cpu(*opened(shape)) < 1e-2
+
+
+@pytest.mark.parametrize("quant", sorted(QUANTS))
+def test_every_type_on_a_cpu(opened: Open, quant: str) -> None:
+    assert error_on_a_cpu(*opened("tiny-qwen3", quant)) < 2e-2
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 31, 32, 33, 64, 65])
+def test_prompts_of_odd_sizes(opened: Open, cut: int) -> None:
+    """Chunks of 32, their remainders, and windows of 24 at their borders."""
+    assert error_on_a_cpu(*opened("tiny-gptoss"), cut) < 1e-2
+
+
+@pytest.mark.parametrize("shape", ["tiny-gemma3", "tiny-gptoss", "tiny-phi3", "tiny-granitemoe"])
+def test_plain_tensors_agree_with_the_reference(opened: Open, shape: str) -> None:
+    from tinygrad import dtypes
+
+    from orinllm.general import TensorExecutor
+
+    path, gguf, config = opened(shape)
+    executor, tokens = TensorExecutor(gguf, config, "CPU", CONTEXT, dtypes.float32), prompt()
+    got = [executor.prefill(tokens[:71])]
+    got += [executor.decode(tokens[i], i) for i in range(71, 75)]
+    want = wanted(path, tokens[:75], 5)
+    assert np.abs(logprobs(np.stack(got)) - want).max() < 1e-4
+
+
+def test_a_soft_cap(opened: Open) -> None:
+    from orinllm.general import general_executor
+
+    _, gguf, config = opened("tiny-gemma3")
+    plain = general_executor(gguf, config, "CPU", CONTEXT).prefill(prompt())
+    capped = general_executor(gguf, replace(config, logit_softcap=2.0), "CPU", CONTEXT)
+    np.testing.assert_allclose(capped.prefill(prompt()), 2 * np.tanh(plain / 2), rtol=1e-5)
+
+
+def test_a_sequence_can_go_back(opened: Open) -> None:
+    from orinllm.general import general_executor
+
+    _, gguf, config = opened("tiny-gemma3")
+    executor, tokens = general_executor(gguf, config, "CPU", CONTEXT), prompt()
+    first = executor.prefill(tokens)
+    executor.prefill([7] * 50, 20)
+    np.testing.assert_array_equal(executor.prefill(tokens[20:], 20), first)
+    np.testing.assert_array_equal(executor.prefill(tokens), first)
+
+
+@pytest.mark.parametrize("cores", [1, 3, 8])
+def test_the_number_of_cores_changes_nothing(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, cores: int
+) -> None:
+    from tinygrad import Context
+
+    from orinllm.cpu_executor import CpuExecutor
+
+    _, gguf, config = opened("tiny-qwen3moe")
+    alone = CpuExecutor(gguf, config, CONTEXT).prefill(prompt())
+    with Context(CPU_COUNT=cores):
+        shared = CpuExecutor(gguf, config, CONTEXT)
+    for _ in range(3):
+        np.testing.assert_array_equal(shared.prefill(prompt()), alone)
+
+
+@pytest.mark.parametrize("favourite", [0, 5])
+def test_an_expert_that_gets_all_tokens_and_one_that_gets_none(
+    tmp_path: Path, favourite: int
+) -> None:
+    """One column of the router's bias decides: gpt-oss adds it before it chooses."""
+    path = tmp_path / "m.gguf"
+    write_synthetic(path, "tiny-gptoss", "F16", 3)
+    gguf = GGUF.open(path)
+    with path.open("r+b") as file:
+        for layer in range(4):
+            tensor = gguf.tensors[f"blk.{layer}.ffn_gate_inp.bias"]
+            bias = np.zeros(8, "<f4")
+            bias[favourite], bias[7] = 100, -100
+            file.seek(tensor.offset)
+            file.write(bias.tobytes())
+    gguf = GGUF.open(path)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.vector, CONTEXT)
+    assert error_on_a_cpu(path, gguf, config) < 1e-2
+
+
+def test_tinygrads_own_transformer_agrees_too(opened: Open) -> None:
+    from orinllm.upstream import UpstreamExecutor
+
+    path, gguf, config = opened("tiny")
+    executor, tokens = UpstreamExecutor(gguf, config, "CPU", CONTEXT), prompt()
+    got = [executor.prefill(tokens[:4]), executor.decode(tokens[4], 4)]
+    assert np.abs(logprobs(np.stack(got)) - wanted(path, tokens[:5], 2)).max() < 1e-2
+
+
+def test_tinygrads_own_transformer_refuses_what_it_would_ignore(opened: Open) -> None:
+    from orinllm.upstream import UpstreamExecutor
+
+    _, gguf, config = opened("tiny")
+    gguf.tensors["blk.0.attn_sinks.weight"] = gguf.tensors["output_norm.weight"]
+    with pytest.raises(BadInput, match=r"attn_sinks\.weight is not part of the architecture llama"):
+        UpstreamExecutor(gguf, config, "CPU", CONTEXT)
+
+
+def test_what_does_not_fit_is_one_line(opened: Open) -> None:
+    from orinllm.general import general_executor
+
+    _, gguf, config = opened("tiny")
+    executor = general_executor(gguf, config, "CPU", 64)
+    for tokens, start in (([1] * 65, 0), ([1], 64), ([], 0)):
+        with pytest.raises(BadInput, match=f"{len(tokens)} tokens from position {start} on do not"):
+            executor.prefill(tokens, start)
+    with pytest.raises(BadInput, match="tokens of context would") as caught:
+        general_executor(gguf, config, "CPU", 1 << 40)
+    fitting = int(str(caught.value).split("; ")[1].split()[0])
+    per_token = 2 * 2 * 2 * 2 * 64
+    assert 0 < fitting < (1 << 40) // per_token
+
+
+def test_a_real_model_gives_the_references_tokens() -> None:
+    from orinllm.general import general_executor
+
+    path = smollm2()
+    gguf = GGUF.open(path)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.vector, CONTEXT)
+    tokens: list[str] = gguf.metadata["tokenizer.ggml.tokens"]
+    words = ["<|im_start|>", "user", "Ċ", "What", "Ġis", "Ġthe", "Ġcapital", "Ġof", "ĠFrance", "?"]
+    words += ["<|im_end|>", "Ċ", "<|im_start|>", "ass", "istant", "Ċ"]
+    ids = [tokens.index(word) for word in words]
+    executor = general_executor(gguf, config, "CPU", CONTEXT)
+    logits, answer = executor.prefill(ids), list[int]()
+    for position in range(len(ids), len(ids) + 8):
+        answer.append(int(logits.argmax()))
+        logits = executor.decode(answer[-1], position)
+    assert answer == Reference(open_model(path)).greedy(ids, 8)
+    text = "".join(tokens[token] for token in answer).replace("Ġ", " ")
+    assert "The capital of France is Paris" in text
+    assert math.isfinite(float(logits.max()))
+    assert gguf.tensors["token_embd.weight"].type in GGMLQuantizationType
