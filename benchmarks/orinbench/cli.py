@@ -8,7 +8,7 @@ import click
 from orinbench.check_command import check_command
 from orinbench.compare.command import compare_command
 from orinbench.device_check.command import device_check_command
-from orinbench.errors import EXIT_INTERRUPTED, BenchError
+from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command
 from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
@@ -17,6 +17,7 @@ from orinbench.sass import sass_command
 from orinbench.suite.command import COMMANDS as SUITE_COMMANDS
 from orinbench.synth import synth_command
 from orinbench.tune.command import tune_command
+from orinllm.errors import BadInput
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -45,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BenchError as error:
         click.echo(f"orinbench: {error}", err=True)
         sys.exit(error.exit_code)
+    except BadInput as error:
+        click.echo(f"orinbench: {error}", err=True)
+        sys.exit(EXIT_BAD_INPUT)
     except click.UsageError as error:
         click.echo(f"orinbench: {error.format_message()}", err=True)
         sys.exit(error.exit_code)

@@ -1,5 +1,7 @@
 """What orinbench says when it cannot go on: one line for the user, and an exit code."""
 
+# What was asked for cannot be.
+EXIT_BAD_INPUT = 2
 # Rows without a result among others.
 EXIT_FAILED_ROWS = 1
 # Ctrl-C, as a shell reports it: 128 + SIGINT.
@@ -13,7 +15,7 @@ class BenchError(Exception):
     what would be right.
     """
 
-    exit_code = 2
+    exit_code = EXIT_BAD_INPUT
 
 
 class CheckFailed(BenchError):  # noqa: N818

@@ -16,18 +16,16 @@ import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from orinbench.errors import BenchError
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_outline
-from orinllm.ahead import launches_for
-from orinllm.device import Target
-from orinllm.launch import Launch
-from orinllm.launches.gemv import GemvConstants
-from orinllm.network import Network
+
+if TYPE_CHECKING:
+    from orinllm.launch import Launch
 
 # Tokens of the context for which kernels are made.
 _CONTEXT = 4096
@@ -75,10 +73,15 @@ def _in_a_wheel(pattern: str) -> str | None:
     return None
 
 
+def _find_nvrtc() -> None:
+    """Name a wheel's NVRTC where tinygrad looks when it is imported."""
+    if library := _in_a_wheel("lib/libnvrtc.so.12"):
+        os.environ.setdefault("NVRTC_PATH", library)
+
+
 def _nvrtc(arch: str) -> Any:
     """Return tinygrad's compiler of CUDA C to PTX; raises BenchError without the library."""
-    if library := _in_a_wheel("lib/libnvrtc.so.12"):
-        os.environ.setdefault("NVRTC_PATH", library)  # where tinygrad looks
+    _find_nvrtc()
     from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
     try:
@@ -88,15 +91,23 @@ def _nvrtc(arch: str) -> Any:
         raise BenchError(f"NVRTC cannot be loaded ({error}); {wheel}") from None
 
 
-def launches(shape: str, quant: str, gpu: Target, sequences: int = 1) -> list[Launch]:
+def launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Launch"]:
     """Return each different launch of a token, and of a prompt's chunk, of a synthetic model.
 
     The model is an outline: a file with its header alone, on a disk that keeps no zeros.
     """
+    _find_nvrtc()
+    from orinllm.ahead import launches_for, target
+    from orinllm.network import Network
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "outline.gguf"
         write_outline(path, shape, quant)
-        found = launches_for(Network.read(path, _CONTEXT), gpu, sequences)
+        found = launches_for(
+            Network.read(path, min(_CONTEXT, SHAPES[shape].context_length)),
+            target(arch, None),
+            sequences,
+        )
         return list({launch.name: launch for launch in found}.values())
 
 
@@ -145,7 +156,7 @@ def occupancy(registers: int, shared: int, threads: int) -> float:
     return min(by_registers, room // (shared + 1024), _WARPS // warps) * warps / _WARPS
 
 
-def compile_launch(launch: Launch, arch: str) -> Compiled:
+def compile_launch(launch: "Launch", arch: str) -> Compiled:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
     ptx = _nvrtc(arch).compile(launch.source)
     with tempfile.TemporaryDirectory() as folder:
@@ -162,7 +173,7 @@ def compile_launch(launch: Launch, arch: str) -> Compiled:
         )
     }
     is_gemm = launch.name.startswith("gemm")
-    rows = next((c.rows_per_item for c in launch.constants if isinstance(c, GemvConstants)), 0)
+    rows = next((c.rows_per_item for c in launch.constants if hasattr(c, "rows_per_item")), 0)
     per_lane = 32 * (rows or is_gemm)  # of a gemm two rows, a quarter of 64 weights of each
     each = len(loop) / per_lane if per_lane else None
     memory = launch.n_bytes / _BEST
@@ -224,6 +235,6 @@ def markdown(rows: list[Compiled], title: str) -> str:
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 def sass_command(shape: str, quant: str, arch: str, output: str) -> None:
     """Compile the fused kernels for an Orin, and show what limits each."""
-    rows = [compile_launch(launch, arch) for launch in launches(shape, quant, Target(arch, _SMS))]
+    rows = [compile_launch(launch, arch) for launch in launches(shape, quant, arch)]
     title = f"{shape} {quant} for {arch}"
     click.echo(json.dumps([asdict(r) for r in rows]) if output == "json" else markdown(rows, title))

@@ -14,6 +14,7 @@ from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.launches.gemm import ChunkProduct, chunk_products
 from orinllm.launches.rows import Norm, add_norm, embed_chunk, gate, norm_chunk
 from orinllm.memory import Memory
+from orinllm.mixtures import Mixtures
 from orinllm.token_list import gated_together
 
 
@@ -37,6 +38,7 @@ class ChunkList:
         )
         self._hidden = memory.empty(CHUNK * hidden, dtypes.uint16)
         self._aside = memory.empty(CHUNK * max(config.dim, 2 * hidden))
+        self._mixtures = Mixtures(memory, CHUNK)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -97,6 +99,9 @@ class ChunkList:
         config = self.memory.config
         part = config.layers[layer].feed_forward
         yield norm_chunk(self._norm(layer, config.ffn_norm), self._normed, self._x, self.chunk)
+        if part.experts is not None:
+            yield from self._mixtures.of_chunk(layer, self._x, self._normed, self.chunk)
+            return
         both = replace(
             self._product(layer, "gate_up", "GATED", ("ffn_gate", "ffn_up")),
             out=self._hidden,

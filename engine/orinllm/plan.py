@@ -10,6 +10,7 @@ from orinllm.ggml import kernel_types
 from orinllm.gguf import GGUF, TensorInfo
 from orinllm.launches.attention import HEAD_DIMS
 from orinllm.launches.buffers import PAGE, round_up
+from orinllm.launches.experts import MOST_USED
 from orinllm.launches.gemm import COLUMN_STEP
 from orinllm.launches.gemv import fits
 from orinllm.launches.rows import COLUMNS as NORM_COLUMNS
@@ -37,6 +38,10 @@ class Plan:
         return next((f"{what}: {why}" for what, why in self.obstacles.items()), None)
 
 
+# Matrices that may be floats: routers.
+_FLOATS = (".ffn_gate_inp.weight",)
+
+
 def make_plan(gguf: GGUF, config: Config, device: str) -> Plan:
     """Plan a model for a tinygrad device such as "CUDA" or "NV"."""
     why = unsupported(device)
@@ -61,6 +66,8 @@ def _of_model(config: Config) -> dict[str, str]:
     found = {}
     if config.general_only is not None:
         found["model"] = config.general_only
+    if config.logit_softcap:
+        found["head"] = "soft-caps its logits"
     if config.dim % NORM_COLUMNS:
         found["model"] = f"its width {config.dim} is no multiple of {NORM_COLUMNS}"
     for layer in config.layers:
@@ -68,16 +75,30 @@ def _of_model(config: Config) -> dict[str, str]:
         if attention.head_dim not in HEAD_DIMS:
             known = ", ".join(map(str, HEAD_DIMS))
             found["attention"] = f"head dimension {attention.head_dim} is none of {known}"
-        if layer.feed_forward.experts is not None:
-            found["feed forward"] = "a mixture of experts"
+        if (experts := layer.feed_forward.experts) is not None:
+            if layer.post_norms:
+                found["experts"] = "have norms of their own behind them"
+            elif experts.used > MOST_USED:
+                found["experts"] = f"{experts.used} for each token, more than {MOST_USED}"
     return found
 
 
 def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
     found = {}
     for tensor in gguf.tensors.values():
-        if len(tensor.shape) == 2 and (why := _of_matrix(tensor, device)) is not None:
+        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+        if not is_matrix or tensor.name.endswith(_FLOATS):
+            continue
+        if (why := _of_matrix(tensor, device)) is not None:
             found[tensor.name] = why
+    for index, layer in enumerate(config.layers):
+        if layer.feed_forward.experts is not None:
+            gate, up = (
+                gguf.tensors[config.matrix(f"blk.{index}.ffn_{name}_exps").tensor]
+                for name in ("gate", "up")
+            )
+            if gate.type != up.type:
+                found[up.name] = f"its type is not that of {gate.name}, with which it is launched"
     return found
 
 
@@ -98,7 +119,8 @@ def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
 
 def _of_prompts(gguf: GGUF) -> str | None:
     for tensor in gguf.tensors.values():
-        if len(tensor.shape) == 2 and tensor.shape[-1] % COLUMN_STEP:
+        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+        if is_matrix and tensor.shape[-1] % COLUMN_STEP:
             return f"{tensor.name} has rows of {tensor.shape[-1]}, no multiple of {COLUMN_STEP}"
     return None
 

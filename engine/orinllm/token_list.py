@@ -13,6 +13,7 @@ from orinllm.launches.buffers import PAGE, Parts, Weight
 from orinllm.launches.gemv import Product, Tail, products
 from orinllm.launches.rows import Norm, add_norm, embed_tokens, gate
 from orinllm.memory import Memory
+from orinllm.mixtures import Mixtures
 
 
 class TokenList:
@@ -48,6 +49,7 @@ class TokenList:
         self._tail = Tail(memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32))
         self.table = memory.empty(n * memory.context // PAGE, dtypes.int32)
         self.table.copyin(memoryview(bytearray(self.table.nbytes)))
+        self._mixtures = Mixtures(memory, n)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -132,6 +134,9 @@ class TokenList:
     def _feed_forward(self, layer: int) -> Iterator[Launch]:
         memory, config = self.memory, self.memory.config
         part = config.layers[layer].feed_forward
+        if part.experts is not None:
+            yield from self._mixtures.of_tokens(layer, self._x)
+            return
         both = replace(
             self._product(layer, "gate_up", "GATED", ("ffn_gate", "ffn_up")),
             out=self._hidden,

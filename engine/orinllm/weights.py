@@ -8,11 +8,13 @@ from gguf import GGMLQuantizationType
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.config import Config
+from orinllm.config import Config, Experts
 from orinllm.errors import BadInput
 from orinllm.ggml import kernel_types
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import Weight
+from orinllm.launches.experts import Router, Stack
+from orinllm.launches.rows import Norm
 
 # What is copied at once, bytes: progress is told between two pieces.
 _PIECE = 256 << 20
@@ -53,21 +55,37 @@ class Weights:
         """Say whether the file has the tensor of a logical name, such as blk.0.attn_q.bias."""
         return name in self._gguf.tensors
 
-    def matrix(self, name: str, expert: int | None = None) -> Weight:
-        """Return the matrix of a logical name; of stacked experts, one of them or all."""
+    def matrix(self, name: str) -> Weight:
+        """Return the matrix of a logical name; of stacked experts, all from the first one's row."""
         where = self._config.matrix(name)
         tensor = self._gguf.tensors[where.tensor]
         type_ = kernel_types()[int(tensor.type)]
-        rows, cols = prod(tensor.shape[:-1]), tensor.shape[-1]
+        cols, stacked = tensor.shape[-1], len(tensor.shape) > 2
         row_bytes = cols // type_.block_values * type_.block_bytes
-        first = where.first_row
-        if expert is not None:
-            first += expert * tensor.shape[-2]
-            rows = tensor.shape[-2]
-        rows = where.rows or rows - where.first_row
-        offset = tensor.offset - self._starts[tensor.file] + first * row_bytes
+        rows = prod(tensor.shape[:-1]) - where.first_row
+        if where.rows is not None and not stacked:
+            rows = where.rows
+        offset = tensor.offset - self._starts[tensor.file] + where.first_row * row_bytes
         view = self._buffers[tensor.file].view(rows * row_bytes, dtypes.uint8, offset)
         return Weight(view.ensure_allocated(), type_, rows, cols)
+
+    def stack(self, name: str) -> Stack:
+        """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
+        where = self._config.matrix(name)
+        tensor = self._gguf.tensors[where.tensor]
+        whole = self.matrix(name)
+        rows = where.rows or tensor.shape[-2] - where.first_row
+        bias = self.optional(where.tensor.removesuffix(".weight") + ".bias")
+        return Stack(whole.buffer, whole.type, rows, whole.cols, tensor.shape[-2], bias)
+
+    def router(self, name: str, norm: Norm, experts: Experts) -> Router:
+        """Return the matrix that chooses experts, floats or packed."""
+        tensor = self._gguf.tensors[f"{name}.weight"]
+        bias = self.optional(f"{name}.bias")
+        if tensor.type == GGMLQuantizationType.F32:
+            return Router(self.vector(f"{name}.weight"), None, norm, experts, bias)
+        packed = self.matrix(name)
+        return Router(packed.buffer, packed.type, norm, experts, bias)
 
     def vector(self, name: str) -> Buffer:
         """Return a vector of the file, as floats."""
