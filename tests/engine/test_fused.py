@@ -1,0 +1,105 @@
+"""Every architecture on the fused kernels, on an emulated GPU, against the float64 reference."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.engine.conftest import Load
+
+from orinbench.model import open_model
+from orinbench.reference import Reference
+from orinllm.fused import FusedExecutor
+
+PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
+# What 8-bit activations leave in the logits, of their norm; halves leave a tenth of it.
+EIGHT_BIT, HALVES = 0.05, 0.005
+SHAPES = [
+    *("tiny", "tiny-qwen2", "tiny-qwen3", "tiny-smollm3", "tiny-granite", "tiny-gemma3"),
+    *("tiny-phi3", "tiny-mixtral", "tiny-qwen3moe", "tiny-gptoss"),
+]
+
+
+def off(executor: FusedExecutor, want: np.ndarray) -> float:
+    """Distance of the logits from the wanted ones, of their norm."""
+    got = executor.logits().astype(np.float64)
+    assert executor.token() == got.argmax()
+    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_and_a_prompt(
+    emulated: Load, synthetic: Callable[[str, str], Path], shape: str
+) -> None:
+    """Tokens one by one past a window's border, then the same prompt in a chunk."""
+    path = synthetic(shape, "F16")
+    executor, reference = emulated(path), Reference(open_model(path))
+    executor.fill(PROMPT[:7], 0, 6)
+    executor.step(PROMPT[6], 6)
+    assert off(executor, reference.logits(PROMPT[:7])[-1]) < HALVES
+    token = executor.token()
+    executor.step()  # the token that the head left
+    assert off(executor, reference.logits([*PROMPT[:7], token])[-1]) < HALVES
+    want = reference.logits(PROMPT)[-1]
+    executor.fill(PROMPT, 0, len(PROMPT) - 1)
+    executor.step(PROMPT[-1], len(PROMPT) - 1)
+    in_chunks = off(executor, want)
+    for position, given in enumerate(PROMPT):
+        executor.step(given, position)
+    one_by_one = off(executor, want)
+    assert in_chunks < HALVES
+    assert one_by_one < HALVES
+
+
+@pytest.mark.parametrize("quant", ["Q6_K", "Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "Q2_K", "BF16"])
+def test_types(emulated: Load, synthetic: Callable[[str, str], Path], quant: str) -> None:
+    path = synthetic("tiny", quant)
+    executor, reference = emulated(path), Reference(open_model(path))
+    executor.fill(PROMPT, 0, len(PROMPT) - 1)
+    executor.step(PROMPT[-1], len(PROMPT) - 1)
+    assert off(executor, reference.logits(PROMPT)[-1]) < EIGHT_BIT
+
+
+@pytest.mark.parametrize("sequences", [2, 4])
+def test_sequences_at_their_own_positions(
+    emulated: Load, synthetic: Callable[[str, str], Path], sequences: int
+) -> None:
+    """Pages of the sequences are shuffled, one slot is idle, and each has its own length."""
+    path = synthetic("tiny", "F16")
+    executor = emulated(path, context=128, pages=2 * (sequences + 1))
+    reference, decoder = Reference(open_model(path)), executor.decoder(sequences)
+    pages = [[2 * sequences + 1 - 2 * i, 2 * i] for i in range(sequences)]
+    lengths = [60 + 3 * i for i in range(sequences)]
+    rows = [[(t * (i + 3)) % 1000 for t in PROMPT[:n]] for i, n in enumerate(lengths)]
+    for row, held in zip(rows, pages, strict=True):
+        executor.place(held)
+        executor.fill(row, 0, len(row) - 1)
+    decoder.place(pages)
+    last = [row[-1] for row in rows]
+    positions = [n - 1 for n in lengths]
+    positions[-1] = -1  # idle
+    for _ in range(3):
+        decoder.step(last, positions)
+        logits = decoder.logits()
+        tokens = decoder.tokens()
+        for i, row in enumerate(rows[:-1]):
+            want = reference.logits(row)[-1]
+            assert np.linalg.norm(logits[i] - want) < HALVES * np.linalg.norm(want)
+            row.append(tokens[i])
+            last[i], positions[i] = tokens[i], positions[i] + 1
+
+
+def test_logits_that_are_no_numbers_leave_no_token(
+    emulated: Load, synthetic: Callable[[str, str], Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "nan.gguf"
+    path.write_bytes(synthetic("tiny", "F16").read_bytes())
+    norm = open_model(path).tensors["output_norm.weight"]
+    with path.open("r+b") as file:
+        file.seek(norm.offset)
+        file.write(np.full(norm.shape, np.nan, np.float32).tobytes())
+    executor = emulated(path)
+    executor.step(1, 0)
+    assert executor.token() == -1
+    executor.step()  # reads no row beyond the table
+    assert executor.token() == -1
