@@ -2,6 +2,7 @@ import errno
 import hashlib
 import io
 import itertools
+import math
 import shutil
 import tracemalloc
 from collections import Counter
@@ -123,12 +124,17 @@ def test_a_medium_file_mixes_types(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "label", "millions"),
-    [("160m", "?B", 153), ("1b", "1B", 1236), ("3b", "3B", 3213), ("8b", "8B", 8030)],
+    [
+        *(("160m", "?B", 153), ("1b", "1B", 1236), ("3b", "3B", 3213), ("8b", "8B", 8030)),
+        *(("0.5b", "1B", 494), ("qwen3-4b", "4B", 4022), ("gemma3-4b", "4B", 3880)),
+        ("phi4-mini", "3B", 3836),
+    ],
 )
 def test_the_shapes_are_what_their_names_say(shape: str, label: str, millions: int) -> None:
     dims = SHAPES[shape]
-    weights = sum(rows * columns for _, (rows, columns) in dims.matrices())
+    weights = sum(math.prod(sizes) for _, sizes in dims.matrices())
     weights += dims.n_embd * len(list(dims.norms()))
+    weights += sum(math.prod(sizes) for _, sizes, _ in dims.vectors())
     assert round(weights / 1e6) == millions
 
 
