@@ -229,6 +229,8 @@ class Mapping:
     kernel: bool = False
     refs: int = 1
     line: str = ""
+    stray: bool = False
+    """Its ALLOC_SPACE area is gone, the mapping is not."""
 
     @property
     def array(self) -> NDArray[np.uint8]:

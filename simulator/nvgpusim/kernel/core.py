@@ -31,6 +31,7 @@ from ..report import Journal
 from ..rules import KernelError
 from .cpumaps import CpuMapping, CpuMaps
 from .file import File, Key
+from .objects import WFI
 from .usermem import UserMemory
 
 NODES = {
@@ -87,6 +88,7 @@ class Kernel:
         self.ports: dict[int, ChannelPort] = {}
         self.cpu_maps = CpuMaps()
         self.scheduler_locked = False
+        self.default_modes = (WFI, WFI)
 
     # descriptors
 

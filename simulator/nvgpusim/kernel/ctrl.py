@@ -139,7 +139,7 @@ class CtrlFile(File):
             "graphics_preemption_mode_flags": 3,
             "compute_preemption_mode_flags": 7,
             "default_graphics_preempt_mode": 1,
-            "default_compute_preempt_mode": 2,
+            "default_compute_preempt_mode": 1,
             "local_video_memory_size": 0,
             "max_veid_count_per_tsg": 64,
             "max_gpfifo_entries": 1 << 28,
