@@ -33,7 +33,7 @@ NOWHERE = (99, 999)
 """Numbers that sequences use for a descriptor that is not open."""
 BOARDS = {"orin": "agx64"}
 """Boards of the file: ga10b with 16 SMs is the AGX Orin 64 GB."""
-_CREATE_64, _ALLOC, _GET_FD = 0xC0084E01, 0x40144E03, 0xC0084E0F
+_CREATE_64, _ALLOC, _GET_FD, _DUP_HANDLE = 0xC0084E01, 0x40144E03, 0xC0084E0F, 0xC00C4E6A
 """nvmap: where the dmabufs of a sequence come from."""
 
 
@@ -215,9 +215,9 @@ class Bench:
             return raw
 
         handle = ask(_CREATE_64, bytearray(size.to_bytes(8, "little")))[:4]
-        flags = READ_ONLY if read_only else 0
-        words = (HEAP_IOVMM, flags, 0, 0)
-        ask(_ALLOC, handle + b"".join(w.to_bytes(4, "little") for w in words))
+        ask(_ALLOC, handle + HEAP_IOVMM.to_bytes(4, "little") + bytearray(12))
+        if read_only:
+            handle = ask(_DUP_HANDLE, handle + READ_ONLY.to_bytes(8, "little"))[8:]
         return self._keep(int.from_bytes(ask(_GET_FD, bytearray(4) + handle)[:4], "little"))
 
     def _close(self, fd: int) -> None:

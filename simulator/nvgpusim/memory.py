@@ -147,13 +147,12 @@ class DmaBuf:
         name: str,
         *,
         line: str = "",
-        read_only: bool = False,
         poison: bool = False,
         on_free: Callable[[DmaBuf], None] | None = None,
     ) -> None:
         self.size = -(-size // PAGE) * PAGE
         self.name, self.line = name, line
-        self.read_only, self.poison, self.on_free = read_only, poison, on_free
+        self.poison, self.on_free = poison, on_free
         self.attribute = 0
         self.vpr = False
         self.refs: Counter[str] = Counter()

@@ -230,10 +230,11 @@ class AsFile(File):
         length = args["mapping_size"]
         if start > buf.size - length:
             raise self.refuse("map.range", f"{start:#x} + {length:#x} of {buf.size:#x}")
-        access = self._access(flags, buf)
+        read_only = self.kernel.read_only(args["dmabuf_fd"])
+        access = self._access(flags, buf, read_only)
         compr, kind = args["compr_kind"], args["incompr_kind"]
         new = Mapping(0, -(-(length or buf.size) // PAGE) * PAGE, buf, start)
-        new.read_only = access == READ_ONLY_ACCESS or (buf.read_only and access == 0)
+        new.read_only = access == READ_ONLY_ACCESS or (read_only and access == 0)
         new.flags = flags & ~MAPPABLE_COMPBITS
         new.kind = kind if compr == KIND_INVALID else compr
         new.line, new.fixed = caller(), bool(flags & FIXED)
@@ -272,7 +273,7 @@ class AsFile(File):
             raise self.refuse("map.not-fixed")
         return buf
 
-    def _access(self, flags: int, buf: DmaBuf) -> int:
+    def _access(self, flags: int, buf: DmaBuf, read_only: bool) -> int:
         """The access field, with the checks of the flags in the kernel's order."""
         access = flags >> 10 & 3
         if access > READ_WRITE_ACCESS:
@@ -284,8 +285,8 @@ class AsFile(File):
             raise self.refuse("map.flags", f"{flags:#x}")
         if not buf.allocated:
             raise self.refuse("map.unallocated")
-        if access == READ_WRITE_ACCESS and buf.read_only:
-            raise self.refuse("map.access", f"{access} of a read-only buffer")
+        if access == READ_WRITE_ACCESS and read_only:
+            raise self.refuse("map.access", f"{access} of a read-only dmabuf")
         return access
 
     def _same(self, new: Mapping, va: int) -> Mapping | None:

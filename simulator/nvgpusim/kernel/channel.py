@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..abi import Record
@@ -23,6 +24,8 @@ VPR, DETERMINISTIC, USERMODE = 1, 2, 8
 ENTRY = 8
 """GPFIFO_ENTRY_SIZE."""
 NOTIFIER_SIZE, NOTIFIER_SET = 16, 0xFFFF
+WAITED = 0xDEADBEEF
+"""info32 that WAIT for a notifier writes."""
 USERD_GP_GET, USERD_GP_PUT = 0x88, 0x8C
 SETTLE = 0.5
 """Seconds that the consumer thread gets for the step that it is in, on a busy machine."""
@@ -354,33 +357,40 @@ class ChannelFile(File):
         """Kernel-side wait for a notifier or semaphore in a dmabuf."""
         if self.unserviceable:
             raise self.refuse("wait.dead")
+        semaphore, offset = args["type"] == 1, args["condition.notifier.offset"]
+        if args["type"] not in (0, 1):
+            raise self.refuse("wait.type", str(args["type"]))
+        if semaphore and offset % 4:
+            raise self.refuse("wait.offset", f"{offset:#x}")
         found = self.kernel.lookup(args["condition.notifier.dmabuf_fd"])
-        offset = args["condition.notifier.offset"]
-        semaphore = args["type"] == 1
         size = 4 if semaphore else NOTIFIER_SIZE
-        if (
-            args["type"] not in (0, 1)
-            or not isinstance(found, DmaBuf)
-            or not found.allocated
-            or offset + size > found.size
-        ):
+        if not isinstance(found, DmaBuf) or not found.allocated or offset + size > found.size:
             raise self.refuse("wait.notifier")
-        until = time.monotonic() + min(args["timeout"], 30_000) / 1000
-        while True:
+        want = args["condition.semaphore.payload"]
+
+        def reached() -> bool:
             if semaphore:
-                want = args["condition.semaphore.payload"]
-                done = struct.unpack_from("<I", found.buf, offset)[0] == want
-            else:
-                done = struct.unpack_from("<H", found.buf, offset + 14)[0] == 0
-            if done or self.unserviceable or time.monotonic() >= until:
-                break
+                return bool(struct.unpack_from("<I", found.buf, offset)[0] == want)
+            return bool(struct.unpack_from("<H", found.buf, offset + 14)[0] == 0)
+
+        self._sleep(args["timeout"], reached, "wait.dead" if semaphore else "wait.expired")
+        if not semaphore:
+            if not reached():  # the channel died; a semaphore's wait is then a success
+                raise self.refuse("wait.dead")
+            now = time.time_ns() & (1 << 64) - 1
+            struct.pack_into("<QIH", found.buf, offset, now, WAITED, self.id & 0xFFFF)
+
+    def _sleep(self, timeout: int, reached: Callable[[], bool], expired: str) -> None:
+        """Wait for `timeout` ms (0: for ever) or for the channel's death; raises KernelError."""
+        until = time.monotonic() + timeout / 1000
+        while not reached() and not self.unserviceable:
+            if timeout and time.monotonic() >= until:
+                raise self.refuse(expired, "timed out")
             self.kernel.lock.release()
             try:
                 time.sleep(0.001)
             finally:
                 self.kernel.lock.acquire()
-        if not done:
-            raise self.refuse("wait.dead", "timed out")
 
     @handler("NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO")
     def submit_gpfifo(self, args: Record) -> None:
