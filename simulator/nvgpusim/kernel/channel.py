@@ -344,13 +344,14 @@ class ChannelFile(File):
 
     @handler("NVGPU_IOCTL_CHANNEL_FORCE_RESET")
     def force_reset(self, _: bytearray) -> None:
-        """Notifier 43 for the whole TSG."""
+        """Notifier 43 for the whole TSG; nothing for a channel without one."""
         self.follow("reset.forced")
         report = FaultReport(NOTIFIER_RESET, "FORCE_RESET by the client", {"ioctl": "FORCE_RESET"})
         if self.port is not None:
             self.kernel.fault(self.port, report)
-        else:
-            self.die(NOTIFIER_RESET)
+        elif self.tsg is not None:
+            for channel in self.tsg.channels:
+                channel.die(NOTIFIER_RESET)
 
     @handler("NVGPU_IOCTL_CHANNEL_WAIT")
     def wait(self, args: Record) -> None:

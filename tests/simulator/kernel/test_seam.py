@@ -51,11 +51,17 @@ def test_what_the_model_lacks_is_absent(kernel: Kernel) -> None:
         os.open("/dev/nvgpu/igpu0/dbg", os.O_RDWR)
 
 
-def test_legacy_as_node_has_the_default_layout(kernel: Kernel) -> None:
-    fd = os.open("/dev/nvhost-as-gpu", os.O_RDWR)
+def test_legacy_nodes_are_the_same_devices(kernel: Kernel) -> None:
+    ctrl, tsg, channel = (
+        os.open(f"/dev/{name}", os.O_RDWR)
+        for name in ("nvhost-ctrl-gpu", "nvhost-tsg-gpu", "nvhost-gpu")
+    )
+    space = rc.alloc_as(ctrl)
+    rc.as_bind(space, channel)
+    rc.tsg_bind(tsg, channel, 0)
     region = (ctypes.c_ulonglong * 3)()
-    rc.call(fd, "A", 8, "QII", ctypes.addressof(region), 24, 0)
-    assert region[0] == 64 << 20 and region[0] + region[2] * 4096 == 1 << 37
+    rc.call(space, "A", 8, "QII", ctypes.addressof(region), 24, 0)
+    assert region[0] == 0x200000
 
 
 def test_dup_keeps_the_device(kernel: Kernel) -> None:
