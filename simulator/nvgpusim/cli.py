@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -280,6 +281,44 @@ def programs(cubin: Path, ptx: Path) -> int:
     return 0
 
 
+@click.command("nvgpusim judge")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--only", default="*", metavar="PATTERN", help="Sequences, as in 'place/*'.")
+@click.option(
+    "--show",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Differences to print, one a sequence.",
+)
+def judge(file: Path, only: str, show: int) -> int:
+    """Compare the model with FILE, recorded answers of NVIDIA's driver code; exit 1 if it differs.
+
+    Prints how many sequences and answers agree, by release and kind.
+    """
+    from . import judge as judging
+
+    sequences = [s for s in judging.load(file) if fnmatchcase(s.name, only)]
+    if not sequences:
+        raise SimError(f"--only {only!r}: {file} has no such sequence")
+    verdicts: list[judging.Verdict] = []
+    with click.progressbar(
+        length=len(sequences), label="sequences", file=sys.stderr, show_pos=True
+    ) as bar:
+        for verdict in judging.judge(sequences):
+            verdicts.append(verdict)
+            bar.update(1)
+    for line in judging.table(verdicts):
+        click.echo(line)
+    wrong = [v for v in verdicts if v.differences]
+    for verdict in wrong[:show]:
+        number, text = verdict.differences[0]
+        click.echo(f"{verdict.release} {verdict.name}, call {number}: {text}")
+    if len(wrong) > show:
+        click.echo(f"nvgpusim: {len(wrong) - show} more sequences differ; see --show", err=True)
+    return 1 if wrong else 0
+
+
 @click.command("nvgpusim rules")
 def rules() -> int:
     """List every rule that the model enforces, with its errno and source."""
@@ -292,6 +331,7 @@ def rules() -> int:
 _COMMANDS = {
     "report": report,
     "replay": replay,
+    "judge": judge,
     "recorder": recorder,
     "programs": programs,
     "rules": rules,

@@ -14,7 +14,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -254,16 +254,12 @@ def _bytes(name: str, part: dict[str, Any], mine: bytes) -> str:
     return ""
 
 
-def judge(
-    sequences: list[Sequence], step: Callable[[Sequence], object] | None = None
-) -> Iterator[Verdict]:
-    """The verdicts, in the file's order; `step` hears of each sequence before it is played."""
+def judge(sequences: list[Sequence]) -> Iterator[Verdict]:
+    """The verdicts, in the order of the sequences; raises SimError for a damaged one."""
     taken = [fd for fd in NOWHERE if _is_open(fd)]
     if taken:
         raise SimError(f"descriptor {taken[0]} is open: the sequences need {NOWHERE} closed")
     for sequence in sequences:
-        if step is not None:
-            step(sequence)
         yield Bench(sequence).run()
 
 
