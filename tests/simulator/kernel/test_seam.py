@@ -28,9 +28,13 @@ PYTHONS_OWN = fcntl.ioctl
 
 
 @pytest.mark.parametrize("node", sorted(NODES))
-def test_every_node_opens(kernel: Kernel, node: str) -> None:
+def test_every_node_opens_but_the_one_that_wants_big_pages(kernel: Kernel, node: str) -> None:
     assert os.path.exists(node) and pathlib.Path(node).is_char_device()
     assert os.access(node, os.R_OK | os.W_OK) and not os.access(node, os.X_OK)
+    if NODES[node] == "as":
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.open(node, os.O_RDWR)
+        return
     fd = os.open(node, os.O_RDWR)
     os.close(fd)
     with open(node, "rb+", buffering=0) as file:
@@ -62,6 +66,15 @@ def test_legacy_nodes_are_the_same_devices(kernel: Kernel) -> None:
     region = (ctypes.c_ulonglong * 3)()
     rc.call(space, "A", 8, "QII", ctypes.addressof(region), 24, 0)
     assert region[0] == 0x200000
+
+
+def test_a_table_answers_what_has_no_handler(kernel: Kernel) -> None:
+    ctrl = os.open(rc.CTRL, os.O_RDWR)
+    assert rc.call(ctrl, "G", 1, "I", 0, direction="r") == (0x10000,)
+    assert rc.call(ctrl, "G", 2, "10I", *[0] * 10, direction="r")[0] == 32
+    with pytest.raises(OSError, match="Inappropriate ioctl"):
+        rc.call(ctrl, "G", 28, "IHHQ", 0, 0, 0, 0)
+    assert kernel.journal.rules["dispatch.not-modelled"] == 1
 
 
 def test_dup_keeps_the_device(kernel: Kernel) -> None:
