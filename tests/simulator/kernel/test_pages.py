@@ -42,7 +42,8 @@ HANDLERS = (
 def test_every_line_of_a_handler_is_listed_once(file: str) -> None:
     table = rows(SECTIONS[file])
     counts = [int(n) for n in re.findall(r"(\d+) (?:lines )?at", SECTIONS[file])]
-    columns = [[int(row[i]) for row in table if row[i] != "–"] for i in range(len(counts))]
+    both = [[row[0] for row in table], [row[1] for row in table]]
+    columns = [[int(line) for line in lines if line != "–"] for lines in both[: len(counts)]]
     assert [len(set(column)) for column in columns] == counts
     assert columns[0] == sorted(columns[0])
 
