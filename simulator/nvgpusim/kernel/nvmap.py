@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from contextlib import suppress
 from os import close as real_close
@@ -26,6 +27,9 @@ CARVEOUT_SIZE = 0x2A000000
 MAX_NUMNODES = 16
 CACHE_MASK, READ_ONLY = 3, 1 << 9
 CACHE_OPS = range(3)
+HEAPS_REQUEST = "NVMAP_IOC_GET_AVAILABLE_HEAPS"
+UNWRITABLE = {HEAPS_REQUEST: errno.EINVAL, "NVMAP_IOC_PARAMETERS": errno.ENODEV}
+"""What an answer that cannot be written gives where it is not EFAULT."""
 
 
 class NvMapFile(File):
@@ -55,13 +59,14 @@ class NvMapFile(File):
         method = getattr(self, self.handlers[known.name])
         if known.arg is None:
             return int(method(arg) or 0)
-        raw = self.kernel.user.read(arg, ioc_size(request))
-        if len(raw) < ioc_size(request):
+        size = ioc_size(request)
+        raw = bytes(size) if known.name == HEAPS_REQUEST else self.kernel.user.read(arg, size)
+        if len(raw) < size:
             raise self.refuse("nvmap.fault")
         record = Record(tables.structs[known.arg], bytearray(raw))
         method(record)
         if bytes(record.raw) != raw and self.kernel.user.write(arg, bytes(record.raw)):
-            raise self.refuse("nvmap.fault")
+            raise self.refuse("nvmap.fault", errno=UNWRITABLE.get(known.name))
         return 0
 
     def release(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import fcntl
 import mmap
@@ -39,6 +40,17 @@ def _(kernel: Kernel, board: Board) -> None:
 def _(kernel: Kernel, board: Board) -> None:
     ioctl = rc.libc().ioctl
     ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+    assert ioctl(board.nvmap, rc.ior("N", 25, 8), BAD) == -1
+    assert ctypes.get_errno() == errno.EINVAL
+    handle = rc.create(board.nvmap, 4096)
+    raw = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    struct.pack_into("<I", raw, 8, handle)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    protect = rc.libc().mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert protect(at, 4096, mmap.PROT_READ) == 0
+    assert ioctl(board.nvmap, rc.ior("N", 27, 72), at) == -1
+    assert ctypes.get_errno() == errno.ENODEV
     assert ioctl(board.nvmap, rc.iowr("N", 1, 8), BAD) == -1
     raise OSError(ctypes.get_errno(), "through libc")
 
