@@ -116,14 +116,19 @@ CALLS = (
     Call("channel", "SETUP_BIND", "H", 128, "IIIiiI5Q9I4x", (3, *[0] * 19), "EINVAL"),
     Call("nvmap", "CREATE", "N", 0, "II", (PAGE, 0)),
     Call("nvmap", "ALLOC", "N", 3, "IIIIi", expect="EINVAL", direction=WRITE),
-    Call("nvmap", "PARAM", "N", 8, "II2I", expect="EINVAL"),
+    Call("nvmap", "PARAM", "N", 8, "II2I", expect="ENOTTY"),
     Call("nvmap", "GET_FD", "N", 15, "iI", expect="EINVAL"),
     Call("nvmap", "GET_AVAILABLE_HEAPS", "N", 25, "Q", direction=READ),
 )
-# Where a release has another struct: r35 has no subcontexts to create, a shorter SETUP_BIND.
+# Where a release has another struct or order: r35 has no subcontexts to create, a shorter
+# SETUP_BIND, and looks for DIRECT_KIND_CTRL before the descriptor.
 BY_RELEASE = {
     "r35": {
         "CREATE_SUBCONTEXT": None,
+        "MAP_BUFFER_EX": Call(
+            *("as", "MAP_BUFFER_EX", "A", 7, "IhhII3Q", (0x100, -1, 0, NO_FD, PAGE, 0, 0, 0)),
+            expect="EBADF",
+        ),
         "SETUP_BIND": Call(
             *("channel", "SETUP_BIND", "H", 128, "IIIiiI2Q9I4x", (3, *[0] * 16), "EINVAL")
         ),
