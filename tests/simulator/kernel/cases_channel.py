@@ -182,6 +182,12 @@ def _(kernel: Kernel, board: Board) -> None:
     fails(22, rc.tsg_bind, board.tsg, channel, 9)  # refused, but its run queue stays
     rc.tsg_bind(board.tsg, channel, 0)
     fails(22, rc.alloc_obj, channel, 0xC797)
+    other = rc.open_channel(board.ctrl)
+    rc.as_bind(board.as_fd, other)
+    rc.tsg_bind(board.tsg, other, 0)
+    rc.alloc_obj(other, 0xC797)
+    fails(22, rc.tsg_bind, board.tsg, other, 1)  # refused as well, and its VEID stays
+    fails(22, rc.alloc_obj, other, 0xC797)
     rc.alloc_obj(bound(board), 0xC797)
 
 
