@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -28,48 +30,72 @@ _STRICT_EXIT = 3
 @click.command(
     "nvgpusim",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
-    epilog="Other commands: nvgpusim replay FILE, report [FILE], recorder FILE.pyz, "
+    epilog="Other commands: nvgpusim replay FILE, judge FILE, report [FILE], recorder FILE.pyz, "
     "programs CUBIN PTX, rules. Each has --help.",
 )
 @click.option(
-    "--profile", type=click.Choice(PROFILES), default="r36", show_default=True, help="L4T release."
+    "--profile",
+    type=click.Choice(PROFILES),
+    default="r36",
+    show_default=True,
+    help="Struct sizes, numbers and rules of that L4T release.",
 )
 @click.option(
     "--board",
     type=click.Choice(list(BOARDS)),
     default="agx64",
     show_default=True,
-    help="Orin module: SMs, memory.",
+    help="Orin module: enabled SMs and memory.",
 )
 @click.option(
     "--delay",
     type=click.FloatRange(0, 10_000),
     default=0.0,
     metavar="MS",
-    help="The GPU runs up to MS late.",
+    help="The GPU consumes up to MS late, on a seeded schedule.",
 )
-@click.option("--order", is_flag=True, help="Write-combined stores arrive late without a barrier.")
+@click.option(
+    "--order", is_flag=True, help="A store that no barrier follows may be invisible to the GPU."
+)
 @click.option(
     "--prefetch/--no-prefetch",
     default=True,
     show_default=True,
-    help="Read entries and pushbuffers at the doorbell, or when they are executed.",
+    help="Entries and pushbuffers are read at the doorbell, or when they are executed.",
 )
-@click.option("--write-back", is_flag=True, help="SKED writes QMDs back after their release.")
+@click.option(
+    "--write-back",
+    is_flag=True,
+    help="SKED writes its copy of a QMD back some time after the QMD's release.",
+)
 @click.option(
     "--place",
     type=click.Choice(PLACES),
     default="buddy",
     show_default=True,
-    help="Where the kernel puts buffers.",
+    help="Which free block the kernel hands out.",
 )
-@click.option("--poison", is_flag=True, help="Fill freed memory.")
-@click.option("--inject", multiple=True, metavar="SPEC", help="WHAT[@WHERE][:n=K|every=K|p=P].")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of every random choice.")
-@click.option("--record", type=click.Path(dir_okay=False), default="", help="Write a trace.")
-@click.option("--report", type=click.Path(dir_okay=False), default="", help="Write the report.")
+@click.option("--poison", is_flag=True, help="Freed memory is filled with 0xDB.")
 @click.option(
-    "--strict", is_flag=True, help=f"Exit {_STRICT_EXIT} on GPU errors, notes, unknown ioctls."
+    "--inject",
+    multiple=True,
+    metavar="SPEC",
+    help="A fault on demand, WHAT[@WHERE][:n=K|every=K|p=P]; several times.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="Seed of every random choice above."
+)
+@click.option(
+    "--record", type=click.Path(dir_okay=False), default="", help="The file that gets the trace."
+)
+@click.option(
+    "--report", type=click.Path(dir_okay=False), default="", help="The file that gets the report."
+)
+@click.option(
+    "--strict",
+    is_flag=True,
+    help=f"Exit {_STRICT_EXIT} when the program succeeded but a GPU error, a note or an ioctl that "
+    "is unknown or not modelled occurred; 1 when an --inject never fired.",
 )
 @click.option("--quiet", is_flag=True, help="No summary at the end.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
@@ -207,9 +233,27 @@ def _conclude(
             click.echo(reports.render(entry), err=True)
         if entries and not used:
             click.echo("nvgpusim: the program opened no device of the model", err=True)
-    if options.strict and status == 0 and any(map(_suspicious, used)):
-        return _STRICT_EXIT
+    idle = _never_fired(entries)
+    for line in idle:
+        click.echo(line, err=True)
+    if options.strict and status == 0:
+        return _STRICT_EXIT if any(map(_suspicious, used)) else int(bool(idle))
     return status
+
+
+def _never_fired(entries: list[dict[str, Any]]) -> list[str]:
+    """A line for each injection that fired in no process of the run."""
+    seen: Counter[str] = Counter()
+    fired: Counter[str] = Counter()
+    for entry in entries:
+        for spec, (matches, hits) in entry["injections"].items():
+            seen[spec] += matches
+            fired[spec] += hits
+    return [
+        f"nvgpusim: --inject {spec} never fired: {count} calls matched"
+        for spec, count in seen.items()
+        if not fired[spec]
+    ]
 
 
 def _suspicious(entry: dict[str, Any]) -> bool:
@@ -280,6 +324,44 @@ def programs(cubin: Path, ptx: Path) -> int:
     return 0
 
 
+@click.command("nvgpusim judge")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--only", default="*", metavar="PATTERN", help="Sequences, as in 'place/*'.")
+@click.option(
+    "--show",
+    type=click.IntRange(min=0),
+    default=20,
+    show_default=True,
+    help="Differences to print, one a sequence.",
+)
+def judge(file: Path, only: str, show: int) -> int:
+    """Compare the model with FILE, recorded answers of NVIDIA's driver code; exit 1 if it differs.
+
+    Prints how many sequences and answers agree, by release and kind.
+    """
+    from . import judge as judging
+
+    sequences = [s for s in judging.load(file) if fnmatchcase(s.name, only)]
+    if not sequences:
+        raise SimError(f"--only {only!r}: {file} has no such sequence")
+    verdicts: list[judging.Verdict] = []
+    with click.progressbar(
+        length=len(sequences), label="sequences", file=sys.stderr, show_pos=True
+    ) as bar:
+        for verdict in judging.judge(sequences):
+            verdicts.append(verdict)
+            bar.update(1)
+    for line in judging.table(verdicts):
+        click.echo(line)
+    wrong = [v for v in verdicts if v.differences]
+    for verdict in wrong[:show]:
+        number, text = verdict.differences[0]
+        click.echo(f"{verdict.release} {verdict.name}, call {number}: {text}")
+    if len(wrong) > show:
+        click.echo(f"nvgpusim: {len(wrong) - show} more sequences differ; see --show", err=True)
+    return 1 if wrong else 0
+
+
 @click.command("nvgpusim rules")
 def rules() -> int:
     """List every rule that the model enforces, with its errno and source."""
@@ -292,6 +374,7 @@ def rules() -> int:
 _COMMANDS = {
     "report": report,
     "replay": replay,
+    "judge": judge,
     "recorder": recorder,
     "programs": programs,
     "rules": rules,

@@ -50,7 +50,9 @@ class Injection:
     where: str
     how: str
     value: float
+    text: str = ""
     seen: int = 0
+    fired: int = 0
 
     @classmethod
     def parse(cls, text: str) -> Injection:
@@ -76,7 +78,7 @@ class Injection:
         if not any(_names(name, where) for name in _calls()):
             raise SimError(f"--inject {text!r}: no call is named {where}; see nvgpusim report")
         default = NOTIFIER_IDLE_TIMEOUT if what == "timeout" else NOTIFIER_MMU_FAULT
-        return cls(what, int(match["code"] or default), where, how, value)
+        return cls(what, int(match["code"] or default), where, how, value, text)
 
     def matches(self, name: str) -> bool:
         """Whether WHERE names this call, with or without its prefix."""
@@ -85,11 +87,15 @@ class Injection:
     def due(self, rng: random.Random) -> bool:
         """Count one match and say whether it fails."""
         self.seen += 1
-        if self.how == "n":
-            return self.seen == int(self.value)
-        if self.how == "every":
-            return self.seen % int(self.value) == 0
-        return rng.random() < self.value
+        match self.how:
+            case "n":
+                fires = self.seen == int(self.value)
+            case "every":
+                fires = self.seen % int(self.value) == 0
+            case _:
+                fires = rng.random() < self.value
+        self.fired += fires
+        return fires
 
 
 class Injector:

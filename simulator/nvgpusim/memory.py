@@ -48,7 +48,7 @@ _LIBRARIES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 
 
 def caller() -> str:
-    """The client's Python lines that led here: the innermost, and the first outside libraries."""
+    """The client's Python lines that led here: its own innermost one, and the library's."""
     return _lines(sys._getframe(1))
 
 
@@ -60,20 +60,25 @@ def client_line() -> str:
 
 
 def _lines(frame: FrameType | None) -> str:
-    lines: list[str] = []
+    through = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        inside = any(part in name for part in _LIBRARIES)
-        ours = name.startswith((_PACKAGE + os.sep, "<frozen"))
-        if not ours and (inside or not name.startswith(_STDLIB)):
+        if not name.startswith((_PACKAGE + os.sep, "<frozen")):
             at = f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-            if not inside:
-                lines.append(at)
-                break
-            if not lines:
-                lines.append(at)
+            if _is_clients(frame):
+                return f"{at}, through {through}" if through else at
+            if not through and any(part in name for part in _LIBRARIES):
+                through = at
         frame = frame.f_back
-    return ", from ".join(lines) or "no Python line"
+    return through or "no Python line"
+
+
+def _is_clients(frame: FrameType) -> bool:
+    """Code of the program itself: no library's, and no text that a library has compiled."""
+    name = frame.f_code.co_filename
+    if name.startswith("<"):  # python -c, an interactive line
+        return frame.f_globals.get("__name__") == "__main__"
+    return not name.startswith(_STDLIB) and not any(part in name for part in _LIBRARIES)
 
 
 def map_pages(fd: int, size: int) -> NDArray[np.uint8]:
@@ -147,13 +152,12 @@ class DmaBuf:
         name: str,
         *,
         line: str = "",
-        read_only: bool = False,
         poison: bool = False,
         on_free: Callable[[DmaBuf], None] | None = None,
     ) -> None:
         self.size = -(-size // PAGE) * PAGE
         self.name, self.line = name, line
-        self.read_only, self.poison, self.on_free = read_only, poison, on_free
+        self.poison, self.on_free = poison, on_free
         self.attribute = 0
         self.vpr = False
         self.refs: Counter[str] = Counter()
@@ -229,6 +233,8 @@ class Mapping:
     kernel: bool = False
     refs: int = 1
     line: str = ""
+    stray: bool = False
+    """Its ALLOC_SPACE area is gone, the mapping is not."""
 
     @property
     def array(self) -> NDArray[np.uint8]:

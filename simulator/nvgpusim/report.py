@@ -137,6 +137,7 @@ def _collect(kernel: Any) -> dict[str, Any]:
         "faults": journal.faults,
         "notes": journal.notes,
         "injected": kernel.injector.log,
+        "injections": {i.text: [i.seen, i.fired] for i in kernel.injector.injections},
         "peak_bytes": journal.peak,
         "execution": executor.statistics() if executor is not None else {},
         "leaks": kernel.leaks(),
@@ -182,7 +183,11 @@ def again(entry: dict[str, Any]) -> str:
 
 
 def render(entry: dict[str, Any], *, full: bool = False) -> str:
-    """The report of one process as text; `full` lists the rules that were never exercised."""
+    """The report of one process as text.
+
+    `full` tells each GPU error again, which the run has told already, and lists the rules that were
+    never exercised.
+    """
     lines = [f"== {' '.join(entry['argv']) or 'python'}"]
     counts: dict[str, int] = entry["counts"]
     for call in ("open", "ioctl", "mmap", "close"):
@@ -207,7 +212,10 @@ def render(entry: dict[str, Any], *, full: bool = False) -> str:
         lines.append(f"  refused  … and {hidden} more")
     lines.extend(f"     note  {text}" for text in entry["notes"])
     for fault in entry["faults"]:
-        lines.extend(fault_lines(fault))
+        if full:
+            lines.extend(fault_lines(fault))
+        else:  # told when it happened
+            lines.append(f"    fault  GPU error {fault['code']}: {fault['title']} (above)")
     leaks = entry["leaks"]
     lines.extend(f"     leak  {text}" for text in leaks)
     if not leaks:

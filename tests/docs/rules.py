@@ -177,6 +177,10 @@ RULES: list[tuple[str, Answer]] = [
         r"(python -m nvgpusim\.|nvgpusim )programs kernels\.cubin kernels\.ptx",
         Elsewhere("tests/simulator/gpu/test_programs.py::test_command"),
     ),
+    (
+        r"nvgpusim judge answers\.json\.gz",
+        Elsewhere("tests/simulator/kernel/test_judge.py::test_command"),
+    ),
     (r"python -m nvgpusim -- python3 script\.py", Run(shows="rules  ")),
     (
         r"(python -m nvgpusim|nvgpusim) --place (\w+) (.*) -- pytest (\S+)",
@@ -227,8 +231,8 @@ RULES: list[tuple[str, Answer]] = [
 NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/nixos.md", "power-mode: the board"): "an error message",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
-    ("docs/simulator.md", "    again  nvgpusim"): "the end of a report",
-    ("docs/simulator.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
+    ("docs/simulator-use.md", "    again  nvgpusim"): "the end of a report",
+    ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/tegra-iface.md", '{"op": "ioctl"'): "lines of a trace",
     ("docs/tegra-iface.md", "CREATE_64 "): "calls of a trace",
     ("docs/tegra-iface.md", "the GPU has stopped"): "an error message",

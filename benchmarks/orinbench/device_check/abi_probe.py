@@ -52,6 +52,8 @@ MEMBERS = {
 VA_START, VA_END, OTHER_VA_END = 0x200000, 0xFC00000000, 0xFFFFE00000
 WINDOWS = (0xFD00000000, 0xFF00000000)
 PAGE = 4096
+DIRECT_KIND_CTRL = 0x100
+"""NVGPU_AS_MAP_BUFFER_FLAGS_DIRECT_KIND_CTRL: r35 maps only with it, later releases refuse it."""
 READ, WRITE = 2, 1
 
 
@@ -116,14 +118,26 @@ CALLS = (
     Call("channel", "SETUP_BIND", "H", 128, "IIIiiI5Q9I4x", (3, *[0] * 19), "EINVAL"),
     Call("nvmap", "CREATE", "N", 0, "II", (PAGE, 0)),
     Call("nvmap", "ALLOC", "N", 3, "IIIIi", expect="EINVAL", direction=WRITE),
-    Call("nvmap", "PARAM", "N", 8, "II2I", expect="EINVAL"),
+    Call("nvmap", "PARAM", "N", 8, "II2I", expect="ENOTTY"),
     Call("nvmap", "GET_FD", "N", 15, "iI", expect="EINVAL"),
     Call("nvmap", "GET_AVAILABLE_HEAPS", "N", 25, "Q", direction=READ),
 )
-# Where a release has another struct: r35 has no subcontexts to create, a shorter SETUP_BIND.
+# Where a release has another struct or order: r35 has no subcontexts to create, a shorter
+# SETUP_BIND, and looks for DIRECT_KIND_CTRL before the descriptor.
 BY_RELEASE = {
     "r35": {
         "CREATE_SUBCONTEXT": None,
+        "MAP_BUFFER_EX": Call(
+            *(
+                "as",
+                "MAP_BUFFER_EX",
+                "A",
+                7,
+                "IhhII3Q",
+                (DIRECT_KIND_CTRL, -1, 0, NO_FD, PAGE, 0, 0, 0),
+            ),
+            expect="EBADF",
+        ),
         "SETUP_BIND": Call(
             *("channel", "SETUP_BIND", "H", 128, "IIIiiI2Q9I4x", (3, *[0] * 16), "EINVAL")
         ),
@@ -229,20 +243,21 @@ def allocate(nvmap: int, size: int) -> int:
     return fd
 
 
-def windows(ctrl: int, nvmap: int) -> dict[str, Any]:
+def windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     """Answer the question of the address space: which ends work, and where buffers are put.
 
     The kernel's own region follows the user's end; both shader windows have to lie behind that.
     """
     found: dict[str, Any] = {}
+    flags = DIRECT_KIND_CTRL if release == "r35" else 0
     for name, end in (("va_end", VA_END), ("other_va_end", OTHER_VA_END)):
-        attempt = guarded(lambda end=end: place(ctrl, nvmap, end))  # type: ignore[misc]
+        attempt = guarded(lambda end=end: place(ctrl, nvmap, end, flags))  # type: ignore[misc]
         found[name] = {"end": f"{end:#x}", **attempt}
     return found
 
 
-def place(ctrl: int, nvmap: int, end: int) -> dict[str, Any]:
-    """Make an address space up to `end`, map buffers, and say where they are."""
+def place(ctrl: int, nvmap: int, end: int, flags: int) -> dict[str, Any]:
+    """Make an address space up to `end`, map buffers with `flags`, and say where they are."""
     as_fd = alloc_as(ctrl, end)
     with closing(as_fd):
         regions = bytearray(24)
@@ -252,7 +267,7 @@ def place(ctrl: int, nvmap: int, end: int) -> dict[str, Any]:
         for size in (PAGE, 1 << 20, 16 << 20):
             fd = allocate(nvmap, size)
             with closing(fd):
-                out = call(as_fd, "A", 7, "IhhII3Q", 0, -1, 0, fd, PAGE, 0, 0, 0)
+                out = call(as_fd, "A", 7, "IhhII3Q", flags, -1, 0, fd, PAGE, 0, 0, 0)
                 addresses.append((out[7], size))
         low, high = WINDOWS
         return {
@@ -289,7 +304,7 @@ def main() -> None:
             "characteristics": {**found, "sms": multiprocessors(ctrl)},
             "calls": calls,
             "unexpected": [entry["name"] for entry in calls if not entry["as_expected"]],
-            "windows": windows(ctrl, nvmap),
+            "windows": windows(ctrl, nvmap, release),
         }
     json.dump(result, sys.stdout)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..abi import Record
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
+from ..rules import KernelError
 from .allocator import Buddy
 from .file import File, handler
 
@@ -19,12 +20,18 @@ PDE = 0x200000
 KERNEL_REGION = 1 << 32
 """NVGPU kernel VMA: 4 GiB after va_range_end."""
 MMU_LIMIT = 1 << 49
-DEFAULT_START, DEFAULT_END = 0x10000 << 10, 1 << 37
-"""What opening the `as` node gives: 64 KiB << 10 up to 128 GiB."""
+DEFAULT_BIG_PAGE = 0x10000
+"""What opening the `as` node asks for; L4T has no big pages."""
+U64 = (1 << 64) - 1
 FIXED = 1
 KNOWN_FLAGS = 0x1 | 0x4 | 0x20 | 0x40 | 0x80 | 0x200 | 0xC00 | 0x1000
 R35_FLAGS = KNOWN_FLAGS | 0x10 | 0x100
 DIRECT_KIND_CTRL, TEGRA_RAW = 0x100, 0x1000
+MAPPABLE_COMPBITS = 0x40
+"""Accepted and forgotten."""
+KIND_INVALID, LAST_KIND = -1, 0xFF
+COMPRESSION_MASK = 0xFFFF
+"""gm20b_fb_compression_align_mask: address and offset of a compressible mapping go together."""
 READ_ONLY_ACCESS, READ_WRITE_ACCESS = 1, 2
 SYNCPOINT_SHIM = 0x400000
 """GPU view of the syncpoint unit: 1024 syncpoints of 4 KiB."""
@@ -40,7 +47,10 @@ class Area:
 
 
 class Vm:
-    """A GPU address space by reference count: AS fd, channels and subcontexts hold it."""
+    """A GPU address space by reference count: the AS fd and channels hold it.
+
+    A subcontext only remembers it, as nvgpu does.
+    """
 
     def __init__(self, kernel: Kernel, start: int, end: int) -> None:
         self.kernel, self.start, self.end = kernel, start, end
@@ -85,7 +95,7 @@ class Vm:
         return next((a for a in self.areas if a.va <= va < a.va + a.size), None)
 
     def unmap(self, mapping: Mapping) -> None:
-        """Take a user mapping away at once."""
+        """Take a user mapping away at once, whatever its references."""
         self.pages.unmap(mapping, caller())
         if not mapping.fixed:
             self.user.free(mapping.va)
@@ -103,7 +113,7 @@ class Vm:
             high = self.end + KERNEL_REGION if mapping.kernel else self.end
             assert low <= mapping.va and mapping.end <= high, f"{mapping.va:#x} is out of region"
             last = mapping.end
-            if mapping.fixed:
+            if mapping.fixed and not mapping.stray:
                 area = self.area(mapping.va)
                 assert area is not None and mapping.end <= area.va + area.size
         blocks = self.user.taken()
@@ -124,8 +134,8 @@ class AsFile(File):
 
     @classmethod
     def default(cls, kernel: Kernel) -> AsFile:
-        """What opening the `as` node gives."""
-        return cls(kernel, Vm(kernel, DEFAULT_START, DEFAULT_END))
+        """Opening the `as` node asks for 64 KiB pages, which L4T does not have."""
+        raise KernelError("as.node", f"{DEFAULT_BIG_PAGE:#x}")
 
     @classmethod
     def from_args(cls, kernel: Kernel, args: Record) -> AsFile:
@@ -176,13 +186,12 @@ class AsFile(File):
         """Reserve addresses."""
         if args["page_size"] != PAGE:
             raise self.refuse("space.page-size", f"{args['page_size']:#x}")
-        size, vm = args["pages"] * PAGE, self.vm
-        if args["flags"] & FIXED:
-            va: int | None = args["o_a.offset"]
-            if not vm.user.alloc_fixed(args["o_a.offset"], size):
-                va = None
-        else:
-            va = vm.user.alloc(size) if 0 < size < 1 << 60 else None
+        size, vm = args["pages"] * PAGE & U64, self.vm
+        va: int | None = args["o_a.offset"]
+        if not args["flags"] & FIXED:
+            va = vm.user.alloc(size) if size else None
+        elif not vm.user.alloc_fixed(args["o_a.offset"], size):
+            va = None
         if va is None:
             raise self.refuse("space.taken", f"{args['o_a.offset']:#x} + {size:#x}")
         vm.areas.append(Area(va, size))
@@ -190,14 +199,22 @@ class AsFile(File):
 
     @handler("NVGPU_AS_IOCTL_FREE_SPACE")
     def free_space(self, args: Record) -> None:
-        """Give a reservation back, with what is mapped in it."""
+        """Give a reservation back, and one reference of each mapping in it."""
         area = self.vm.area(args["offset"])
         if area is None:
             self.follow("space.free-unknown")
             return
         for mapping in self.vm.pages.overlapping(area.va, area.size):
             self.follow("space.free-unmaps")
-            self.vm.unmap(mapping)
+            mapping.refs -= 1
+            if not mapping.refs:
+                self.vm.unmap(mapping)
+            else:
+                mapping.stray = True
+                self.kernel.journal.note(
+                    f"FREE_SPACE left {mapping.buf!r} mapped at {mapping.va:#x}: it was mapped "
+                    f"there more than once; {self.line}"
+                )
         self.vm.areas.remove(area)
         self.vm.user.free(area.va)
 
@@ -208,57 +225,94 @@ class AsFile(File):
 
     def map(self, args: Record) -> int:
         """MAP_BUFFER_EX with its arguments; returns the address."""
-        flags, r35 = args["flags"], self.kernel.abi.profile == "r35"
-        offset, start, length = args["offset"], args["buffer_offset"], args["mapping_size"]
-        access = flags >> 10 & 3
-        if flags & ~(R35_FLAGS if r35 else KNOWN_FLAGS):
-            raise self.refuse("map.flags", f"{flags:#x}")
-        if flags & TEGRA_RAW:
-            raise self.refuse("map.tegra-raw")
-        if not flags & FIXED and (offset or start or length):
-            raise self.refuse("map.not-fixed")
-        buf = self.kernel.dmabuf(args["dmabuf_fd"], "map.badfd", "map.not-dmabuf")
-        if access == 3 or (access == READ_WRITE_ACCESS and buf.read_only):
-            raise self.refuse("map.access", f"{access}")
-        kind = args["incompr_kind"]
-        if r35 and not flags & DIRECT_KIND_CTRL:
-            self.follow("profile.kinds")
-            kind = 0
-        elif args["compr_kind"] < 0 and kind < 0:
-            raise self.refuse("map.kinds")
-        if start + length > buf.size or start % PAGE:
+        flags, offset, start = args["flags"], args["offset"], args["buffer_offset"]
+        buf = self._source(args)
+        length = args["mapping_size"]
+        if start > buf.size - length:
             raise self.refuse("map.range", f"{start:#x} + {length:#x} of {buf.size:#x}")
-        if not buf.allocated:
-            raise self.refuse("map.unallocated")
-        read_only = access == READ_ONLY_ACCESS or (buf.read_only and access == 0)
-        size = -(-(length or buf.size - start) // PAGE) * PAGE
-        new = Mapping(0, size, buf, start, read_only, flags, kind, line=caller())
-        if flags & FIXED:
-            return self._map_fixed(new, offset)
-        for old in self.vm.pages.mappings_of(buf):
-            if not old.fixed and not old.kernel and (old.flags, old.kind) == (flags, kind):
-                old.refs += 1
-                self.follow("map.again")
-                return old.va
-        va = self.vm.user.alloc(size)
+        read_only = self.kernel.read_only(args["dmabuf_fd"])
+        access = self._access(flags, buf, read_only)
+        compr, kind = args["compr_kind"], args["incompr_kind"]
+        new = Mapping(0, -(-(length or buf.size) // PAGE) * PAGE, buf, start)
+        new.read_only = access == READ_ONLY_ACCESS or (read_only and access == 0)
+        new.flags = flags & ~MAPPABLE_COMPBITS
+        new.kind = kind if compr == KIND_INVALID else compr
+        new.line, new.fixed = caller(), bool(flags & FIXED)
+        old = self._same(new, offset)
+        if old is not None:
+            old.refs += 1
+            self.follow("map.again")
+            return old.va
+        if start > buf.size - new.size:
+            raise self.refuse("map.rest", f"{start:#x} + {new.size:#x} of {buf.size:#x}")
+        if new.fixed:
+            self._check_place(new, offset)
+            if compr != KIND_INVALID and (offset ^ start) & COMPRESSION_MASK:
+                raise self.refuse("map.compressible", f"{offset:#x} shows {start:#x}")
+        if compr == KIND_INVALID and not 0 <= kind <= LAST_KIND:
+            raise self.refuse("map.kinds", f"{compr} and {kind}")
+        if start % PAGE:
+            raise self.refuse("map.start", f"{start:#x}")
+        va = offset if new.fixed else self.vm.user.alloc(new.size)
         if va is None:
-            raise self.refuse("map.exhausted", f"{size:#x} bytes")
+            raise self.refuse("map.exhausted", f"{new.size:#x} bytes")
         new.va = va
+        for stray in self.vm.pages.overlapping(va, new.size):
+            self.vm.unmap(stray)
         self.vm.pages.map(new)
         self.follow("map.holds")
         return va
 
-    def _map_fixed(self, new: Mapping, va: int) -> int:
-        area = self.vm.area(va)
+    def _source(self, args: Record) -> DmaBuf:
+        """The dmabuf, with the checks that come before its size."""
+        flags = args["flags"]
+        if self.kernel.abi.profile == "r35" and not flags & DIRECT_KIND_CTRL:
+            raise self.refuse("profile.kinds")
+        buf = self.kernel.dmabuf(args["dmabuf_fd"], "map.badfd", "map.not-dmabuf")
+        if not flags & FIXED and (args["offset"] or args["buffer_offset"] or args["mapping_size"]):
+            raise self.refuse("map.not-fixed")
+        return buf
+
+    def _access(self, flags: int, buf: DmaBuf, read_only: bool) -> int:
+        """The access field, with the checks of the flags in the kernel's order."""
+        access = flags >> 10 & 3
+        if access > READ_WRITE_ACCESS:
+            raise self.refuse("map.access", f"{access}")
+        if flags & TEGRA_RAW:
+            raise self.refuse("map.tegra-raw")
+        known = R35_FLAGS if self.kernel.abi.profile == "r35" else KNOWN_FLAGS
+        if flags & ~known:
+            raise self.refuse("map.flags", f"{flags:#x}")
+        if not buf.allocated:
+            raise self.refuse("map.unallocated")
+        if access == READ_WRITE_ACCESS and read_only:
+            raise self.refuse("map.access", f"{access} of a read-only dmabuf")
+        return access
+
+    def _same(self, new: Mapping, va: int) -> Mapping | None:
+        """The mapping that a new one would only repeat.
+
+        The kernel looks at one candidate: at the fixed address, or the lowest mapping of the
+        buffer with this kind, whatever its flags; then the flags must be equal.
+        """
+        if new.fixed:
+            old = self.vm.pages.find(va)
+            if old is None or old.va != va or old.buf is not new.buf or old.kind != new.kind:
+                return None
+        else:
+            same = (m for m in self.vm.pages.mappings_of(new.buf) if not m.kernel)
+            old = min((m for m in same if m.kind == new.kind), key=lambda m: m.va, default=None)
+        return old if old is not None and old.flags == new.flags else None
+
+    def _check_place(self, new: Mapping, va: int) -> None:
+        """A fixed mapping: aligned, inside one ALLOC_SPACE area, free."""
         if va % PAGE:
             raise self.refuse("map.fixed", f"{va:#x} is not 4 KiB aligned")
+        area = self.vm.area(va)
         if area is None or va + new.size > area.va + area.size:
             raise self.refuse("map.fixed", f"{va:#x} + {new.size:#x} is not inside an ALLOC_SPACE")
         for old in self.vm.pages.overlapping(va, new.size):
             raise self.refuse("map.fixed", f"{va:#x} overlaps {old.buf!r} at {old.va:#x}")
-        new.va, new.fixed = va, True
-        self.vm.pages.map(new)
-        return va
 
     @handler("NVGPU_AS_IOCTL_UNMAP_BUFFER")
     def unmap_buffer(self, args: Record) -> None:

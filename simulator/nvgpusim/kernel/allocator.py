@@ -9,6 +9,7 @@ and which half of it; each gives addresses that the real allocator could give to
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 PAGE = 4096
 WINDOWS = (0xFD00000000, 0xFF00000000)
@@ -61,20 +62,14 @@ class Buddy:
         if address % PAGE or size <= 0 or address < self.base or address + size > self.end:
             return False
         start, end = address - self.base, address - self.base + size
-        blocks: list[tuple[int, int]] = []
-        covered = 0
-        for order, free in self._free.items():
-            for at in free:
-                overlap = min(end, at + (1 << order)) - max(start, at)
-                if overlap > 0:
-                    covered += overlap
-                    blocks.append((at, order))
+        free = ((at, 1 << order) for order, blocks in self._free.items() for at in blocks)
+        covered = sum(max(min(end, at + n) - max(start, at), 0) for at, n in free)
         if covered < end - start:
             return False
         kept: list[tuple[int, int]] = []
-        for at, order in blocks:
-            self._free[order].remove(at)
-            self._carve(at, order, start, end, kept)
+        for at, order in _pieces(start, end):
+            self._take(at, order)
+            kept.insert(0, (at, order))  # the kernel frees the last piece first
         self._fixed[start] = kept
         return True
 
@@ -148,17 +143,16 @@ class Buddy:
         start = self.base + at
         return start < WINDOWS[1] and WINDOWS[0] < start + (1 << order)
 
-    def _carve(
-        self, at: int, order: int, start: int, end: int, kept: list[tuple[int, int]]
-    ) -> None:
-        if at >= end or at + (1 << order) <= start:
-            self._free.setdefault(order, []).insert(0, at)
-        elif start <= at and at + (1 << order) <= end:
-            kept.append((at, order))
-        else:
-            half = 1 << (order - 1)
-            self._carve(at, order - 1, start, end, kept)
-            self._carve(at + half, order - 1, start, end, kept)
+    def _take(self, at: int, order: int) -> None:
+        """Cut the block (at, order) out of the free block that holds it."""
+        have = order
+        while (start := at & -(1 << have)) not in self._free.get(have, ()):
+            have += 1
+        self._free[have].remove(start)
+        while have > order:
+            have -= 1
+            sibling = (at & -(1 << have)) ^ (1 << have)
+            self._free.setdefault(have, []).insert(0, sibling)
 
     def _release(self, at: int, order: int) -> None:
         while True:
@@ -174,3 +168,23 @@ class Buddy:
 
     def _in_chunk(self, at: int, order: int) -> bool:
         return any(c <= at and at + (1 << order) <= c + (1 << o) for c, o in self._chunks)
+
+
+def _pieces(start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The blocks that the kernel cuts [start, end) into: (offset, order in bytes), ascending.
+
+    The first is no larger than the lowest set bit of start and of the length, so that it may be
+    smaller than it could be; each further one is as large as its offset and the rest allow.
+    """
+    at, order = start, _lowest(end - start)
+    if start:
+        order = min(order, _lowest(start))
+    while at < end:
+        yield at, order
+        at += 1 << order
+        order = min(_lowest(at), (end - at).bit_length() - 1)
+
+
+def _lowest(value: int) -> int:
+    """Index of the lowest set bit."""
+    return (value & -value).bit_length() - 1

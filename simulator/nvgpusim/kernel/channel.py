@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..abi import Record
@@ -12,31 +13,23 @@ from ..memory import PAGE, DmaBuf, Mapping
 from ..rules import KernelError
 from .ctrl import GR_RUNLIST, RUNLISTS
 from .file import File, handler
+from .objects import check_runqueues, known
 
 if TYPE_CHECKING:
     from .address_space import Vm
     from .core import Kernel
-    from .tsg import Tsg
+    from .tsg import Subcontext, Tsg
 
 VPR, DETERMINISTIC, USERMODE = 1, 2, 8
 ENTRY = 8
 """GPFIFO_ENTRY_SIZE."""
 NOTIFIER_SIZE, NOTIFIER_SET = 16, 0xFFFF
+WAITED = 0xDEADBEEF
+"""info32 that WAIT for a notifier writes."""
 USERD_GP_GET, USERD_GP_PUT = 0x88, 0x8C
 SETTLE = 0.5
 """Seconds that the consumer thread gets for the step that it is in, on a busy machine."""
 WDT_DISABLE, WDT_ENABLE = 1, 2
-GRAPHICS = {0x9097, 0x902D, 0xB097, 0xB197, 0xC097, 0xC197, 0xC397, 0xC597, 0xC797}
-CLASSES = GRAPHICS | {
-    *(0xC7C0, 0xC7B5, 0xC76F, 0xC637),
-    *(0xC5C0, 0xC5B5, 0xC46F, 0xC4B7),
-    *(0xC3C0, 0xC3B5, 0xC36F),
-    *(0xC0C0, 0xC1C0, 0xC0B5, 0xC06F, 0xB0C0, 0xB1C0, 0xB0B5, 0xB06F, 0xA140, 0xA0B5, 0xA06F),
-}  # fmt: skip
-"""Classes that ga10b's driver accepts: Ampere B, Turing, Volta and the non-safety build's older
-ones. GA100's 0xC6C0, 0xC6B5 and 0xC56F are not among them."""
-GRAPHICS_MODES, COMPUTE_MODES = {0, 1, 2}, {0, 1, 2, 4}
-GFXP, CILP = 2, 4
 
 
 class ChannelFile(File):
@@ -55,13 +48,16 @@ class ChannelFile(File):
         self.id = kernel.channel_ids.pop()
         self.vm: Vm | None = None
         self.tsg: Tsg | None = None
-        self.veid = 0
+        self.subcontext: Subcontext | None = None
+        self.veid = self.runqueue = self.obj_class = 0
         self.watchdog = True
+        self.deterministic = False
+        self.kept = False
         self.port: ChannelPort | None = None
         self.gpfifo: Mapping | None = None
         self.userd: DmaBuf | None = None
         self.notifier: tuple[DmaBuf, int] | None = None
-        self.unserviceable = False
+        self.unserviceable = True  # until a TSG takes it
         self.gone = False
         self.classes: set[int] = set()
         self.syncpoint: int | None = None
@@ -114,10 +110,15 @@ class ChannelFile(File):
             return
         if self.busy():
             self.kernel.journal.note(f"channel {self.id} was closed with work in its ring")
+        if self.kept:
+            self.kernel.journal.note(
+                f"the close of channel {self.id} never returns on a board: a refused "
+                f"TSG BIND_CHANNEL has kept a reference; {self.line}"
+            )
         self.gone = True
         self.disconnect()
         if self.tsg is not None:
-            self.tsg.unbind(self)
+            self.tsg.unbind(self, closing=True)
         if self.gpfifo is not None and self.vm is not None:
             self.vm.unmap_kernel(self.gpfifo)
         if self.vm is not None:
@@ -141,10 +142,10 @@ class ChannelFile(File):
     def wdt(self, args: Record) -> None:
         """Enable or disable the watchdog."""
         status = args["wdt_status"] & 3
+        if self.deterministic and status != WDT_DISABLE:
+            raise self.refuse("wdt.deterministic")
         if status not in (WDT_DISABLE, WDT_ENABLE):
             raise self.refuse("wdt.status", f"{args['wdt_status']:#x}")
-        if status == WDT_ENABLE and self.port is not None:
-            raise self.refuse("wdt.deterministic")
         self.watchdog = status == WDT_ENABLE
 
     @handler("NVGPU_IOCTL_CHANNEL_SETUP_BIND")
@@ -161,7 +162,7 @@ class ChannelFile(File):
         except KernelError:
             self.vm.unmap_kernel(mapping)
             raise
-        self.gpfifo, self.userd = mapping, userd
+        self.gpfifo, self.userd, self.deterministic = mapping, userd, True
         userd.get("kernel")
         if any(userd.buf[USERD_GP_GET : USERD_GP_PUT + 4]):
             kernel.journal.note(f"USERD of channel {self.id} is not zeroed; {self.line}")
@@ -218,6 +219,12 @@ class ChannelFile(File):
             raise self.refuse("setup.fd-zero")
         if args["gpfifo_dmabuf_offset"] or args["userd_dmabuf_offset"]:
             raise self.refuse("setup.offset")
+        if self.subcontext is not None and self.subcontext.vm is None:
+            self.kernel.journal.note(
+                f"SETUP_BIND of channel {self.id} ends in a kernel oops on a board: the channel "
+                f"was bound to its TSG before it had an address space; {self.line}"
+            )
+            raise self.refuse("setup.oops", f"VEID {self.veid}")
 
     def _map_ring(self, args: Record) -> tuple[DmaBuf, Mapping]:
         """The client's ring, mapped in the kernel region."""
@@ -247,13 +254,15 @@ class ChannelFile(File):
     @handler("NVGPU_IOCTL_CHANNEL_ALLOC_OBJ_CTX")
     def alloc_obj_ctx(self, args: Record) -> None:
         """Allow a class on the channel."""
-        number = args["class_num"]
+        number, profile = args["class_num"], self.kernel.abi.profile
         if self.vm is None or self.tsg is None:
-            raise self.refuse("obj.unbound")
-        if number not in CLASSES:
+            raise self.refuse("obj.unbound", "no TSG" if self.tsg is None else "no AS")
+        if not known(number, profile):
             raise self.refuse("obj.class", f"{number:#x}")
-        if number in GRAPHICS and self.veid:
-            raise self.refuse("obj.graphics-async", f"{number:#x} on VEID {self.veid}")
+        self.obj_class = number  # kept when the rest is refused
+        if profile != "r35":
+            check_runqueues(self, self.tsg)
+        self.tsg.context.allocate(self, args["flags"])
         self.classes.add(number)
         args["obj_id"] = 0
 
@@ -295,11 +304,14 @@ class ChannelFile(File):
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE")
     def set_preemption_mode(self, args: Record) -> None:
-        """One supported mode each, and not GFXP together with CILP."""
-        graphics, compute = args["graphics_preempt_mode"], args["compute_preempt_mode"]
-        bad = graphics not in GRAPHICS_MODES or compute not in COMPUTE_MODES
-        if bad or (graphics == GFXP and compute == CILP) or self.tsg is None:
-            raise self.refuse("preempt.mode", f"{graphics} and {compute}")
+        """Modes of the TSG's context: never lower than before, and for a class that has them."""
+        if not self.obj_class:
+            raise self.refuse("preempt.no-class")
+        if self.tsg is None:
+            raise self.refuse("preempt.no-tsg")
+        self.tsg.context.set_modes(
+            self, args["graphics_preempt_mode"], args["compute_preempt_mode"]
+        )
 
     @handler("NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT")
     def get_user_syncpoint(self, args: Record) -> None:
@@ -314,62 +326,72 @@ class ChannelFile(File):
 
     @handler("NVGPU_IOCTL_CHANNEL_ENABLE")
     def enable(self, _: bytearray) -> None:
-        """Let the TSG's channels run."""
-        if self.tsg is not None:
-            self.tsg.enable(True)
+        """Let this channel run."""
+        if self.port is not None:
+            self.port.enabled = True
 
     @handler("NVGPU_IOCTL_CHANNEL_DISABLE")
     def disable(self, _: bytearray) -> None:
-        """Stop the TSG's channels."""
-        if self.tsg is not None:
-            self.tsg.enable(False)
+        """Stop this channel."""
+        if self.port is not None:
+            self.port.enabled = False
 
     @handler("NVGPU_IOCTL_CHANNEL_PREEMPT")
     def preempt(self, _: bytearray) -> None:
-        """Preemption is invisible to the client."""
+        """Preemption is invisible to the client; from r36 on it goes through the TSG."""
+        if self.tsg is None and self.kernel.abi.profile != "r35":
+            raise self.refuse("channel.no-tsg")
 
     @handler("NVGPU_IOCTL_CHANNEL_FORCE_RESET")
     def force_reset(self, _: bytearray) -> None:
-        """Notifier 43 for the whole TSG."""
+        """Notifier 43 for the whole TSG; nothing for a channel without one."""
         self.follow("reset.forced")
         report = FaultReport(NOTIFIER_RESET, "FORCE_RESET by the client", {"ioctl": "FORCE_RESET"})
         if self.port is not None:
             self.kernel.fault(self.port, report)
-        else:
-            self.die(NOTIFIER_RESET)
+        elif self.tsg is not None:
+            for channel in self.tsg.channels:
+                channel.die(NOTIFIER_RESET)
 
     @handler("NVGPU_IOCTL_CHANNEL_WAIT")
     def wait(self, args: Record) -> None:
         """Kernel-side wait for a notifier or semaphore in a dmabuf."""
         if self.unserviceable:
             raise self.refuse("wait.dead")
+        semaphore, offset = args["type"] == 1, args["condition.notifier.offset"]
+        if args["type"] not in (0, 1):
+            raise self.refuse("wait.type", str(args["type"]))
+        if semaphore and offset % 4:
+            raise self.refuse("wait.offset", f"{offset:#x}")
         found = self.kernel.lookup(args["condition.notifier.dmabuf_fd"])
-        offset = args["condition.notifier.offset"]
-        semaphore = args["type"] == 1
         size = 4 if semaphore else NOTIFIER_SIZE
-        if (
-            args["type"] not in (0, 1)
-            or not isinstance(found, DmaBuf)
-            or not found.allocated
-            or offset + size > found.size
-        ):
+        if not isinstance(found, DmaBuf) or not found.allocated or offset + size > found.size:
             raise self.refuse("wait.notifier")
-        until = time.monotonic() + min(args["timeout"], 30_000) / 1000
-        while True:
+        want = args["condition.semaphore.payload"]
+
+        def reached() -> bool:
             if semaphore:
-                want = args["condition.semaphore.payload"]
-                done = struct.unpack_from("<I", found.buf, offset)[0] == want
-            else:
-                done = struct.unpack_from("<H", found.buf, offset + 14)[0] == 0
-            if done or self.unserviceable or time.monotonic() >= until:
-                break
+                return bool(struct.unpack_from("<I", found.buf, offset)[0] == want)
+            return bool(struct.unpack_from("<H", found.buf, offset + 14)[0] == 0)
+
+        self._sleep(args["timeout"], reached, "wait.dead" if semaphore else "wait.expired")
+        if not semaphore:
+            if not reached():  # the channel died; a semaphore's wait is then a success
+                raise self.refuse("wait.dead")
+            now = time.time_ns() & (1 << 64) - 1
+            struct.pack_into("<QIH", found.buf, offset, now, WAITED, self.id & 0xFFFF)
+
+    def _sleep(self, timeout: int, reached: Callable[[], bool], expired: str) -> None:
+        """Wait for `timeout` ms (0: for ever) or for the channel's death; raises KernelError."""
+        until = time.monotonic() + timeout / 1000
+        while not reached() and not self.unserviceable:
+            if timeout and time.monotonic() >= until:
+                raise self.refuse(expired, "timed out")
             self.kernel.lock.release()
             try:
                 time.sleep(0.001)
             finally:
                 self.kernel.lock.acquire()
-        if not done:
-            raise self.refuse("wait.dead", "timed out")
 
     @handler("NVGPU_IOCTL_CHANNEL_SUBMIT_GPFIFO")
     def submit_gpfifo(self, args: Record) -> None:

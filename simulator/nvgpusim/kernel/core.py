@@ -18,7 +18,7 @@ import stat
 import time
 from collections import Counter
 from collections.abc import Callable
-from fcntl import F_DUPFD_CLOEXEC, fcntl
+from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
 from os import close as _real_close
 
 from ..abi import abi
@@ -31,6 +31,7 @@ from ..report import Journal
 from ..rules import KernelError
 from .cpumaps import CpuMapping, CpuMaps
 from .file import File, Key
+from .objects import WFI
 from .usermem import UserMemory
 
 NODES = {
@@ -52,7 +53,7 @@ class Kernel:
 
     def __init__(self, options: Options, journal: Journal | None = None) -> None:
         from .ctrl import GpuShape
-        from .nvmap import NvMapState
+        from .handles import NvMapState
         from .usermode import Usermode
 
         self.options = options
@@ -87,6 +88,7 @@ class Kernel:
         self.ports: dict[int, ChannelPort] = {}
         self.cpu_maps = CpuMaps()
         self.scheduler_locked = False
+        self.default_modes = (WFI, WFI)
 
     # descriptors
 
@@ -181,6 +183,10 @@ class Kernel:
         except (OSError, OverflowError):
             raise KernelError(badfd, f"fd {fd}") from None
         raise KernelError(not_dmabuf, f"fd {fd}")
+
+    def read_only(self, fd: int) -> bool:
+        """Whether `fd` is open for reading only: the mode of a dmabuf."""
+        return fcntl(fd, F_GETFL) & os.O_ACCMODE == os.O_RDONLY
 
     # system calls
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..abi import Record
 from .file import File, handler
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from .core import Kernel
 
 MAX_GPCS, TPCS_PER_GPC, SMS_PER_TPC = 2, 4, 2
-MIN_MHZ, MAX_MHZ = 114, 1300
-"""GPCCLK range: 114.75 and 1300.5 MHz in the arbiter's whole megahertz."""
-GPCCLK = 1
 GR_RUNLIST = 0
 RUNLISTS = {0: (0, 0), 1: (2, 0), 2: (2, 1)}
 """Active runlists: (engine id, instance); 0 GR, 2 asynchronous copy engines."""
@@ -67,6 +64,15 @@ class CtrlFile(File):
     """An open ctrl node."""
 
     kind, letter = "ctrl", "G"
+    # the GL driver's open asks; nothing that runs here uses the geometry
+    answers: ClassVar[dict[str, dict[str, int]]] = {
+        "NVGPU_GPU_IOCTL_ZCULL_GET_CTX_SIZE": {"size": 0x10000},
+        "NVGPU_GPU_IOCTL_ZCULL_GET_INFO": {
+            "width_align_pixels": 32,
+            "height_align_pixels": 32,
+            "subregion_count": 16,
+        },
+    }
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
@@ -139,7 +145,7 @@ class CtrlFile(File):
             "graphics_preemption_mode_flags": 3,
             "compute_preemption_mode_flags": 7,
             "default_graphics_preempt_mode": 1,
-            "default_compute_preempt_mode": 2,
+            "default_compute_preempt_mode": 1,
             "local_video_memory_size": 0,
             "max_veid_count_per_tsg": 64,
             "max_gpfifo_entries": 1 << 28,
@@ -215,21 +221,22 @@ class CtrlFile(File):
         return residue
 
     @handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_PHYSICAL_MAP")
-    def gpc_physical(self, args: Record) -> int:
+    def gpc_physical(self, args: Record) -> None:
         """Local to physical GPC numbers: equal."""
-        return self._gpc_map(args, "physical_gpc_buf_addr")
+        self._gpc_map(args, "physical_gpc_buf_addr")
 
     @handler("NVGPU_GPU_IOCTL_GET_GPC_LOCAL_TO_LOGICAL_MAP")
-    def gpc_logical(self, args: Record) -> int:
+    def gpc_logical(self, args: Record) -> None:
         """Local to logical GPC numbers: equal."""
-        return self._gpc_map(args, "logical_gpc_buf_addr")
+        self._gpc_map(args, "logical_gpc_buf_addr")
 
-    def _gpc_map(self, args: Record, address: str) -> int:
+    def _gpc_map(self, args: Record, address: str) -> None:
         count = self.kernel.shape.gpc_mask.bit_count()
         data = struct.pack(f"<{count}I", *range(count))
-        residue = self._buffer(args[address], args["map_buf_size"], data)
-        args["map_buf_size"] = len(data)
-        return residue
+        if args["map_buf_size"] != len(data):
+            raise self.refuse("gpc.size", f"{args['map_buf_size']} for {count} GPCs")
+        if self.kernel.user.write(args[address], data):
+            raise self.refuse("gpc.fault", f"{args[address]:#x}")
 
     @handler("NVGPU_GPU_IOCTL_NUM_VSMS")
     def num_vsms(self, args: Record) -> None:
@@ -275,66 +282,3 @@ class CtrlFile(File):
         for i in range(count):
             cpu = time.monotonic_ns() if source == 1 else time.time_ns()
             struct.pack_into("<QQ", args.raw, 16 * i, cpu, self.kernel.ptimer())
-
-    @handler("NVGPU_GPU_IOCTL_CLK_GET_RANGE")
-    def clk_range(self, args: Record) -> None:
-        """Clock ranges by domain: one domain on ga10b."""
-
-        def fill(entry: Record) -> None:
-            entry["flags"], entry["min_hz"], entry["max_hz"] = 0, MIN_MHZ * 10**6, MAX_MHZ * 10**6
-
-        self._clocks(args, "clk_range_entries", "nvgpu_gpu_clk_range", 1, fill)
-
-    @handler("NVGPU_GPU_IOCTL_CLK_GET_INFO")
-    def clk_info(self, args: Record) -> None:
-        """Clock frequencies by domain and type."""
-
-        def fill(entry: Record) -> None:
-            if not args["flags"]:
-                entry["clk_type"] = args["clk_type"]
-            if entry["clk_type"] not in (1, 2, 3):
-                raise self.refuse("clk.type", str(entry["clk_type"]))
-            entry["flags"], entry["freq_hz"] = 0, MAX_MHZ * 10**6
-
-        self._clocks(args, "clk_info_entries", "nvgpu_gpu_clk_info", 3, fill)
-
-    def _clocks(self, args: Record, address: str, kind: str, most: int, fill: object) -> None:
-        flags, count, user = args["flags"], args["num_entries"], self.kernel.user
-        if flags not in (0, 1):
-            raise self.refuse("clk.flags", f"{flags:#x}")
-        if not flags and not count:
-            args["num_entries"] = 1
-            return
-        if flags and count > most:
-            raise self.refuse("clk.entries", str(count))
-        args["num_entries"] = count if flags else 1
-        size = self.kernel.abi.structs[kind].size
-        for i in range(args["num_entries"]):
-            at = args[address] + i * size
-            raw = user.read(at, size) if flags else bytes(size)
-            if len(raw) < size:
-                raise self.refuse("clk.fault")
-            entry = self.kernel.abi.record(kind, raw)
-            if not flags:
-                entry["clk_domain"] = GPCCLK
-            if entry["clk_domain"] != GPCCLK:
-                raise self.refuse("clk.domain", str(entry["clk_domain"]))
-            fill(entry)  # type: ignore[operator]
-            if user.write(at, bytes(entry.raw)):
-                raise self.refuse("clk.fault")
-
-    @handler("NVGPU_GPU_IOCTL_ZCULL_GET_CTX_SIZE")
-    def zcull_size(self, args: Record) -> None:
-        """Bytes of a ZCULL context."""
-        args["size"] = 0x10000
-
-    @handler("NVGPU_GPU_IOCTL_ZCULL_GET_INFO")
-    def zcull_info(self, args: Record) -> None:
-        """ZCULL geometry: of no use to compute, asked for by GL clients."""
-        args["width_align_pixels"] = args["height_align_pixels"] = 32
-        args["subregion_count"] = 16
-
-    @handler("NVGPU_GPU_IOCTL_GET_MEMORY_STATE")
-    def memory_state(self, args: Record) -> None:
-        """No video memory on an iGPU."""
-        args["total_free_bytes"] = 0

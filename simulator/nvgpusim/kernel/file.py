@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from ..abi import Record, ioc_dir, ioc_nr, ioc_size, ioc_type
+from ..abi import Ioctl, Record, ioc_dir, ioc_nr, ioc_size, ioc_type
 from ..memory import caller
 from ..rules import KernelError
 
@@ -37,6 +37,8 @@ class File:
 
     kind = ""
     letter = ""
+    answers: ClassVar[dict[str, dict[str, int]]] = {}
+    """Ioctls without a handler: the members that come out."""
     handlers: dict[str, str]
 
     def __init_subclass__(cls) -> None:
@@ -92,17 +94,25 @@ class File:
         self.before(known.name)
         if known.name == "NVGPU_TSG_IOCTL_READ_ALL_SM_ERROR_STATES":
             raise self.refuse("profile.read-all-sm")
-        if known.name not in self.handlers:
-            raise self.refuse("dispatch.not-modelled", known.short)
-        method = getattr(self, self.handlers[known.name])
         record = Record(tables.structs[known.arg], raw) if known.arg else raw
-        residue = method(record)
+        residue = self._answer(known, record)
         if residue:
             self.follow("dispatch.residue")
             return int(residue)
         if ioc_dir(request) & 2 and self.kernel.user.write(arg, bytes(raw)):
             raise self.refuse("dispatch.fault")
         return 0
+
+    def _answer(self, known: Ioctl, record: Record | bytearray) -> int | None:
+        """The handler's answer, or the table's."""
+        if known.name in self.handlers:
+            answer: int | None = getattr(self, self.handlers[known.name])(record)
+            return answer
+        if known.name not in self.answers or not isinstance(record, Record):
+            raise self.refuse("dispatch.not-modelled", known.short)
+        for member, value in self.answers[known.name].items():
+            record[member] = value
+        return None
 
     def before(self, name: str) -> None:
         """Checked before every handler (a channel that is gone)."""

@@ -2,143 +2,34 @@
 
 from __future__ import annotations
 
-import os
-from bisect import bisect_left, insort
+import errno
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from os import close as real_close
 from typing import TYPE_CHECKING
 
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
-from ..memory import PAGE, DmaBuf, caller
+from ..memory import PAGE, DmaBuf
 from ..rules import KernelError
 from .file import File, handler
+from .handles import Handle
 
 if TYPE_CHECKING:
     from .core import Kernel
 
 HEAP_IOVMM, HEAP_VPR = 1 << 30, 1 << 28
+EXCLUSIVE = (1 << 1, 1 << 26)
+"""heap_policy_excl: the IVM and VIDMEM carve-outs do not mix with other heaps."""
 HEAPS = HEAP_IOVMM | HEAP_VPR
 """Heaps of the modelled board: DRAM pages and the protected carve-out."""
 CARVEOUT_SIZE = 0x2A000000
 """Size given to the VPR carve-out."""
 MAX_NUMNODES = 16
-FIRST_HANDLE = 0x7FFFFFFF
 CACHE_MASK, READ_ONLY = 3, 1 << 9
-PARAM_SIZE, PARAM_ALIGNMENT, PARAM_BASE, PARAM_HEAP = 1, 2, 3, 4
-
-
-@dataclass(eq=False)
-class Handle:
-    """One nvmap handle: `fd` is the model's own memfd while the id can still be used."""
-
-    id: int
-    buf: DmaBuf
-    fd: int
-    align: int = PAGE
-    heap: int = 0
-    flags: int = 0
-    users: int = 0
-    line: str = field(default_factory=caller)
-
-
-class NvMapState:
-    """The handles of the whole board."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.handles: dict[int, Handle] = {}
-        self.by_buf: dict[int, Handle] = {}
-        self._cursor = FIRST_HANDLE
-        self._pins: list[tuple[int, int, DmaBuf]] = []
-        self._longest = 0
-
-    def create(self, size: int) -> Handle:
-        """A new handle without pages."""
-        number = self._cursor
-        self._cursor = number + 1 if number < 0xFFFFFFFF else 1
-        buf = DmaBuf(
-            size,
-            f"handle {number:#x}",
-            line=caller(),
-            poison=self.kernel.options.poison,
-            on_free=self._freed,
-        )
-        try:
-            fd = self.kernel.memfd(f"nvmap-{number:#x}")
-        except OSError as error:
-            raise KernelError("alloc.ram", "the host is out of descriptors") from error
-        handle = Handle(number, buf, fd)
-        self.handles[number] = self.by_buf[id(buf)] = handle
-        status = os.fstat(fd)
-        buf.key = status.st_dev, status.st_ino
-        self.kernel.dmabufs[buf.key] = buf
-        if number > FIRST_HANDLE:
-            self.kernel.journal.rule("create.high")
-        return handle
-
-    def free_bytes(self) -> int:
-        """RAM that is not in buffers."""
-        return self.kernel.options.ram - self.kernel.journal.in_use
-
-    def drop(self, handle: Handle) -> None:
-        """The last client gave the handle up."""
-        self.handles.pop(handle.id, None)
-        if handle.fd >= 0:
-            real_close(handle.fd)
-            handle.fd = -1
-        handle.buf.put("handle")
-
-    def pin(self, buf: DmaBuf, address: int) -> None:
-        """Let `buf` be the client's pages at `address`."""
-        buf.pin(address)
-        insort(self._pins, (address, id(buf), buf))
-        self._longest = max(self._longest, buf.size)
-
-    def unpin(self, address: int, end: int) -> None:
-        """The client's pages [address, end) go: buffers made of them keep their content."""
-        first = bisect_left(self._pins, (address - self._longest,))
-        last = bisect_left(self._pins, (end,))
-        for pin in self._pins[first:last]:
-            start, _, buf = pin
-            if address < start + buf.size:
-                buf.unpin()
-                self._pins.remove(pin)
-
-    def closed(self, buf: DmaBuf) -> None:
-        """An fd of `buf` was closed: drop the fd reference when it was the last."""
-        if buf.refs["fd"] and buf not in self.client_fds():
-            buf.put("fd")
-
-    def client_fds(self) -> dict[DmaBuf, list[int]]:
-        """Buffers with descriptors of the client's."""
-        own = {handle.fd for handle in self.handles.values()}
-        found: dict[DmaBuf, list[int]] = {}
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            if fd not in own and isinstance(buf := self.kernel.lookup(fd), DmaBuf):
-                found.setdefault(buf, []).append(fd)
-        return found
-
-    def _freed(self, buf: DmaBuf) -> None:
-        if buf.allocated and not buf.foreign:
-            self.kernel.journal.memory(-buf.size)
-        self.kernel.journal.rule("dmabuf.lifetime")
-        self.by_buf.pop(id(buf), None)
-        if buf.pinned is not None:
-            self._pins.remove((buf.pinned, id(buf), buf))
-        del self.kernel.dmabufs[buf.key]
-
-    def check(self) -> None:
-        """Every handle has a holder and every allocated buffer is accounted for."""
-        total = 0
-        for handle in self.handles.values():
-            assert handle.users > 0 and handle.buf.refs["handle"] == 1, f"{handle.id:#x}"
-            assert not handle.buf.freed
-        for buf in set(self.kernel.dmabufs.values()):
-            assert buf.refs and not buf.freed, f"{buf!r} lives without a holder"
-            if buf.allocated and not buf.foreign:
-                total += buf.size
-        assert total == self.kernel.journal.in_use, f"{total} != {self.kernel.journal.in_use}"
+CACHE_OPS = range(3)
+HEAPS_REQUEST = "NVMAP_IOC_GET_AVAILABLE_HEAPS"
+UNWRITABLE = {HEAPS_REQUEST: errno.EINVAL, "NVMAP_IOC_PARAMETERS": errno.ENODEV}
+"""What an answer that cannot be written gives where it is not EFAULT."""
 
 
 class NvMapFile(File):
@@ -168,13 +59,14 @@ class NvMapFile(File):
         method = getattr(self, self.handlers[known.name])
         if known.arg is None:
             return int(method(arg) or 0)
-        raw = self.kernel.user.read(arg, ioc_size(request))
-        if len(raw) < ioc_size(request):
+        size = ioc_size(request)
+        raw = bytes(size) if known.name == HEAPS_REQUEST else self.kernel.user.read(arg, size)
+        if len(raw) < size:
             raise self.refuse("nvmap.fault")
         record = Record(tables.structs[known.arg], bytearray(raw))
         method(record)
         if bytes(record.raw) != raw and self.kernel.user.write(arg, bytes(record.raw)):
-            raise self.refuse("nvmap.fault")
+            raise self.refuse("nvmap.fault", errno=UNWRITABLE.get(known.name))
         return 0
 
     def release(self) -> None:
@@ -226,17 +118,20 @@ class NvMapFile(File):
         nvmap, align, flags = self.kernel.nvmap, args["align"], args["flags"]
         if align & (align - 1):
             raise self.refuse("alloc.align", f"{align:#x}")
-        handle = self._own(args["handle"], "alloc.handle")
         if not -1 <= args["numa_nid"] <= MAX_NUMNODES:
             raise self.refuse("alloc.numa", str(args["numa_nid"]))
+        handle = self._own(args["handle"], "alloc.handle")
+        mask = args["heap_mask"]
+        heap = mask & HEAPS
+        if not heap:
+            raise self.refuse("alloc.heap", f"heap_mask {mask:#x}")
+        room = nvmap.free_bytes() if self.kernel.abi.profile == "r38" else self.kernel.options.ram
+        if handle.buf.size > (room if heap & HEAP_IOVMM else CARVEOUT_SIZE):
+            raise self.refuse("alloc.ram", f"{handle.buf.size:#x} bytes")
         if handle.buf.allocated:
             raise self.refuse("alloc.twice")
-        heap = args["heap_mask"] & HEAPS
-        if not heap:
-            raise self.refuse("alloc.heap", f"heap_mask {args['heap_mask']:#x}")
-        ram = self.kernel.options.ram
-        if handle.buf.size > (nvmap.free_bytes() if self.kernel.abi.profile == "r38" else ram):
-            raise self.refuse("alloc.ram", f"{handle.buf.size:#x} bytes")
+        if any(mask & alone and mask & ~alone for alone in EXCLUSIVE):
+            raise self.refuse("alloc.exclusive", f"heap_mask {mask:#x}")
         try:
             handle.buf.populate(handle.fd)
         except OSError as error:
@@ -245,7 +140,6 @@ class NvMapFile(File):
         handle.heap = HEAP_IOVMM if heap & HEAP_IOVMM else heap
         handle.buf.attribute = flags & CACHE_MASK
         handle.buf.vpr = handle.heap == HEAP_VPR
-        handle.buf.read_only = bool(flags & READ_ONLY)
         self.kernel.journal.memory(handle.buf.size)
         self.follow("alloc.zeroed")
         if not flags >> 16 and not self._warned:
@@ -286,22 +180,24 @@ class NvMapFile(File):
     @handler("NVMAP_IOC_FROM_FD")
     def from_fd(self, args: Record) -> None:
         """A handle for a dmabuf fd: fd in at 0, handle out at 4."""
-        nvmap, fd = self.kernel.nvmap, args["fd"]
-        buf = self.kernel.dmabuf(fd, "fromfd.badfd", "fromfd.not-dmabuf")
-        handle = nvmap.by_buf[id(buf)]
-        if not handle.users:
-            handle.fd = self.kernel.high(os.dup(fd))
-            nvmap.handles[handle.id] = handle
-            buf.get("handle")
+        kernel, fd = self.kernel, args["fd"]
+        buf = kernel.dmabuf(fd, "fromfd.badfd", "fromfd.not-dmabuf")
+        handle = kernel.nvmap.again(buf, fd, kernel.read_only(fd))
         self._take(handle)
         args["handle"] = handle.id
 
     @handler("NVMAP_IOC_DUP_HANDLE")
     def dup(self, args: Record) -> None:
-        """One more reference on the same handle."""
+        """One more reference on the same handle, or on its read-only twin."""
         handle = self._own(args["handle"], "dup.handle")
-        self._take(handle)
-        args["dup_handle"] = handle.id
+        read_only = args["access_flags"] == READ_ONLY
+        if handle.read_only and not read_only:
+            raise self.refuse("dup.read-only")
+        if not handle.buf.allocated:
+            raise self.refuse("dup.unallocated")
+        twin = self.kernel.nvmap.again(handle.buf, handle.fd, read_only)
+        self._take(twin)
+        args["dup_handle"] = twin.id
 
     @handler("NVMAP_IOC_FROM_VA")
     def from_va(self, args: Record) -> None:
@@ -328,41 +224,51 @@ class NvMapFile(File):
         handle = self._create(size)
         self.kernel.nvmap.pin(handle.buf, va)
         handle.buf.attribute = flags & CACHE_MASK
-        handle.buf.read_only = bool(flags & READ_ONLY)
         handle.heap = HEAP_IOVMM
+        if flags & READ_ONLY:
+            twin = self.kernel.nvmap.again(handle.buf, handle.fd, read_only=True)
+            self._take(twin)
+            self._put(handle.id)
+            handle = twin
         args["handle"] = handle.id
 
     @handler("NVMAP_IOC_PARAM")
     def param(self, args: Record) -> None:
-        """1 size, 2 alignment, 3 base, 4 heap."""
-        handle = self._own(args["handle"], "param.handle")
-        values = {
-            PARAM_SIZE: handle.buf.size,
-            PARAM_ALIGNMENT: handle.align,
-            PARAM_BASE: 0,
-            PARAM_HEAP: handle.heap,
-        }
-        if args["param"] not in values:
-            raise self.refuse("param.param", str(args["param"]))
-        args["result"] = values[args["param"]]
+        """Refused: the header has it, the driver does not."""
+        raise self.refuse("nvmap.param")
 
     @handler("NVMAP_IOC_PARAMETERS")
     def parameters(self, args: Record) -> None:
         """All parameters of a handle at once."""
         handle = self._own(args["handle"], "param.handle")
-        args["heap"], args["align"] = handle.heap, handle.align
+        args["heap"] = handle.heap if handle.buf.allocated else 0
+        args["align"] = handle.align
+        if handle.read_only:
+            args["access_flags"] = READ_ONLY
         args["size"], args["coherency"] = handle.buf.size, handle.flags & CACHE_MASK
         args["contig"], args["serial_id"] = 0, handle.id
 
     @handler("NVMAP_IOC_CACHE")
     def cache(self, args: Record) -> None:
-        """Cache maintenance does nothing on a coherent board."""
-        self._own(args["handle"], "cache.handle")
+        """Cache maintenance does nothing on a coherent board, but its arguments are checked."""
+        address, length = args["addr"], args["len"]
+        if not address or args["op"] not in CACHE_OPS:
+            raise self.refuse("cache.op", f"op {args['op']} at {address:#x}")
+        handle = self._own(args["handle"], "cache.handle")
+        mapping = self.kernel.cpu_maps.at(address)
+        if (
+            mapping is None
+            or not isinstance(mapping.what, DmaBuf)
+            or length > mapping.end - address
+        ):
+            raise self.refuse("cache.address", f"{address:#x} + {length:#x}")
+        if mapping.what is not handle.buf:
+            raise self.refuse("cache.other", f"{address:#x} shows {mapping.what!r}")
 
     @handler("NVMAP_IOC_CACHE_64")
     def cache_64(self, args: Record) -> None:
-        """Cache maintenance does nothing on a coherent board."""
-        self._own(args["handle"], "cache.handle")
+        """NVMAP_IOC_CACHE with a 64-bit length."""
+        self.cache(args)
 
     @handler("NVMAP_IOC_SET_TAG_LABEL")
     def set_tag_label(self, args: Record) -> None:
@@ -376,54 +282,93 @@ class NvMapFile(File):
 
     @handler("NVMAP_IOC_GET_HEAP_SIZE")
     def heap_size(self, args: Record) -> None:
-        """Size of one heap."""
-        args["size"] = self._heap(args["heap"])
+        """Size of a carve-out."""
+        if not args["heap"] & HEAP_VPR:
+            raise self.refuse("heap.unknown", f"{args['heap']:#x}")
+        args["size"] = CARVEOUT_SIZE
 
     @handler("NVMAP_IOC_QUERY_HEAP_PARAMS")
     def query_heap(self, args: Record) -> None:
-        """Size and free bytes of one heap."""
-        total = self._heap(args["heap_mask"])
-        free = total if args["heap_mask"] == HEAP_VPR else self.kernel.nvmap.free_bytes()
-        args["total"], args["free"] = total, free
-        args["largest_free_block"], args["granule_size"] = free, PAGE
-
-    def _heap(self, mask: int) -> int:
-        sizes = {HEAP_VPR: CARVEOUT_SIZE, HEAP_IOVMM: self.kernel.options.ram}
-        if mask not in sizes:
-            raise self.refuse("heap.unknown", f"{mask:#x}")
-        return sizes[mask]
+        """Size and free bytes of a heap; a mask without a known one is answered with nothing."""
+        mask = args["heap_mask"]
+        args["largest_free_block"] = PAGE
+        if mask & (HEAP_IOVMM - 1):
+            if not mask & HEAP_VPR:
+                raise self.refuse("heap.unknown", f"{mask:#x}")
+            args["total"] = args["free"] = CARVEOUT_SIZE
+        elif mask & HEAP_IOVMM:
+            args["total"], args["free"] = self.kernel.options.ram, self.kernel.nvmap.free_bytes()
+            args["granule_size"] = PAGE
 
     @handler("NVMAP_IOC_WRITE")
     def write(self, args: Record) -> None:
         """Copy strided elements from the client into the handle."""
         user = self.kernel.user
-        for source, at, size in self._elements(args):
+
+        def copy(buf: DmaBuf, source: int, at: int, size: int) -> int:
             data = user.read(source, size)
-            if len(data) < size:
-                raise self.refuse("rw.fault")
-            self.kernel.nvmap.handles[args["handle"]].buf.buf[at : at + size] = data
+            buf.buf[at : at + len(data)] = data
+            return size - len(data)
+
+        self._copy(args, copy, reading=False)
 
     @handler("NVMAP_IOC_READ")
     def read(self, args: Record) -> None:
         """Copy strided elements from the handle to the client."""
         user = self.kernel.user
-        for target, at, size in self._elements(args):
-            data = self.kernel.nvmap.handles[args["handle"]].buf.buf[at : at + size]
-            if user.write(target, bytes(data)):
-                raise self.refuse("rw.fault")
 
-    def _elements(self, args: Record) -> list[tuple[int, int, int]]:
-        handle = self._own(args["handle"], "rw.handle")
-        if not handle.buf.allocated:
-            raise self.refuse("rw.handle", "not allocated")
+        def copy(buf: DmaBuf, target: int, at: int, size: int) -> int:
+            return user.write(target, bytes(buf.buf[at : at + size]))
+
+        self._copy(args, copy, reading=True)
+
+    def _copy(
+        self, args: Record, copy: Callable[[DmaBuf, int, int, int], int], *, reading: bool
+    ) -> None:
+        """Element by element; `count` comes back as the bytes copied.
+
+        The bytes that a bad address left uncopied take the place of that sum, as in the driver: it
+        is EINTR when they are fewer than were asked for, and success when all of them were left.
+        """
+        address, at, asked = args["addr"], args["offset"], args["elem_size"] * args["count"]
+        buf = self._checked_copy(args, reading)
+        size, count = args["elem_size"], args["count"]
+        if size == args["hmem_stride"] == args["user_stride"] and at % 8 == 0:
+            size, count = asked, 1
+        done = 0
+        for i in range(count):
+            place = at + i * args["hmem_stride"]
+            left = copy(buf, address + i * args["user_stride"], place, size)
+            done = left or done + size
+            if left:
+                self.follow("rw.residue")
+                break
+        args["count"] = done
+        if done < asked:
+            raise self.refuse("rw.short", f"{done:#x} of {asked:#x} bytes")
+
+    def _checked_copy(self, args: Record, reading: bool) -> DmaBuf:
         size, count, at = args["elem_size"], args["count"], args["offset"]
-        stride, user = args["hmem_stride"], args["user_stride"]
-        if size == stride == user:
-            size, stride, user, count = size * count, size * count, size * count, 1
-        last = at + stride * max(count - 1, 0) + size
-        if not size or not count or last > handle.buf.size or (count > 1 and stride < size):
-            raise self.refuse("rw.range", f"{last:#x} of {handle.buf.size:#x}")
-        return [(args["addr"] + i * user, at + i * stride, size) for i in range(count)]
+        hmem, user = args["hmem_stride"], args["user_stride"]
+        if not args["addr"] or not count or not size:
+            raise self.refuse("rw.empty")
+        handle = self._own(args["handle"], "rw.handle")
+        if handle.read_only and not reading:
+            raise self.refuse("rw.read-only")
+        if not handle.buf.allocated or (reading and handle.buf.vpr):
+            raise self.refuse("rw.cpu", f"handle {handle.id:#x}")
+        if size == hmem == user and at % 8 == 0:
+            size = hmem = user = size * count
+            count = 1
+        whole = handle.buf.size
+        if (
+            at >= whole
+            or size > min(whole, user, hmem)
+            or user > (whole - at) // count
+            or at + hmem * (count - 1) + size > whole
+        ):
+            raise self.refuse("rw.range", f"{at:#x} + {count} x {hmem:#x} of {whole:#x}")
+        return handle.buf
 
 
 def _vma(address: int) -> tuple[int, str] | None:

@@ -10,6 +10,7 @@ from ..abi import Record
 from ..gpu_api import SmError
 from ..rules import KernelError
 from .file import File, handler
+from .objects import GrContext
 
 if TYPE_CHECKING:
     from .address_space import Vm
@@ -17,13 +18,28 @@ if TYPE_CHECKING:
     from .core import Kernel
 
 MAX_VEIDS = 64
+MAX_CHANNELS = 128
+"""ram_rl_entry_tsg_length_max of ga10b."""
+INTERLEAVE_LEVELS = range(3)
 TIMESLICE_DEFAULT, TIMESLICE_MIN, TIMESLICE_MAX = 1024, 1000, 50000
 SYNC, ASYNC = 0, 1
 EVENT_IDS = range(6)
 
 
+class Subcontext:
+    """The channels of one VEID that are in a TSG, and the space that the first of them had."""
+
+    def __init__(self, veid: int, vm: Vm | None) -> None:
+        self.veid, self.vm = veid, vm
+        self.channels: list[ChannelFile] = []
+
+
 class Tsg:
-    """A TSG by reference count: its fd and its channels hold it."""
+    """A TSG by reference count: its fd and its channels hold it.
+
+    `spaces` are the address spaces of the VEIDs that were given out (`sync`: VEID 0 was, `taken`:
+    the others); `subcontexts` are the VEIDs that channels are in, in the order of their first one.
+    """
 
     def __init__(self, kernel: Kernel) -> None:
         if not kernel.tsg_ids:
@@ -31,44 +47,113 @@ class Tsg:
         self.kernel = kernel
         self.id = kernel.tsg_ids.pop()
         self.refs = 1
+        self.runlist: int | None = None
         self.channels: list[ChannelFile] = []
-        self.subcontexts: dict[int, Vm] = {}
+        self.spaces: dict[int, Vm | None] = {}
+        self.sync = False
+        self.taken: set[int] = set()
+        self.subcontexts: list[Subcontext] = []
+        self.context = GrContext(self)
         self.sm_errors: dict[int, SmError] = {}
         self.timeslice = TIMESLICE_DEFAULT
+        self.interleave = 0
         self.enabled = True
         self.events: list[EventFile] = []
+
+    @property
+    def r35(self) -> bool:
+        """Whether this is the driver without subcontexts of its own."""
+        return self.kernel.abi.profile == "r35"
 
     def put(self) -> None:
         """One holder less; the last one frees the TSG."""
         self.refs -= 1
         if self.refs == 0:
-            for vm in self.subcontexts.values():
-                vm.put()
             self.kernel.tsg_ids.append(self.id)
 
-    def bind(self, channel: ChannelFile, veid: int) -> None:
-        """BIND_CHANNEL_EX; raises KernelError."""
-        kernel = self.kernel
-        if veid == 0 and 0 not in self.subcontexts and channel.vm is not None:
-            self.subcontexts[0] = channel.vm.get()
-            kernel.journal.rule("bind.sync")
-        if kernel.abi.profile == "r35" and veid not in self.subcontexts and channel.vm is not None:
-            self.subcontexts[veid] = channel.vm.get()
-        if channel.vm is None or self.subcontexts.get(veid) is not channel.vm:
-            raise KernelError("bind.vm", f"VEID {veid}")
+    def give(self, kind: int, vm: Vm) -> int:
+        """CREATE_SUBCONTEXT: a VEID; raises KernelError."""
+        free = [v for v in range(1, MAX_VEIDS) if v not in self.taken] if kind == ASYNC else []
+        if free:
+            self.taken.add(free[0])
+        else:
+            if kind == ASYNC:
+                self.kernel.journal.rule("subctx.fallback")
+            if self.sync:
+                raise KernelError("subctx.none-left")
+            self.sync = True
+        veid = free[0] if free else 0
+        if self.spaces.get(veid) is None:
+            self.spaces[veid] = vm
+        return veid
+
+    def take_back(self, veid: int) -> None:
+        """Free a VEID; nothing when it is free already."""
+        if veid == 0 and self.sync:
+            self.sync, self.spaces[0] = False, None
+        elif veid in self.taken:
+            self.taken.remove(veid)
+            self.spaces[veid] = None
+
+    def check_space(self, channel: ChannelFile) -> None:
+        """What comes before every bind from r36 on; raises KernelError."""
+        if channel.veid == 0 and self.spaces.get(0) is None:
+            if self.sync:
+                raise KernelError("bind.no-sync")
+            self.sync, self.spaces[0] = True, channel.vm
+            self.kernel.journal.rule("bind.sync")
+        if channel.vm is not self.spaces.get(channel.veid):
+            raise KernelError("bind.vm", f"VEID {channel.veid}")
+
+    def bind(self, channel: ChannelFile) -> None:
+        """Take a channel in on its VEID; raises KernelError."""
         if channel.tsg is not None:
             raise KernelError("bind.twice")
-        if self.channels and self.channels[0].runlist != channel.runlist:
+        if len(self.channels) == MAX_CHANNELS:
+            raise KernelError("bind.full")
+        if channel.veid:
+            channel.runqueue = 1
+        if self.runlist is None:
+            self.runlist = channel.runlist
+        if self.runlist != channel.runlist:
             raise KernelError("bind.runlist", f"{channel.runlist}")
-        channel.tsg, channel.veid = self, veid
+        if not self.r35:
+            self._join(channel)
+        channel.tsg, channel.unserviceable = self, False
         self.refs += 1
         self.channels.append(channel)
 
-    def unbind(self, channel: ChannelFile) -> None:
-        """Take a channel out."""
+    def _join(self, channel: ChannelFile) -> None:
+        found = next((s for s in self.subcontexts if s.veid == channel.veid), None)
+        if found is None:
+            found = Subcontext(channel.veid, channel.vm)
+            self.subcontexts.append(found)
+        elif found.vm is not channel.vm:
+            raise KernelError("bind.subctx-vm", f"VEID {channel.veid}")
+        channel.subcontext = found
+        found.channels.append(channel)
+
+    def unbind(self, channel: ChannelFile, closing: bool = False) -> None:
+        """Take a channel out; the last one of a VEID gives it back when its fd is closed."""
         self.channels.remove(channel)
-        channel.tsg = None
+        channel.tsg, left = None, channel.subcontext
+        if left is not None:
+            left.channels.remove(channel)
+            if not left.channels:
+                if closing:
+                    self.take_back(channel.veid)
+                self.subcontexts.remove(left)
+            channel.subcontext = None
         self.put()
+
+    def active(self, classes: frozenset[int], veid0: bool, runqueue0: bool) -> bool:
+        """Whether a channel with one of `classes` is on VEID 0 (or another), run queue 0 (or 1)."""
+        return any(
+            channel.obj_class in classes and (channel.runqueue == 0) == runqueue0
+            for subcontext in self.subcontexts
+            if (subcontext.veid == 0) == veid0
+            for channel in subcontext.channels
+        )
 
     def enable(self, on: bool) -> None:
         """ENABLE and DISABLE."""
@@ -127,11 +212,14 @@ class TsgFile(File):
 
     def check(self) -> None:
         """Every member knows its TSG, subcontexts are alive."""
-        for channel in self.tsg.channels:
-            assert channel.tsg is self.tsg
-            assert channel.vm is not None and channel.vm.refs > 0
-        for veid, vm in self.tsg.subcontexts.items():
-            assert 0 <= veid < MAX_VEIDS and vm.refs > 0
+        tsg = self.tsg
+        for channel in tsg.channels:
+            assert channel.tsg is tsg
+            assert channel.vm is None or channel.vm.refs > 0
+        for subcontext in tsg.subcontexts:
+            assert subcontext.channels
+            assert all(c.tsg is tsg and c.subcontext is subcontext for c in subcontext.channels)
+        assert all(0 < veid < MAX_VEIDS for veid in tsg.taken)
 
     def _channel(self, fd: int) -> ChannelFile:
         from .channel import ChannelFile
@@ -143,8 +231,18 @@ class TsgFile(File):
 
     @handler("NVGPU_TSG_IOCTL_BIND_CHANNEL")
     def bind_channel(self, raw: bytearray) -> None:
-        """Bind on VEID 0."""
-        self.tsg.bind(self._channel(struct.unpack("<i", raw)[0]), 0)
+        """Bind on the VEID that a BIND_CHANNEL_EX asked for last, else 0.
+
+        A refusal for the address space keeps a reference of the channel: its close waits for ever.
+        """
+        channel = self._channel(struct.unpack("<i", raw)[0])
+        if not self.tsg.r35:
+            try:
+                self.tsg.check_space(channel)
+            except KernelError:
+                channel.kept = True
+                raise
+        self.tsg.bind(channel)
 
     @handler("NVGPU_TSG_IOCTL_BIND_CHANNEL_EX")
     def bind_channel_ex(self, args: Record) -> None:
@@ -154,7 +252,12 @@ class TsgFile(File):
         channel = self._channel(args["channel_fd"])
         if args["subcontext_id"] >= MAX_VEIDS:
             raise self.refuse("bind.veid", str(args["subcontext_id"]))
-        self.tsg.bind(channel, args["subcontext_id"])
+        channel.veid = args["subcontext_id"]  # kept, and its run queue, when the rest is refused
+        if channel.veid:
+            channel.runqueue = 1
+        if not self.tsg.r35:
+            self.tsg.check_space(channel)
+        self.tsg.bind(channel)
 
     @handler("NVGPU_TSG_IOCTL_UNBIND_CHANNEL")
     def unbind_channel(self, raw: bytearray) -> None:
@@ -190,6 +293,8 @@ class TsgFile(File):
             raise self.refuse("event.id", str(args["event_id"]))
         if args["cmd"] != 1:
             raise self.refuse("event.cmd", str(args["cmd"]))
+        if self.tsg.r35 and any(e.event_id == args["event_id"] for e in self.tsg.events):
+            raise self.refuse("event.again", str(args["event_id"]))
         event = EventFile(self.kernel, self.tsg, args["event_id"])
         try:
             args["event_fd"] = self.kernel.install(event)
@@ -200,9 +305,20 @@ class TsgFile(File):
     @handler("NVGPU_IOCTL_TSG_SET_TIMESLICE")
     def set_timeslice(self, args: Record) -> None:
         """Microseconds."""
+        if self.kernel.scheduler_locked:
+            raise self.refuse("bind.locked")
         if not TIMESLICE_MIN <= args["timeslice_us"] <= TIMESLICE_MAX:
             raise self.refuse("timeslice.range", str(args["timeslice_us"]))
         self.tsg.timeslice = args["timeslice_us"]
+
+    @handler("NVGPU_IOCTL_TSG_SET_RUNLIST_INTERLEAVE")
+    def set_runlist_interleave(self, args: Record) -> None:
+        """How often the TSG stands on its runlist: low, medium, high."""
+        if self.kernel.scheduler_locked:
+            raise self.refuse("bind.locked")
+        if args["level"] not in INTERLEAVE_LEVELS:
+            raise self.refuse("interleave.level", str(args["level"]))
+        self.tsg.interleave = args["level"]
 
     @handler("NVGPU_IOCTL_TSG_GET_TIMESLICE")
     def get_timeslice(self, args: Record) -> None:
@@ -234,21 +350,14 @@ class TsgFile(File):
         space = self.kernel.file(args["as_fd"], "as")
         if not isinstance(space, AsFile):
             raise self.refuse("subctx.as", f"fd {args['as_fd']}")
-        taken = self.tsg.subcontexts
-        free = [v for v in range(1, MAX_VEIDS) if v not in taken] if args["type"] == ASYNC else []
-        if not free:
-            if args["type"] == ASYNC:
-                self.follow("subctx.fallback")
-            free = [0] if 0 not in taken else []
-        if not free:
-            raise self.refuse("subctx.none-left")
-        taken[free[0]] = space.vm.get()
-        args["veid"] = free[0]
+        args["veid"] = self.tsg.give(args["type"], space.vm)
 
     @handler("NVGPU_TSG_IOCTL_DELETE_SUBCONTEXT")
     def delete_subcontext(self, args: Record) -> None:
         """Give a VEID back."""
-        veid = args["veid"]
-        if veid not in self.tsg.subcontexts or any(c.veid == veid for c in self.tsg.channels):
+        veid, tsg = args["veid"], self.tsg
+        if veid >= MAX_VEIDS or any(s.veid == veid for s in tsg.subcontexts):
             raise self.refuse("subctx.delete", str(veid))
-        self.tsg.subcontexts.pop(veid).put()
+        if veid not in tsg.taken and not (veid == 0 and tsg.sync):
+            self.follow("subctx.delete-free")
+        tsg.take_back(veid)

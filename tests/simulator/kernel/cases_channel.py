@@ -168,6 +168,8 @@ def _(kernel: Kernel, board: Board) -> None:
     channel = bound(board)
     for good in (0xC7C0, 0xC7B5, 0xC5C0, 0xC3C0, 0xC76F):
         rc.alloc_obj(channel, good)
+    for old in (0x9097, 0xA06F, 0xB097, 0xB0C0, 0xC197, 0xC1C0):
+        fails(22, rc.alloc_obj, channel, old)
     fails(22, rc.alloc_obj, channel, 0xC6C0)
     fails(22, rc.alloc_obj, channel, 0xC56F)
     rc.alloc_obj(channel, 0xC6B5)
@@ -175,7 +177,33 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("obj.graphics-async")
 def _(kernel: Kernel, board: Board) -> None:
+    channel = rc.open_channel(board.ctrl)
+    rc.as_bind(board.as_fd, channel)
+    fails(22, rc.tsg_bind, board.tsg, channel, 9)  # refused, but its run queue stays
+    rc.tsg_bind(board.tsg, channel, 0)
+    fails(22, rc.alloc_obj, channel, 0xC797)
+    other = rc.open_channel(board.ctrl)
+    rc.as_bind(board.as_fd, other)
+    rc.tsg_bind(board.tsg, other, 0)
+    rc.alloc_obj(other, 0xC797)
+    fails(22, rc.tsg_bind, board.tsg, other, 1)  # refused as well, and its VEID stays
+    fails(22, rc.alloc_obj, other, 0xC797)
     rc.alloc_obj(bound(board), 0xC797)
+
+
+@case("obj.compute-queue")
+def _(kernel: Kernel, board: Board) -> None:
+    first, second = (rc.open_channel(board.ctrl) for _ in range(2))
+    for channel in (first, second):
+        rc.as_bind(board.as_fd, channel)
+    fails(22, rc.tsg_bind, board.tsg, first, 9)
+    rc.tsg_bind(board.tsg, first, 0)
+    rc.tsg_bind(board.tsg, second, 0)
+    rc.alloc_obj(first, rc.COMPUTE)
+    fails(22, rc.alloc_obj, second, 0xC797)
+    rc.alloc_obj(first, rc.COPY)
+    rc.alloc_obj(second, 0xC797)
+    rc.alloc_obj(first, rc.COMPUTE)
 
 
 @case("notifier.mem")
@@ -214,14 +242,85 @@ def _(kernel: Kernel, board: Board) -> None:
     assert (a.error(), b.error()) == (31, 31)
 
 
+def _modes(channel: int, graphics: int, compute: int) -> None:
+    call(channel, "H", 122, "II", graphics, compute, direction="w")
+
+
+@case("preempt.no-class")
+def _(kernel: Kernel, board: Board) -> None:
+    _modes(bound(board), 0, 4)
+
+
+@case("preempt.no-tsg")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = board.channel()
+    call(board.tsg, "T", 2, "i", channel.fd, direction="w")
+    _modes(channel.fd, 0, 4)
+
+
 @case("preempt.mode")
 def _(kernel: Kernel, board: Board) -> None:
-    channel = bound(board)
-    for good in ((0, 2), (1, 1), (2, 2), (0, 4)):
-        call(channel, "H", 122, "II", *good, direction="w")
-    for bad in ((4, 2), (0, 3)):
-        fails(22, call, channel, "H", 122, "II", *bad, direction="w")
-    call(channel, "H", 122, "II", 2, 4, direction="w")
+    channel = board.channel().fd
+    for good in ((0, 0), (1, 1), (0, 2), (2, 2), (0, 3)):
+        _modes(channel, *good)
+    fails(22, _modes, channel, 4, 4)
+    _modes(channel, 0, 8)
+
+
+@case("preempt.lower")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = board.channel().fd
+    _modes(channel, 0, 4)
+    _modes(channel, 0, 2)
+
+
+@case("preempt.pair")
+def _(kernel: Kernel, board: Board) -> None:
+    _modes(board.channel().fd, 2, 4)
+
+
+@case("preempt.cilp")
+def _(kernel: Kernel, board: Board) -> None:
+    compute, graphics = board.channel().fd, rc.open_channel(board.ctrl)
+    _modes(compute, 0, 4)
+    rc.as_bind(board.as_fd, graphics)
+    rc.tsg_bind(board.tsg, graphics, 0)
+    rc.alloc_obj(graphics, 0xC797)
+    _modes(graphics, 2, 0)
+
+
+@case("preempt.class")
+def _(kernel: Kernel, board: Board) -> None:
+    _modes(board.channel(classes=(rc.COPY,)).fd, 0, 4)
+
+
+@case("preempt.no-context")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = rc.open_channel(board.ctrl)
+    rc.as_bind(board.as_fd, channel)
+    fails(22, rc.tsg_bind, board.tsg, channel, 9)
+    rc.tsg_bind(board.tsg, channel, 0)
+    fails(22, rc.alloc_obj, channel, 0xC797)  # its class stays, without a context
+    _modes(channel, 0, 4)
+
+
+@case("channel.no-tsg")
+def _(kernel: Kernel, board: Board) -> None:
+    fcntl.ioctl(bound(board), rc.io("H", 115))
+    fcntl.ioctl(rc.open_channel(board.ctrl), rc.io("H", 115))
+
+
+@case("setup.oops")
+def _(kernel: Kernel, board: Board) -> None:
+    channel = rc.open_channel(board.ctrl)
+    rc.tsg_bind(board.tsg, channel, 0)
+    rc.as_bind(board.as_fd, channel)
+    rc.wdt(channel)
+    ring, userd = board.dmabuf(8192), board.dmabuf()
+    try:
+        rc.setup_bind(channel, ring, userd)
+    finally:
+        assert "kernel oops on a board" in kernel.journal.notes[-1]
 
 
 @case("syncpt.none-left")
@@ -253,10 +352,30 @@ def _(kernel: Kernel, board: Board) -> None:
     _wait(channel.fd, buffer.fd, 16, 5)
 
 
+@case("wait.type")
+def _(kernel: Kernel, board: Board) -> None:
+    _wait(board.channel().fd, board.dmabuf(), 0, 0, 2)
+
+
+@case("wait.offset")
+def _(kernel: Kernel, board: Board) -> None:
+    _wait(board.channel().fd, board.dmabuf(), 2, 0)
+
+
+@case("wait.expired")
+def _(kernel: Kernel, board: Board) -> None:
+    channel, buffer = board.channel(), board.buffer(4096, keep_fd=True)
+    buffer.mem[14] = 1
+    _wait(channel.fd, buffer.fd, 0, 0, 0)
+
+
 @case("wait.notifier")
 def _(kernel: Kernel, board: Board) -> None:
     channel, fd = board.channel(), board.dmabuf()
-    _wait(channel.fd, fd, 0, 0, 0)
+    buffer = board.buffer(4096, keep_fd=True)
+    _wait(channel.fd, buffer.fd, 16, 0, 0)
+    assert struct.unpack_from("<IH", buffer.mem, 24) == (0xDEADBEEF, channel.token)
+    assert struct.unpack_from("<Q", buffer.mem, 16)[0] > 1 << 60
     fails(22, _wait, channel.fd, fd, 4096, 0)
     _wait(channel.fd, board.ctrl, 0, 0)
 
@@ -266,9 +385,10 @@ def _(kernel: Kernel, board: Board) -> None:
     channel = board.channel()
     fcntl.ioctl(channel.fd, rc.io("H", 116))
     assert channel.error() == 43 and rc.timedout(channel.fd) == 1
-    unset = bound(board)
+    unset, beside = bound(board), bound(board)
+    assert rc.timedout(unset) == 0
     fcntl.ioctl(unset, rc.io("H", 116))
-    assert rc.timedout(unset) == 1
+    assert rc.timedout(unset) == rc.timedout(beside) == 1
 
 
 @case("timedout.set")

@@ -136,44 +136,25 @@ def _(kernel: Kernel, board: Board) -> None:
     _correlate(board, 1, 3)
 
 
-def _clocks(board: Board, nr: int, flags: int, kind: int, entries: int, at: int) -> int:
-    fmt, values = ("IHHQ", (flags, kind, entries, at))
-    return call(board.ctrl, "G", nr, fmt, *values)[2]
+def _gpc_map(board: Board, nr: int, size: int, at: int) -> None:
+    call(board.ctrl, "G", nr, "IIQ", size, 0, at)
 
 
-@case("clk.flags")
+@case("gpc.size")
 def _(kernel: Kernel, board: Board) -> None:
-    _clocks(board, 28, 2, 0, 1, 0)
+    space = (ctypes.c_uint * 2)(7, 7)
+    for nr in (43, 44):
+        _gpc_map(board, nr, 8, ctypes.addressof(space))
+        assert list(space) == [0, 1]
+        for wrong in (0, 4, 12):
+            fails(22, _gpc_map, board, nr, wrong, ctypes.addressof(space))
+    _gpc_map(board, 43, 64, ctypes.addressof(space))
 
 
-@case("clk.entries")
+@case("gpc.fault")
 def _(kernel: Kernel, board: Board) -> None:
-    space = (ctypes.c_ulonglong * 16)()
-    at = ctypes.addressof(space)
-    assert _clocks(board, 28, 0, 0, 0, 0) == 1
-    assert _clocks(board, 28, 0, 0, 1, at) == 1
-    assert space[1] < space[2] <= 1_400_000_000
-    _clocks(board, 28, 1, 0, 2, at)
-
-
-@case("clk.type")
-def _(kernel: Kernel, board: Board) -> None:
-    space = (ctypes.c_ulonglong * 16)()
-    at = ctypes.addressof(space)
-    assert _clocks(board, 30, 0, 2, 1, at) == 1 and space[1] == 1_300_000_000
-    _clocks(board, 30, 0, 9, 1, at)
-
-
-@case("clk.domain")
-def _(kernel: Kernel, board: Board) -> None:
-    space = (ctypes.c_ulonglong * 16)()
-    _clocks(board, 28, 1, 0, 1, ctypes.addressof(space))
-
-
-@case("clk.fault")
-def _(kernel: Kernel, board: Board) -> None:
-    fails(14, _clocks, board, 28, 0, 0, 1, BAD)
-    _clocks(board, 28, 1, 0, 1, BAD)
+    fails(14, _gpc_map, board, 44, 8, BAD)
+    _gpc_map(board, 43, 8, BAD)
 
 
 @case("doorbell.busy")

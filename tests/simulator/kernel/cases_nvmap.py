@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import faulthandler
 import fcntl
 import mmap
@@ -12,11 +13,15 @@ import signal
 import struct
 from collections.abc import Callable
 
+from nvgpusim.abi import abi
 from nvgpusim.kernel import Kernel
 
 from . import rawclient as rc
 from .cases import BAD, case, fails
 from .rawclient import Board, call
+
+RO = 1 << 9
+"""NVMAP_HANDLE_RO."""
 
 
 @case("nvmap.type")
@@ -35,6 +40,17 @@ def _(kernel: Kernel, board: Board) -> None:
 def _(kernel: Kernel, board: Board) -> None:
     ioctl = rc.libc().ioctl
     ioctl.argtypes = (ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p)
+    assert ioctl(board.nvmap, rc.ior("N", 25, 8), BAD) == -1
+    assert ctypes.get_errno() == errno.EINVAL
+    handle = rc.create(board.nvmap, 4096)
+    raw = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    struct.pack_into("<I", raw, 8, handle)
+    at = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    protect = rc.libc().mprotect
+    protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert protect(at, 4096, mmap.PROT_READ) == 0
+    assert ioctl(board.nvmap, rc.ior("N", 27, 72), at) == -1
+    assert ctypes.get_errno() == errno.ENODEV
     assert ioctl(board.nvmap, rc.iowr("N", 1, 8), BAD) == -1
     raise OSError(ctypes.get_errno(), "through libc")
 
@@ -55,7 +71,7 @@ def _(kernel: Kernel, board: Board) -> None:
     out = call(board.nvmap, "N", 1, "II", 4096, 5)
     assert out[1] == 5 and out[0] >= 0x7FFFFFFF
     size, handle = call(board.nvmap, "N", 0, "II", 100, 0)
-    assert size == 100 and call(board.nvmap, "N", 8, "IIQ", handle, 1, 0)[2] == 4096
+    assert size == 100 and _parameters(board, handle)["size"] == 4096
 
 
 @case("create.high")
@@ -238,7 +254,7 @@ def _(kernel: Kernel, board: Board) -> None:
     assert guard
     view = rc.view(base, 8192)
     handle = _from_va(board, base + 4096)
-    assert call(board.nvmap, "N", 8, "IIQ", handle, 1, 0)[2] >= (1 << 20) - 4096
+    assert _parameters(board, handle)["size"] >= (1 << 20) - 4096
     small = _from_va(board, base, 8192)
     va = rc.map_buffer(board.as_fd, rc.get_fd(board.nvmap, small))
     view[:4] = b"host"
@@ -250,32 +266,65 @@ def _(kernel: Kernel, board: Board) -> None:
     assert bytes(vm.pages.view(va, 4, "read")) == b"host"
 
 
-def _param(board: Board, handle: int, param: int) -> int:
-    return call(board.nvmap, "N", 8, "IIQ", handle, param, 0)[2]
+@case("nvmap.param")
+def _(kernel: Kernel, board: Board) -> None:
+    call(board.nvmap, "N", 8, "IIQ", rc.create(board.nvmap, 4096), 1, 0)
+
+
+def _parameters(board: Board, handle: int) -> dict[str, int]:
+    """NVMAP_IOC_PARAMETERS, by member."""
+    fields = abi("r36").record("nvmap_handle_parameters")
+    fields["handle"] = handle
+    fcntl.ioctl(board.nvmap, rc.ior("N", 27, len(fields.raw)), fields.raw, True)
+    return fields.values()
 
 
 @case("param.handle")
 def _(kernel: Kernel, board: Board) -> None:
-    fails(
-        22, call, board.nvmap, "N", 27, "II I I I 4x Q Q Q Q Q Q", 0, 0, 5, *[0] * 8, direction="r"
-    )
-    _param(board, 5, 1)
-
-
-@case("param.param")
-def _(kernel: Kernel, board: Board) -> None:
     handle = rc.create(board.nvmap, 5000)
+    assert _parameters(board, handle)["heap"] == 0
     rc.alloc(board.nvmap, handle, align=1 << 21)
-    assert [_param(board, handle, p) for p in (1, 2, 3, 4)] == [8192, 1 << 21, 0, rc.IOVMM]
-    _param(board, handle, 9)
+    got = _parameters(board, handle)
+    assert (got["size"], got["align"], got["heap"]) == (8192, 1 << 21, rc.IOVMM)
+    _parameters(board, 5)
+
+
+def _cache(board: Board, at: int, handle: int, size: int, op: int = 2) -> None:
+    call(board.nvmap, "N", 12, "QIIi4x", at, handle, size, op, direction="w")
+
+
+def _mapped(board: Board) -> tuple[int, int]:
+    handle = rc.create(board.nvmap, 8192)
+    rc.alloc(board.nvmap, handle)
+    return handle, rc.do_mmap(rc.get_fd(board.nvmap, handle), 8192)
+
+
+@case("cache.op")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, at = _mapped(board)
+    for op in range(3):
+        _cache(board, at + 4096, handle, 4096, op)
+    call(board.nvmap, "N", 12, "QI4xQi4x", at, handle, 8192, 0, direction="w")
+    fails(22, _cache, board, 0, handle, 4096)
+    _cache(board, at, handle, 4096, 9)
 
 
 @case("cache.handle")
 def _(kernel: Kernel, board: Board) -> None:
-    handle = rc.create(board.nvmap, 4096)
-    call(board.nvmap, "N", 12, "QIIi4x", 0, handle, 4096, 2, direction="w")
     call(board.nvmap, "N", 24, "IIQ", 9, 0, 0, direction="w")
-    call(board.nvmap, "N", 12, "QIIi4x", 0, 77, 4096, 2, direction="w")
+    _cache(board, _mapped(board)[1], 77, 4096)
+
+
+@case("cache.address")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, at = _mapped(board)
+    fails(99, _cache, board, BAD, handle, 4096)
+    _cache(board, at + 4096, handle, 8192)
+
+
+@case("cache.other")
+def _(kernel: Kernel, board: Board) -> None:
+    _cache(board, _mapped(board)[1], _mapped(board)[0], 4096)
 
 
 def _rw(
@@ -292,9 +341,30 @@ def _rw(
     call(board.nvmap, "N", nr, "QI4x5Q", at, handle, offset, size, hmem, user, count, direction="w")
 
 
+@case("rw.empty")
+def _(kernel: Kernel, board: Board) -> None:
+    for at, size, count in ((0, 4, 1), (BAD, 0, 1), (BAD, 4, 0)):
+        fails(22, _rw, board, 6, at, 77, 0, size, 4, 4, count)
+    _rw(board, 7, 0, 77, 0, 4, 4, 4, 1)
+
+
 @case("rw.handle")
 def _(kernel: Kernel, board: Board) -> None:
+    _rw(board, 6, BAD, 77, 0, 4, 4, 4, 1)
+
+
+@case("rw.cpu")
+def _(kernel: Kernel, board: Board) -> None:
     _rw(board, 6, BAD, rc.create(board.nvmap, 4096), 0, 4, 4, 4, 1)
+
+
+@case("rw.read-only")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, _at = _mapped(board)
+    twin = call(board.nvmap, "N", 106, "III", handle, RO, 0)[2]
+    target = (ctypes.c_ubyte * 4)()
+    _rw(board, 7, ctypes.addressof(target), twin, 0, 4, 4, 4, 1)
+    _rw(board, 6, ctypes.addressof(target), twin, 0, 4, 4, 4, 1)
 
 
 @case("rw.range")
@@ -306,23 +376,66 @@ def _(kernel: Kernel, board: Board) -> None:
     _rw(board, 6, ctypes.addressof(source), handle, 8, 2, 4, 2, 8)
     _rw(board, 7, ctypes.addressof(target), handle, 8, 16, 16, 16, 1)
     assert bytes(target[:8]) == bytes([0, 1, 0, 0, 2, 3, 0, 0])
+    for offset, size, hmem, user, count in (
+        (4096, 4, 4, 4, 1),
+        (0, 4, 2, 4, 1),
+        (0, 4, 4, 2, 1),
+        (0, 4, 8, 4096, 2),
+    ):
+        fails(22, _rw, board, 7, BAD, handle, offset, size, hmem, user, count)
     _rw(board, 7, ctypes.addressof(target), handle, 4090, 4, 4, 4, 2)
 
 
-@case("rw.fault")
+@case("rw.residue")
 def _(kernel: Kernel, board: Board) -> None:
     handle = rc.create(board.nvmap, 4096)
     rc.alloc(board.nvmap, handle)
-    fails(14, _rw, board, 6, BAD, handle, 0, 4, 4, 4, 1)
     _rw(board, 7, BAD, handle, 0, 4, 4, 4, 1)
+
+
+@case("rw.short")
+def _(kernel: Kernel, board: Board) -> None:
+    handle = rc.create(board.nvmap, 8192)
+    rc.alloc(board.nvmap, handle)
+    base = _anonymous(8192)
+    rc.do_munmap(base + 4096, 4096)
+    _rw(board, 7, base + 4096 - 8, handle, 0, 16, 16, 16, 1)
+
+
+@case("alloc.exclusive")
+def _(kernel: Kernel, board: Board) -> None:
+    for alone in (1 << 1, 1 << 26):
+        fails(12, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=alone)
+        fails(22, rc.alloc, board.nvmap, rc.create(board.nvmap, 4096), heap=rc.IOVMM | alone)
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 4096), heap=rc.IOVMM | 1 << 1)
+
+
+@case("dup.read-only")
+def _(kernel: Kernel, board: Board) -> None:
+    handle, _at = _mapped(board)
+    twin = call(board.nvmap, "N", 106, "III", handle, RO, 0)[2]
+    assert twin != handle and _parameters(board, twin)["access_flags"] == RO
+    assert call(board.nvmap, "N", 106, "III", twin, RO, 0)[2] == twin
+    fd = rc.get_fd(board.nvmap, twin)
+    fails(13, rc.do_mmap, fd, 4096)
+    assert call(board.nvmap, "N", 16, "iI", fd, 0)[1] == twin
+    rc.free(board.nvmap, handle)
+    kernel.check()
+    call(board.nvmap, "N", 106, "III", twin, 0, 0)
+
+
+@case("dup.unallocated")
+def _(kernel: Kernel, board: Board) -> None:
+    call(board.nvmap, "N", 106, "III", rc.create(board.nvmap, 4096), 0, 0)
 
 
 @case("dup.handle")
 def _(kernel: Kernel, board: Board) -> None:
     handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle)
     assert call(board.nvmap, "N", 106, "III", handle, 0, 0)[2] == handle
     rc.free(board.nvmap, handle)
-    rc.alloc(board.nvmap, handle)
+    rc.get_fd(board.nvmap, handle)
     rc.free(board.nvmap, handle)
     call(board.nvmap, "N", 106, "III", handle, 0, 0)
 
@@ -335,11 +448,12 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("heap.unknown")
 def _(kernel: Kernel, board: Board) -> None:
-    out = call(board.nvmap, "N", 26, "I4xQ", rc.IOVMM, 0, direction="r")
-    assert out[1] == 64 << 30
+    assert call(board.nvmap, "N", 26, "I4xQ", 1 << 28, 0, direction="r")[1] > 0
+    fails(19, call, board.nvmap, "N", 26, "I4xQ", rc.IOVMM, 0, direction="r")
     board.dmabuf(1 << 20)
     got = call(board.nvmap, "N", 105, "IIB7xQQQI4x", rc.IOVMM, *[0] * 6, direction="r")
     assert got[3] - got[4] == 1 << 20
+    fails(19, call, board.nvmap, "N", 105, "IIB7xQQQI4x", 1 << 3, *[0] * 6, direction="r")
     call(board.nvmap, "N", 26, "I4xQ", 1 << 5, 0, direction="r")
 
 

@@ -12,6 +12,15 @@ from . import rawclient as rc
 from .cases import BAD, case, fails
 from .rawclient import Board, call
 
+RO = 1 << 9
+"""NVMAP_HANDLE_RO."""
+
+
+@case("as.node")
+def _(kernel: Kernel, board: Board) -> None:
+    fails(22, os.open, "/dev/nvhost-as-gpu", os.O_RDWR)
+    os.open("/dev/nvgpu/igpu0/as", os.O_RDWR)
+
 
 @case("as.bind-fd")
 def _(kernel: Kernel, board: Board) -> None:
@@ -45,6 +54,7 @@ def _(kernel: Kernel, board: Board) -> None:
     ):
         fails(12, rc.alloc_space, board.as_fd, pages, at)
     fails(12, rc.alloc_space, board.as_fd, 1 << 40, 0, 0)
+    fails(12, rc.alloc_space, board.as_fd, 1 << 52, 0, 0)
     rc.alloc_space(board.as_fd, 32, 0x0FFF8000)
 
 
@@ -61,6 +71,17 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.free_space(board.as_fd, va, 16)
     assert found.vm.pages.find(va + 4096) is None  # type: ignore[union-attr]
     assert rc.alloc_space(board.as_fd, 16, va) == va
+    twice = board.dmabuf()
+    for _ in range(2):
+        rc.map_buffer(board.as_fd, twice, 1, va)
+    rc.free_space(board.as_fd, va, 16)
+    assert found.vm.pages.find(va).refs == 1  # type: ignore[union-attr]
+    assert "mapped there more than once" in kernel.journal.notes[-1]
+    kernel.check()
+    assert rc.alloc_space(board.as_fd, 16, va) == va
+    fails(22, rc.map_buffer, board.as_fd, board.dmabuf(), 1, va)
+    rc.unmap_buffer(board.as_fd, va)
+    rc.map_buffer(board.as_fd, board.dmabuf(), 1, va)
 
 
 @case("map.badfd")
@@ -92,8 +113,14 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("map.access")
 def _(kernel: Kernel, board: Board) -> None:
-    read_only = board.dmabuf(flags=rc.TAG | 1 << 9)
-    rc.map_buffer(board.as_fd, read_only, 1 << 10)
+    rc.map_buffer(board.as_fd, board.dmabuf(flags=rc.TAG | RO), 2 << 10)
+    handle = rc.create(board.nvmap, 4096)
+    rc.alloc(board.nvmap, handle)
+    twin = call(board.nvmap, "N", 106, "III", handle, RO, 0)[2]
+    read_only = rc.get_fd(board.nvmap, twin)
+    for access in (0, 1):
+        va = rc.map_buffer(board.as_fd, read_only, access << 10)
+        assert kernel.lookup(board.as_fd).vm.pages.find(va).read_only  # type: ignore[union-attr]
     fails(22, rc.map_buffer, board.as_fd, read_only, 2 << 10)
     rc.map_buffer(board.as_fd, board.dmabuf(), 3 << 10)
 
@@ -112,8 +139,32 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.map_buffer(board.as_fd, board.dmabuf(), 0x1000)
 
 
+@case("map.rest")
+def _(kernel: Kernel, board: Board) -> None:
+    va = rc.alloc_space(board.as_fd, 16, 0x10000000)
+    rc.map_buffer(board.as_fd, board.dmabuf(8192), 1, va, 4096)
+
+
+@case("map.start")
+def _(kernel: Kernel, board: Board) -> None:
+    va = rc.alloc_space(board.as_fd, 16, 0x10000000)
+    fails(22, rc.map_buffer, board.as_fd, board.dmabuf(8192), 1, va + 0x10000, 100, 4096)
+    rc.map_buffer(board.as_fd, board.dmabuf(8192), 1, va, 100, 4096)
+
+
+@case("map.compressible")
+def _(kernel: Kernel, board: Board) -> None:
+    va = rc.alloc_space(board.as_fd, 64, 0x10000000)
+    fd = board.dmabuf(0x20000)
+    rc.map_buffer(board.as_fd, fd, 1, va, 0x10000, 4096, compr=8, incompr=6)
+    rc.map_buffer(board.as_fd, fd, 1, va + 4096, 0x10000, 4096, compr=8, incompr=6)
+
+
 @case("map.kinds")
 def _(kernel: Kernel, board: Board) -> None:
+    rc.map_buffer(board.as_fd, board.dmabuf(), compr=8, incompr=-1)
+    for bad in (0x100, 0x1FF, -2):
+        fails(12, rc.map_buffer, board.as_fd, board.dmabuf(), incompr=bad)
     rc.map_buffer(board.as_fd, board.dmabuf(), incompr=-1)
 
 
@@ -123,6 +174,9 @@ def _(kernel: Kernel, board: Board) -> None:
     for at in (va + 2048, 0x20000000, va + 0x3000):
         fails(22, rc.map_buffer, board.as_fd, fd, 1, at)
     rc.map_buffer(board.as_fd, fd, 1, va)
+    assert rc.map_buffer(board.as_fd, fd, 1, va) == va  # the same again: a reference more
+    fails(22, rc.map_buffer, board.as_fd, board.dmabuf(8192), 1, va)
+    rc.unmap_buffer(board.as_fd, va)
     rc.map_buffer(board.as_fd, fd, 1, va + 4096)
 
 
@@ -138,7 +192,8 @@ def _(kernel: Kernel, board: Board) -> None:
     fd = board.dmabuf()
     va = rc.map_buffer(board.as_fd, fd)
     assert rc.map_buffer(board.as_fd, os.dup(fd)) == va
-    assert rc.map_buffer(board.as_fd, fd, 4) != va
+    cacheable = rc.map_buffer(board.as_fd, fd, 4)
+    assert va != cacheable != rc.map_buffer(board.as_fd, fd, 4) != va
     vm = kernel.lookup(board.as_fd).vm  # type: ignore[union-attr]
     rc.unmap_buffer(board.as_fd, va)
     assert vm.pages.find(va) is not None

@@ -42,8 +42,14 @@ def _(kernel: Kernel, board: Board) -> None:
     veid = rc.create_subcontext(board.tsg, board.as_fd)
     call(board.tsg, "T", 19, "II", veid, 0, direction="w")
     bound(board)
-    fails(22, call, board.tsg, "T", 19, "II", board.veid, 0, direction="w")
-    call(board.tsg, "T", 19, "II", veid, 0, direction="w")
+    fails(22, call, board.tsg, "T", 19, "II", 64, 0, direction="w")
+    call(board.tsg, "T", 19, "II", board.veid, 0, direction="w")
+
+
+@case("subctx.delete-free")
+def _(kernel: Kernel, board: Board) -> None:
+    call(board.tsg, "T", 19, "II", 7, 0, direction="w")
+    fails(22, call, board.tsg, "T", 19, "II", 64, 0, direction="w")
 
 
 @case("bind.fd")
@@ -62,6 +68,8 @@ def _(kernel: Kernel, board: Board) -> None:
 @case("bind.locked")
 def _(kernel: Kernel, board: Board) -> None:
     kernel.scheduler_locked = True
+    fails(1, call, board.tsg, "T", 9, "II", 1000, 0, direction="w")
+    fails(1, call, board.tsg, "T", 8, "II", 0, 0, direction="w")
     rc.tsg_bind(board.tsg, rc.open_channel(board.ctrl), 1)
 
 
@@ -72,6 +80,30 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.as_bind(rc.alloc_as(board.ctrl), channel)
     fails(22, rc.tsg_bind, board.tsg, channel, 5)
     rc.tsg_bind(board.tsg, channel, board.veid)
+
+
+@case("bind.no-sync")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.tsg_bind(board.tsg, rc.open_channel(board.ctrl), 0)
+    late = rc.open_channel(board.ctrl)
+    rc.as_bind(board.as_fd, late)
+    rc.tsg_bind(board.tsg, late, 0)
+
+
+@case("bind.subctx-vm")
+def _(kernel: Kernel, board: Board) -> None:
+    rc.tsg_bind(board.tsg, rc.open_channel(board.ctrl), 2)
+    assert rc.create_subcontext(board.tsg, board.as_fd) == 2
+    late = rc.open_channel(board.ctrl)
+    rc.as_bind(board.as_fd, late)
+    rc.tsg_bind(board.tsg, late, 2)
+
+
+@case("bind.full")
+def _(kernel: Kernel, board: Board) -> None:
+    for _ in range(128):
+        bound(board)
+    bound(board)
 
 
 @case("bind.twice")
@@ -93,6 +125,10 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.as_bind(board.as_fd, channel)
     call(board.tsg, "T", 1, "i", channel, direction="w")
     assert file_of(kernel, channel).veid == 0
+    os.close(channel)
+    again = rc.open_channel(board.ctrl)  # the last channel of VEID 0 gave it back
+    rc.as_bind(rc.alloc_as(board.ctrl), again)
+    rc.tsg_bind(board.tsg, again, 0)
 
 
 @case("unbind.not-member")
@@ -109,9 +145,13 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("unbind.unserviceable")
 def _(kernel: Kernel, board: Board) -> None:
+    assert rc.timedout(rc.open_channel(board.ctrl)) == 1
     channel = board.channel()
+    assert rc.timedout(channel.fd) == 0
     call(board.tsg, "T", 2, "i", channel.fd, direction="w")
     assert rc.timedout(channel.fd) == 1
+    rc.tsg_bind(board.tsg, channel.fd, board.veid)
+    assert rc.timedout(channel.fd) == 0
 
 
 @case("timeslice.range")
@@ -124,6 +164,13 @@ def _(kernel: Kernel, board: Board) -> None:
     call(board.tsg, "T", 9, "II", 50001, 0, direction="w")
 
 
+@case("interleave.level")
+def _(kernel: Kernel, board: Board) -> None:
+    for level in range(3):
+        call(board.tsg, "T", 8, "II", level, 0, direction="w")
+    call(board.tsg, "T", 8, "II", 3, 0, direction="w")
+
+
 def _event(board: Board, event: int, cmd: int = 1) -> int:
     return call(board.tsg, "T", 7, "IIiI", cmd, event, 0, 0)[2]
 
@@ -131,6 +178,13 @@ def _event(board: Board, event: int, cmd: int = 1) -> int:
 @case("event.cmd")
 def _(kernel: Kernel, board: Board) -> None:
     _event(board, 2, 0)
+
+
+@case("event.again", profile="r35")
+def _(kernel: Kernel, board: Board) -> None:
+    _event(board, 1)
+    _event(board, 2)
+    _event(board, 1)
 
 
 @case("event.id")

@@ -163,6 +163,43 @@ def test_strict(tmp_path: Path) -> None:
     assert sim("--strict", "--quiet", "--", failing).returncode == 3
 
 
+def test_an_injection_that_never_fires_is_told(tmp_path: Path) -> None:
+    flags = ["--inject", "EBUSY@ALLOC_AS:n=9", "--inject", "EIO@MMAP:n=3", "--quiet"]
+    buffer = "from contextlib import suppress\nwith suppress(OSError): board.buffer(4096)"
+    run = sim(*flags, "--strict", "--", script(tmp_path, buffer))
+    line = "nvgpusim: --inject EBUSY@ALLOC_AS:n=9 never fired: 1 calls matched"
+    assert [text for text in run.stderr.splitlines() if "never fired" in text] == [line]
+    assert run.returncode == 1
+    assert sim(*flags, "--", script(tmp_path, buffer)).returncode == 0
+    none = sim("--inject", "EBUSY@*", "--strict", "--", "-c", "pass")
+    assert none.returncode == 1 and "never fired: 0 calls matched" in none.stderr
+
+
+def test_a_gpu_error_is_told_once_and_by_the_programs_own_line(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages" / "library.py"
+    library.parent.mkdir()
+    library.write_text(
+        "def submit(channel):\n"
+        "    exec('channel.submit(0x1000000, 1)', {'channel': channel})\n"
+        "    import time\n"
+        "    while channel.error() is None: time.sleep(0.001)\n"
+    )
+    text = f"""
+sys.path.insert(0, {str(library.parent)!r})
+import library
+channel = board.channel()
+library.submit(channel)  # the program's own line
+"""
+    path = script(tmp_path, text)
+    run = sim("--", path)
+    here = Path(path).read_text().splitlines().index(text.splitlines()[-1]) + 1
+    assert run.stderr.count("channel 511, TSG 511: dead") == 1
+    (submitted,) = (x.strip() for x in run.stderr.splitlines() if "submitted:" in x)
+    assert submitted.startswith(f"submitted: {path}:{here} in <module>, through {library}:")
+    assert "    fault  GPU error 31: " in run.stderr
+    assert "channel 511, TSG 511: dead" in sim("report").stdout
+
+
 def test_injection_and_seed(tmp_path: Path) -> None:
     run = sim("--inject", "ENOMEM@ALLOC_AS", "--", script(tmp_path, ""))
     assert "Cannot allocate memory" in run.stderr and "injected  ENOMEM at ALLOC_AS" in run.stderr

@@ -14,10 +14,12 @@ from . import (
     cases_space,
     cases_tsg,
 )
-from .cases import CASES, R35Board
+from . import rawclient as rc
+from .cases import CASES, R35Board, bound, fails
 from .conftest import simulated
 from .rawclient import Board
 
+CILP_FLAG, CILP, CTA = 4, 4, 2
 REGISTERED = (cases_channel, cases_ctrl, cases_dispatch, cases_nvmap, cases_space, cases_tsg)
 
 
@@ -40,3 +42,18 @@ def test_rule(rule: str) -> None:
             function(kernel, board)
         assert kernel.journal.rules[rule] > 0
         kernel.check()
+
+
+@pytest.mark.parametrize(("profile", "lowered"), [("r35", True), ("r36", False)])
+def test_a_later_class_sets_modes_from_r36_on(profile: str, lowered: bool) -> None:
+    with simulated(profile=profile):
+        board = R35Board() if profile == "r35" else Board()
+        channel = bound(board)
+        rc.alloc_obj(channel, rc.COMPUTE)
+        rc.call(channel, "H", 108, "IIQ", rc.COMPUTE, CILP_FLAG, 0)
+        modes = (channel, "H", 122, "II", 0, CTA)
+        if lowered:
+            rc.call(*modes, direction="w")
+        else:
+            fails(22, rc.call, *modes, direction="w")
+        rc.call(channel, "H", 122, "II", 0, CILP, direction="w")

@@ -28,9 +28,13 @@ PYTHONS_OWN = fcntl.ioctl
 
 
 @pytest.mark.parametrize("node", sorted(NODES))
-def test_every_node_opens(kernel: Kernel, node: str) -> None:
+def test_every_node_opens_but_the_one_that_wants_big_pages(kernel: Kernel, node: str) -> None:
     assert os.path.exists(node) and pathlib.Path(node).is_char_device()
     assert os.access(node, os.R_OK | os.W_OK) and not os.access(node, os.X_OK)
+    if NODES[node] == "as":
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.open(node, os.O_RDWR)
+        return
     fd = os.open(node, os.O_RDWR)
     os.close(fd)
     with open(node, "rb+", buffering=0) as file:
@@ -51,11 +55,26 @@ def test_what_the_model_lacks_is_absent(kernel: Kernel) -> None:
         os.open("/dev/nvgpu/igpu0/dbg", os.O_RDWR)
 
 
-def test_legacy_as_node_has_the_default_layout(kernel: Kernel) -> None:
-    fd = os.open("/dev/nvhost-as-gpu", os.O_RDWR)
+def test_legacy_nodes_are_the_same_devices(kernel: Kernel) -> None:
+    ctrl, tsg, channel = (
+        os.open(f"/dev/{name}", os.O_RDWR)
+        for name in ("nvhost-ctrl-gpu", "nvhost-tsg-gpu", "nvhost-gpu")
+    )
+    space = rc.alloc_as(ctrl)
+    rc.as_bind(space, channel)
+    rc.tsg_bind(tsg, channel, 0)
     region = (ctypes.c_ulonglong * 3)()
-    rc.call(fd, "A", 8, "QII", ctypes.addressof(region), 24, 0)
-    assert region[0] == 64 << 20 and region[0] + region[2] * 4096 == 1 << 37
+    rc.call(space, "A", 8, "QII", ctypes.addressof(region), 24, 0)
+    assert region[0] == 0x200000
+
+
+def test_a_table_answers_what_has_no_handler(kernel: Kernel) -> None:
+    ctrl = os.open(rc.CTRL, os.O_RDWR)
+    assert rc.call(ctrl, "G", 1, "I", 0, direction="r") == (0x10000,)
+    assert rc.call(ctrl, "G", 2, "10I", *[0] * 10, direction="r")[0] == 32
+    with pytest.raises(OSError, match="Inappropriate ioctl"):
+        rc.call(ctrl, "G", 28, "IHHQ", 0, 0, 0, 0)
+    assert kernel.journal.rules["dispatch.not-modelled"] == 1
 
 
 def test_dup_keeps_the_device(kernel: Kernel) -> None:
