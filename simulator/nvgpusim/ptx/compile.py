@@ -13,13 +13,14 @@ from .ops_bit import BIT_OPS
 from .ops_cvt import cvt
 from .ops_float import FLOAT_OPS
 from .ops_mem import MEM_OPS
+from .ops_video import VIDEO_OPS
 from .ops_warp import WARP_OPS
 from .spaces import SHARED_RESERVED
 from .state import CONTAINER, State
 from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
-    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, "cvt": cvt,
+    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, "cvt": cvt,
 }  # fmt: skip
 
 

@@ -56,6 +56,10 @@ def test_no_form_is_without_a_case() -> None:
     assert [[f.name for f in g] for g in GROUPS] == FORMS
 
 
+NEWER = {f"cvt{m}.ftz.f32.bf16" for m in ("", ".rn", ".rz", ".rm", ".rp")}
+"""Forms that CUDA 12's ptxas takes for sm_87 and CUDA 13's, like the driver, does not."""
+
+
 def test_refused_forms_are_ptxas_word() -> None:
     """The list of forms that do not exist on sm_87 is not ours to write."""
     spec = importlib.util.find_spec("nvidia")
@@ -63,4 +67,5 @@ def test_refused_forms_are_ptxas_word() -> None:
     ptxas = next((p for p in places if p.exists()), None)
     if ptxas is None:
         pytest.skip("no ptxas: install the extra cuda-tools")
-    assert sorted(grammar.check(str(ptxas))) == sorted(grammar.refused())
+    assert set(grammar.refused()) - set(grammar.check(str(ptxas))) <= NEWER
+    assert set(grammar.check(str(ptxas))) <= set(grammar.refused())
