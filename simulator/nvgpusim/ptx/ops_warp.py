@@ -97,7 +97,14 @@ def shfl(site: Site) -> Op:
         there = active[flat] & same
         got = value[np.minimum(flat, st.n - 1)]
         if not there.all():
-            st.launch.find(st, "shfl reads a lane that does not take part (undefined value)")
+            absent = ~there
+            if mask is not None and mode in ("up", "down"):  # the ends of a part of a warp
+                named = st.spread(mask(st)).astype(np.uint32, copy=False)
+                absent &= (named >> (j & 31).astype(np.uint32)) & np.uint32(1) != 0
+            if absent.any():
+                who = st.who(int(np.flatnonzero(absent)[0]))
+                what = "sync: shfl reads a lane that does not take part (undefined value)"
+                st.launch.find(st, what, f", {who}")
             got = np.where(there, got, POISON)
         put(st, got)
         if put_ok is not None:

@@ -137,6 +137,9 @@ class Parser:
             if tok.text == ".func":
                 self.at = at + 1
                 self.function()
+            elif tok.text == ".file":
+                number, name = self.toks[at + 1].text, self.toks[at + 2].text
+                self.files[int(number)] = name.strip('"')
         self.at = 0
         while (tok := self.peek()).kind != "end":
             if tok.text in (".version", ".target", ".address_size", ".file"):
@@ -146,8 +149,6 @@ class Parser:
                     self.module.version = words[0]
                 elif tok.text == ".target":
                     self.module.target = words[0]
-                elif tok.text == ".file":
-                    self.files[int(words[0])] = words[1].strip('"')
                 elif tok.text == ".address_size" and words[:1] != ["64"]:
                     raise self.error("only 64-bit addresses exist on this GPU", tok)
             elif tok.text in (".visible", ".extern", ".weak", ".common"):

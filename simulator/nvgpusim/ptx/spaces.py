@@ -80,14 +80,16 @@ def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
 
 
 def _flat_shared(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    limit = st.shared.shape[1]
-    bad = (addr + np.uint64(size) > np.uint64(limit)) | (addr >= np.uint64(limit))
+    limit = end = st.shared.shape[1]
+    if st.shadow is not None and st.shadow.bounds and not st.launch.code.dynamic:
+        end = min(end, st.launch.code.shared_bytes)  # without what the launch rounds up
+    bad = (addr + np.uint64(size) > np.uint64(end)) | (addr >= np.uint64(end))
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         lane = at if lanes is None else int(lanes[at])
         raise KernelFault(
             OUT_OF_RANGE,
-            f"shared address {int(addr[at]):#x} + {size} is beyond the block's {limit:#x} bytes",
+            f"shared address {int(addr[at]):#x} + {size} is beyond the block's {end:#x} bytes",
             lane,
             int(addr[at]),
         )
@@ -173,8 +175,13 @@ def _load_one(
     total = dt.itemsize * count
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, total)
+        if st.shadow is not None:
+            st.shadow.load(space, lanes, offsets, total)
         return gather(data, offsets, dt, count)
     st.launch.moved += total * (len(addr) if addr.ndim else 1)
+    if st.shadow is not None:
+        st.shadow.reach(lanes, addr, total, "read")
+        st.shadow.global_load(lanes, addr, total)
     if addr.ndim == 0:
         check_global(st, addr.reshape(1))
         view = st.launch.vm.view(int(addr), total, "read")
@@ -233,13 +240,21 @@ def _store_one(
     n = st.count() if lanes is None else len(lanes)
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, total)
-        scatter(data, offsets, _rows(values, len(offsets), dt), total)
+        rows = _rows(values, len(offsets), dt)
+        if st.shadow is not None:
+            st.shadow.store(space, lanes, offsets, rows, total, data)
+            return
+        scatter(data, offsets, rows, total)
         return
     st.launch.moved += total * n
     if addr.ndim == 0:
         addr = np.full(n, addr)
     check_global(st, addr)
     rows = _rows(values, n, dt)
+    if st.shadow is not None:
+        st.shadow.reach(lanes, addr, total, "write")
+        if st.shadow.global_store(lanes, addr, rows, total):
+            return
     low, high = int(addr.min()), int(addr.max()) + total
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, "write"), np.uint8)
@@ -266,8 +281,13 @@ def window_view(
     """Bytes and offsets of a read-modify-write; one mapping only."""
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, size)
+        if st.shadow is not None and access == "atomic":
+            st.shadow.atomic(space, lanes, offsets, size)
         return data, offsets
     check_global(st, addr)
+    if st.shadow is not None and access == "atomic":
+        st.shadow.reach(lanes, addr, size, "atomic")
+        st.shadow.global_atomic(lanes, addr, size)
     low, high = int(addr.min()), int(addr.max()) + size
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, access), np.uint8)

@@ -105,7 +105,7 @@ class Variable:
 
 @dataclass
 class Kernel:
-    """An entry function."""
+    """An entry function. `refusal`: why it cannot be read, "" if it can."""
 
     name: str
     params: dict[str, Variable] = field(default_factory=dict)
@@ -116,6 +116,7 @@ class Kernel:
     regs: list[Reg] = field(default_factory=list)
     tables: dict[str, list[str]] = field(default_factory=dict)
     max_threads: int = 1024
+    refusal: str = ""
     slots: dict[tuple[str, int], Reg] = field(default_factory=dict)
 
     def slot(self, name: str, offset: int, bits: int) -> Reg:

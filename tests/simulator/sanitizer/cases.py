@@ -49,7 +49,7 @@ CASES = [
     Case("sync_exit", "sync", "u:256", "64"),
     Case("sync_loop", "sync", "u:256", "64"),
     Case("sync_warp_mask", "sync", "u:128", "32"),
-    Case("sync_warp_branch", "sync", "u:128", "32"),
+    Case("clean_warp_exit", "", "u:128", "32"),
     Case("sync_shfl", "sync", "u:128", "32"),
     Case("sync_named", "sync", "u:512"),
     Case("sync_count", "sync", "u:512 s:48"),

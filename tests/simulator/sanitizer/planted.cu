@@ -166,7 +166,7 @@ G sync_warp_mask(int *out) {
   __syncwarp(0xffff);
   out[T] = T;
 }
-G sync_warp_branch(int *out) {
+G clean_warp_exit(int *out) {
   if (T < 16) __syncwarp(0xffffffff);
   else out[T] = 1;
 }
