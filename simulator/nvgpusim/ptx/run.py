@@ -466,19 +466,20 @@ class Run:
         if st.shadow is not None:
             self.left_out(go)
         left: list[Parked] = []
-        groups: Front = {}
+        free: dict[int, tuple[Lanes, Jump]] = {}
         for at, lanes, numbers, counts, jump in self.parked:
             ready = go[lanes]
             if ready.any():
-                if jump.reduce is not None:
-                    self.reduce(jump, lanes[ready])
                 there = lanes[ready]
-                if at in groups:
-                    there = np.union1d(there, groups[at])  # type: ignore[arg-type]
-                groups[at] = None if len(there) == st.n else there
+                free[at] = (np.union1d(there, free[at][0]) if at in free else there), jump
             if not ready.all():
                 keep = ~ready
                 left.append((at, lanes[keep], numbers[keep], counts[keep], jump))
+        groups: Front = {}
+        for at, (there, jump) in free.items():
+            if jump.reduce is not None:
+                self.reduce(jump, there)
+            groups[at] = None if len(there) == st.n else there
         self.parked = left
         self.deal(groups)
 

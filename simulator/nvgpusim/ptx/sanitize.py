@@ -31,18 +31,22 @@ CHECKS = ("race", "init", "sync", "bounds")
 _TICK, _STRONG, _SITE = 37, 36, 27
 _THREADS = np.uint64((1 << _SITE) - 1)
 _SITES = (1 << _STRONG - _SITE) - 1
-_FENCES = 1024
-"""Fences that are remembered; accesses older than the oldest count as ordered."""
+_KEPT = 1024
+"""Releases that are remembered; accesses older than the oldest count as ordered."""
 _VOLATILE = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 Words = NDArray[np.uint64]
 
 
 @dataclass
-class Fence:
-    """A fence: when, by which threads, and per block what its last barrier had ordered by then."""
+class Release:
+    """A volatile or atomic write after fences: what whoever reads it later may know.
+
+    `threads` (sorted) fenced at `fenced`; of each of `blocks` everything before `reach` is known.
+    """
 
     tick: int
     threads: NDArray[np.int64]
+    fenced: Words
     blocks: NDArray[np.int64]
     reach: Words
 
@@ -72,7 +76,7 @@ class Sanitizer:
 
     def __post_init__(self) -> None:
         self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
-        self.fences: deque[Fence] = deque(maxlen=_FENCES)
+        self.releases: deque[Release] = deque(maxlen=_KEPT)
         self.forgot = 0
 
     def begin(self, launch: Launch) -> None:
@@ -83,7 +87,7 @@ class Sanitizer:
         self.tick += 1
         self.launch = launch
         self.start = np.uint64(self.tick << _TICK)
-        self.fences.clear()
+        self.releases.clear()
         self.forgot = 0
         self.grain = launch.code.granules.get("global", 4)
         self.written: set[int] | None = None
@@ -134,6 +138,7 @@ class Shadow:
         self.warps_seen: Words | None = None
         self.arrivals: dict[tuple[int, int], list[int]] = {}
         self.heard = np.zeros(st.n, np.int64)
+        self.fenced = self.reach_of = np.zeros(0, np.uint64)
         size = st.local.shape[0] * st.local.shape[1] if st.local is not None else 0
         self.local = np.zeros(size if self.init else 0, bool)
 
@@ -245,15 +250,15 @@ class Shadow:
         heard = self.heard[lane]
         when = (record >> np.uint64(_TICK)).astype(np.int64)
         fine: NDArray[np.bool_] = when < self.o.forgot
-        for fence in reversed(self.o.fences):
-            able = ~fine & (when <= fence.tick) & (fence.tick <= heard)
+        for release in reversed(self.o.releases):
+            able = ~fine & (when <= release.tick) & (release.tick <= heard)
             if not able.any():
                 continue
-            hit = np.isin(thread, fence.threads)
-            block = np.searchsorted(fence.blocks, thread // self.st.threads)
-            block = np.minimum(block, len(fence.blocks) - 1)
-            through = fence.blocks[block] == thread // self.st.threads
-            hit |= through & (record < fence.reach[block])
+            at = np.minimum(np.searchsorted(release.threads, thread), len(release.threads) - 1)
+            hit = (release.threads[at] == thread) & (record <= release.fenced[at])
+            group = thread // self.st.threads
+            block = np.minimum(np.searchsorted(release.blocks, group), len(release.blocks) - 1)
+            hit |= (release.blocks[block] == group) & (record < release.reach[block])
             fine |= able & hit
         return fine
 
@@ -324,16 +329,36 @@ class Shadow:
 
     def fence(self) -> None:
         """A fence by the active lanes."""
+        self.o.tick += 1
+        lanes = self.st.lanes()
+        if not len(self.fenced):
+            self.fenced = np.zeros(self.st.n, np.uint64)
+            self.reach_of = np.zeros(self.st.n, np.uint64)
+        self.fenced[lanes] = self._word()
+        self.reach_of[lanes] = self.passed[lanes]
+
+    def publish(self, lanes: Lanes) -> None:
+        """A strong write by lanes: their fences, and those their block's barrier ordered before."""
+        if not len(self.fenced) or not self.race:
+            return
         st = self.st
         self.o.tick += 1
-        lanes = st.lanes()
-        threads = self.gid[lanes]
-        block = threads // st.threads
-        blocks, first = np.unique(block, return_index=True)
-        if len(self.o.fences) == _FENCES:
-            self.o.forgot = self.o.fences[0].tick
-        reach = np.maximum(self.passed[lanes], self.first)[first]
-        self.o.fences.append(Fence(self.o.tick, threads, blocks, reach))
+        until = np.zeros(st.blocks, np.uint64)
+        until[lanes // st.threads] = self.passed[lanes]
+        known = self.fenced < np.repeat(until, st.threads)
+        known[lanes] = True
+        which = np.flatnonzero(known & (self.fenced > 0))
+        if not len(which):
+            return
+        threads = self.gid[which]
+        order = np.argsort(threads)
+        blocks, group = np.unique(threads // st.threads, return_inverse=True)
+        reach = np.zeros(len(blocks), np.uint64)
+        np.maximum.at(reach, group, self.reach_of[which])
+        if len(self.o.releases) == _KEPT:
+            self.o.forgot = self.o.releases[0].tick
+        fenced = self.fenced[which][order]
+        self.o.releases.append(Release(self.o.tick, threads[order], fenced, blocks, reach))
 
     def _heard(self, lanes: Lanes) -> None:
         self.o.tick += 1
@@ -547,6 +572,7 @@ class Shadow:
             )
         if self.race:
             self._before_write(self.shared, space, lanes, index, None, None)
+        self.publish(lanes)
         self._heard(lanes)
         self.shared.write[index] = self._mine(lanes, space, True)
 
@@ -683,6 +709,8 @@ class Shadow:
         """A write of global memory; whether it was done here."""
         if not self.race:
             return False
+        if self._strong():
+            self.publish(self._active(part))
         runs = self._runs(addr)
         if not runs or any(m.read_only for m, _ in runs) or sum(
             len(addr) if some is None else len(some) for _, some in runs
@@ -719,6 +747,7 @@ class Shadow:
         instr = self.st.at
         if instr is not None and any(m in ("release", "acq_rel") for m in instr.mods):
             self.fence()
+        self.publish(lanes)
         if instr is not None and instr.op == "atom":
             self._heard(lanes)
 

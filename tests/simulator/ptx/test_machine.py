@@ -381,9 +381,9 @@ mad.lo.u32 %r1, %r3, 10, %r4; mad.lo.u32 %r1, %r1, 10, %r5; mad.lo.u32 %r1, %r1,
         ("ld.global.u32 %r1, %in;", "must be an address"), ("cvta.u64 %rd1, %rd2;", "no state space"),
         ("min.b32 %r1, %r2, %r3;", "signed or unsigned"), ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", "must be a literal"),
         ("mov.u32 5, %r1;", "cannot be written"),
-        ("add.s32 %r1, %r2, 1.5;", "no .s32"), ("@%p1 bar.sync 0;", "predicated barrier"),
+        ("add.s32 %r1, %r2, 1.5;", "no .s32"), ("vadd.u32.u32.u32.sat %r1, %r2, %r3;", "unknown modifier .sat"),
         ("cp.async.cg.shared.global [%r1], [%in], 4;", "cp-size"), ("brx.idx %r1, NOTABLE;", "unknown branch table"),
-        ("div.rz.f64 %rd1, %rd2, %rd3;", "only rounds to nearest"), ("mov.u16 %h1, pod;", "32 or 64 bits"),
+        ("mov.u16 %h1, pod;", "32 or 64 bits"),
     ],
 )  # fmt: skip
 def test_unknown_forms_say_line_and_text(body: str, text: str) -> None:
@@ -457,3 +457,84 @@ def test_carry_belongs_to_the_thread() -> None:
 mov.u32 %r2, 0xFFFFFFFF; and.b32 %r3, %r30, 1; setp.eq.u32 %p0, %r3, 1; add.cc.u32 %r4, %r30, 0;
 @%p0 add.cc.u32 %r4, %r2, 1; @%p0 bra ODD; addc.u32 %r1, 0, 10; bra E; ODD: addc.cc.u32 %r1, %r2, 0; addc.u32 %r1, %r1, 20; E: {STORE}"""
     assert run(kernel(body)).tolist() == [21 if n & 1 else 10 for n in range(32)]
+
+
+# the order of warps
+
+
+def orders(body: str, shared: str, threads: int = 128) -> set[tuple[int, ...]]:
+    """Results of a kernel under eight drawn orders of its warps."""
+    module = parse(kernel(body, shared))
+    fine = compile_kernel(module, module.kernels["k"], True)
+    out = set()
+    for seed in range(8):
+        memory = FlatMemory()
+        at = memory.add(np.zeros(4 * threads, np.uint8))
+        bank = bytes(0x160) + at.to_bytes(8, "little") * 2 + bytes(8)
+        Launch(fine, memory, (1, 1, 1), (threads, 1, 1), {0: bank}, warps=seed).run()
+        out.add(tuple(memory.read(at, 4 * threads).view(np.uint32).tolist()))
+    return out
+
+
+EXCHANGE = f"""
+mov.u32 %r2, s; shl.b32 %r3, %r30, 2; add.u32 %r3, %r2, %r3; st.shared.u32 [%r3], %r30; BARRIER
+xor.b32 %r4, %r30, 96; shl.b32 %r4, %r4, 2; add.u32 %r4, %r2, %r4; ld.shared.u32 %r1, [%r4]; {STORE}"""
+
+
+def test_drawn_orders_show_a_missing_barrier_and_no_other() -> None:
+    shared = ".shared .align 4 .b8 s[512];"
+    want = tuple(n ^ 96 for n in range(128))
+    assert orders(EXCHANGE.replace("BARRIER", "bar.sync 0;"), shared) == {want}
+    assert len(orders(EXCHANGE.replace("BARRIER", ""), shared)) > 1
+
+
+def test_a_predicated_barrier() -> None:
+    body = f"setp.lt.u32 %p0, %r30, 64; @%p0 bar.sync 1, 64; mov.u32 %r1, 3; {STORE}"
+    assert run(kernel(body), threads=128).tolist() == [3] * 128
+
+
+def test_a_barrier_is_complete_while_others_spin() -> None:
+    """Warps 0 and 1 meet and then raise the flag that warp 2 polls."""
+    body = f"""
+mov.u32 %r2, s; setp.eq.u32 %p0, %r30, 0; @%p0 st.shared.u32 [%r2], 0; bar.sync 0;
+setp.ge.u32 %p1, %r30, 64; @%p1 bra POLL; bar.sync 1, 64; st.shared.u32 [%r2], 7; bra E;
+POLL: ld.volatile.shared.u32 %r3, [%r2]; setp.eq.u32 %p2, %r3, 0; @%p2 bra POLL; E: ld.shared.u32 %r1, [%r2]; {STORE}"""
+    assert run(kernel(body, ".shared .align 4 .b8 s[4];"), threads=96).tolist() == [7] * 96
+
+
+def test_lanes_of_a_warp_meet_at_different_barriers() -> None:
+    """bar.warp.sync orders both sides of a branch, whichever runs first."""
+    body = f"""
+mov.u32 %r2, s; shl.b32 %r3, %r30, 2; add.u32 %r3, %r2, %r3; xor.b32 %r4, %r30, 16; shl.b32 %r4, %r4, 2; add.u32 %r4, %r2, %r4;
+setp.lt.u32 %p0, %r30, 16; @%p0 bra LOW; st.shared.u32 [%r3], %r30; bar.warp.sync -1; ld.shared.u32 %r1, [%r4]; bra E;
+LOW: add.u32 %r5, %r30, 100; st.shared.u32 [%r3], %r5; bar.warp.sync -1; ld.shared.u32 %r1, [%r4]; E: {STORE}"""
+    shared = ".shared .align 4 .b8 s[128];"
+    want = [n + 16 for n in range(16)] + [100 + n for n in range(16)]
+    assert run(kernel(body, shared)).tolist() == want
+    assert orders(body, shared, 32) == {tuple(want)}
+
+
+def test_copies_are_grouped_by_thread() -> None:
+    """Odd threads commit once more, so wait_group 1 leaves only their second copy behind."""
+    body = f"""
+mov.u32 %r2, s; shl.b32 %r3, %r30, 3; add.u32 %r2, %r2, %r3; st.shared.u64 [%r2], 0;
+and.b32 %r4, %r30, 1; setp.eq.u32 %p0, %r4, 1;
+cp.async.ca.shared.global [%r2], [%in], 4; @%p0 cp.async.commit_group;
+cp.async.ca.shared.global [%r2+4], [%in+4], 4; cp.async.commit_group; cp.async.wait_group 1;
+ld.shared.u32 %r5, [%r2]; ld.shared.u32 %r6, [%r2+4]; mad.lo.u32 %r1, %r5, 10, %r6; {STORE}"""
+    got = run(kernel(body, ".shared .align 8 .b8 s[256];"), data=[1, 2] + [0] * 14)
+    assert got.tolist() == [10 if n & 1 else 0 for n in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("setp.lt.u32 %p0, %r30, 8; @!%p0 bra L; bar.warp.sync 0xffff; L: bar.sync 0;", "not all lanes of membermask 0xffff"),
+        ("bar.warp.sync 1;", "misses the executing lane"),
+        ("mov.u32 %r2, 48; bar.sync 1, %r2;", "no multiple of 32"),
+    ],
+)  # fmt: skip
+def test_broken_barriers(body: str, what: str) -> None:
+    fault = fails(kernel(body))
+    assert what in fault.what
+    assert fault.kind == "sync"
