@@ -20,16 +20,24 @@ WORD = 4
 KEPT = 4096
 """Freed pieces that are remembered."""
 
+_NEVER = 1 << 62
+_BACK = 8
+"""Pieces below an address that are looked at: earlier ones may have had other bounds."""
+
 
 @dataclass
 class Extent:
-    """A piece [va, end). `wrote`: which of its words anyone has written, None for all of them."""
+    """A piece [va, end) between two moments. `wrote`: which of its words anyone has written, None
+    for all of them. `freed`: the line that freed it."""
 
     va: int
     end: int
     name: str
     line: str
     wrote: NDArray[np.bool_] | None = None
+    born: int = 0
+    died: int = _NEVER
+    freed: str = ""
 
     def __str__(self) -> str:
         made = f", made at {self.line}" if self.line else ""
@@ -37,20 +45,17 @@ class Extent:
 
 
 @dataclass
-class Gone:
-    """A piece that was freed, and where."""
-
-    extent: Extent
-    line: str
-
-
-@dataclass
 class Extents:
-    """All live pieces, by address. Any thread may call."""
+    """All pieces, by address and time. Any thread may call.
 
-    live: dict[int, Extent] = field(default_factory=dict)
+    Clients free what the GPU still uses, as long as the next user is queued behind it: a launch
+    sees the pieces of the moment when it was submitted (`when`, None for the last one).
+    """
+
+    pieces: dict[int, list[Extent]] = field(default_factory=dict)
     starts: list[int] = field(default_factory=list)
-    gone: deque[Gone] = field(default_factory=lambda: deque(maxlen=KEPT))
+    dead: deque[Extent] = field(default_factory=deque)
+    moment: int = 0
     lock: Lock = field(default_factory=Lock)
 
     def alloc(
@@ -59,55 +64,68 @@ class Extents:
         """A piece exists from now on; `fresh`: nobody has written it."""
         words = np.zeros(-(-size // WORD), bool) if fresh else None
         with self.lock:
-            if va not in self.live:
+            self.moment += 1
+            if va not in self.pieces:
                 self.starts.insert(bisect_right(self.starts, va), va)
-            self.live[va] = Extent(va, va + size, name, line, words)
+            of = self.pieces.setdefault(va, [])
+            self._end(of, "")
+            of.append(Extent(va, va + size, name, line, words, self.moment))
+
+    def _end(self, of: list[Extent], line: str) -> None:
+        if of and of[-1].died == _NEVER:
+            of[-1].died, of[-1].freed = self.moment, line
+            self.dead.append(of[-1])
 
     def free(self, va: int, line: str = "") -> None:
         """The piece that begins at `va` is gone."""
         with self.lock:
-            extent = self.live.pop(va, None)
-            if extent is not None:
-                self.starts.remove(va)
-                self.gone.append(Gone(extent, line))
+            self.moment += 1
+            self._end(self.pieces.get(va, []), line)
+            while len(self.dead) > KEPT:
+                old = self.dead.popleft()
+                self.pieces[old.va].remove(old)
+                if not self.pieces[old.va]:
+                    del self.pieces[old.va]
+                    self.starts.remove(old.va)
 
-    def written(self, va: int, size: int) -> None:
+    def written(self, va: int, size: int, when: int | None = None) -> None:
         """Somebody who is no kernel wrote these bytes."""
-        extent = self.find(va)
+        extent = self.find(va, when)
         if extent is not None and extent.wrote is not None:
             extent.wrote[(va - extent.va) // WORD : -(-(va + size - extent.va) // WORD)] = True
             if extent.wrote.all():
                 extent.wrote = None
 
-    def find(self, va: int) -> Extent | None:
+    def find(self, va: int, when: int | None = None) -> Extent | None:
         """The piece that holds `va`."""
         with self.lock:
-            at = bisect_right(self.starts, va) - 1
-            if at < 0:
-                return None
-            extent = self.live[self.starts[at]]
-            return extent if va < extent.end else None
+            when = self.moment if when is None else when
+            at = bisect_right(self.starts, va)
+            for start in reversed(self.starts[max(0, at - _BACK) : at]):
+                for extent in reversed(self.pieces[start]):
+                    if extent.born <= when < extent.died and va < extent.end:
+                        return extent
+            return None
 
     def inside(self, va: int, end: int) -> bool:
-        """Whether a piece begins in [va, end)."""
+        """Whether there is or was a piece in [va, end)."""
         with self.lock:
             return bisect_right(self.starts, end - 1) > bisect_right(self.starts, va - 1)
 
-    def story(self, va: int) -> tuple[str, str]:
+    def story(self, va: int, when: int | None = None) -> tuple[str, str]:
         """("free" or "bounds", what is or was at and near an address that no piece holds)."""
         with self.lock:
-            for gone in reversed(self.gone):
-                if gone.extent.va <= va < gone.extent.end:
-                    return "free", (
-                        f"{va:#x} is +{va - gone.extent.va} in {gone.extent}, freed"
-                        + (f" at {gone.line}" if gone.line else "")
-                    )
+            when = self.moment if when is None else when
+            for old in reversed(self.dead):
+                if old.va <= va < old.end and old.died <= when:
+                    freed = f", freed at {old.freed}" if old.freed else ", freed"
+                    return "free", f"{va:#x} is +{va - old.va} in {old}{freed}"
             at = bisect_right(self.starts, va) - 1
             if at >= 0:
-                before = self.live[self.starts[at]]
+                before = self.pieces[self.starts[at]][-1]
                 return "bounds", f"{va:#x} is {va - before.end} bytes after the end of {before}"
             if self.starts:
-                after = self.live[self.starts[0]]
+                after = self.pieces[self.starts[0]][-1]
                 return "bounds", f"{va:#x} is {after.va - va} bytes before {after}"
             return "bounds", f"{va:#x} is in no buffer"
 

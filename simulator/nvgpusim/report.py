@@ -176,6 +176,8 @@ def again(entry: dict[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
             continue
+        if name == "sanitize":
+            value = ",".join(value)
         for one in value if isinstance(value, list) else [value]:
             words += [flag, str(one)]
     return shlex.join([*words, "--", *entry["command"]])

@@ -171,6 +171,8 @@ class Compute:
             try:
                 check(qmd, self.limits())
                 yield from c.lag()
+                if c.gpu.watch is not None:
+                    c.gpu.watch.now = published.moment if published is not None else None
                 self.execute(qmd)
             except GpuFault as e:
                 e.report.details.setdefault("QMD", f"{qmd.va:#x}")
@@ -299,7 +301,8 @@ class Compute:
     def launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:
         """The grid that a QMD describes."""
         c = self.c
-        code = program.code
+        fine = c.gpu.watch is not None or c.gpu.options.warps
+        code = program.compiled(fine=fine)
         limits = self.limits()
         zero = banks.get(0, b"").ljust(0x30, b"\0")
         ntid, nctaid = struct.unpack_from("<3I", zero), struct.unpack_from("<3I", zero, 12)
@@ -320,6 +323,8 @@ class Compute:
             symbols=self.symbols(qmd, program, banks),
             stopped=lambda: c.stop,
             shuffle=c.gpu.block_order(),
+            warps=c.gpu.warp_order(),
+            watch=c.gpu.watch,
         )
         if code.local_bytes and program.min_stack >= code.local_bytes:
             launch.stack_top = top

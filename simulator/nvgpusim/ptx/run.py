@@ -153,7 +153,7 @@ class Run:
                 return
             at = following
             left -= SPINNING if block.polls else 1
-            if self.groups and (at >= min(self.groups) or left < 0):
+            if (self.groups and at >= min(self.groups)) or (left < 0 and self.others()):
                 self.spun = left < 0
                 self.push(at, st.m)
                 return
@@ -161,6 +161,10 @@ class Run:
                 self.spun = left < 0
                 self.push(at, st.m)
                 return
+
+    def others(self) -> bool:
+        """Whether anybody else is there, running or waiting."""
+        return bool(self.groups or self.parked or self.waiting or self.meeting)
 
     def check_limits(self) -> None:
         """End a kernel that does not end, or whose channel is gone."""

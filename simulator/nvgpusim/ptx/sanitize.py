@@ -27,7 +27,6 @@ from .tree import Instr
 if TYPE_CHECKING:
     from .launch import Launch
 
-CHECKS = ("race", "init", "sync", "bounds")
 _TICK, _STRONG, _SITE = 37, 36, 27
 _THREADS = np.uint64((1 << _SITE) - 1)
 _SITES = (1 << _STRONG - _SITE) - 1
@@ -68,11 +67,12 @@ class Slots:
 
 @dataclass
 class Sanitizer:
-    """The checks of all launches of a GPU."""
+    """The checks of all launches of a GPU; `now`: the moment of the launch's submission."""
 
     checks: frozenset[str]
     extents: Extents = field(default_factory=Extents)
     tick: int = 1
+    now: int | None = None
 
     def __post_init__(self) -> None:
         self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
@@ -104,6 +104,10 @@ class Sanitizer:
     def _mapping(self, va: int) -> Any:
         vm = self.launch.vm
         return vm.find(va) if isinstance(vm, GpuAddressSpace) else None
+
+    def find(self, va: int) -> Extent | None:
+        """The piece that held `va` when the launch was submitted."""
+        return self.extents.find(va, self.now)
 
     def chunk(self, st: State) -> Shadow:
         """The records of a chunk's own memories."""
@@ -178,7 +182,7 @@ class Shadow:
             )
             return f"{best[1]}+{offset - best[0]}"
         va = mapping.va - mapping.buf_offset + index * self.o.grain
-        extent = self.o.extents.find(va)
+        extent = self.o.find(va)
         if extent is not None:
             return f"+{va - extent.va} in {extent}"
         return f"+{index * self.o.grain:#x} in {mapping.buf!r}"
@@ -604,7 +608,7 @@ class Shadow:
     def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
         """A global access before it is done: ends of buffers, reads of what nobody wrote."""
         low, high = int(addr.min()), int(addr.max()) + total
-        extent = self.o.extents.find(low)
+        extent = self.o.find(low)
         if extent is not None and high <= extent.end:
             self._fresh(extent, part, addr, total, access)
             return
@@ -613,7 +617,7 @@ class Shadow:
             some = np.flatnonzero(where & ~np.uint64(0xFFF) == base)
             while len(some):
                 va = int(where[some[0]])
-                extent = self.o.extents.find(va)
+                extent = self.o.find(va)
                 if extent is None or va + total > extent.end:
                     self._outside(part, where, int(some[0]), total, access)
                     some = some[1:]
@@ -628,16 +632,17 @@ class Shadow:
         mapping = self.o._mapping(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
-        extents = self.o.extents
-        if not extents.inside(mapping.va, mapping.end) and extents.story(va)[0] != "free":
-            return
-        last = extents.find(va)
+        kind, what = self.o.extents.story(va, self.o.now)
+        if not self.o.extents.inside(mapping.va, mapping.end) and kind != "free":
+            asked = mapping.va - mapping.buf_offset + mapping.buf.asked
+            if va + total <= asked:
+                return
+            what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
+        last = self.o.find(va)
         if last is not None:
             va = last.end
             what = f"{va:#x} is right after the end of {last}"
             kind = "bounds"
-        else:
-            kind, what = extents.story(va)
         lane = int(self._active(part)[n]) if where.size > 1 else int(self._active(part)[0])
         self.report(
             kind,

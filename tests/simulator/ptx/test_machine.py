@@ -529,7 +529,7 @@ ld.shared.u32 %r5, [%r2]; ld.shared.u32 %r6, [%r2+4]; mad.lo.u32 %r1, %r5, 10, %
 @pytest.mark.parametrize(
     ("body", "what"),
     [
-        ("setp.lt.u32 %p0, %r30, 8; @!%p0 bra L; bar.warp.sync 0xffff; L: bar.sync 0;", "not all lanes of membermask 0xffff"),
+        ("setp.lt.u32 %p0, %r30, 8; @!%p0 bra L; bar.warp.sync 0xffff; L: bar.sync 0;", "divergent barrier: lanes 0xff"),
         ("bar.warp.sync 1;", "misses the executing lane"),
         ("mov.u32 %r2, 48; bar.sync 1, %r2;", "no multiple of 32"),
     ],

@@ -12,7 +12,8 @@ import numpy as np
 from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.ptx import Code, KernelFault, Launch, Module, compile_kernel, parse
-from nvgpusim.ptx.sanitize import CHECKS, Sanitizer
+from nvgpusim.options import CHECKS
+from nvgpusim.ptx.sanitize import Sanitizer
 
 from .cases import Case
 
