@@ -96,7 +96,7 @@ class Program:
             kernel = _parsed(self.ptx).kernels.get(self.name)
         except PtxError:
             kernel = None
-        if kernel is None:
+        if kernel is None or kernel.refusal:
             return sys.maxsize
         return sum(i.op == "ld" and "param" not in i.mods for i in kernel.instrs)
 

@@ -13,6 +13,8 @@ from .ops_bit import BIT_OPS
 from .ops_cvt import cvt
 from .ops_float import FLOAT_OPS
 from .ops_mem import MEM_OPS
+from .ops_system import SYSTEM_OPS
+from .ops_tensor import TENSOR_OPS
 from .ops_video import VIDEO_OPS
 from .ops_warp import WARP_OPS
 from .spaces import SHARED_RESERVED
@@ -20,7 +22,8 @@ from .state import CONTAINER, State
 from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
-    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, "cvt": cvt,
+    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,
+    **SYSTEM_OPS, "cvt": cvt,
 }  # fmt: skip
 
 

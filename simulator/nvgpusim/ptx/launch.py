@@ -19,8 +19,9 @@ from .compile import Code
 from .floats import Value
 from .ops_warp import ballot
 from .run import Run
-from .spaces import LOCAL_SPAN
+from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import KernelFault, State
+from .tree import FUNCTIONS
 
 if TYPE_CHECKING:
     from .sanitize import Sanitizer
@@ -114,6 +115,8 @@ class Launch:
             return self.stack_top - code.local_bytes + code.local[name]
         if name in code.kernel.params:
             return self.param_base + code.kernel.params[name].offset
+        if name not in self.symbols and name in code.module.functions:
+            return FUNCTIONS + 16 * code.module.functions.index(name)
         if name not in self.symbols:
             raise KernelFault(0, f"variable {name} has no address: no relocation placed it")
         return self.symbols[name]
@@ -138,6 +141,11 @@ class Launch:
                 "gt": ~(below | (one << lane)), "ge": ~below,
             }[name[10:]]  # fmt: skip
             return mask
+        if name.startswith(("%envreg", "%pm")):
+            return np.uint32(0)
+        if name.startswith("%reserved_smem"):
+            end = name.endswith(("end", "cap"))
+            return np.uint32(SHARED_RESERVED if end else 0)
         now = time.monotonic_ns()
         table: dict[str, Value] = {
             "%clock": np.uint32(self.steps & 0xFFFFFFFF), "%clock_hi": np.uint32(self.steps >> 32),

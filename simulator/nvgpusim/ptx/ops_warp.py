@@ -238,7 +238,7 @@ def mma(site: Site) -> Op:
     td, ta, tb, tc = site.types
     if (shape, ta.name) == ("m8n8k4", "f16"):
         raise site.error("this shape of the first tensor cores is not supported")
-    if ta.name not in _ELEMENTS or tb.name not in _ELEMENTS:
+    if ta.name not in ELEMENTS or tb.name not in ELEMENTS:
         raise site.error()
     word = TYPES["b64"] if ta.name == "f64" else TYPES["b32"]
     per = word.bits // (32 if ta.name == "tf32" else ta.bits)
@@ -267,8 +267,8 @@ def mma(site: Site) -> Op:
 
     def run(st: State) -> None:
         whole_warps(st)
-        a = matrix(st, readers[1], _ELEMENTS[ta.name], a_at, (rows, k))
-        b = matrix(st, readers[2], _ELEMENTS[tb.name], b_at, (k, 8))
+        a = matrix(st, readers[1], ELEMENTS[ta.name], a_at, (rows, k))
+        b = matrix(st, readers[2], ELEMENTS[tb.name], b_at, (k, 8))
         wide = (lambda x: x.view(F16).astype(F64)) if half else (lambda x: x.astype(exact))
         c = matrix(st, acc, wide, c_at, (rows, 8))
         total = np.matmul(a, b) + c
@@ -281,7 +281,7 @@ def mma(site: Site) -> Op:
     return run
 
 
-_ELEMENTS: dict[str, Callable[[Any], Any]] = {
+ELEMENTS: dict[str, Callable[[Any], Any]] = {
     "f16": lambda x: x.view(F16).astype(F64),
     "bf16": lambda x: fl.from_bf16(x.view(_U16)).astype(F64),
     "tf32": lambda x: (x & np.uint32(0xFFFFE000)).view(F32).astype(F64),

@@ -130,12 +130,17 @@ class Kernel:
 
 @dataclass
 class Module:
-    """A translation unit: target, entries by name, module-scope variables."""
+    """A translation unit: target, entries by name, module-scope variables, names of functions."""
 
     version: str = ""
     target: str = ""
     kernels: dict[str, Kernel] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
+    functions: list[str] = field(default_factory=list)
+
+
+FUNCTIONS = 0x7F0000000000
+"""Where addresses of functions begin: nothing else lies there, and nobody reads code."""
 
 
 def number(text: str) -> Imm:
