@@ -112,6 +112,12 @@ class Extents:
         with self.lock:
             return bisect_right(self.starts, end - 1) > bisect_right(self.starts, va - 1)
 
+    def after(self, va: int) -> int:
+        """Where the next piece begins."""
+        with self.lock:
+            at = bisect_right(self.starts, va)
+            return self.starts[at] if at < len(self.starts) else 1 << 63
+
     def story(self, va: int, when: int | None = None) -> tuple[str, str]:
         """("free" or "bounds", what is or was at and near an address that no piece holds)."""
         with self.lock:

@@ -12,7 +12,7 @@ from ..memory import MmuFault
 from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
 from ..ptx.launch import PARAM_BASE
-from .faults import GpuFault, gr_class, illegal_method, mmu, sm
+from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
 from .host import write_semaphore
 from .qmd import SIZE, Limits, Qmd, check
 from .watch import Published, bank0, read_bank
@@ -294,9 +294,8 @@ class Compute:
         except KernelFault as e:
             raise sm(e, qmd.program, **found, **c.details()) from e
         except PtxError as e:
-            raise gr_class(
-                f"the interpreter cannot run this kernel: {e}", **found, **c.details()
-            ) from e
+            what = f"the interpreter cannot run this kernel: {e}"
+            raise gap(what, **found, **c.details()) from e
 
     def launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:
         """The grid that a QMD describes."""

@@ -27,7 +27,7 @@ NAN16 = np.uint16(0x7FFF).view(F16)
 NANB16 = np.uint16(0x7FFF)
 _TIE = np.int64(0x10000000)
 _BELOW_F32 = np.int64(0x1FFFFFFF)
-_MIN_F32 = np.float64(2.0**-126)
+_MIN_F32 = np.float32(2.0**-126)
 _MAX_F64 = np.float64(np.finfo(np.float64).max)
 _SPLIT = np.float64(134217729.0)  # 2^27 + 1, Dekker's constant
 
@@ -139,17 +139,17 @@ def fma32(a: Value, b: Value, c: Value, mode: str = "rn") -> Value:
     right answer unless it lies exactly between two float32 or is subnormal as one: only those
     lanes take the slow way.
     """
-    p = a.astype(F64) * b.astype(F64)
-    w = c.astype(F64)
-    s = p + w
+    p = np.multiply(a, b, dtype=F64)
+    s = np.add(p, c, dtype=F64)
     if mode == "rn":
         r = s.astype(F32)
         doubt = (s.view(_I64) & _BELOW_F32) == _TIE
-        tiny = np.abs(s) < _MIN_F32
+        tiny = np.abs(r) <= _MIN_F32
         doubt = doubt | (tiny & (s != 0)) if tiny.any() else doubt
         if not doubt.any():
             return canonical(r)
-        return canonical(np.where(doubt, odd(*two_sum(p, w)).astype(F32), r))
+        return canonical(np.where(doubt, odd(*two_sum(p, c.astype(F64))).astype(F32), r))
+    w = c.astype(F64)
     exact = odd(*two_sum(p, w))
     if mode == "rm":
         exact = np.where(exact == 0, negative_zero(exact, p, w), exact)

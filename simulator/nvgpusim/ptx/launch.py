@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +50,19 @@ class Memory(Protocol):
         self, va: NDArray[np.uint64], data: NDArray[np.uint8], access: Access = "write"
     ) -> None:
         """Scatter."""
+
+
+@lru_cache(64)
+def places(blocks: int, threads: int) -> tuple[Any, Any, Any, Any]:
+    """Thread in its block, lane in its warp, warp, and first lane of the warp, for each lane."""
+    thread = np.tile(np.arange(threads, dtype=np.uint32), blocks)
+    block = np.repeat(np.arange(blocks), threads)
+    warp = block * -(-threads // 32) + thread // 32
+    base = (block * threads + (thread // 32) * 32).astype(np.intp)
+    out = thread, thread % np.uint32(32), warp, base
+    for array in out:
+        array.flags.writeable = False  # shared by all launches of this size
+    return out
 
 
 @dataclass
@@ -206,17 +220,15 @@ class Launch:
 
     def _state(self, blocks: int, threads: int) -> State:
         n = blocks * threads
-        thread = np.tile(np.arange(threads, dtype=np.uint32), blocks)
+        thread, lane, warp, warp_base = places(blocks, threads)
         bx, by, _ = self.block
         u = np.uint32
         ntid = self.block if self.ntid is None else self.ntid
         nctaid = self.grid if self.nctaid is None else self.nctaid
-        warps = -(-threads // 32)
-        lane = thread % u(32)
-        block = np.repeat(np.arange(blocks), threads)
         special: dict[str, Value] = {
-            "%tid.x": thread % u(bx), "%tid.y": thread // u(bx) % u(by),
-            "%tid.z": thread // u(bx * by), "%laneid": lane, "%warpid": thread // u(32),
+            "%tid.x": thread if bx == threads else thread % u(bx),
+            "%tid.y": u(0) if by == 1 else thread // u(bx) % u(by),
+            "%tid.z": u(0) if bx * by == threads else thread // u(bx * by), "%laneid": lane, "%warpid": thread // u(32),
             "%nwarpid": u(48), "%smid": u(0), "%nsmid": u(16), "%gridid": u(0),
             "%dynamic_smem_size": u(max(0, self.shared_bytes - self.code.shared_bytes)),
             "%total_smem_size": u(self.shared_bytes),
@@ -234,8 +246,8 @@ class Launch:
             R=[],
             special=special,
             lane=lane,
-            warp=block * warps + thread // 32,
-            warp_base=(block * threads + (thread // 32) * 32).astype(np.intp),
+            warp=warp,
+            warp_base=warp_base,
             shared=np.zeros((0, 0), np.uint8),
             local=None,
             first_block=np.zeros(0, np.int64),

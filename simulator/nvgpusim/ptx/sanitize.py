@@ -613,19 +613,36 @@ class Shadow:
             self._fresh(extent, part, addr, total, access)
             return
         where = np.atleast_1d(addr)
-        for base in np.unique(where & ~np.uint64(0xFFF)):
-            some = np.flatnonzero(where & ~np.uint64(0xFFF) == base)
-            while len(some):
-                va = int(where[some[0]])
-                extent = self.o.find(va)
-                if extent is None or va + total > extent.end:
-                    self._outside(part, where, int(some[0]), total, access)
-                    some = some[1:]
-                    continue
-                here = (where[some] >= extent.va) & (where[some] + np.uint64(total) <= extent.end)
-                inside = some[here]
-                self._fresh(extent, inside if part is None else part[inside], where[inside], total, access)  # noqa: E501
-                some = some[~here]
+        mapping = self.o._mapping(low)
+        if mapping is not None and high <= mapping.end:
+            if not self.o.extents.inside(mapping.va, mapping.end):
+                self._asked(part, where, total, access, mapping)
+                return
+        left = np.arange(len(where))
+        while len(left):
+            va = int(where[left[0]])
+            extent = self.o.find(va)
+            if extent is None or va + total > extent.end:
+                self._outside(part, where, int(left[0]), total, access)
+                beyond = extent.end if extent is not None else self.o.extents.after(va)
+                gone = (where[left] >= where[left[0]]) & (where[left] < np.uint64(max(beyond, va + 1)))  # noqa: E501
+                left = left[~gone]
+                continue
+            here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
+            inside = left[here]
+            lanes = inside if part is None else part[inside]
+            self._fresh(extent, lanes, where[inside], total, access)
+            left = left[~here]
+
+    def _asked(self, part: Any, where: Any, total: int, access: str, mapping: Any) -> None:
+        """A buffer of which only the driver knows the size."""
+        asked = mapping.va - mapping.buf_offset + mapping.buf.asked
+        over = where + np.uint64(total) > asked
+        if self.bounds and over.any():
+            n = int(np.flatnonzero(over)[0])
+            va = int(where[n])
+            what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
+            self._tell("bounds", part, where, n, total, access, what)
 
     def _outside(self, part: Any, where: Any, n: int, total: int, access: str) -> None:
         va = int(where[n])
@@ -634,21 +651,20 @@ class Shadow:
             return  # the MMU says it, or nobody asked
         kind, what = self.o.extents.story(va, self.o.now)
         if not self.o.extents.inside(mapping.va, mapping.end) and kind != "free":
-            asked = mapping.va - mapping.buf_offset + mapping.buf.asked
-            if va + total <= asked:
-                return
-            what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
+            self._asked(part, where[n : n + 1], total, access, mapping)
+            return
         last = self.o.find(va)
         if last is not None:
-            va = last.end
-            what = f"{va:#x} is right after the end of {last}"
-            kind = "bounds"
-        lane = int(self._active(part)[n]) if where.size > 1 else int(self._active(part)[0])
-        self.report(
-            kind,
-            self.st.site,
-            f"{self.place(self.st.site, access)} of {total} bytes by {self.me(lane)}: {what}",
-        )
+            kind, what = "bounds", f"{last.end:#x} is right after the end of {last}"
+        self._tell(kind, part, where, n, total, access, what)
+
+    def _tell(
+        self, kind: str, part: Any, where: Any, n: int, total: int, access: str, what: str
+    ) -> None:
+        lanes = self._active(part)
+        who = self.me(int(lanes[n if where.size == len(lanes) else 0]))
+        place = self.place(self.st.site, access)
+        self.report(kind, self.st.site, f"{place} of {total} bytes by {who}: {what}")
 
     def _fresh(self, extent: Extent, part: Any, addr: Any, total: int, access: str) -> None:
         if extent.wrote is None or not self.init:

@@ -27,9 +27,11 @@ _U64 = np.dtype(np.uint64)
 
 def aligned(st: State, addr: Value, size: int) -> None:
     """Trap the first lane whose address is no multiple of `size` bytes."""
-    low = addr & np.uint64(size - 1)
-    if np.any(low):
-        lane = int(np.flatnonzero(low)[0]) if addr.ndim else 0
+    if size == 1:
+        return
+    every = np.bitwise_or.reduce(addr) if addr.ndim else addr
+    if int(every) & (size - 1):
+        lane = int(np.flatnonzero(addr & np.uint64(size - 1))[0]) if addr.ndim else 0
         where = int(addr[lane]) if addr.ndim else int(addr)
         raise KernelFault(
             MISALIGNED, f"misaligned address {where:#x}: an access of {size} bytes", lane, where
@@ -42,8 +44,8 @@ def _window(st: State, addr: Value) -> tuple[Value, Value]:
     return (addr - np.uint64(shared)) < WINDOW_BYTES, (addr - np.uint64(local)) < WINDOW_BYTES
 
 
-def check_global(st: State, addr: NDArray[np.uint64]) -> None:
-    """Trap ld/st.global inside a window."""
+def check_global(st: State, addr: NDArray[np.uint64]) -> tuple[int, int]:
+    """Lowest and highest address; trap ld/st.global inside a window."""
     low, high = int(addr.min()), int(addr.max())
     for name, base in (("shared", st.launch.shared_window), ("local", st.launch.local_window)):
         if high >= base and low < base + WINDOW_BYTES:
@@ -57,6 +59,7 @@ def check_global(st: State, addr: NDArray[np.uint64]) -> None:
                     lane,
                     where,
                 )
+    return low, high
 
 
 def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
@@ -143,9 +146,10 @@ def gather(data: Any, offsets: Any, dt: np.dtype[Any], count: int) -> list[Value
     """`count` consecutive elements at each byte offset of `data`, aligned to their total size."""
     total = dt.itemsize * count
     table = data[: len(data) // total * total].view(dt)
+    index = offsets >> (total.bit_length() - 1)
     if count == 1:
-        return [table[offsets // total]]
-    rows = table.reshape(-1, count)[offsets // total]
+        return [table.take(index)]
+    rows = table.reshape(-1, count).take(index, 0)
     if rows.ndim == 1:
         return list(rows)
     return list(np.ascontiguousarray(rows.T))
@@ -186,8 +190,8 @@ def _load_one(
         check_global(st, addr.reshape(1))
         view = st.launch.vm.view(int(addr), total, "read")
         return list(np.frombuffer(view, dt, count))
-    check_global(st, addr)
-    low, high = int(addr.min()), int(addr.max()) + total
+    low, high = check_global(st, addr)
+    high += total
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, "read"), np.uint8)
     except MmuFault:
@@ -249,13 +253,13 @@ def _store_one(
     st.launch.moved += total * n
     if addr.ndim == 0:
         addr = np.full(n, addr)
-    check_global(st, addr)
+    low, high = check_global(st, addr)
+    high += total
     rows = _rows(values, n, dt)
     if st.shadow is not None:
         st.shadow.reach(lanes, addr, total, "write")
         if st.shadow.global_store(lanes, addr, rows, total):
             return
-    low, high = int(addr.min()), int(addr.max()) + total
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, "write"), np.uint8)
     except MmuFault:
@@ -272,7 +276,7 @@ def scatter(data: Any, offsets: Any, rows: NDArray[Any], total: int) -> None:
     table = data[: len(data) // total * total].view(rows.dtype)
     if rows.ndim == 2:
         table = table.reshape(-1, rows.shape[1])
-    table[offsets // total] = rows
+    table[offsets >> (total.bit_length() - 1)] = rows
 
 
 def window_view(
@@ -284,11 +288,11 @@ def window_view(
         if st.shadow is not None and access == "atomic":
             st.shadow.atomic(space, lanes, offsets, size)
         return data, offsets
-    check_global(st, addr)
+    low, high = check_global(st, addr)
+    high += size
     if st.shadow is not None and access == "atomic":
         st.shadow.reach(lanes, addr, size, "atomic")
         st.shadow.global_atomic(lanes, addr, size)
-    low, high = int(addr.min()), int(addr.max()) + size
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, access), np.uint8)
     except MmuFault:
