@@ -1,7 +1,7 @@
 """The sizes and lives of a client's buffers: tinygrad's allocator tells `extents`.
 
-nvgpu sees pages, and tinygrad keeps freed buffers for the next of their size. What a sanitizer needs
-are the bytes that were asked for, and when the client gave them back.
+nvgpu sees pages, and tinygrad keeps freed buffers for the next of their size. What a sanitizer
+needs are the bytes that were asked for, and when the client gave them back.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ DEVICE, HCQ = "tinygrad.device", "tinygrad.runtime.support.hcq"
 
 
 def hook_allocator(module: ModuleType) -> None:
-    """Every buffer with a GPU address is entered when it is handed out, and taken out when freed."""
+    """Buffers with a GPU address are entered when handed out, and taken out when freed."""
     allocator = module.LRUAllocator
     alloc, free = allocator.alloc, allocator.free
 
@@ -52,8 +52,21 @@ def hook_hcq(module: ModuleType) -> None:
     allocator._copyin, buffer.cpu_view = copyin_and_tell, view_and_tell
 
 
-def hook_unified(module: ModuleType) -> None:
-    """Zero-copy views of unified memory."""
+def hook_submit(module: ModuleType) -> None:
+    """A doorbell is noticed late: what a launch sees are the buffers of the moment before it."""
+    queue = module.NVCommandQueue
+    submit = queue._submit_to_gpfifo
+
+    def submit_and_tell(self: Any, dev: Any, gpfifo: Any) -> Any:
+        EXTENTS.submits(int(gpfifo.token))
+        return submit(self, dev, gpfifo)
+
+    queue._submit_to_gpfifo = submit_and_tell
+
+
+def hook_nv(module: ModuleType) -> None:
+    """Submissions, and zero-copy views of unified memory."""
+    hook_submit(module)
     allocator = getattr(module, "NVUnifiedAllocator", None)
     if allocator is None:
         return

@@ -1,7 +1,7 @@
 """What a client has allocated, to the byte: where buffers end, who made them, what was written.
 
-nvgpu only sees pages. Whoever hands out pieces of them (a client's allocator, a test) tells it here,
-and the sanitizer asks. Addresses and sizes in bytes.
+nvgpu only sees pages. Whoever hands out pieces of them (a client's allocator, a test) tells it
+here, and the sanitizer asks. Addresses and sizes in bytes.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class Extents:
     starts: list[int] = field(default_factory=list)
     dead: deque[Extent] = field(default_factory=deque)
     moment: int = 0
+    submissions: dict[int, deque[int]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
 
     def alloc(
@@ -87,6 +88,17 @@ class Extents:
                 if not self.pieces[old.va]:
                     del self.pieces[old.va]
                     self.starts.remove(old.va)
+
+    def submits(self, token: int) -> None:
+        """The client is about to put one entry into the ring with this doorbell token."""
+        with self.lock:
+            self.submissions.setdefault(token, deque(maxlen=KEPT)).append(self.moment)
+
+    def submitted(self, token: int) -> int:
+        """The moment of the token's oldest submission that was not asked for yet, else now."""
+        with self.lock:
+            known = self.submissions.get(token)
+            return known.popleft() if known else self.moment
 
     def written(self, va: int, size: int, when: int | None = None) -> None:
         """Somebody who is no kernel wrote these bytes."""

@@ -40,9 +40,9 @@ class Options:
     write-combined stores late unless a barrier stood between; without `prefetch`, entries and
     pushbuffers are read when they are executed, not at the doorbell; with `write_back`, SKED writes
     its copy of a QMD back some time after the QMD's release; `warps` draws the order of warps;
-    `sanitize` lists what kernels are watched for (`strict`: everything); `place` is the allocation policy;
-    `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are drawn from
-    `seed`.
+    `sanitize` lists what kernels are watched for (`strict`: everything); `place` is the allocation
+    policy; `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are
+    drawn from `seed`.
     """
 
     profile: str = "r36"

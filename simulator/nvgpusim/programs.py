@@ -439,7 +439,7 @@ _HOOKS: dict[str, Callable[[ModuleType], None]] = {
     _NVCC: hook_nvcc,
     clients.DEVICE: clients.hook_allocator,
     clients.HCQ: clients.hook_hcq,
-    "tinygrad.runtime.ops_nv": clients.hook_unified,
+    "tinygrad.runtime.ops_nv": clients.hook_nv,
 }
 
 
@@ -466,7 +466,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Hook the compilers and allocators of this process, now or when they are imported. Idempotent."""
+    """Hook compilers and allocators of this process, now or when imported. Idempotent."""
     if any(isinstance(f, _Finder) for f in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder())

@@ -23,7 +23,7 @@ from ..locks import Bell, Lock, pause, resume
 from ..memory import MmuFault
 from ..options import Options
 from ..ptx import Launch
-from ..ptx.sanitize import Sanitizer
+from ..ptx.clocks import Sanitizer
 from .compute import Caches
 from .faults import GpuFault, gr_class
 from .order import Order

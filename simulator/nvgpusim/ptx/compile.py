@@ -188,7 +188,9 @@ def _granules(kernel: Kernel) -> dict[str, int]:
             size = 16
         for space in out:
             other = "shared" if space == "global" else "global"
-            if instr.op == "cp" or not any(m == other or m in ("param", "const", "local") for m in instr.mods):  # noqa: E501
+            if instr.op == "cp" or not any(
+                m == other or m in ("param", "const", "local") for m in instr.mods
+            ):
                 out[space] = min(out[space], size)
     return out
 

@@ -25,7 +25,7 @@ from .state import KernelFault, State
 from .tree import FUNCTIONS
 
 if TYPE_CHECKING:
-    from .sanitize import Sanitizer
+    from .clocks import Sanitizer
 
 CHUNK_LANES = 16384
 """Lanes a chunk aims at: registers of so many lanes stay in the second-level cache."""

@@ -31,7 +31,8 @@ def _text(st: State, address: int) -> str:
 
 
 def _value(st: State, at: int, size: int) -> bytes:
-    return load(st, "generic", np.array([at], np.uint64), CONTAINER[8 * size], 1)[0].tobytes()
+    got = load(st, "generic", np.array([at], np.uint64), CONTAINER[8 * size], 1)[0]
+    return bytes(got.tobytes())
 
 
 def formatted(st: State, form: str, buffer: int) -> str:
@@ -79,7 +80,7 @@ def _arguments(site: Site) -> list[Callable[[State], np.ndarray]]:  # type: igno
         reg = site.kernel.slots[arg.name, 0]
         read = site.read(reg, TYPES[f"u{reg.bits}"])
         out.append(lambda st, read=read: st.spread(read(st)))
-    return out  # type: ignore[return-value]
+    return out
 
 
 def _each(st: State, fn: Callable[[int], None]) -> None:

@@ -51,7 +51,7 @@ def wmma(site: Site) -> Op:
         return _load(site)
     if site.has("store"):
         return _store(site)
-    if not site.has("mma") or site.has("popc", "satfinite") and site.has("popc"):
+    if not site.has("mma") or (site.has("popc", "satfinite") and site.has("popc")):
         raise site.error()
     return _mma(site)
 
@@ -119,7 +119,12 @@ def _spread(st: State, matrices: Any, per: int, puts: list[Any], word: Any, kind
     words = np.ascontiguousarray(full).view(CONTAINER[word.bits]).reshape(-1, len(puts))
     for n, put in enumerate(puts):
         column = np.ascontiguousarray(words[:, n])
-        put(st, column.view({"f32": np.float32, "s32": np.int32, "f64": np.uint64}.get(kind, column.dtype)))  # noqa: E501
+        put(
+            st,
+            column.view(
+                {"f32": np.float32, "s32": np.int32, "f64": np.uint64}.get(kind, column.dtype)
+            ),
+        )
 
 
 def _collect(st: State, reads: list[Read], raw: Any, count: int) -> Any:

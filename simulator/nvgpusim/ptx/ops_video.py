@@ -101,5 +101,5 @@ def known(site: Site) -> Op:
 
 VIDEO_OPS: dict[str, Callable[[Site], Op]] = {
     **{f"{n}{k}": known for n in (*_TWO, "vset") for k in _SIZES},
-    **{n: known for n in ("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vshl", "vshr")},
+    **dict.fromkeys(("vadd", "vsub", "vabsdiff", "vmin", "vmax", "vshl", "vshr"), known),
 }

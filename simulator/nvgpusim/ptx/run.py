@@ -134,9 +134,9 @@ class Run:
                 self.exit()
                 return
             block = blocks[at]
-            if block.meet is not None and (st.m is not None or st.live is not None):
-                if not self.meet(at, block):
-                    return
+            divided = st.m is not None or st.live is not None
+            if block.meet is not None and divided and not self.meet(at, block):
+                return
             launch.steps += 1
             launch.thread_instrs += len(block.instrs) * st.count()
             if launch.steps % 16 == 0:

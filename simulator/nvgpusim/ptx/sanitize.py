@@ -1,131 +1,35 @@
 """What a right result does not show: races, reads of what nobody wrote, ends of buffers.
 
 Time counts synchronizations (`tick`). Every granule of shared and global memory remembers its last
-write and two reads, those of the lowest and the highest thread since, as one word each: tick, a flag
-for volatile and atomic accesses, instruction, thread. Two accesses of different threads, one of them
-a write, race unless something orders them: a barrier of the block or of the warp that both passed, a
-named barrier, or a fence by (or, through a barrier, for) the first thread followed by a volatile or
-atomic read by (or for) the second. Two volatile or atomic accesses of global memory do not race, nor
-do two writes of the same value, as compute-sanitizer has it.
+write and two reads, those of the lowest and the highest thread since, as one word each: tick, a
+flag for volatile and atomic accesses, instruction, thread. Two accesses of different threads, one
+of them a write, race unless something orders them: a barrier of the block or of the warp that both
+passed, a named barrier, or a fence and a volatile or atomic write by (or, through a barrier, for)
+the first thread, followed by a volatile or atomic read by (or for) the second. Two volatile or
+atomic accesses of global memory do not race, nor do two writes of the same value, as
+compute-sanitizer has it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extents import WORD, Extent, Extents
-from ..memory import GpuAddressSpace
+from ..extents import WORD, Extent
+from .clocks import SITE, SITES, STRONG, THREADS, TICK, Clocks, Sanitizer, Slots, Words
 from .state import Lanes, State
-from .taint import written_params
 from .tree import Instr
 
-if TYPE_CHECKING:
-    from .launch import Launch
-
-_TICK, _STRONG, _SITE = 37, 36, 27
-_THREADS = np.uint64((1 << _SITE) - 1)
-_SITES = (1 << _STRONG - _SITE) - 1
-_KEPT = 1024
-"""Releases that are remembered; accesses older than the oldest count as ordered."""
 _VOLATILE = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
-Words = NDArray[np.uint64]
 
 
-@dataclass
-class Release:
-    """A volatile or atomic write after fences: what whoever reads it later may know.
-
-    `threads` (sorted) fenced at `fenced`; of each of `blocks` everything before `reach` is known.
-    """
-
-    tick: int
-    threads: NDArray[np.int64]
-    fenced: Words
-    blocks: NDArray[np.int64]
-    reach: Words
-
-
-@dataclass
-class Slots:
-    """The records of one memory: last write, reads by the lowest and by the highest thread."""
-
-    write: Words
-    low: Words
-    high: Words
-    flight: NDArray[np.int32] | None = None
-
-    @classmethod
-    def of(cls, count: int) -> Slots:
-        """Records of `count` granules nobody has touched."""
-        return cls(*(np.zeros(count, np.uint64) for _ in range(3)))
-
-
-@dataclass
-class Sanitizer:
-    """The checks of all launches of a GPU; `now`: the moment of the launch's submission."""
-
-    checks: frozenset[str]
-    extents: Extents = field(default_factory=Extents)
-    tick: int = 1
-    now: int | None = None
-
-    def __post_init__(self) -> None:
-        self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
-        self.releases: deque[Release] = deque(maxlen=_KEPT)
-        self.forgot = 0
-
-    def begin(self, launch: Launch) -> None:
-        """A launch starts: everything before it is ordered before it."""
-        if self.tick >> (62 - _TICK):
-            self.memories.clear()
-            self.tick = 1
-        self.tick += 1
-        self.launch = launch
-        self.start = np.uint64(self.tick << _TICK)
-        self.releases.clear()
-        self.forgot = 0
-        self.grain = launch.code.granules.get("global", 4)
-        self.written: set[int] | None = None
-        names = written_params(launch.code.kernel)
-        if names is not None:
-            self.written = set()
-            bank = launch.banks.get(0, b"")
-            for name in names:
-                at = launch.param_base + launch.code.kernel.params[name].offset
-                mapping = self._mapping(int.from_bytes(bank[at : at + 8], "little"))
-                if mapping is not None:
-                    self.written.add(id(mapping.buf))
-
-    def _mapping(self, va: int) -> Any:
-        vm = self.launch.vm
-        return vm.find(va) if isinstance(vm, GpuAddressSpace) else None
-
-    def find(self, va: int) -> Extent | None:
-        """The piece that held `va` when the launch was submitted."""
-        return self.extents.find(va, self.now)
-
-    def chunk(self, st: State) -> Shadow:
-        """The records of a chunk's own memories."""
-        return Shadow(self, st)
-
-    def slots(self, mapping: Any) -> Slots:
-        """The records of a buffer."""
-        key = id(mapping.buf), self.grain
-        if key not in self.memories or self.memories[key][0] is not mapping.buf:
-            self.memories[key] = mapping.buf, Slots.of(mapping.buf.size // self.grain)
-        return self.memories[key][1]
-
-
-class Shadow:
+class Shadow(Clocks):
     """A chunk's lanes: what orders them, and the records of its shared and local memory."""
 
     def __init__(self, owner: Sanitizer, st: State) -> None:
-        self.o, self.st, self.launch = owner, st, st.launch
+        super().__init__(owner, st)
         code = st.launch.code
         self.race, self.init = "race" in owner.checks, "init" in owner.checks
         self.bounds, self.sync = "bounds" in owner.checks, "sync" in owner.checks
@@ -133,23 +37,8 @@ class Shadow:
         limit = st.shared.shape[1]
         self.limit = limit
         self.shared = Slots.of(st.blocks * -(-limit // self.grain) if code.shared else 0)
-        self.first = self._word()
-        block = np.arange(st.n) // st.threads
-        self.gid = st.first_block[block] * st.threads + np.arange(st.n) % st.threads
-        self.passed = np.full(st.n, self.first)
-        self.warped = np.full(st.n, self.first)
-        self.lanes_seen: Words | None = None
-        self.warps_seen: Words | None = None
-        self.arrivals: dict[tuple[int, int], list[int]] = {}
-        self.heard = np.zeros(st.n, np.int64)
-        self.fenced = self.reach_of = np.zeros(0, np.uint64)
         size = st.local.shape[0] * st.local.shape[1] if st.local is not None else 0
         self.local = np.zeros(size if self.init else 0, bool)
-
-    def _word(self) -> np.uint64:
-        return np.uint64(self.o.tick << _TICK)
-
-    # reports
 
     def place(self, site: int, verb: str) -> str:
         """An instruction by its number."""
@@ -190,7 +79,7 @@ class Shadow:
     def _clash(
         self, verb: str, other: str, space: str, lane: int, record: int, index: int, mapping: Any
     ) -> None:
-        site, thread = record >> _SITE & _SITES, record & int(_THREADS)
+        site, thread = record >> SITE & SITES, record & int(THREADS)
         if space == "shared":
             thread = int(self.gid[thread])
         mine = self.place(self.st.site, verb)
@@ -209,164 +98,6 @@ class Shadow:
         if instr is None:
             return False
         return instr.op in ("atom", "red") or any(m in _VOLATILE for m in instr.mods)
-
-    def unordered(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
-        """Which records are neither the lane's own nor ordered before what it does now."""
-        if space == "shared":
-            me, older = lanes, records < self.passed[lanes]
-            other = (records & _THREADS).astype(np.int64)
-        else:
-            me, older = self.gid[lanes], records < self.o.start
-            other = (records & _THREADS).astype(np.int64)
-            if not older.all():
-                same = other // self.st.threads == me // self.st.threads
-                older |= same & (records < self.passed[lanes])
-        bad: NDArray[np.bool_] = ~(older | (other == me))
-        if bad.any():
-            self._excuse(bad, lanes, records, other, space)
-        return bad
-
-    def _excuse(
-        self, bad: NDArray[np.bool_], lanes: Lanes, records: Words, other: Any, space: str
-    ) -> None:
-        """Drop from `bad` what warps, named barriers or fences order."""
-        which = np.flatnonzero(bad)
-        lane, record, thread = lanes[which], records[which], other[which]
-        threads = self.st.threads
-        mine = lane if space == "shared" else self.gid[lane]
-        block, theirs = mine // threads, thread // threads
-        same = block == theirs
-        t, u = mine % threads, thread % threads
-        fine = same & (t // 32 == u // 32) & (record < self.warped[lane])
-        if self.lanes_seen is not None:
-            fine |= same & (t // 32 == u // 32) & (record < self.lanes_seen[lane, u % 32])
-        if self.warps_seen is not None:
-            row = (lane // threads, t // 32, np.minimum(u // 32, self.warps_seen.shape[2] - 1))
-            fine |= same & (record < self.warps_seen[row])
-        left = ~fine
-        if left.any():
-            source = thread if space == "global" else self.gid[thread % self.st.n]
-            fine[left] |= self._fenced(lane[left], record[left], source[left])
-        bad[which[fine]] = False
-
-    def _fenced(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
-        """Whether a fence after the record is followed by a strong read for the lane."""
-        heard = self.heard[lane]
-        when = (record >> np.uint64(_TICK)).astype(np.int64)
-        fine: NDArray[np.bool_] = when < self.o.forgot
-        for release in reversed(self.o.releases):
-            able = ~fine & (when <= release.tick) & (release.tick <= heard)
-            if not able.any():
-                continue
-            at = np.minimum(np.searchsorted(release.threads, thread), len(release.threads) - 1)
-            hit = (release.threads[at] == thread) & (record <= release.fenced[at])
-            group = thread // self.st.threads
-            block = np.minimum(np.searchsorted(release.blocks, group), len(release.blocks) - 1)
-            hit |= (release.blocks[block] == group) & (record < release.reach[block])
-            fine |= able & hit
-        return fine
-
-    def barrier(self, lanes: Lanes) -> None:
-        """Whole blocks passed a barrier."""
-        st = self.st
-        self.o.tick += 1
-        word = self._word()
-        self.passed[lanes] = word
-        self.warped[lanes] = word
-        self._share(lanes, lanes // st.threads)
-
-    def _share(self, lanes: Lanes, group: Any) -> None:
-        """What one lane of a group has heard, all have."""
-        most = np.zeros(int(group.max()) + 1, np.int64)
-        np.maximum.at(most, group, self.heard[lanes])
-        self.heard[lanes] = most[group]
-
-    def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
-        """Lanes of the masks met in bar.warp.sync."""
-        st = self.st
-        self.o.tick += 1
-        word = self._word()
-        alive = st.launch.alive_mask(st) if st.live is not None or st.m is not None else None
-        whole = masks == (0xFFFFFFFF if alive is None or len(alive) != len(masks) else alive)
-        self.warped[lanes[whole]] = word
-        if (~whole).any():
-            if self.lanes_seen is None:
-                self.lanes_seen = np.zeros((st.n, 32), np.uint64)
-            part = lanes[~whole]
-            key = st.warp[part] * (1 << 32) + masks[~whole]
-            for value in np.unique(key):
-                some = part[key == value]
-                row = self.lanes_seen[some].max(0)
-                row[st.lane[some]] = word
-                self.lanes_seen[some] = row
-        self._share(lanes, st.warp[lanes])
-
-    def _seen(self) -> Words:
-        if self.warps_seen is None:
-            warps = -(-self.st.threads // 32)
-            self.warps_seen = np.zeros((self.st.blocks, warps, warps), np.uint64)
-        return self.warps_seen
-
-    def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
-        """bar.arrive: what came before is ordered before whoever waits at the barrier."""
-        self.o.tick += 1
-        for lane, number in zip(lanes[::32].tolist(), numbers[::32].tolist(), strict=True):
-            block, warp = lane // self.st.threads, lane % self.st.threads // 32
-            self.arrivals.setdefault((block, number), []).append(warp)
-            self._seen()[block, warp, warp] = self._word()
-
-    def named(self, lanes: Lanes, number: int) -> None:
-        """Some warps of one block passed a barrier together."""
-        st = self.st
-        self.o.tick += 1
-        seen = self._seen()
-        block = int(lanes[0]) // st.threads
-        warps = np.unique(lanes % st.threads // 32)
-        came = self.arrivals.pop((block, number), [])
-        row = seen[block, warps].max(0)
-        if came:
-            row = np.maximum(row, seen[block, came].max(0))
-        row[warps] = self._word()
-        seen[block, warps] = row
-        self._share(lanes, np.zeros(len(lanes), np.intp))
-        self.warped[lanes] = self._word()
-
-    def fence(self) -> None:
-        """A fence by the active lanes."""
-        self.o.tick += 1
-        lanes = self.st.lanes()
-        if not len(self.fenced):
-            self.fenced = np.zeros(self.st.n, np.uint64)
-            self.reach_of = np.zeros(self.st.n, np.uint64)
-        self.fenced[lanes] = self._word()
-        self.reach_of[lanes] = self.passed[lanes]
-
-    def publish(self, lanes: Lanes) -> None:
-        """A strong write by lanes: their fences, and those their block's barrier ordered before."""
-        if not len(self.fenced) or not self.race:
-            return
-        st = self.st
-        self.o.tick += 1
-        until = np.zeros(st.blocks, np.uint64)
-        until[lanes // st.threads] = self.passed[lanes]
-        known = self.fenced < np.repeat(until, st.threads)
-        known[lanes] = True
-        which = np.flatnonzero(known & (self.fenced > 0))
-        if not len(which):
-            return
-        threads = self.gid[which]
-        order = np.argsort(threads)
-        blocks, group = np.unique(threads // st.threads, return_inverse=True)
-        reach = np.zeros(len(blocks), np.uint64)
-        np.maximum.at(reach, group, self.reach_of[which])
-        if len(self.o.releases) == _KEPT:
-            self.o.forgot = self.o.releases[0].tick
-        fenced = self.fenced[which][order]
-        self.o.releases.append(Release(self.o.tick, threads[order], fenced, blocks, reach))
-
-    def _heard(self, lanes: Lanes) -> None:
-        self.o.tick += 1
-        self.heard[lanes] = self.o.tick
 
     def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
         """A barrier for the whole block that some of its threads never reach."""
@@ -391,8 +122,8 @@ class Shadow:
 
     def _mine(self, lanes: Lanes, space: str, strong: bool) -> Words:
         who = lanes if space == "shared" else self.gid[lanes]
-        head = self.o.tick << _TICK | int(strong) << _STRONG
-        head |= min(self.st.site, _SITES) << _SITE
+        head = self.o.tick << TICK | int(strong) << STRONG
+        head |= min(self.st.site, SITES) << SITE
         return np.uint64(head) | who.astype(np.uint64)
 
     def _active(self, part: Any) -> Lanes:
@@ -401,7 +132,7 @@ class Shadow:
     def _exempt(self, bad: Any, records: Words, strong: bool, space: str) -> None:
         """Two strong accesses of global memory, or two atomics, are no race."""
         if strong and (space == "global" or self._atomic()):
-            bad &= (records >> np.uint64(_STRONG)) & np.uint64(1) == 0
+            bad &= (records >> np.uint64(STRONG)) & np.uint64(1) == 0
 
     def _atomic(self) -> bool:
         return self.st.at is not None and self.st.at.op in ("atom", "red")
@@ -423,14 +154,16 @@ class Shadow:
             self._exempt(bad, records, strong, space)
             if bad.any():
                 n = int(np.flatnonzero(bad)[0])
-                self._clash("read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping)  # noqa: E501
+                self._clash(
+                    "read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping
+                )
         mine = self._mine(lanes, space, strong)
         low = slots.low[index]
-        keep = (low & _THREADS) < (mine & _THREADS)
+        keep = (low & THREADS) < (mine & THREADS)
         keep &= ~self._stale(low, lanes, space)
         slots.low[index[::-1]] = np.where(keep, low, mine)[::-1]
         high = slots.high[index]
-        keep = (high & _THREADS) > (mine & _THREADS)
+        keep = (high & THREADS) > (mine & THREADS)
         keep &= ~self._stale(high, lanes, space)
         slots.high[index] = np.where(keep, high, mine)
 
@@ -438,12 +171,12 @@ class Shadow:
         """Records that are ordered before the lane by a barrier, or are of no thread."""
         if space == "shared":
             out: NDArray[np.bool_] = records < self.passed[lanes]
-            other, mine = (records & _THREADS).astype(np.int64), lanes
+            other, mine = (records & THREADS).astype(np.int64), lanes
         else:
             out = records < self.o.start
             if out.all():
                 return out
-            other, mine = (records & _THREADS).astype(np.int64), self.gid[lanes]
+            other, mine = (records & THREADS).astype(np.int64), self.gid[lanes]
             same = other // self.st.threads == mine // self.st.threads
             out |= same & (records < self.passed[lanes])
         same = (other // 32 == mine // 32) if self.st.threads % 32 == 0 else (other == mine)
@@ -468,7 +201,9 @@ class Shadow:
                 bad &= ~same()
             if bad.any():
                 n = int(np.flatnonzero(bad)[0])
-                self._clash("write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping)  # noqa: E501
+                self._clash(
+                    "write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping
+                )
 
     def _in_flight(self, slots: Slots, lanes: Lanes, index: Any, verb: str) -> None:
         assert slots.flight is not None
@@ -505,9 +240,7 @@ class Shadow:
         if self.race:
             self._read(self.shared, space, lanes, index, count, None)
 
-    def store(
-        self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any
-    ) -> None:
+    def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
         """A write of shared or local memory, which `table` (bytes) is made to hold."""
         lanes = self._active(part)
         if space == "local":
@@ -625,7 +358,9 @@ class Shadow:
             if extent is None or va + total > extent.end:
                 self._outside(part, where, int(left[0]), total, access)
                 beyond = extent.end if extent is not None else self.o.extents.after(va)
-                gone = (where[left] >= where[left[0]]) & (where[left] < np.uint64(max(beyond, va + 1)))  # noqa: E501
+                gone = (where[left] >= where[left[0]]) & (
+                    where[left] < np.uint64(max(beyond, va + 1))
+                )
                 left = left[~gone]
                 continue
             here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
@@ -733,9 +468,11 @@ class Shadow:
         if self._strong():
             self.publish(self._active(part))
         runs = self._runs(addr)
-        if not runs or any(m.read_only for m, _ in runs) or sum(
-            len(addr) if some is None else len(some) for _, some in runs
-        ) < len(addr):
+        if (
+            not runs
+            or any(m.read_only for m, _ in runs)
+            or sum(len(addr) if some is None else len(some) for _, some in runs) < len(addr)
+        ):
             return False
         if (addr + np.uint64(total) > np.array([m.end for m, _ in runs], np.uint64).max()).any():
             return False

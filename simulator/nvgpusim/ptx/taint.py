@@ -28,7 +28,9 @@ def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> f
             if "param" in instr.mods and name in kernel.params:
                 return frozenset([name])
             return frozenset() if "@" in name else frozenset("*")
-        return frozenset("*") if any(m in ("u64", "b64", "s64") for m in instr.mods) else frozenset()
+        return (
+            frozenset("*") if any(m in ("u64", "b64", "s64") for m in instr.mods) else frozenset()
+        )
     out: set[str] = set()
     for arg in instr.args[1:]:
         for index in _registers(arg):

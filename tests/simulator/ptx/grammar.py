@@ -1,10 +1,11 @@
+# ruff: noqa: E501 - PTX lines and case tables stay on one line
 """Every form of PTX's arithmetic: instruction x type x modifier, as the ISA's grammar writes it.
 
-A rule is a line of PTX ISA 8.5, chapter 9.7: `{.a|.b}` may be there, `(.a|.b)` must. `forms()` are
-all expansions. Which of them exist on sm_87 is ptxas's word, kept in `refused.txt.gz` (`python tests/simulator/ptx/grammar.py
---check PTXAS` writes it). All others run on a GPU
-(`record_oracle.py --grammar`) and on the interpreter (`test_grammar.py`), so that no form is without
-a case. Inputs: corner values by twos and threes, then random bits that depend on the types alone.
+A rule is a line of PTX ISA 8.5, chapter 9.7: `{.a|.b}` may be there, `(.a|.b)` must. Which of the
+expansions exist on sm_87 is ptxas's word, kept in `refused.txt.gz` (`python
+tests/simulator/ptx/grammar.py --check PTXAS` writes it). All others run on a GPU
+(`record_oracle.py --grammar`) and on the interpreter (`test_grammar.py`), so that no form is
+without a case. Inputs: corner values by twos and threes, then random bits that depend on the types alone.
 """
 
 from __future__ import annotations
@@ -194,8 +195,16 @@ def _form(name: str, how: str, tol: str) -> Form:
     if how == "szext":
         return plain(t, t, "u32")
     if how in ("carry", "madc"):
-        flag = f"add.cc.{t} {{d}}, {{a}}, {{b}}; " if op != "subc" else f"sub.cc.{t} {{d}}, {{a}}, {{b}}; "
-        body = f"{name} {{d}}, {{a}}, {{c}};" if how == "carry" else f"{name} {{d}}, {{a}}, {{b}}, {{c}};"
+        flag = (
+            f"add.cc.{t} {{d}}, {{a}}, {{b}}; "
+            if op != "subc"
+            else f"sub.cc.{t} {{d}}, {{a}}, {{b}}; "
+        )
+        body = (
+            f"{name} {{d}}, {{a}}, {{c}};"
+            if how == "carry"
+            else f"{name} {{d}}, {{a}}, {{b}}, {{c}};"
+        )
         if name.split(".")[1:2] == ["cc"] or ".cc." in name:
             again = f"addc.{t} {{d}}, {{d}}, 0;" if op != "subc" else f"subc.{t} {{d}}, {{d}}, 0;"
             body += " " + again
@@ -381,7 +390,8 @@ def groups(all_forms: list[Form]) -> list[list[Form]]:
 
 def check(ptxas: str) -> list[str]:
     """Names of the candidates that ptxas refuses for sm_87."""
-    left, gone = candidates(), []
+    left: list[Form] = candidates()
+    gone: list[str] = []
     while True:
         lines, owner = HEAD.split("\n"), {}
         for n, group in enumerate(groups(left)):

@@ -143,7 +143,6 @@ def record_grammar(driver: Driver) -> tuple[dict[str, Any], list[str]]:
             failed.append(str(e))
     results["forms"] = np.frombuffer(json.dumps(names).encode(), np.uint8)
 
-
     return results, failed
 
 
@@ -158,7 +157,8 @@ def main() -> None:
         compile_kernels()
         return
     driver = Driver()
-    results, failed = {}, []
+    results: dict[str, Any] = {}
+    failed: list[str] = []
     if args.grammar:
         results, failed = record_grammar(driver)
     for case in () if args.grammar else cases():

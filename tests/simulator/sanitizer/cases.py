@@ -1,8 +1,9 @@
 """How each kernel of planted.cu is launched, and which fault is planted in it.
 
-A buffer is "i:N" (N bytes from the host: 0, 1, 2, ... as int32), "z:N" (zeroed), "u:N" (fresh, never
-written), "p:N/M" (M bytes, of which the host wrote the first N), "f:N" (freed before the launch),
-"n" a null pointer; "s:V" is an int, "d:X" a float, "w" the address of a table with one wild pointer.
+A buffer is "i:N" (N bytes from the host: 0, 1, 2, ... as int32), "z:N" (zeroed), "u:N" (fresh,
+never written), "p:N/M" (M bytes, of which the host wrote the first N), "f:N" (freed before the
+launch), "n" a null pointer; "s:V" is an int, "d:X" a float, "w" the address of a table with one
+wild pointer.
 """
 
 from __future__ import annotations

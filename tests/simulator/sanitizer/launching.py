@@ -11,9 +11,9 @@ import numpy as np
 
 from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
-from nvgpusim.ptx import Code, KernelFault, Launch, Module, compile_kernel, parse
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx.sanitize import Sanitizer
+from nvgpusim.ptx import Code, KernelFault, Launch, Module, compile_kernel, parse
+from nvgpusim.ptx.clocks import Sanitizer
 
 from .cases import Case
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - regular expressions stay on one line
 """Ask NVIDIA's compute-sanitizer about every kernel of planted.ptx and write verdicts.json.
 
     python tests/simulator/sanitizer/record_verdicts.py HOST [--out FILE]
@@ -37,9 +38,13 @@ def ask(job: tuple[str, Case, str]) -> tuple[str, str, dict[str, object]]:
     text = done.stdout + done.stderr
     found = [line.strip("= ") for line in text.splitlines() if line.startswith("=========")]
     errors = re.search(r"ERROR SUMMARY: (\d+) error", text)
-    hazards = re.search(r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warn", text)
+    hazards = re.search(
+        r"RACECHECK SUMMARY: (\d+) hazards? displayed \((\d+) errors?, (\d+) warn", text
+    )
     count = int(hazards[1]) if hazards else int(errors[1]) if errors else -1
-    kept = [line for line in found if line and "Saved host" not in line and "Host Frame" not in line][1:7]
+    kept = [
+        line for line in found if line and "Saved host" not in line and "Host Frame" not in line
+    ][1:7]
     answer = {"status": done.returncode, "errors": count, "said": kept}
     return case.kernel, tool, answer
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - findings stay on one line
 """The sanitizer against planted faults, clean kernels, and NVIDIA's compute-sanitizer."""
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def test_a_missing_barrier_shows_in_the_result() -> None:
 
     def result(seed: int | None) -> list[int]:
         memory = np.frombuffer(run(case, seed, ()).memory, "<i4")
-        return memory[2 * launching.STEP // 4 :][:128].tolist()
+        return [int(v) for v in memory[2 * launching.STEP // 4 :][:128]]
 
     assert result(None) == want
     assert any(result(seed) != want for seed in range(4))
