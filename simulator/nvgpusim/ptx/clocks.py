@@ -119,7 +119,9 @@ class Sanitizer:
 
 
 class Clocks:
-    """A chunk's lanes and what each knows of the others."""
+    """A chunk's lanes and what each knows of the others. `race`: whether anybody asks."""
+
+    race = True
 
     def __init__(self, owner: Sanitizer, st: State) -> None:
         self.o, self.st, self.launch = owner, st, st.launch

@@ -312,3 +312,8 @@ def _label(site: Site, kernel: Kernel, number: dict[int, int], name: str) -> int
     if name not in kernel.labels:
         raise site.error(f"unknown label {name}")
     return number.get(kernel.labels[name], END)
+
+
+def supported() -> list[str]:
+    """All opcodes that can be run, those that end a piece of code included."""
+    return sorted({*_TABLE, *_JUMPS, "call"} - {"__assertfail", "vprintf"})

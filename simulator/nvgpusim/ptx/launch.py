@@ -228,7 +228,8 @@ class Launch:
         special: dict[str, Value] = {
             "%tid.x": thread if bx == threads else thread % u(bx),
             "%tid.y": u(0) if by == 1 else thread // u(bx) % u(by),
-            "%tid.z": u(0) if bx * by == threads else thread // u(bx * by), "%laneid": lane, "%warpid": thread // u(32),
+            "%tid.z": u(0) if bx * by == threads else thread // u(bx * by),
+            "%laneid": lane, "%warpid": thread // u(32),
             "%nwarpid": u(48), "%smid": u(0), "%nsmid": u(16), "%gridid": u(0),
             "%dynamic_smem_size": u(max(0, self.shared_bytes - self.code.shared_bytes)),
             "%total_smem_size": u(self.shared_bytes),

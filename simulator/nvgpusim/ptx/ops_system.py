@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -72,9 +73,9 @@ def formatted(st: State, form: str, buffer: int) -> str:
     return _SPEC.sub(one, form)
 
 
-def _arguments(site: Site) -> list[Callable[[State], np.ndarray]]:  # type: ignore[type-arg]
+def _arguments(site: Site) -> list[Callable[[State], Any]]:
     """Readers of the call's parameters, result first."""
-    out = []
+    out: list[Callable[[State], Any]] = []
     for arg in site.i.args:
         assert isinstance(arg, Sym)
         reg = site.kernel.slots[arg.name, 0]

@@ -13,7 +13,7 @@ from . import floats as fl
 from .floats import F16, F32, F64, Value
 from .lower import PRED, TYPES, U32, Op, Read, Site
 from .ops_mem import whole_warps
-from .state import CONTAINER, KernelFault, State
+from .state import CONTAINER, KernelFault, Lanes, State
 from .tree import Pair, Reg
 
 _U8, _U16, _U32 = CONTAINER[8], CONTAINER[16], CONTAINER[32]
@@ -51,6 +51,18 @@ def ballot(st: State, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
     sums = np.zeros(int(st.warp[-1]) + 1, np.uint32)
     np.bitwise_or.at(sums, warp, bits)
     return sums[warp]
+
+
+def reduce_blocks(st: State, reduce: tuple[str, Read, Any], lanes: Lanes) -> None:
+    """bar.red: combine the predicate of all threads of each block."""
+    kind, pred, put = reduce
+    st.m = None if len(lanes) == st.n else lanes
+    flag = st.spread(pred(st))
+    block = lanes // st.threads
+    ones = np.bincount(block, weights=flag, minlength=st.blocks).astype(np.uint32)
+    everyone = np.bincount(block, minlength=st.blocks)
+    out: Any = {"popc": ones, "or": ones > 0, "and": ones == everyone}[kind]
+    put(st, out[block])
 
 
 def shfl(site: Site) -> Op:

@@ -12,14 +12,14 @@ operations, and of two sides of a branch either may run first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import MmuFault
 from .compile import END, Block, Jump
-from .ops_warp import ballot
+from .ops_warp import ballot, reduce_blocks
 from .state import KernelFault, Lanes, State
 from .tree import Instr
 
@@ -397,7 +397,7 @@ class Run:
         whole = count is None or (count.ndim == 0 and int(count) == st.threads)
         if st.m is None and whole and number.ndim == 0 and not self.parked and jump.kind == "bar":
             if jump.reduce is not None:
-                self.reduce(jump, np.arange(st.n))
+                reduce_blocks(st, jump.reduce, np.arange(st.n))
             if st.shadow is not None:
                 st.shadow.barrier(np.arange(st.n))
             return at + 1
@@ -482,7 +482,7 @@ class Run:
         groups: Front = {}
         for at, (there, jump) in free.items():
             if jump.reduce is not None:
-                self.reduce(jump, there)
+                reduce_blocks(st, jump.reduce, there)
             groups[at] = None if len(there) == st.n else there
         self.parked = left
         self.deal(groups)
@@ -498,16 +498,3 @@ class Run:
                 gone = np.flatnonzero(~st.live[block * st.threads : (block + 1) * st.threads])
                 if len(gone):
                     st.shadow.left(int(lane), int(gone[0]), len(gone), jump.instr)
-
-    def reduce(self, jump: Jump, lanes: Lanes) -> None:
-        """bar.red: combine the predicate of all threads of each block."""
-        st = self.st
-        assert jump.reduce is not None
-        kind, pred, put = jump.reduce
-        st.m = None if len(lanes) == st.n else lanes
-        flag = st.spread(pred(st))
-        block = lanes // st.threads
-        ones = np.bincount(block, weights=flag, minlength=st.blocks).astype(np.uint32)
-        everyone = np.bincount(block, minlength=st.blocks)
-        out: Any = {"popc": ones, "or": ones > 0, "and": ones == everyone}[kind]
-        put(st, out[block])

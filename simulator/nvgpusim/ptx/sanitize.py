@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..extents import WORD, Extent
-from .clocks import SITE, SITES, STRONG, THREADS, TICK, Clocks, Sanitizer, Slots, Words
+from .clocks import SITE, SITES, STRONG, THREADS, TICK, Sanitizer, Slots, Words
+from .ends import Ends, at
+from .spaces import scatter
 from .state import Lanes, State
 from .tree import Instr
 
 _VOLATILE = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 
 
-class Shadow(Clocks):
+class Shadow(Ends):
     """A chunk's lanes: what orders them, and the records of its shared and local memory."""
 
     def __init__(self, owner: Sanitizer, st: State) -> None:
@@ -39,26 +40,6 @@ class Shadow(Clocks):
         self.shared = Slots.of(st.blocks * -(-limit // self.grain) if code.shared else 0)
         size = st.local.shape[0] * st.local.shape[1] if st.local is not None else 0
         self.local = np.zeros(size if self.init else 0, bool)
-
-    def place(self, site: int, verb: str) -> str:
-        """An instruction by its number."""
-        sites = self.launch.code.sites
-        if not 0 < site <= len(sites):
-            return verb
-        return f"{verb} ({at(sites[site - 1])})"
-
-    def report(self, kind: str, key: Any, text: str) -> None:
-        """A finding, once for each pair of instructions."""
-        name = self.launch.code.kernel.name
-        self.launch.findings.setdefault(f"{kind} {key}", f"{name}: {kind}: {text}")
-
-    def who(self, gid: int) -> str:
-        """Block and thread by global number."""
-        return self.launch.name_thread(gid // self.st.threads, gid % self.st.threads)
-
-    def me(self, lane: int) -> str:
-        """Block and thread of a lane."""
-        return self.who(int(self.gid[lane]))
 
     def _what(self, space: str, index: int, mapping: Any) -> str:
         """The variable or buffer behind a granule."""
@@ -126,9 +107,6 @@ class Shadow(Clocks):
         head |= min(self.st.site, SITES) << SITE
         return np.uint64(head) | who.astype(np.uint64)
 
-    def _active(self, part: Any) -> Lanes:
-        return self.st.lanes() if part is None else self.st.lanes()[part]
-
     def _exempt(self, bad: Any, records: Words, strong: bool, space: str) -> None:
         """Two strong accesses of global memory, or two atomics, are no race."""
         if strong and (space == "global" or self._atomic()):
@@ -186,7 +164,7 @@ class Shadow(Clocks):
     def _before_write(
         self, slots: Slots, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
-        """Races of a write with what was done to the granules; `same`: the value does not change."""
+        """Races of a write with what was done before; `same`: where the value does not change."""
         strong = self._flag(space)
         if slots.flight is not None:
             self._in_flight(slots, lanes, index, "write")
@@ -234,8 +212,9 @@ class Shadow(Clocks):
                 self.report(
                     "init",
                     self.st.site,
-                    f"{self.place(self.st.site, 'read')} of {self._what(space, int(index[n]), None)} "
-                    f"by {self.me(int(lanes[n // count]))}: nobody has written it",
+                    f"{self.place(self.st.site, 'read')} of "
+                    f"{self._what(space, int(index[n]), None)} by "
+                    f"{self.me(int(lanes[n // count]))}: nobody has written it",
                 )
         if self.race:
             self._read(self.shared, space, lanes, index, count, None)
@@ -245,12 +224,12 @@ class Shadow(Clocks):
         lanes = self._active(part)
         if space == "local":
             self._local(lanes, offsets, total, True)
-            _scatter(table, offsets, rows, total)
+            scatter(table, offsets, rows, total)
             return
         index, count = self._index(offsets, total, self.grain)
         if not self.race:
             self.shared.write[index] = self._word()
-            _scatter(table, offsets, rows, total)
+            scatter(table, offsets, rows, total)
             return
         self._write(self.shared, space, lanes, index, count, offsets, rows, total, table, None)
 
@@ -267,7 +246,7 @@ class Shadow(Clocks):
         self._before_write(slots, space, many, index, mapping, same)
         mine = self._mine(many, space, self._flag(space))
         slots.write[index] = mine
-        _scatter(table, offsets, rows, total)
+        scatter(table, offsets, rows, total)
         lost = slots.write[index] != mine
         if lost.any():
             lost &= ~same()
@@ -337,90 +316,6 @@ class Shadow(Clocks):
         return lanes // self.st.threads * self.limit + dst.astype(np.int64)
 
     # global memory
-
-    def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
-        """A global access before it is done: ends of buffers, reads of what nobody wrote."""
-        low, high = int(addr.min()), int(addr.max()) + total
-        extent = self.o.find(low)
-        if extent is not None and high <= extent.end:
-            self._fresh(extent, part, addr, total, access)
-            return
-        where = np.atleast_1d(addr)
-        mapping = self.o._mapping(low)
-        if mapping is not None and high <= mapping.end:
-            if not self.o.extents.inside(mapping.va, mapping.end):
-                self._asked(part, where, total, access, mapping)
-                return
-        left = np.arange(len(where))
-        while len(left):
-            va = int(where[left[0]])
-            extent = self.o.find(va)
-            if extent is None or va + total > extent.end:
-                self._outside(part, where, int(left[0]), total, access)
-                beyond = extent.end if extent is not None else self.o.extents.after(va)
-                gone = (where[left] >= where[left[0]]) & (
-                    where[left] < np.uint64(max(beyond, va + 1))
-                )
-                left = left[~gone]
-                continue
-            here = (where[left] >= extent.va) & (where[left] + np.uint64(total) <= extent.end)
-            inside = left[here]
-            lanes = inside if part is None else part[inside]
-            self._fresh(extent, lanes, where[inside], total, access)
-            left = left[~here]
-
-    def _asked(self, part: Any, where: Any, total: int, access: str, mapping: Any) -> None:
-        """A buffer of which only the driver knows the size."""
-        asked = mapping.va - mapping.buf_offset + mapping.buf.asked
-        over = where + np.uint64(total) > asked
-        if self.bounds and over.any():
-            n = int(np.flatnonzero(over)[0])
-            va = int(where[n])
-            what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
-            self._tell("bounds", part, where, n, total, access, what)
-
-    def _outside(self, part: Any, where: Any, n: int, total: int, access: str) -> None:
-        va = int(where[n])
-        mapping = self.o._mapping(va)
-        if mapping is None or not self.bounds:
-            return  # the MMU says it, or nobody asked
-        kind, what = self.o.extents.story(va, self.o.now)
-        if not self.o.extents.inside(mapping.va, mapping.end) and kind != "free":
-            self._asked(part, where[n : n + 1], total, access, mapping)
-            return
-        last = self.o.find(va)
-        if last is not None:
-            kind, what = "bounds", f"{last.end:#x} is right after the end of {last}"
-        self._tell(kind, part, where, n, total, access, what)
-
-    def _tell(
-        self, kind: str, part: Any, where: Any, n: int, total: int, access: str, what: str
-    ) -> None:
-        lanes = self._active(part)
-        who = self.me(int(lanes[n if where.size == len(lanes) else 0]))
-        place = self.place(self.st.site, access)
-        self.report(kind, self.st.site, f"{place} of {total} bytes by {who}: {what}")
-
-    def _fresh(self, extent: Extent, part: Any, addr: Any, total: int, access: str) -> None:
-        if extent.wrote is None or not self.init:
-            return
-        first = ((np.atleast_1d(addr) - np.uint64(extent.va)) // np.uint64(WORD)).astype(np.int64)
-        index = first[:, None] + np.arange(max(1, total // WORD))
-        if access == "write":
-            extent.wrote[index] = True
-            return
-        known = extent.wrote[index]
-        if not known.all():
-            n = int(np.flatnonzero(~known.all(1))[0])
-            lane = int(self._active(part)[n])
-            self.report(
-                "init",
-                self.st.site,
-                f"{self.place(self.st.site, access)} of +{int(first[n]) * WORD} in {extent} by "
-                f"{self.me(lane)}: nobody has written it",
-            )
-        if access == "atomic":
-            extent.wrote[index] = True
 
     def _runs(self, addr: Any) -> list[tuple[Any, Any]]:
         """(mapping, lanes among those of `addr` or None) for tracked buffers."""
@@ -510,14 +405,6 @@ class Shadow(Clocks):
             self._heard(lanes)
 
 
-def at(instr: Instr | None) -> str:
-    """Where an instruction stands."""
-    if instr is None:
-        return "unknown instruction"
-    source = f", {instr.source[0]}:{instr.source[1]}" if instr.source else ""
-    return f"PTX line {instr.line}: {instr.text}{source}"
-
-
 def _pieces(data: Any, total: int) -> Any:
     """Bytes as (values, words): words of at most 8 bytes."""
     word = min(total, 8)
@@ -529,11 +416,3 @@ def _equal(table: Any, offsets: Any, rows: Any, total: int) -> Any:
     """Where the table already holds the rows."""
     values = _pieces(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), total)
     return (_pieces(table, total)[np.asarray(offsets) // total] == values).all(1)
-
-
-def _scatter(table: Any, offsets: Any, rows: Any, total: int) -> None:
-    """Write rows at byte offsets; the last of equal ones wins."""
-    whole = table[: len(table) // total * total].view(rows.dtype)
-    if rows.ndim == 2:
-        whole = whole.reshape(-1, rows.shape[1])
-    whole[np.asarray(offsets) // total] = rows

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from nvgpusim.ptx.compile import supported
 
 from . import grammar
 from .oracle_cases import Case
@@ -56,6 +59,19 @@ def test_no_form_is_without_a_case() -> None:
     assert [[f.name for f in g] for g in GROUPS] == FORMS
 
 
+def table() -> list[str]:
+    """The table of the documentation: opcodes, and how many of their forms have a case."""
+    counts = Counter(form.name.split(".")[0] for form in grammar.forms())
+    named = [f"`{op}` {counts[op]}" if op in counts else f"`{op}`" for op in supported()]
+    return [", ".join(named[n : n + 8]) for n in range(0, len(named), 8)]
+
+
+def test_the_documentation_has_the_table() -> None:
+    """`python -m tests.simulator.ptx.test_grammar` prints it."""
+    text = (HERE.parents[2] / "docs" / "simulator-execution.md").read_text()
+    assert "\n".join(table()) in text
+
+
 NEWER = {f"cvt{m}.ftz.f32.bf16" for m in ("", ".rn", ".rz", ".rm", ".rp")}
 """Forms that CUDA 12's ptxas takes for sm_87 and CUDA 13's, like the driver, does not."""
 
@@ -69,3 +85,7 @@ def test_refused_forms_are_ptxas_word() -> None:
         pytest.skip("no ptxas: install the extra cuda-tools")
     assert set(grammar.refused()) - set(grammar.check(str(ptxas))) <= NEWER
     assert set(grammar.check(str(ptxas))) <= set(grammar.refused())
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))
