@@ -6,11 +6,10 @@ import re
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
-from .lower import TYPES, Op, Site
+from .lower import TYPES, Op, Read, Site
 from .spaces import load
 from .state import CONTAINER, KernelFault, State
 from .tree import Sym
@@ -73,15 +72,18 @@ def formatted(st: State, form: str, buffer: int) -> str:
     return _SPEC.sub(one, form)
 
 
-def _arguments(site: Site) -> list[Callable[[State], Any]]:
+def _arguments(site: Site) -> list[Read]:
     """Readers of the call's parameters, result first."""
-    out: list[Callable[[State], Any]] = []
+    out: list[Read] = []
     for arg in site.i.args:
         assert isinstance(arg, Sym)
         reg = site.kernel.slots[arg.name, 0]
-        read = site.read(reg, TYPES[f"u{reg.bits}"])
-        out.append(lambda st, read=read: st.spread(read(st)))
+        out.append(_spread(site.read(reg, TYPES[f"u{reg.bits}"])))
     return out
+
+
+def _spread(read: Read) -> Read:
+    return lambda st: st.spread(read(st))
 
 
 def _each(st: State, fn: Callable[[int], None]) -> None:

@@ -244,8 +244,7 @@ def _init(site: Site) -> Op:
 
 def arrive(site: Site) -> Op:
     """mbarrier.arrive: lanes act one after the other."""
-    cp = site.i.op == "cp"
-    at = 0 if cp or site.i.args[0] is None or len(site.i.args) == 1 else 1
+    at = 0 if len(site.i.args) == 1 else 1
     addr, _ = site.address(at)
     space = space_of(site)
     given = site.src(at + 1, U32) if len(site.i.args) > at + 1 else None

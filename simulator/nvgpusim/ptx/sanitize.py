@@ -23,6 +23,7 @@ from .spaces import scatter
 from .state import Lanes, State
 from .tree import Instr
 
+_WAITS = ("test_wait", "try_wait")
 _VOLATILE = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
 
 
@@ -113,7 +114,10 @@ class Shadow(Ends):
             bad &= (records >> np.uint64(STRONG)) & np.uint64(1) == 0
 
     def _atomic(self) -> bool:
-        return self.st.at is not None and self.st.at.op in ("atom", "red")
+        at = self.st.at
+        return at is not None and (
+            at.op in ("atom", "red") or (at.op == "mbarrier" and "init" not in at.mods)
+        )
 
     def _flag(self, space: str) -> bool:
         return self._atomic() or (space == "global" and self._strong())
@@ -277,20 +281,23 @@ class Shadow(Ends):
         if space != "shared":
             return
         lanes = self._active(part)
-        index, _ = self._index(offsets, size, self.grain)
+        index, count = self._index(offsets, size, self.grain)
+        many = np.repeat(lanes, count) if count > 1 else lanes
         if self.init and (self.shared.write[index] == 0).any():
             n = int(np.flatnonzero(self.shared.write[index] == 0)[0])
             self.report(
                 "init",
                 self.st.site,
                 f"{self.place(self.st.site, 'atomic')} on {self._what(space, int(index[n]), None)} "
-                f"by {self.me(int(lanes[n]))}: nobody has written it",
+                f"by {self.me(int(many[n]))}: nobody has written it",
             )
         if self.race:
-            self._before_write(self.shared, space, lanes, index, None, None)
+            self._before_write(self.shared, space, many, index, None, None)
         self.publish(lanes)
-        self._heard(lanes)
-        self.shared.write[index] = self._mine(lanes, space, True)
+        at = self.st.at
+        if at is not None and (at.op == "atom" or any(m in _WAITS for m in at.mods)):
+            self._heard(lanes)
+        self.shared.write[index] = self._mine(many, space, True)
 
     def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
         """cp.async: from now until its wait, its target is nobody's."""

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nvgpusim.ptx import compile_kernel, parse
+from nvgpusim.extents import Extents
+from nvgpusim.ptx import Launch, compile_kernel, parse
+from nvgpusim.ptx.clocks import Sanitizer
 
 from . import launching
 from .cases import CASES, Case
@@ -146,3 +148,23 @@ def test_every_barrier_is_missed_when_it_is_gone(
         monkeypatch.setattr(launching, "module", lambda module=module: module)
         monkeypatch.setattr(launching, "code", lambda kernel, fine, code=code: code)
         assert any(run(case, seed).kinds for seed in SEEDS), spot.group()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_mbarrier_orders_what_comes_before_it(waits: bool) -> None:
+    """k_mbarrier of tensor.cu exchanges words of shared memory around one."""
+    text = (HERE.parent / "ptx" / "tensor.ptx").read_text()
+    if not waits:  # go on at once
+        text = re.sub(r"mbarrier\.test_wait\.shared\.b64 p,[^;]*;", "setp.eq.u32 p, 0, 0;", text)
+    module = parse(text)
+    code = compile_kernel(module, module.kernels["k_mbarrier"], True)
+    vm, _ = launching.memory()
+    bank = bytes(0x160) + b"".join(
+        (launching.BASE + n * 8192).to_bytes(8, "little") for n in range(4)
+    )
+    watch = Sanitizer(frozenset({"race", "sync"}), Extents())
+    Launch(
+        code, vm, (4, 1, 1), (256, 1, 1), {0: bank}, shared_bytes=code.shared_bytes, watch=watch
+    ).run()
+    found = "".join(watch.launch.findings.values())
+    assert ("race" in found) is not waits, found
