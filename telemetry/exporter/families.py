@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from jetson.readings import Readings, module_watts
+from jetson.boundary import module_watts
+from jetson.readings import Readings
 from jetson.sources import Snapshot
 
 Value = float | int | bool | None

@@ -7,7 +7,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from exporter.history import Point, grown
 from jetson.board import BoardState
-from jetson.readings import Readings, module_rails
+from jetson.boundary import boundary
+from jetson.readings import Readings
 from jetson.sources import Snapshot
 
 #: Puts a fresh page's content in the place of the old one.
@@ -93,7 +94,7 @@ def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, fl
         state=state,
         outcomes=snapshot.outcomes,
         joules=joules,
-        summed=[rail.name for rail in module_rails(readings.rails)],
+        summed=(whole.rails if (whole := boundary(readings.rails)) else ()),
         trip=passive_trip(readings),
         full_watts=FULL_SCALE_WATTS,
         chart=CHART,

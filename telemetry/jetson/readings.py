@@ -20,7 +20,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """One supply; `joules` is a counter the hardware keeps, which starts again at `joules_wrap`."""
+    """One supply; `joules` is a counter the hardware keeps, which starts again at `joules_wrap`.
+
+    `chip` is what measures it: `ina3221`, `ina238`, `nvml`, `rapl`. `step_watts` is the smallest
+    difference between two powers that the chip shows; 0 if that is not known.
+    """
 
     name: str
     device: str
@@ -31,6 +35,8 @@ class Rail:
     alarms: tuple[tuple[str, bool], ...] = ()
     joules: float | None = None
     joules_wrap: float | None = None
+    chip: str = ""
+    step_watts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,27 +181,3 @@ class Readings:
             for domain, pairs in known.items()
             if pairs
         }
-
-
-#: The rails that feed the AGX Orin module from outside. VDDQ_VDD2_1V8AO is fed from one of them and
-#: would be counted twice (NVIDIA, Jetson Linux, "Platform Power and Performance").
-AGX_ORIN_INPUTS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
-#: The whole module's input on Orin NX and Nano.
-MODULE_INPUT = "VDD_IN"
-
-
-def module_rails(rails: tuple[Rail, ...]) -> tuple[Rail, ...]:
-    """The rails whose sum is the module's power; empty where that is not known."""
-    by_name = {rail.name: rail for rail in rails}
-    if MODULE_INPUT in by_name:
-        return (by_name[MODULE_INPUT],)
-    if all(name in by_name for name in AGX_ORIN_INPUTS):
-        return tuple(by_name[name] for name in AGX_ORIN_INPUTS)
-    return ()
-
-
-def module_watts(rails: tuple[Rail, ...]) -> float | None:
-    """The module's power; None when it is not known or one of its rails gave no value."""
-    watts = [rail.watts for rail in module_rails(rails)]
-    known = [value for value in watts if value is not None]
-    return sum(known) if known and len(known) == len(watts) else None

@@ -305,7 +305,7 @@ def test_the_board_and_its_energy_stand_around_each_sample(
     assert len(pinned) == 1 and "sudo jetson_clocks" in pinned[0]["text"]
     table = render_md(records)
     assert "J/token" in table and "t/s/W" in table
-    assert "Energy of tinygrad:CPU: the timed region's, sum of VDD_GPU_SOC, VDD_CPU_CV" in table
+    assert "Energy of tinygrad:CPU tg3: the timed region's, sum of VDD_GPU_SOC, VDD_CPU_CV" in table
 
 
 def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: Stage) -> None:
