@@ -8,6 +8,7 @@
   python,
   runCommand,
   setuptools,
+  bcrypt,
   click,
   gguf,
   jinja2,
@@ -16,7 +17,10 @@
   numpy,
   nvidia-ml-py,
   prometheus-client,
+  pyyaml,
   rich,
+  starlette,
+  uvicorn,
   tinygrad,
   # The finished package, for passthru.
   tinygrad-orin,
@@ -44,6 +48,7 @@ buildPythonPackage {
 
   build-system = [ setuptools ];
   dependencies = [
+    bcrypt
     click
     gguf
     jinja2
@@ -52,7 +57,10 @@ buildPythonPackage {
     numpy
     nvidia-ml-py
     prometheus-client
+    pyyaml
     rich
+    starlette
+    uvicorn
     tinygrad
   ];
 

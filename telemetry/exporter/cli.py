@@ -1,6 +1,7 @@
 """The console script `jetson-exporter`: serve a board's readings, print them once, record them."""
 
 import errno
+import queue
 import signal
 import sys
 import threading
@@ -12,7 +13,10 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from exporter.service import Exporter, Server
+from exporter.service import Exporter
+from exporter.web import Server
+from exporter.webconfig import WebConfigError, load_web_config
+from jetson.boundary import check_choice
 from jetson.energy import EnergySampler
 from jetson.files import Roots
 from jetson.replay import FILE, Player, RecordingError, load, observe, save
@@ -23,8 +27,6 @@ PROGRAM = "jetson-exporter"
 DEFAULT_LISTEN = "127.0.0.1:9401"
 #: Energy samples a second beyond which an INA3221 has nothing new to say.
 GREATEST_HERTZ = 100.0
-#: How often the server looks whether it should end, in seconds.
-POLL_SECONDS = 0.2
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -57,6 +59,13 @@ def parse_collectors(
     return names
 
 
+def parse_rails(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> tuple[str, ...]:
+    """Names of rails, by comma."""
+    return () if text is None else tuple(name.strip() for name in text.split(","))
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What was asked for on the command line."""
@@ -67,6 +76,16 @@ class Options:
     budget: float
     sample_rate: float
     tegrastats: str | None
+    rails: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How to serve."""
+
+    address: tuple[str, int]
+    web_config: Path | None
+    hosts: tuple[str, ...]
 
 
 @contextmanager
@@ -121,28 +140,51 @@ def once(options: Options) -> None:
         sys.stdout.buffer.write(body)
 
 
-def serve(options: Options, address: tuple[str, int]) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+def serve(options: Options, service: Service) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the web configuration again."""
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: todo.put(number))
     with opened(options) as (roots, board):
         hertz = options.sample_rate
         wanted = set(options.collectors) & {"rails", "nvml", "rapl"}
-        sampler = EnergySampler(roots, hertz, monotonic=True) if hertz and wanted else None
+        sampler = None
+        if hertz and wanted:
+            check_rails(options.rails, board)
+            sampler = EnergySampler(roots, hertz, monotonic=True, rails=options.rails)
         exporter = Exporter(board, sampler)
+        file = service.web_config
         try:
-            server = Server(address, exporter)
+            config = None if file is None else load_web_config(file)
+            server = Server(service.address, exporter, config, service.hosts)
+        except WebConfigError as error:
+            raise click.UsageError(f"--web-config {error}") from None
         except OSError as error:
-            raise click.UsageError(refusal(address, error)) from None
-        with server, exporter:
+            raise click.UsageError(refusal(service.address, error)) from None
+        with exporter, server:
             say(introduce(board))
             say(f"serving {server.url}")
-            thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
-            thread.start()
-            stop.wait()
-            server.shutdown()
-            thread.join()
+            while todo.get() == signal.SIGHUP:
+                say(reload(server, file))
+
+
+def reload(server: Server, file: Path | None) -> str:
+    """Read the web configuration again; a file that is wrong changes nothing. What to say."""
+    if file is None:
+        return "SIGHUP: there is no --web-config to read again"
+    try:
+        server.reload(load_web_config(file))
+    except WebConfigError as error:
+        return f"SIGHUP: all stays as it was: {error}"
+    return f"SIGHUP: {file} is read again"
+
+
+def check_rails(rails: tuple[str, ...], board: Board) -> None:
+    """Raises UsageError for a rail that the board does not have."""
+    try:
+        check_choice(rails, board.read().readings.rails)
+    except ValueError as error:
+        raise click.UsageError(f"--rails {','.join(rails)}: {error}") from None
 
 
 def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") -> str:
@@ -163,6 +205,18 @@ def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") 
     metavar="HOST:PORT",
     callback=parse_address,
     help="Where to serve. Port 0 takes a free one.",
+)
+@click.option(
+    "--web-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TLS and passwords: a file in the format of Prometheus' exporter-toolkit.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name that clients may call this machine by, beside its own. May be given again.",
 )
 @click.option("--once", "print_once", is_flag=True, help="Print one exposition to stdout and exit.")
 @click.option(
@@ -195,6 +249,12 @@ def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") 
     metavar="HERTZ",
     help="Energy samples a second; 0 for none.",
 )
+@click.option(
+    "--rails",
+    metavar="NAME,...",
+    callback=parse_rails,
+    help="Rails whose energy is summed as `module`, where the board is not known.",
+)
 @click.version_option(package_name="tinygrad-orin", prog_name=PROGRAM)
 @click.pass_context
 def jetson_exporter(
@@ -211,6 +271,9 @@ def jetson_exporter(
     replay: Path | None,
     budget: float,
     sample_rate: float,
+    web_config: Path | None,
+    hosts: tuple[str, ...],
+    rails: tuple[str, ...],
 ) -> None:
     """Serve a Jetson's power, clocks, temperatures and throttling to Prometheus."""
     if replay:
@@ -218,14 +281,14 @@ def jetson_exporter(
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise click.UsageError(f"--{name} has no meaning with --replay: give one of them")
     roots = Roots(str(sysfs), str(procfs), str(etc), str(var))
-    options = Options(roots, collectors, replay, budget, sample_rate, tegrastats)
+    options = Options(roots, collectors, replay, budget, sample_rate, tegrastats, rails)
     context.obj = options
     if context.invoked_subcommand:
         return
     if print_once:
         once(options)
     else:
-        serve(options, listen)
+        serve(options, Service(listen, web_config, hosts))
 
 
 #: What of the group's options says where a board is read, and so has a meaning for `record` too.

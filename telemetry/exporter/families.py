@@ -273,7 +273,5 @@ def energy(joules: Mapping[str, float], gap_seconds: float) -> Iterator[Metric]:
         )
 
 
-def board(r: Readings) -> Iterator[Metric]:
-    """Every family of a set of readings."""
-    for part in (identity, gpu, power, thermal, throttle, memory, privileged):
-        yield from part(r)
+#: Every part of a board's exposition.
+BOARD = (identity, gpu, power, thermal, throttle, memory, privileged)

@@ -408,6 +408,11 @@ class EnergySampler:
             return Health(alive, time.monotonic() - self._looked, dict(self._errors))
 
     @property
+    def read_seconds(self) -> float:
+        """How long one sample takes, smoothed."""
+        return self._read_seconds
+
+    @property
     def last(self) -> Sample | None:
         """The newest sample."""
         return self._meter.last

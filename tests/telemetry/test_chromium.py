@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from tests.telemetry.conftest import Tree, idle
 
 from exporter import page
 from exporter.scenario import DEVFREQ
-from exporter.service import Exporter, Server
+from exporter.service import Exporter
+from exporter.web import Server
 from jetson.files import Roots
 from jetson.replay import Stage
 from jetson.sources import Board
@@ -70,11 +70,7 @@ def test_the_page(
         exporter = Watched(board)
         exporter.stage = stage
         with Server(("127.0.0.1", 0), exporter) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-            thread.start()
             text = dom(server.url, tmp_path)
-            server.shutdown()
-            thread.join()
     assert "VDD_GPU_SOC" in text and "45.6 °C" in text and "under voltage" in text
     if javascript:
         assert exporter.pages >= 2 and "<b>87.1 %</b>" in text and 'class="lost"' not in text

@@ -286,8 +286,8 @@ def test_help_and_version() -> None:
 
 
 def test_an_error_of_the_command_line_ends_the_process_with_two() -> None:
-    code, out, err = run("--bogus")
-    assert (code, out, err) == (2, "", "jetson-exporter: No such option '--bogus'.\n")
+    code, out, err = run("--zzz")
+    assert (code, out, err) == (2, "", "jetson-exporter: No such option '--zzz'.\n")
 
 
 def test_the_same_in_this_process(

@@ -16,7 +16,8 @@ from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 from exporter import page
 from exporter.history import Point, grown
 from exporter.scenario import HWMON
-from exporter.service import Exporter, Server
+from exporter.service import Exporter
+from exporter.web import Server
 from jetson.energy import EnergySampler
 from jetson.files import Roots
 from jetson.replay import Stage
@@ -30,12 +31,8 @@ def server(show: Show, patient: None) -> Iterator[Server]:
     """A served idle board."""
     roots = show(idle())
     exporter = Exporter(Board(roots), EnergySampler(roots, 20, monotonic=True))
-    with Server(("127.0.0.1", 0), exporter) as server, exporter:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with exporter, Server(("127.0.0.1", 0), exporter) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def get(server: Server, path: str, accept: str = "") -> tuple[int, dict[str, str], str]:

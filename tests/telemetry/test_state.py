@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, thor, without
+from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, without
 
 from exporter.scenario import DEVFREQ, HWMON, THERMAL, supply
 from jetson import nvgpu, nvml, require
