@@ -38,6 +38,8 @@ DEADLINE_SECONDS = 10.0
 IDLE_SECONDS, HANDSHAKE_SECONDS = 8, 5.0
 #: Connections at once; beyond, the oldest that waits for its client is cut.
 MOST_CONNECTIONS = 256
+#: Clients that may wait to be accepted.
+WAITING = 128
 #: Threads that read the board for clients.
 WORKERS = 4
 #: How long a server waits for its thread to begin and to end, in seconds.
@@ -87,8 +89,13 @@ class Guarded(H11Protocol):
 
 @functools.cache
 def most_connections() -> int:
-    """As many as the descriptors of this process allow, half of them left for the sensors."""
-    return max(8, min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+    """As many as the descriptors of this process allow, most of them left for the sensors."""
+    return max(8, min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+
+def backlog() -> int:
+    """Clients accepted in one go, before the oldest of too many are cut."""
+    return max(4, most_connections() // 4)
 
 
 class BuildInfo(Collector):
@@ -157,7 +164,7 @@ class Server:
         try:
             self._socket.bind(address)
             # From here on the port is ours, and who connects waits.
-            self._socket.listen(most_connections() // 2)
+            self._socket.listen(WAITING)
         except OSError:
             self._socket.close()
             raise
@@ -172,7 +179,7 @@ class Server:
                 server_header=False,
                 timeout_keep_alive=IDLE_SECONDS,
                 timeout_graceful_shutdown=1,
-                backlog=most_connections() // 2,
+                backlog=backlog(),
             ),
             self._context,
         )
@@ -295,6 +302,9 @@ class Uvicorn(uvicorn.Server):
             )
             self.config.ssl = self._context  # type: ignore[assignment]
         await super().startup(sockets)
+        for one in sockets or ():
+            # asyncio takes one number for both: how many wait, and how many it accepts in one go.
+            one.listen(WAITING)
         self.began.set()
 
 
