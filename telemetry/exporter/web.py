@@ -59,14 +59,15 @@ class Guarded(H11Protocol):
         """Begin."""
         super().connection_made(transport)
         self._rearm()
-        if len(self.connections) > most_connections():
-            waiting = [
-                other
-                for other in self.connections
-                if isinstance(other, Guarded) and other is not self and not other._answering()
-            ]
-            if waiting:
-                min(waiting, key=lambda other: other._deadline.when()).transport.abort()
+        there = [
+            other
+            for other in self.connections
+            # One that was cut a moment ago is still in the list.
+            if isinstance(other, Guarded) and not other.transport.is_closing()
+        ]
+        waiting = [other for other in there if other is not self and not other._answering()]
+        if len(there) > most_connections() and waiting:
+            min(waiting, key=lambda other: other._deadline.when()).transport.abort()
 
     def on_response_complete(self) -> None:
         """The client may ask again."""
