@@ -24,6 +24,8 @@ from jetson.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
 from jetson.tegrastats import Tegrastats
 
 PROGRAM = "jetson-exporter"
+#: What an Orin with r36 has, so that an older board or another release says what it lacks.
+OF_A_JETSON = ("gpu", "rails", "thermal", "cooling", "throttle", "fan", "power_mode")
 DEFAULT_LISTEN = "127.0.0.1:9401"
 #: Energy samples a second beyond which an INA3221 has nothing new to say.
 GREATEST_HERTZ = 100.0
@@ -127,7 +129,9 @@ def introduce(board: Board) -> str:
     found = ", ".join(snapshot.outcomes) or "none"
     board_is = snapshot.readings.identity
     if board_is and board_is.soc:
-        return f"{board_is.model}, L4T {board_is.l4t or 'unknown'}; sources: {found}"
+        lacks = [name for name in OF_A_JETSON if name not in snapshot.outcomes]
+        missing = f"; not on this board: {', '.join(lacks)}" if lacks else ""
+        return f"{board_is.model}, L4T {board_is.l4t or 'unknown'}; sources: {found}{missing}"
     return f"no Jetson here; sources found: {found}"
 
 

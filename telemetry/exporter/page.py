@@ -76,7 +76,7 @@ def throttle_marks(history: Sequence[Point]) -> list[tuple[float, str]]:
 
 
 def passive_trip(readings: Readings) -> float:
-    """The lowest temperature at which the kernel slows the chip down."""
+    """The temperature at which the kernel first slows the chip down, over all zones."""
     trips = [t.celsius for zone in readings.zones for t in zone.trips if t.kind == "passive"]
     return min(trips, default=FULL_SCALE_CELSIUS)
 

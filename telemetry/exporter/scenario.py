@@ -14,7 +14,8 @@ HWMON = "sys/class/hwmon"
 THERMAL = "sys/class/thermal"
 DEVFREQ = "sys/class/devfreq/17000000.gpu"
 CPUS = 12
-#: Passive trip and critical temperature of the r36 device tree, in millidegrees.
+#: Trips of NVIDIA's device tree for r36 (tegra234-soc-thermal.dtsi), in millidegrees: the zones of
+#: the chip's parts have both, `tj` only the second one, and the board's sensors none.
 PASSIVE, CRITICAL = 99000, 104500
 #: What a zone is called, and its temperature in idle, in millidegrees; None is gated.
 ZONES: tuple[tuple[str, int | None], ...] = (
@@ -114,7 +115,10 @@ def thermal() -> dict[str, Node]:
         tree[f"{path}/temp"] = Failure(GATED) if millidegrees is None else f"{millidegrees}\n"
         if kind.startswith(("tboard", "tdiode")):
             continue
-        for index, (trip, at) in enumerate((("passive", PASSIVE), ("critical", CRITICAL))):
+        trips = [("critical", CRITICAL)]
+        if kind != "tj-thermal":
+            trips.append(("passive", PASSIVE))
+        for index, (trip, at) in enumerate(trips):
             tree[f"{path}/trip_point_{index}_type"] = f"{trip}\n"
             tree[f"{path}/trip_point_{index}_temp"] = f"{at}\n"
     for number, kind in enumerate(COOLINGS):

@@ -13,14 +13,18 @@ ENGINES = ("ape", "nvdec", "nvdla0", "nvdla1", "nvenc", "nvjpg", "nvjpg1", "ofa"
 
 def read_emc(files: Files) -> Clock | None:
     """The memory controller's clock."""
-    for node, names in (
-        (f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate")),
-        (THOR_EMC, ("cur_freq", "min_freq", "max_freq")),
-    ):
-        current, low, high = (files.number(f"{node}/{name}") for name in names)
-        if current is not None:
-            return Clock("emc", current, low, high)
-    return None
+    return emc(files, f"{BPMP_CLOCKS}/emc", ("rate", "min_rate", "max_rate"))
+
+
+def read_thor_emc(files: Files) -> Readings:
+    """The memory controller's clock on Thor, which needs no privilege."""
+    return Readings(emc=emc(files, THOR_EMC, ("cur_freq", "min_freq", "max_freq")))
+
+
+def emc(files: Files, node: str, names: tuple[str, str, str]) -> Clock | None:
+    """A clock of three files; None where the first one is not there."""
+    current, low, high = (files.number(f"{node}/{name}") for name in names)
+    return None if current is None else Clock("emc", current, low, high)
 
 
 def read_debugfs(files: Files) -> Readings:

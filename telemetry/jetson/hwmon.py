@@ -20,6 +20,8 @@ OC_REASONS = {
 MOST_MILLIVOLTS, MOST_MILLIAMPERES, MOST_MICROWATTS = 100_000, 2_000_000, 20_000_000_000
 #: The INA3221 tells currents apart by 40 µV over its shunt (SBOS576, 7.5).
 INA3221_SHUNT_MICROVOLTS = 40
+#: What a fan's speed is called: on Orin, and on Xavier; no fan turns this often in a minute.
+TACHOMETERS, MOST_RPM = ("pwm_tach", "generic_pwm_tachometer"), 1_000_000
 #: A shunt of more than an ohm is none, in µΩ.
 MOST_MICROOHMS = 1_000_000
 #: A channel with nothing behind it.
@@ -129,9 +131,10 @@ def read_fans(files: Files) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
     duties = [files.number(f"{node}/pwm1") for node in nodes(files, "pwmfan")]
     speeds = []
-    for node in nodes(files, "pwm_tach"):
-        rpm = files.number(f"{node}/rpm")
-        speeds.append(files.number(f"{node}/fan1_input") if rpm is None else rpm)
+    for name in TACHOMETERS:
+        for node in nodes(files, name):
+            rpm = files.number(f"{node}/rpm", MOST_RPM)
+            speeds.append(files.number(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
     ratios = [None if duty is None else duty / 255 for duty in duties]
     if len(ratios) == len(speeds):
         pairs = zip(ratios, speeds, strict=True)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jetson.debugfs import read_debugfs
+from jetson.debugfs import read_debugfs, read_thor_emc
 from jetson.files import Files, Roots, Tree
 from jetson.gpu import read_gpus
 from jetson.hwmon import read_fans, read_rails, read_throttle
@@ -34,6 +34,7 @@ SOURCES: Mapping[str, Reader] = {
     "memory": read_memory,
     "cpu": read_cpu,
     "power_mode": read_power_mode,
+    "emc": read_thor_emc,
     "nvml": read_nvml,
     "rapl": read_rapl,
     "debugfs": read_debugfs,
