@@ -166,7 +166,7 @@ def throttle(r: Readings) -> Iterator[Metric]:
     """Electrical throttling."""
     yield from counter(
         "throttle_events",
-        "Electrical throttle events since boot; only the increase means something.",
+        "Electrical throttle events since the exporter began.",
         ("event", "reason"),
         [((t.event, t.reason), t.count) for t in r.throttles],
     )

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -12,7 +13,9 @@ from prometheus_client.registry import Collector
 
 from exporter import families, page
 from exporter.history import INTERVAL_SECONDS, POINTS, Point, point
+from jetson.board import increase
 from jetson.energy import EnergySampler
+from jetson.readings import Readings, Throttle
 from jetson.sources import Board, Outcome, Snapshot
 
 #: The sampler's name among the sources, and that of turning readings into text.
@@ -29,6 +32,7 @@ class Exporter(Collector):
         self._board, self._sampler = board, sampler
         self._lock = threading.Lock()
         self._errors: Counter[tuple[str, str]] = Counter()
+        self._events: dict[str, tuple[int, Throttle]] = {}
         self._history: deque[Point] = deque(maxlen=POINTS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._remember, name="history", daemon=True)
@@ -45,12 +49,28 @@ class Exporter(Collector):
         for name, outcome in snapshot.outcomes.items():
             for error in outcome.errors:
                 self._count(name, error)
+        snapshot = replace(
+            snapshot, readings=replace(snapshot.readings, throttles=self._since(snapshot.readings))
+        )
         if self._sampler is None or not self._sampler.counters():
             return snapshot
         health = self._sampler.health()
         errors = () if health.complaint is None else ("ESTALE",)
         energy = Outcome(errors, self._sampler.read_seconds)
         return Snapshot(snapshot.readings, {**snapshot.outcomes, ENERGY: energy})
+
+    def _since(self, readings: Readings) -> tuple[Throttle, ...]:
+        """Throttle events since we began: a board's own counters begin anywhere when it boots."""
+        found = []
+        with self._lock:
+            for throttle in readings.throttles:
+                total, before = self._events.get(throttle.event, (0, throttle))
+                total += increase(before, throttle)
+                if throttle.count is not None:
+                    self._events[throttle.event] = total, throttle
+                count = None if throttle.count is None else total
+                found.append(replace(throttle, count=count))
+        return tuple(found)
 
     def complaint(self) -> str | None:
         """What is the matter with the exporter, in words; None if nothing is."""

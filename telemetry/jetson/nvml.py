@@ -46,8 +46,13 @@ def library() -> ModuleType | None:
 def read_nvml(files: Files) -> Readings:
     """Every discrete GPU that NVML lists; what a GPU does not support is absent."""
     found = Readings()
+    thor = THOR in compatible(files)
     for name, device in devices(files):
-        found += read_power(name, device) + read_state(name, device)
+        state = read_state(name, device)
+        if thor:
+            # Its clocks are in sysfs; beside them this GPU would be there twice.
+            state = Readings(gpus=tuple(Gpu(gpu.name, load=gpu.load) for gpu in state.gpus))
+        found += read_power(name, device) + state
     return found
 
 
