@@ -28,6 +28,7 @@ let
     {
       option = "orin.telemetry.exporter.webConfigFile";
       file = cfg.exporter.webConfigFile;
+      advice = "its format is that of Prometheus' exporter-toolkit; docs/telemetry.md has an example";
     }
     {
       option = "orin.telemetry.grafana.secretKeyFile";
@@ -362,7 +363,7 @@ in
           lib.concatMapStrings (secret: ''
             if [ ! -s ${lib.escapeShellArg (toString secret.file)} ]; then
               echo "${secret.option}: there is no ${toString secret.file} on this board. Write it first:"
-              echo "  install -D -m 0400 <(openssl rand -hex 32) ${toString secret.file}"
+              echo "  ${secret.advice or "install -D -m 0400 <(openssl rand -hex 32) ${toString secret.file}"}"
               exit 1
             fi
           '') secrets

@@ -86,7 +86,7 @@ def variable(name: str, query: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard; the reader chooses among the `host` and `instance` of the metric `instances`."""
+    """One dashboard; the reader chooses among `host` and `instance` of the metric `instances`."""
 
     uid: str
     title: str

@@ -1,19 +1,21 @@
 """The console script `jetson-exporter`: serve a board's readings, print them once, record them."""
 
 import errno
+import os
 import queue
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
 from exporter.service import Exporter
+from exporter.top import show
 from exporter.web import Server
 from exporter.webconfig import WebConfigError, load_web_config
 from jetson.boundary import check_choice
@@ -350,6 +352,29 @@ def record(
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror}; the frames before are whole") from None
     say(f"{count} frames in {file}")
+
+
+@jetson_exporter.command()
+@click.option(
+    "--interval",
+    default=1.0,
+    type=click.FloatRange(0.1, 60),
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.pass_context
+def top(context: click.Context, /, interval: float) -> None:
+    """Show the board in the terminal until Ctrl-C; once where the output is no terminal.
+
+    Root sees the GPU's memory by process and the clock of the memory too.
+    """
+    group = context.parent
+    assert group is not None
+    options: Options = context.obj
+    if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
+        options = replace(options, collectors=tuple(SOURCES))
+    with opened(options) as (_, board):
+        show(board, interval)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -120,7 +120,7 @@ class Exporter(Collector):
     def _remember(self) -> None:
         while True:
             try:
-                self._history.append(point(self._board.read().readings, time.monotonic()))
+                self._history.append(point(self.read().readings, time.monotonic()))
             except Exception as error:
                 self._count("history", type(error).__name__)
             if self._stop.wait(INTERVAL_SECONDS):

@@ -141,6 +141,35 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class Core:
+    """Ticks that a CPU was busy, and all of them, since boot."""
+
+    cpu: int
+    busy: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Memory and swap in bytes, and the CPUs' time: for people, as node_exporter exports them."""
+
+    memory_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    cores: tuple[Core, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process with memory of the GPU's (nvmap), in bytes."""
+
+    pid: int
+    name: str
+    nvmap_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """What one or more sources gave; what they did not give is empty or None."""
 
@@ -154,6 +183,8 @@ class Readings:
     emc: Clock | None = None
     emc_load: float | None = None
     memory: Memory | None = None
+    host: Host | None = None
+    processes: tuple[Process, ...] = ()
     cpu: Cpu | None = None
     power_mode: PowerMode | None = None
     identity: Identity | None = None

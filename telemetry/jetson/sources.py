@@ -18,7 +18,7 @@ from jetson.hwmon import read_fans, read_rails, read_throttle
 from jetson.nvml import read_nvml
 from jetson.rapl import read_rapl
 from jetson.readings import Readings
-from jetson.system import read_cpu, read_identity, read_memory, read_power_mode
+from jetson.system import read_cpu, read_host, read_identity, read_memory, read_power_mode
 from jetson.thermal import read_coolings, read_zones
 
 Reader = Callable[[Files], Readings]
@@ -33,6 +33,7 @@ SOURCES: Mapping[str, Reader] = {
     "fan": read_fans,
     "memory": read_memory,
     "cpu": read_cpu,
+    "host": read_host,
     "power_mode": read_power_mode,
     "emc": read_thor_emc,
     "nvml": read_nvml,

@@ -5,7 +5,7 @@ import re
 
 from jetson.files import Files, integer
 from jetson.gpu import compatible
-from jetson.readings import Cpu, CpuClock, Identity, Memory, PowerMode, Readings
+from jetson.readings import Core, Cpu, CpuClock, Host, Identity, Memory, PowerMode, Readings
 
 CPU = "sys/devices/system/cpu"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -38,6 +38,33 @@ def read_memory(files: Files) -> Readings:
     if largest is None:
         return Readings(memory=Memory(nvmap))
     return Readings(memory=Memory(nvmap, PAGE_BYTES << largest, by_order[largest]))
+
+
+def read_host(files: Files) -> Readings:
+    """Memory, swap and the CPUs' time."""
+    sizes = {
+        name: int(size) * 1024
+        for name, size in re.findall(
+            r"^(\w+):\s+(\d{1,15}) kB$", files.text("proc/meminfo") or "", flags=re.MULTILINE
+        )
+    }
+    cores = []
+    for cpu, rest in re.findall(
+        r"^cpu(\d{1,4}) ([\d ]{1,400})$", files.text("proc/stat") or "", flags=re.MULTILINE
+    ):
+        ticks = [int(part) for part in rest.split() if len(part) < 20]
+        if len(ticks) >= 5:
+            # user nice system idle iowait irq softirq steal; guest is in user (proc(5)).
+            idle, total = ticks[3] + ticks[4], sum(ticks[:8])
+            cores.append(Core(int(cpu), total - idle, total))
+    host = Host(
+        sizes.get("MemTotal"),
+        sizes.get("MemAvailable"),
+        sizes.get("SwapTotal"),
+        sizes.get("SwapFree"),
+        tuple(cores),
+    )
+    return Readings(host=host) if host != Host() else Readings()
 
 
 def cpu_list(text: str) -> tuple[int, ...]:
