@@ -13,7 +13,9 @@ from pathlib import Path
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
 
+from exporter.compare import show_wall
 from exporter.service import Exporter
 from exporter.top import show
 from exporter.web import Server
@@ -24,10 +26,13 @@ from jetson.files import Roots
 from jetson.replay import FILE, Player, RecordingError, load, observe, save
 from jetson.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
 from jetson.tegrastats import Tegrastats
+from jetson.wall import MeterError
 
 PROGRAM = "jetson-exporter"
 #: What an Orin with r36 has, so that an older board or another release says what it lacks.
 OF_A_JETSON = ("gpu", "rails", "thermal", "cooling", "throttle", "fan", "power_mode")
+#: Columns of an output that is no terminal.
+WIDE = 160
 DEFAULT_LISTEN = "127.0.0.1:9401"
 #: Energy samples a second beyond which an INA3221 has nothing new to say.
 GREATEST_HERTZ = 100.0
@@ -374,7 +379,28 @@ def top(context: click.Context, /, interval: float) -> None:
     if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
         options = replace(options, collectors=tuple(SOURCES))
     with opened(options) as (_, board):
-        show(board, interval)
+        show(board, interval, console())
+
+
+@jetson_exporter.command()
+@click.argument("meter", type=click.Path(path_type=Path))
+@click.argument("records", type=click.Path(path_type=Path))
+def wall(meter: Path, records: Path) -> None:
+    """Put METER, a wall meter's CSV, beside the energy in RECORDS (`orinbench ... -o jsonl`).
+
+    The CSV has a header with a column for the time (Unix seconds or ISO 8601 with a zone) and one
+    for watts. The meter's clock and this machine's must agree.
+    """
+    try:
+        show_wall(meter, records, console())
+    except MeterError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def console() -> Console:
+    """Standard output; one that is no terminal is wide enough for any line."""
+    out = Console(file=sys.stdout)
+    return out if out.is_terminal else Console(file=sys.stdout, width=WIDE)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

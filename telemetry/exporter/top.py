@@ -1,6 +1,5 @@
 """The board in a terminal: `jetson-exporter top`."""
 
-import sys
 import time
 from collections.abc import Iterator
 
@@ -128,9 +127,8 @@ def screens(board: Board, interval: float) -> Iterator[Group]:
         time.sleep(interval)
 
 
-def show(board: Board, interval: float) -> None:
+def show(board: Board, interval: float, console: Console) -> None:
     """Until Ctrl-C; one screen where the output is no terminal."""
-    console = Console(file=sys.stdout)
     shown = screens(board, interval)
     if not console.is_terminal:
         next(shown)

@@ -85,7 +85,14 @@ class Guarded(H11Protocol):
     def _rearm(self) -> None:
         if hasattr(self, "_deadline"):
             self._deadline.cancel()
-        self._deadline = self.loop.call_later(DEADLINE_SECONDS, self.transport.abort)
+        self._deadline = self.loop.call_later(DEADLINE_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        # An answer that is still being made is our delay, and not the client's.
+        if self._answering() and not self.transport.get_write_buffer_size():
+            self._rearm()
+        else:
+            self.transport.abort()
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def maxn_load() -> Tree:
         f"{HWMON}/hwmon4/rpm": "4120\n",
         f"{THERMAL}/thermal_zone8/temp": "88125\n",
         f"{THERMAL}/cooling_device2/cur_state": "1\n",
-        "proc/meminfo": "MemTotal:       64349184 kB\nNvMapMemUsed:     1893376 kB\n",
+        "proc/meminfo": scenario.meminfo(1893376),
     }
     for cpu in range(scenario.CPUS):
         path = f"sys/devices/system/cpu/cpu{cpu}/cpufreq"

@@ -272,7 +272,7 @@ def test_no_growth(tmp_path: Path) -> None:
         save(scenario.frames(step=0.5), file)
     process = subprocess.Popen(
         [sys.executable, "-m", "exporter.cli", "--replay", str(tmp_path),
-         "--listen", "127.0.0.1:0"],
+         "--listen", "127.0.0.1:0", "--budget", "30"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     stop, seconds, failures = threading.Event(), list[float](), list[str]()
