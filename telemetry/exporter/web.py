@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from platform import python_version
-from typing import Self
+from typing import Self, TypeVar
 
 import uvicorn
 from prometheus_client import ProcessCollector
@@ -31,6 +31,7 @@ from exporter import page
 from exporter.service import Exporter
 from exporter.webconfig import Passwords, WebConfig
 
+T = TypeVar("T")
 #: From a connection, or the end of a response, to the end of the next one, in seconds: who takes
 #: longer to ask or to listen is cut.
 DEADLINE_SECONDS = 10.0
@@ -54,6 +55,8 @@ HEADERS = {
 
 class Guarded(H11Protocol):
     """A connection that is cut when its client takes too long, or when there are too many."""
+
+    _deadline: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin."""
@@ -212,12 +215,12 @@ class Server:
             exception_handlers={404: nothing_there},
         )
 
-    async def _work(self, task: Callable[[], object]) -> object:
+    async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)
 
     async def _metrics(self, request: Request) -> Response:
         accept = request.headers.get("accept", "")
-        content_type, body = await self._work(lambda: self.exporter.exposition(accept))  # type: ignore[misc]
+        content_type, body = await self._work(lambda: self.exporter.exposition(accept))
         return Response(body, headers=HEADERS | {"Content-Type": content_type})
 
     async def _health(self, request: Request) -> Response:
@@ -256,7 +259,7 @@ class Server:
         if scheme.lower() != "basic" or not colon:
             return False
         name = user.decode(errors="replace")
-        return bool(await self._work(lambda: self._passwords.admit(name, password)))
+        return await self._work(lambda: self._passwords.admit(name, password))
 
     def reload(self, config: WebConfig) -> None:
         """Take other users and another certificate; raises WebConfigError.

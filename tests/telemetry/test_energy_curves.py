@@ -8,6 +8,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ CONVERSION, CYCLE = 1.1e-3, 6.6e-3
 RAILS = ((0.60, 19.88), (0.10, 19.88), (0.30, 5.03))
 SHUNT_OHMS, SHUNT_STEP = 0.002, 40e-6
 
-Watts = np.ndarray[tuple[int], np.dtype[np.float64]]
+Watts = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass

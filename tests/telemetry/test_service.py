@@ -247,8 +247,7 @@ def held_by(pid: int) -> tuple[int, int, int]:
     """Bytes of memory, descriptors and threads of a process."""
     with open(f"/proc/{pid}/statm") as file:
         memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    counted = (len(os.listdir(f"/proc/{pid}/{what}")) for what in ("fd", "task"))
-    return memory, *counted
+    return memory, len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
 def slow_client(port: int, stop: threading.Event) -> None:

@@ -51,7 +51,9 @@ def ask(
         connection = http.client.HTTPConnection(host, port, timeout=20)
     else:
         connection = http.client.HTTPSConnection(host, port, timeout=20, context=context)
-    connection.request(method, path, headers=headers)
+    connection.request(
+        method, path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
     answer = connection.getresponse()
     body = answer.read()
     connection.close()
@@ -68,7 +70,7 @@ def test_head_says_what_get_would(show: Show) -> None:
 
 def test_gzip_for_those_who_take_it(show: Show) -> None:
     with served(show(idle())) as server:
-        status, headers, body = ask(server, "/metrics", **{"Accept-Encoding": "gzip"})
+        status, headers, body = ask(server, "/metrics", accept_encoding="gzip")
         assert status == 200 and headers["content-encoding"] == "gzip"
         assert b"jetson_module_power_watts 6.6" in gzip.decompress(body)
         assert "content-encoding" not in ask(server, "/metrics")[1]
