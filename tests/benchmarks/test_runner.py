@@ -313,7 +313,8 @@ def test_the_board_and_its_energy_stand_around_each_sample(
     assert len(pinned) == 1 and "sudo jetson_clocks" in pinned[0]["text"]
     table = render_md(records)
     assert "J/token" in table and "t/s/W" in table
-    assert "Energy of tinygrad:CPU tg3: the timed region's; sum of VDD_GPU_SOC, VDD_CPU_CV" in table
+    whose = f"Energy of tinygrad:CPU {decode['test']}: the timed region's; sum of VDD_GPU_SOC, "
+    assert whose in table
     assert "that is the module, without carrier board and power supply" in table
     assert "6.6 W before the first backend opened, not subtracted" in table
 
