@@ -297,6 +297,10 @@ def jetson_exporter(
     if context.invoked_subcommand:
         return
     if print_once:
+        for name in ("listen", "web_config", "hosts", "sample_rate", "rails"):
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                flag = {"web_config": "web-config", "hosts": "host", "sample_rate": "sample-rate"}
+                raise click.UsageError(f"--once serves nothing: leave --{flag.get(name, name)} out")
         once(options)
     else:
         serve(options, Service(listen, web_config, hosts))
@@ -304,6 +308,20 @@ def jetson_exporter(
 
 #: What of the group's options says where a board is read, and so has a meaning for `record` too.
 OF_RECORD = frozenset({"sysfs", "procfs", "etc", "var"})
+
+
+#: The same for `top`, which shows what is served.
+OF_TOP = OF_RECORD | {"collectors", "tegrastats", "replay", "budget"}
+
+
+def refuse_others(context: click.Context, allowed: frozenset[str], why: str) -> None:
+    """Raise UsageError for an option of the group that means nothing to a subcommand."""
+    group = context.parent
+    assert group is not None
+    for option in group.command.params:
+        given = group.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
+        if given and option.name not in allowed:
+            raise click.UsageError(f"{why}: leave {option.opts[0]} out")
 
 
 @jetson_exporter.command()
@@ -328,12 +346,7 @@ def record(
 
     Only the files that are read are kept, so no serial number and no name of a host or user is.
     """
-    group = context.parent
-    assert group is not None
-    for option in group.command.params:
-        given = group.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
-        if given and option.name not in OF_RECORD:
-            raise click.UsageError(f"record reads a whole board: leave {option.opts[0]} out")
+    refuse_others(context, OF_RECORD, "record reads a whole board")
     options: Options = context.obj
     file = directory / FILE
     if file.exists():
@@ -373,9 +386,9 @@ def top(context: click.Context, /, interval: float) -> None:
 
     Root sees the GPU's memory by process and the clock of the memory too.
     """
-    group = context.parent
+    refuse_others(context, OF_TOP, "top serves nothing")
+    group, options = context.parent, context.obj
     assert group is not None
-    options: Options = context.obj
     if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
         options = replace(options, collectors=tuple(SOURCES))
     with opened(options) as (_, board):
@@ -385,12 +398,14 @@ def top(context: click.Context, /, interval: float) -> None:
 @jetson_exporter.command()
 @click.argument("meter", type=click.Path(path_type=Path))
 @click.argument("records", type=click.Path(path_type=Path))
-def wall(meter: Path, records: Path) -> None:
+@click.pass_context
+def wall(context: click.Context, /, meter: Path, records: Path) -> None:
     """Put METER, a wall meter's CSV, beside the energy in RECORDS (`orinbench ... -o jsonl`).
 
     The CSV has a header with a column for the time (Unix seconds or ISO 8601 with a zone) and one
     for watts. The meter's clock and this machine's must agree.
     """
+    refuse_others(context, frozenset(), "wall reads no board")
     try:
         show_wall(meter, records, console())
     except MeterError as error:
