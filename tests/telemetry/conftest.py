@@ -325,7 +325,7 @@ def sigterm_once_it_serves() -> None:
 def patient() -> Iterator[None]:
     """Samplers take a stall of seconds for no gap: other work may hold this machine for so long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jetson.energy.GAP_PERIODS", 100)
+        patch.setattr("jetson.energy.GAP_SECONDS", 10.0)
         yield
 
 
