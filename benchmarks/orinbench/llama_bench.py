@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from jetson.files import Roots
-from orinbench.board import check_textfile, textfile
+from orinbench.board import check_textfile, rail_choice, textfile
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
 from orinbench.journal import Journal, journal_directory, lost_journals
@@ -135,6 +135,7 @@ def llama_bench_command(**options: Any) -> int:
             cooldown=options["cooldown"],
             roots=roots,
             journal=journal,
+            rails=rail_choice(options["rails"], roots),
         )
         runner.result.synthetic = synthetic
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -71,6 +71,7 @@ def run_options(command: Command) -> Command:
             "--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample"
         ),
         click.option("--require", metavar="LIST", help="maxn, pinned: refuse to measure without"),
+        click.option("--rails", metavar="LIST", help="the rails whose energy is summed"),
         click.option("--cooldown", type=float, metavar="CELSIUS", help="wait before each sample"),
         click.option(
             "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orinbench.board import energy_note
 from orinbench.plan import KNOBS
 from orinbench.record import Record, to_json
 from orinbench.schema import FIELDS
@@ -337,8 +338,7 @@ def included_notes(records: Sequence[Record]) -> list[str]:
 def _energy_note(record: Record) -> str:
     if record["joules_per_token"] is None:
         return ""
-    rails = next(run["summed"] for run in record["energy"] if run)
-    return f"Energy of {record['backend']}: the timed region's, sum of {', '.join(rails)}."
+    return energy_note(record)
 
 
 def _check_note(record: Record) -> str:

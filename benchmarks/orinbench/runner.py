@@ -15,6 +15,7 @@ from orinbench.board import (
     board_warnings,
     cooldown,
     has_sensors,
+    idle_watts,
     is_jetson,
     measure_energy,
 )
@@ -40,7 +41,8 @@ class Runner:
     check each case in its warm-up. `probe` measures a device's copy bandwidth and raises
     BackendDiedError; None leaves the roofline out. Before each repetition come a pause of `delay`
     seconds and the wait until the board is no hotter than `cooldown` °C. `roots` is where the
-    board's sensors are; each sample goes into the `journal` at once.
+    board's sensors are; each sample goes into the `journal` at once. `rails` are the ones whose
+    energy is summed, instead of those that are known to make up the machine.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Runner:
         cooldown: float | None = None,
         roots: Roots | None = None,
         journal: Journal | None = None,
+        rails: tuple[str, ...] = (),
     ) -> None:
         self.plan = plan
         self.backends = backends
@@ -67,6 +70,8 @@ class Runner:
         self.cooldown = cooldown
         self.roots = roots
         self.journal = journal
+        self.rails = rails
+        self.idle: float | None = None
         self.result = RunResult(
             plan=plan,
             environment=read_environment(),
@@ -95,6 +100,7 @@ class Runner:
         return self.result
 
     def _prepare(self) -> None:
+        self.idle = idle_watts(self.roots, self.rails)
         pairs = list(zip(self.result.lanes, self.backends, strict=True))
         for lane, backend in pairs:
             self.talk.phase(f"opening {lane.plan.lane.backend}")
@@ -222,7 +228,7 @@ class Runner:
     def _repeat(self, step: Step, row: RowResult, backend: Backend) -> None:
         lane = self.result.lanes[step.lane]
         clocks, board = read_clocks(lane.on_gpu), board_state(self.roots)
-        with measure_energy(self.roots) as energy:
+        with measure_energy(self.roots, rails=self.rails, idle_watts=self.idle) as energy:
             sample = backend.measure(row.case, step.round, self.plan.seed + step.round)
         energy.count_last(sample.ns, sample.ended_s)
         after = board_state(self.roots)

@@ -223,6 +223,11 @@ RULES: list[tuple[str, Answer]] = [
     (r"make telemetry-demo", Elsewhere(f"{DEMO}::test_the_demonstration_runs_and_ends")),
     (r"jetson-exporter", Elsewhere(f"{EXPORTER}::test_it_says_which_board_it_serves")),
     (r"jetson-exporter --once", Run(shows="# EOF|# TYPE")),
+    (r"jetson-exporter top", Elsewhere("tests/telemetry/test_top.py::test_a_loaded_board")),
+    (
+        r"jetson-exporter wall meter.csv run.jsonl",
+        Elsewhere("tests/telemetry/test_wall.py::test_it_stands_beside_the_record"),
+    ),
     (r"jetson-exporter record DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
     (r"jetson-exporter --replay DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
 ]

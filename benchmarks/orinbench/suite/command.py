@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from jetson.files import Roots
+from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.options import (
     Command,
@@ -107,6 +108,7 @@ def measure(selection: Selection, options: Mapping[str, Any], save: Path | None 
         timeout=given["timeout"],
         delay=given["delay"],
         cooldown=given["cooldown"],
+        rails=rail_choice(given["rails"]),
         roofline=given["roofline"],
         verbose=given["verbose"],
         roots=Roots(),

@@ -30,6 +30,7 @@ class Settings:
     timeout: float = 1800.0
     delay: float = 0.0
     cooldown: float | None = None
+    rails: tuple[str, ...] = ()
     roofline: bool = True
     verbose: bool = False
     roots: Roots = field(default_factory=Roots)
@@ -156,6 +157,7 @@ def _run_one(
             probe=probe if needs_probe else None,
             delay=settings.delay,
             cooldown=settings.cooldown,
+            rails=settings.rails,
             roots=settings.roots,
             journal=journal,
         )
