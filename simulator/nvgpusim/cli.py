@@ -65,6 +65,13 @@ _STRICT_EXIT = 3
 )
 @click.option("--poison", is_flag=True, help="Fill freed memory.")
 @click.option("--inject", multiple=True, metavar="SPEC", help="WHAT[@WHERE][:n=K|every=K|p=P].")
+@click.option(
+    "--second-client",
+    type=click.FloatRange(0, 60_000),
+    default=0.0,
+    metavar="MS",
+    help="Another process always has GPU work; a grid of this one takes MS of simulated time.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of every random choice.")
 @click.option("--record", type=click.Path(dir_okay=False), default="", help="Write a trace.")
 @click.option("--report", type=click.Path(dir_okay=False), default="", help="Write the report.")

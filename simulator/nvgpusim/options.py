@@ -39,7 +39,8 @@ class Options:
     pushbuffers are read when they are executed, not at the doorbell; with `write_back`, SKED writes
     its copy of a QMD back some time after the QMD's release; `place` is the allocation policy;
     `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are drawn from
-    `seed`.
+    `seed`. `second_client` is the simulated time of a grid, in milliseconds, while another process
+    wants the GPU all the time (0: no other process).
     """
 
     profile: str = "r36"
@@ -55,6 +56,7 @@ class Options:
     record: str = ""
     report: str = ""
     strict: bool = False
+    second_client: float = 0.0
 
     @property
     def tpcs(self) -> int:

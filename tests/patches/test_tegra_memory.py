@@ -1,5 +1,6 @@
 """0003, 0004, 0016: unified memory is copied by the CPU, and no kernel loses memory it runs on."""
 
+import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
 
 from orinbench.device_check.patch_probes import SPILL_SOURCE
@@ -107,3 +108,33 @@ try: Device["NV"].allocator.map(cpu._buf)
 except RuntimeError as e: say(error=str(e))
 """)
     assert run.said["error"] == "nvgpu cannot map a buffer of CPU into NV"
+
+
+# Buffers until there is no memory, freed ones in the cache: the OOM killer must find nothing to do.
+FILL = """
+d, size, bufs = Device["NV"], 256 << 20, []
+for _ in range(2): bufs.append(d.allocator.alloc(size))
+d.allocator.free(bufs.pop(), size)
+errors, others = [], 0
+for n in range(64):
+    try: bufs.append(d.allocator.alloc(size + (n << 20)))
+    except MemoryError as e: errors.append(str(e.__cause__))
+    else: others += 1
+    if errors: break
+left = d.iface.memory_available()
+say(error=errors[0], others=others, left=left >> 20, cached=sum(map(len, d.allocator.cache.values())))
+for n, buf in enumerate(bufs): d.allocator.free(buf, buf.size, BufferSpec(nolru=True))
+"""
+
+
+@pytest.mark.parametrize(("reserve", "release"), [("", "r36"), ("1024", "r35"), ("64", "r38")])
+def test_memory_ends_in_an_error(tegra: Tegra, reserve: str, release: str) -> None:  # noqa: F811
+    names = {"TEGRA_RESERVE_MB": reserve} if reserve else {}
+    run = tegra(FILL, "--board", "nano4", "--profile", release, **names)
+    said, kept = run.said, int(reserve or 256)
+    # 4096 MB less 512 of the system, the reserve, and what an open device has.
+    free = 4096 - 512 - kept - 256 - 19
+    assert said["others"] == max(n for n in range(20) if sum(256 + i for i in range(n)) <= free)
+    assert said["left"] < 256 + said["others"] and said["cached"] == 0
+    assert said["error"].endswith(f"beside the {kept} MB of TEGRA_RESERVE_MB, 0 are cached")
+    assert said["error"].startswith("no memory for ")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..gpu_api import (
     NOTIFIER_GR_EXCEPTION,
+    NOTIFIER_IDLE_TIMEOUT,
     NOTIFIER_ILLEGAL_NOTIFY,
     NOTIFIER_MMU_FAULT,
     NOTIFIER_PBDMA,
@@ -52,6 +53,11 @@ def gr_class(what: str, **details: str) -> GpuFault:
 def illegal_method(what: str, **details: str) -> GpuFault:
     """Illegal method (notifier 25)."""
     return GpuFault(FaultReport(NOTIFIER_ILLEGAL_NOTIFY, f"illegal method: {what}", details))
+
+
+def ctxsw_timeout(what: str, **details: str) -> GpuFault:
+    """Context switches of the channel took too long in sum (notifier 8)."""
+    return GpuFault(FaultReport(NOTIFIER_IDLE_TIMEOUT, f"ctxsw timeout: {what}", details))
 
 
 def sked(bit: int, what: str, **details: str) -> GpuFault:

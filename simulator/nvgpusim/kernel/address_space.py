@@ -10,6 +10,7 @@ from ..abi import Record
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
 from .allocator import Buddy
 from .file import File, handler
+from .release import MAP_FLAGS
 
 if TYPE_CHECKING:
     from .core import Kernel
@@ -22,9 +23,7 @@ MMU_LIMIT = 1 << 49
 DEFAULT_START, DEFAULT_END = 0x10000 << 10, 1 << 37
 """What opening the `as` node gives: 64 KiB << 10 up to 128 GiB."""
 FIXED = 1
-KNOWN_FLAGS = 0x1 | 0x4 | 0x20 | 0x40 | 0x80 | 0x200 | 0xC00 | 0x1000
-R35_FLAGS = KNOWN_FLAGS | 0x10 | 0x100
-DIRECT_KIND_CTRL, TEGRA_RAW = 0x100, 0x1000
+TEGRA_RAW = 0x1000
 READ_ONLY_ACCESS, READ_WRITE_ACCESS = 1, 2
 SYNCPOINT_SHIM = 0x400000
 """GPU view of the syncpoint unit: 1024 syncpoints of 4 KiB."""
@@ -208,10 +207,12 @@ class AsFile(File):
 
     def map(self, args: Record) -> int:
         """MAP_BUFFER_EX with its arguments; returns the address."""
-        flags, r35 = args["flags"], self.kernel.abi.profile == "r35"
+        flags, table = args["flags"], MAP_FLAGS[self.kernel.abi.profile]
         offset, start, length = args["offset"], args["buffer_offset"], args["mapping_size"]
         access = flags >> 10 & 3
-        if flags & ~(R35_FLAGS if r35 else KNOWN_FLAGS):
+        if flags & table.needed != table.needed:
+            raise self.refuse("map.direct-kind", f"{flags:#x}")
+        if flags & ~table.known:
             raise self.refuse("map.flags", f"{flags:#x}")
         if flags & TEGRA_RAW:
             raise self.refuse("map.tegra-raw")
@@ -221,10 +222,7 @@ class AsFile(File):
         if access == 3 or (access == READ_WRITE_ACCESS and buf.read_only):
             raise self.refuse("map.access", f"{access}")
         kind = args["incompr_kind"]
-        if r35 and not flags & DIRECT_KIND_CTRL:
-            self.follow("profile.kinds")
-            kind = 0
-        elif args["compr_kind"] < 0 and kind < 0:
+        if args["compr_kind"] < 0 and kind < 0:
             raise self.refuse("map.kinds")
         if start + length > buf.size or start % PAGE:
             raise self.refuse("map.range", f"{start:#x} + {length:#x} of {buf.size:#x}")

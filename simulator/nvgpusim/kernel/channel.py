@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ..abi import Record
+from ..ctxsw import Budget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..memory import PAGE, DmaBuf, Mapping
 from ..rules import KernelError
@@ -65,6 +66,7 @@ class ChannelFile(File):
         self.gone = False
         self.classes: set[int] = set()
         self.syncpoint: int | None = None
+        self.budget = Budget()
 
     def before(self, name: str) -> None:
         """A channel without references refuses everything."""
@@ -184,6 +186,8 @@ class ChannelFile(File):
             classes=self.classes,
             enabled=self.tsg.enabled,
             line=self.line,
+            context=self.tsg.context,
+            budget=self.budget,
         )
         kernel.ports[self.id] = self.port
         gpu = kernel.gpu()
@@ -282,11 +286,13 @@ class ChannelFile(File):
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT")
     def set_timeout(self, args: Record) -> None:
-        """Stored without a look."""
+        """Limit of the channel's context switch timeouts, stored without a look."""
+        self.budget.limit_ms = args["timeout"]
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX")
     def set_timeout_ex(self, args: Record) -> None:
-        """Stored without a look."""
+        """The same, with a flag that silences the kernel's log."""
+        self.budget.limit_ms = args["timeout"]
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD")
     def set_nvmap_fd(self, args: Record) -> None:
@@ -300,6 +306,8 @@ class ChannelFile(File):
         bad = graphics not in GRAPHICS_MODES or compute not in COMPUTE_MODES
         if bad or (graphics == GFXP and compute == CILP) or self.tsg is None:
             raise self.refuse("preempt.mode", f"{graphics} and {compute}")
+        if compute:
+            self.tsg.context.compute_mode = compute
 
     @handler("NVGPU_IOCTL_CHANNEL_GET_USER_SYNCPOINT")
     def get_user_syncpoint(self, args: Record) -> None:

@@ -13,6 +13,7 @@ import errno
 import os
 import resource
 import select
+import signal
 import socket
 import stat
 import time
@@ -87,6 +88,7 @@ class Kernel:
         self.ports: dict[int, ChannelPort] = {}
         self.cpu_maps = CpuMaps()
         self.scheduler_locked = False
+        self.before_kill: Callable[[], None] = lambda: None
 
     # descriptors
 
@@ -340,6 +342,11 @@ class Kernel:
                     other.alive = False
             self.journal.rule("kill.tsg")
             self.journal.fault(report, port)
+
+    def oom_kill(self) -> None:
+        """Linux ends the process for want of memory."""
+        self.before_kill()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def forked(self) -> None:
         """In a forked child: the model is a copy, the GPU and its channels are the parent's.

@@ -10,6 +10,7 @@ import struct
 import time
 from typing import TYPE_CHECKING
 
+from .. import ctxsw
 from ..abi import Record
 from .file import File, handler
 from .usermode import SIZE as USERMODE_SIZE
@@ -139,7 +140,7 @@ class CtrlFile(File):
             "graphics_preemption_mode_flags": 3,
             "compute_preemption_mode_flags": 7,
             "default_graphics_preempt_mode": 1,
-            "default_compute_preempt_mode": 2,
+            "default_compute_preempt_mode": ctxsw.WFI,
             "local_video_memory_size": 0,
             "max_veid_count_per_tsg": 64,
             "max_gpfifo_entries": 1 << 28,

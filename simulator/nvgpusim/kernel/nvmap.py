@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..memory import PAGE, DmaBuf, caller
 from ..rules import KernelError
+from .available import available, take
 from .file import File, handler
 
 if TYPE_CHECKING:
@@ -76,10 +77,6 @@ class NvMapState:
         if number > FIRST_HANDLE:
             self.kernel.journal.rule("create.high")
         return handle
-
-    def free_bytes(self) -> int:
-        """RAM that is not in buffers."""
-        return self.kernel.options.ram - self.kernel.journal.in_use
 
     def drop(self, handle: Handle) -> None:
         """The last client gave the handle up."""
@@ -223,7 +220,7 @@ class NvMapFile(File):
     @handler("NVMAP_IOC_ALLOC")
     def alloc(self, args: Record) -> None:
         """Give the handle its pages."""
-        nvmap, align, flags = self.kernel.nvmap, args["align"], args["flags"]
+        align, flags = args["align"], args["flags"]
         if align & (align - 1):
             raise self.refuse("alloc.align", f"{align:#x}")
         handle = self._own(args["handle"], "alloc.handle")
@@ -234,8 +231,7 @@ class NvMapFile(File):
         heap = args["heap_mask"] & HEAPS
         if not heap:
             raise self.refuse("alloc.heap", f"heap_mask {args['heap_mask']:#x}")
-        ram = self.kernel.options.ram
-        if handle.buf.size > (nvmap.free_bytes() if self.kernel.abi.profile == "r38" else ram):
+        if not take(self.kernel, handle.buf.size):
             raise self.refuse("alloc.ram", f"{handle.buf.size:#x} bytes")
         try:
             handle.buf.populate(handle.fd)
@@ -383,7 +379,7 @@ class NvMapFile(File):
     def query_heap(self, args: Record) -> None:
         """Size and free bytes of one heap."""
         total = self._heap(args["heap_mask"])
-        free = total if args["heap_mask"] == HEAP_VPR else self.kernel.nvmap.free_bytes()
+        free = total if args["heap_mask"] == HEAP_VPR else available(self.kernel)
         args["total"], args["free"] = total, free
         args["largest_free_block"], args["granule_size"] = free, PAGE
 

@@ -7,6 +7,7 @@ import struct
 from typing import TYPE_CHECKING
 
 from ..abi import Record
+from ..ctxsw import Context
 from ..gpu_api import SmError
 from ..rules import KernelError
 from .file import File, handler
@@ -37,6 +38,7 @@ class Tsg:
         self.timeslice = TIMESLICE_DEFAULT
         self.enabled = True
         self.events: list[EventFile] = []
+        self.context = Context()
 
     def put(self) -> None:
         """One holder less; the last one frees the TSG."""
