@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from os import close as real_close
 from typing import TYPE_CHECKING
 
+from .. import l2
 from ..abi import Record
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
 from .allocator import Buddy
@@ -86,6 +87,7 @@ class Vm:
     def unmap(self, mapping: Mapping) -> None:
         """Take a user mapping away at once."""
         self.pages.unmap(mapping, caller())
+        l2.invalidate()
         if not mapping.fixed:
             self.user.free(mapping.va)
 

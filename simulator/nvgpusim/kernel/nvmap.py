@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..memory import PAGE, DmaBuf, caller
 from ..rules import KernelError
-from .available import available, take
+from .available import take
 from .file import File, handler
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ class NvMapFile(File):
     def query_heap(self, args: Record) -> None:
         """Size and free bytes of one heap."""
         total = self._heap(args["heap_mask"])
-        free = total if args["heap_mask"] == HEAP_VPR else available(self.kernel)
+        free = total if args["heap_mask"] == HEAP_VPR else self.kernel.options.ram - self.kernel.journal.in_use
         args["total"], args["free"] = total, free
         args["largest_free_block"], args["granule_size"] = free, PAGE
 
