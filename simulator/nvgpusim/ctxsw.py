@@ -67,4 +67,7 @@ class SecondClient:
         """A chain has run; returns whether nvgpu kills its TSG."""
         self.now_ms += self.grid_ms * len(waves)
         interrupts = int(self.switch_ms(context.compute_mode, waves) // PERIOD_MS)
-        return any([budget.add(interrupts) for budget in budgets])
+        exceeded = False
+        for budget in budgets:
+            exceeded |= budget.add(interrupts)
+        return exceeded

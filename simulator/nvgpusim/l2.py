@@ -1,15 +1,17 @@
 """Lines that the GPU's L2 keeps of memory that is mapped CACHEABLE.
 
-Without the flag nvgpu makes PTEs volatile [gmmu_ga10b_fusa.c:240] and nothing is kept. With it a
+Without the flag nvgpu makes a PTE volatile [gmmu_ga10b_fusa.c:240] and nothing is kept. With it a
 line that the GPU has read stays until it is invalidated: the GPU snoops the CPU's caches when it
-fetches a line, and nothing tells its own cache of a store by the CPU. The model is the worst case: it
-keeps every line. They go by FLUSH_L2 with l2_invalidate, and by each unmapping, which flushes and
-invalidates the whole L2 [common/mm/gmmu/page_table.c:1011-1035]. The GPU's own stores go through.
+fetches a line, and nothing tells its own cache of a store by the CPU. The model is the worst case
+and keeps every line. They go by FLUSH_L2 with l2_invalidate, and by each unmapping, which flushes
+and invalidates the whole L2 [common/mm/gmmu/page_table.c:1011-1035]. The GPU's own stores go
+through.
 """
 
 from __future__ import annotations
 
 import weakref
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +25,7 @@ LINE = 128
 class Lines:
     """What the L2 keeps of one mapping."""
 
-    _all: weakref.WeakSet[Lines] = weakref.WeakSet()
+    _all: ClassVar[weakref.WeakSet[Lines]] = weakref.WeakSet()
 
     def __init__(self, size: int) -> None:
         self.kept = np.empty(size, np.uint8)

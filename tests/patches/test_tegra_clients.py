@@ -35,7 +35,8 @@ def test_two_processes_for_an_hour(tegra: Tegra) -> None:  # noqa: F811
 
 def test_without_preemption_the_limit_is_all_there_is(tegra: Tegra) -> None:  # noqa: F811
     # Nothing but wait-for-idle: switches take their 900 ms, and the limit has to bear them.
-    run = tegra("""
+    run = tegra(
+        """
 real = fcntl.ioctl
 def wait_for_idle_only(fd, request, arg):
     result = real(fd, request, arg)
@@ -49,7 +50,9 @@ nop = program(d, 'extern "C" __global__ void nop(int* x) { x[0] = 1; }', "nop")
 x = d.allocator.alloc(4096, BufferSpec())
 for _ in range(60): nop(x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True)
 say(done=True)
-""", *("--second-client", "900"))
+""",
+        *("--second-client", "900"),
+    )
     assert run.said["done"] and run.calls("ioctl CHANNEL_SET_PREEMPTION_MODE") == 0
 
 

@@ -139,7 +139,8 @@ except RuntimeError as e: say(error=str(e))
 
 
 def test_every_sm_is_asked(tegra: Tegra) -> None:  # noqa: F811
-    fault = 'channel.port.fail(FaultReport(13, "x", sm={n: SmError(0, 0x10, 16 * n) for n in (0, 15)}))'
+    sm = "{n: SmError(0, 0x10, 16 * n) for n in (0, 15)}"
+    fault = f'channel.port.fail(FaultReport(13, "x", sm={sm}))'
     run = tegra(KILL.replace("FAULT", fault), clean=False)
     for n in (0, 15):
         assert f"SM {n}: invalid address space (warp_esr 0x10" in run.said["error"]

@@ -122,7 +122,8 @@ for n in range(64):
     else: others += 1
     if errors: break
 left = d.iface.memory_available()
-say(error=errors[0], others=others, left=left >> 20, cached=sum(map(len, d.allocator.cache.values())))
+say(error=errors[0], others=others, left=left >> 20,
+    cached=sum(map(len, d.allocator.cache.values())))
 for n, buf in enumerate(bufs): d.allocator.free(buf, buf.size, BufferSpec(nolru=True))
 """
 

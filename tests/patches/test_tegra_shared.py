@@ -3,7 +3,7 @@
 import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
 
-# `words` of shared memory a block; the blocks of an SM are those of registers and warps (48 of 8.7).
+# `words` of shared memory a block; blocks of an SM are those of registers and warps (48 of 8.7).
 LAUNCH = """
 d = Device["NV"]
 SOURCE = '''extern "C" __global__ void __launch_bounds__(THREADS) keep(int* out) {
@@ -66,7 +66,11 @@ def grown(lib, **kwargs):
     return image, sections, relocs
 d = Device["NV"]
 source = '''extern "C" __global__ void keep(int* out) {{
-  __shared__ int s[64]; s[threadIdx.x] = threadIdx.x; __syncthreads(); out[threadIdx.x] = s[63 - threadIdx.x]; }}'''
+  __shared__ int s[64];
+  s[threadIdx.x] = threadIdx.x;
+  __syncthreads();
+  out[threadIdx.x] = s[63 - threadIdx.x];
+}}'''
 ops_nv.elf_loader = grown
 out = d.allocator.alloc(4096, BufferSpec())
 try:

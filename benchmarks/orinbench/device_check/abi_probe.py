@@ -46,6 +46,8 @@ MEMBERS = {
     "max_freq": (200, "Q"),
     "max_veid_count_per_tsg": (292, "I"),
     "max_gpfifo_entries": (308, "I"),
+    "compute_preemption_mode_flags": (212, "I"),
+    "default_compute_preempt_mode": (220, "I"),
 }
 # Where user addresses end: below nvgpu's own 4 GiB and both shader windows of tinygrad's interface,
 # and as an earlier effort had it.
@@ -120,9 +122,16 @@ CALLS = (
     Call("nvmap", "GET_FD", "N", 15, "iI", expect="EINVAL"),
     Call("nvmap", "GET_AVAILABLE_HEAPS", "N", 25, "Q", direction=READ),
 )
-# Where a release has another struct: r35 has no subcontexts to create, a shorter SETUP_BIND.
+# MAP_BUFFER_EX of r35 wants this bit, r36 and r38 know none such (nvgpu: ioctl_as.c, vm.c).
+DIRECT_KIND_CTRL = 0x100
+# Where a release has another struct or answer: r35 has no subcontexts to create, a shorter
+# SETUP_BIND, and looks at the flags of a mapping before its descriptor.
 BY_RELEASE = {
     "r35": {
+        "MAP_BUFFER_EX": Call(
+            *("as", "MAP_BUFFER_EX", "A", 7, "IhhII3Q"),
+            *((0, -1, 0, NO_FD, PAGE, 0, 0, 0), "EINVAL"),
+        ),
         "CREATE_SUBCONTEXT": None,
         "SETUP_BIND": Call(
             *("channel", "SETUP_BIND", "H", 128, "IIIiiI2Q9I4x", (3, *[0] * 16), "EINVAL")
@@ -229,19 +238,19 @@ def allocate(nvmap: int, size: int) -> int:
     return fd
 
 
-def windows(ctrl: int, nvmap: int) -> dict[str, Any]:
+def windows(ctrl: int, nvmap: int, release: str) -> dict[str, Any]:
     """Answer the question of the address space: which ends work, and where buffers are put.
 
     The kernel's own region follows the user's end; both shader windows have to lie behind that.
     """
     found: dict[str, Any] = {}
     for name, end in (("va_end", VA_END), ("other_va_end", OTHER_VA_END)):
-        attempt = guarded(lambda end=end: place(ctrl, nvmap, end))  # type: ignore[misc]
+        attempt = guarded(lambda end=end: place(ctrl, nvmap, end, release))  # type: ignore[misc]
         found[name] = {"end": f"{end:#x}", **attempt}
     return found
 
 
-def place(ctrl: int, nvmap: int, end: int) -> dict[str, Any]:
+def place(ctrl: int, nvmap: int, end: int, release: str) -> dict[str, Any]:
     """Make an address space up to `end`, map buffers, and say where they are."""
     as_fd = alloc_as(ctrl, end)
     with closing(as_fd):
@@ -252,7 +261,8 @@ def place(ctrl: int, nvmap: int, end: int) -> dict[str, Any]:
         for size in (PAGE, 1 << 20, 16 << 20):
             fd = allocate(nvmap, size)
             with closing(fd):
-                out = call(as_fd, "A", 7, "IhhII3Q", 0, -1, 0, fd, PAGE, 0, 0, 0)
+                flags = DIRECT_KIND_CTRL if release == "r35" else 0
+                out = call(as_fd, "A", 7, "IhhII3Q", flags, -1, 0, fd, PAGE, 0, 0, 0)
                 addresses.append((out[7], size))
         low, high = WINDOWS
         return {
@@ -289,7 +299,7 @@ def main() -> None:
             "characteristics": {**found, "sms": multiprocessors(ctrl)},
             "calls": calls,
             "unexpected": [entry["name"] for entry in calls if not entry["as_expected"]],
-            "windows": windows(ctrl, nvmap),
+            "windows": windows(ctrl, nvmap, release),
         }
     json.dump(result, sys.stdout)
 

@@ -34,7 +34,7 @@ def meminfo(kernel: Kernel) -> str:
 
 
 def take(kernel: Kernel, size: int) -> bool:
-    """Whether nvmap gives `size` bytes; where it answers by the OOM killer, this does not return."""
+    """Whether nvmap gives `size` bytes; does not return where the OOM killer is the answer."""
     left = available(kernel)
     if kernel.abi.profile == "r38":
         return size <= left

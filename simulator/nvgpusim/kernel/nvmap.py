@@ -379,7 +379,8 @@ class NvMapFile(File):
     def query_heap(self, args: Record) -> None:
         """Size and free bytes of one heap."""
         total = self._heap(args["heap_mask"])
-        free = total if args["heap_mask"] == HEAP_VPR else self.kernel.options.ram - self.kernel.journal.in_use
+        taken = 0 if args["heap_mask"] == HEAP_VPR else self.kernel.journal.in_use
+        free = total - taken
         args["total"], args["free"] = total, free
         args["largest_free_block"], args["granule_size"] = free, PAGE
 

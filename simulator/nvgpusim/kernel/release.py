@@ -1,7 +1,7 @@
 """Rules of nvgpu that differ by L4T release, each with the place in its source.
 
-K35 is OE4T/linux-nvgpu at l4t-r35.6.0 (3de579438eda), K36 at jetson_36.4.3 (8a0a5345705e); paths are
-below drivers/gpu/nvgpu. r38 has public headers only, so it answers as r36 where they are equal.
+K35 is OE4T/linux-nvgpu at l4t-r35.6.0 (3de579438eda), K36 at jetson_36.4.3 (8a0a5345705e); paths
+are below drivers/gpu/nvgpu. r38 has public headers only: it answers as r36 where they are equal.
 """
 
 from __future__ import annotations
