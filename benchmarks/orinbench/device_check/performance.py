@@ -124,9 +124,7 @@ def verdict(question: Question, own: Sequence[Found], other: Sequence[Found]) ->
     return "the same within what the runs differ by"
 
 
-def probe_runner(
-    environment: Mapping[str, str], sizes: str, model: Callable[[], Path]
-) -> Runner:
+def probe_runner(environment: Mapping[str, str], sizes: str, model: Callable[[], Path]) -> Runner:
     """Return what runs a probe; `model` is asked for a GGUF where a question wants one."""
 
     def run_probe(probe: str, choice: Choice, with_model: bool, seconds: float) -> Found:

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
-from orinbench.device_check.patch_probes import SIZES, Sizes, prompts, tokens
+from orinbench.device_check.patch_probes import SIZES, prompts, tokens
 
 # Each pass reads the whole buffer: twice the L2 of an AGX Orin has to come from memory, half not.
 READ_SOURCE = """
@@ -100,7 +101,7 @@ def rival(sizes: str, model: str) -> dict[str, Any]:
     long, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
     loops, until = 1 << 10, time.monotonic() + seconds
     while time.monotonic() < until:
-        took = seconds_of(lambda: long(out, **ONE, vals=(loops,)))
+        took = seconds_of(partial(long, out, **ONE, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
     return {}
 
