@@ -70,7 +70,12 @@ QUESTIONS = (
         *("submit_us", False),
     ),
     Question(
-        *("copies", "copies", Choice("by the CPU"), Choice("by a kernel", {"CHECK_COPY": "gpu"})),
+        *(
+            "copies",
+            "copies",
+            Choice("by the CPU"),
+            Choice("by a kernel", change="copy_by_a_kernel"),
+        ),
         *("copy_gb_s", True),
     ),
     Question(
