@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 
 from nvgpusim.kernel import Kernel
 from nvgpusim.kernel.tsg import EventFile
@@ -16,11 +17,12 @@ def test_an_event_closed_while_it_is_posted(kernel: Kernel) -> None:
     board = Board()
     fd = call(board.tsg, "T", 7, "IIiI", 1, BLOCKING_SYNC, 0, 0)[2]
     event = kernel.lookup(fd)
-    assert isinstance(event, EventFile) and event.peer is not None
-    tsg = event.tsg
+    assert isinstance(event, EventFile)
+    peer, event.peer = event.peer, socket.socket()
     event.peer.close()  # what a sweep does between the thread's look and its post
-    tsg.post(BLOCKING_SYNC)
+    event.tsg.post(BLOCKING_SYNC)
     assert event.posted
+    event.peer = peer
     os.close(fd)
     kernel.sweep()
-    assert tsg.events == []
+    assert event.tsg.events == []
