@@ -84,7 +84,7 @@ def _events() -> bool:
         block = gpu.new_signal(value=0)
         queue = gpu.hw_compute_queue_t().wait(block, 1)
         queue.signal(gpu.timeline_signal, gpu.next_timeline()).submit(gpu)
-        threading.Timer(0.01, lambda block=block: setattr(block, "value", 1)).start()  # type: ignore[misc]
+        threading.Timer(0.01, lambda block=block: setattr(block, "value", 1)).start()
         gpu.synchronize()
     return bool(getattr(gpu.iface, "has_events", False))
 
