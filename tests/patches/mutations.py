@@ -96,8 +96,8 @@ MUTATIONS = (
     Mutation(
         "r35 is asked for a subcontext",
         TEGRA,
-        "CHANNEL_SETUP_BIND_R35, False)",
-        "CHANNEL_SETUP_BIND_R35, True)",
+        "CHANNEL_SETUP_BIND_R35, False,",
+        "CHANNEL_SETUP_BIND_R35, True,",
         "releases",
     ),
     Mutation(
@@ -234,8 +234,8 @@ MUTATIONS = (
     Mutation(
         "dmabuf descriptors stay open",
         TEGRA,
-        "collided.append((fd, va:=self._map_gpu(fd)))",
-        "collided.append((fd, va:=self._map_gpu(fd))); self.object_fds = [*getattr(self, 'object_fds', []), fd]",
+        "collided.append((fd, va:=self._map_gpu(fd, cached)))",
+        "collided.append((fd, va:=self._map_gpu(fd, cached))); self.object_fds = [*getattr(self, 'object_fds', []), fd]",
         "thousand",
     ),
     Mutation(
@@ -263,8 +263,8 @@ MUTATIONS = (
     Mutation(
         "size of a buffer is that of its pages",
         TEGRA,
-        "HCQBuffer)(va, size, view",
-        "HCQBuffer)(va, mapped, view",
+        "HCQBuffer)(va, size, cached, view",
+        "HCQBuffer)(va, mapped, cached, view",
         "staging",
     ),
     Mutation(
@@ -380,8 +380,8 @@ MUTATIONS = (
     Mutation(
         "copies through staging",
         TEGRA,
-        "unified_memory, has_pma = True, False",
-        "unified_memory, has_pma = False, False",
+        "unified_memory, has_pma, spin_ms = True, False, 0",
+        "unified_memory, has_pma, spin_ms = False, False, 0",
         "staging",
     ),
     Mutation(
@@ -436,8 +436,8 @@ MUTATIONS = (
     Mutation(
         "PMA is asked for",
         TEGRA,
-        "unified_memory, has_pma = True, False",
-        "unified_memory, has_pma = True, True",
+        "unified_memory, has_pma, spin_ms = True, False, 0",
+        "unified_memory, has_pma, spin_ms = True, True, 0",
         "pma",
     ),
     Mutation(
