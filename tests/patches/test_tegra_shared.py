@@ -34,6 +34,7 @@ CASES = [
     (128, 2048, (16, 132)),  # 12 of 9 KiB
     (256, 6144, (32, 164)),  # 6 of 25 KiB: 150
     (1024, 8192, (64, 64)),  # one of 33 KiB
+    (32, 16, (8, 32)),  # 16 blocks of 1 KiB and 128 bytes
     (64, 12000, (64, 164)),  # 16 of 48 KiB are more than there is
 ]
 
