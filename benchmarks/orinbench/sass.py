@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 # Tokens of the context for which kernels are made.
 _CONTEXT = 4096
 # Jetson AGX Orin 64 GB, MAXN: multiprocessors, Hz, bytes/s of the data sheet and the best published
-# of an LLM on it. An SM 8.7 has 65536 registers, 48 warps, 4 schedulers; tinygrad's NV device gives
-# a block the smallest of three sizes of shared memory, of which the system takes 1 KiB a block.
+# of an LLM on it. An SM 8.7 has 65536 registers, 48 warps, 16 blocks, 4 schedulers and 164 KiB of
+# shared memory, of which the system takes 1 KiB a block; tinygrad's NV device gives a launch as
+# much of them as its blocks use.
 _SMS, _HERTZ, _SHEET, _BEST = 16, 1.3e9, 204.8e9, 168e9
-_REGISTERS, _WARPS, _SHARED = 65536, 48, (32 << 10, 64 << 10, 100 << 10)
+_REGISTERS, _WARPS, _BLOCKS, _SHARED = 65536, 48, 16, 164 << 10
 # Tokens of a prompt for which a GEMM turns a weight into halves once, and of a whole chunk.
 _GEMM_TOKENS, _CHUNK_TOKENS = 64, 512
 
@@ -46,6 +47,7 @@ class Compiled:
     registers: int
     spill_bytes: int
     shared_bytes: int
+    blocks_per_sm: int
     occupancy: float
     loop_instructions: int
     instructions_per_weight: float | None
@@ -148,12 +150,12 @@ def load_bytes(loop: list[str]) -> str:
     return ", ".join(f"{n}x{size}" for size, n in sorted(sizes.items(), reverse=True))
 
 
-def occupancy(registers: int, shared: int, threads: int) -> float:
-    """Return the share of a multiprocessor's warps that tinygrad's NV device can fill."""
-    warps = threads // 32
-    by_registers = _REGISTERS // (-(-registers * 32 // 256) * 256 * warps)
-    room = next((size for size in _SHARED if shared + 1024 <= size), 0)
-    return min(by_registers, room // (shared + 1024), _WARPS // warps) * warps / _WARPS
+def blocks_per_sm(registers: int, shared: int, threads: int) -> int:
+    """Return how many blocks of a launch by tinygrad's NV device a multiprocessor holds at once."""
+    warps = -(-threads // 32)
+    per_block = -(-registers * 32 // 256) * 256 * (-(-warps // 4) * 4)  # warps come in fours
+    usage = -(-(shared + 1024) // 128) * 128
+    return min(_REGISTERS // per_block, _SHARED // usage, _WARPS // warps, _BLOCKS)
 
 
 def compile_launch(launch: "Launch", arch: str) -> Compiled:
@@ -181,12 +183,14 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
     weights = launch.operations // (2 * _CHUNK_TOKENS if is_gemm else 2)
     issue = weights * tokens * each / 32 / (_SMS * 4 * _HERTZ) if each else None
     limiter = "latency" if issue is None else "memory" if memory > issue else "instructions"
+    blocks = blocks_per_sm(numbers["registers"], numbers["shared"], launch.block)
     return Compiled(
         name=launch.name,
         registers=numbers["registers"],
         spill_bytes=numbers["spill"],
         shared_bytes=numbers["shared"],
-        occupancy=occupancy(numbers["registers"], numbers["shared"], launch.block),
+        blocks_per_sm=blocks,
+        occupancy=blocks * (-(-launch.block // 32)) / _WARPS,
         loop_instructions=len(loop),
         instructions_per_weight=each,
         load_bytes=load_bytes(loop),
@@ -207,14 +211,15 @@ def _run(*command: str) -> str:
 def markdown(rows: list[Compiled], title: str) -> str:
     """Return the table."""
     lines = [f"### {title}", ""]
-    lines += ["| kernel | registers | spills | shared | occupancy | loop | per weight | loads (n x"]
+    lines += ["| kernel | registers | spills | shared | blocks an SM | occupancy | loop |"]
+    lines[-1] += " per weight | loads (n x"
     lines[-1] += " bytes) | memory us | issue us | limit |"
-    lines += ["| --- |" + " ---: |" * 6 + " --- | ---: | ---: | --- |"]
+    lines += ["| --- |" + " ---: |" * 7 + " --- | ---: | ---: | --- |"]
     for r in rows:
         each = f"{r.instructions_per_weight:.1f}" if r.instructions_per_weight else ""
         issue = f"{r.issue_s * 1e6:.0f}" if r.issue_s is not None else ""
         lines.append(
-            f"| {r.name} | {r.registers} | {r.spill_bytes} | {r.shared_bytes} |"
+            f"| {r.name} | {r.registers} | {r.spill_bytes} | {r.shared_bytes} | {r.blocks_per_sm} |"
             f" {100 * r.occupancy:.0f} % | {r.loop_instructions} | {each} | {r.load_bytes} |"
             f" {r.memory_s * 1e6:.0f} | {issue} | {r.limiter} |"
         )

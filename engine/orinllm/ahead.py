@@ -16,8 +16,6 @@ from orinllm.weights import Say, Weights, quiet
 
 #: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).
 MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
-# NV, which drives an Orin, runs one block of a product on a multiprocessor; CUDA runs two.
-_BLOCKS_PER_SM = {"sm_87": 1, "sm_90": 2}
 
 
 def target(arch: str, multiprocessors: int | None) -> Target:
@@ -25,7 +23,7 @@ def target(arch: str, multiprocessors: int | None) -> Target:
     sms = multiprocessors or MULTIPROCESSORS.get(arch)
     if sms is None:
         raise BadInput(f"--arch {arch}: give its number of multiprocessors with --sms")
-    return Target(arch, sms, _BLOCKS_PER_SM.get(arch, 2))
+    return Target(arch, sms)
 
 
 def launches_for(network: Network, gpu: Target, sequences: int = 1) -> Iterator[Launch]:

@@ -20,6 +20,8 @@ from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 CUBINS = "ORINLLM_CUBINS"
 #: The oldest architecture with cp.async and the mma.sync forms that the kernels use.
 OLDEST_SM = 80
+#: Blocks of a GEMV that share a multiprocessor, where its shared memory is split for several.
+SHARING = 2
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Toolchain:
 
     compiler: Callable[[str], Any]  # of a device's name: an object like tinygrad's Compiler
     multiprocessors: Callable[[str], int]  # of a device's name
-    blocks_per_sm: int  # blocks of a GEMV that may share a multiprocessor
+    blocks_per_sm: Callable[[str], int]  # of a device's name: of a GEMV on a multiprocessor
     unsupported: Callable[[str], str | None] = lambda device: None
     may_be_ahead: Callable[[str], bool] = lambda device: False  # takes cubins made ahead
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
@@ -62,7 +64,7 @@ def multiprocessors(device: str) -> int:
 
 def blocks_per_sm(device: str) -> int:
     """Return how many blocks of a GEMV may share a multiprocessor."""
-    return _toolchain(device).blocks_per_sm
+    return _toolchain(device).blocks_per_sm(device)
 
 
 def free_memory(device: str) -> int | None:
@@ -169,8 +171,18 @@ def _cuda_multiprocessors(device: str) -> int:
 
 
 def _nv_multiprocessors(device: str) -> int:
-    opened = Device[device]
-    return int(opened.num_gpcs * opened.num_tpc_per_gpc * opened.num_sm_per_tpc)
+    return int(Device[device].num_sms)
+
+
+def _nv_blocks_per_sm(device: str) -> int:
+    """NV splits an Orin's shared memory for all blocks of a launch, another GPU's for one."""
+    return SHARING if Device[device].arch == "sm_87" else 1
+
+
+def _nv_free_memory(device: str) -> int | None:
+    """Return what TegraIface would still allocate; None where a board has memory of its own."""
+    ask = getattr(Device[device].iface, "memory_available", None)
+    return None if ask is None else int(ask())
 
 
 def _cuda_free_memory(device: str) -> int | None:
@@ -185,18 +197,24 @@ def _cuda_free_memory(device: str) -> int | None:
 
 register(
     "CUDA",
-    Toolchain(_nvrtc, _cuda_multiprocessors, 2, _unusable, lambda device: True, _cuda_free_memory),
+    Toolchain(
+        _nvrtc,
+        _cuda_multiprocessors,
+        lambda device: SHARING,
+        _unusable,
+        lambda device: True,
+        _cuda_free_memory,
+    ),
 )
-# NV sizes a multiprocessor's shared memory for one block; an Orin's memory is the host's.
 register(
     "NV",
     Toolchain(
         _nvrtc,
         _nv_multiprocessors,
-        1,
+        _nv_blocks_per_sm,
         _unusable,
         lambda device: not _simulated(device),
-        lambda device: None if _simulated(device) else _available(),
+        _nv_free_memory,
     ),
 )
 
@@ -207,7 +225,6 @@ class Target:
 
     arch: str  # such as sm_87
     multiprocessors: int
-    blocks_per_sm: int = 1
 
 
 def compile_for(target: Target) -> str:
@@ -216,7 +233,9 @@ def compile_for(target: Target) -> str:
     register(
         "NULL",
         Toolchain(
-            lambda device: compiler, lambda device: target.multiprocessors, target.blocks_per_sm
+            lambda device: compiler,
+            lambda device: target.multiprocessors,
+            lambda device: SHARING,
         ),
     )
     return "NULL"

@@ -84,6 +84,13 @@ _STRICT_EXIT = 3
 )
 @click.option("--poison", is_flag=True, help="Freed memory is filled with 0xDB.")
 @click.option(
+    "--second-client",
+    type=click.FloatRange(0, 60_000),
+    default=0.0,
+    metavar="MS",
+    help="Another process always has GPU work; a grid of this one takes MS of simulated time.",
+)
+@click.option(
     "--inject",
     multiple=True,
     metavar="SPEC",

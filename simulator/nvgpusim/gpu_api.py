@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from .ctxsw import Budget, Context
+
 if TYPE_CHECKING:
     from .memory import GpuAddressSpace
 
@@ -66,7 +68,8 @@ class ChannelPort:
     GPGet u32 at 0x88 (written by the executor), GPPut u32 at 0x8C (written by the client).
     `gpfifo_va` is where the kernel mapped the ring; the field of the hardware has 40 bits.
     `enabled` is false between the DISABLE and ENABLE ioctls; `alive` turns false for ever when
-    the TSG dies. `submit_line` is the client's Python line seen at the last doorbell.
+    the TSG dies. `submit_line` is the client's Python line seen at the last doorbell. `context` is
+    what a context switch does to the TSG, `budget` how long it may take.
     """
 
     id: int
@@ -86,6 +89,8 @@ class ChannelPort:
     enabled: bool = True
     submit_line: str = ""
     line: str = ""
+    context: Context = field(default_factory=Context)
+    budget: Budget = field(default_factory=Budget)
 
 
 class Executor(Protocol):

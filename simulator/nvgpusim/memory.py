@@ -26,6 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from .l2 import CACHEABLE, Lines
 from .locks import Lock
 
 Access = Literal["read", "write", "fetch", "atomic"]
@@ -235,6 +236,17 @@ class Mapping:
     line: str = ""
     stray: bool = False
     """Its ALLOC_SPACE area is gone, the mapping is not."""
+    lines: Lines | None = None
+
+    def __post_init__(self) -> None:
+        if self.flags & CACHEABLE:
+            self.lines = Lines(self.size)
+
+    def seen(self, start: int, size: int) -> NDArray[np.uint8]:
+        """The bytes [start, start + size) as the GPU reads them."""
+        if self.lines is None:
+            return self.array[start : start + size]
+        return self.lines.read(self.array, start, size)
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -346,8 +358,11 @@ class GpuAddressSpace:
         if mapping.read_only and access in ("write", "atomic"):
             raise MmuFault(va, access, "read-only", self.describe(va))
         start = va - mapping.va
-        view = mapping.array[start : start + size].data
-        return view if access in ("write", "atomic") else view.toreadonly()
+        if access not in ("write", "atomic"):
+            return mapping.seen(start, size).data.toreadonly()
+        if mapping.lines is not None:
+            mapping.lines.drop(start, size)
+        return mapping.array[start : start + size].data
 
     def load(
         self, va: NDArray[np.uint64], width: int, access: Access = "read"
@@ -358,7 +373,11 @@ class GpuAddressSpace:
         if n == 0:
             return out
         for mapping, lanes, offsets in self._runs(va, width, access):
-            data = mapping.array
+            start, end = 0, mapping.size
+            if mapping.lines is not None:
+                start, end = int(offsets.min()) // 256 * 256, int(offsets.max()) + width
+                offsets = offsets - np.uint64(start)
+            data = mapping.seen(start, end - start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 typed = data[: len(data) // width * width].view(_WIDE[width])
                 picked = typed[offsets // np.uint64(width)]
@@ -382,6 +401,9 @@ class GpuAddressSpace:
             return
         for mapping, lanes, offsets in self._runs(va, width, access):
             rows = np.ascontiguousarray(data if lanes is None else data[lanes])
+            if mapping.lines is not None:
+                start = int(offsets.min())
+                mapping.lines.drop(start, int(offsets.max()) + width - start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 whole = mapping.array[: len(mapping.array) // width * width].view(_WIDE[width])
                 whole[offsets // np.uint64(width)] = rows.view(_WIDE[width]).reshape(-1)

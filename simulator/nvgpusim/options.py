@@ -42,7 +42,8 @@ class Options:
     its copy of a QMD back some time after the QMD's release; `warps` draws the order of warps;
     `sanitize` lists what kernels are watched for (`strict`: everything); `place` is the allocation
     policy; `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are
-    drawn from `seed`.
+    drawn from `seed`. `second_client` is the simulated time of a grid, in milliseconds, while
+    another process wants the GPU all the time (0: no other process).
     """
 
     profile: str = "r36"
@@ -58,6 +59,7 @@ class Options:
     record: str = ""
     report: str = ""
     strict: bool = False
+    second_client: float = 0.0
     warps: bool = False
     sanitize: tuple[str, ...] = field(default=())
 

@@ -241,7 +241,7 @@ _TABLE: dict[str, list[tuple[str, int, str]]] = {
         ("profile.setup-bind", 0, "SETUP_BIND: 80 bytes in r35, 104 from r36"),
         ("profile.subctx", e.EINVAL, "CREATE_SUBCONTEXT does not exist in r35: any VEID binds"),
         ("event.again", e.EINVAL, "r35 has one event fd for each event of a TSG"),
-        ("profile.kinds", e.EINVAL, "r35 maps only with DIRECT_KIND_CTRL"),
+        ("map.direct-kind", e.EINVAL, "r35 maps only with DIRECT_KIND_CTRL"),
         ("profile.sm-record", 0, "the SM error record has 24 bytes, from r38 32"),
         ("profile.read-all-sm", e.ENOTTY, "READ_ALL_SM_ERROR_STATES is in the header only"),
     ],

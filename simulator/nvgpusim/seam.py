@@ -147,7 +147,7 @@ class Seam:
             name = os.fsdecode(path)
         except TypeError:
             return None
-        return name if name.startswith("/dev/") and self.backend.owns_path(name) else None
+        return name if name.startswith(_PLACES) and self.backend.owns_path(name) else None
 
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: Any = None) -> int:
         name = self._owned(path)
@@ -404,6 +404,10 @@ class Seam:
         ready = [f if isinstance(f, int) else f.fileno() for f in {*found[0], *found[2]}]
         self.backend.polled(ready)
         return found
+
+
+_PLACES = ("/dev/", "/proc/meminfo")
+"""Where paths of a backend may lie; others are the host's without a question."""
 
 
 def _descriptor(fd: Any) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from . import locks, programs
 from .kernel import Kernel
+from .kernel.available import MEMINFO, meminfo
 from .kernel.core import NODES
 from .kernel.tsg import EventFile
 from .memory import DmaBuf
@@ -42,14 +43,16 @@ class SimBackend(Backend):
 
     def owns_path(self, path: str) -> bool:
         """A node of the model."""
-        return path in NODES
+        return path in NODES or path == MEMINFO
 
     def listdir(self, path: str) -> list[str] | None:
         """The v2 directory."""
         return DIRECTORIES.get(path)
 
     def open(self, path: str, flags: int) -> int:
-        """open() of a node."""
+        """open() of a node, or of the board's /proc/meminfo."""
+        if path == MEMINFO:
+            return text_file(meminfo(self.kernel))
         try:
             fd = self.kernel.open(path)
         except OSError as error:
@@ -138,6 +141,14 @@ class SimBackend(Backend):
         Simulation.finish()
 
 
+def text_file(text: str) -> int:
+    """A descriptor at the beginning of a text."""
+    fd = os.memfd_create("text", os.MFD_CLOEXEC)
+    os.write(fd, text.encode())
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
 def drain(fd: int) -> None:
     """Take the out-of-band byte of an event, and its place in the queue, out of the socket."""
     with socket.socket(fileno=os.dup(fd)) as copy:
@@ -155,7 +166,7 @@ class Simulation:
     def __init__(self, options: Options, directory: str | None = None) -> None:
         self.options, self.directory = options, directory
         self.kernel = Kernel(options, Journal(sys.stderr))
-        self.kernel.make_executor = make_executor
+        self.kernel.make_executor, self.kernel.before_kill = make_executor, Simulation.finish
         writer = (
             TraceWriter(self._record(), "nvgpusim", options.profile) if options.record else None
         )

@@ -184,4 +184,9 @@ def install() -> None:
     module.EMUDevice = EMUDevice  # type: ignore[attr-defined]
     sys.modules["tinygrad.runtime.ops_emu"] = module
 
-    register("EMU", Toolchain(lambda device: EmulatedCompiler(), lambda device: MULTIPROCESSORS, 1))
+    register(
+        "EMU",
+        Toolchain(
+            lambda device: EmulatedCompiler(), lambda device: MULTIPROCESSORS, lambda device: 1
+        ),
+    )

@@ -96,8 +96,8 @@ MUTATIONS = (
     Mutation(
         "r35 is asked for a subcontext",
         TEGRA,
-        "CHANNEL_SETUP_BIND_R35, False)",
-        "CHANNEL_SETUP_BIND_R35, True)",
+        "CHANNEL_SETUP_BIND_R35, False,",
+        "CHANNEL_SETUP_BIND_R35, True,",
         "releases",
     ),
     Mutation(
@@ -234,8 +234,8 @@ MUTATIONS = (
     Mutation(
         "dmabuf descriptors stay open",
         TEGRA,
-        "collided.append((fd, va:=self._map_gpu(fd)))",
-        "collided.append((fd, va:=self._map_gpu(fd))); self.object_fds = [*getattr(self, 'object_fds', []), fd]",
+        "collided.append((fd, va:=self._map_gpu(fd, cached)))",
+        "collided.append((fd, va:=self._map_gpu(fd, cached))); self.object_fds = [*getattr(self, 'object_fds', []), fd]",
         "thousand",
     ),
     Mutation(
@@ -263,8 +263,8 @@ MUTATIONS = (
     Mutation(
         "size of a buffer is that of its pages",
         TEGRA,
-        "HCQBuffer)(va, size, view",
-        "HCQBuffer)(va, mapped, view",
+        "HCQBuffer)(va, size, cached, view",
+        "HCQBuffer)(va, mapped, cached, view",
         "staging",
     ),
     Mutation(
@@ -380,8 +380,8 @@ MUTATIONS = (
     Mutation(
         "copies through staging",
         TEGRA,
-        "unified_memory, has_pma = True, False",
-        "unified_memory, has_pma = False, False",
+        "unified_memory, has_pma, spin_ms = True, False, 0",
+        "unified_memory, has_pma, spin_ms = False, False, 0",
         "staging",
     ),
     Mutation(
@@ -436,8 +436,8 @@ MUTATIONS = (
     Mutation(
         "PMA is asked for",
         TEGRA,
-        "unified_memory, has_pma = True, False",
-        "unified_memory, has_pma = True, True",
+        "unified_memory, has_pma, spin_ms = True, False, 0",
+        "unified_memory, has_pma, spin_ms = True, True, 0",
         "pma",
     ),
     Mutation(
@@ -503,6 +503,458 @@ MUTATIONS = (
         "if False]",
         "default",
     ),
+    # What a review by the kernel's source found untested.
+    Mutation(
+        "memory is write-combined",
+        TEGRA,
+        "flags=nvgpu.NVMAP_HANDLE_INNER_CACHEABLE | NVMAP_TAG",
+        "flags=nvgpu.NVMAP_HANDLE_WRITE_COMBINE | NVMAP_TAG",
+        "memory_is_cached",
+    ),
+    Mutation(
+        "IO coherence is not required",
+        TEGRA,
+        '  "IO coherence": nvgpu.NVGPU_GPU_FLAGS_SUPPORT_IO_COHERENCE,\n',
+        "",
+        "missing_flag",
+    ),
+    Mutation(
+        "compute class unchecked",
+        TEGRA,
+        "if self.chars.compute_class != 0xc7c0:",
+        "if False:",
+        "another_gpu",
+    ),
+    Mutation(
+        "newer characteristics refused",
+        TEGRA,
+        "if (release:=min(size, max(RELEASES))) not in RELEASES:",
+        "if (release:=size) not in RELEASES:",
+        "newer",
+    ),
+    Mutation(
+        "legacy node dropped",
+        TEGRA,
+        'CTRL_NODES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvhost-ctrl-gpu")',
+        'CTRL_NODES = ("/dev/nvgpu/igpu0/ctrl",)',
+        "legacy",
+    ),
+    Mutation(
+        "last SM's record skipped",
+        TEGRA,
+        "for sm_id in range(self.num_sms):",
+        "for sm_id in range(self.num_sms - 1):",
+        "every_sm",
+    ),
+    Mutation(
+        "GET_TIMEDOUT not asked",
+        TEGRA,
+        'elif self.ioctl("CHANNEL_GET_TIMEDOUT", self.fds[name], nvgpu.NVGPU_IOCTL_CHANNEL_GET_TIMEDOUT).value:',
+        "elif False:",
+        "dead_channel",
+    ),
+    Mutation(
+        "a full ring is waited for without end",
+        NV,
+        'raise RuntimeError("the GPFIFO stays full")',
+        "pass",
+        "stays_full",
+    ),
+    Mutation(
+        "collisions without a limit",
+        TEGRA,
+        "if len(collided) == 16:",
+        "if len(collided) == 16000:",
+        "no_address",
+    ),
+    Mutation(
+        "copy-in does not wait for the GPU",
+        HCQ,
+        "    if self.dev.hw_copy_queue_t is None:\n      self.dev.synchronize()\n      with cpu_profile(f'TINY",
+        "    if self.dev.hw_copy_queue_t is None:\n      with cpu_profile(f'TINY",
+        "copies_wait",
+    ),
+    # What this driver does since then.
+    Mutation(
+        "copy-out does not wait for the GPU",
+        HCQ,
+        "  def _copyout(self, dest:memoryview, src:HCQBuffer):\n    self.dev.synchronize()\n",
+        "  def _copyout(self, dest:memoryview, src:HCQBuffer):\n",
+        "copies_wait",
+    ),
+    Mutation(
+        "a view of a buffer does not wait for the GPU",
+        NV,
+        "  def _as_buffer(self, src:HCQBuffer) -> memoryview:\n    self.dev.synchronize()\n",
+        "  def _as_buffer(self, src:HCQBuffer) -> memoryview:\n",
+        "copies_wait",
+    ),
+    Mutation(
+        "r35 maps without DIRECT_KIND_CTRL",
+        TEGRA,
+        "        nvgpu.NVGPU_AS_MAP_BUFFER_FLAGS_DIRECT_KIND_CTRL_R35),",
+        "        0),",
+        "releases",
+    ),
+    Mutation(
+        "r36 maps with DIRECT_KIND_CTRL",
+        TEGRA,
+        "nvgpu.NVGPU_GPU_IOCTL_OPEN_TSG, nvgpu.NVGPU_IOCTL_CHANNEL_SETUP_BIND, True, 0),",
+        "nvgpu.NVGPU_GPU_IOCTL_OPEN_TSG, nvgpu.NVGPU_IOCTL_CHANNEL_SETUP_BIND, True, 0x100),",
+        "releases",
+    ),
+    Mutation(
+        "r38 maps with DIRECT_KIND_CTRL",
+        TEGRA,
+        "nvgpu.NVGPU_GPU_IOCTL_OPEN_TSG, nvgpu.NVGPU_IOCTL_CHANNEL_SETUP_BIND, True, 0)}",
+        "nvgpu.NVGPU_GPU_IOCTL_OPEN_TSG, nvgpu.NVGPU_IOCTL_CHANNEL_SETUP_BIND, True, 0x100)}",
+        "releases",
+    ),
+    Mutation(
+        "the flags of the release are dropped",
+        TEGRA,
+        "flags = self.map_flags |",
+        "flags = 0 |",
+        "releases",
+    ),
+    Mutation(
+        "the GPU is not shared",
+        TEGRA,
+        "if compute: self._share_the_gpu(ch)",
+        "pass",
+        "two_processes",
+    ),
+    Mutation(
+        "no preemption mode",
+        TEGRA,
+        "if (mode:=next((m for m in modes if self.chars.compute_preemption_mode_flags & m), 0)):",
+        "if (mode:=0):",
+        "mode_is",
+    ),
+    Mutation(
+        "CTA before CILP",
+        TEGRA,
+        "compute_preemption_mode_flags & m), 0)",
+        "compute_preemption_mode_flags & m and m == 2), 0)",
+        "mode_is",
+    ),
+    Mutation(
+        "a mode that the driver does not offer",
+        TEGRA,
+        "for m in modes if self.chars.compute_preemption_mode_flags & m",
+        "for m in modes",
+        "mode_is",
+    ),
+    Mutation(
+        "a graphics mode",
+        TEGRA,
+        "NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE, compute_preempt_mode=mode",
+        "NVGPU_IOCTL_CHANNEL_SET_PREEMPTION_MODE, graphics_preempt_mode=mode",
+        "mode_is",
+    ),
+    Mutation(
+        "the limit of 3 s stays",
+        TEGRA,
+        '    self.ioctl("CHANNEL_SET_TIMEOUT", ch, nvgpu.NVGPU_IOCTL_CHANNEL_SET_TIMEOUT, timeout=0xffffffff)\n',
+        "",
+        "limit_is_all",
+    ),
+    Mutation("a limit of 30 s", TEGRA, "timeout=0xffffffff", "timeout=30000", "limit_is_all"),
+    Mutation(
+        "SMs from litter counts",
+        NV,
+        "getattr(self.iface, 'num_sms', ",
+        "getattr(self.iface, 'no_such', ",
+        "sms_are",
+    ),
+    Mutation(
+        "one TPC mask",
+        TEGRA,
+        "masks = (ctypes.c_uint32 * 16)()",
+        "masks = (ctypes.c_uint32 * 1)()",
+        "sms_are",
+    ),
+    Mutation("memory is not looked at", TEGRA, "    self._check_memory(size)\n", "", "memory_ends"),
+    Mutation(
+        "no reserve",
+        TEGRA,
+        '* 1024 - (getenv("TEGRA_RESERVE_MB", 256) << 20)',
+        "* 1024",
+        "memory_ends",
+    ),
+    Mutation(
+        "reserve in KiB",
+        TEGRA,
+        '(getenv("TEGRA_RESERVE_MB", 256) << 20)',
+        '(getenv("TEGRA_RESERVE_MB", 256) << 10)',
+        "memory_ends",
+    ),
+    Mutation(
+        "another default reserve",
+        TEGRA,
+        '- (getenv("TEGRA_RESERVE_MB", 256)',
+        '- (getenv("TEGRA_RESERVE_MB", 1024)',
+        "memory_ends",
+    ),
+    Mutation(
+        "MemFree for MemAvailable",
+        TEGRA,
+        'partition("MemAvailable:")',
+        'partition("MemTotal:")',
+        "memory_ends",
+    ),
+    Mutation(
+        "kilobytes of 1000",
+        TEGRA,
+        "int(info.split()[0]) * 1024",
+        "int(info.split()[0]) * 4096",
+        "memory_ends",
+    ),
+    Mutation(
+        "no memory is a RuntimeError",
+        TEGRA,
+        'raise MemoryError(f"no memory for',
+        'raise OSError(f"no memory for',
+        "memory_ends",
+    ),
+    Mutation(
+        "cached is not counted",
+        TEGRA,
+        'f"{cached} are cached")',
+        '"nothing is cached")',
+        "memory_ends",
+    ),
+    Mutation(
+        "nothing is cacheable",
+        TEGRA,
+        "NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE if cached else 0",
+        "NVGPU_AS_MAP_BUFFER_FLAGS_CACHEABLE if False else 0",
+        "sees_what",
+    ),
+    Mutation(
+        "everything is cacheable",
+        TEGRA,
+        "cached = size >= L2_MIN_SIZE and not (host or cpu_access)",
+        "cached = True",
+        "sees_what",
+    ),
+    Mutation(
+        "small buffers are cacheable",
+        TEGRA,
+        "L2_MIN_SIZE = 64 << 10",
+        "L2_MIN_SIZE = 1",
+        "sees_what or weights_and",
+    ),
+    Mutation(
+        "large buffers are not cacheable",
+        TEGRA,
+        "L2_MIN_SIZE = 64 << 10",
+        "L2_MIN_SIZE = 64 << 20",
+        "sees_what",
+    ),
+    Mutation(
+        "arguments are cacheable",
+        TEGRA,
+        "not (host or cpu_access)",
+        "not host",
+        "sees_what or opens_by_name",
+    ),
+    Mutation("TEGRA_L2 is ignored", TEGRA, 'bool(getenv("TEGRA_L2", 1))', "True", "sees_what"),
+    Mutation(
+        "off by default", TEGRA, 'getenv("TEGRA_L2", 1)', 'getenv("TEGRA_L2", 0)', "sees_what"
+    ),
+    Mutation(
+        "a copy is not told to the L2",
+        NV,
+        "    self.dev.cpu_wrote |= bool(dest.meta)\n",
+        "",
+        "sees_what",
+    ),
+    Mutation(
+        "a file's place is not told to the L2",
+        NV,
+        "    self.dev.cpu_wrote |= bool(src.meta) # a file is read into it\n",
+        "",
+        "sees_what",
+    ),
+    Mutation(
+        "each copy is told to the L2",
+        NV,
+        "self.dev.cpu_wrote |= bool(dest.meta)",
+        "self.dev.cpu_wrote = True",
+        "weights_and",
+    ),
+    Mutation(
+        "a small copy hides a large one",
+        NV,
+        "self.dev.cpu_wrote |= bool(dest.meta)",
+        "self.dev.cpu_wrote = bool(dest.meta)",
+        "sees_what or weights_and",
+    ),
+    Mutation(
+        "the L2 is not invalidated",
+        NV,
+        "      dev.invalidate_caches()\n      dev.cpu_wrote = False",
+        "      dev.cpu_wrote = False",
+        "sees_what",
+    ),
+    Mutation(
+        "the L2 is invalidated at each submit",
+        NV,
+        "      dev.invalidate_caches()\n      dev.cpu_wrote = False",
+        "      dev.invalidate_caches()",
+        "sees_what or weights_and",
+    ),
+    Mutation(
+        "flushed and kept",
+        TEGRA,
+        "l2_flush=1, l2_invalidate=1",
+        "l2_flush=1, l2_invalidate=0",
+        "sees_what",
+    ),
+    Mutation(
+        "spins for 200 ms",
+        TEGRA,
+        "has_pma, spin_ms = True, False, 0",
+        "has_pma, spin_ms = True, False, 200",
+        "leaves_the_cpu",
+    ),
+    Mutation(
+        "never spins",
+        NV,
+        "time_spent_since_last_sleep_ms > getattr",
+        "time_spent_since_last_sleep_ms >= getattr",
+        "short_wait",
+    ),
+    Mutation(
+        "events are not polled",
+        TEGRA,
+        "if self.poller.poll(2 if self.has_events else 0):",
+        "if False:",
+        "leaves_the_cpu",
+    ),
+    Mutation(
+        "a poll of 2 s",
+        TEGRA,
+        "self.poller.poll(2 if",
+        "self.poller.poll(2000 if",
+        "leaves_the_cpu or fault or stays_full",
+    ),
+    Mutation(
+        "without events a wait spins",
+        TEGRA,
+        "    elif not self.has_events: time.sleep(0.0001)\n",
+        "",
+        "without_events",
+    ),
+    Mutation(
+        "another event",
+        TEGRA,
+        "event_id=nvgpu.NVGPU_EVENT_ID_BLOCKING_SYNC",
+        "event_id=0",
+        "leaves_the_cpu",
+    ),
+    Mutation(
+        "the event's fd stays open",
+        TEGRA,
+        'self.fds[f"{name} event"] = FileIOInterface(fd=event.event_fd)',
+        "os.dup(event.event_fd)",
+        "open_can_fail or opens_by_name",
+    ),
+    Mutation(
+        "one block's shared memory",
+        NV,
+        "size >= blocks * self.shmem_usage",
+        "size >= self.shmem_usage",
+        "by_registers",
+    ),
+    Mutation(
+        "registers do not limit blocks",
+        NV,
+        ", 65536 // (warp_regs * round_up(warps, 4))",
+        "",
+        "by_registers",
+    ),
+    Mutation(
+        "warps do not limit blocks",
+        NV,
+        "min(16, self.dev.max_warps_per_sm // warps, ",
+        "min(16, ",
+        "by_registers",
+    ),
+    Mutation(
+        "32 blocks an SM",
+        NV,
+        "min(16, self.dev.max_warps_per_sm",
+        "min(32, self.dev.max_warps_per_sm",
+        "by_registers",
+    ),
+    Mutation(
+        "a split that there is not",
+        NV,
+        '{"sm_87": (8, 16, 32, 64, 100, 132, 164)}',
+        '{"sm_87": (8, 16, 32, 48, 64, 100, 132, 164)}',
+        "by_registers",
+    ),
+    Mutation(
+        "100 KiB are the most",
+        NV,
+        '{"sm_87": (8, 16, 32, 64, 100, 132, 164)}',
+        '{"sm_87": (8, 16, 32, 64, 100)}',
+        "by_registers",
+    ),
+    Mutation(
+        "228 KiB are the most",
+        NV,
+        '{"sm_87": (8, 16, 32, 64, 100, 132, 164)}',
+        '{"sm_87": (8, 16, 32, 64, 100, 132, 164, 228)}',
+        "by_registers or up_to",
+    ),
+    Mutation(
+        "MIN is what the blocks want",
+        NV,
+        "min_sm_config_shared_mem_size=smem_cfg,",
+        "min_sm_config_shared_mem_size=max_smem_cfg,",
+        "by_registers",
+    ),
+    Mutation(
+        "MAX is what one block needs",
+        NV,
+        "max_sm_config_shared_mem_size=max_smem_cfg",
+        "max_sm_config_shared_mem_size=smem_cfg",
+        "by_registers",
+    ),
+    Mutation(
+        "no words where it does not fit",
+        NV,
+        "    if not self.smem_sizes: raise RuntimeError(",
+        "    if False: raise RuntimeError(",
+        "up_to",
+    ),
+    Mutation(
+        "one block is not to be had", NV, ' or not getenv("NV_SMEM_TARGET", 1)', "", "one_block"
+    ),
+    Mutation(
+        "a warp's registers in units of 1",
+        NV,
+        "warps, warp_regs = ceildiv(threads, 32), round_up(max(1, self.regs_usage) * 32, 256)",
+        "warps, warp_regs = ceildiv(threads, 32), max(1, self.regs_usage) * 32",
+        "by_registers",
+    ),
+    Mutation(
+        "any warp error is misaligned",
+        TEGRA,
+        "WARP_ESR.get(rec.warp_esr & 0xffff, 'no warp error')",
+        "WARP_ESR.get(0xf)",
+        "every_sm",
+    ),
+    Mutation(
+        "errors of other SMs end the report",
+        TEGRA,
+        "      if not (rec.global_esr or rec.warp_esr): continue\n",
+        "      if not (rec.global_esr or rec.warp_esr): break\n",
+        "every_sm",
+    ),
 )
 
 
@@ -550,13 +1002,18 @@ def main() -> int:
     parser.add_argument("tree", type=Path, help="a tree with all patches (tools/series checkout)")
     parser.add_argument("--jobs", type=int, default=2, help="at a time (default: 2)")
     parser.add_argument("--only", default="", help="mutations whose name contains this")
+    parser.add_argument("--from", dest="first", default="", help="mutations from this name on")
     parser.add_argument(
         "--quick", action="store_true", help="run only the tests that ought to fail"
     )
     options = parser.parse_args()
     if not (options.tree / TEGRA).is_file():
         parser.error(f"{options.tree}: has no {TEGRA}; make it with tools/series checkout")
-    chosen = [m for m in MUTATIONS if options.only in m.what]
+    names = [m.what for m in MUTATIONS]
+    if options.first and options.first not in names:
+        parser.error(f"--from {options.first!r}: no mutation of that name")
+    start = names.index(options.first) if options.first else 0
+    chosen = [m for m in MUTATIONS[start:] if options.only in m.what]
     # Half of the time of a short test is Python's compiling; the copies share this.
     compileall.compile_dir(options.tree / "tinygrad", quiet=1)
     results: dict[str, str] = {}

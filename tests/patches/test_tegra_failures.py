@@ -150,7 +150,8 @@ done()
     assert {"OPEN_CTRL", "OPEN_NVMAP", "GET_CHARACTERISTICS", "GET_TPC_MASKS", "ALLOC_AS",
             "OPEN_TSG", "TSG_CREATE_SUBCONTEXT", "OPEN_CHANNEL", "AS_BIND_CHANNEL",
             "TSG_BIND_CHANNEL_EX", "CHANNEL_WDT", "CHANNEL_SETUP_BIND", "CHANNEL_ALLOC_OBJ_CTX",
-            "CHANNEL_SET_ERROR_NOTIFIER"} | MEMORY == set(run.said["names"])  # fmt: skip
+            "CHANNEL_SET_ERROR_NOTIFIER", "CHANNEL_SET_PREEMPTION_MODE", "CHANNEL_SET_TIMEOUT",
+            "TSG_EVENT_ID_CTRL"} | MEMORY == set(run.said["names"])  # fmt: skip
 
 
 def test_every_call_of_a_capture_can_fail(tegra: Tegra) -> None:  # noqa: F811

@@ -120,3 +120,59 @@ def test_profiling_goes_without_pma(tegra: Tegra) -> None:  # noqa: F811
         PMA="1",
     )
     assert run.said["sum"] == 128
+
+
+# What the kernel side does on a fatal error that the model's own kernels do not make.
+KILL = """
+from nvgpusim.gpu_api import FaultReport, SmError
+from nvgpusim.kernel.channel import ChannelFile
+from nvgpusim.shim import Simulation
+kernel, d = Simulation.current.kernel, Device["NV"]
+channel = next(f for f in kernel.files.values() if isinstance(f, ChannelFile))
+block = d.new_signal(value=0)
+queue = d.hw_compute_queue_t().wait(block, 1).signal(d.timeline_signal, d.next_timeline())
+queue.submit(d)
+FAULT
+try: d.synchronize()
+except RuntimeError as e: say(error=str(e))
+"""
+
+
+def test_every_sm_is_asked(tegra: Tegra) -> None:  # noqa: F811
+    sm = "{n: SmError(0, 0x10, 16 * n) for n in (0, 15)}"
+    fault = f'channel.port.fail(FaultReport(13, "x", sm={sm}))'
+    run = tegra(KILL.replace("FAULT", fault), clean=False)
+    for n in (0, 15):
+        assert f"SM {n}: invalid address space (warp_esr 0x10" in run.said["error"]
+    assert "in no kernel of this process, pc 0xf0" in run.said["error"]
+
+
+def test_a_dead_channel_without_a_notification(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        KILL.replace("FAULT", "channel.unserviceable = True"),
+        clean=False,
+        HCQDEV_WAIT_TIMEOUT_MS="1000",
+    )
+    assert run.said["error"].endswith("compute channel: timed out")
+
+
+def test_a_ring_that_stays_full(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        """
+d = Device["NV"]
+block = d.new_signal(value=0)
+d.hw_compute_queue_t().wait(block, 1).submit(d)
+start, count = time.monotonic(), 0
+guard = threading.Timer(60, os._exit, (9,))  # a submit that never returns
+guard.daemon = True
+guard.start()
+try:
+    while time.monotonic() < start + 60:
+        d.hw_compute_queue_t().signal(block, 0).submit(d)
+        count += 1
+except RuntimeError as e: say(error=str(e), count=count)
+""",
+        clean=False,
+        HCQDEV_WAIT_TIMEOUT_MS="1000",
+    )
+    assert run.said["error"] == "the GPFIFO stays full" and 900 < run.said["count"] < 1024

@@ -1,5 +1,6 @@
 """0003, 0004, 0016: unified memory is copied by the CPU, and no kernel loses memory it runs on."""
 
+import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
 
 from orinbench.device_check.patch_probes import SPILL_SOURCE
@@ -107,3 +108,103 @@ try: Device["NV"].allocator.map(cpu._buf)
 except RuntimeError as e: say(error=str(e))
 """)
     assert run.said["error"] == "nvgpu cannot map a buffer of CPU into NV"
+
+
+# Buffers until there is no memory, freed ones in the cache: the OOM killer must find nothing to do.
+FILL = """
+d, size, bufs = Device["NV"], 256 << 20, []
+for _ in range(2): bufs.append(d.allocator.alloc(size))
+d.allocator.free(bufs.pop(), size)
+errors, others = [], 0
+for n in range(64):
+    try: bufs.append(d.allocator.alloc(size + (n << 20)))
+    except MemoryError as e: errors.append(str(e.__cause__))
+    else: others += 1
+    if errors: break
+left = d.iface.memory_available()
+say(error=errors[0], others=others, left=left >> 20,
+    cached=sum(map(len, d.allocator.cache.values())))
+for n, buf in enumerate(bufs): d.allocator.free(buf, buf.size, BufferSpec(nolru=True))
+"""
+
+
+@pytest.mark.parametrize(("reserve", "release"), [("", "r36"), ("1024", "r35"), ("64", "r38")])
+def test_memory_ends_in_an_error(tegra: Tegra, reserve: str, release: str) -> None:  # noqa: F811
+    names = {"TEGRA_RESERVE_MB": reserve} if reserve else {}
+    run = tegra(FILL, "--board", "nano4", "--profile", release, **names)
+    said, kept = run.said, int(reserve or 256)
+    # 4096 MB less 512 of the system, the reserve, and what an open device has.
+    free = 4096 - 512 - kept - 256 - 19
+    assert said["others"] == max(n for n in range(20) if sum(256 + i for i in range(n)) <= free)
+    assert said["left"] < 256 + said["others"] and said["cached"] == 0
+    assert said["error"].endswith(f"beside the {kept} MB of TEGRA_RESERVE_MB, 0 are cached")
+    assert said["error"].startswith("no memory for ")
+
+
+def test_copies_wait_for_the_kernels_before_them(tegra: Tegra) -> None:  # noqa: F811
+    # The CPU writes what a late kernel has yet to read, and reads what it has yet to write.
+    run = tegra(
+        """
+d = Device["NV"]
+add = program(d, 'extern "C" __global__ void add(int* y, int* x) { y[0] = x[0] + 1; }', "add")
+x, y = (d.allocator.alloc(4096, BufferSpec()) for _ in range(2))
+got = []
+for i in range(12):
+    d.allocator._copyin(x, memoryview(bytearray(struct.pack("i", 100 * i))))
+    add(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1))
+    if i % 3 == 0: d.allocator._copyin(x, memoryview(bytearray(4)))
+    elif i % 3 == 1: d.allocator._as_buffer(x)[:4] = bytes(4)
+    d.allocator._copyout(memoryview(out := bytearray(4)), y)
+    got.append(struct.unpack("i", out)[0])
+say(got=got)
+""",
+        *("--delay", "40"),
+    )
+    assert run.said["got"] == [100 * i + 1 for i in range(12)]
+
+
+# The GPU has read a large buffer, so that its L2 may keep lines of it; then the CPU writes it.
+REWRITE = """
+d, size = Device["NV"], 1 << 20
+first = program(d, 'extern "C" __global__ void first(int* y, int* x) { y[0] = x[0]; }', "first")
+x, y = d.allocator.alloc(size), d.allocator.alloc(4096)
+data, got = memoryview(bytearray(size)), []
+for i in range(4):
+    data.cast("I")[0] = i
+    if i % 2: d.allocator._as_buffer(x)[:] = data
+    else: d.allocator._copyin(x, data)
+    first(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True)
+    got.append(y.cpu_view().view(size=4, fmt="I")[0])
+for _ in range(5): first(y, x, global_size=(1, 1, 1), local_size=(1, 1, 1), wait=True)
+from nvgpusim.shim import Simulation
+vm = next(f.vm for f in Simulation.current.kernel.files.values() if f.kind == "as")
+say(got=got, cached={hex(m.va): [m.size, bool(m.flags & 4)] for m in vm.pages.mappings()},
+    x=hex(x.va_addr), y=hex(y.va_addr))
+"""
+
+
+@pytest.mark.parametrize("l2", ["1", "0"])
+def test_the_gpu_sees_what_the_cpu_writes(tegra: Tegra, l2: str) -> None:  # noqa: F811
+    run = tegra(REWRITE, **({} if l2 == "1" else {"TEGRA_L2": l2}))  # on by default
+    assert run.said["got"] == [0, 1, 2, 3]
+    assert run.said["cached"][run.said["x"]] == [1 << 20, l2 == "1"]
+    # Rings, signals, arguments and small buffers are volatile; local memory is the GPU's alone.
+    cached = sorted(size for size, cached in run.said["cached"].values() if cached)
+    assert len(cached) == (2 if l2 == "1" else 0) and (l2 == "0" or cached[0] == 1 << 20)
+    assert run.calls("ioctl FLUSH_L2") == (4 if l2 == "1" else 0)
+
+
+def test_weights_and_local_memory_stay_in_the_l2(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+x = np.random.default_rng(0).random((256, 256), dtype=np.float32)
+w = Tensor(x).realize()
+@TinyJit
+def step(v): return (v @ w).realize()
+right = []
+for i in range(6):
+    v = np.random.default_rng(i).random(256, dtype=np.float32)
+    right.append(bool(np.allclose(step(Tensor(v).realize()).numpy(), v @ x, atol=1e-3)))
+say(right=right)
+""")
+    assert run.said["right"] == [True] * 6
+    assert run.calls("ioctl FLUSH_L2") == 1  # for the weights, none for the vectors

@@ -53,22 +53,116 @@ except PermissionError as e: say(error=str(e))
         assert "group" in error and "video" in error and "/dev/nv" in error
 
 
-def test_missing_flag_says_which_driver(tegra: Tegra) -> None:  # noqa: F811
-    # GET_CHARACTERISTICS is 'G' 5; flags are a u64 at 64 in r36, usermode submit is bit 30
-    # (nvgpu uapi, nvgpu-ctrl.h).
-    run = tegra("""
+# GET_CHARACTERISTICS is 'G' 5; in r36 flags are a u64 at 64, the compute class a u32 at 80
+# (nvgpu uapi, nvgpu-ctrl.h).
+CHARACTERISTICS = """
 real = fcntl.ioctl
-def without_usermode(fd, request, arg):
+def changed(fd, request, arg):
     result = real(fd, request, arg)
     if request & 0xffff == 0x4705:
         size, at = struct.unpack("QQ", bytes(arg))
-        ctypes.c_uint64.from_address(at + 64).value &= ~(1 << 30)
+        CHANGE
     return result
-fcntl.ioctl = without_usermode
-try: Device["NV"]
+fcntl.ioctl = changed
+try: say(sms=Device["NV"].num_sms)
 except RuntimeError as e: say(error=str(e))
+"""
+
+
+@pytest.mark.parametrize(
+    ("bits", "name"),
+    [
+        ((30,), "usermode submit"),
+        ((22,), "TSG subcontexts"),
+        ((20,), "IO coherence"),
+        ((18, 19), "deterministic submit"),
+    ],
+)
+def test_missing_flag_says_which_driver(
+    tegra: Tegra,  # noqa: F811
+    bits: tuple[int, ...],
+    name: str,
+) -> None:
+    off = sum(1 << bit for bit in bits)
+    change = f"ctypes.c_uint64.from_address(at + 64).value &= ~{off:#x}"
+    run = tegra(CHARACTERISTICS.replace("CHANGE", change))
+    assert run.said["error"] == (
+        f"nvgpu lacks {name}: a driver of L4T r35 or newer on an Orin is needed"
+    )
+
+
+def test_another_gpu_is_refused(tegra: Tegra) -> None:  # noqa: F811
+    change = "ctypes.c_uint32.from_address(at + 80).value = 0xc6c0"
+    run = tegra(CHARACTERISTICS.replace("CHANGE", change))
+    assert "0xc6c0 is not ga10b's 0xc7c0" in run.said["error"]
+
+
+@pytest.mark.parametrize(("size", "opens"), [(400, True), (320, False), (304, False)])
+def test_newer_characteristics_have_more_fields(
+    tegra: Tegra,  # noqa: F811
+    size: int,
+    opens: bool,
+) -> None:
+    change = f"ctypes.c_uint64.from_buffer(arg).value = {size}"
+    run = tegra(CHARACTERISTICS.replace("CHANGE", change), "--profile", "r38")
+    assert run.said == (
+        {"sms": 16}
+        if opens
+        else {
+            "error": f"unknown nvgpu: characteristics of {size} bytes, expected 312 (r35), "
+            "328 (r36) or at least 336 (r38)"
+        }
+    )
+
+
+def test_legacy_node_where_it_is_the_only_one(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+real, opened = os.open, []
+def without_v2(path, *args, **kwargs):
+    if str(path).startswith("/dev/nvgpu/"): raise FileNotFoundError(errno.ENOENT, "none", path)
+    if str(path).startswith("/dev/"): opened.append(path)
+    return real(path, *args, **kwargs)
+os.open = without_v2
+say(sum=(Tensor.ones(4).contiguous().realize() + 1).sum().item(), opened=opened)
 """)
-    assert "usermode submit" in run.said["error"] and "L4T r35" in run.said["error"]
+    assert run.said == {"sum": 8, "opened": ["/dev/nvhost-ctrl-gpu", "/dev/nvmap"]}
+
+
+@pytest.mark.parametrize(
+    ("board", "sms"), [("agx64", 16), ("agx32", 14), ("nx16", 8), ("nano8", 8), ("nano4", 4)]
+)
+def test_sms_are_those_that_the_board_has(tegra: Tegra, board: str, sms: int) -> None:  # noqa: F811
+    run = tegra('d = Device["NV"]; say(sms=[d.num_sms, d.iface.num_sms])', "--board", board)
+    assert run.said["sms"] == [sms, sms]
+
+
+def test_all_memory_is_cached(tegra: Tegra) -> None:  # noqa: F811
+    # 2 is nvmap's INNER_CACHEABLE; reads of write-combined memory are 17 times slower on an Orin.
+    run = tegra("""
+from nvgpusim.shim import Simulation
+t = (Tensor.ones(1 << 20).contiguous().realize() + 1).realize()
+say(kinds=sorted({buf.attribute for buf in Simulation.current.kernel.dmabufs.values()}))
+""")
+    assert run.said["kinds"] == [2]
+
+
+def test_no_address_is_free(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+from tinygrad.runtime.support.hcq import FileIOInterface
+d, real, tries = Device["NV"], FileIOInterface.mmap, []
+def taken(self, start, size, prot, flags, offset):
+    if flags & 0x100000:
+        tries.append(start)
+        raise FileExistsError(errno.EEXIST, "taken")
+    return real(self, start, size, prot, flags, offset)
+fail = FailAt()
+before, FileIOInterface.mmap = fail.held(), taken
+try: d.iface.alloc(4096)
+except MemoryError as e: say(error=str(e))
+say(tries=len(tries), different=len(set(tries)), held=fail.held() == before)
+""")
+    assert run.said["error"].startswith("no address for 4096 bytes is free on both CPU and GPU")
+    assert (run.said["tries"], run.said["different"], run.said["held"]) == (16, 16, True)
 
 
 def test_interrupted_calls_are_repeated(tegra: Tegra) -> None:  # noqa: F811

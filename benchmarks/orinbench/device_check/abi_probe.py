@@ -46,6 +46,8 @@ MEMBERS = {
     "max_freq": (200, "Q"),
     "max_veid_count_per_tsg": (292, "I"),
     "max_gpfifo_entries": (308, "I"),
+    "compute_preemption_mode_flags": (212, "I"),
+    "default_compute_preempt_mode": (220, "I"),
 }
 # Where user addresses end: below nvgpu's own 4 GiB and both shader windows of tinygrad's interface,
 # and as an earlier effort had it.
@@ -122,22 +124,15 @@ CALLS = (
     Call("nvmap", "GET_FD", "N", 15, "iI", expect="EINVAL"),
     Call("nvmap", "GET_AVAILABLE_HEAPS", "N", 25, "Q", direction=READ),
 )
-# Where a release has another struct or order: r35 has no subcontexts to create, a shorter
+# Where a release has another struct or answer: r35 has no subcontexts to create, a shorter
 # SETUP_BIND, and looks for DIRECT_KIND_CTRL before the descriptor.
 BY_RELEASE = {
     "r35": {
-        "CREATE_SUBCONTEXT": None,
         "MAP_BUFFER_EX": Call(
-            *(
-                "as",
-                "MAP_BUFFER_EX",
-                "A",
-                7,
-                "IhhII3Q",
-                (DIRECT_KIND_CTRL, -1, 0, NO_FD, PAGE, 0, 0, 0),
-            ),
-            expect="EBADF",
+            *("as", "MAP_BUFFER_EX", "A", 7, "IhhII3Q"),
+            *((0, -1, 0, NO_FD, PAGE, 0, 0, 0), "EINVAL"),
         ),
+        "CREATE_SUBCONTEXT": None,
         "SETUP_BIND": Call(
             *("channel", "SETUP_BIND", "H", 128, "IIIiiI2Q9I4x", (3, *[0] * 16), "EINVAL")
         ),

@@ -223,6 +223,14 @@ def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
             if outcome is not Outcome.CONFIRMED:
                 lines.append(f"    {j.because}")
         lines.append("")
+    step = report["steps"].get("performance") or {"result": None}
+    answers = step["result"] or {}
+    if answers:
+        lines.append("performance, the driver's choice against the other:")
+    for name, entry in answers.items():
+        ratio = entry["ratio"].get(entry["figure"])
+        figure = f"; {entry['figure']} {ratio:.3f} of the other's" if ratio else ""
+        lines.append(f"  {name}: {entry['own']} or {entry['other']}: {entry['verdict']}{figure}")
     return "\n".join(lines).rstrip()
 
 

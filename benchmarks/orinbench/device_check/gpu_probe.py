@@ -6,6 +6,7 @@ What a program finds is one JSON object in the file OUT. The device is the one t
 import json
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,7 +72,21 @@ def smoke() -> dict[str, Any]:
         "product_error": float(abs(product - a @ b).max()),
         "copy": bool((Tensor(bytes_).contiguous().realize().numpy() == bytes_).all()),
         "windows": _windows(),
+        "sms": int(getattr(gpu, "num_sms", 0)),
+        "events": _events(),
     }
+
+
+def _events() -> bool:
+    """Whether waits of some milliseconds have ended by an event of the driver's."""
+    gpu = device()
+    for _ in range(3):
+        block = gpu.new_signal(value=0)
+        queue = gpu.hw_compute_queue_t().wait(block, 1)
+        queue.signal(gpu.timeline_signal, gpu.next_timeline()).submit(gpu)
+        threading.Timer(0.01, lambda block=block: setattr(block, "value", 1)).start()
+        gpu.synchronize()
+    return bool(getattr(gpu.iface, "has_events", False))
 
 
 def _windows() -> bool:

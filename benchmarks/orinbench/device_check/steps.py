@@ -4,6 +4,7 @@ A step returns its result, raises `NotRun` with the reason, or `OutOfTime` with 
 them needs a person, none changes the board, and what may take the GPU with it runs in a process.
 """
 
+import errno
 import grp
 import json
 import os
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.board import board_state
+from orinbench.device_check import performance as performance_module
 from orinbench.device_check.kernel_log import gpu_lines
 from orinbench.device_check.process import Ended, run
 from orinbench.device_check.switches import probe_runner, switch
@@ -28,9 +30,9 @@ from orinbench.environment import read_environment
 from orinbench.llama_cpp import find_llama_bench
 from orinbench.synth import cached_synthetic
 
-CTRL = "/dev/nvgpu/igpu0/ctrl"
+CTRL, AS_NODE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvgpu/igpu0/as"
 NODES = (
-    *(CTRL, "/dev/nvgpu/igpu0/as", "/dev/nvgpu/igpu0/tsg", "/dev/nvgpu/igpu0/channel"),
+    *(CTRL, AS_NODE, "/dev/nvgpu/igpu0/tsg", "/dev/nvgpu/igpu0/channel"),
     *("/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/dri/renderD128", "/dev/host1x-fence"),
 )
 GROUPS = ("video", "render")
@@ -110,7 +112,10 @@ def _node(path: str) -> dict[str, Any]:
         os.close(os.open(path, os.O_RDWR))
         opens = "ok"
     except OSError as error:
-        opens = os.strerror(error.errno or 0)
+        # The as node makes an address space with 64 KiB pages when it is opened. Where big pages
+        # are off, as on L4T, that is refused to whoever may open it (nvgpu: as.c, ioctl_as.c:402).
+        allowed = path == AS_NODE and error.errno == errno.EINVAL
+        opens = "ok" if allowed else os.strerror(error.errno or 0)
     group = _group_name(found.st_gid)
     return {
         "exists": True,
@@ -233,6 +238,27 @@ def patches(check: Check, seconds: float) -> Any:
     return found
 
 
+def performance(check: Check, seconds: float) -> Any:
+    """What the driver's choices are worth, each against its alternative in turns."""
+    so_far: dict[str, Any] = {}
+    until = time.monotonic() + seconds
+    shape = "tiny" if check.sizes == "tiny" else "160m"
+    runner = performance_module.probe_runner(
+        check.environment, check.sizes, lambda: cached_synthetic(shape, "Q6_K", 0)
+    )
+    found = performance_module.ask(runner, until, so_far.update)
+    if time.monotonic() >= until:
+        raise OutOfTime(seconds, so_far)
+    return found
+
+
+def memory(check: Check, seconds: float) -> dict[str, Any]:
+    """Where memory ends: with an error of the driver, 1 GiB before the board has none."""
+    reserve = performance_module.Choice("1 GiB", {"TEGRA_RESERVE_MB": "1024"})
+    runner = performance_module.probe_runner(check.environment, check.sizes, Path)
+    return runner("memory", reserve, False, seconds)
+
+
 def upstream(check: Check, seconds: float) -> dict[str, Any]:
     """tinygrad's own test_ops on the board, with the installed tinygrad."""
     if check.upstream is None:
@@ -346,10 +372,12 @@ STEPS = (
     Step("smoke", 180, smoke, "sums, copies, both windows; the trace"),
     Step("replay", 120, replay, "the trace against the model of the drivers"),
     Step("queue", 60, queue, "a full ring, and what the GPU writes into a QMD"),
-    Step("suite", 720, suite, "orinbench suite"),
-    Step("llama-bench", 720, llama_bench, "tinygrad and llama.cpp, in turn"),
-    Step("upstream", 720, upstream, "tinygrad's own test_ops"),
-    Step("patches", 660, patches, "the series with and without each patch"),
+    Step("memory", 60, memory, "where memory ends, 1 GiB before the board's"),
+    Step("performance", 420, performance, "the driver's choices against others, in turns"),
+    Step("suite", 600, suite, "orinbench suite"),
+    Step("llama-bench", 600, llama_bench, "tinygrad and llama.cpp, in turn"),
+    Step("upstream", 600, upstream, "tinygrad's own test_ops"),
+    Step("patches", 540, patches, "the series with and without each patch"),
     Step("faults", 240, faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),
 )

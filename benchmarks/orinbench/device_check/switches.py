@@ -54,6 +54,7 @@ NOT_PROBED = {
     "0018": "shows where an allocation fails: no step takes memory to its end",
     "0022": "is for files of several types: the synthetic model has one",
     "0023": "is for BF16: the synthetic model is Q6_K",
+    "0027": "is a question of the step performance: shared_memory",
     "0026": "is for a Python that stops at 1500 calls: no GPU is in it",
 }
 # Those whose absence makes the GPU write where it should not, or stop a process, come last.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Generator
 from typing import TYPE_CHECKING
@@ -167,6 +168,7 @@ class Compute:
         What the channel executes meanwhile may be a later `entry` than the one that launched it.
         """
         c = self.c
+        waves: list[int] = []
         while True:
             try:
                 check(qmd, self.limits())
@@ -174,6 +176,7 @@ class Compute:
                 if c.gpu.watch is not None:
                     c.gpu.watch.now = published.moment if published is not None else None
                 self.execute(qmd)
+                waves.append(self.waves(qmd))
             except GpuFault as e:
                 e.report.details.setdefault("QMD", f"{qmd.va:#x}")
                 e.report.details.setdefault("ring entry", str(entry))
@@ -185,8 +188,14 @@ class Compute:
                 yield from c.lag()
                 c.gpu.write_qmd_back(c, qmd)
             if not qmd["DEPENDENT_QMD0_ENABLE"]:
+                c.gpu.make_room(c, waves)
                 return
             qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8, published)
+
+    def waves(self, qmd: Qmd) -> int:
+        """How often the SMs are filled with blocks of the grid, at least once."""
+        resident = qmd.resident_blocks() * 2 * self.c.gpu.tpcs
+        return max(1, -(-math.prod(qmd.grid) // resident))
 
     def release(self, qmd: Qmd) -> None:
         """Write the QMD's semaphores; the grid's stores are visible (CWD_MEMBAR)."""
@@ -279,6 +288,8 @@ class Compute:
             if not all(qmd.grid):
                 return
             launch = self.launch(qmd, program, banks)
+            if qmd["TARGET_SM_CONFIG_SHARED_MEM_SIZE"] < qmd.best_target():
+                c.gpu.count("launches short of shared memory")
             c.gpu.current = launch
             try:
                 launch.run()

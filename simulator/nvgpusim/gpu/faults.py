@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..gpu_api import (
     NOTIFIER_GAP,
     NOTIFIER_GR_EXCEPTION,
+    NOTIFIER_IDLE_TIMEOUT,
     NOTIFIER_ILLEGAL_NOTIFY,
     NOTIFIER_MMU_FAULT,
     NOTIFIER_PBDMA,
@@ -58,6 +59,11 @@ def gap(what: str, **details: str) -> GpuFault:
 def illegal_method(what: str, **details: str) -> GpuFault:
     """Illegal method (notifier 25)."""
     return GpuFault(FaultReport(NOTIFIER_ILLEGAL_NOTIFY, f"illegal method: {what}", details))
+
+
+def ctxsw_timeout(what: str, **details: str) -> GpuFault:
+    """Context switches of the channel took too long in sum (notifier 8)."""
+    return GpuFault(FaultReport(NOTIFIER_IDLE_TIMEOUT, f"ctxsw timeout: {what}", details))
 
 
 def sked(bit: int, what: str, **details: str) -> GpuFault:

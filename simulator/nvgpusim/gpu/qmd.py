@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .faults import GpuFault, gr_class, sked
+from .occupancy import CONFIGS, best_config, blocks_per_sm
 
 SIZE = 256
 FIELDS: dict[str, tuple[int, int]] = {
@@ -114,6 +116,17 @@ class Qmd:
         """Entry point."""
         return self.wide("PROGRAM_ADDRESS")
 
+    def resident_blocks(self) -> int:
+        """Blocks that an SM holds at once, split as TARGET says."""
+        threads, registers = math.prod(self.block), self["REGISTER_COUNT_V"]
+        target = self["TARGET_SM_CONFIG_SHARED_MEM_SIZE"]
+        return blocks_per_sm(threads, registers, self["SHARED_MEMORY_SIZE"], target)
+
+    def best_target(self) -> int:
+        """The smallest TARGET with which shared memory limits the blocks of an SM no further."""
+        threads, registers = math.prod(self.block), self["REGISTER_COUNT_V"]
+        return best_config(threads, registers, self["SHARED_MEMORY_SIZE"])
+
     def banks(self) -> Iterator[tuple[int, int, int, bool]]:
         """(number, address, bytes as the hardware sees them, invalidate) of the valid banks."""
         for i in range(8):
@@ -193,6 +206,14 @@ def check(qmd: Qmd, limits: Limits) -> None:
             25,
             f"SHARED_MEMORY_SIZE {shared:#x} with SM_CONFIG min {low}, target {target}, max {high}",
         )
+    if target not in CONFIGS or low not in CONFIGS or high not in CONFIGS:
+        raise bad(
+            25,
+            f"SM_CONFIG min {low}, target {target}, max {high}: an SM 8.7 has {sorted(CONFIGS)} "
+            "(KiB of shared memory / 4 + 1)",
+        )
+    if shared > CONFIGS[low]:
+        raise bad(25, f"SHARED_MEMORY_SIZE {shared:#x} with SM_CONFIG min {low}")
     for i, va, size, _ in qmd.banks():
         if size > CONSTANT_LIMIT:
             raise bad(7, f"CONSTANT_BUFFER_SIZE_SHIFTED4({i}) means {size} bytes")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..ctxsw import SecondClient
 from ..extents import EXTENTS
 from ..gpu_api import ChannelPort
 from ..locks import Bell, Lock, pause, resume
@@ -25,7 +26,7 @@ from ..options import Options
 from ..ptx import Launch
 from ..ptx.clocks import Sanitizer
 from .compute import Caches
-from .faults import GpuFault, gr_class
+from .faults import GpuFault, ctxsw_timeout, gr_class
 from .order import Order
 from .pbdma import Channel
 from .qmd import SIZE, Qmd
@@ -59,6 +60,7 @@ class Gpu:
         self.counts: Counter[str] = Counter()
         self.channels: dict[int, Channel] = {}
         self.current: Launch | None = None
+        self.rival = SecondClient(self.options.second_client)
         self._note = note
         self._lock, self._busy, self._bell = Lock(), Lock(), Bell()
         self._closing = False
@@ -127,7 +129,8 @@ class Gpu:
 
     def statistics(self) -> dict[str, int]:
         """Counters of the run."""
-        return dict(self.counts) | {"findings": self.counts["findings"]}
+        found = dict(self.counts) | {"findings": self.counts["findings"]}
+        return found | ({"simulated ms": int(self.rival.now_ms)} if self.rival.grid_ms else {})
 
     def barrier(self) -> None:
         """The client executed a barrier strong enough for the GPU."""
@@ -158,6 +161,20 @@ class Gpu:
         x, y = self.rng.random(2)
         wait = 0.0 if x < 0.25 else self.delay if x > 0.75 else self.delay * y
         return time.monotonic() + wait
+
+    def make_room(self, channel: Channel, waves: list[int]) -> None:
+        """A chain of grids has run: the second client takes its turn, at the chain's expense."""
+        if not self.rival.grid_ms:
+            return
+        peers = [c.port for c in self._live() if c.port.tsg_id == channel.port.tsg_id]
+        if self.rival.after(channel.port.context, waves, [port.budget for port in peers]):
+            spent, limit = channel.port.budget.spent_ms, channel.port.budget.limit_ms
+            raise ctxsw_timeout(
+                f"{spent} ms of context switches in sum, more than {limit} ms, with compute "
+                f"preemption mode {channel.port.context.compute}; now "
+                f"{self.rival.now_ms / 1000:.0f} s",
+                **channel.details(),
+            )
 
     def block_order(self) -> int | None:
         """Seed of a drawn order of blocks, None for the natural one."""

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from os import close as real_close
 from typing import TYPE_CHECKING
 
+from .. import l2
 from ..abi import Record
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, caller
 from ..rules import KernelError
 from .allocator import Buddy
 from .file import File, handler
+from .release import MAP_FLAGS
 
 if TYPE_CHECKING:
     from .core import Kernel
@@ -24,11 +26,8 @@ DEFAULT_BIG_PAGE = 0x10000
 """What opening the `as` node asks for; L4T has no big pages."""
 U64 = (1 << 64) - 1
 FIXED = 1
-KNOWN_FLAGS = 0x1 | 0x4 | 0x20 | 0x40 | 0x80 | 0x200 | 0xC00 | 0x1000
-R35_FLAGS = KNOWN_FLAGS | 0x10 | 0x100
-DIRECT_KIND_CTRL, TEGRA_RAW = 0x100, 0x1000
-MAPPABLE_COMPBITS = 0x40
-"""Accepted and forgotten."""
+TEGRA_RAW, MAPPABLE_COMPBITS = 0x1000, 0x40
+"""Refused, and accepted and forgotten."""
 KIND_INVALID, LAST_KIND = -1, 0xFF
 COMPRESSION_MASK = 0xFFFF
 """gm20b_fb_compression_align_mask: address and offset of a compressible mapping go together."""
@@ -97,6 +96,7 @@ class Vm:
     def unmap(self, mapping: Mapping) -> None:
         """Take a user mapping away at once, whatever its references."""
         self.pages.unmap(mapping, caller())
+        l2.invalidate()
         if not mapping.fixed:
             self.user.free(mapping.va)
 
@@ -233,9 +233,9 @@ class AsFile(File):
         read_only = self.kernel.read_only(args["dmabuf_fd"])
         access = self._access(flags, buf, read_only)
         compr, kind = args["compr_kind"], args["incompr_kind"]
-        new = Mapping(0, -(-(length or buf.size) // PAGE) * PAGE, buf, start)
+        size, kept = -(-(length or buf.size) // PAGE) * PAGE, flags & ~MAPPABLE_COMPBITS
+        new = Mapping(0, size, buf, start, flags=kept)
         new.read_only = access == READ_ONLY_ACCESS or (read_only and access == 0)
-        new.flags = flags & ~MAPPABLE_COMPBITS
         new.kind = kind if compr == KIND_INVALID else compr
         new.line, new.fixed = caller(), bool(flags & FIXED)
         old = self._same(new, offset)
@@ -265,9 +265,9 @@ class AsFile(File):
 
     def _source(self, args: Record) -> DmaBuf:
         """The dmabuf, with the checks that come before its size."""
-        flags = args["flags"]
-        if self.kernel.abi.profile == "r35" and not flags & DIRECT_KIND_CTRL:
-            raise self.refuse("profile.kinds")
+        flags, needed = args["flags"], MAP_FLAGS[self.kernel.abi.profile].needed
+        if flags & needed != needed:
+            raise self.refuse("map.direct-kind", f"{flags:#x}")
         buf = self.kernel.dmabuf(args["dmabuf_fd"], "map.badfd", "map.not-dmabuf")
         if not flags & FIXED and (args["offset"] or args["buffer_offset"] or args["mapping_size"]):
             raise self.refuse("map.not-fixed")
@@ -280,8 +280,7 @@ class AsFile(File):
             raise self.refuse("map.access", f"{access}")
         if flags & TEGRA_RAW:
             raise self.refuse("map.tegra-raw")
-        known = R35_FLAGS if self.kernel.abi.profile == "r35" else KNOWN_FLAGS
-        if flags & ~known:
+        if flags & ~MAP_FLAGS[self.kernel.abi.profile].known:
             raise self.refuse("map.flags", f"{flags:#x}")
         if not buf.allocated:
             raise self.refuse("map.unallocated")

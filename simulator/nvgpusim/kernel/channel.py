@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..abi import Record
+from ..ctxsw import Budget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..memory import PAGE, DmaBuf, Mapping
 from ..rules import KernelError
@@ -61,6 +62,7 @@ class ChannelFile(File):
         self.gone = False
         self.classes: set[int] = set()
         self.syncpoint: int | None = None
+        self.budget = Budget()
 
     def before(self, name: str) -> None:
         """A channel without references refuses everything."""
@@ -185,6 +187,8 @@ class ChannelFile(File):
             classes=self.classes,
             enabled=self.tsg.enabled,
             line=self.line,
+            context=self.tsg.context,
+            budget=self.budget,
         )
         kernel.ports[self.id] = self.port
         gpu = kernel.gpu()
@@ -291,11 +295,13 @@ class ChannelFile(File):
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT")
     def set_timeout(self, args: Record) -> None:
-        """Stored without a look."""
+        """Limit of the channel's context switch timeouts, stored without a look."""
+        self.budget.limit_ms = args["timeout"]
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_TIMEOUT_EX")
     def set_timeout_ex(self, args: Record) -> None:
-        """Stored without a look."""
+        """The same, with a flag that silences the kernel's log."""
+        self.budget.limit_ms = args["timeout"]
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_NVMAP_FD")
     def set_nvmap_fd(self, args: Record) -> None:

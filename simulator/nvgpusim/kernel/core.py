@@ -13,6 +13,7 @@ import errno
 import os
 import resource
 import select
+import signal
 import socket
 import stat
 import time
@@ -22,6 +23,7 @@ from fcntl import F_DUPFD_CLOEXEC, F_GETFL, fcntl
 from os import close as _real_close
 
 from ..abi import abi
+from ..ctxsw import WFI
 from ..gpu_api import ChannelPort, Executor, FaultReport
 from ..inject import Injector
 from ..locks import Lock
@@ -31,7 +33,6 @@ from ..report import Journal
 from ..rules import KernelError
 from .cpumaps import CpuMapping, CpuMaps
 from .file import File, Key
-from .objects import WFI
 from .usermem import UserMemory
 
 NODES = {
@@ -89,6 +90,7 @@ class Kernel:
         self.cpu_maps = CpuMaps()
         self.scheduler_locked = False
         self.default_modes = (WFI, WFI)
+        self.before_kill: Callable[[], None] = lambda: None
 
     # descriptors
 
@@ -346,6 +348,11 @@ class Kernel:
                     other.alive = False
             self.journal.rule("kill.tsg")
             self.journal.fault(report, port)
+
+    def oom_kill(self) -> None:
+        """Linux ends the process for want of memory."""
+        self.before_kill()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def forked(self) -> None:
         """In a forked child: the model is a copy, the GPU and its channels are the parent's.

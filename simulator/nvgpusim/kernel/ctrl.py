@@ -10,6 +10,7 @@ import struct
 import time
 from typing import TYPE_CHECKING, ClassVar
 
+from .. import ctxsw, l2
 from ..abi import Record
 from .file import File, handler
 from .usermode import SIZE as USERMODE_SIZE
@@ -145,7 +146,7 @@ class CtrlFile(File):
             "graphics_preemption_mode_flags": 3,
             "compute_preemption_mode_flags": 7,
             "default_graphics_preempt_mode": 1,
-            "default_compute_preempt_mode": 1,
+            "default_compute_preempt_mode": ctxsw.WFI,
             "local_video_memory_size": 0,
             "max_veid_count_per_tsg": 64,
             "max_gpfifo_entries": 1 << 28,
@@ -197,12 +198,14 @@ class CtrlFile(File):
 
     @handler("NVGPU_GPU_IOCTL_FLUSH_L2")
     def flush_l2(self, args: Record) -> None:
-        """Nothing to flush on a coherent board, but the arguments are checked."""
+        """Invalidate what the L2 keeps; nothing to flush on a coherent board."""
         if not args["l2_flush"] and not args["fb_flush"]:
             rule = "flush.invalidate" if args["l2_invalidate"] else "flush.none"
             raise self.refuse(rule)
         if args["l2_invalidate"] and not args["l2_flush"]:
             raise self.refuse("flush.invalidate")
+        if args["l2_invalidate"]:
+            l2.invalidate()
 
     @handler("NVGPU_GPU_IOCTL_GET_TPC_MASKS")
     def tpc_masks(self, args: Record) -> int:

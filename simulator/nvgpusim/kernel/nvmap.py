@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..memory import PAGE, DmaBuf
 from ..rules import KernelError
+from .available import room, take
 from .file import File, handler
 from .handles import Handle
 
@@ -115,7 +116,7 @@ class NvMapFile(File):
     @handler("NVMAP_IOC_ALLOC")
     def alloc(self, args: Record) -> None:
         """Give the handle its pages."""
-        nvmap, align, flags = self.kernel.nvmap, args["align"], args["flags"]
+        align, flags = args["align"], args["flags"]
         if align & (align - 1):
             raise self.refuse("alloc.align", f"{align:#x}")
         if not -1 <= args["numa_nid"] <= MAX_NUMNODES:
@@ -125,13 +126,14 @@ class NvMapFile(File):
         heap = mask & HEAPS
         if not heap:
             raise self.refuse("alloc.heap", f"heap_mask {mask:#x}")
-        room = nvmap.free_bytes() if self.kernel.abi.profile == "r38" else self.kernel.options.ram
-        if handle.buf.size > (room if heap & HEAP_IOVMM else CARVEOUT_SIZE):
+        if handle.buf.size > (room(self.kernel) if heap & HEAP_IOVMM else CARVEOUT_SIZE):
             raise self.refuse("alloc.ram", f"{handle.buf.size:#x} bytes")
         if handle.buf.allocated:
             raise self.refuse("alloc.twice")
         if any(mask & alone and mask & ~alone for alone in EXCLUSIVE):
             raise self.refuse("alloc.exclusive", f"heap_mask {mask:#x}")
+        if heap & HEAP_IOVMM:
+            take(self.kernel, handle.buf.size)
         try:
             handle.buf.populate(handle.fd)
         except OSError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ..ctxsw import CILP, WFI, Context
 from ..rules import KernelError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ CLASSES = COMPUTE | GRAPHICS | {
 """is_valid: GA100's 0xC6C0, 0xC6B5 and 0xC56F are not among them."""
 GRAPHICS_MODES, COMPUTE_MODES = 3, 7
 """get_supported_preemption_modes: WFI | GFXP, and WFI | CTA | CILP."""
-WFI, GFXP, CILP = 1, 2, 4
+GFXP = 2
 FLAG_GFXP, FLAG_CILP = 1 << 1, 1 << 2
 """NVGPU_ALLOC_OBJ_FLAGS_*."""
 
@@ -56,12 +57,13 @@ def check_runqueues(channel: ChannelFile, tsg: Tsg) -> None:
         raise KernelError("obj.compute-queue", f"{number:#x} beside asynchronous compute")
 
 
-class GrContext:
+class GrContext(Context):
     """The graphics context of a TSG: its preemption modes, and the spaces it is mapped in."""
 
     def __init__(self, tsg: Tsg) -> None:
+        super().__init__()
         self.tsg = tsg
-        self.graphics = self.compute = 0
+        self.graphics = 0
         self.made = False
         self.mapped: set[Vm] = set()
 

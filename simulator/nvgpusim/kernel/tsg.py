@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..abi import Record
@@ -189,7 +190,8 @@ class EventFile(File):
         """Make the fd readable: out-of-band data gives POLLPRI | POLLIN, as the driver does."""
         if not self.posted and self.peer is not None:
             self.posted = True
-            self.peer.send(b"!", socket.MSG_OOB)
+            with suppress(OSError):  # the client closes it while the GPU's thread posts
+                self.peer.send(b"!", socket.MSG_OOB)
 
     def release(self) -> None:
         """The fd is gone."""

@@ -50,6 +50,8 @@ def report(simulated: bool = False, **steps: Any) -> dict[str, Any]:
         "product_error": 0.0,
         "copy": True,
         "windows": True,
+        "sms": 16,
+        "events": True,
     }
     board = {"environment": {"board": "NVIDIA Jetson AGX Orin Developer Kit"}, "state": {}}
     return {

@@ -116,7 +116,7 @@ def _(kernel: Kernel, board: Board) -> None:
 
 @case("alloc.ram", board="nano4")
 def _(kernel: Kernel, board: Board) -> None:
-    rc.alloc(board.nvmap, rc.create(board.nvmap, 4 << 30))
+    rc.alloc(board.nvmap, rc.create(board.nvmap, 3 << 30))
     rc.alloc(board.nvmap, rc.create(board.nvmap, (4 << 30) + 1))
 
 

@@ -19,6 +19,7 @@ from nvgpusim.kernel import Kernel
 from nvgpusim.kernel.core import NODES
 from nvgpusim.memory import DmaBuf
 from nvgpusim.options import PLACES, PROFILES, Options
+from nvgpusim.rules import KernelError
 from nvgpusim.trace import NEW_FDS
 
 from .conftest import Recorder
@@ -64,7 +65,7 @@ class Life:
                 inject=("ENOMEM@*:p=0.02", "EINTR@*:p=0.02") if rng.random() < 0.3 else (),
             )
         )
-        self.kernel.make_executor = Recorder
+        self.kernel.make_executor, self.kernel.before_kill = Recorder, _spared
         self.ioctls = _ioctls(self.kernel)
         self.fds: dict[str, list[int]] = {kind: [] for kind in (*KINDS.values(), "dmabuf")}
         self.handles: list[int] = []
@@ -303,6 +304,11 @@ class Life:
         elif letter == "A" and nr in (6, 7):
             at = 16 if nr == 6 else 32
             self.vas = [*self.vas, struct.unpack_from("<Q", raw, at)[0]][-20:]
+
+
+def _spared() -> None:
+    """The OOM killer comes: the request fails instead, and the life goes on."""
+    raise KernelError("alloc.ram")
 
 
 def _pick(rng: random.Random, choices: list[int]) -> list[int]:

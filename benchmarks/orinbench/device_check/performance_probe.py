@@ -1,0 +1,227 @@
+"""What a choice of the driver is worth: `performance_probe.py OUT PROBE CHOICE SIZES [MODEL]`.
+
+Each program runs with one choice of the driver, in a process of its own, on the installed
+tinygrad. What it finds is one JSON object in the file OUT: numbers that end in a unit, or `error`.
+`performance.py` says which choices are compared and runs them in turns.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
+from orinbench.device_check.patch_probes import SIZES, prompts, tokens
+
+# Each pass reads the whole buffer, half of the L2 of an AGX Orin. tinygrad gives kernels no
+# gridDim and blockDim.
+READ_SOURCE = """
+extern "C" __global__ void read_all(float4* out, const float4* in, int n, int threads) {
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int i = blockIdx.x * 256 + threadIdx.x; i < n; i += threads) {
+    float4 v = in[i];
+    sum.x += v.x; sum.y += v.y; sum.z += v.z; sum.w += v.w;
+  }
+  out[blockIdx.x * 256 + threadIdx.x] = sum;
+}"""
+# 12 KiB of shared memory a block, of which one is small enough for the smallest split.
+SHARED_SOURCE = """
+extern "C" __global__ void __launch_bounds__(128) shared_sums(float* out, int n) {
+  __shared__ float s[3072];
+  for (int i = threadIdx.x; i < 3072; i += 128) s[i] = i;
+  __syncthreads();
+  float sum = 0;
+  for (int k = 0; k < n; k++) sum += s[(threadIdx.x * 33 + k * 129 + (int)sum) % 3072];
+  out[blockIdx.x * 128 + threadIdx.x] = sum;
+}"""
+LONG_SOURCE = """
+extern "C" __global__ void spin(int* out, int n) {
+  int x = out[0];
+  for (int i = 0; i < n; i++) x = x * 1664525 + 1013904223;
+  out[0] = x;
+}"""
+ONE = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
+# (bytes read by each choice, blocks, loops in a block, launches, rivals' seconds)
+SCALE = {"board": (2 << 20, 64, 4096, 200, 5.0), "tiny": (128 << 10, 2, 4, 2, 0.0)}
+
+
+def l2(sizes: str, model: str) -> dict[str, Any]:
+    """Read a buffer again and again that the L2 could hold."""
+    size, blocks, _, launches, _ = SCALE[sizes]
+    read, (source, out) = program(READ_SOURCE, "read_all"), buffers(size, blocks * 256 * 16)
+
+    def again() -> None:
+        sizes_of = {"global_size": (blocks, 1, 1), "local_size": (256, 1, 1)}
+        read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
+
+    again()
+    took = median(seconds_of(again) for _ in range(launches))
+    return {"read_gb_s": size / 1e9 / took}
+
+
+def shared_memory(sizes: str, model: str) -> dict[str, Any]:
+    """A kernel of which an SM holds one block or several."""
+    _, blocks, loops, launches, _ = SCALE[sizes]
+    sums, (out,) = program(SHARED_SOURCE, "shared_sums"), buffers(16 * blocks * 512)
+
+    def launch() -> None:
+        sums(out, global_size=(16 * blocks, 1, 1), local_size=(128, 1, 1), vals=(loops,))
+
+    launch()
+    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(launches))}
+
+
+def preemption(sizes: str, model: str) -> dict[str, Any]:
+    """Short launches beside a process whose launches are long; `lived` says whether both did."""
+    *_, launches, seconds = SCALE[sizes]
+    short, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
+
+    def launch() -> None:
+        short(out, **ONE, vals=(64,))
+
+    launch()
+    alone = median(seconds_of(launch) for _ in range(launches))
+    command = [sys.executable, "-m", "orinbench.device_check.performance_probe"]
+    with subprocess.Popen([*command, "-", "rival", "", sizes], text=True) as rival:
+        time.sleep(seconds / 5)
+        beside = [seconds_of(launch) for _ in range(launches)]
+        status = rival.wait()
+    worst = sorted(beside)[len(beside) * 99 // 100]
+    found = {"alone_us": 1e6 * alone, "beside_us": 1e6 * median(beside), "worst_us": 1e6 * worst}
+    return {**found, "lived": int(status == 0)}
+
+
+def rival(sizes: str, model: str) -> dict[str, Any]:
+    """Launches of about 50 ms each, for the seconds that the other process measures."""
+    *_, seconds = SCALE[sizes]
+    long, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
+    loops, until = 1 << 10, time.monotonic() + seconds
+    while time.monotonic() < until:
+        took = seconds_of(partial(long, out, **ONE, vals=(loops,)))
+        loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
+    return {}
+
+
+def rings(sizes: str, model: str) -> dict[str, Any]:
+    """Empty launches in a row: what a submit costs the host and the GPU."""
+    *_, launches, _ = SCALE[sizes]
+    short, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
+
+    def row() -> None:
+        for _ in range(launches):
+            short(out, **ONE, vals=(1,))
+
+    row()
+    return {"submit_us": 1e6 * median(seconds_of(row) for _ in range(5)) / launches}
+
+
+def copies(sizes: str, model: str) -> dict[str, Any]:
+    """Copy a buffer: by the CPU's memmove, or by a kernel from another buffer."""
+    from tinygrad import Tensor, dtypes
+
+    size, gpu = SIZES[sizes].copied, device()
+    first = Tensor.ones(size // 4, dtype=dtypes.float32).contiguous().realize()
+    host, target = memoryview(bytearray(size)), buffers(size)[0]
+
+    def copy() -> None:
+        if _made_otherwise:
+            first.clone().realize()
+        else:
+            gpu.allocator._copyin(target, host)
+
+    copy()
+    return {"copy_gb_s": size / 1e9 / median(seconds_of(copy) for _ in range(SIZES[sizes].samples))}
+
+
+def decode(sizes: str, model: str) -> dict[str, Any]:
+    """A token and a prompt, with the clock of the GPU while they run."""
+    found = {**tokens(SIZES[sizes], model), **prompts(SIZES[sizes], model)}
+    return {**found, "gpu_mhz": clock_mhz()}
+
+
+def clock_mhz() -> float | None:
+    """Return the GPU's clock by devfreq, None where there is none."""
+    for path in sorted(Path("/sys/class/devfreq").glob("17000000.*/cur_freq")):
+        return int(path.read_text()) / 1e6
+    return None
+
+
+def memory(sizes: str, model: str) -> dict[str, Any]:
+    """Take memory until the driver says that there is no more; give it back.
+
+    The reserve is 1 GiB (`TEGRA_RESERVE_MB`), so that a wrong answer leaves the board alive.
+    """
+    from tinygrad.device import BufferSpec
+
+    gpu, step, spec = device(), 256 << 20, BufferSpec(nolru=True)
+    taken, said = [], ""
+    before = gpu.iface.memory_available()
+    try:
+        while True:
+            taken.append(gpu.allocator.alloc(step, spec))
+    except MemoryError as error:
+        said = str(error.__cause__ or error)
+    left = gpu.iface.memory_available()
+    for buffer in taken:
+        gpu.allocator.free(buffer, step, spec)
+    after = gpu.iface.memory_available()
+    found = {"taken_mb": len(taken) * step >> 20, "before_mb": before >> 20, "left_mb": left >> 20}
+    given_back = int(after >= before - step)
+    return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
+
+
+_made_otherwise: list[str] = []
+
+
+def choose(choice: str) -> None:
+    """Set what the driver has no variable for, before the device opens."""
+    from tinygrad.runtime.autogen import nvgpu
+    from tinygrad.runtime.support.nv.tegra import TegraIface
+
+    if choice == "write_combined":
+        real = TegraIface._new_channel_buffer
+
+        def write_combined(self: Any, size: int) -> Any:
+            cached, nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = (
+                nvgpu.NVMAP_HANDLE_INNER_CACHEABLE,
+                nvgpu.NVMAP_HANDLE_WRITE_COMBINE,
+            )
+            try:
+                return real(self, size)
+            finally:
+                nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = cached
+
+        TegraIface._new_channel_buffer = write_combined
+    elif choice == "copy_by_a_kernel":
+        _made_otherwise.append(choice)
+    elif choice == "wait_for_idle":
+        TegraIface._share_the_gpu = lambda self, channel: None
+
+
+PROBES: dict[str, Callable[[str, str], dict[str, Any]]] = {
+    probe.__name__: probe
+    for probe in (l2, shared_memory, preemption, rival, rings, copies, decode, memory)
+}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run a probe and write what it found to the file that the first argument names ("-": no)."""
+    out, name, choice, sizes, *model = arguments
+    choose(choice)
+    try:
+        found = PROBES[name](sizes, model[0] if model else "")
+    except Exception as error:  # of a device that does not open, of a kernel that faults
+        if out == "-":
+            raise
+        found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
+    if out != "-":
+        Path(out).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""0005: a wait leaves the CPU alone, and ends when the GPU does."""
+
+from tests.patches.tegra import Tegra, tegra  # noqa: F401
+
+# Tokens of 50 ms: what the GPU waits for comes from a timer, the rest of a token takes it no time.
+TOKENS = """
+d, waits, late = Device["NV"], [], []
+released = [0.0]
+def token():
+    block = d.new_signal(value=0)
+    def release():
+        released[0] = time.perf_counter()
+        block.value = 1
+    d.hw_compute_queue_t().wait(block, 1).signal(d.timeline_signal, d.next_timeline()).submit(d)
+    threading.Timer(0.05, release).start()
+    d.timeline_signal.wait(d.timeline_value - 1)
+    late.append(time.perf_counter() - released[0])
+token()
+wall, cpu = time.perf_counter(), time.thread_time()
+for _ in range(20): token()
+wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+say(share=cpu / wall, wall=wall, late=sorted(late)[len(late) // 2], events=d.iface.has_events)
+"""
+
+
+def test_a_wait_leaves_the_cpu_alone(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(TOKENS)
+    assert run.said["wall"] > 1.0 and run.said["events"]
+    assert run.said["share"] < 0.15
+
+
+NO_EVENTS = """
+from nvgpusim.kernel.tsg import Tsg
+Tsg.post, slept, real_sleep = (lambda *args: None), [], time.sleep
+def counted(seconds):
+    slept.append(threading.current_thread() is threading.main_thread())
+    real_sleep(seconds)
+time.sleep = counted
+"""
+
+
+def test_without_events_a_wait_sleeps(tegra: Tegra) -> None:  # noqa: F811
+    # nvgpu posts to whoever listens to its TSG; a board that does not is waited for by sleeping.
+    run = tegra(NO_EVENTS + TOKENS + "say(slept=sum(slept))")
+    assert not run.said["events"] and run.said["slept"] >= 20  # at least once a token
+
+
+def test_a_short_wait_asks_the_kernel_nothing(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+d, real, slept = Device["NV"], None, []
+real = d.iface.sleep
+d.iface.sleep = lambda tm: slept.append(d.timeline_signal._sleep) or real(tm)
+d.timeline_signal._sleep(0)
+say(at_once=len(slept))
+d.timeline_signal._sleep(1)
+say(later=len(slept))
+""")
+    assert run.said == {"at_once": 0, "later": 1}

@@ -1,0 +1,28 @@
+"""Events are posted by the GPU's thread, whatever the client does with their descriptors."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from nvgpusim.kernel import Kernel
+from nvgpusim.kernel.tsg import EventFile
+
+from .rawclient import Board, call
+
+BLOCKING_SYNC = 2
+
+
+def test_an_event_closed_while_it_is_posted(kernel: Kernel) -> None:
+    board = Board()
+    fd = call(board.tsg, "T", 7, "IIiI", 1, BLOCKING_SYNC, 0, 0)[2]
+    event = kernel.lookup(fd)
+    assert isinstance(event, EventFile)
+    peer, event.peer = event.peer, socket.socket()
+    event.peer.close()  # what a sweep does between the thread's look and its post
+    event.tsg.post(BLOCKING_SYNC)
+    assert event.posted
+    event.peer = peer
+    os.close(fd)
+    kernel.sweep()
+    assert event.tsg.events == []
