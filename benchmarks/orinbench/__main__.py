@@ -1,6 +1,20 @@
-"""`python -m orinbench`."""
+"""The console script, and `python -m orinbench`."""
 
-from orinbench.cli import main
+import os
+import signal
+
+# As a shell reports Ctrl-C: 128 + SIGINT. `errors` has it too, but nothing is imported yet.
+_INTERRUPTED = 130
+
+
+def main() -> None:
+    """Import the commands, which takes a second in which Ctrl-C is silent, and run one."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    from orinbench.cli import main as run
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -1,7 +1,6 @@
 """`orinbench llama-bench`: llama.cpp's benchmark, on tinygrad's devices and llama.cpp at once."""
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,19 @@ from jetson.files import Roots
 from orinbench.board import check_textfile, textfile
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
+from orinbench.interrupts import Interrupts
 from orinbench.journal import Journal, journal_directory, lost_journals
+from orinbench.judge import pairs_needed
 from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
     Command,
     check_board,
     check_output,
+    check_processes,
     check_repetitions,
     output_options,
+    processes_option,
     run_options,
     with_options,
     write_results,
@@ -48,6 +51,10 @@ from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_de
 
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")
+# Fresh processes a backend: enough for a verdict on 25 tests at once, and for one where a process
+# in ten is an outlier. If all starts together take longer than FIT_SECONDS, there are fewer.
+PROCESSES = 10
+FIT_SECONDS = 120.0
 
 
 def _knob_options(command: Command) -> Command:
@@ -69,6 +76,7 @@ def _knob_options(command: Command) -> Command:
 @click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
 @click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
+@processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
 @click.option(
     "backends",
@@ -121,8 +129,8 @@ def llama_bench_command(**options: Any) -> int:
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk)
     lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings)
     check_contexts(lanes, models)
-    plan = Plan(lanes, plan_options.repetitions, options["seed"])
-    with Journal(journal_directory()) as journal:
+    plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
+    with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         runner = Runner(
             plan,
             [make_backend(lane, binary, options) for lane in lanes],
@@ -135,17 +143,21 @@ def llama_bench_command(**options: Any) -> int:
             cooldown=options["cooldown"],
             roots=roots,
             journal=journal,
+            interrupts=interrupts,
+            fit_seconds=None if options["processes"] else FIT_SECONDS,
+            least_processes=pairs_needed(sum(len(lane.cases) for lane in lanes[1:])),
         )
         runner.result.synthetic = synthetic
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             run = runner.run()
         except Exception:
             if any(row.samples for lane in runner.result.lanes for row in lane.rows):
                 runner.result.partial = True
                 report(runner.result, options)
+                journal.written()
             raise
         report(run, options)
+        journal.written()
     return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
 
 
@@ -158,6 +170,7 @@ class PlanOptions:
             return values or [default]
 
         self.repetitions = check_repetitions(options["repetitions"])
+        self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
         self.tests = make_tests(
             numbers(options["n_prompt"], "-p", 512),
             numbers(options["n_gen"], "-n", 128),

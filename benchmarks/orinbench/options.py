@@ -80,6 +80,20 @@ def run_options(command: Command) -> Command:
     )
 
 
+def processes_option(help_text: str) -> Callable[[Command], Command]:
+    """Return the option that says over how many fresh processes the rounds are spread."""
+    return click.option("--processes", type=click.IntRange(1), metavar="N", help=help_text)
+
+
+def check_processes(given: int | None, repetitions: int, default: int) -> int:
+    """Return the number of processes; raises BenchError for more than there are rounds."""
+    if given is not None and given > repetitions:
+        raise BenchError(
+            f"--processes {given}: there are only {repetitions} rounds; use -r {given} or more"
+        )
+    return min(given or default, repetitions)
+
+
 def check_repetitions(text: str) -> int:
     """Return the number in `-r`; raises BenchError for anything else."""
     if not text.isdecimal() or int(text) == 0:

@@ -172,11 +172,16 @@ class LanePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that one run does."""
+    """All that one run does: so many rounds, spread over so many fresh processes of each lane."""
 
     lanes: tuple[LanePlan, ...]
     repetitions: int
     seed: int
+    processes: int = 1
+
+    def process(self, round_: int) -> int:
+        """Return the process, from 0, that serves a round."""
+        return round_ * min(self.processes, self.repetitions) // self.repetitions
 
 
 @dataclass(frozen=True)
