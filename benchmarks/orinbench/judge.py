@@ -11,6 +11,7 @@ import statistics as stdlib_statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 
@@ -197,6 +198,7 @@ def student_p(t: float, degrees: int) -> float:
     return max(0.0, 1.0 - area(math.atan(t / math.sqrt(degrees))) / area(math.pi / 2))
 
 
+@lru_cache
 def student_t(p_value: float, degrees: int) -> float:
     """Return the t whose two-sided p-value this is, to a millionth of a right angle."""
     low, high = 0.0, math.pi / 2

@@ -196,9 +196,10 @@ def sample_warnings(
         warn(
             WarningKind.TOO_FEW_SAMPLES,
             f"no 95 % interval, which takes {MIN_UNITS} processes: use -r 10",
-            f"{len(values)} sample{'s' * (len(values) != 1)} of {units}",
+            f"{len(values)} sample{'s' * (len(values) != 1)} of {units} "
+            f"process{'es' * (units != 1)}",
         )
-    if odd := outliers(values):
+    if len(values) >= MIN_UNITS and (odd := outliers(values)):
         warn(
             WarningKind.OUTLIERS,
             f"some samples lie more than {OUTLIER_SIGMAS} standard deviations off",
@@ -216,9 +217,9 @@ def sample_warnings(
         wanted = math.ceil((1.96 * 1.2533 * cv / WANTED_HALF_WIDTH) ** 2)
         warn(
             WarningKind.UNSTEADY,
-            "the samples differ by much; the number behind -r in brackets would make the "
-            f"interval ± {WANTED_HALF_WIDTH:.0%}",
-            f"standard deviation {cv:.0%}, -r {wanted}",
+            "the speed differs by much from round to round; so many would make the interval "
+            f"± {100 * WANTED_HALF_WIDTH:.0f} %",
+            f"standard deviation {100 * cv:.0f} %; -r {wanted}",
         )
     if abs(trend := drift(values)) >= DRIFT_FLOOR:
         warn(
