@@ -134,6 +134,9 @@ def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk; what is left in the buffer must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise BenchError(f"standard output: cannot be written: {error.strerror}") from None
     if not options["no_history"]:
         keep(records, options["history"] or history_path())
     if options["output_err"]:  # nothing is said behind it, so that a program can read it

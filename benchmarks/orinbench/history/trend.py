@@ -137,7 +137,8 @@ def _judge(trends: Sequence[Trend]) -> None:
             if before.record["samples_ts"] and after.record["samples_ts"]:
                 noise = trend.noise_between(place - 1, place)
                 change = compare_separate(medians(after.record), medians(before.record), noise)
-                if change.verdict in (Verdict.FASTER, Verdict.SLOWER):
+                # Without noise, a step says nothing of how runs differ: it may be the noise.
+                if noise is not None and change.verdict in (Verdict.FASTER, Verdict.SLOWER):
                     trend.breaks.add(place)
                 changes.setdefault((before.run, after.run), []).append((after, change))
     for of_runs in changes.values():
