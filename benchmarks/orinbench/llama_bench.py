@@ -16,6 +16,7 @@ from orinbench.journal import Journal, journal_directory, lost_journals
 from orinbench.judge import pairs_needed
 from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.model import ModelInfo, open_model
+from orinbench.nonfinite import require_layers
 from orinbench.options import (
     Command,
     check_board,
@@ -42,6 +43,7 @@ from orinbench.plan import (
 )
 from orinbench.ranges import parse_int_list, parse_pair
 from orinbench.record import make_records
+from orinbench.reference import unsupported
 from orinbench.results import RunResult
 from orinbench.runner import Runner
 from orinbench.samples import Backend
@@ -126,6 +128,9 @@ def llama_bench_command(**options: Any) -> int:
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
     paths, synthetic = model_paths(options, talk)
     models = {path: open_model(path) for path in paths}
+    for model in models.values():
+        if unsupported(model) is None:
+            require_layers(model)
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk)
     lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings)
     check_contexts(lanes, models)

@@ -178,7 +178,9 @@ def family_share(rounds: int, seed: int) -> float:
     kind = KINDS[-1]
     claims = 0
     for _ in range(EXPERIMENTS):
-        medians = [np.exp(np.median(side_by_side(draw, kind, rounds), axis=2)) for _ in range(TESTS)]
+        medians = [
+            np.exp(np.median(side_by_side(draw, kind, rounds), axis=2)) for _ in range(TESTS)
+        ]
         judged = adjusted([compare_paired(a.tolist(), b.tolist()) for a, b in medians])
         claims += any(c.verdict in (Verdict.FASTER, Verdict.SLOWER) for c in judged)
     return 100 * claims / EXPERIMENTS

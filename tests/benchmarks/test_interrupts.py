@@ -48,7 +48,8 @@ def test_any_number_of_interrupts_keeps_the_results(
         process.send_signal(number)
         time.sleep(0.02)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    # A SIGTERM behind the last line finds nothing left to lose.
+    assert process.returncode in (130, -signal.SIGTERM), err
     (record,) = json.loads(out)
     assert record["partial"] and record["samples_ns"]
     assert "Traceback" not in err and "kept as run 1 of the history" in err

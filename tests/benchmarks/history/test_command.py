@@ -116,9 +116,7 @@ def test_compare_and_history_say_the_same(add_run: AddRun, path: Path, capsys: C
         add_run(day, milliseconds)
     said = verdicts(path)
     for before in range(1, 6):
-        orinbench(
-            "compare", str(before), str(before + 1), "--history", str(path), "-o", "json"
-        )
+        orinbench("compare", str(before), str(before + 1), "--history", str(path), "-o", "json")
         (judged,) = json.loads(capsys.readouterr().out)
         assert judged["verdict"] == said[before]
 
