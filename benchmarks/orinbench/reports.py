@@ -15,14 +15,64 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
+# What llama-bench writes where nothing was given (0.5.0, tools/llama-bench). Its own
+# compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what
+# means nothing to tinygrad stands there as llama-bench's default.
+LLAMA_DEFAULTS: Record = {
+    "cpu_info": "",
+    "gpu_info": "",
+    "backends": "",
+    "build_number": 0,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_threads": 0,
+    "cpu_mask": "0x0",
+    "cpu_strict": 0,
+    "poll": 50,
+    "type_k": "f16",
+    "type_v": "f16",
+    "n_gpu_layers": -1,
+    "n_cpu_moe": 0,
+    "split_mode": "layer",
+    "main_gpu": 0,
+    "no_kv_offload": 0,
+    "flash_attn": 0,
+    "devices": "auto",
+    "tensor_split": "0.00",
+    "tensor_buft_overrides": "none",
+    "use_mmap": 1,
+    "embeddings": 0,
+    "no_op_offload": 0,
+    "no_host": 0,
+}
+
+
+def as_llama_bench(record: Record) -> Record:
+    """Return a record as llama.cpp's own tools read it: nothing null that they compare by.
+
+    The commit of a patched tinygrad is its series' hash, which is all that differs between two.
+    """
+    if record["benchmark"] != "llama-bench":
+        return record
+    whole = {
+        name: LLAMA_DEFAULTS.get(name) if value is None else value for name, value in record.items()
+    }
+    if (series := (record["environment"] or {}).get("tinygrad_series")) and str(
+        record["backend"]
+    ).startswith("tinygrad"):
+        whole["build_commit"] = series
+    return whole
+
+
 def render_json(records: Sequence[Record]) -> str:
     """Return one array."""
-    return json.dumps(list(records), indent=2, ensure_ascii=False) + "\n"
+    plain = [as_llama_bench(record) for record in records]
+    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def render_jsonl(records: Sequence[Record]) -> str:
     """Return one object a line."""
-    return "".join(to_json(record) + "\n" for record in records)
+    return "".join(to_json(as_llama_bench(record)) + "\n" for record in records)
 
 
 def render_csv(records: Sequence[Record]) -> str:
@@ -30,7 +80,8 @@ def render_csv(records: Sequence[Record]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(FIELDS)
-    writer.writerows([_cell(record[field]) for field in FIELDS] for record in records)
+    plain = [as_llama_bench(record) for record in records]
+    writer.writerows([_cell(record[field]) for field in FIELDS] for record in plain)
     return text.getvalue()
 
 
@@ -39,7 +90,7 @@ def render_sql(records: Sequence[Record]) -> str:
     columns = ",\n".join(f'  "{name}" {kind}' for name, kind in FIELDS.items())
     names = ", ".join(f'"{name}"' for name in FIELDS)
     lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
-    for record in records:
+    for record in map(as_llama_bench, records):
         values = ", ".join(_sql(record[field]) for field in FIELDS)
         lines.append(f"INSERT INTO llama_bench ({names}) VALUES ({values});\n")
     return "\n".join(lines)

@@ -40,6 +40,52 @@ def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:
     assert array[0]["samples_ts"] == [3200.0] * 6
 
 
+# The fields by which llama.cpp's scripts/compare-llama-bench.py joins two commits.
+JOINED = (
+    *(
+        "cpu_info",
+        "gpu_info",
+        "backends",
+        "n_gpu_layers",
+        "tensor_buft_overrides",
+        "model_filename",
+    ),
+    *("model_type", "n_batch", "n_ubatch", "embeddings", "cpu_mask", "cpu_strict", "poll"),
+    *("n_threads", "type_k", "type_v", "use_mmap", "no_kv_offload", "split_mode", "main_gpu"),
+    *("tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth"),
+)
+
+
+@pytest.mark.parametrize("form", ["sql", "json", "jsonl"])
+def test_llama_cpps_own_comparison_joins_our_rows(form: str, recorded_run: Build) -> None:
+    """Two series of patches, one after the other, as compare-llama-bench.py reads them."""
+    records = []
+    for series in ("0123456789ab", "ba9876543210"):
+        run = recorded_run({"tinygrad:CUDA": {PP: [10.0] * 6, TG: [8.0] * 6}})
+        run.lanes[0].identity = replace(run.lanes[0].identity, n_threads=None, device="CUDA")  # type: ignore[type-var]
+        run.environment = replace(run.environment, tinygrad_series=series)
+        records += records_of(run)
+    database = sqlite3.connect(":memory:")
+    if form == "sql":
+        database.executescript(render_sql(records))
+    else:
+        text = RENDERERS[form](records)
+        rows = json.loads(text) if form == "json" else map(json.loads, text.splitlines())
+        names = (*JOINED, "build_commit", "avg_ts", "test_time")
+        database.execute(f"CREATE TABLE llama_bench ({', '.join(names)})")
+        for row in rows:
+            values = [row[name] for name in names]
+            database.execute(
+                f"INSERT INTO llama_bench VALUES ({', '.join('?' * len(names))})", values
+            )
+    equal = " AND ".join(f"a.{name} = b.{name}" for name in JOINED)
+    joined = database.execute(
+        f"SELECT a.n_prompt, a.avg_ts, b.avg_ts FROM llama_bench a JOIN llama_bench b ON {equal}"
+        " AND a.build_commit = '0123456789ab' AND b.build_commit = 'ba9876543210'"
+    ).fetchall()
+    assert sorted(joined) == [(0, 2000.0, 2000.0), (32, 3200.0, 3200.0)]
+
+
 def test_csv_has_the_schemas_columns_and_json_cells(recorded_run: Build) -> None:
     records = records_of(recorded_run(BOTH))
     rows = list(csv.DictReader(io.StringIO(render_csv(records))))

@@ -129,7 +129,7 @@ def test_warnings_are_typed_and_say_what_was_seen() -> None:
     # (1.96 * 1.2533 * 0.316 / 0.05) squared.
     assert kinds[WarningKind.UNSTEADY].detail == "standard deviation 32 %; -r 241"
     odd = sample_warnings([100.0, 101.0, 99.0, 100.0, 100.5, 60.0])
-    assert [(w.kind, w.detail) for w in odd][0] == (WarningKind.OUTLIERS, "1 of 6")
+    assert (odd[0].kind, odd[0].detail) == (WarningKind.OUTLIERS, "1 of 6")
     assert sample_warnings([100.0, 100.1, 99.9, 100.05, 99.95, 100.0]) == []
     (both,) = sample_warnings([100.0, 95.0, 100.1, 95.1, 99.9, 94.9, 100.0, 95.0])
     assert (both.kind, both.detail) == (WarningKind.TWO_SPEEDS, "about 95 and 100")
