@@ -29,6 +29,13 @@ from orinbench.options import (
     with_options,
     write_results,
 )
+from orinbench.parity import (
+    WholeFlags,
+    check_passed_on,
+    list_devices,
+    parity_options,
+    passed_on,
+)
 from orinbench.plan import (
     BACKEND_NAMES,
     KNOBS,
@@ -71,7 +78,7 @@ def _knob_options(command: Command) -> Command:
     )
 
 
-@click.command("llama-bench", context_settings={"max_content_width": 100})
+@click.command("llama-bench", cls=WholeFlags, context_settings={"max_content_width": 100})
 @click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s).")
 @click.option("n_prompt", "-p", "--n-prompt", multiple=True, metavar="LIST", help="[512]")
 @click.option("n_gen", "-n", "--n-gen", multiple=True, metavar="LIST", help="[128]")
@@ -108,8 +115,7 @@ def _knob_options(command: Command) -> Command:
     help="write the figures for node_exporter's textfile collector",
 )
 @run_options
-@click.option("--numa", metavar="MODE", help="passed to llama.cpp")
-@click.option("--prio", metavar="N", help="passed to llama.cpp")
+@parity_options
 @_knob_options
 def llama_bench_command(**options: Any) -> int:
     """Measure prompt processing (pp) and text generation (tg), as llama.cpp's llama-bench.
@@ -117,7 +123,11 @@ def llama_bench_command(**options: Any) -> int:
     LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
+    if options["list_devices"]:
+        click.echo(list_devices(find_llama_bench(options["llama_bench"])))
+        return 0
     check_output(options)
+    check_passed_on(options)
     plan_options = PlanOptions(options)
     roots = Roots()
     check_board(options, roots)
@@ -265,8 +275,7 @@ def make_backend(plan: LanePlan, binary: Path | None, options: dict[str, Any]) -
         return TinygradBackend(plan, cold, options["timeout"], options["verbose"])
     assert binary is not None
     extra = ["--no-warmup"] if options["no_warmup"] else []
-    for flag in ("numa", "prio"):
-        extra += [f"--{flag}", options[flag]] if options[flag] is not None else []
+    extra += passed_on(options)
     return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"])
 
 
@@ -296,4 +305,5 @@ def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[st
             or (knob.field == "n_ubatch" and fused)
         )
     ]
-    return flags + [f"--{name} {options[name]}" for name in ("numa", "prio") if options[name]]
+    words = iter(passed_on(options))
+    return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

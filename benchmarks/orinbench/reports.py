@@ -44,6 +44,8 @@ LLAMA_DEFAULTS: Record = {
     "embeddings": 0,
     "no_op_offload": 0,
     "no_host": 0,
+    "fit_target": 0,
+    "fit_min_ctx": 0,
 }
 
 

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -134,7 +135,22 @@ def test_nothing_opens_is_exit_code_2(
         (["-p", "100000"], "pp100000 needs a context of 100000 tokens;"),
         (["--llama-bench", "/nowhere"], "--llama-bench /nowhere: no such file"),
         (["-m", "/nowhere.gguf"], "/nowhere.gguf: "),
-        (["--nonsense"], "No such option"),
+        (["--nonsense"], "No such option '--nonsense'"),
+        (["-rpcx"], "No such option '-rpcx'"),
+        (["-r5"], "No such option '-r5'"),
+        (["-hf", "a/b"], "-hf a/b: orinbench downloads nothing"),
+        (["-hff", "x.gguf"], "-hff x.gguf: orinbench downloads nothing"),
+        (["-hft", "x"], "-hft x: orinbench downloads nothing"),
+        (["-rpc", "host"], "-rpc host: 'host' is no HOST:PORT"),
+        (["--numa", "x"], "--numa x: there are distribute, isolate, numactl"),
+        (["--prio", "9"], "--prio 9: not a priority"),
+        (["-fa", "maybe"], "-fa maybe: 'maybe' is none of on, off, auto, 0, 1"),
+        (["-sm", "x"], "-sm x: 'x' is none of none, layer, row, tensor"),
+        (["-ctk", "q9"], "-ctk q9: 'q9' is none of f32, f16, bf16,"),
+        (["-nkvo", "2"], "-nkvo 2: 2 is too large; the most is 1"),
+        (["--poll", "101"], "--poll 101: 101 is too large; the most is 100"),
+        (["-C", "zz"], "-C zz: 'zz' is no number in hexadecimal"),
+        (["-ts", "1/x"], "-ts 1/x: '1/x' is no list of shares"),
         (["--delay", "-1"], "Invalid value for '--delay'"),
         (["-p"], "Option '-p' requires an argument"),
         (["--require", "cold"], "--require cold: no condition is called 'cold': there are maxn"),
@@ -149,6 +165,25 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert captured.out == ""
     (line,) = captured.err.splitlines()
     assert line.startswith(f"orinbench: {says}")
+
+
+def test_devices_and_versions_are_listed(
+    fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_llama_bench.write_text("#!/bin/sh\necho 'Available devices:'\necho '  CUDA0: H200'\n")
+    reasons = {"NV": "no GPU"}
+    monkeypatch.setattr("orinbench.parity.probe_device", reasons.get)
+    assert run("--list-devices", "--llama-bench", str(fake_llama_bench)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "tinygrad:NV: does not open: no GPU",
+        "tinygrad:CUDA: opens",
+        "tinygrad:CPU: opens",
+        "llama.cpp:",
+        "  Available devices:",
+        "  CUDA0: H200",
+    ]
+    assert run("--version") == 0
+    assert re.match(r"orinbench \d+\.\d+.*\ntinygrad 0\.13\.0", capsys.readouterr().out)
 
 
 def test_an_unknown_backend_lists_what_there_is_and_why_not(
@@ -398,7 +433,11 @@ def test_a_killed_run_is_told_of_at_the_next_start(
 
 
 def test_flags_that_the_fused_path_ignores_are_said() -> None:
-    given: dict[str, Any] = {knob.field: () for knob in KNOBS} | {"numa": None, "prio": None}
+    given: dict[str, Any] = {knob.field: () for knob in KNOBS} | {
+        "numa": None,
+        "prio": None,
+        "rpc": None,
+    }
     given["n_ubatch"] = ("64",)
     assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ub 64"]
     assert llama_bench.ignored_flags("tinygrad:CUDA", False, given) == []

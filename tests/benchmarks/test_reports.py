@@ -52,7 +52,8 @@ JOINED = (
     ),
     *("model_type", "n_batch", "n_ubatch", "embeddings", "cpu_mask", "cpu_strict", "poll"),
     *("n_threads", "type_k", "type_v", "use_mmap", "no_kv_offload", "split_mode", "main_gpu"),
-    *("tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth"),
+    *("tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth", "n_cpu_moe"),
+    *("fit_target", "fit_min_ctx"),
 )
 
 
