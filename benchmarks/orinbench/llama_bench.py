@@ -9,6 +9,7 @@ import click
 
 from jetson.files import Roots
 from orinbench.board import check_textfile, textfile
+from orinbench.compiler import compiler_note
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
 from orinbench.interrupts import Interrupts
@@ -136,6 +137,8 @@ def llama_bench_command(**options: Any) -> int:
     talk = make_talk(options["progress"])
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
+    if note := compiler_note(os.environ):
+        talk.line(note)
     paths, synthetic = model_paths(options, talk)
     models = {path: open_model(path) for path in paths}
     for model in models.values():

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from jetson.files import Roots
+from orinbench.compiler import compiler_note
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.journal import Journal, journal_directory
@@ -128,6 +129,8 @@ def measure(selection: Selection, options: Mapping[str, Any], save: Path | None 
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         settings = replace(settings, interrupts=interrupts, journal=journal)
         try:
+            if note := compiler_note(os.environ):
+                make_talk(False).line(note)
             devices = choose_devices(given["devices"], make_talk(given["progress"]))
             run_suite(
                 selection,
