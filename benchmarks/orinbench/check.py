@@ -89,8 +89,8 @@ class Verdict:
         swapped = f" ({self.forgiven} within the error)" if self.forgiven else ""
         engine = f"{self.engine} (fused kernels)" if self.fused else self.engine
         found = (
-            f"{engine}: {self.quantity} off by {self.relative_error:.1e} of their spread "
-            f"(tolerance {self.tolerance:.1e}, {self.arithmetic}), "
+            f"{engine}: {self.quantity} off by {percent(self.relative_error)} of their spread "
+            f"(allowed {percent(self.tolerance)}: {self.arithmetic}), "
             f"at most {self.max_abs_error:.1e}{kl}; "
             f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}"
         )
@@ -155,6 +155,11 @@ def run_check(
         limit = tolerance(model, arithmetic)
         verdicts.append(judge(candidate.name, generations, wanted, arithmetic, limit))
     return CheckReport(str(model.path), seed, tuple(verdicts))
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, in two digits."""
+    return f"{100 * share:.2g} %" if share < 10 else f"{share:.0f} times"
 
 
 def broken(candidate: Candidate, generations: Sequence[Generation], fault: str) -> Verdict:

@@ -301,8 +301,8 @@ def row_warnings(
         found.append(
             BenchWarning(
                 WarningKind.BUSY_MACHINE,
-                "other work ran on the machine when the run began, load average "
-                f"{environment.load_average:.1f} on {environment.cpu_count} CPUs",
+                "other work ran on the machine when the run began",
+                f"load average {environment.load_average:.1f} on {environment.cpu_count} CPUs",
             )
         )
     if compiled := sum(sample.kernels_compiled for sample in row.samples):

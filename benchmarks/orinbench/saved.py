@@ -59,6 +59,8 @@ def load_results(path: Path) -> list[Record]:
 
 
 def _read(path: Path) -> str:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise BenchError(f"{path}: is a pipe or a device; a result is a file")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BenchError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no result is")

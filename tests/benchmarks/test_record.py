@@ -150,7 +150,7 @@ def test_a_busy_machine_is_said_to_be_one(recorded_run: Build) -> None:
     for record in make_records(run):
         (warning,) = record["warnings"]
         assert warning["kind"] == "busy_machine"
-        assert warning["text"].endswith("load average 1.1 on 4 CPUs")
+        assert warning["detail"] == "load average 1.1 on 4 CPUs"
     run.environment = replace(run.environment, load_average=0.9)
     assert not any(record["warnings"] for record in make_records(run))
 

@@ -112,15 +112,31 @@ def test_sql_fills_a_table(recorded_run: Build) -> None:
     assert len(rows) == 4
 
 
-def test_the_table_has_aligned_rows_and_llama_benchs_columns(recorded_run: Build) -> None:
-    table = [line for line in render_md(records_of(recorded_run(BOTH))).splitlines() if "|" in line]
+def header_of(text: str) -> list[str]:
+    return [cell.strip() for cell in text.splitlines()[0].split("|")[1:-1]]
+
+
+def test_the_whole_table_has_aligned_rows_and_llama_benchs_columns(recorded_run: Build) -> None:
+    text = render_md(records_of(recorded_run(BOTH)), whole=True)
+    table = [line for line in text.splitlines() if "|" in line]
     assert len(table) == 6
     assert len({len(line) for line in table}) == 1
-    header = [cell.strip() for cell in table[0].split("|")[1:-1]]
+    header = header_of(text)
     assert header[:4] == ["model", "size", "params", "backend"]
     assert header[4:7] == ["threads", "test", "t/s"]
     first = [cell.strip() for cell in table[2].split("|")[1:-1]]
     assert first[3:9] == ["tinygrad:CPU", "2", "pp32", "3200.00 ± 0.00", "3200.00", first[8]]
+
+
+def test_the_table_fits_100_columns(recorded_run: Build) -> None:
+    """With the longest names and settings that differ, and figures of five digits."""
+    fast = {"tinygrad:CUDA:PTX": {PP: [0.1, 0.11] * 4}, "llama.cpp": {PP: [0.2, 0.21] * 4}}
+    text = render_md(records_of(recorded_run(fast)))
+    table = [line for line in text.splitlines() if "|" in line]
+    assert header_of(text)[0] == "backend" and "t/s, median" in header_of(text)
+    assert max(map(len, table)) <= 100 and len({len(line) for line in table}) == 1
+    assert "- Model: llama ?B Q6_K, " in text
+    assert "8 fresh processes of each backend" in text.replace("6 rounds", "")
 
 
 def test_the_notes_say_what_the_figures_mean(recorded_run: Build) -> None:
@@ -160,7 +176,7 @@ def test_failed_and_interrupted_rows(recorded_run: Build) -> None:
     )
     text = render_md(records_of(run))
     assert "failed" in text and "- tinygrad:NV tg16 failed: no device." in text
-    assert "32000.00 ± 0.00 (partial)" in text
+    assert "32000.00 (partial)" in text
     assert "not run" in text
     assert "- Interrupted: the figures above are those measured until then." in text
 
