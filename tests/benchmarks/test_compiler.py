@@ -1,5 +1,6 @@
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,23 @@ def test_ziglangs_clang_compiles_as_tinygrad_calls_it(tmp_path: Path) -> None:
 def test_only_a_missing_clang_gets_the_hint() -> None:
     assert "ziglang" in compiler_hint("FileNotFoundError: No such file or directory: 'clang'")
     assert compiler_hint("RuntimeError: clang crashed") == "RuntimeError: clang crashed"
+
+
+@pytest.mark.parametrize("system", ["an old clang", "none"])
+def test_bf16_runs_on_the_cpu_whatever_clang_is_there(tmp_path: Path, system: str) -> None:
+    """The two ways in which a fresh machine comes."""
+    pytest.importorskip("ziglang")
+    folders = [f for f in os.environ["PATH"].split(os.pathsep) if not Path(f, "clang").exists()]
+    if system == "an old clang":
+        clang_in(tmp_path / "old", "cat > /dev/null; echo 'error: __bf16' >&2; exit 1")
+        folders.insert(0, str(tmp_path / "old"))
+    place = {"XDG_STATE_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "orinbench", "matmul", "--sizes", "64", "--dtype", "bf16",
+         "--device", "CPU", "-r", "1", "--no-roofline"],
+        env=os.environ | place | {"PATH": os.pathsep.join(folders)},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bf16 64x64x64" in done.stdout
+    assert ("ziglang's clang is used" in done.stderr) == (system == "an old clang")
