@@ -15,7 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from orinbench.ranks import RankTest, rank_sum, signed_rank
+from orinbench.ranks import Floats, RankTest, rank_sum, signed_rank
 
 SIGNIFICANCE = 0.05
 # Of n samples, the chance that all lie on one side of the median is 2 / 2^n: the least n that
@@ -211,7 +211,7 @@ def student_t(p_value: float, degrees: int) -> float:
     return math.sqrt(degrees) * math.tan(low)
 
 
-def change_points(medians: Sequence[float], tests: int = 1, seed: int = 0) -> list[int]:
+def change_points(medians: Sequence[float] | Floats, tests: int = 1, seed: int = 0) -> list[int]:
     """Return the indices from which on a series of runs (medians above 0) has another level.
 
     Pettitt's rank test, its p-value by permutation, splits the series where it finds a change, and
@@ -230,7 +230,7 @@ def change_points(medians: Sequence[float], tests: int = 1, seed: int = 0) -> li
 
 
 def _change_point(
-    medians: Sequence[float], significance: float, seed: int, draws: int = 10_000
+    medians: Sequence[float] | Floats, significance: float, seed: int, draws: int = 10_000
 ) -> int | None:
     n = len(medians)
     if n < MIN_UNITS:
@@ -247,7 +247,7 @@ def _change_point(
     return int(sums.argmax()) + 1 if p_value < significance else None
 
 
-def slope(medians: Sequence[float]) -> float:
+def slope(medians: Sequence[float] | Floats) -> float:
     """Return Theil and Sen's slope of a series of at least two: the share a run grows by."""
     logs = np.log(np.asarray(medians, dtype=np.float64))
     pairs = itertools.combinations(range(len(logs)), 2)

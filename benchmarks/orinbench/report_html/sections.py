@@ -495,7 +495,8 @@ def _method(records: Sequence[Record]) -> list[Section]:
             lines.append(f"Not timed: {record['excluded']}.")
     lines += [f"Timed {what}." for what in included_notes(records)]
     lines.append(
-        "Medians with 95 % bootstrap intervals, whose unit is the process. A verdict takes p < 0.05 "
-        "of a rank test of the processes' medians, after Holm's correction for all tests of the run."
+        "Medians with 95 % bootstrap intervals, whose unit is the process. A verdict takes "
+        "p < 0.05 of a rank test of the processes' medians, after Holm's correction for all tests "
+        "of the run."
     )
     return [Section("method", "How it was measured", lines=list(dict.fromkeys(lines)))]
