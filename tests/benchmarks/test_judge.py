@@ -212,7 +212,7 @@ def test_steps_and_creeps_are_change_points() -> None:
     assert change_points(100 * noise) == []
     step = np.where(np.arange(15) < 9, 100.0, 93.0) * noise
     assert change_points(step) == [9]
-    creep = 100 * (1 - 0.004) ** np.arange(15) * noise
+    creep = np.asarray(100 * (1 - 0.004) ** np.arange(15) * noise, np.float64)
     assert change_points(creep)
     assert slope(creep) == pytest.approx(-0.004, abs=5e-4)
     assert change_points([100.0, 90.0, 80.0]) == []
