@@ -52,6 +52,7 @@ def test_results_go_to_stdout_and_talk_to_stderr(
     records = [json.loads(line) for line in captured.out.splitlines()]
     assert [record["test"] for record in records] == ["pp8", "pp16", "tg4"]
     assert all(record["samples_ns"] == [1_000_000] * 2 for record in records)
+    assert all(record["synthetic"] for record in records)  # the file says so, whoever named it
     assert "orinbench: 2 rounds of 3 tests, spread over 2 fresh processes" in captured.err
     table = captured.err[captured.err.index('"build_commit"') :]
     rows = list(csv.DictReader(io.StringIO(table)))

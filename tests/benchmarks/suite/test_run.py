@@ -73,6 +73,10 @@ class FakeSuiteBackend:
         ns = (4 if self.device == "CPU" else 2) * 1_000_000 + round_
         return Sample(round_, ns, 1 << 20, 2 << 20, extra={"p50_us": 1.0 + round_})
 
+    def renew(self) -> float | None:
+        self._note("renew")
+        return None
+
     def close(self) -> None:
         self.log.append(f"{self.device} close")
 
@@ -92,7 +96,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSuiteBackend]:
 def measured(
     selection: dict[str, dict[str, str]], devices: list[str], **settings: Any
 ) -> list[Record]:
-    defaults: dict[str, Any] = {"repetitions": 6}
+    defaults: dict[str, Any] = {"repetitions": 6, "processes": 6}
     result = run_suite(selection, devices, Settings(**(defaults | settings)), PlainTalk)
     return result.records
 
