@@ -233,7 +233,7 @@ class Runner:
 
     def _fit(self) -> None:
         """Take fewer processes if they would take too long, and say how long the rest takes."""
-        rows = [row for lane in self.result.lanes for row in lane.rows]
+        rows = [row for lane in self.result.lanes for row in lane.rows if row.left_out is None]
         repetition_s = sum(row.warm_up.repetition_s for row in rows if row.warm_up)
         start_s = sum(
             (lane.first_tokens_s[0] if lane.first_tokens_s else 0.0)
@@ -256,7 +256,7 @@ class Runner:
             + fewer
             * (processes < planned),
             seconds + start_s * (processes - 1),
-            self._steps() - 4 * len(self.plan.lanes) - len(rows),
+            len(rows) * self.plan.repetitions + len(self.plan.lanes) * (processes - 1),
         )
 
     def _renew(self, process: int) -> None:
