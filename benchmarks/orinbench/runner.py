@@ -66,7 +66,7 @@ class Runner:
         fit_seconds: float | None = None,
         least_processes: int = 1,
     ) -> None:
-        self.plan = plan
+        self.plan = plan = replace(plan, processes=min(plan.processes, plan.repetitions))
         self.backends = backends
         self.talk = talk
         self.gate = gate
