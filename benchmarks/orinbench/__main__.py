@@ -13,7 +13,11 @@ def main() -> None:
     from orinbench.cli import main as run
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    try:
+        run()
+    finally:  # the exit code is known, and Python takes a moment to end
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 if __name__ == "__main__":
