@@ -10,7 +10,11 @@ from gguf.quants import dequantize
 from orinbench.errors import BenchError
 from orinbench.greedy import Generation
 from orinbench.model import ModelInfo, TensorInfo
-from orinbench.reference import Array, Reference, unsupported
+from orinbench.reference import Reference, unsupported
+from orinbench.reference_rope import Array
+from orinllm.arch import config_of
+from orinllm.errors import BadInput
+from orinllm.gguf import GGUF
 
 _CHUNK_WEIGHTS = 4 << 20
 # The largest number that half precision holds; engines compute in it.
@@ -83,8 +87,8 @@ class Watch(Reference):
                 return self._found
         return ""
 
-    def _linear(self, x: Array, name: str) -> Array:
-        return self._watched(super()._linear(x, name), f"{name}.weight")
+    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+        return self._watched(super()._linear(x, name, expert), f"{name}.weight")
 
     def _norm(self, x: Array, name: str) -> Array:
         return self._watched(super()._norm(x, name), name)
@@ -103,35 +107,8 @@ class Watch(Reference):
 
 def require_layers(model: ModelInfo) -> None:
     """Raise BenchError for a tensor that is missing or that does not fit the metadata."""
-    q, kv = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    n_ff = int(model.metadata.get(f"{model.architecture}.feed_forward_length", 0))
-    shapes: dict[str, tuple[int | None, ...]] = {"output_norm.weight": (model.n_embd,)}
-    shapes["token_embd.weight"] = (None, model.n_embd)
-    for layer in range(model.n_layers):
-        shapes |= {
-            f"blk.{layer}.{name}.weight": shape
-            for name, shape in (
-                ("attn_norm", (model.n_embd,)),
-                ("attn_q", (q, model.n_embd)),
-                ("attn_k", (kv, model.n_embd)),
-                ("attn_v", (kv, model.n_embd)),
-                ("attn_output", (model.n_embd, q)),
-                ("ffn_norm", (model.n_embd,)),
-                ("ffn_gate", (n_ff or None, model.n_embd)),
-                ("ffn_up", (n_ff or None, model.n_embd)),
-                ("ffn_down", (model.n_embd, n_ff or None)),
-            )
-        }
-    for name, shape in shapes.items():
-        tensor = model.tensors.get(name)
-        if tensor is None:
-            raise BenchError(f"{model.path}: has no tensor {name}; write or download it again")
-        if len(tensor.shape) != len(shape) or any(
-            want is not None and have != want
-            for have, want in zip(tensor.shape, shape, strict=True)
-        ):
-            wanted = " x ".join("any" if size is None else str(size) for size in shape)
-            raise BenchError(
-                f"{model.path}: tensor {name} has the shape {tensor.shape}; the metadata says "
-                f"{wanted}"
-            )
+    gguf = GGUF.open(model.path)
+    try:
+        config_of(gguf.metadata, gguf.tensors, gguf.vector)
+    except BadInput as error:
+        raise BenchError(f"{model.path}: {error}") from None
