@@ -104,18 +104,18 @@ KINDS: dict[str, tuple[Corrupt, int, str]] = {
     "cut in the header": (cut(0.003), 2, "damaged or truncated in the GGUF header"),
     "another magic": (replace(b"GGUF", b"GGML"), 2, "not a GGUF file"),
     "a missing tensor": (
-        replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"), 2, "no tensor blk.1.ffn_up"),
+        replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"), 2, "tensor blk.1.ffn_up.weight is missing"),
     "a missing norm": (
-        replace(b"output_norm.weight", b"output_nope.weight"), 2, "no tensor output_norm"),
-    "more layers": (number("llama.block_count", struct.pack("<I", 3)), 2, "no tensor blk.2."),
+        replace(b"output_norm.weight", b"output_nope.weight"), 2, "tensor output_norm.weight is missing"),
+    "more layers": (number("llama.block_count", struct.pack("<I", 3)), 2, "tensor blk.2.attn_norm.weight is missing"),
     "no layers": (number("llama.block_count", struct.pack("<I", 0)), 2, "block_count is 0"),
     "more heads": (number("llama.attention.head_count", struct.pack("<I", 8)), 2, "has the shape"),
     "a wider model": (number("llama.embedding_length", struct.pack("<I", 256)), 2, "has the shape"),
     "NaN for an epsilon": (
-        number("llama.attention.layer_norm_rms_epsilon", struct.pack("<f", np.nan)), 3,
-        "blk.0.attn_norm.weight"),
+        number("llama.attention.layer_norm_rms_epsilon", struct.pack("<f", np.nan)), 2,
+        "layer_norm_rms_epsilon is nan"),
     "NaN for a frequency": (
-        number("llama.rope.freq_base", struct.pack("<f", np.nan)), 3, "blk.0.attn_output"),
+        number("llama.rope.freq_base", struct.pack("<f", np.nan)), 2, "rope.freq_base is nan"),
 }  # fmt: skip
 
 
