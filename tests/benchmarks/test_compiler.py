@@ -1,19 +1,57 @@
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from orinbench.compiler import compiler_hint, compiler_path
+from orinbench.compiler import PROBE, compiler_hint, compiler_note, compiler_path, compiles
 
 
-def test_a_compiler_that_is_there_is_left_alone(tmp_path: Path) -> None:
-    clang = tmp_path / "clang"
-    clang.write_text("#!/bin/sh\n")
+def clang_in(folder: Path, script: str) -> Path:
+    """A clang on a PATH of its own."""
+    folder.mkdir(exist_ok=True)
+    clang = folder / "clang"
+    clang.write_text(f"#!/bin/sh\n{script}\n")
     clang.chmod(0o755)
+    return clang
+
+
+def test_a_compiler_that_can_is_left_alone(tmp_path: Path) -> None:
+    clang_in(tmp_path, "cat > /dev/null; printf '\\177ELF'")
     assert compiler_path(tmp_path / "bin", {"PATH": str(tmp_path)}) == {}
+    assert compiler_note({"PATH": str(tmp_path)}) is None
     assert compiler_path(tmp_path / "bin", {"PATH": "/nowhere", "CC": "gcc"}) == {}
     assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["cat > /dev/null; echo \"error: '__bf16'\" >&2; exit 1", "cat > /dev/null; echo no ELF"],
+)
+def test_a_compiler_that_cannot_is_passed_over_and_told(tmp_path: Path, script: str) -> None:
+    pytest.importorskip("ziglang")
+    clang = clang_in(tmp_path / "old", script)
+    variables = compiler_path(tmp_path / "bin", {"PATH": str(clang.parent)})
+    assert variables["PATH"].split(os.pathsep)[0] == str(tmp_path / "bin")
+    note = compiler_note({"PATH": str(clang.parent)})
+    assert note is not None and note.startswith(f"{clang} compiles no bfloat16 for this CPU")
+    assert "ziglang's clang is used" in note
+    assert compiler_path(tmp_path / "bin", {"PATH": str(clang.parent), "CC": "clang"}) == {}
+
+
+def test_what_the_probe_asks_for_ziglangs_clang_can(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    compiler_path(tmp_path, {"PATH": "/nowhere"})
+    assert compiles(str(tmp_path / "clang"))
+    assert b"__bf16" in PROBE
+
+
+def test_debians_clang_14_cannot() -> None:
+    old = Path("/usr/lib/llvm-14/bin/clang")
+    if not old.exists():
+        pytest.skip("no clang 14 here: apt-get install clang-14")
+    assert not compiles(str(old))
 
 
 def test_without_clang_and_ziglang_nothing_is_pretended(
@@ -25,9 +63,8 @@ def test_without_clang_and_ziglang_nothing_is_pretended(
 
 def test_ziglangs_clang_compiles_as_tinygrad_calls_it(tmp_path: Path) -> None:
     pytest.importorskip("ziglang")
-    variables = compiler_path(tmp_path / "a dir", {"PATH": "/usr/bin:/bin"})
-    if not variables:
-        pytest.skip("this machine has a clang in /usr/bin")
+    variables = compiler_path(tmp_path / "a dir", {"PATH": "/nowhere"})
+    variables["PATH"] += f"{os.pathsep}/usr/bin:/bin"
     assert variables["PATH"].startswith(f"{tmp_path / 'a dir'}{os.pathsep}")
     done = subprocess.run(
         ["clang", "-c", "-x", "c", "-O2", "-ffreestanding", "-nostdlib", "-", "-o", "-"],
@@ -44,3 +81,23 @@ def test_ziglangs_clang_compiles_as_tinygrad_calls_it(tmp_path: Path) -> None:
 def test_only_a_missing_clang_gets_the_hint() -> None:
     assert "ziglang" in compiler_hint("FileNotFoundError: No such file or directory: 'clang'")
     assert compiler_hint("RuntimeError: clang crashed") == "RuntimeError: clang crashed"
+
+
+@pytest.mark.parametrize("system", ["an old clang", "none"])
+def test_bf16_runs_on_the_cpu_whatever_clang_is_there(tmp_path: Path, system: str) -> None:
+    """The two ways in which a fresh machine comes."""
+    pytest.importorskip("ziglang")
+    folders = [f for f in os.environ["PATH"].split(os.pathsep) if not Path(f, "clang").exists()]
+    if system == "an old clang":
+        clang_in(tmp_path / "old", "cat > /dev/null; echo 'error: __bf16' >&2; exit 1")
+        folders.insert(0, str(tmp_path / "old"))
+    place = {"XDG_STATE_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "orinbench", "matmul", "--sizes", "64", "--dtype", "bf16",
+         "--device", "CPU", "-r", "1", "--no-roofline"],
+        env=os.environ | place | {"PATH": os.pathsep.join(folders)},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bf16 64x64x64" in done.stdout
+    assert ("ziglang's clang is used" in done.stderr) == (system == "an old clang")

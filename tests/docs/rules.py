@@ -103,6 +103,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"orinbench history", Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out")),
     (r"orinbench history --test .* --plot trend\.svg", Elsewhere(f"{HISTORY}::test_plot")),
     (r"orinbench history -o csv", Elsewhere(f"{HISTORY}::test_machine_forms")),
+    (r"orinbench history (pin baseline 3|check)", Elsewhere(f"{HISTORY}::test_pins")),
     (r"orinbench history (import|show) .*", Elsewhere(f"{HISTORY}::test_import_and_show")),
     (
         r"orinbench compare (3|before\.json) 5",
