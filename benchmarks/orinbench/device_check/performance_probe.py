@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
-from orinbench.device_check.patch_probes import SIZES, prompts, tokens
+from orinbench.device_check.patch_probes import SIZES
 
 # Each pass reads the whole buffer, half of the L2 of an AGX Orin. tinygrad gives kernels no
 # gridDim and blockDim.
@@ -48,6 +48,8 @@ extern "C" __global__ void spin(int* out, int n) {
 ONE = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 # (bytes read by each choice, blocks, loops in a block, launches, rivals' seconds)
 SCALE = {"board": (2 << 20, 64, 4096, 200, 5.0), "tiny": (128 << 10, 2, 4, 2, 0.0)}
+# (tokens of a prompt, tokens after it)
+DECODED = {"board": (512, 16), "tiny": (8, 2)}
 
 
 def l2(sizes: str, model: str) -> dict[str, Any]:
@@ -140,8 +142,28 @@ def copies(sizes: str, model: str) -> dict[str, Any]:
 
 def decode(sizes: str, model: str) -> dict[str, Any]:
     """A token and a prompt, with the clock of the GPU while they run."""
-    found = {**tokens(SIZES[sizes], model), **prompts(SIZES[sizes], model)}
-    return {**found, "gpu_mhz": clock_mhz()}
+    from orinbench.tinygrad_paths import load_network
+
+    length, count = DECODED[sizes]
+    executor = load_network(model, SIZES[sizes].context)
+
+    def first(start: int) -> int:
+        ids = [start, *range(100, 99 + length)]
+        executor.fill(ids, 0, length - 1)
+        executor.step(ids[-1], length - 1)
+        return executor.token()
+
+    def token() -> int:
+        executor.step()
+        return executor.token()
+
+    for start in (1, 2, 3):  # captures
+        first(start)
+    prompt_us = 1e6 * median(seconds_of(partial(first, start)) for start in range(4, 9))
+    for _ in range(4):
+        token()
+    token_us = 1e6 * median(seconds_of(token) for _ in range(count))
+    return {"token_us": token_us, "prompt_us": prompt_us, "gpu_mhz": clock_mhz()}
 
 
 def clock_mhz() -> float | None:

@@ -63,6 +63,36 @@ def test_every_question_has_its_probe_and_scale() -> None:
     assert set(performance_probe.SCALE) == {"board", "tiny"}
 
 
+class FakeExecutor:
+    """Notes the prompts, and the tokens that follow each."""
+
+    def __init__(self) -> None:
+        self.prompts: list[tuple[list[int], int, int]] = []
+        self.steps: list[tuple[int | None, int]] = []
+
+    def fill(self, tokens: list[int], start: int, end: int) -> None:
+        self.prompts.append((tokens, start, end))
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        self.steps.append((token, position))
+
+    def token(self) -> int:
+        return 7
+
+
+def test_a_token_and_a_prompt_are_timed_when_they_are_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = FakeExecutor()
+    monkeypatch.setattr("orinbench.tinygrad_paths.load_network", lambda model, context: executor)
+    found = performance_probe.decode("tiny", "model.gguf")
+    assert found["token_us"] > 0 and found["prompt_us"] > 0
+    length, count = performance_probe.DECODED["tiny"]
+    firsts = [ids[0] for ids, *_ in executor.prompts]
+    assert len(set(firsts)) == len(firsts) == 8, "a prompt whose beginning is cached is no prompt"
+    assert {(len(ids), *span) for ids, *span in executor.prompts} == {(length, 0, length - 1)}
+    last = [(ids[-1], length - 1) for ids, *_ in executor.prompts]
+    assert executor.steps == [*last, *[(None, 0)] * (4 + count)]
+
+
 def test_a_probe_writes_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(sizes: str, model: str) -> dict[str, Any]:
         raise RuntimeError("the GPU\nis gone")
