@@ -13,6 +13,8 @@ from click.testing import CliRunner
 from orinbench import sass
 from orinbench.errors import BenchError
 
+sass._find_nvrtc()  # before a test imports tinygrad
+
 # A copy loop, then a loop of dot products inside a longer one, as nvdisasm -c writes them.
 SASS = """\
 .text.kernel:
