@@ -25,7 +25,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 class Piece:
     """One token of an answer, and the characters that it completes."""
 
-    token: int
+    token: int  # -1: characters that were held back until the answer ended
     text: str
 
 
@@ -66,7 +66,8 @@ class Generation:
 
     def __iter__(self) -> Iterator[Piece]:
         for piece in self._pieces:
-            self.tokens.append(piece.token)
+            if piece.token >= 0:
+                self.tokens.append(piece.token)
             yield piece
             if self._cancelled:
                 self.finish_reason = "cancelled"

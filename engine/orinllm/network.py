@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinllm.arch import config_of
+from orinllm.compiler import provide_compiler
 from orinllm.config import Config
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
@@ -66,6 +67,8 @@ def make_executor(
     `sequences`: how many may have keys and values at once; the general path has one.
     """
     gguf, config = network.gguf, network.config
+    if plan.device.split(":")[0] == "CPU":
+        provide_compiler()
     if general or not plan.fused:
         return Sequential(general_executor(gguf, config, plan.device, network.context))
     context = round_up(network.context, PAGE)

@@ -1,0 +1,155 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orinllm.compiler import (
+    PROBE,
+    compiler_hint,
+    compiler_note,
+    compiler_path,
+    compiles,
+    provide_compiler,
+)
+from orinllm.errors import BadInput
+
+
+def clang_in(folder: Path, script: str) -> Path:
+    """A clang on a PATH of its own."""
+    folder.mkdir(exist_ok=True)
+    clang = folder / "clang"
+    clang.write_text(f"#!/bin/sh\n{script}\n")
+    clang.chmod(0o755)
+    return clang
+
+
+def test_a_compiler_that_can_is_left_alone(tmp_path: Path) -> None:
+    clang_in(tmp_path, "cat > /dev/null; printf '\\177ELF'")
+    assert compiler_path(tmp_path / "bin", {"PATH": str(tmp_path)}) == {}
+    assert compiler_note({"PATH": str(tmp_path)}) is None
+    assert compiler_path(tmp_path / "bin", {"PATH": "/nowhere", "CC": "gcc"}) == {}
+    assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["cat > /dev/null; echo \"error: '__bf16'\" >&2; exit 1", "cat > /dev/null; echo no ELF"],
+)
+def test_a_compiler_that_cannot_is_passed_over_and_told(tmp_path: Path, script: str) -> None:
+    pytest.importorskip("ziglang")
+    clang = clang_in(tmp_path / "old", script)
+    variables = compiler_path(tmp_path / "bin", {"PATH": str(clang.parent)})
+    assert variables["PATH"].split(os.pathsep)[0] == str(tmp_path / "bin")
+    note = compiler_note({"PATH": str(clang.parent)})
+    assert note is not None and note.startswith(f"{clang} compiles no bfloat16 for this CPU")
+    assert "ziglang's clang is used" in note
+    assert compiler_path(tmp_path / "bin", {"PATH": str(clang.parent), "CC": "clang"}) == {}
+
+
+def test_what_the_probe_asks_for_ziglangs_clang_can(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    compiler_path(tmp_path, {"PATH": "/nowhere"})
+    assert compiles(str(tmp_path / "clang"))
+    assert b"__bf16" in PROBE
+
+
+def test_debians_clang_14_cannot() -> None:
+    old = Path("/usr/lib/llvm-14/bin/clang")
+    if not old.exists():
+        pytest.skip("no clang 14 here: apt-get install clang-14")
+    assert not compiles(str(old))
+
+
+def test_without_clang_and_ziglang_nothing_is_pretended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert compiler_path(tmp_path, {"PATH": "/nowhere"}) == {}
+
+
+def test_ziglangs_clang_compiles_as_tinygrad_calls_it(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    variables = compiler_path(tmp_path / "a dir", {"PATH": "/nowhere"})
+    variables["PATH"] += f"{os.pathsep}/usr/bin:/bin"
+    assert variables["PATH"].startswith(f"{tmp_path / 'a dir'}{os.pathsep}")
+    done = subprocess.run(
+        ["clang", "-c", "-x", "c", "-O2", "-ffreestanding", "-nostdlib", "-", "-o", "-"],
+        input=b"float half(float x) { return x / 2; }",
+        env={**os.environ, **variables},
+        capture_output=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout[:4] == b"\x7fELF"
+    assert "ziglang/zig" in (tmp_path / "a dir" / "clang").read_text()
+
+
+def test_only_a_missing_clang_gets_the_hint() -> None:
+    assert "ziglang" in compiler_hint("FileNotFoundError: No such file or directory: 'clang'")
+    assert compiler_hint("RuntimeError: clang crashed") == "RuntimeError: clang crashed"
+
+
+@pytest.mark.parametrize("system", ["an old clang", "none"])
+def test_bf16_runs_on_the_cpu_whatever_clang_is_there(tmp_path: Path, system: str) -> None:
+    """The two ways in which a fresh machine comes."""
+    pytest.importorskip("ziglang")
+    folders = [f for f in os.environ["PATH"].split(os.pathsep) if not Path(f, "clang").exists()]
+    if system == "an old clang":
+        clang_in(tmp_path / "old", "cat > /dev/null; echo 'error: __bf16' >&2; exit 1")
+        folders.insert(0, str(tmp_path / "old"))
+    place = {"XDG_STATE_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "orinbench", "matmul", "--sizes", "64", "--dtype", "bf16",
+         "--device", "CPU", "-r", "1", "--no-roofline"],
+        env=os.environ | place | {"PATH": os.pathsep.join(folders)},
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bf16 64x64x64" in done.stdout
+    assert ("ziglang's clang is used" in done.stderr) == (system == "an old clang")
+
+
+def test_a_process_gets_a_compiler_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    provide_compiler()
+    clang = tmp_path / "tinygrad-orin" / "clang"
+    assert os.environ["PATH"] == f"{clang}{os.pathsep}/nowhere"
+    written = (clang / "clang").stat()
+    provide_compiler()
+    assert os.environ["PATH"] == f"{clang}{os.pathsep}/nowhere"
+    assert (clang / "clang").stat().st_ino == written.st_ino
+    # One of another installation is written anew, and not while it runs.
+    (clang / "clang").write_text("#!/bin/sh\nexec /gone/zig clang")
+    provide_compiler()
+    assert "/gone" not in (clang / "clang").read_text()
+    assert os.access(clang / "clang", os.X_OK)
+    assert [path.name for path in clang.iterdir()] == ["clang"]
+
+
+def test_no_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "cc-of-nobody")
+    with pytest.raises(BadInput, match="CC=cc-of-nobody: no such compiler"):
+        provide_compiler()
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="needs a C compiler: install clang, or .pip install zigl"):
+        provide_compiler()
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ziglang")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BadInput, match="clang: cannot be written: Not a directory"):
+        provide_compiler()
