@@ -1,6 +1,5 @@
 """The command `orinllm`: chat, run, show, compile."""
 
-import os
 import signal
 import sys
 import time
@@ -19,8 +18,8 @@ from orinllm.conversation import Conversation
 from orinllm.errors import BadInput
 from orinllm.sampling import Sampling
 
-#: Exit codes: of bad input, of Ctrl-C (128 + SIGINT), of a reader that left (128 + SIGPIPE).
-EXIT_BAD_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141
+#: Exit codes: of bad input, and of Ctrl-C (128 + SIGINT).
+EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 _TALK = Console(stderr=True, highlight=False)
 # What `orinllm chat` knows beside questions.
@@ -151,7 +150,7 @@ def _tokens(generation: Any) -> Iterator[int]:
 
 def _standard_input() -> str:
     try:
-        return sys.stdin.read()
+        return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError:
         raise BadInput("standard input: is not UTF-8; text was expected") from None
 
@@ -280,14 +279,13 @@ def _lines() -> Iterator[str]:
 @_with_model
 def show(model: Path, context: int | None, device: str | None, path_: str) -> None:
     """Say what a model is and which path each tensor takes on a device, and why."""
-    from tinygrad import Device
-
     from orinllm.model import Header
+    from orinllm.network import open_device
     from orinllm.plan import cache_bytes, make_plan, type_name
 
     header = Header.read(model, context)
     network = header.network
-    plan = make_plan(network.gguf, network.config, device or str(Device.DEFAULT))
+    plan = make_plan(network.gguf, network.config, open_device(device))
     for line in _summary(header, plan, cache_bytes(plan, network.context)):
         print(line)
     table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
@@ -308,13 +306,20 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
     yield f"template      {'yes' if header.template else 'no: it continues text'}"
     yield f"context       {network.context} tokens (trained for {config.trained_context})"
-    yield f"memory        {plan.weight_bytes / 1e6:,.1f} MB of weights"
+    yield f"memory        {_weights(network.gguf, plan)}"
     yield f"              {cache / 1e6:,.1f} MB of keys and values"
     yield f"device        {plan.device}: {'fused kernels' if plan.fused else 'general path'}"
     for what, why in plan.obstacles.items():
         yield f"              {what}: {why}"
     if plan.prompt_obstacle:
         yield f"prompts       token by token: {plan.prompt_obstacle}"
+
+
+def _weights(gguf: Any, plan: Any) -> str:
+    if plan.fused:
+        return f"{plan.weight_bytes / 1e6:,.1f} MB of weights, as they lie in the file"
+    n_weights = sum(tensor.n_elements for tensor in gguf.tensors.values())
+    return f"{2 * n_weights / 1e6:,.1f} MB of weights, as 16-bit floats"
 
 
 @cli.command(name="compile")
@@ -338,17 +343,12 @@ def main() -> None:
     """Run the command; bad input is one line and exit code 2."""
     try:
         cli(standalone_mode=False)
-        sys.stdout.flush()
     except BadInput as error:
         sys.exit(_fail(f"orinllm: {error}", EXIT_BAD_INPUT))
     except click.ClickException as error:
         sys.exit(_fail(f"orinllm: {error.format_message()}", EXIT_BAD_INPUT))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
-    except BrokenPipeError:
-        # What is left to write has no reader (docs.python.org/3/library/signal.html).
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_BROKEN_PIPE)
 
 
 def _fail(text: str, code: int) -> int:
