@@ -34,7 +34,9 @@ def test_run_prints_the_answer_and_nothing_else() -> None:
     code, out, talk = orinllm("run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL)
     assert (code, out) == (0, f"{PARIS}\n")
     assert "general path on CPU, context of 512 tokens" in talk
-    assert re.search(r"^\[7 tokens, [\d.]+ tok/s; prompt of 37 tokens, first token after", talk, re.M)
+    assert re.search(
+        r"^\[7 tokens, [\d.]+ tok/s; prompt of 37 tokens, first token after", talk, re.M
+    )
     assert "ended by the model]" in talk
 
 
@@ -60,7 +62,9 @@ def test_no_compiler_is_one_line(tmp_path: Path) -> None:
 
 
 def test_questions_may_be_piped() -> None:
-    lines = f"{FRANCE}\n\n/system Answer in one word.\n/what\n{FRANCE}\n/reset\n{FRANCE}\n/quit\nno\n"
+    lines = (
+        f"{FRANCE}\n\n/system Answer in one word.\n/what\n{FRANCE}\n/reset\n{FRANCE}\n/quit\nno\n"
+    )
     words = ["chat", MODEL, "--temperature", "0", "-n", "8", *SMALL]
     code, out, talk = orinllm(*words, stdin=lines.encode())
     first, second, third = out.splitlines()
@@ -76,7 +80,9 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
     words = ["chat", MODEL, "--temperature", "0", "--context", "100", "--device", "CPU"]
     code, out, talk = orinllm(*words, stdin=lines.encode())
     assert (code, out) == (0, f"{PARIS}\n")
-    assert re.search(r"the prompt has \d+ tokens and leaves no room in a context of 100; /reset", talk)
+    assert re.search(
+        r"the prompt has \d+ tokens and leaves no room in a context of 100; /reset", talk
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +119,9 @@ def test_show_says_what_a_model_is() -> None:
     assert (code, talk) == (0, "")
     assert "architecture  llama, 30 layers, width 576" in out
     assert "269.0 MB of weights, as 16-bit floats" in out
-    assert re.search(r"^blk\.0\.ffn_down\.weight +Q4_1 +576 x 1536 +552,960 +general path: ", out, re.M)
+    assert re.search(
+        r"^blk\.0\.ffn_down\.weight +Q4_1 +576 x 1536 +552,960 +general path: ", out, re.M
+    )
 
 
 class Terminal:
