@@ -1,4 +1,4 @@
-# This repository's Python distribution: orinbench, jetson, exporter and nvgpusim.
+# This repository's Python distribution: orinllm, orinbench, jetson, exporter and nvgpusim.
 {
   lib,
   buildPythonPackage,
@@ -38,6 +38,7 @@ buildPythonPackage {
       ../README.md
       ../pyproject.toml
       ../benchmarks
+      ../engine
       ../simulator
       ../telemetry
     ];
@@ -65,6 +66,7 @@ buildPythonPackage {
     "jetson"
     "nvgpusim"
     "orinbench"
+    "orinllm"
   ];
 
   passthru.tests.pytest =
@@ -81,6 +83,7 @@ buildPythonPackage {
           ../pyproject.toml
           ../benchmarks
           ../docs
+          ../engine
           ../simulator
           ../telemetry
           ../tests/benchmarks
@@ -98,7 +101,7 @@ buildPythonPackage {
     runCommand "tinygrad-orin-pytest" { nativeBuildInputs = tools; } ''
       cp -r ${checkout} checkout && chmod -R u+w checkout && cd checkout
       export HOME=$TMPDIR
-      export PYTHONPATH=$PWD/benchmarks:$PWD/simulator:$PWD/telemetry
+      export PYTHONPATH=$PWD/benchmarks:$PWD/engine:$PWD/simulator:$PWD/telemetry
       python3 -m pytest -p no:cacheprovider
       touch $out
     '';

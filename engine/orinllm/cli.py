@@ -218,7 +218,12 @@ def chat(
         if line.startswith("/"):
             _command(conversation, line)
         elif line:
-            _ask(loaded, conversation, line, parameters, max_tokens)
+            try:
+                _ask(loaded, conversation, line, parameters, max_tokens)
+            except KeyboardInterrupt:
+                if conversation.messages[-1:] and conversation.messages[-1]["role"] == "user":
+                    conversation.messages.pop()
+                _say("stopped", "dim")
 
 
 def _command(conversation: Conversation, line: str) -> None:

@@ -165,7 +165,7 @@ def test_a_person_stops_an_answer_and_goes_on(terminal: Terminal) -> None:
     terminal.wait_for("> ")
     terminal.type("Count from one to one hundred, in words.\n")
     # An answer has begun when a line follows what was typed.
-    terminal.wait_for("in words\\.\r\n\\S")
+    terminal.wait_for(r"in words\.(\s|\x1b\[\?2004l)+\w")
     terminal.type("\x03")
     terminal.wait_for("ended by Ctrl-C")
     terminal.wait_for("> ")
