@@ -6,7 +6,7 @@ BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2
 # What `make chat` and `make bench` run: a real model of 135 million parameters.
 MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
-# Sizes that a CPU finishes in minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
+# Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
 BENCH_FLAGS ?= -p 32 -n 32 -r 6
 
 .PHONY: chat bench test lint types unit verify upstream-tests mutations telemetry-demo clean
@@ -15,6 +15,7 @@ chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
 
 bench: .venv/.bench .venv/.smollm2
+	@echo 'make: measuring takes about three minutes on two CPUs, less on a GPU'
 	$(BIN)/orinbench llama-bench -m '$(MODEL)' $(BENCH_FLAGS)
 
 test: lint types unit verify

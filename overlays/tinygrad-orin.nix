@@ -8,6 +8,7 @@
   python,
   runCommand,
   setuptools,
+  bcrypt,
   click,
   gguf,
   jinja2,
@@ -16,7 +17,10 @@
   numpy,
   nvidia-ml-py,
   prometheus-client,
+  pyyaml,
   rich,
+  starlette,
+  uvicorn,
   tinygrad,
   tokenizers,
   # The finished package, for passthru.
@@ -46,6 +50,7 @@ buildPythonPackage {
 
   build-system = [ setuptools ];
   dependencies = [
+    bcrypt
     click
     gguf
     jinja2
@@ -54,7 +59,10 @@ buildPythonPackage {
     numpy
     nvidia-ml-py
     prometheus-client
+    pyyaml
     rich
+    starlette
+    uvicorn
     tinygrad
     tokenizers
   ];

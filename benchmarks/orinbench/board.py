@@ -4,6 +4,7 @@ A thin layer over the `jetson` readers, which work on any machine: a Jetson's se
 GPU's (NVML) or an x86 processor's (RAPL), or none.
 """
 
+import dataclasses
 import os
 import statistics
 import tempfile
@@ -20,7 +21,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from jetson.board import BoardState, read_state
-from jetson.energy import DEFAULT_HERTZ, Energy, EnergySampler
+from jetson.boundary import check_choice
+from jetson.energy import BENCHMARK_HERTZ, COVERAGE, Energy, EnergySampler
 from jetson.files import Files, Roots
 from jetson.require import maxn, parse, pinned, unmet
 from jetson.thermal import read_zones
@@ -32,6 +34,8 @@ TEXTFILE = "orinbench.prom"
 COOLDOWN_INTERVAL, COOLDOWN_LIMIT = 5.0, 900.0
 #: Fewer readings of the power sensor than this inside a timed region make its energy a rough guess.
 FEW_READINGS = 5
+#: How long the power before the first backend opens is measured, in seconds.
+IDLE_SECONDS = 2.0
 #: What of a record becomes a metric: its name, what it says, the field.
 METRICS = (
     ("tokens_per_second", "Median speed of a benchmark row.", "median_ts"),
@@ -57,12 +61,14 @@ class EnergyRun:
     """A region's energy, complete once the region has been left; times are Unix seconds.
 
     `timed` is the part of the region that counts, in seconds of time.monotonic(); None is all.
+    `idle_watts` is what the machine drew before, shown beside it and not subtracted.
     """
 
     sampler: EnergySampler
     started: float
     ended: float | None = None
     timed: tuple[float, float] | None = None
+    idle_watts: float | None = None
 
     @property
     def energy(self) -> Energy:
@@ -83,18 +89,27 @@ class EnergyRun:
         energy = self.energy
         if energy.total_joules is None:
             return {}
-        whole = energy.gap_seconds == 0 and energy.total_joules > 0
+        half = energy.half_width
+        interval = None
+        if energy.whole and tokens and half is not None:
+            interval = [(energy.total_joules + sign * half) / tokens for sign in (-1, 1)]
         return {
-            "joules_per_token": energy.total_joules / tokens if whole and tokens else None,
-            "tokens_per_joule": tokens / energy.total_joules if whole else None,
+            "joules_per_token": energy.total_joules / tokens if energy.whole and tokens else None,
+            "tokens_per_joule": tokens / energy.total_joules if energy.whole else None,
             "energy": {
                 "joules": energy.total_joules,
+                "half_width_joules": half,
+                "joules_per_token_interval": interval,
+                "coverage": COVERAGE,
+                "boundary": energy.boundary,
                 "summed": list(energy.summed),
                 "rails": energy.joules,
                 "mean_watts": energy.mean_watts,
                 "seconds": energy.seconds,
                 "gap_seconds": energy.gap_seconds,
                 "samples": energy.samples,
+                "sensors": [dataclasses.asdict(sensor) for sensor in self.sampler.sensors],
+                "idle_watts": self.idle_watts,
                 "tokens": tokens,
                 "started": self._unix(0, self.started),
                 "ended": self._unix(1, self.ended),
@@ -106,6 +121,25 @@ class EnergyRun:
         if self.timed is None:
             return otherwise
         return self.timed[edge] + time.time() - time.monotonic()
+
+
+def energy_note(record: Mapping[str, Any]) -> str:
+    """Say of a record what its joules hold, how sure they are, and what the machine drew before."""
+    runs = [run for run in record["energy"] if run]
+    first = runs[0]
+    words = [f"Energy of {record['backend']} {record['test']}: the timed region's"]
+    words.append(f"sum of {', '.join(first['summed'])}")
+    if boundary := first.get("boundary"):
+        words.append(f"that is the {boundary}")
+    intervals = [
+        run["joules_per_token_interval"] for run in runs if run.get("joules_per_token_interval")
+    ]
+    if intervals:
+        low, high = (statistics.median(edges) for edges in zip(*intervals, strict=True))
+        words.append(f"{low:.3g} to {high:.3g} J a token in {COVERAGE:.0%} of such samplings")
+    if (idle := first.get("idle_watts")) is not None:
+        words.append(f"{idle:.1f} W before the first backend opened, not subtracted")
+    return "; ".join(words) + "."
 
 
 def readings_of_power(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
@@ -129,11 +163,39 @@ def energy_fields(samples: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]
     return fields | {"energy": [run["energy"] if run else None for run in samples]}
 
 
+def rail_choice(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]:
+    """The rails in `--rails`, as they are called; raises BenchError for one that is not there."""
+    if spec is None:
+        return ()
+    choice = tuple(dict.fromkeys(name.strip() for name in spec.split(",")))
+    try:
+        check_choice(choice, board_state(roots).readings.rails)
+    except ValueError as error:
+        raise BenchError(f"--rails {spec}: {error}") from None
+    return choice
+
+
+def idle_watts(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> float | None:
+    """What the machine draws before any work; None, and at once, without a sensor."""
+    with EnergySampler(roots, BENCHMARK_HERTZ, rails=rails) as sampler:
+        if sampler.energy().boundary is not None:
+            time.sleep(IDLE_SECONDS)
+    return sampler.energy().mean_watts
+
+
 @contextmanager
-def measure_energy(roots: Roots | None = None, hertz: float = DEFAULT_HERTZ) -> Iterator[EnergyRun]:
-    """Measure the energy of what happens inside; samples `hertz` times a second in a thread."""
-    with EnergySampler(roots, hertz, keep=True) as sampler:
-        run = EnergyRun(sampler, time.time())
+def measure_energy(
+    roots: Roots | None = None,
+    hertz: float = BENCHMARK_HERTZ,
+    rails: tuple[str, ...] = (),
+    idle_watts: float | None = None,
+) -> Iterator[EnergyRun]:
+    """Measure the energy of what happens inside; samples `hertz` times a second in a thread.
+
+    `rails` names those to sum; else the ones that are known to make up the machine.
+    """
+    with EnergySampler(roots, hertz, keep=True, rails=rails) as sampler:
+        run = EnergyRun(sampler, time.time(), idle_watts=idle_watts)
         try:
             yield run
         finally:

@@ -19,6 +19,7 @@ from gguf import GGMLQuantizationType
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.greedy import Engine, Generation, Say, quiet
 from orinbench.model import ModelInfo
+from orinbench.nonfinite import fault_of, origin, require_layers
 from orinbench.reference import Reference, log_softmax
 from orinbench.reference_rope import Array
 
@@ -70,8 +71,9 @@ class Verdict:
     quantity: str  # "logits", or "log-probabilities" where the engine gives no more
     n_prompts: int
     n_tokens: int
-    max_abs_error: float
-    relative_error: float  # rms of the error over the standard deviation of the reference's logits
+    # Both None where the engine gave numbers that are none, or the reference did.
+    max_abs_error: float | None
+    relative_error: float | None  # rms of the error over the standard deviation of the reference
     tolerance: float  # of relative_error
     arithmetic: str  # that the tolerance is for
     fused: bool  # by the hand-written kernels of patched tinygrad
@@ -82,12 +84,14 @@ class Verdict:
 
     def line(self) -> str:
         """Say it in one line."""
+        if self.relative_error is None or self.max_abs_error is None:
+            return f"{self.engine}: FAILED: {'; '.join(self.failures)}"
         kl = "" if self.kl_divergence is None else f", KL {self.kl_divergence:.1e}"
         swapped = f" ({self.forgiven} within the error)" if self.forgiven else ""
         engine = f"{self.engine} (fused kernels)" if self.fused else self.engine
         found = (
-            f"{engine}: {self.quantity} off by {self.relative_error:.1e} of their spread "
-            f"(tolerance {self.tolerance:.1e}, {self.arithmetic}), "
+            f"{engine}: {self.quantity} off by {percent(self.relative_error)} of their spread "
+            f"(allowed {percent(self.tolerance)}: {self.arithmetic}), "
             f"at most {self.max_abs_error:.1e}{kl}; "
             f"{self.top1_agreement:.0%} of {self.n_tokens} greedy tokens agree{swapped}"
         )
@@ -125,6 +129,7 @@ def run_check(
     not raise for a failed check: see `require`.
     """
     number = 0
+    require_layers(model)
     reference = Reference(
         model, lambda text: say(f"float64 reference of prompt {number} of {len(prompts)}: {text}")
     )
@@ -132,14 +137,50 @@ def run_check(
     verdicts = []
     for candidate in candidates:
         generations = candidate.engine(prompts, n_tokens)
+        if fault := fault_of(model, generations):
+            verdicts.append(broken(candidate, generations, fault))
+            continue
         wanted = []
         for number, prompt in enumerate(prompts, 1):
             tokens = generations[number - 1].tokens
             wanted.append(reference.logits([*prompt, *tokens[:-1]], last=len(tokens)))
+        fault = None
+        if not all(np.isfinite(rows).all() for rows in wanted):
+            fault = f"the reference's logits are not finite; {origin(model)}"
+        elif not np.concatenate(wanted).std(axis=-1).all():
+            fault = "the reference's logits have no spread: the model says nothing"
+        if fault:
+            verdicts.append(broken(candidate, generations, fault))
+            continue
         arithmetic = arithmetic_of(model, candidate, generations)
         limit = tolerance(model, arithmetic)
         verdicts.append(judge(candidate.name, generations, wanted, arithmetic, limit))
     return CheckReport(str(model.path), seed, tuple(verdicts))
+
+
+def percent(share: float) -> str:
+    """Return a share in percent, in two digits."""
+    return f"{100 * share:.2g} %" if share < 10 else f"{share:.0f} times"
+
+
+def broken(candidate: Candidate, generations: Sequence[Generation], fault: str) -> Verdict:
+    """Return the verdict on an engine whose numbers cannot be compared."""
+    return Verdict(
+        engine=candidate.name,
+        passed=False,
+        quantity="logits",
+        n_prompts=len(generations),
+        n_tokens=sum(len(generation.tokens) for generation in generations),
+        max_abs_error=None,
+        relative_error=None,
+        tolerance=0.0,
+        arithmetic=candidate.arithmetic.name,
+        fused=any(generation.fused for generation in generations),
+        kl_divergence=None,
+        top1_agreement=0.0,
+        forgiven=0,
+        failures=(fault,),
+    )
 
 
 def require(report: CheckReport) -> None:

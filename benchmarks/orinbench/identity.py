@@ -28,6 +28,7 @@ def identity(record: Record) -> str:
     kernels, which have their own.
     """
     key = {field: _plain(record[field]) for field in KEY_FIELDS}
+    key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
     if record["decode_path"] is None:
         key |= {field: _plain(record[field]) for field in SETTING_FIELDS}
     elif record["decode_path"] == "fused" or key["n_ubatch"] == TINYGRAD_CHUNK:

@@ -25,14 +25,15 @@ def journal_directory() -> Path:
 class Journal:
     """A file with one JSON object a line for each sample; use as a context manager.
 
-    It is gone when the run ends in a way that prints its result. The lock on it goes with the
-    process, so whoever gets the lock knows that the run is no more. A folder that cannot be written
-    costs the journal, not the run.
+    It is gone with the block if `written` said that the results are out, or if it holds no sample.
+    The lock on it goes with the process, so whoever gets the lock knows that the run is no more. A
+    folder that cannot be written costs the journal, not the run.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f"{time.strftime('%Y-%m-%dT%H%M%S')}-{os.getpid()}{RUNNING}"
         self._file: FileIO | None = None
+        self._needed = False
 
     def __enter__(self) -> "Journal":
         try:
@@ -45,13 +46,19 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._path.unlink(missing_ok=True)
+            if not self._needed:
+                self._path.unlink(missing_ok=True)
             self._file.close()
+
+    def written(self) -> None:
+        """Say that what is in it has been written elsewhere."""
+        self._needed = False
 
     def write(self, lane: Lane, row: RowResult, sample: Sample) -> None:
         """Append a sample; after this the kernel has it, whatever becomes of the process."""
         if self._file is None:
             return
+        self._needed = True
         line = {
             "benchmark": row.case.benchmark,
             "backend": lane.backend,

@@ -1,7 +1,6 @@
 """`orinbench llama-bench`: llama.cpp's benchmark, on tinygrad's devices and llama.cpp at once."""
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,21 +8,33 @@ from typing import Any
 import click
 
 from jetson.files import Roots
-from orinbench.board import check_textfile, textfile
+from orinbench.board import check_textfile, rail_choice, textfile
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
+from orinbench.interrupts import Interrupts
 from orinbench.journal import Journal, journal_directory, lost_journals
+from orinbench.judge import pairs_needed
 from orinbench.llama_cpp import LlamaCppBackend, find_llama_bench
 from orinbench.model import ModelInfo, open_model
+from orinbench.nonfinite import require_layers
 from orinbench.options import (
     Command,
     check_board,
     check_output,
+    check_processes,
     check_repetitions,
     output_options,
+    processes_option,
     run_options,
     with_options,
     write_results,
+)
+from orinbench.parity import (
+    WholeFlags,
+    check_passed_on,
+    list_devices,
+    parity_options,
+    passed_on,
 )
 from orinbench.plan import (
     BACKEND_NAMES,
@@ -39,15 +50,28 @@ from orinbench.plan import (
 )
 from orinbench.ranges import parse_int_list, parse_pair
 from orinbench.record import make_records
+from orinbench.reference import unsupported
 from orinbench.results import RunResult
 from orinbench.runner import Runner
 from orinbench.samples import Backend
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_device
+from orinllm.compiler import compiler_note
 
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")
+# Fresh processes a backend: enough for a verdict on 25 tests at once, and for one where a process
+# in ten is an outlier. If all starts together take longer than FIT_SECONDS, there are fewer.
+PROCESSES = 10
+FIT_SECONDS = 90.0
+# What stands behind a first run on a CPU: docs/performance.md has the figures and their machine.
+FIRST_RUN = (
+    "this shows that everything works here, not what tinygrad is worth: its CPU device is made for "
+    "testing. The patches are about GPUs: docs/performance.md has an H200, measured with this "
+    "command. Next: orinbench llama-bench -m model.gguf, and --backend tinygrad:NV,llama.cpp on a "
+    "machine with a GPU"
+)
 
 
 def _knob_options(command: Command) -> Command:
@@ -62,13 +86,14 @@ def _knob_options(command: Command) -> Command:
     )
 
 
-@click.command("llama-bench", context_settings={"max_content_width": 100})
+@click.command("llama-bench", cls=WholeFlags, context_settings={"max_content_width": 100})
 @click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s).")
 @click.option("n_prompt", "-p", "--n-prompt", multiple=True, metavar="LIST", help="[512]")
 @click.option("n_gen", "-n", "--n-gen", multiple=True, metavar="LIST", help="[128]")
 @click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
 @click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
+@processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
 @click.option(
     "backends",
@@ -98,8 +123,7 @@ def _knob_options(command: Command) -> Command:
     help="write the figures for node_exporter's textfile collector",
 )
 @run_options
-@click.option("--numa", metavar="MODE", help="passed to llama.cpp")
-@click.option("--prio", metavar="N", help="passed to llama.cpp")
+@parity_options
 @_knob_options
 def llama_bench_command(**options: Any) -> int:
     """Measure prompt processing (pp) and text generation (tg), as llama.cpp's llama-bench.
@@ -107,7 +131,11 @@ def llama_bench_command(**options: Any) -> int:
     LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
+    if options["list_devices"]:
+        click.echo(list_devices(find_llama_bench(options["llama_bench"])))
+        return 0
     check_output(options)
+    check_passed_on(options)
     plan_options = PlanOptions(options)
     roots = Roots()
     check_board(options, roots)
@@ -116,13 +144,18 @@ def llama_bench_command(**options: Any) -> int:
     talk = make_talk(options["progress"])
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
+    if note := compiler_note(os.environ):
+        talk.line(note)
     paths, synthetic = model_paths(options, talk)
     models = {path: open_model(path) for path in paths}
+    for model in models.values():
+        if unsupported(model) is None:
+            require_layers(model)
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk)
     lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings)
     check_contexts(lanes, models)
-    plan = Plan(lanes, plan_options.repetitions, options["seed"])
-    with Journal(journal_directory()) as journal:
+    plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
+    with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         runner = Runner(
             plan,
             [make_backend(lane, binary, options) for lane in lanes],
@@ -135,17 +168,25 @@ def llama_bench_command(**options: Any) -> int:
             cooldown=options["cooldown"],
             roots=roots,
             journal=journal,
+            rails=rail_choice(options["rails"], roots),
+            interrupts=interrupts,
+            fit_seconds=None if options["processes"] else FIT_SECONDS,
+            least_processes=pairs_needed(sum(len(lane.cases) for lane in lanes[1:])),
         )
-        runner.result.synthetic = synthetic
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        made_up = all(model.name.startswith("synthetic ") for model in models.values())
+        runner.result.synthetic = synthetic or made_up
         try:
             run = runner.run()
         except Exception:
             if any(row.samples for lane in runner.result.lanes for row in lane.rows):
                 runner.result.partial = True
                 report(runner.result, options)
+                journal.written()
             raise
         report(run, options)
+        journal.written()
+        if synthetic and not run.partial and not any(lane.on_gpu for lane in run.lanes):
+            talk.line(FIRST_RUN)
     return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
 
 
@@ -158,6 +199,7 @@ class PlanOptions:
             return values or [default]
 
         self.repetitions = check_repetitions(options["repetitions"])
+        self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
         self.tests = make_tests(
             numbers(options["n_prompt"], "-p", 512),
             numbers(options["n_gen"], "-n", 128),
@@ -247,8 +289,7 @@ def make_backend(plan: LanePlan, binary: Path | None, options: dict[str, Any]) -
         return TinygradBackend(plan, cold, options["timeout"], options["verbose"])
     assert binary is not None
     extra = ["--no-warmup"] if options["no_warmup"] else []
-    for flag in ("numa", "prio"):
-        extra += [f"--{flag}", options[flag]] if options[flag] is not None else []
+    extra += passed_on(options)
     return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"])
 
 
@@ -278,4 +319,5 @@ def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[st
             or (knob.field == "n_ubatch" and fused)
         )
     ]
-    return flags + [f"--{name} {options[name]}" for name in ("numa", "prio") if options[name]]
+    words = iter(passed_on(options))
+    return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

@@ -120,6 +120,10 @@ class LlamaCppBackend:
             engine_record=call.record,
         )
 
+    def renew(self) -> float | None:
+        """Do nothing: every call of the binary is a fresh process."""
+        return None
+
     def close(self) -> None:
         """Nothing runs between calls."""
 

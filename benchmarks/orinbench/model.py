@@ -159,6 +159,8 @@ def open_model(path: str | Path) -> ModelInfo:
 
 
 def _read_header(path: Path) -> "_Header":
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise BenchError(f"{path}: is a pipe or a device; a GGUF file was expected there")
     try:
         with path.open("rb") as file:
             magic, version = file.read(4), file.read(4)

@@ -19,7 +19,7 @@ from orinbench.board import check_cooldown, check_requirements, requirements
 from orinbench.errors import BenchError
 from orinbench.history.store import History, history_path
 from orinbench.record import Record
-from orinbench.reports import RENDERERS
+from orinbench.reports import RENDERERS, render_md
 
 Command = Callable[..., int]
 
@@ -71,13 +71,28 @@ def run_options(command: Command) -> Command:
             "--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample"
         ),
         click.option("--require", metavar="LIST", help="maxn, pinned: refuse to measure without"),
+        click.option("--rails", metavar="LIST", help="the rails whose energy is summed"),
         click.option("--cooldown", type=float, metavar="CELSIUS", help="wait before each sample"),
         click.option(
             "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]"
         ),
         click.option("--progress", is_flag=True, help="a line for each repetition everywhere"),
-        click.option("-v", "--verbose", is_flag=True, help="let the backends talk"),
+        click.option("-v", "--verbose", is_flag=True, help="let the backends talk; all columns"),
     )
+
+
+def processes_option(help_text: str) -> Callable[[Command], Command]:
+    """Return the option that says over how many fresh processes the rounds are spread."""
+    return click.option("--processes", type=click.IntRange(1), metavar="N", help=help_text)
+
+
+def check_processes(given: int | None, repetitions: int, default: int) -> int:
+    """Return the number of processes; raises BenchError for more than there are rounds."""
+    if given is not None and given > repetitions:
+        raise BenchError(
+            f"--processes {given}: there are only {repetitions} rounds; use -r {given} or more"
+        )
+    return min(given or default, repetitions)
 
 
 def check_repetitions(text: str) -> int:
@@ -116,18 +131,26 @@ def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
     that cannot be.
     """
     try:
-        sys.stdout.write(RENDERERS[options["output"]](records))
+        sys.stdout.write(_rendered(records, options["output"], options))
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk; what is left in the buffer must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise BenchError(f"standard output: cannot be written: {error.strerror}") from None
     if not options["no_history"]:
         keep(records, options["history"] or history_path())
     if options["output_err"]:  # nothing is said behind it, so that a program can read it
-        sys.stderr.write(RENDERERS[options["output_err"]](records))
+        sys.stderr.write(_rendered(records, options["output_err"], options))
     if options["report"]:
         from orinbench.report_html.page import write_report  # matplotlib is slow to load
 
         write_report(records, options["report"])
+
+
+def _rendered(records: Sequence[Record], form: str, options: dict[str, Any]) -> str:
+    """Return a form of the records; with -v, the table has all its columns."""
+    return render_md(records, options["verbose"]) if form == "md" else RENDERERS[form](records)
 
 
 def keep(records: Sequence[Record], path: Path) -> None:

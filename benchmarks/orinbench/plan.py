@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,14 @@ class Knob:
     integer: bool
     help: str
     minimum: int = 0
+    maximum: int | None = None
+    # Of a setting that is no number: what there is, or a pattern and what it is called.
+    choices: tuple[str, ...] = ()
+    form: tuple[str, str] | None = None
+
+
+# `ggml_type_from_name` of llama-bench 0.5.0.
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
 KNOBS = (
@@ -40,27 +49,65 @@ KNOBS = (
         f"tokens prefilled at once; tinygrad's default is {TINYGRAD_CHUNK}",
         1,
     ),
-    Knob("type_k", ("-ctk", "--cache-type-k"), False, "type of the K cache"),
-    Knob("type_v", ("-ctv", "--cache-type-v"), False, "type of the V cache"),
+    Knob("type_k", ("-ctk", "--cache-type-k"), False, "type of the K cache", choices=CACHE_TYPES),
+    Knob("type_v", ("-ctv", "--cache-type-v"), False, "type of the V cache", choices=CACHE_TYPES),
     Knob("n_threads", ("-t", "--threads"), True, "CPU threads; tinygrad:CPU takes it too", 1),
-    Knob("cpu_mask", ("-C", "--cpu-mask"), False, "CPU affinity mask"),
-    Knob("cpu_strict", ("--cpu-strict",), True, "strict CPU placement, 0 or 1"),
-    Knob("poll", ("--poll",), True, "polling level, 0 to 100"),
+    Knob(
+        "cpu_mask",
+        ("-C", "--cpu-mask"),
+        False,
+        "CPU affinity mask",
+        form=(r"(0x)?[0-9a-fA-F]+", "number in hexadecimal"),
+    ),
+    Knob("cpu_strict", ("--cpu-strict",), True, "strict CPU placement, 0 or 1", maximum=1),
+    Knob("poll", ("--poll",), True, "polling level, 0 to 100", maximum=100),
     Knob("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "layers on the GPU", -1),
     Knob("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
-    Knob("split_mode", ("-sm", "--split-mode"), False, "none, layer, row or tensor"),
+    Knob(
+        "split_mode",
+        ("-sm", "--split-mode"),
+        False,
+        "none, layer, row or tensor",
+        choices=("none", "layer", "row", "tensor"),
+    ),
     Knob("main_gpu", ("-mg", "--main-gpu"), True, "index of the main GPU"),
-    Knob("no_kv_offload", ("-nkvo", "--no-kv-offload"), True, "KV cache stays on the CPU, 0 or 1"),
-    Knob("flash_attn", ("-fa", "--flash-attn"), False, "on, off, auto, 0 or 1"),
+    Knob(
+        "no_kv_offload",
+        ("-nkvo", "--no-kv-offload"),
+        True,
+        "KV cache stays on the CPU, 0 or 1",
+        maximum=1,
+    ),
+    Knob(
+        "flash_attn",
+        ("-fa", "--flash-attn"),
+        False,
+        "on, off, auto, 0 or 1",
+        choices=("on", "off", "auto", "0", "1"),
+    ),
     Knob("devices", ("-dev", "--device"), False, "devices, separated by /"),
     Knob("load_mode", ("-lm", "--load-mode"), False, "how the file is loaded"),
-    Knob("use_mmap", ("-mmp", "--mmap"), True, "older spelling of -lm, 0 or 1"),
-    Knob("embeddings", ("-embd", "--embeddings"), True, "compute embeddings, 0 or 1"),
-    Knob("tensor_split", ("-ts", "--tensor-split"), False, "shares of the GPUs, separated by /"),
+    Knob("use_mmap", ("-mmp", "--mmap"), True, "older spelling of -lm, 0 or 1", maximum=1),
+    Knob("embeddings", ("-embd", "--embeddings"), True, "compute embeddings, 0 or 1", maximum=1),
+    Knob(
+        "tensor_split",
+        ("-ts", "--tensor-split"),
+        False,
+        "shares of the GPUs, separated by /",
+        form=(r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1"),
+    ),
     Knob("tensor_buft_overrides", ("-ot", "--override-tensor"), False, "tensor placement"),
-    Knob("no_op_offload", ("-nopo", "--no-op-offload"), True, "no offload of operations, 0 or 1"),
-    Knob("no_host", ("--no-host",), True, "no host buffers, 0 or 1"),
-    Knob("repack", ("--repack",), True, "repack weights on the CPU, 0 or 1"),
+    Knob(
+        "no_op_offload",
+        ("-nopo", "--no-op-offload"),
+        True,
+        "no offload of operations, 0 or 1",
+        maximum=1,
+    ),
+    Knob("no_host", ("--no-host",), True, "no host buffers, 0 or 1", maximum=1),
+    Knob("repack", ("--repack",), True, "repack weights on the CPU, 0 or 1", maximum=1),
+    Knob("fit_target", ("-fitt", "--fit-target"), True, "memory in MiB to leave free on a device"),
+    Knob("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "the least context that must fit"),
 )
 KNOB_BY_FIELD = {knob.field: knob for knob in KNOBS}
 # The knobs that change what tinygrad does; the others are recorded as ignored.
@@ -172,11 +219,16 @@ class LanePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that one run does."""
+    """All that one run does: so many rounds, spread over so many fresh processes of each lane."""
 
     lanes: tuple[LanePlan, ...]
     repetitions: int
     seed: int
+    processes: int = 1
+
+    def process(self, round_: int) -> int:
+        """Return the process, from 0, that serves a round."""
+        return round_ * min(self.processes, self.repetitions) // self.repetitions
 
 
 @dataclass(frozen=True)
@@ -222,13 +274,23 @@ def parse_settings(given: dict[str, Sequence[str]]) -> list[Settings]:
         values: list[str | int] = []
         for text in texts:
             if knob.integer:
-                values += parse_int_list(text, knob.flags[0], knob.minimum)
+                values += parse_int_list(text, knob.flags[0], knob.minimum, knob.maximum)
             else:
-                values += [value for value in text.split(",") if value]
+                values += [_checked(knob, value, text) for value in text.split(",") if value]
         if not values:
             raise BenchError(f"{knob.flags[0]}: no value given")
         axes.append([(field, value) for value in values])
     return [tuple(combination) for combination in itertools.product(*axes)]
+
+
+def _checked(knob: Knob, value: str, text: str) -> str:
+    """Return a value that llama-bench takes; raises BenchError for another."""
+    where = f"{knob.flags[0]} {text}: '{value}' is"
+    if knob.choices and value not in knob.choices:
+        raise BenchError(f"{where} none of {', '.join(knob.choices)}")
+    if knob.form and not re.fullmatch(knob.form[0], value):
+        raise BenchError(f"{where} no {knob.form[1]}")
+    return value
 
 
 def make_lanes(

@@ -12,11 +12,11 @@ _ITEM = re.compile(r"(-?\d+)(?:-(\d+)(?:([+*])(\d+))?)?")
 MAX_VALUES = 1000
 
 
-def parse_int_list(text: str, flag: str, minimum: int = 0) -> list[int]:
+def parse_int_list(text: str, flag: str, minimum: int = 0, maximum: int | None = None) -> list[int]:
     """Return the integers that `text` names, in the order given.
 
     Raises BenchError, which names `flag`, for anything that is not a list of numbers and ranges,
-    for a range that does not advance or is empty, and for a value below `minimum`.
+    for a range that does not advance or is empty, and for a value outside `minimum` to `maximum`.
     """
     values: list[int] = []
     for item in text.split(","):
@@ -30,6 +30,8 @@ def parse_int_list(text: str, flag: str, minimum: int = 0) -> list[int]:
     for value in values:
         if value < minimum:
             raise BenchError(f"{flag} {text}: {value} is too small; the least is {minimum}")
+        if maximum is not None and value > maximum:
+            raise BenchError(f"{flag} {text}: {value} is too large; the most is {maximum}")
     return values
 
 

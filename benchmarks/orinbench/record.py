@@ -3,28 +3,20 @@
 import itertools
 import json
 import statistics as stdlib_statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.clocks import clock_warnings
 from orinbench.environment import Environment
+from orinbench.judge import Comparison, Verdict, adjusted, compare_paired, process_medians
 from orinbench.model import ModelInfo
 from orinbench.plan import AnyCase, Case
 from orinbench.protocol import Prepared
 from orinbench.results import LaneResult, RowResult, RunResult
 from orinbench.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION
-from orinbench.statistics import (
-    BenchWarning,
-    Comparison,
-    Summary,
-    Verdict,
-    WarningKind,
-    compare_paired,
-    sample_warnings,
-    summarize,
-)
+from orinbench.statistics import BenchWarning, Summary, WarningKind, sample_warnings, summarize
 
 EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
 EXCLUDED_OF_SUITE = "process start, compilation, making the input, checking the result, warm-up"
@@ -41,7 +33,11 @@ Record = dict[str, Any]
 
 def make_records(run: RunResult) -> list[Record]:
     """Return one record per row, in the plan's order; each has exactly the keys of FIELDS."""
-    return [_record(run, lane, row) for lane in run.lanes for row in lane.rows]
+    rows = [(lane, row) for lane in run.lanes for row in lane.rows]
+    records = [_record(run, lane, row) for lane, row in rows]
+    for index, comparison in run_comparisons(run):
+        records[index]["comparisons"].append(comparison)
+    return records
 
 
 def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
@@ -134,7 +130,8 @@ def _lane_fields(lane: LaneResult) -> Record:
         fields |= {
             "ttft_prompt": first.n_prompt,
             "ttft_cold_s": first.cold_s,
-            "ttft_warm_s": first.warm_s,
+            "ttft_warm_s": stdlib_statistics.median(lane.first_tokens_s or [first.warm_s]),
+            "ttft_warm_samples_s": lane.first_tokens_s,
             "load_s": first.load_s,
             "cold_compile_s": first.cold_compile_s,
             "cold_kernels_compiled": first.kernels_compiled if first.cold_s else None,
@@ -170,13 +167,32 @@ def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Re
         "bytes": prepared.n_bytes or None,
         "peak_gflops": prepared.peak_flops and prepared.peak_flops / 1e9,
         **prepared.extra,
-        **(row.samples[-1].extra if row.samples else {}),
+        **_extra_of(row),
     }
     return {
         "check": {"passed": True, "text": prepared.check, "backend": lane.plan.lane.backend},
         "included": prepared.included,
         "extra": {name: value for name, value in extra.items() if value is not None},
     }
+
+
+def _extra_of(row: RowResult) -> Record:
+    """Return what this benchmark alone measured: of each process its last sample has it all.
+
+    Latencies are percentiles of a process: the record has the median process's, and of all
+    processes the longest and how many there were.
+    """
+    last = {sample.process: sample.extra for sample in row.samples}
+    found: Record = {}
+    for extra in last.values():
+        found |= extra
+    for name in found.keys() & {"p50_us", "p99_us", "p99.9_us"}:
+        found[name] = stdlib_statistics.median(extra[name] for extra in last.values())
+    if "max_us" in found:
+        found["max_us"] = max(extra["max_us"] for extra in last.values())
+    if "latencies" in found:
+        found["latencies"] = sum(extra["latencies"] for extra in last.values())
+    return found
 
 
 def _share(amount: float, per_second: float | None, row: RowResult, median: float) -> float | None:
@@ -202,7 +218,8 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
         fields["work"] = row.work
     if not row.samples:
         return fields
-    summary, nanoseconds = summarize(row.throughputs, run.plan.seed), _nanoseconds(row)
+    summary = summarize(row.throughputs, run.plan.seed, row.processes)
+    nanoseconds = _nanoseconds(row)
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:
         fields["peak_percent"] = _share(prepared.flops, prepared.peak_flops, row, summary.median)
@@ -210,6 +227,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
         "samples_ns": [sample.ns for sample in row.samples],
         "samples_ts": row.throughputs,
         "rounds": [sample.round for sample in row.samples],
+        "processes": row.processes,
         "discarded_ns": [ns for sample in row.samples for ns in sample.discarded_ns],
         "avg_ns": round(nanoseconds.mean),
         "stddev_ns": round(nanoseconds.sd),
@@ -237,7 +255,6 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
             {"kind": warning.kind.value, "text": warning.text, "detail": warning.detail}
             for warning in row_warnings(run.environment, lane, row, percent)
         ],
-        "comparisons": row_comparisons(run, lane, row),
     }
 
 
@@ -274,7 +291,7 @@ def row_warnings(
     """Return everything about a row that a reader must know before trusting it."""
     before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
     after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
-    found = sample_warnings(row.throughputs)
+    found = sample_warnings(row.throughputs, row.processes)
     board = [sample.board_warnings for sample in row.samples if sample.board_warnings is not None]
     if board:  # a Jetson's clocks are judged by its own sensors
         found += _merged(list(itertools.chain.from_iterable(board)))
@@ -284,8 +301,8 @@ def row_warnings(
         found.append(
             BenchWarning(
                 WarningKind.BUSY_MACHINE,
-                "other work ran on the machine when the run began, load average "
-                f"{environment.load_average:.1f} on {environment.cpu_count} CPUs",
+                "other work ran on the machine when the run began",
+                f"load average {environment.load_average:.1f} on {environment.cpu_count} CPUs",
             )
         )
     if compiled := sum(sample.kernels_compiled for sample in row.samples):
@@ -329,69 +346,91 @@ def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
     ]
 
 
-def row_comparisons(run: RunResult, lane: LaneResult, row: RowResult) -> list[Record]:
-    """Compare a row with the same test of the baseline: llama.cpp if it ran, else the first lane.
+def run_comparisons(run: RunResult) -> list[tuple[int, Record]]:
+    """Compare rows with the same test of the baseline: llama.cpp if it ran, else the first lane.
 
-    Only repetitions of rounds that both have count.
+    Returns (place of the record, comparison) for each pair. All of a run are judged at once; only
+    processes whose rounds both rows have count.
     """
+    found = list(_pairs(run))
+    judged = adjusted([compare_paired(ours, theirs) for *_, (ours, theirs) in found])
+    return [
+        (
+            index,
+            {
+                "baseline": other.plan.lane.backend,
+                "baseline_settings": dict(theirs.case.settings),
+                "pairs": comparison.n,
+                "ratio": comparison.ratio,
+                "ci95_low": comparison.ci_low,
+                "ci95_high": comparison.ci_high,
+                "p_value": comparison.p_value,
+                "verdict": comparison.verdict.value,
+                "text": verdict_text(
+                    comparison, lane.plan.lane.backend, other.plan.lane.backend, "pair"
+                ),
+            },
+        )
+        for (index, lane, other, theirs, _), comparison in zip(found, judged, strict=True)
+    ]
+
+
+Pairs = tuple[list[float], list[float]]
+
+
+def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowResult, Pairs]]:
+    """Yield each row's place and lane, its baseline, and the medians of the processes of both."""
     baselines = [other for other in run.lanes if not other.plan.lane.is_tinygrad] or [run.lanes[0]]
-    found = []
-    for other in baselines:
+    rows = [(lane, row) for lane in run.lanes for row in lane.rows]
+    for (index, (lane, row)), other in itertools.product(enumerate(rows), baselines):
         if other.plan.lane.backend == lane.plan.lane.backend:
             continue
         if other.plan.lane.model != lane.plan.lane.model:
             continue
         for theirs in other.rows:
-            if _same_test(theirs.case, row.case) and (pairs := _pairs(row, theirs)):
-                left, right = zip(*pairs, strict=True)
-                comparison = compare_paired(left, right, run.plan.seed)
-                found.append(
-                    {
-                        "baseline": other.plan.lane.backend,
-                        "baseline_settings": dict(theirs.case.settings),
-                        "pairs": comparison.n,
-                        "ratio": comparison.ratio,
-                        "ci95_low": comparison.ci_low,
-                        "ci95_high": comparison.ci_high,
-                        "p_value": comparison.p_value,
-                        "verdict": comparison.verdict.value,
-                        "text": verdict_text(
-                            comparison, lane.plan.lane.backend, other.plan.lane.backend, "pairs"
-                        ),
-                    }
-                )
-    return found
+            if not _same_test(theirs.case, row.case):
+                continue
+            left, right = (process_medians(r.throughputs, r.processes) for r in (row, theirs))
+            if both := [process for process in left if process in right]:
+                medians = [left[process] for process in both], [right[process] for process in both]
+                yield index, lane, other, theirs, medians
 
 
 def _same_test(left: AnyCase, right: AnyCase) -> bool:
     return (left.benchmark, left.label) == (right.benchmark, right.label)
 
 
-def _pairs(ours: RowResult, theirs: RowResult) -> list[tuple[float, float]]:
-    """Return the throughputs of both rows in the rounds that both have."""
-    by_round = [
-        {sample.round: value for sample, value in zip(row.samples, row.throughputs, strict=True)}
-        for row in (ours, theirs)
-    ]
-    return [(by_round[0][key], by_round[1][key]) for key in by_round[0] if key in by_round[1]]
-
-
 def verdict_text(
     comparison: Comparison, ours: str, theirs: str, unit: str, more: str = "-r 10"
 ) -> str:
-    """Say in one line what a comparison of so many `unit`s shows; `more` is the flag for more."""
-    interval = f"95 % {comparison.ci_low:.3g} to {comparison.ci_high:.3g}, {comparison.n} {unit}"
-    measured = f"{comparison.ratio:.3g} of the throughput of {theirs} ({interval})"
+    """Say in one line what a comparison shows: `unit` is a "pair" of processes or a "process".
+
+    `more` is the flag that gets more of them.
+    """
+    low, high = comparison.ci_low, comparison.ci_high
+    count = {
+        "pair": f"{comparison.n} pair{'s' * (comparison.n != 1)} of processes",
+        "process": f"{comparison.n} process{'es' * (comparison.n != 1)} a side",
+    }[unit]
+    inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
+    measured = f"{times(comparison.ratio)} of the throughput of {theirs} ({inside}{count})"
     match comparison.verdict:
         case Verdict.FASTER:
             return f"{ours} is faster: {measured}"
         case Verdict.SLOWER:
-            times = f"{theirs} is {1 / comparison.ratio:.3g} times as fast"
-            return f"{ours} is slower: {measured}; {times}"
+            return (
+                f"{ours} is slower: {measured}; {theirs} is {times(1 / comparison.ratio)} times "
+                "as fast"
+            )
         case Verdict.NO_DIFFERENCE:
             return f"no difference shown: {ours} has {measured}"
         case Verdict.TOO_FEW:
-            return f"too few {unit} for a verdict: {ours} has {measured}; use {more}"
+            return f"too few processes for a verdict: {ours} has {measured}; use {more}"
+
+
+def times(ratio: float) -> str:
+    """Return a ratio in three digits, or in as many as tell one near 1 from 1."""
+    return f"{ratio:.4f}" if 0.9 < ratio < 1.1 else f"{ratio:.3g}"
 
 
 def to_json(value: Any) -> str:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orinbench.board import energy_note
 from orinbench.plan import KNOBS
 from orinbench.record import Record, to_json
 from orinbench.schema import FIELDS
@@ -15,14 +16,66 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
+# What llama-bench writes where nothing was given (0.5.0, tools/llama-bench). Its own
+# compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what
+# means nothing to tinygrad stands there as llama-bench's default.
+LLAMA_DEFAULTS: Record = {
+    "cpu_info": "",
+    "gpu_info": "",
+    "backends": "",
+    "build_number": 0,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_threads": 0,
+    "cpu_mask": "0x0",
+    "cpu_strict": 0,
+    "poll": 50,
+    "type_k": "f16",
+    "type_v": "f16",
+    "n_gpu_layers": -1,
+    "n_cpu_moe": 0,
+    "split_mode": "layer",
+    "main_gpu": 0,
+    "no_kv_offload": 0,
+    "flash_attn": 0,
+    "devices": "auto",
+    "tensor_split": "0.00",
+    "tensor_buft_overrides": "none",
+    "use_mmap": 1,
+    "embeddings": 0,
+    "no_op_offload": 0,
+    "no_host": 0,
+    "fit_target": 0,
+    "fit_min_ctx": 0,
+}
+
+
+def as_llama_bench(record: Record) -> Record:
+    """Return a record as llama.cpp's own tools read it: nothing null that they compare by.
+
+    The commit of a patched tinygrad is its series' hash, which is all that differs between two.
+    """
+    if record["benchmark"] != "llama-bench":
+        return record
+    whole = {
+        name: LLAMA_DEFAULTS.get(name) if value is None else value for name, value in record.items()
+    }
+    if (series := (record["environment"] or {}).get("tinygrad_series")) and str(
+        record["backend"]
+    ).startswith("tinygrad"):
+        whole["build_commit"] = series
+    return whole
+
+
 def render_json(records: Sequence[Record]) -> str:
     """Return one array."""
-    return json.dumps(list(records), indent=2, ensure_ascii=False) + "\n"
+    plain = [as_llama_bench(record) for record in records]
+    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 
 def render_jsonl(records: Sequence[Record]) -> str:
     """Return one object a line."""
-    return "".join(to_json(record) + "\n" for record in records)
+    return "".join(to_json(as_llama_bench(record)) + "\n" for record in records)
 
 
 def render_csv(records: Sequence[Record]) -> str:
@@ -30,7 +83,8 @@ def render_csv(records: Sequence[Record]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writerow(FIELDS)
-    writer.writerows([_cell(record[field]) for field in FIELDS] for record in records)
+    plain = [as_llama_bench(record) for record in records]
+    writer.writerows([_cell(record[field]) for field in FIELDS] for record in plain)
     return text.getvalue()
 
 
@@ -39,7 +93,7 @@ def render_sql(records: Sequence[Record]) -> str:
     columns = ",\n".join(f'  "{name}" {kind}' for name, kind in FIELDS.items())
     names = ", ".join(f'"{name}"' for name in FIELDS)
     lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
-    for record in records:
+    for record in map(as_llama_bench, records):
         values = ", ".join(_sql(record[field]) for field in FIELDS)
         lines.append(f"INSERT INTO llama_bench ({names}) VALUES ({values});\n")
     return "\n".join(lines)
@@ -63,13 +117,17 @@ def _sql(value: Any) -> str:
     return "'" + _cell(value).replace("'", "''") + "'"
 
 
-def render_md(records: Sequence[Record]) -> str:
-    """Return llama-bench's table with our columns, one for rows without a model, and the notes."""
+def render_md(records: Sequence[Record], whole: bool = False) -> str:
+    """Return the models' table, one for rows without a model, and the notes.
+
+    The models' table fits 100 columns; `whole` has llama-bench's columns and all of ours.
+    """
     models = [record for record in records if record["model_type"]]
     others = [record for record in records if not record["model_type"]]
+    of_models = _columns if whole else _short_columns
     tables = [
         _table(rows, columns(rows))
-        for rows, columns in ((models, _columns), (others, _suite_columns))
+        for rows, columns in ((models, of_models), (others, _suite_columns))
         if rows
     ]
     lines = [line for table in tables for line in (*table, "")]
@@ -79,19 +137,38 @@ def render_md(records: Sequence[Record]) -> str:
 Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
 
 
-def _columns(records: Sequence[Record]) -> list[Column]:
-    """Return llama-bench's columns, those of the knobs that differ between rows, and ours."""
-    columns: list[Column] = [
-        ("model", False, lambda record: str(record["model_type"])),
-        ("size", True, lambda record: _size(record["model_size"])),
-        ("params", True, lambda record: _params(record["model_n_params"])),
+def _short_columns(records: Sequence[Record]) -> list[Column]:
+    """Return what a reader asks for first, the model only where there are several."""
+    model: Column = ("model", False, lambda record: str(record["model_type"]))
+    several = len({(record["model_type"], record["model_filename"]) for record in records}) > 1
+    return [
+        *([model] if several else []),
         ("backend", False, lambda record: str(record["backend"])),
+        *_knob_columns(records),
+        ("test", False, lambda record: str(record["test"])),
+        ("t/s, median", True, _median),
+        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
+        ("of roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
+        ("memory", True, memory_text),
+        *_energy_columns(records)[:1],
     ]
+
+
+def _median(record: Record) -> str:
+    if record["median_ts"] is None:
+        return _throughput(record)
+    mark = " (partial)" if record["partial"] or record["error"] else ""
+    return f"{_number(record['median_ts'])}{mark}"
+
+
+def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list[Column]:
+    """Return the columns of the settings that differ between rows of a backend."""
+    columns: list[Column] = []
     titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
     for knob in KNOBS:
         values = {str(record[knob.field]) for record in records if record["backend"] == "llama.cpp"}
         others = {str(record[knob.field]) for record in records if record["backend"] != "llama.cpp"}
-        if len(values) > 1 or len(others) > 1 or knob.field == "n_threads":
+        if len(values) > 1 or len(others) > 1 or knob.field in always:
             field = knob.field
             columns.append(
                 (
@@ -100,8 +177,17 @@ def _columns(records: Sequence[Record]) -> list[Column]:
                     lambda record, field=field: _known(record[field], "{}"),  # type: ignore[misc]
                 )
             )
+    return columns
+
+
+def _columns(records: Sequence[Record]) -> list[Column]:
+    """Return llama-bench's columns, those of the knobs that differ between rows, and ours."""
     return [
-        *columns,
+        ("model", False, lambda record: str(record["model_type"])),
+        ("size", True, lambda record: _size(record["model_size"])),
+        ("params", True, lambda record: _params(record["model_n_params"])),
+        ("backend", False, lambda record: str(record["backend"])),
+        *_knob_columns(records, always=("n_threads",)),
         ("test", True, lambda record: str(record["test"])),
         ("t/s", True, _throughput),
         ("median", True, lambda record: _number(record["median_ts"])),
@@ -244,7 +330,7 @@ def _params(count: int) -> str:
 
 def _notes(records: Sequence[Record]) -> list[str]:
     """Return what stands below the table: each fact once, in the order a reader asks for them."""
-    notes: list[str] = []
+    notes: list[str] = [_model_note(record) for record in records]
     for record in records:
         name = record["backend"]
         if record["model_type"]:  # other benchmarks have too many rows for a sentence each
@@ -275,12 +361,21 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append("Interrupted: the figures above are those measured until then.")
         planned = " planned"
     if first["repetitions"] is not None:  # llama.cpp's own records do not say
+        processes = max(len(set(record["processes"] or [0])) for record in records)
         notes.append(
             f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test "
-            f"once, in an order drawn with seed {first['seed']}. Not timed: {first['excluded']}."
+            f"once, in an order drawn with seed {first['seed']}; {processes} fresh "
+            f"process{'es' * (processes != 1)} of each backend. Not timed: {first['excluded']}."
         )
     notes.append(_machine_note(records))
     return [f"- {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _model_note(record: Record) -> str:
+    if not record["model_type"] or record["model_size"] is None:
+        return ""
+    size, params = _size(record["model_size"]), _params(record["model_n_params"])
+    return f"Model: {record['model_type']}, {size}, {params} weights."
 
 
 def _first_token_note(record: Record) -> str:
@@ -337,8 +432,7 @@ def included_notes(records: Sequence[Record]) -> list[str]:
 def _energy_note(record: Record) -> str:
     if record["joules_per_token"] is None:
         return ""
-    rails = next(run["summed"] for run in record["energy"] if run)
-    return f"Energy of {record['backend']}: the timed region's, sum of {', '.join(rails)}."
+    return energy_note(record)
 
 
 def _check_note(record: Record) -> str:
@@ -357,19 +451,22 @@ def _peak_note(record: Record) -> str:
 
 def _warning_notes(records: Sequence[Record]) -> list[str]:
     """Return each warning once, with the rows that it is about and what was seen in each."""
-    seen: dict[str, list[str]] = {}
+    seen: dict[str, list[tuple[str, str]]] = {}
     timed = [record for record in records if record["samples_ns"]]
     for record in timed:
         for warning in record["warnings"]:
-            detail = f" ({warning['detail']})" if warning["detail"] else ""
             row = f"{record['backend']} {record['test']}"
-            seen.setdefault(warning["text"], []).append(row + detail)
+            seen.setdefault(warning["text"], []).append((row, warning["detail"]))
     return [f"Warning: {text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
 
 
-def _rows(rows: Sequence[str], total: int) -> str:
-    plain = not any(row.endswith(")") for row in rows)
-    return "all rows" if plain and len(rows) == total > 1 else ", ".join(rows)
+def _rows(rows: Sequence[tuple[str, str]], total: int) -> str:
+    """Return the rows, each with its detail; all rows with one detail in two words."""
+    details = {detail for _, detail in rows}
+    if len(details) == 1 and len(rows) == total > 1:
+        (detail,) = details
+        return "all rows" + f" ({detail})" * bool(detail)
+    return ", ".join(row + f" ({detail})" * bool(detail) for row, detail in rows)
 
 
 def _machine_note(records: Sequence[Record]) -> str:

@@ -30,6 +30,11 @@ class RowResult:
         return self.warm_up.prepared.work
 
     @property
+    def processes(self) -> list[int]:
+        """Which of the lane's processes each sample is of."""
+        return [sample.process for sample in self.samples]
+
+    @property
     def throughputs(self) -> list[float]:
         """Units of work a second of each sample, in the order taken."""
         return [self.work * 1e9 / sample.ns for sample in self.samples]
@@ -44,6 +49,8 @@ class LaneResult:
     rows: list[RowResult]
     identity: Identity | None = None
     first_token: FirstToken | None = None
+    # Seconds from start to first token of each process, kernels in the cache.
+    first_tokens_s: list[float] = field(default_factory=list)
     bandwidth: Bandwidth | None = None
     check: dict[str, Any] | None = None  # what the correctness gate found; None: not run
     error: str | None = None

@@ -72,6 +72,7 @@ class Sample:
     ns: int
     peak_device_bytes: int | None
     peak_rss_bytes: int | None
+    process: int = 0  # which of the lane's fresh processes it is of
     ended_s: float | None = None  # when the timed region ended, in seconds of time.monotonic()
     kernels_compiled: int = 0
     discarded_ns: list[int] = field(default_factory=list)  # llama-bench's own first repetition
@@ -108,6 +109,13 @@ class BackendOf(Protocol[CaseT]):
 
     def measure(self, case: CaseT, round_: int, seed: int) -> Sample:
         """Time one repetition."""
+        ...
+
+    def renew(self) -> float | None:
+        """Replace the process by a fresh one, as it was before the first warm-up.
+
+        Returns the seconds from its start to its first token, None where there is none.
+        """
         ...
 
     def close(self) -> None:

@@ -30,7 +30,10 @@ SQL_ALLOWED = {
     (sqlite3.SQLITE_READ, "sqlite_master"),
 }
 
-LISTS = ("samples_ns", "samples_ts", "discarded_ns", "rounds", "warnings", "comparisons")
+LISTS = (
+    *("samples_ns", "samples_ts", "discarded_ns", "rounds", "processes", "warnings", "comparisons"),
+    "ttft_warm_samples_s",
+)
 LISTS_OF_STATES = ("clocks", "board_before", "board_after", "ignored_flags")
 # What llama.cpp's records must have to say what was measured.
 CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
@@ -56,6 +59,8 @@ def load_results(path: Path) -> list[Record]:
 
 
 def _read(path: Path) -> str:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise BenchError(f"{path}: is a pipe or a device; a result is a file")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BenchError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no result is")
@@ -161,8 +166,11 @@ def completed(record: Record) -> Record:
     whole["unit"] = whole["unit"] or "tok/s"
     if not whole["backend"]:
         whole |= _of_llama_cpp(whole)
+    if len(whole["processes"]) != len(whole["samples_ts"]):
+        # llama.cpp's own, and ours from before each round had a process: one process made them.
+        whole["processes"] = [0] * len(whole["samples_ts"])
     if whole["samples_ts"] and whole["median_ts"] is None:
-        whole |= _statistics(whole["samples_ts"])
+        whole |= _statistics(whole["samples_ts"], whole["processes"])
     return whole
 
 
@@ -181,8 +189,8 @@ def _of_llama_cpp(record: Record) -> Record:
     }
 
 
-def _statistics(samples: Sequence[float]) -> Record:
-    summary = summarize(samples)
+def _statistics(samples: Sequence[float], processes: Sequence[int]) -> Record:
+    summary = summarize(samples, processes=processes)
     return {
         "median_ts": summary.median,
         "p5_ts": summary.p5,

@@ -26,13 +26,13 @@ LLAMA_FIELDS = _fields("""
 OUR_FIELDS = _fields("""
     schema_version:I benchmark:T unit:T work:R peak_percent:R extra:T
     backend:T software:T device:T device_name:T driver:T arch:T renderer:T
-    test:T error:T partial:I synthetic:I seed:I repetitions:I rounds:T ignored_flags:T
+    test:T error:T partial:I synthetic:I seed:I repetitions:I rounds:T processes:T ignored_flags:T
     median_ts:R p5_ts:R p95_ts:R ci95_low_ts:R ci95_high_ts:R discarded_ns:T warnings:T
     comparisons:T token_read_bytes:I token_read_by_tensor:T copy_bandwidth_gb_s:R
     copy_bandwidth_samples_gb_s:T roofline_ts:R roofline_percent:R kernels_per_token:I
     launches_per_token:I peak_device_bytes:I peak_rss_bytes:I ttft_prompt:I ttft_cold_s:R
-    ttft_warm_s:R load_s:R cold_compile_s:R cold_kernels_compiled:I warm_up_s:R
-    warm_up_compile_s:R check:T excluded:T decode_path:T included:T joules_per_token:R
+    ttft_warm_s:R ttft_warm_samples_s:T load_s:R cold_compile_s:R cold_kernels_compiled:I
+    warm_up_s:R warm_up_compile_s:R check:T excluded:T decode_path:T included:T joules_per_token:R
     tokens_per_joule:R energy:T clocks:T board_before:T board_after:T environment:T
 """)
 FIELDS = {**LLAMA_FIELDS, **OUR_FIELDS}

@@ -7,10 +7,12 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
     TaskID,
+    TaskProgressColumn,
     TextColumn,
+    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.status import Status
@@ -34,12 +36,16 @@ class Talk(Protocol):
         """Say how far the phase is; of many in a row only some are shown off a terminal."""
         ...
 
-    def begin(self, total: int, seconds: float) -> None:
-        """Start counting `total` repetitions, which will take at least `seconds`."""
+    def begin(self, total: int) -> None:
+        """Start counting `total` steps."""
+        ...
+
+    def expect(self, text: str, seconds: float, left: int) -> None:
+        """Say what comes now, and that its `left` steps will take at least `seconds`."""
         ...
 
     def advance(self, text: str) -> None:
-        """Count one repetition as done."""
+        """Count one step as done."""
         ...
 
     def close(self) -> None:
@@ -48,12 +54,13 @@ class Talk(Protocol):
 
 
 class PlainTalk:
-    """Plain lines on standard error; repetitions only if asked for."""
+    """Plain lines on standard error: of each step if asked for, else of one in ten seconds."""
 
-    def __init__(self, repetitions: bool = False) -> None:
-        self._repetitions = repetitions
+    def __init__(self, every: bool = False) -> None:
+        self._every = every
         self._total = self._done = 0
-        self._said = 0.0  # when, by time.monotonic()
+        self._said = time.monotonic()
+        self._timed: tuple[int, float] | None = None  # what was done when, as the rounds began
 
     def line(self, text: str) -> None:
         """Print a line."""
@@ -61,24 +68,35 @@ class PlainTalk:
         self._said = time.monotonic()
 
     def phase(self, text: str) -> None:
-        """Print a line."""
-        self.line(text)
+        """Print a line; of what many rounds do over and over, only where each step has one."""
+        if self._timed is None or self._every:
+            self.line(text)
 
     def detail(self, text: str) -> None:
         """Print a line if there was none for a while."""
         if time.monotonic() - self._said >= _BETWEEN_LINES:
             self.line(text)
 
-    def begin(self, total: int, seconds: float) -> None:
-        """Say how much there is to time."""
+    def begin(self, total: int) -> None:
+        """Start counting."""
         self._total = total
-        self.line(announcement(total, seconds))
+
+    def expect(self, text: str, seconds: float, left: int) -> None:
+        """Print what comes."""
+        self._total = self._done + left
+        self._timed = self._done, time.monotonic()
+        self.line(announcement(text, seconds))
 
     def advance(self, text: str) -> None:
-        """Print a line if repetitions were asked for."""
+        """Print how far it is, if that was asked for or there was no line for a while."""
         self._done += 1
-        if self._repetitions:
-            self.line(f"{self._done}/{self._total} {text}")
+        if self._timed is None:
+            return
+        done, start = self._timed
+        share = (self._done - done) / max(1, self._total - done)
+        left = (time.monotonic() - start) * (1 - share) / share
+        say = self.line if self._every else self.detail
+        say(f"{share:.0%}, about {duration(left)} left: {text}")
 
     def close(self) -> None:
         """Nothing to leave."""
@@ -98,33 +116,45 @@ class RichTalk:
         self._console.print(f"orinbench: {text}", markup=False, highlight=False)
 
     def phase(self, text: str) -> None:
-        """Show a spinner with `text`."""
+        """Show `text` beside the bar, or beside a spinner before there is one."""
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, description=text)
+            return
         if self._status is None:
             self._status = self._console.status(text)
             self._status.start()
         self._status.update(text)
 
     def detail(self, text: str) -> None:
-        """Show it beside the spinner."""
+        """Show it where the phase stands."""
         self.phase(text)
 
-    def begin(self, total: int, seconds: float) -> None:
+    def begin(self, total: int) -> None:
         """Replace the spinner by a bar."""
-        self.line(announcement(total, seconds))
         self._stop_status()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
             TimeRemainingColumn(),
             console=self._console,
             transient=True,
         )
-        self._task = self._progress.add_task("timing", total=total)
+        self._task = self._progress.add_task("", total=total)
         self._progress.start()
 
+    def expect(self, text: str, seconds: float, left: int) -> None:
+        """Print what comes above the bar, and let the bar count it."""
+        self.line(announcement(text, seconds))
+        if self._progress is not None and self._task is not None:
+            (task,) = self._progress.tasks
+            self._progress.update(self._task, total=task.completed + left)
+
     def advance(self, text: str) -> None:
-        """Move the bar and name what was timed."""
+        """Move the bar and name what was done."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=1, description=text)
 
@@ -141,10 +171,10 @@ class RichTalk:
             self._status = None
 
 
-def announcement(total: int, seconds: float) -> str:
-    """Return what is about to be timed, and how long that takes at least, if it takes long."""
-    least = f", at least {duration(seconds)}" if seconds >= 1 else ""
-    return f"timing {total} repetitions{least}"
+def announcement(text: str, seconds: float) -> str:
+    """Return what comes, and how long that takes at least, if it takes long."""
+    least = f"; at least {duration(seconds)}" if seconds >= 1 else ""
+    return f"{text}{least}"
 
 
 def duration(seconds: float) -> str:

@@ -109,6 +109,13 @@ class TinygradBackend:
         measured = self.worker.ask(protocol.Measure(case.test(), seed), protocol.Measured)
         return sample_of(measured, round_)
 
+    def renew(self) -> float | None:
+        """Load the model into a fresh process and take its first token, which is timed."""
+        self.worker.close()
+        self._worker = self._start()
+        self._first(self._worker)
+        return time.monotonic() - self._worker.started
+
     def close(self) -> None:
         """End the worker and remove the private kernel cache."""
         if self._worker is not None:

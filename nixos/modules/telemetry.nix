@@ -26,6 +26,11 @@ let
   # Secrets that the options name: [ { option; file; } ].
   secrets = lib.filter (secret: secret.file != null) [
     {
+      option = "orin.telemetry.exporter.webConfigFile";
+      file = cfg.exporter.webConfigFile;
+      advice = "its format is that of Prometheus' exporter-toolkit; docs/telemetry.md has an example";
+    }
+    {
       option = "orin.telemetry.grafana.secretKeyFile";
       file = if cfg.grafana.enable then cfg.grafana.secretKeyFile else null;
     }
@@ -55,6 +60,15 @@ let
       }
       // hardening;
   };
+
+  # The exporter has a user of its own: systemd hands it what only root may read.
+  webSettings = lib.optionalAttrs (cfg.exporter.webConfigFile != null) {
+    ExecReload = "${lib.getExe' pkgs.coreutils "kill"} -HUP $MAINPID";
+    LoadCredential = [
+      "web.yml:${cfg.exporter.webConfigFile}"
+    ]
+    ++ lib.mapAttrsToList (name: file: "${name}:${file}") cfg.exporter.webFiles;
+  };
 in
 {
   options.orin.telemetry = {
@@ -83,6 +97,41 @@ in
           "20"
         ];
         description = "Further arguments of `jetson-exporter`; the one for debugfs does not get them.";
+      };
+
+      webConfigFile = lib.mkOption {
+        type = lib.types.nullOr lib.types.str;
+        default = null;
+        example = "/var/lib/secrets/jetson-web.yml";
+        description = ''
+          A file on the board with TLS and passwords, in the format of Prometheus' exporter-toolkit.
+          Root's alone will do; `systemctl reload jetson-exporter` reads it again. Set `scrape` to
+          what this board's Prometheus needs then.
+        '';
+      };
+
+      webFiles = lib.mkOption {
+        type = lib.types.attrsOf lib.types.str;
+        default = { };
+        example = {
+          "jetson.crt" = "/var/lib/secrets/jetson.crt";
+          "jetson.key" = "/var/lib/secrets/jetson.key";
+        };
+        description = "The files that `webConfigFile` names, by the names that it has for them.";
+      };
+
+      scrape = lib.mkOption {
+        type = lib.types.attrs;
+        default = { };
+        example = {
+          scheme = "https";
+          tls_config.ca_file = "/var/lib/prometheus-ca.crt";
+          basic_auth = {
+            username = "prometheus";
+            password_file = "/var/lib/secrets/jetson-password";
+          };
+        };
+        description = "What the scrape of the exporter needs besides its address.";
       };
 
       debugfs = {
@@ -141,7 +190,7 @@ in
         type = lib.types.str;
         default = "5s";
         example = "15s";
-        description = "Time between two scrapes. Energy is counted by the exporter at 10 Hz anyway.";
+        description = "Time between two scrapes. Energy is counted by the exporter in between.";
       };
 
       remoteWrite = lib.mkOption {
@@ -168,9 +217,22 @@ in
         inherit (options.services.prometheus.scrapeConfigs) type;
         default = [ ];
         example = lib.literalExpression ''
-          [ { job_name = "orin-2"; static_configs = [ { targets = [ "orin-2:9401" ]; } ]; } ]
+          [
+            {
+              job_name = "orin-2";
+              static_configs = [
+                {
+                  targets = [ "orin-2:9401" ];
+                  labels.host = "orin-2";
+                }
+              ];
+            }
+          ]
         '';
-        description = "Further targets, such as the exporters of other boards.";
+        description = ''
+          Further targets, such as the exporters of other boards. Give all targets of one machine
+          the same label `host`: joules a token are counted by it.
+        '';
       };
     };
 
@@ -259,8 +321,12 @@ in
             "--listen"
             "${cfg.exporter.listenAddress}:${toString cfg.exporter.port}"
           ]
+          ++ lib.optionals (cfg.exporter.webConfigFile != null) [
+            "--web-config"
+            "%d/web.yml"
+          ]
           ++ cfg.exporter.extraFlags
-        ) { };
+        ) webSettings;
         systemd.services.jetson-exporter-debugfs = lib.mkIf cfg.exporter.debugfs.enable (
           exporterUnit "Jetson sensors that only root may read"
             [
@@ -286,6 +352,8 @@ in
         services.prometheus.exporters.node = lib.mkIf cfg.nodeExporter {
           enable = true;
           listenAddress = loopback;
+          # Which units failed: the alert OrinUnitFailed asks for it.
+          enabledCollectors = [ "systemd" ];
           disabledCollectors = [ "thermal_zone" ];
           extraFlags = [ "--collector.textfile.directory=${toString cfg.textfileDirectory}" ];
         };
@@ -295,7 +363,7 @@ in
           lib.concatMapStrings (secret: ''
             if [ ! -s ${lib.escapeShellArg (toString secret.file)} ]; then
               echo "${secret.option}: there is no ${toString secret.file} on this board. Write it first:"
-              echo "  install -D -m 0400 <(openssl rand -hex 32) ${toString secret.file}"
+              echo "  ${secret.advice or "install -D -m 0400 <(openssl rand -hex 32) ${toString secret.file}"}"
               exit 1
             fi
           '') secrets
@@ -342,13 +410,16 @@ in
                 static_configs = [
                   {
                     targets = [ (address port) ];
-                    labels.instance = host;
+                    labels = {
+                      inherit host;
+                      instance = host;
+                    };
                   }
                 ];
               };
             in
             [
-              (job "jetson" cfg.exporter.port)
+              (job "jetson" cfg.exporter.port // cfg.exporter.scrape)
               (job "prometheus" cfg.prometheus.port)
             ]
             ++ lib.optional cfg.exporter.debugfs.enable (job "jetson-debugfs" cfg.exporter.debugfs.port)

@@ -20,7 +20,7 @@ import click
 from . import report as reports
 from .errors import SimError
 from .inject import Injection
-from .options import BOARDS, KEPT, PLACES, PROFILES, Options, cache_directory
+from .options import BOARDS, CHECKS, KEPT, PLACES, PROFILES, Options, cache_directory
 from .rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -68,6 +68,13 @@ _STRICT_EXIT = 3
     is_flag=True,
     help="SKED writes its copy of a QMD back some time after the QMD's release.",
 )
+@click.option("--warps", is_flag=True, help="Warps of a block run in a drawn order.")
+@click.option(
+    "--sanitize",
+    default="",
+    metavar="LIST",
+    help="Watch kernels: race,init,sync,bounds, or all. --strict implies all.",
+)
 @click.option(
     "--place",
     type=click.Choice(PLACES),
@@ -107,7 +114,7 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     nvgpusim --delay 5 --seed 7 -- pytest tests/test_ops.py
     nvgpusim -- -m tinygrad.apps.llm
     """
-    options = Options(**values)
+    options = Options(**values | {"sanitize": checks(values["sanitize"])})
     for spec in options.inject:
         Injection.parse(spec)
     argv = python_command(command)
@@ -117,6 +124,17 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as directory:
         status = _run(argv, options, directory)
         return _conclude(options, Path(directory), status, quiet, command)
+
+
+def checks(text: str) -> tuple[str, ...]:
+    """The list of --sanitize; raises SimError for a name that is none."""
+    names = tuple(filter(None, text.split(",")))
+    if names == ("all",):
+        return CHECKS
+    for name in names:
+        if name not in CHECKS:
+            raise SimError(f"--sanitize {name}: expected some of {','.join(CHECKS)}, or all")
+    return names
 
 
 def python_command(command: tuple[str, ...]) -> list[str]:

@@ -26,6 +26,8 @@ NOTIFIER_PBDMA = 32
 """NVGPU_CHANNEL_PBDMA_ERROR: bad GPFIFO entry, header or semaphore."""
 NOTIFIER_RESET = 43
 """NVGPU_CHANNEL_RESETCHANNEL_VERIF_ERROR: FORCE_RESET ioctl."""
+NOTIFIER_GAP = 0xFFFF
+"""No code of nvgpu: the simulator cannot run what the client asked for, which may be right."""
 
 EVENT_BLOCKING_SYNC = 2
 """NVGPU_EVENT_ID_BLOCKING_SYNC: posted on a non-stalling interrupt."""

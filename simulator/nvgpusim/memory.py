@@ -155,7 +155,7 @@ class DmaBuf:
         poison: bool = False,
         on_free: Callable[[DmaBuf], None] | None = None,
     ) -> None:
-        self.size = -(-size // PAGE) * PAGE
+        self.size, self.asked = -(-size // PAGE) * PAGE, size
         self.name, self.line = name, line
         self.poison, self.on_free = poison, on_free
         self.attribute = 0

@@ -11,6 +11,8 @@ KEPT = 2
 """Layout of the kept programs. A compile cache holds code whose PTX lies in such a layout."""
 PROFILES = ("r35", "r36", "r38")
 PLACES = ("buddy", "low", "high", "random", "windows", "reuse")
+CHECKS = ("race", "init", "sync", "bounds")
+"""What `--sanitize` can watch kernels for."""
 BOARDS: dict[str, tuple[int, int]] = {
     "agx64": (8, 64),
     "agx32": (7, 32),
@@ -37,9 +39,10 @@ class Options:
     `delay` bounds, in milliseconds, how late the consumer may run (0: at once); `order` delivers
     write-combined stores late unless a barrier stood between; without `prefetch`, entries and
     pushbuffers are read when they are executed, not at the doorbell; with `write_back`, SKED writes
-    its copy of a QMD back some time after the QMD's release; `place` is the allocation policy;
-    `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are drawn from
-    `seed`.
+    its copy of a QMD back some time after the QMD's release; `warps` draws the order of warps;
+    `sanitize` lists what kernels are watched for (`strict`: everything); `place` is the allocation
+    policy; `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are
+    drawn from `seed`.
     """
 
     profile: str = "r36"
@@ -55,6 +58,13 @@ class Options:
     record: str = ""
     report: str = ""
     strict: bool = False
+    warps: bool = False
+    sanitize: tuple[str, ...] = field(default=())
+
+    @property
+    def checks(self) -> frozenset[str]:
+        """What kernels are watched for."""
+        return frozenset(CHECKS if self.strict else self.sanitize)
 
     @property
     def tpcs(self) -> int:
@@ -80,4 +90,5 @@ class Options:
         """The inverse of :meth:`to_json`."""
         values = json.loads(text)
         values["inject"] = tuple(values["inject"])
+        values["sanitize"] = tuple(values.get("sanitize", ()))
         return cls(**values)

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from . import clients
 from .errors import SimError
 from .locks import Lock
 from .options import cache_directory
@@ -72,17 +73,21 @@ class Program:
     bank0: int = 0
     relocations: list[Relocation] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
-    _code: Code | None = None
+    _codes: dict[bool, Code] = field(default_factory=dict)
 
     @property
     def code(self) -> Code:
         """The kernel ready to run. Raises PtxError for PTX that the interpreter does not know."""
-        if self._code is None:
+        return self.compiled(fine=False)
+
+    def compiled(self, *, fine: bool) -> Code:
+        """The kernel ready to run, fine for drawn orders and the sanitizer (see compile_kernel)."""
+        if fine not in self._codes:
             module = _parsed(self.ptx)
             if self.name not in module.kernels:
                 raise SimError(f"the PTX kept for kernel {self.name} has no such entry")
-            self._code = compile_kernel(module, module.kernels[self.name])
-        return self._code
+            self._codes[fine] = compile_kernel(module, module.kernels[self.name], fine)
+        return self._codes[fine]
 
     @property
     def reads(self) -> int:
@@ -91,7 +96,7 @@ class Program:
             kernel = _parsed(self.ptx).kernels.get(self.name)
         except PtxError:
             kernel = None
-        if kernel is None:
+        if kernel is None or kernel.refusal:
             return sys.maxsize
         return sum(i.op == "ld" and "param" not in i.mods for i in kernel.instrs)
 
@@ -432,6 +437,9 @@ _HOOKS: dict[str, Callable[[ModuleType], None]] = {
     _NVRTC: hook_nvrtc,
     _JITLINK: hook_jitlink,
     _NVCC: hook_nvcc,
+    clients.DEVICE: clients.hook_allocator,
+    clients.HCQ: clients.hook_hcq,
+    "tinygrad.runtime.ops_nv": clients.hook_nv,
 }
 
 
@@ -458,7 +466,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def install() -> None:
-    """Hook the compilers of this process, now or when they are imported. Idempotent."""
+    """Hook compilers and allocators of this process, now or when imported. Idempotent."""
     if any(isinstance(f, _Finder) for f in sys.meta_path):
         return
     sys.meta_path.insert(0, _Finder())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .errors import SimError
-from .gpu_api import ChannelPort, FaultReport
+from .gpu_api import NOTIFIER_GAP, ChannelPort, FaultReport
 from .locks import Lock
 from .options import Options
 from .rules import RULES, KernelError
@@ -106,7 +106,8 @@ class Journal:
 
 def fault_lines(entry: dict[str, Any]) -> list[str]:
     """A fault for people, indented."""
-    head = f"nvgpusim: GPU error {entry['code']}: {entry['title']}"
+    kind = "no GPU error" if entry["code"] == NOTIFIER_GAP else f"GPU error {entry['code']}"
+    head = f"nvgpusim: {kind}: {entry['title']}"
     where = f"  channel {entry['channel']}, TSG {entry['tsg']}: dead"
     return [
         head,
@@ -177,6 +178,8 @@ def again(entry: dict[str, Any]) -> str:
         if isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
             continue
+        if name == "sanitize":
+            value = ",".join(value)
         for one in value if isinstance(value, list) else [value]:
             words += [flag, str(one)]
     return shlex.join([*words, "--", *entry["command"]])

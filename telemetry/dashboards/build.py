@@ -11,7 +11,11 @@ from typing import Any
 HERE = Path(__file__).parent
 #: Chosen in Grafana, so that one dashboard serves any Prometheus and any number of boards.
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-INSTANCE = 'instance=~"$instance"'
+INSTANCE = 'instance=~"$instance", host=~"$host"'
+#: What has one series a machine: of two machines, each says which it is.
+ONE = "{{instance}}"
+#: A row of a benchmark.
+ROW = f"{ONE} {{{{model}}}} {{{{test}}}} {{{{backend}}}}"
 #: Grafana's grid is 24 wide.
 WIDTH = 24
 
@@ -65,9 +69,24 @@ class Panel:
         }
 
 
+def variable(name: str, query: str) -> dict[str, Any]:
+    """A choice of some or all of a label's values; all holds for series without the label too."""
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": query,
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
 @dataclass(frozen=True)
 class Dashboard:
-    """One dashboard; `instances` is the metric whose `instance` label the reader may choose."""
+    """One dashboard; the reader chooses among `host` and `instance` of the metric `instances`."""
 
     uid: str
     title: str
@@ -91,17 +110,10 @@ class Dashboard:
             "templating": {
                 "list": [
                     {"name": "datasource", "type": "datasource", "query": "prometheus"},
-                    {
-                        "name": "instance",
-                        "type": "query",
-                        "datasource": DATASOURCE,
-                        "query": f"label_values({self.instances}, instance)",
-                        "refresh": 2,
-                        "multi": True,
-                        "includeAll": True,
-                        "allValue": ".*",
-                        "current": {"text": "All", "value": "$__all"},
-                    },
+                    variable("host", f"label_values({self.instances}, host)"),
+                    variable(
+                        "instance", f'label_values({self.instances}{{host=~"$host"}}, instance)'
+                    ),
                 ]
             },
             "panels": list(self._placed()),
@@ -117,8 +129,8 @@ class Dashboard:
 
 
 def stat(title: str, unit: str, query: str, **more: Any) -> Panel:
-    """One number."""
-    return Panel(title, unit, [(query, "")], kind="stat", width=4, height=4, **more)
+    """One number a machine."""
+    return Panel(title, unit, [(query, ONE)], kind="stat", width=4, height=4, **more)
 
 
 BOARD = Dashboard(
@@ -145,8 +157,8 @@ BOARD = Dashboard(
             "Power by rail",
             "watt",
             [
-                (f"jetson_rail_power_watts{{{INSTANCE}}}", "{{rail}}"),
-                (f"jetson_module_power_watts{{{INSTANCE}}}", "module"),
+                (f"jetson_rail_power_watts{{{INSTANCE}}}", f"{ONE} {{{{rail}}}}"),
+                (f"jetson_module_power_watts{{{INSTANCE}}}", f"{ONE} module"),
             ],
             width=12,
             description="VDDQ_VDD2_1V8AO is fed from inside the module and is not in its sum.",
@@ -155,10 +167,11 @@ BOARD = Dashboard(
             "Temperature",
             "celsius",
             [
-                (f"jetson_temperature_celsius{{{INSTANCE}}}", "{{zone}}"),
+                (f"jetson_temperature_celsius{{{INSTANCE}}}", f"{ONE} {{{{zone}}}}"),
                 (
-                    f'jetson_temperature_trip_celsius{{{INSTANCE}, zone="tj", type="passive"}}',
-                    "trip",
+                    "min by (instance) "
+                    f'(jetson_temperature_trip_celsius{{{INSTANCE}, type="passive"}})',
+                    f"{ONE} first trip",
                 ),
             ],
             width=12,
@@ -167,62 +180,70 @@ BOARD = Dashboard(
         Panel(
             "GPU",
             "percentunit",
-            [(f"jetson_gpu_load_ratio{{{INSTANCE}}}", "load of GPU {{gpu}}")],
+            [(f"jetson_gpu_load_ratio{{{INSTANCE}}}", f"{ONE} load of GPU {{{{gpu}}}}")],
             limits=(0, 1),
         ),
         Panel(
             "GPU clock",
             "hertz",
             [
-                (f"jetson_gpu_frequency_hertz{{{INSTANCE}}}", "clock"),
-                (f"jetson_gpu_max_frequency_hertz{{{INSTANCE}}}", "may reach"),
+                (f"jetson_gpu_frequency_hertz{{{INSTANCE}}}", f"{ONE} clock"),
+                (f"jetson_gpu_max_frequency_hertz{{{INSTANCE}}}", f"{ONE} may reach"),
             ],
         ),
         Panel(
             "Throttle events a second",
             "none",
+            [(f"rate(jetson_throttle_events_total{{{INSTANCE}}}[1m])", f"{ONE} {{{{reason}}}}")],
+        ),
+        Panel(
+            "Throttle alerts of the chip",
+            "percentunit",
             [
-                (f"rate(jetson_throttle_events_total{{{INSTANCE}}}[1m])", "{{reason}}"),
                 (
                     f'jetson_cooling_state_ratio{{{INSTANCE}, type=~".*-alert"}}',
-                    "{{type}}",
-                ),
+                    f"{ONE} {{{{type}}}}",
+                )
             ],
+            limits=(0, 1),
         ),
         Panel(
             "Mean power from energy",
             "watt",
-            [(f"rail:jetson_power_watts:rate1m{{{INSTANCE}}}", "{{rail}}")],
+            [(f"rail:jetson_power_watts:rate1m{{{INSTANCE}}}", f"{ONE} {{{{rail}}}}")],
         ),
         Panel(
             "GPU memory",
             "bytes",
             [
-                (f"jetson_nvmap_memory_bytes{{{INSTANCE}}}", "allocated"),
-                (f"jetson_memory_largest_free_block_bytes{{{INSTANCE}}}", "largest free block"),
+                (f"jetson_nvmap_memory_bytes{{{INSTANCE}}}", f"{ONE} allocated"),
+                (
+                    f"jetson_memory_largest_free_block_bytes{{{INSTANCE}}}",
+                    f"{ONE} largest free block",
+                ),
             ],
         ),
         Panel(
             "Fan",
             "rotrpm",
-            [(f"jetson_fan_speed_rpm{{{INSTANCE}}}", "{{fan}}")],
+            [(f"jetson_fan_speed_rpm{{{INSTANCE}}}", f"{ONE} {{{{fan}}}}")],
         ),
         Panel(
             "Power mode",
             "none",
-            [(f"jetson_power_mode_info{{{INSTANCE}}}", "{{id}} {{name}}")],
+            [(f"jetson_power_mode_info{{{INSTANCE}}}", f"{ONE} {{{{id}}}} {{{{name}}}}")],
             kind="table",
         ),
         Panel(
             "Clocks pinned",
             "bool_yes_no",
-            [(f"jetson_clocks_pinned{{{INSTANCE}}}", "{{domain}}")],
+            [(f"jetson_clocks_pinned{{{INSTANCE}}}", f"{ONE} {{{{domain}}}}")],
             kind="stat",
         ),
         Panel(
             "Sources",
             "bool_yes_no",
-            [(f"jetson_scrape_source_success{{{INSTANCE}}}", "{{source}}")],
+            [(f"jetson_scrape_source_success{{{INSTANCE}}}", f"{ONE} {{{{source}}}}")],
             kind="stat",
         ),
     ],
@@ -231,71 +252,51 @@ BOARD = Dashboard(
 LLM = Dashboard(
     "jetson-llm",
     "LLM server",
-    "llm_requests_in_progress",
+    "llm:requests_running",
     [
-        stat(
-            "Tokens a second",
-            "none",
-            f"sum by (instance) (rate(llm_generated_tokens_total{{{INSTANCE}}}[1m]))",
-        ),
+        stat("Tokens a second", "none", f"llm:generated_tokens:rate1m{{{INSTANCE}}}"),
         stat("Joules a token", "joule", "host:llm_joules_per_token:rate5m"),
-        stat("Under way", "none", f"llm_requests_in_progress{{{INSTANCE}}}"),
-        stat("Waiting", "none", f"llm_requests_waiting{{{INSTANCE}}}"),
-        stat(
-            "First token, median",
-            "s",
-            "histogram_quantile(0.5, sum by (instance, le) "
-            f"(rate(llm_time_to_first_token_seconds_bucket{{{INSTANCE}}}[5m])))",
-        ),
-        stat(
-            "First token, 95 %",
-            "s",
-            "histogram_quantile(0.95, sum by (instance, le) "
-            f"(rate(llm_time_to_first_token_seconds_bucket{{{INSTANCE}}}[5m])))",
+        stat("Under way", "none", f"llm:requests_running{{{INSTANCE}}}"),
+        stat("Waiting", "none", f"llm:requests_waiting{{{INSTANCE}}}"),
+        stat("First token, median", "s", f"llm:time_to_first_token_seconds:p50_5m{{{INSTANCE}}}"),
+        stat("First token, 95 %", "s", f"llm:time_to_first_token_seconds:p95_5m{{{INSTANCE}}}"),
+        Panel(
+            "Joules a token",
+            "joule",
+            [("host:llm_joules_per_token:rate5m", "{{host}}{{instance}}")],
+            width=12,
+            description="The module's rails over the server's tokens, idle time included: module, "
+            "without carrier board and power supply.",
         ),
         Panel(
             "Tokens a second",
             "none",
             [
-                (f"rate(llm_generated_tokens_total{{{INSTANCE}}}[1m])", "generated"),
-                (f"rate(llm_prompt_tokens_total{{{INSTANCE}}}[1m])", "prompt"),
+                (f"llm:generated_tokens:rate1m{{{INSTANCE}}}", f"{ONE} generated"),
+                (f"llm:prompt_tokens:rate1m{{{INSTANCE}}}", f"{ONE} prompt"),
             ],
             width=12,
         ),
         Panel(
-            "Requests a second",
-            "reqps",
-            [(f"rate(llm_requests_total{{{INSTANCE}}}[1m])", "{{status}}")],
-            width=12,
+            "Requests",
+            "none",
+            [
+                (f"llm:requests_running{{{INSTANCE}}}", f"{ONE} under way"),
+                (f"llm:requests_waiting{{{INSTANCE}}}", f"{ONE} waiting"),
+            ],
         ),
         Panel(
             "Time to first token",
             "s",
             [
-                (
-                    f"histogram_quantile({quantile}, sum by (instance, le) "
-                    f"(rate(llm_time_to_first_token_seconds_bucket{{{INSTANCE}}}[5m])))",
-                    legend,
-                )
-                for quantile, legend in ((0.5, "median"), (0.95, "95 %"))
-            ],
-        ),
-        Panel(
-            "Time of a request",
-            "s",
-            [
-                (
-                    f"histogram_quantile({quantile}, sum by (instance, le) "
-                    f"(rate(llm_request_duration_seconds_bucket{{{INSTANCE}}}[5m])))",
-                    legend,
-                )
-                for quantile, legend in ((0.5, "median"), (0.95, "95 %"))
+                (f"llm:time_to_first_token_seconds:p50_5m{{{INSTANCE}}}", f"{ONE} median"),
+                (f"llm:time_to_first_token_seconds:p95_5m{{{INSTANCE}}}", f"{ONE} 95 %"),
             ],
         ),
         Panel(
             "Module power meanwhile",
             "watt",
-            [("jetson_module_power_watts", "{{instance}}")],
+            [('jetson_module_power_watts{host=~"$host"}', ONE)],
         ),
     ],
 )
@@ -308,7 +309,12 @@ HISTORY = Dashboard(
         Panel(
             "Speed",
             "none",
-            [(f"orinbench_tokens_per_second{{{INSTANCE}}}", "{{model}} {{test}} {{backend}}")],
+            [
+                (
+                    f"orinbench_tokens_per_second{{{INSTANCE}}}",
+                    ROW,
+                )
+            ],
             width=12,
             description="Median tokens a second of the newest run, written by --textfile.",
         ),
@@ -316,10 +322,13 @@ HISTORY = Dashboard(
             "Energy of a token",
             "joule",
             [
-                (f"orinbench_joules_per_token{{{INSTANCE}}}", "{{model}} {{test}} {{backend}}"),
+                (
+                    f"orinbench_joules_per_token{{{INSTANCE}}}",
+                    ROW,
+                ),
                 (
                     f"run:orinbench_joules_per_token:last{{{INSTANCE}}}",
-                    "last region, {{test}} {{backend}}",
+                    f"{ONE} last region, {{{{test}}}} {{{{backend}}}}",
                 ),
             ],
             width=12,
@@ -327,18 +336,33 @@ HISTORY = Dashboard(
         Panel(
             "Share of what memory bandwidth allows",
             "percent",
-            [(f"orinbench_roofline_percent{{{INSTANCE}}}", "{{model}} {{test}} {{backend}}")],
+            [
+                (
+                    f"orinbench_roofline_percent{{{INSTANCE}}}",
+                    ROW,
+                )
+            ],
             limits=(0, 100),
         ),
         Panel(
             "Time to first token",
             "s",
-            [(f"orinbench_ttft_seconds{{{INSTANCE}}}", "{{model}} {{test}} {{backend}}")],
+            [
+                (
+                    f"orinbench_ttft_seconds{{{INSTANCE}}}",
+                    ROW,
+                )
+            ],
         ),
         Panel(
             "Tokens a joule",
             "none",
-            [(f"orinbench_tokens_per_joule{{{INSTANCE}}}", "{{model}} {{test}} {{backend}}")],
+            [
+                (
+                    f"orinbench_tokens_per_joule{{{INSTANCE}}}",
+                    ROW,
+                )
+            ],
         ),
         Panel(
             "Age of the figures",
@@ -364,7 +388,7 @@ DASHBOARDS = {"board.json": BOARD, "llm.json": LLM, "history.json": HISTORY}
 def queries(dashboard: Dashboard) -> list[str]:
     """The dashboard's queries as Prometheus gets them once every instance is chosen."""
     return [
-        expression.replace("$instance", ".*")
+        expression.replace("$instance", ".*").replace("$host", ".*")
         for panel in dashboard.panels
         for expression, _ in panel.queries
     ]

@@ -1,30 +1,41 @@
 """The console script `jetson-exporter`: serve a board's readings, print them once, record them."""
 
 import errno
+import os
+import queue
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
 
-from exporter.service import Exporter, Server
+from exporter.compare import show_wall
+from exporter.service import Exporter
+from exporter.top import show
+from exporter.web import Server
+from exporter.webconfig import WebConfigError, load_web_config
+from jetson.boundary import check_choice
 from jetson.energy import EnergySampler
 from jetson.files import Roots
 from jetson.replay import FILE, Player, RecordingError, load, observe, save
 from jetson.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
 from jetson.tegrastats import Tegrastats
+from jetson.wall import MeterError
 
 PROGRAM = "jetson-exporter"
+#: What an Orin with r36 has, so that an older board or another release says what it lacks.
+OF_A_JETSON = ("gpu", "rails", "thermal", "cooling", "throttle", "fan", "power_mode")
+#: Columns of an output that is no terminal.
+WIDE = 160
 DEFAULT_LISTEN = "127.0.0.1:9401"
 #: Energy samples a second beyond which an INA3221 has nothing new to say.
 GREATEST_HERTZ = 100.0
-#: How often the server looks whether it should end, in seconds.
-POLL_SECONDS = 0.2
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
@@ -57,6 +68,13 @@ def parse_collectors(
     return names
 
 
+def parse_rails(
+    context: click.Context, parameter: click.Parameter, text: str | None
+) -> tuple[str, ...]:
+    """Names of rails, by comma."""
+    return () if text is None else tuple(name.strip() for name in text.split(","))
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What was asked for on the command line."""
@@ -67,6 +85,16 @@ class Options:
     budget: float
     sample_rate: float
     tegrastats: str | None
+    rails: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """How to serve."""
+
+    address: tuple[str, int]
+    web_config: Path | None
+    hosts: tuple[str, ...]
 
 
 @contextmanager
@@ -108,7 +136,9 @@ def introduce(board: Board) -> str:
     found = ", ".join(snapshot.outcomes) or "none"
     board_is = snapshot.readings.identity
     if board_is and board_is.soc:
-        return f"{board_is.model}, L4T {board_is.l4t or 'unknown'}; sources: {found}"
+        lacks = [name for name in OF_A_JETSON if name not in snapshot.outcomes]
+        missing = f"; not on this board: {', '.join(lacks)}" if lacks else ""
+        return f"{board_is.model}, L4T {board_is.l4t or 'unknown'}; sources: {found}{missing}"
     return f"no Jetson here; sources found: {found}"
 
 
@@ -121,28 +151,51 @@ def once(options: Options) -> None:
         sys.stdout.buffer.write(body)
 
 
-def serve(options: Options, address: tuple[str, int]) -> None:
-    """Serve until SIGTERM or SIGINT."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+def serve(options: Options, service: Service) -> None:
+    """Serve until SIGTERM or SIGINT; SIGHUP reads the web configuration again."""
+    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, _: todo.put(number))
     with opened(options) as (roots, board):
         hertz = options.sample_rate
         wanted = set(options.collectors) & {"rails", "nvml", "rapl"}
-        sampler = EnergySampler(roots, hertz, monotonic=True) if hertz and wanted else None
+        sampler = None
+        if hertz and wanted:
+            check_rails(options.rails, board)
+            sampler = EnergySampler(roots, hertz, monotonic=True, rails=options.rails)
         exporter = Exporter(board, sampler)
+        file = service.web_config
         try:
-            server = Server(address, exporter)
+            config = None if file is None else load_web_config(file)
+            server = Server(service.address, exporter, config, service.hosts)
+        except WebConfigError as error:
+            raise click.UsageError(f"--web-config {error}") from None
         except OSError as error:
-            raise click.UsageError(refusal(address, error)) from None
-        with server, exporter:
+            raise click.UsageError(refusal(service.address, error)) from None
+        with exporter, server:
             say(introduce(board))
             say(f"serving {server.url}")
-            thread = threading.Thread(target=server.serve_forever, args=(POLL_SECONDS,))
-            thread.start()
-            stop.wait()
-            server.shutdown()
-            thread.join()
+            while todo.get() == signal.SIGHUP:
+                say(reload(server, file))
+
+
+def reload(server: Server, file: Path | None) -> str:
+    """Read the web configuration again; a file that is wrong changes nothing. What to say."""
+    if file is None:
+        return "SIGHUP: there is no --web-config to read again"
+    try:
+        server.reload(load_web_config(file))
+    except WebConfigError as error:
+        return f"SIGHUP: all stays as it was: {error}"
+    return f"SIGHUP: {file} is read again"
+
+
+def check_rails(rails: tuple[str, ...], board: Board) -> None:
+    """Raises UsageError for a rail that the board does not have."""
+    try:
+        check_choice(rails, board.read().readings.rails)
+    except ValueError as error:
+        raise click.UsageError(f"--rails {','.join(rails)}: {error}") from None
 
 
 def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") -> str:
@@ -163,6 +216,18 @@ def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") 
     metavar="HOST:PORT",
     callback=parse_address,
     help="Where to serve. Port 0 takes a free one.",
+)
+@click.option(
+    "--web-config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TLS and passwords: a file in the format of Prometheus' exporter-toolkit.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name that clients may call this machine by, beside its own. May be given again.",
 )
 @click.option("--once", "print_once", is_flag=True, help="Print one exposition to stdout and exit.")
 @click.option(
@@ -195,6 +260,12 @@ def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") 
     metavar="HERTZ",
     help="Energy samples a second; 0 for none.",
 )
+@click.option(
+    "--rails",
+    metavar="NAME,...",
+    callback=parse_rails,
+    help="Rails whose energy is summed as `module`, where the board is not known.",
+)
 @click.version_option(package_name="tinygrad-orin", prog_name=PROGRAM)
 @click.pass_context
 def jetson_exporter(
@@ -211,6 +282,9 @@ def jetson_exporter(
     replay: Path | None,
     budget: float,
     sample_rate: float,
+    web_config: Path | None,
+    hosts: tuple[str, ...],
+    rails: tuple[str, ...],
 ) -> None:
     """Serve a Jetson's power, clocks, temperatures and throttling to Prometheus."""
     if replay:
@@ -218,18 +292,36 @@ def jetson_exporter(
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise click.UsageError(f"--{name} has no meaning with --replay: give one of them")
     roots = Roots(str(sysfs), str(procfs), str(etc), str(var))
-    options = Options(roots, collectors, replay, budget, sample_rate, tegrastats)
+    options = Options(roots, collectors, replay, budget, sample_rate, tegrastats, rails)
     context.obj = options
     if context.invoked_subcommand:
         return
     if print_once:
+        for name in ("listen", "web_config", "hosts", "sample_rate", "rails"):
+            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+                flag = {"web_config": "web-config", "hosts": "host", "sample_rate": "sample-rate"}
+                raise click.UsageError(f"--once serves nothing: leave --{flag.get(name, name)} out")
         once(options)
     else:
-        serve(options, listen)
+        serve(options, Service(listen, web_config, hosts))
 
 
 #: What of the group's options says where a board is read, and so has a meaning for `record` too.
 OF_RECORD = frozenset({"sysfs", "procfs", "etc", "var"})
+
+
+#: The same for `top`, which shows what is served.
+OF_TOP = OF_RECORD | {"collectors", "tegrastats", "replay", "budget"}
+
+
+def refuse_others(context: click.Context, allowed: frozenset[str], why: str) -> None:
+    """Raise UsageError for an option of the group that means nothing to a subcommand."""
+    group = context.parent
+    assert group is not None
+    for option in group.command.params:
+        given = group.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
+        if given and option.name not in allowed:
+            raise click.UsageError(f"{why}: leave {option.opts[0]} out")
 
 
 @jetson_exporter.command()
@@ -254,12 +346,7 @@ def record(
 
     Only the files that are read are kept, so no serial number and no name of a host or user is.
     """
-    group = context.parent
-    assert group is not None
-    for option in group.command.params:
-        given = group.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
-        if given and option.name not in OF_RECORD:
-            raise click.UsageError(f"record reads a whole board: leave {option.opts[0]} out")
+    refuse_others(context, OF_RECORD, "record reads a whole board")
     options: Options = context.obj
     file = directory / FILE
     if file.exists():
@@ -283,6 +370,52 @@ def record(
     except OSError as error:
         raise click.UsageError(f"{file}: {error.strerror}; the frames before are whole") from None
     say(f"{count} frames in {file}")
+
+
+@jetson_exporter.command()
+@click.option(
+    "--interval",
+    default=1.0,
+    type=click.FloatRange(0.1, 60),
+    metavar="SECONDS",
+    help="Time between two looks.",
+)
+@click.pass_context
+def top(context: click.Context, /, interval: float) -> None:
+    """Show the board in the terminal until Ctrl-C; once where the output is no terminal.
+
+    Root sees the GPU's memory by process and the clock of the memory too.
+    """
+    refuse_others(context, OF_TOP, "top serves nothing")
+    group, options = context.parent, context.obj
+    assert group is not None
+    if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
+        options = replace(options, collectors=tuple(SOURCES))
+    with opened(options) as (_, board):
+        show(board, interval, console())
+
+
+@jetson_exporter.command()
+@click.argument("meter", type=click.Path(path_type=Path))
+@click.argument("records", type=click.Path(path_type=Path))
+@click.pass_context
+def wall(context: click.Context, /, meter: Path, records: Path) -> None:
+    """Put METER, a wall meter's CSV, beside the energy in RECORDS (`orinbench ... -o jsonl`).
+
+    The CSV has a header with a column for the time (Unix seconds or ISO 8601 with a zone) and one
+    for watts. The meter's clock and this machine's must agree.
+    """
+    refuse_others(context, frozenset(), "wall reads no board")
+    try:
+        show_wall(meter, records, console())
+    except MeterError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def console() -> Console:
+    """Standard output; one that is no terminal is wide enough for any line."""
+    out = Console(file=sys.stdout)
+    return out if out.is_terminal else Console(file=sys.stdout, width=WIDE)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,7 +14,8 @@ import click
 from exporter import scenario
 from exporter.cli import parse_address, refusal, say
 from exporter.prometheus import Prometheus, PrometheusError
-from exporter.service import Exporter, Server
+from exporter.service import Exporter
+from exporter.web import Server
 from jetson.energy import EnergySampler
 from jetson.replay import Player
 from jetson.sources import Board
@@ -87,9 +88,7 @@ def demo(
             raise click.UsageError(refusal(listen, error)) from None
         host, port = server.where
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        with server, exporter:
-            thread = threading.Thread(target=server.serve_forever, args=(0.2,))
-            thread.start()
+        with exporter, server:
             try:
                 with Prometheus(
                     {"jetson": [address]},
@@ -105,9 +104,6 @@ def demo(
                     watch(prometheus, stop, say)
             except PrometheusError as error:
                 raise click.UsageError(str(error)) from None
-            finally:
-                server.shutdown()
-                thread.join()
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from jetson.readings import Readings, module_watts
+from jetson.boundary import module_watts
+from jetson.readings import Readings
 from jetson.sources import Snapshot
 
 Value = float | int | bool | None
@@ -165,7 +166,7 @@ def throttle(r: Readings) -> Iterator[Metric]:
     """Electrical throttling."""
     yield from counter(
         "throttle_events",
-        "Electrical throttle events since boot; only the increase means something.",
+        "Electrical throttle events since the exporter began.",
         ("event", "reason"),
         [((t.event, t.reason), t.count) for t in r.throttles],
     )
@@ -272,7 +273,5 @@ def energy(joules: Mapping[str, float], gap_seconds: float) -> Iterator[Metric]:
         )
 
 
-def board(r: Readings) -> Iterator[Metric]:
-    """Every family of a set of readings."""
-    for part in (identity, gpu, power, thermal, throttle, memory, privileged):
-        yield from part(r)
+#: Every part of a board's exposition.
+BOARD = (identity, gpu, power, thermal, throttle, memory, privileged)

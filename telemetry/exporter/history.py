@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from jetson.board import BoardState
-from jetson.readings import Readings
+from jetson.readings import Core, Readings
 
 #: A point every so many seconds, and how many are kept: ten minutes.
 INTERVAL_SECONDS, POINTS = 5.0, 120
@@ -20,6 +20,7 @@ class Point:
     load: float | None
     celsius: float | None
     events: dict[str, int]
+    cores: tuple[Core, ...] = ()
 
 
 def point(readings: Readings, seconds: float) -> Point:
@@ -31,7 +32,19 @@ def point(readings: Readings, seconds: float) -> Point:
         next((gpu.load for gpu in readings.gpus if gpu.load is not None), None),
         state.hottest,
         {t.reason: t.count for t in readings.throttles if t.count is not None},
+        readings.host.cores if readings.host else (),
     )
+
+
+def core_loads(before: Sequence[Core], after: Sequence[Core]) -> dict[int, float]:
+    """The load of each CPU between two readings, 0 to 1; none where no time went by."""
+    then = {core.cpu: core for core in before}
+    loads = {}
+    for core in after:
+        old = then.get(core.cpu)
+        if old and core.total > old.total:
+            loads[core.cpu] = min(max((core.busy - old.busy) / (core.total - old.total), 0), 1)
+    return loads
 
 
 def grown(history: Sequence[Point]) -> Iterator[tuple[Point, dict[str, int]]]:

@@ -8,11 +8,14 @@ a queue that can be seen.
 import http.client
 import json
 import signal
+import socketserver
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,7 +30,6 @@ from prometheus_client import (
 )
 
 from exporter.cli import parse_address, refusal
-from exporter.service import QuietServer
 
 PROGRAM = "llm-metrics"
 #: Requests that make tokens; everything else is passed on without being counted.
@@ -136,6 +138,40 @@ class Answer:
             self._metrics.prompt.inc(usage.get("prompt_tokens", 0))
             # Tokens without a text of their own (half a character, the end) are in no chunk.
             self._metrics.generated.inc(max(usage.get("completion_tokens", 0) - self._tokens, 0))
+
+
+class QuietServer(ThreadingHTTPServer):
+    """A thread for each client. Raises OSError when the address is taken or is none of ours."""
+
+    daemon_threads = True
+    #: Clients that may wait to be accepted.
+    request_queue_size = 128
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
+        super().__init__(address, handler)
+
+    def server_bind(self) -> None:
+        """Bind without asking DNS for our own name, as HTTPServer would."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.where
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that goes away in the middle is nobody's error; any other shows."""
+        if not isinstance(sys.exception(), ConnectionError):
+            traceback.print_exc()
+
+    @property
+    def where(self) -> tuple[str, int]:
+        """Address and port, the real one where 0 was asked for."""
+        host, port = self.socket.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        host, port = self.where
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,19 +1,23 @@
-"""The page for people: rendered here, whole without JavaScript, live with it."""
+"""The page for people: one template, no script needed; a few lines of it make the page live."""
 
+import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from exporter.history import Point, grown
+from exporter.history import Point, core_loads, grown
 from jetson.board import BoardState
-from jetson.readings import Readings, module_rails
+from jetson.boundary import boundary
+from jetson.readings import Readings
 from jetson.sources import Snapshot
 
 #: Puts a fresh page's content in the place of the old one.
 LIVE_JS = """\
 setInterval(async () => {
-  if (document.hidden) return;
+  if (document.hidden || document.querySelector("main:hover svg:hover")) return;
   try {
     const text = await (await fetch("/")).text();
     const fresh = new DOMParser().parseFromString(text, "text/html");
@@ -22,16 +26,42 @@ setInterval(async () => {
   } catch { document.body.classList.add("lost"); }
 }, 2000);
 """
-#: Full scale of the power gauge in watts: the AGX Orin module's greatest power mode limit.
-FULL_SCALE_WATTS = 60.0
-#: Full scale of the temperature gauge where no zone says when it trips.
+#: Full scale of temperatures where no zone says when it trips.
 FULL_SCALE_CELSIUS = 100.0
+#: The least full scale of power, in watts: what a Nano may draw.
+LEAST_WATTS = 10.0
+#: A chart in its own units; the page stretches it.
 CHART = (600, 90)
+#: Marks on the time axis, from the left edge to now.
+TIME_MARKS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One chart: what it shows, its unit, its axis, and a line for each uninterrupted part.
+
+    `spots` are places to point at, as x, width and words.
+    """
+
+    name: str
+    title: str
+    marks: Sequence[str]
+    lines: Sequence[str]
+    spots: Sequence[tuple[float, float, str]]
 
 
 def scaled(value: float, factor: float, digits: int) -> str:
     """`value` in the unit that `factor` leads to."""
     return f"{value * factor:.{digits}f}"
+
+
+def size(value: float) -> str:
+    """Bytes for people: `1.8 GiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
 
 
 environment = Environment(
@@ -42,7 +72,17 @@ environment = Environment(
     lstrip_blocks=True,
 )
 environment.filters["scaled"] = scaled
+environment.filters["size"] = size
 template = environment.get_template("page.html")
+
+
+def full_scale(greatest: float, least: float) -> float:
+    """A round figure that `greatest` and `least` fit under: 1, 2, 3, 4, 5, 6 or 8 times a power."""
+    wanted = max(greatest * 1.05, least)
+    power = 10.0 ** math.floor(math.log10(wanted))
+    return next(
+        (step * power for step in (1, 2, 3, 4, 5, 6, 8) if step * power >= wanted), 10 * power
+    )
 
 
 def polyline(
@@ -52,57 +92,108 @@ def polyline(
     width, height = CHART
     if len(history) < 2:
         return []
-    first, last = history[0].seconds, history[-1].seconds
     lines: list[list[str]] = [[]]
     for moment in history:
         y = value(moment)
         if y is None:
             lines.append([])
             continue
-        x = (moment.seconds - first) / max(last - first, 1e-9) * width
+        x = place(history, moment) * width
         lines[-1].append(f"{x:.1f},{height - min(max(y / full, 0), 1) * height:.1f}")
     return [" ".join(line) for line in lines if len(line) > 1]
 
 
+def place(history: Sequence[Point], moment: Point) -> float:
+    """Where a moment lies on the time axis, 0 to 1."""
+    first, last = history[0].seconds, history[-1].seconds
+    return (moment.seconds - first) / max(last - first, 1e-9)
+
+
+def spots(
+    history: Sequence[Point], value: Callable[[Point], float | None], unit: str, now: float
+) -> list[tuple[float, float, str]]:
+    """A strip for each point of a curve, which says what it is when pointed at."""
+    if len(history) < 2:
+        return []
+    width = CHART[0] / (len(history) - 1)
+    found = []
+    for moment in history:
+        y = value(moment)
+        said = "nothing" if y is None else f"{y:.1f} {unit}"
+        x = place(history, moment) * CHART[0] - width / 2
+        found.append((round(x, 1), round(width, 1), f"{said}, {now - moment.seconds:.0f} s ago"))
+    return found
+
+
 def throttle_marks(history: Sequence[Point]) -> list[tuple[float, str]]:
     """Where on the time axis events were counted (0 to the chart's width), and what they were."""
-    marks = []
-    for moment, events in grown(history):
-        first, last = history[0].seconds, history[-1].seconds
-        x = (moment.seconds - first) / (last - first) * CHART[0]
-        marks.append((round(x, 1), ", ".join(f"{n} {reason}" for reason, n in events.items())))
-    return marks
+    return [
+        (
+            round(place(history, moment) * CHART[0], 1),
+            ", ".join(f"{n} {reason}" for reason, n in events.items()),
+        )
+        for moment, events in grown(history)
+    ]
 
 
 def passive_trip(readings: Readings) -> float:
-    """The lowest temperature at which the kernel slows the chip down."""
+    """The temperature at which the kernel first slows the chip down, over all zones."""
     trips = [t.celsius for zone in readings.zones for t in zone.trips if t.kind == "passive"]
     return min(trips, default=FULL_SCALE_CELSIUS)
 
 
+def span(seconds: float) -> str:
+    """A time for people."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def curves(history: Sequence[Point], watts: float, celsius: float, now: float) -> list[Curve]:
+    """The three charts, those without a value left out."""
+    kinds: tuple[tuple[str, str, str, Callable[[Point], float | None], float], ...] = (
+        ("watts", "Module power", "W", lambda p: p.watts, watts),
+        ("load", "GPU load", "%", lambda p: None if p.load is None else p.load * 100, 100.0),
+        ("celsius", "Hottest zone", "°C", lambda p: p.celsius, celsius),
+    )
+    return [
+        Curve(
+            name,
+            title,
+            [f"{full * part:g} {unit}" for part in (1, 0.5, 0)],
+            polyline(history, value, full),
+            spots(history, value, unit, now),
+        )
+        for name, title, unit, value, full in kinds
+        if any(value(moment) is not None for moment in history)
+    ]
+
+
 def render(snapshot: Snapshot, history: Sequence[Point], joules: Mapping[str, float]) -> str:
     """The page as HTML."""
-    readings = snapshot.readings
+    readings, now = snapshot.readings, time.monotonic()
     state = BoardState(readings)
-
-    def curve(value: Callable[[Point], float | None], full: float) -> list[str]:
-        return polyline(history, value, full)
-
+    whole = boundary(readings.rails)
+    greatest = max((p.watts or 0.0 for p in history), default=0.0)
+    full_watts = full_scale(max(greatest, state.watts or 0.0), LEAST_WATTS)
+    trip = passive_trip(readings)
+    length = history[-1].seconds - history[0].seconds if history else 0.0
+    cores = readings.host.cores if readings.host else ()
+    # The newest point is often this very reading: one before it has something to compare with.
+    earlier = next((p.cores for p in reversed(history) if now - p.seconds > 1), ())
     return template.render(
         r=readings,
         state=state,
         outcomes=snapshot.outcomes,
         joules=joules,
-        summed=[rail.name for rail in module_rails(readings.rails)],
-        trip=passive_trip(readings),
-        full_watts=FULL_SCALE_WATTS,
+        summed=whole.rails if whole else (),
+        boundary=whole.words if whole else None,
+        trip=trip,
+        full_watts=full_watts,
         chart=CHART,
-        span=history[-1].seconds - history[0].seconds if history else 0.0,
-        curves=[
-            ("watts", f"{FULL_SCALE_WATTS:.0f} W", curve(lambda p: p.watts, FULL_SCALE_WATTS)),
-            ("load", "100 %", curve(lambda p: p.load, 1.0)),
-            ("celsius", "100 °C", curve(lambda p: p.celsius, FULL_SCALE_CELSIUS)),
-        ],
+        span=span(length),
+        ages=[span(length * part / TIME_MARKS) for part in range(TIME_MARKS, 0, -1)],
+        curves=curves(history, full_watts, max(trip, FULL_SCALE_CELSIUS), now),
         marks=throttle_marks(history),
         gained=sum((Counter(events) for _, events in grown(history)), Counter()),
+        core_loads=core_loads(earlier, cores),
+        clocks={c.cpu: c.current_hz for c in readings.cpu.clocks} if readings.cpu else {},
     )

@@ -14,7 +14,8 @@ HWMON = "sys/class/hwmon"
 THERMAL = "sys/class/thermal"
 DEVFREQ = "sys/class/devfreq/17000000.gpu"
 CPUS = 12
-#: Passive trip and critical temperature of the r36 device tree, in millidegrees.
+#: Trips of NVIDIA's device tree for r36 (tegra234-soc-thermal.dtsi), in millidegrees: the zones of
+#: the chip's parts have both, `tj` only the second one, and the board's sensors none.
 PASSIVE, CRITICAL = 99000, 104500
 #: What a zone is called, and its temperature in idle, in millidegrees; None is gated.
 ZONES: tuple[tuple[str, int | None], ...] = (
@@ -114,7 +115,10 @@ def thermal() -> dict[str, Node]:
         tree[f"{path}/temp"] = Failure(GATED) if millidegrees is None else f"{millidegrees}\n"
         if kind.startswith(("tboard", "tdiode")):
             continue
-        for index, (trip, at) in enumerate((("passive", PASSIVE), ("critical", CRITICAL))):
+        trips = [("critical", CRITICAL)]
+        if kind != "tj-thermal":
+            trips.append(("passive", PASSIVE))
+        for index, (trip, at) in enumerate(trips):
             tree[f"{path}/trip_point_{index}_type"] = f"{trip}\n"
             tree[f"{path}/trip_point_{index}_temp"] = f"{at}\n"
     for number, kind in enumerate(COOLINGS):
@@ -138,7 +142,8 @@ def clocks() -> dict[str, Node]:
         f"{DEVFREQ}/governor": "nvhost_podgov\n",
         "sys/class/devfreq/8188000000.pva/device/of_node/name": "pva\0",
         "sys/devices/system/cpu/online": f"0-{CPUS - 1}\n",
-        "proc/meminfo": "MemTotal:       64349184 kB\nNvMapMemUsed:      152064 kB\n",
+        "proc/meminfo": meminfo(152064),
+        "proc/stat": ticks(0),
         "proc/buddyinfo": "Node 0, zone      DMA      1      0      0      1      2      1      1"
         "      0      1      1    380\n"
         "Node 0, zone   Normal   2216   1802    911    420    160     62     21      9      4"
@@ -150,6 +155,25 @@ def clocks() -> dict[str, Node]:
         tree[f"{path}/scaling_min_freq"] = "729600\n"
         tree[f"{path}/scaling_max_freq"] = "2201600\n"
     return tree
+
+
+def meminfo(nvmap: int) -> str:
+    """/proc/meminfo with so many kB of the GPU's."""
+    return (
+        f"MemTotal:       64349184 kB\nMemAvailable:   {60100000 - nvmap:>8} kB\n"
+        "SwapTotal:      32174592 kB\nSwapFree:       32127488 kB\n"
+        f"NvMapMemUsed:    {nvmap:>8} kB\n"
+    )
+
+
+def ticks(seconds: float) -> str:
+    """/proc/stat so many seconds into a round, the first CPUs loaded more than the last ones."""
+    working = max(min(seconds, COOL) - LOAD, 0)
+    lines = []
+    for cpu in range(CPUS):
+        busy = round(2 * seconds + 70 * working * (CPUS - cpu) / CPUS)
+        lines.append(f"cpu{cpu} {busy} 0 0 {round(100 * seconds) - busy} 0 0 0 0 0 0\n")
+    return "".join(lines)
 
 
 def agx_orin() -> dict[str, Node]:
@@ -188,8 +212,8 @@ def frame(seconds: float) -> Changes:
     tree: dict[str, Node] = {
         f"{DEVFREQ}/cur_freq": f"{hertz}\n",
         f"{DEVFREQ}/device/load": f"{min(round(975 + 12 * ripple), 1000) if busy else 0}\n",
-        "proc/meminfo": "MemTotal:       64349184 kB\n"
-        f"NvMapMemUsed:    {1893376 if busy else 152064:>8} kB\n",
+        "proc/meminfo": meminfo(1893376 if busy else 152064),
+        "proc/stat": ticks(seconds),
         f"{HWMON}/hwmon3/pwm1": f"{round(66 + 180 * heat)}\n",
         f"{HWMON}/hwmon4/rpm": f"{round(1240 + 2600 * heat)}\n",
         f"{THERMAL}/cooling_device0/cur_state": f"{round(10 * heat)}\n",

@@ -1,14 +1,10 @@
-"""The exporter: one board, its energy sampler, the last ten minutes, and HTTP in front of them."""
+"""The exporter: one board, its energy sampler and its last ten minutes, as text for Prometheus."""
 
-import socketserver
-import sys
 import threading
 import time
-import traceback
 from collections import Counter, deque
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -17,8 +13,13 @@ from prometheus_client.registry import Collector
 
 from exporter import families, page
 from exporter.history import INTERVAL_SECONDS, POINTS, Point, point
+from jetson.board import increase
 from jetson.energy import EnergySampler
-from jetson.sources import Board, Snapshot
+from jetson.readings import Readings, Throttle
+from jetson.sources import Board, Outcome, Snapshot
+
+#: The sampler's name among the sources, and that of turning readings into text.
+ENERGY, EXPOSITION = "energy", "exposition"
 
 
 class Exporter(Collector):
@@ -31,30 +32,79 @@ class Exporter(Collector):
         self._board, self._sampler = board, sampler
         self._lock = threading.Lock()
         self._errors: Counter[tuple[str, str]] = Counter()
+        self._events: dict[str, tuple[int, Throttle]] = {}
         self._history: deque[Point] = deque(maxlen=POINTS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._remember, name="history", daemon=True)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
+    def register(self, collector: Collector) -> None:
+        """Let each exposition have a collector's families too."""
+        self._registry.register(collector)
+
     def read(self) -> Snapshot:
-        """One reading of the board, its errors counted."""
+        """One reading of the board, its errors counted, and how the sampler does."""
         snapshot = self._board.read()
+        for name, outcome in snapshot.outcomes.items():
+            for error in outcome.errors:
+                self._count(name, error)
+        snapshot = replace(
+            snapshot, readings=replace(snapshot.readings, throttles=self._since(snapshot.readings))
+        )
+        if self._sampler is None or not self._sampler.counters():
+            return snapshot
+        health = self._sampler.health()
+        errors = () if health.complaint is None else ("ESTALE",)
+        energy = Outcome(errors, self._sampler.read_seconds)
+        return Snapshot(snapshot.readings, {**snapshot.outcomes, ENERGY: energy})
+
+    def _since(self, readings: Readings) -> tuple[Throttle, ...]:
+        """Throttle events since we began: a board's own counters begin anywhere when it boots."""
+        found = []
         with self._lock:
-            for name, outcome in snapshot.outcomes.items():
-                self._errors.update((name, error) for error in outcome.errors)
-        return snapshot
+            for throttle in readings.throttles:
+                total, before = self._events.get(throttle.event, (0, throttle))
+                total += increase(before, throttle)
+                if throttle.count is not None:
+                    self._events[throttle.event] = total, throttle
+                count = None if throttle.count is None else total
+                found.append(replace(throttle, count=count))
+        return tuple(found)
+
+    def complaint(self) -> str | None:
+        """What is the matter with the exporter, in words; None if nothing is."""
+        return None if self._sampler is None else self._sampler.health().complaint
 
     def collect(self) -> Iterator[Metric]:
-        """The families of one scrape."""
+        """The families of one scrape; a part that fails costs its own families and no others."""
         snapshot = self.read()
-        yield from families.board(snapshot.readings)
-        if self._sampler:
-            gap = self._sampler.energy().gap_seconds
-            yield from families.energy(self._sampler.counters(), gap)
+        for part in families.BOARD:
+            yield from self._part(lambda part=part: part(snapshot.readings))  # type: ignore[misc]
+        yield from self._part(self._energy)
         with self._lock:
             errors = dict(self._errors)
+        if self._sampler:
+            errors |= {(ENERGY, name): n for name, n in self._sampler.health().errors.items()}
         yield from families.sources(snapshot, errors)
+
+    def _energy(self) -> Iterable[Metric]:
+        if self._sampler is None:
+            return ()
+        gap = self._sampler.energy().gap_seconds
+        return families.energy(self._sampler.counters(), gap)
+
+    def _part(self, make: Callable[[], Iterable[Metric]]) -> list[Metric]:
+        try:
+            return list(make())
+        # Whatever a board nobody thought of answers: the rest of the page goes out.
+        except Exception as error:
+            self._count(EXPOSITION, type(error).__name__)
+            return []
+
+    def _count(self, source: str, error: str) -> None:
+        with self._lock:
+            self._errors[source, error] += 1
 
     def exposition(self, accept: str = "") -> tuple[str, bytes]:
         """Content type and body, in the format that `accept` asks for."""
@@ -69,7 +119,10 @@ class Exporter(Collector):
 
     def _remember(self) -> None:
         while True:
-            self._history.append(point(self._board.read().readings, time.monotonic()))
+            try:
+                self._history.append(point(self.read().readings, time.monotonic()))
+            except Exception as error:
+                self._count("history", type(error).__name__)
             if self._stop.wait(INTERVAL_SECONDS):
                 return
 
@@ -84,89 +137,3 @@ class Exporter(Collector):
         if self._sampler:
             self._sampler.stop()
         self._board.close()
-
-
-class QuietServer(ThreadingHTTPServer):
-    """A thread for each client. Raises OSError when the address is taken or is none of ours."""
-
-    daemon_threads = True
-    #: Clients that may wait to be accepted.
-    request_queue_size = 128
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        """Bind without asking DNS for our own name, as HTTPServer would."""
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.where
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away in the middle is nobody's error; any other shows."""
-        if not isinstance(sys.exception(), ConnectionError):
-            traceback.print_exc()
-
-    @property
-    def where(self) -> tuple[str, int]:
-        """Address and port, the real one where 0 was asked for."""
-        host, port = self.socket.getsockname()[:2]
-        return str(host), int(port)
-
-    @property
-    def url(self) -> str:
-        """Where it serves."""
-        host, port = self.where
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
-
-
-class Handler(BaseHTTPRequestHandler):
-    """`/metrics` for Prometheus, `/` for people, `/healthz` for whoever started us."""
-
-    server: "Server"
-    protocol_version = "HTTP/1.1"
-    #: A client that sends nothing for so many seconds is left.
-    timeout = 10.0
-
-    def do_GET(self) -> None:
-        """Answer one request."""
-        exporter = self.server.exporter
-        match self.path.partition("?")[0]:
-            case "/metrics":
-                content_type, body = exporter.exposition(self.headers.get("Accept", ""))
-                self.answer(200, content_type, body)
-            case "/healthz":
-                self.answer(200, "text/plain; charset=utf-8", b"ok\n")
-            case "/":
-                self.answer(200, "text/html; charset=utf-8", exporter.page())
-            case "/live.js":
-                self.answer(200, "text/javascript; charset=utf-8", page.LIVE_JS.encode())
-            case _:
-                self.answer(
-                    404, "text/plain; charset=utf-8", b"there are /metrics, / and /healthz\n"
-                )
-
-    def answer(self, status: int, content_type: str, body: bytes) -> None:
-        """Send a whole response."""
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header(
-            "Content-Security-Policy",
-            "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'",
-        )
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: a line a scrape would fill the journal."""
-
-
-class Server(QuietServer):
-    """Serves an exporter."""
-
-    def __init__(self, address: tuple[str, int], exporter: Exporter) -> None:
-        self.exporter = exporter
-        super().__init__(address, Handler)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetson import nvgpu
+from jetson.boundary import module_watts
 from jetson.files import GATED, Roots
-from jetson.readings import Clock, Identity, PowerMode, Readings, Throttle, module_watts
+from jetson.readings import Clock, Identity, PowerMode, Readings, Throttle
 from jetson.sources import SOURCES, UNPRIVILEGED, Board
 
 #: The zone that is the hottest of all on a Tegra: the junction.

@@ -6,6 +6,7 @@ a recording can put a tree of its own in the place of each.
 
 import errno
 import os
+import re
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,6 +18,10 @@ ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errn
 GATED = "EAGAIN"
 #: What a file holds that is empty, cut short or no number: the errno's name for a bad message.
 GARBAGE = "EBADMSG"
+#: What the kernel prints of a 64-bit number; more digits than these are no reading.
+INTEGER = re.compile(r"[+-]?\d{1,19}|0x[\da-f]{1,16}", flags=re.ASCII | re.IGNORECASE)
+#: The greatest file that is read, in bytes: /proc/stat of the greatest machines is below it.
+GREATEST_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,13 @@ class Failure:
 
 Node: TypeAlias = str | Link | Failure
 Tree: TypeAlias = MutableMapping[str, Node]
+
+
+def integer(text: str) -> int:
+    """The decimal or 0x number that `text` is; raises ValueError for anything else."""
+    if not INTEGER.fullmatch(text):
+        raise ValueError(f"{text[:20]!r} is no number")
+    return int(text, 0 if text[:2] in ("0x", "0X") else 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +93,7 @@ class Files:
             data = os.read(fd, 65536)
             # A sysfs attribute comes in one piece (a page at most), procfs in several.
             if data and not path.startswith("sys/"):
-                while more := os.read(fd, 65536):
+                while len(data) < GREATEST_FILE and (more := os.read(fd, 65536)):
                     data += more
         except BlockingIOError:
             if self._trace is not None:
@@ -101,16 +113,23 @@ class Files:
             self.failed(error)
             return None
 
-    def number(self, path: str) -> int | None:
-        """The integer in the file (decimal or 0x); None if absent, failed or no number."""
+    def number(self, path: str, most: int | None = None) -> int | None:
+        """The integer in the file (decimal or 0x); None if absent, failed or no number.
+
+        One further from zero than `most` cannot be and counts as no number.
+        """
         text = self.text(path)
         if text is None:
             return None
         try:
-            return int(text, 0 if text.startswith("0x") else 10)
+            value = integer(text)
         except ValueError:
             self.garbage()
             return None
+        if most is not None and abs(value) > most:
+            self.garbage()
+            return None
+        return value
 
     def entries(self, path: str) -> list[str]:
         """Names in a directory, in order; empty if absent or failed."""

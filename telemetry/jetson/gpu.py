@@ -5,8 +5,8 @@ from jetson.readings import Gpu, Readings
 
 DEVFREQ = "sys/class/devfreq"
 PLATFORM = "sys/devices/platform"
-#: `of_node/name` of the GPU in r36 and in r35.
-OF_NAMES = frozenset({"gpu", "ga10b"})
+#: `of_node/name` of the GPU in r36, and in r35 on Orin, Xavier and TX2.
+OF_NAMES = frozenset({"gpu", "ga10b", "gv11b", "gp10b"})
 #: Thor's GPU is a PCIe device; its graphics clock has a devfreq node of this name.
 THOR_PREFIX = "gpu-gpc-"
 #: GA10B has two GPCs of four TPCs of two SMs (nvgpu hw_proj_ga10b.h).
@@ -50,7 +50,7 @@ def platform_device(files: Files) -> str | None:
     """The GPU's platform device, by path: what there is before its devfreq node exists."""
     for parent in (PLATFORM, f"{PLATFORM}/bus@0"):
         for entry in files.entries(parent):
-            if entry.endswith((".gpu", ".ga10b")) or entry == "gpu.0":
+            if entry.endswith((".gpu", ".ga10b", ".gv11b", ".gp10b")) or entry == "gpu.0":
                 return f"{parent}/{entry}"
     return None
 

@@ -15,6 +15,15 @@ OC_REASONS = {
     2: "average_overcurrent",
     3: "instantaneous_overcurrent",
 }
+#: More than any of these chips measures, so that such a file holds garbage: 100 V (INA238: 85 V),
+#: 2000 A (INA3221's 163.8 mV over 0.1 mΩ), 20 kW; in mV, mA and µW.
+MOST_MILLIVOLTS, MOST_MILLIAMPERES, MOST_MICROWATTS = 100_000, 2_000_000, 20_000_000_000
+#: The INA3221 tells currents apart by 40 µV over its shunt (SBOS576, 7.5).
+INA3221_SHUNT_MICROVOLTS = 40
+#: What a fan's speed is called: on Orin, and on Xavier; no fan turns this often in a minute.
+TACHOMETERS, MOST_RPM = ("pwm_tach", "generic_pwm_tachometer"), 1_000_000
+#: A shunt of more than an ohm is none, in µΩ.
+MOST_MICROOHMS = 1_000_000
 #: A channel with nothing behind it.
 NOT_CONNECTED = "NC"
 
@@ -33,52 +42,64 @@ def device(files: Files, node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One sensor of a rail: channel `number` of an INA3221, or an INA238 (0)."""
+    """One sensor of a rail: channel `number` of an INA3221, or an INA238 (0); `device` its address.
+
+    `microohms` is its shunt, which says how finely an INA3221 tells currents apart; 0 if unknown.
+    """
 
     node: str
     chip: str
+    device: str
     label: str
     number: int
+    microohms: int = 0
+
+    @property
+    def step_amperes(self) -> float:
+        """The smallest difference between two currents that it shows; 0 if that is not known."""
+        return INA3221_SHUNT_MICROVOLTS / self.microohms if self.microohms else 0.0
 
 
 def channels(files: Files) -> list[Channel]:
     """The sensors with something behind them, in the order of chip and label."""
     found = []
     for node in nodes(files, "ina3221"):
-        chip = device(files, node)
+        address = device(files, node)
         for number in INA3221_CHANNELS:
             label = files.text(f"{node}/in{number}_label")
             if label and label != NOT_CONNECTED:
-                found.append(Channel(node, chip, label, number))
+                shunt = files.number(f"{node}/shunt{number}_resistor", MOST_MICROOHMS) or 0
+                found.append(Channel(node, "ina3221", address, label, number, max(shunt, 0)))
     for node in nodes(files, "ina238"):
         label = files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN"
-        found.append(Channel(node, device(files, node), label, 0))
-    return sorted(found, key=lambda channel: (channel.chip, channel.label))
+        found.append(Channel(node, "ina238", device(files, node), label, 0))
+    return sorted(found, key=lambda channel: (channel.device, channel.label, channel.number))
 
 
-def read_channel(files: Files, channel: Channel, *, full: bool) -> Rail | None:
-    """The rail now; None if it gives no value. Without `full`, limits and alarms are left out."""
+def read_channel(files: Files, channel: Channel) -> Rail | None:
+    """The rail now, with its limits and alarms; None if it gives no value."""
     node, number = channel.node, channel.number
     # The INA238 has one channel, whose bus voltage is `in1` and `in0` its shunt (kernel ina238).
-    millivolts = files.number(f"{node}/in{number or 1}_input")
-    milliamperes = files.number(f"{node}/curr{number or 1}_input")
+    millivolts = files.number(f"{node}/in{number or 1}_input", MOST_MILLIVOLTS)
+    milliamperes = files.number(f"{node}/curr{number or 1}_input", MOST_MILLIAMPERES)
     watts = None
     if number == 0:
-        microwatts = files.number(f"{node}/power1_input")
+        microwatts = files.number(f"{node}/power1_input", MOST_MICROWATTS)
         watts = None if microwatts is None else microwatts / 1e6
     elif millivolts is not None and milliamperes is not None:
         watts = millivolts * milliamperes / 1e6
     if millivolts is None and milliamperes is None and watts is None:
         return None
     limits, alarms = [], []
-    for level in ("max", "crit") if full and number else ():
-        if (limit := files.number(f"{node}/curr{number}_{level}")) is not None:
+    for level in ("max", "crit") if number else ():
+        if (limit := files.number(f"{node}/curr{number}_{level}", MOST_MILLIAMPERES)) is not None:
             limits.append((level, limit / 1000))
         if (alarm := files.number(f"{node}/curr{number}_{level}_alarm")) is not None:
             alarms.append((level, alarm != 0))
     return Rail(
         name=channel.label,
-        device=channel.chip,
+        device=channel.device,
+        chip=channel.chip,
         volts=None if millivolts is None else millivolts / 1000,
         amperes=None if milliamperes is None else milliamperes / 1000,
         watts=watts,
@@ -89,33 +110,8 @@ def read_channel(files: Files, channel: Channel, *, full: bool) -> Rail | None:
 
 def read_rails(files: Files) -> Readings:
     """Every connected rail. Small currents may be negative at idle, and stay so."""
-    rails = [read_channel(files, channel, full=True) for channel in channels(files)]
+    rails = [read_channel(files, channel) for channel in channels(files)]
     return Readings(rails=tuple(rail for rail in rails if rail))
-
-
-class PowerReader:
-    """The same rails without limits and alarms, many times a second.
-
-    The sensors are looked up anew when a node came, went or was registered again, which its inode
-    tells, and every so often in any case.
-    """
-
-    LOOK_UP_EVERY = 100
-
-    def __init__(self) -> None:
-        self._channels: list[Channel] = []
-        self._nodes: list[tuple[str, int]] | None = None
-        self._left = 0
-
-    def __call__(self, files: Files) -> Readings:
-        """Voltage, current and power of every rail."""
-        there = [(entry, files.inode(f"{HWMON}/{entry}")) for entry in files.entries(HWMON)]
-        self._left -= 1
-        if there != self._nodes or self._left <= 0:
-            self._channels, self._nodes = channels(files), there
-            self._left = self.LOOK_UP_EVERY
-        rails = [read_channel(files, channel, full=False) for channel in self._channels]
-        return Readings(rails=tuple(rail for rail in rails if rail))
 
 
 def read_throttle(files: Files) -> Readings:
@@ -135,9 +131,10 @@ def read_fans(files: Files) -> Readings:
     """Duty cycle and speed, which live in two nodes: paired where there are as many of each."""
     duties = [files.number(f"{node}/pwm1") for node in nodes(files, "pwmfan")]
     speeds = []
-    for node in nodes(files, "pwm_tach"):
-        rpm = files.number(f"{node}/rpm")
-        speeds.append(files.number(f"{node}/fan1_input") if rpm is None else rpm)
+    for name in TACHOMETERS:
+        for node in nodes(files, name):
+            rpm = files.number(f"{node}/rpm", MOST_RPM)
+            speeds.append(files.number(f"{node}/fan1_input", MOST_RPM) if rpm is None else rpm)
     ratios = [None if duty is None else duty / 255 for duty in duties]
     if len(ratios) == len(speeds):
         pairs = zip(ratios, speeds, strict=True)

@@ -1,20 +1,24 @@
 """A discrete NVIDIA GPU, through nvidia-ml-py where it is installed.
 
-On Orin the library is there and answers every question with Not Supported, so a Jetson is never
-asked.
+On Orin the library is there and answers every question with Not Supported, so it is never asked;
+Thor's GPU is asked, as its load is nowhere else.
 """
 
+import glob
 import importlib
+import os
 from collections.abc import Callable
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
 from jetson.files import Files
+from jetson.gpu import compatible
 from jetson.readings import Cooling, Gpu, Rail, Readings, Zone
-from jetson.system import is_jetson
 
 T = TypeVar("T")
+#: Thor's entry in the device tree: its GPU's load comes from NVML alone (jetson_stats PR 905).
+THOR = "nvidia,tegra264"
 #: Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean slower than asked (nvml.h).
 THROTTLE_BITS = {
     0x04: "sw-power-cap",
@@ -42,17 +46,73 @@ def library() -> ModuleType | None:
 def read_nvml(files: Files) -> Readings:
     """Every discrete GPU that NVML lists; what a GPU does not support is absent."""
     found = Readings()
+    thor = THOR in compatible(files)
     for name, device in devices(files):
-        found += read_power(name, device) + read_state(name, device)
+        state = read_state(name, device)
+        if thor:
+            # Its clocks are in sysfs; beside them this GPU would be there twice.
+            state = Readings(gpus=tuple(Gpu(gpu.name, load=gpu.load) for gpu in state.gpus))
+        found += read_power(name, device) + state
     return found
 
 
-def read_nvml_power(files: Files) -> Readings:
-    """The power and energy of every discrete GPU: for the energy sampler."""
-    found = Readings()
-    for name, device in devices(files):
-        found += read_power(name, device)
-    return found
+class NvmlPower:
+    """The power and energy of the discrete GPUs: for the energy sampler.
+
+    Of several, the one that this process or a child of it computes on, once that is known: a sum
+    over the others' would be nobody's.
+    """
+
+    def __init__(self) -> None:
+        self._used: str | None = None
+
+    def __call__(self, files: Files) -> Readings:
+        """The rail of the GPU in use; those of all GPUs while that is not known."""
+        found = devices(files)
+        if self._used is None and len(found) > 1:
+            self._used = used(found)
+        readings = Readings()
+        for name, device in found:
+            if self._used in (None, name):
+                readings += read_power(name, device)
+        return readings
+
+
+def used(found: "list[tuple[str, Device]]") -> str | None:
+    """The one GPU that CUDA_VISIBLE_DEVICES leaves, or that our own processes compute on."""
+    visible = [part for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if part]
+    if len(visible) == 1:
+        for name, device in found:
+            uuid = device.ask(device.nvml.nvmlDeviceGetUUID)
+            if visible[0] == name or (uuid and str(uuid).startswith(visible[0])):
+                return name
+    ours = family(os.getpid())
+    busy = [
+        name
+        for name, device in found
+        if ours
+        & {
+            process.pid
+            for process in device.ask(device.nvml.nvmlDeviceGetComputeRunningProcesses) or ()
+        }
+    ]
+    return busy[0] if len(busy) == 1 else None
+
+
+def family(pid: int) -> set[int]:
+    """A process and all that it started, as far as they live."""
+    members, todo = {pid}, [pid]
+    while todo:
+        parent = todo.pop()
+        for path in glob.glob(f"/proc/{parent}/task/*/children"):
+            try:
+                with open(path) as file:
+                    children = {int(child) for child in file.read().split()}
+            except OSError:  # it has just ended
+                continue
+            todo += children - members
+            members |= children
+    return members
 
 
 class Device:
@@ -72,9 +132,15 @@ class Device:
             return None
 
 
+def answers_not_supported(files: Files) -> bool:
+    """Whether this is a Jetson whose NVML knows nothing: one before Thor."""
+    board = compatible(files)
+    return THOR not in board and any(name.startswith("nvidia,tegra") for name in board)
+
+
 def devices(files: Files) -> list[tuple[str, Device]]:
-    """The GPUs that NVML lists, by number; none on a Jetson."""
-    if is_jetson(files) or (nvml := library()) is None:
+    """The GPUs that NVML lists, by number; none on a Jetson before Thor."""
+    if answers_not_supported(files) or (nvml := library()) is None:
         return []
     try:
         return [
@@ -95,6 +161,7 @@ def read_power(name: str, device: Device) -> Readings:
     rail = Rail(
         name=f"gpu{name}",
         device="nvml",
+        chip="nvml",
         watts=None if milliwatts is None else milliwatts / 1000,
         joules=None if millijoules is None else millijoules / 1000,
     )

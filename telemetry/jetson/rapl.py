@@ -28,6 +28,7 @@ def read_rapl(files: Files) -> Readings:
             Rail(
                 name=name if name.startswith("package") else f"{name}-{package}",
                 device="rapl",
+                chip="rapl",
                 joules=microjoules / 1e6,
                 joules_wrap=None if wrap is None else wrap / 1e6,
             )

@@ -20,7 +20,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """One supply; `joules` is a counter the hardware keeps, which starts again at `joules_wrap`."""
+    """One supply; `joules` is a counter the hardware keeps, which starts again at `joules_wrap`.
+
+    `chip` is what measures it: `ina3221`, `ina238`, `nvml`, `rapl`. `step_watts` is the smallest
+    difference between two powers that the chip shows; 0 if that is not known.
+    """
 
     name: str
     device: str
@@ -31,6 +35,8 @@ class Rail:
     alarms: tuple[tuple[str, bool], ...] = ()
     joules: float | None = None
     joules_wrap: float | None = None
+    chip: str = ""
+    step_watts: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,35 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
+class Core:
+    """Ticks that a CPU was busy, and all of them, since boot."""
+
+    cpu: int
+    busy: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Memory and swap in bytes, and the CPUs' time: for people, as node_exporter exports them."""
+
+    memory_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_bytes: int | None = None
+    swap_free_bytes: int | None = None
+    cores: tuple[Core, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process with memory of the GPU's (nvmap), in bytes."""
+
+    pid: int
+    name: str
+    nvmap_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Readings:
     """What one or more sources gave; what they did not give is empty or None."""
 
@@ -148,6 +183,8 @@ class Readings:
     emc: Clock | None = None
     emc_load: float | None = None
     memory: Memory | None = None
+    host: Host | None = None
+    processes: tuple[Process, ...] = ()
     cpu: Cpu | None = None
     power_mode: PowerMode | None = None
     identity: Identity | None = None
@@ -175,27 +212,3 @@ class Readings:
             for domain, pairs in known.items()
             if pairs
         }
-
-
-#: The rails that feed the AGX Orin module from outside. VDDQ_VDD2_1V8AO is fed from one of them and
-#: would be counted twice (NVIDIA, Jetson Linux, "Platform Power and Performance").
-AGX_ORIN_INPUTS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
-#: The whole module's input on Orin NX and Nano.
-MODULE_INPUT = "VDD_IN"
-
-
-def module_rails(rails: tuple[Rail, ...]) -> tuple[Rail, ...]:
-    """The rails whose sum is the module's power; empty where that is not known."""
-    by_name = {rail.name: rail for rail in rails}
-    if MODULE_INPUT in by_name:
-        return (by_name[MODULE_INPUT],)
-    if all(name in by_name for name in AGX_ORIN_INPUTS):
-        return tuple(by_name[name] for name in AGX_ORIN_INPUTS)
-    return ()
-
-
-def module_watts(rails: tuple[Rail, ...]) -> float | None:
-    """The module's power; None when it is not known or one of its rails gave no value."""
-    watts = [rail.watts for rail in module_rails(rails)]
-    known = [value for value in watts if value is not None]
-    return sum(known) if known and len(known) == len(watts) else None

@@ -18,14 +18,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from jetson.debugfs import NVMAP_CLIENTS
 from jetson.files import GATED, Failure, Link, Node, Roots, Tree
 from jetson.sources import SOURCES, Board
 
 FILE = "recording.jsonl"
 FORMAT = "jetson-recording"
 VERSION = 1
-#: Lines of /proc/meminfo that a recording keeps: the only one that is read.
-MEMINFO_LINES = re.compile(r"^NvMapMemUsed:.*\n?", flags=re.MULTILINE)
+#: Lines that a recording keeps, by file: those that are read. Names of processes are nobody's.
+KEPT_LINES = {
+    "proc/meminfo": re.compile(
+        r"^(?:NvMapMemUsed|MemTotal|MemAvailable|SwapTotal|SwapFree):.*\n?", flags=re.MULTILINE
+    ),
+    "proc/stat": re.compile(r"^cpu\d+ .*\n?", flags=re.MULTILINE),
+    NVMAP_CLIENTS: re.compile(r"(?!)"),
+}
 
 Changes = Mapping[str, Node | None]
 
@@ -233,11 +240,12 @@ def check_header(data: object) -> None:
 
 
 def public(tree: Mapping[str, Node]) -> dict[str, Node]:
-    """The tree without what nobody asked for: of /proc/meminfo, only the lines that are read."""
+    """The tree without what nobody asked for: of some files, only the lines that are read."""
     kept = dict(tree)
-    meminfo = kept.get("proc/meminfo")
-    if isinstance(meminfo, str):
-        kept["proc/meminfo"] = "".join(MEMINFO_LINES.findall(meminfo))
+    for path, lines in KEPT_LINES.items():
+        text = kept.get(path)
+        if isinstance(text, str):
+            kept[path] = "".join(lines.findall(text))
     return kept
 
 

@@ -11,14 +11,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jetson.debugfs import read_debugfs
+from jetson.debugfs import read_debugfs, read_thor_emc
 from jetson.files import Files, Roots, Tree
 from jetson.gpu import read_gpus
 from jetson.hwmon import read_fans, read_rails, read_throttle
 from jetson.nvml import read_nvml
 from jetson.rapl import read_rapl
 from jetson.readings import Readings
-from jetson.system import read_cpu, read_identity, read_memory, read_power_mode
+from jetson.system import read_cpu, read_host, read_identity, read_memory, read_power_mode
 from jetson.thermal import read_coolings, read_zones
 
 Reader = Callable[[Files], Readings]
@@ -33,7 +33,9 @@ SOURCES: Mapping[str, Reader] = {
     "fan": read_fans,
     "memory": read_memory,
     "cpu": read_cpu,
+    "host": read_host,
     "power_mode": read_power_mode,
+    "emc": read_thor_emc,
     "nvml": read_nvml,
     "rapl": read_rapl,
     "debugfs": read_debugfs,

@@ -3,29 +3,35 @@
 import os
 import re
 
-from jetson.files import Files
+from jetson.files import Files, integer
 from jetson.gpu import compatible
-from jetson.readings import Cpu, CpuClock, Identity, Memory, PowerMode, Readings
+from jetson.readings import Core, Cpu, CpuClock, Host, Identity, Memory, PowerMode, Readings
 
 CPU = "sys/devices/system/cpu"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: More CPUs than Linux is built for (CONFIG_NR_CPUS of arm64 and x86), so that no range is endless.
+MOST_CPUS = 8192
+#: The buddy allocator has 11 orders by default and 64 at most (MAX_ORDER).
+MOST_ORDERS = 64
 
 
 def read_memory(files: Files) -> Readings:
     """GPU allocations and the largest free block; nothing on a system that shows neither."""
     found = re.search(
-        r"^NvMapMemUsed:\s+(\d+) kB", files.text("proc/meminfo") or "", flags=re.MULTILINE
+        r"^NvMapMemUsed:\s+(\d{1,15}) kB", files.text("proc/meminfo") or "", flags=re.MULTILINE
     )
     nvmap = int(found[1]) * 1024 if found else None
     by_order: dict[int, int] = {}
     for line in (files.text("proc/buddyinfo") or "").splitlines():
-        _, _, counts = line.partition(" zone ")
-        orders = counts.split()[1:]
-        if not all(count.isdigit() for count in orders):
+        try:
+            counts = [integer(count) for count in line.partition(" zone ")[2].split()[1:]]
+            if len(counts) > MOST_ORDERS:
+                raise ValueError
+        except ValueError:
             files.garbage()
             continue
-        for order, count in enumerate(orders):
-            by_order[order] = by_order.get(order, 0) + int(count)
+        for order, count in enumerate(counts):
+            by_order[order] = by_order.get(order, 0) + count
     largest = max((order for order, count in by_order.items() if count), default=None)
     if nvmap is None and largest is None:
         return Readings()
@@ -34,12 +40,42 @@ def read_memory(files: Files) -> Readings:
     return Readings(memory=Memory(nvmap, PAGE_BYTES << largest, by_order[largest]))
 
 
+def read_host(files: Files) -> Readings:
+    """Memory, swap and the CPUs' time."""
+    sizes = {
+        name: int(size) * 1024
+        for name, size in re.findall(
+            r"^(\w+):\s+(\d{1,15}) kB$", files.text("proc/meminfo") or "", flags=re.MULTILINE
+        )
+    }
+    cores = []
+    for cpu, rest in re.findall(
+        r"^cpu(\d{1,4}) ([\d ]{1,400})$", files.text("proc/stat") or "", flags=re.MULTILINE
+    ):
+        ticks = [int(part) for part in rest.split() if len(part) < 20]
+        if len(ticks) >= 5:
+            # user nice system idle iowait irq softirq steal; guest is in user (proc(5)).
+            idle, total = ticks[3] + ticks[4], sum(ticks[:8])
+            cores.append(Core(int(cpu), total - idle, total))
+    host = Host(
+        sizes.get("MemTotal"),
+        sizes.get("MemAvailable"),
+        sizes.get("SwapTotal"),
+        sizes.get("SwapFree"),
+        tuple(cores),
+    )
+    return Readings(host=host) if host != Host() else Readings()
+
+
 def cpu_list(text: str) -> tuple[int, ...]:
     """`0-3,8` as numbers; raises ValueError."""
     cpus: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        cpus += range(int(first), int(last if dash else first) + 1)
+        low, high = integer(first.strip()), integer((last if dash else first).strip())
+        if not 0 <= low <= high < MOST_CPUS:
+            raise ValueError(f"no CPUs are {part!r}")
+        cpus += range(low, high + 1)
     return tuple(cpus)
 
 
@@ -69,7 +105,9 @@ def power_modes(files: Files) -> dict[int, str]:
     """The names of nvpmodel's modes by number."""
     text = files.text("etc/nvpmodel.conf") or ""
     # < POWER_MODEL ID=0 NAME=MAXN >
-    return {int(i): name for i, name in re.findall(r"POWER_MODEL\s+ID=(\d+)\s+NAME=(\S+)", text)}
+    return {
+        int(i): name for i, name in re.findall(r"POWER_MODEL\s+ID=(\d{1,9})\s+NAME=(\S+)", text)
+    }
 
 
 def read_power_mode(files: Files) -> Readings:
@@ -77,7 +115,7 @@ def read_power_mode(files: Files) -> Readings:
     status = files.text("var/lib/nvpmodel/status")
     if status is None:
         return Readings()
-    found = re.search(r"pmode:(\d+)", status)
+    found = re.search(r"pmode:(\d{1,9})\b", status)
     if not found:
         files.garbage()
         return Readings()
@@ -90,7 +128,12 @@ def read_identity(files: Files) -> Readings:
     model = files.text("proc/device-tree/model")
     if not model:
         return Readings()
-    socs = [name.partition(",")[2] for name in compatible(files) if name.startswith("nvidia,tegra")]
+    # r35 ends its list with a family, `tegra23x`: the SoC is the first that is all digits.
+    socs = [
+        found[1]
+        for name in compatible(files)
+        if (found := re.fullmatch(r"nvidia,(tegra\d+)", name, flags=re.ASCII))
+    ]
     # "# R36 (release), REVISION: 4.3, GCID: ..." is 36.4.3
     release = re.match(
         r"#\s*R(\d+)\s.*?REVISION:\s*([\d.]+)", files.text("etc/nv_tegra_release") or ""
@@ -99,13 +142,8 @@ def read_identity(files: Files) -> Readings:
     return Readings(
         identity=Identity(
             model=model,
-            soc=socs[-1] if socs else None,
+            soc=socs[0] if socs else None,
             l4t=f"{release[1]}.{release[2]}" if release else None,
             firmware=firmware or None,
         )
     )
-
-
-def is_jetson(files: Files) -> bool:
-    """Whether the device tree says that this is a Tegra."""
-    return any(name.startswith("nvidia,tegra") for name in compatible(files))

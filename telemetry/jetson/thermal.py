@@ -3,12 +3,16 @@
 import re
 from collections import Counter
 
-from jetson.files import Files
+from jetson.files import Files, integer
 from jetson.readings import Cooling, Readings, Trip, Zone
 
 THERMAL = "sys/class/thermal"
 #: A block that is powered off shows as -256 °C in some releases; nothing real is this cold.
 OFF_CELSIUS = -100.0
+#: Nothing is this hot and still answers: a file that says so holds garbage. In millidegrees.
+MOST_MILLIDEGREES = 1_000_000
+#: Zones that L4T fills with a constant: PMIC-Die says 100 °C always (jetson_stats skips it too).
+CONSTANT_ZONES = frozenset({"pmic-die"})
 
 
 def zone_name(kind: str) -> str:
@@ -24,11 +28,14 @@ def read_zones(files: Files) -> Readings:
             continue
         path = f"{THERMAL}/{entry}"
         kind = files.text(f"{path}/type")
-        if not kind:
+        if not kind or kind.lower() in CONSTANT_ZONES:
             continue
         celsius: float | None = None
         try:
-            celsius = int(files.raw(f"{path}/temp")) / 1000
+            millidegrees = integer(files.raw(f"{path}/temp").decode(errors="replace").strip())
+            if abs(millidegrees) > MOST_MILLIDEGREES:
+                raise ValueError
+            celsius = millidegrees / 1000
         except BlockingIOError:
             pass
         except OSError as error:
@@ -55,7 +62,7 @@ def read_trips(files: Files, zone: str) -> tuple[Trip, ...]:
         kind = files.text(f"{zone}/trip_point_{index}_type")
         if not kind:
             break
-        millidegrees = files.number(f"{zone}/trip_point_{index}_temp")
+        millidegrees = files.number(f"{zone}/trip_point_{index}_temp", MOST_MILLIDEGREES)
         if millidegrees is not None and millidegrees / 1000 > OFF_CELSIUS:
             trips.append(Trip(index, kind, millidegrees / 1000))
     return tuple(trips)

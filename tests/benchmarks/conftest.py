@@ -95,6 +95,7 @@ def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
                 [
                     Sample(
                         round=round_,
+                        process=round_,
                         ns=round(value * 1e6),
                         peak_device_bytes=None if is_llama else 5 << 20,
                         peak_rss_bytes=100 << 20,
@@ -132,7 +133,7 @@ def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
             lane(backend, milliseconds, **fields.pop(backend, {}))
             for backend, milliseconds in lanes.items()
         ]
-        plan = Plan(tuple(result.plan for result in results), repetitions, 0)
+        plan = Plan(tuple(result.plan for result in results), repetitions, 0, repetitions)
         quiet = replace(read_environment(), load_average=0.0)
         return RunResult(plan, quiet, results, "2026-11-21T12:00:00Z", **fields)
 

@@ -1,15 +1,13 @@
 import contextlib
-import itertools
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +33,8 @@ from orinbench.errors import BenchError, CheckFailed
 from orinbench.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
 from orinbench.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.model import ModelInfo, open_model
-from orinbench.reference import Array, Reference
+from orinbench.reference import Reference
+from orinbench.reference_rope import Array
 from orinbench.synth import write_synthetic
 from orinbench.tinygrad_backend import worker_environment
 
@@ -231,42 +230,36 @@ def test_fused_kernels_over_quantized_weights_round_activations(
     assert f", {arithmetic.name})" in verdict.line()
 
 
-class FakeFused:
-    """Patched tinygrad's `Fused`, as far as the replay looks: logits are token and position."""
+class FakeExecutor:
+    """An executor whose logits are token and position, and whose tokens count from 100."""
 
-    class Logits:
-        size = 2
-
-        def __init__(self) -> None:
-            self.values = (0.0, 0.0)
-
-        def copyout(self, out: memoryview) -> memoryview:
-            out[:] = struct.pack("<2f", *self.values)
-            return out
+    name, context, vocab_size = "fused", 64, 2
 
     def __init__(self) -> None:
-        self.logits = self.Logits()
-        self.steps: list[tuple[int, int]] = []
+        self.steps: list[tuple[int | None, int]] = []
+        self.filled: list[int] = []
 
-    def step(self, at: tuple[int, int]) -> None:
-        self.steps.append(at)
-        self.logits.values = at
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        self.filled += tokens[start:end]
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        self.steps.append((token, position))
+
+    def token(self) -> int:
+        return 99 + len(self.steps)
+
+    def logits(self) -> Any:
+        return np.array(self.steps[-1], np.float32)
 
 
-def test_fused_logits_are_those_of_the_tokens_kernels() -> None:
-    class Model:
-        fused = FakeFused()
-        _cached_tokens: ClassVar[list[int]] = [1, 2]
-
-        def generate(self, tokens: list[int]) -> Iterator[int]:
-            assert self._cached_tokens == [], "the cache of another prompt was used"
-            yield from itertools.count(100)
-
-    model = Model()
-    found = tinygrad_greedy(model, [7, 8, 9], 3)
+def test_logits_are_those_of_the_tokens_kernels() -> None:
+    executor = FakeExecutor()
+    found = tinygrad_greedy(executor, [7, 8, 9], 3)
     assert found.fused and found.tokens == [100, 101, 102]
-    # the last token of the prompt and the decoded ones, over what generate left in the cache
-    assert model.fused.steps == [(9, 2), (100, 3), (101, 4)]
+    assert executor.filled == [7, 8]
+    # the last token of the prompt and the decoded ones, over what decoding left in the cache
+    assert executor.steps[:3] == [(9, 2), (None, 0), (None, 0)]
+    assert executor.steps[3:] == [(9, 2), (100, 3), (101, 4)]
     assert found.logits.tolist() == [[9, 2], [100, 3], [101, 4]]
 
 

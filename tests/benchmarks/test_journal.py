@@ -54,7 +54,20 @@ def test_samples_are_on_disk_as_they_come_and_go_with_the_end(tmp_path: Path) ->
             "ts": 2000.0,
         }
         assert list(lost_journals(folder)) == []  # it still runs
+        journal.written()
     assert list(folder.iterdir()) == []
+
+
+def test_a_journal_goes_only_when_its_results_are_written(tmp_path: Path) -> None:
+    with Journal(tmp_path) as journal:
+        journal.write(LANE, RowResult(CASE), SAMPLE)
+        journal.written()
+        journal.write(LANE, RowResult(CASE), SAMPLE)
+    ((_, samples),) = lost_journals(tmp_path)
+    assert samples == 2
+    with Journal(tmp_path / "empty"):
+        pass
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 def test_a_killed_run_is_told_once_and_kept(tmp_path: Path) -> None:
@@ -89,6 +102,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
         journal.write(LANE, RowResult(CASE), SAMPLE)
         journal.write(LANE, RowResult(CASE), SAMPLE)
         assert path.read_text() == ""
+    assert list(lost_journals(tmp_path)) == []
     assert not path.exists()
 
 

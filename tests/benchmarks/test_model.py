@@ -1,3 +1,4 @@
+import os
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -133,6 +134,15 @@ def test_without_a_file_type_the_most_frequent_tensor_type_is_guessed(tmp_path: 
 
 def test_a_missing_file(tmp_path: Path) -> None:
     assert refusal(tmp_path / "none.gguf").startswith("no such file")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "pipe"
+    if kind == "fifo":
+        os.mkfifo(path)  # to open it would wait for a writer, for ever
+    with pytest.raises(BenchError, match="is a pipe or a device; a GGUF file was expected there"):
+        open_model(path if kind == "fifo" else "/dev/zero")
 
 
 def test_a_directory(tmp_path: Path) -> None:

@@ -40,6 +40,53 @@ def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:
     assert array[0]["samples_ts"] == [3200.0] * 6
 
 
+# The fields by which llama.cpp's scripts/compare-llama-bench.py joins two commits.
+JOINED = (
+    *(
+        "cpu_info",
+        "gpu_info",
+        "backends",
+        "n_gpu_layers",
+        "tensor_buft_overrides",
+        "model_filename",
+    ),
+    *("model_type", "n_batch", "n_ubatch", "embeddings", "cpu_mask", "cpu_strict", "poll"),
+    *("n_threads", "type_k", "type_v", "use_mmap", "no_kv_offload", "split_mode", "main_gpu"),
+    *("tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth", "n_cpu_moe"),
+    *("fit_target", "fit_min_ctx"),
+)
+
+
+@pytest.mark.parametrize("form", ["sql", "json", "jsonl"])
+def test_llama_cpps_own_comparison_joins_our_rows(form: str, recorded_run: Build) -> None:
+    """Two series of patches, one after the other, as compare-llama-bench.py reads them."""
+    records = []
+    for series in ("0123456789ab", "ba9876543210"):
+        run = recorded_run({"tinygrad:CUDA": {PP: [10.0] * 6, TG: [8.0] * 6}})
+        run.lanes[0].identity = replace(run.lanes[0].identity, n_threads=None, device="CUDA")  # type: ignore[type-var]
+        run.environment = replace(run.environment, tinygrad_series=series)
+        records += records_of(run)
+    database = sqlite3.connect(":memory:")
+    if form == "sql":
+        database.executescript(render_sql(records))
+    else:
+        text = RENDERERS[form](records)
+        rows = json.loads(text) if form == "json" else map(json.loads, text.splitlines())
+        names = (*JOINED, "build_commit", "avg_ts", "test_time")
+        database.execute(f"CREATE TABLE llama_bench ({', '.join(names)})")
+        for row in rows:
+            values = [row[name] for name in names]
+            database.execute(
+                f"INSERT INTO llama_bench VALUES ({', '.join('?' * len(names))})", values
+            )
+    equal = " AND ".join(f"a.{name} = b.{name}" for name in JOINED)
+    joined = database.execute(
+        f"SELECT a.n_prompt, a.avg_ts, b.avg_ts FROM llama_bench a JOIN llama_bench b ON {equal}"
+        " AND a.build_commit = '0123456789ab' AND b.build_commit = 'ba9876543210'"
+    ).fetchall()
+    assert sorted(joined) == [(0, 2000.0, 2000.0), (32, 3200.0, 3200.0)]
+
+
 def test_csv_has_the_schemas_columns_and_json_cells(recorded_run: Build) -> None:
     records = records_of(recorded_run(BOTH))
     rows = list(csv.DictReader(io.StringIO(render_csv(records))))
@@ -65,22 +112,37 @@ def test_sql_fills_a_table(recorded_run: Build) -> None:
     assert len(rows) == 4
 
 
-def test_the_table_has_aligned_rows_and_llama_benchs_columns(recorded_run: Build) -> None:
-    table = [line for line in render_md(records_of(recorded_run(BOTH))).splitlines() if "|" in line]
+def header_of(text: str) -> list[str]:
+    return [cell.strip() for cell in text.splitlines()[0].split("|")[1:-1]]
+
+
+def test_the_whole_table_has_aligned_rows_and_llama_benchs_columns(recorded_run: Build) -> None:
+    text = render_md(records_of(recorded_run(BOTH)), whole=True)
+    table = [line for line in text.splitlines() if "|" in line]
     assert len(table) == 6
     assert len({len(line) for line in table}) == 1
-    header = [cell.strip() for cell in table[0].split("|")[1:-1]]
+    header = header_of(text)
     assert header[:4] == ["model", "size", "params", "backend"]
     assert header[4:7] == ["threads", "test", "t/s"]
     first = [cell.strip() for cell in table[2].split("|")[1:-1]]
     assert first[3:9] == ["tinygrad:CPU", "2", "pp32", "3200.00 ± 0.00", "3200.00", first[8]]
 
 
+def test_the_table_fits_100_columns(recorded_run: Build) -> None:
+    """With the longest names and settings that differ, and figures of five digits."""
+    fast = {"tinygrad:CUDA:PTX": {PP: [0.1, 0.11] * 4}, "llama.cpp": {PP: [0.2, 0.21] * 4}}
+    text = render_md(records_of(recorded_run(fast)))
+    table = [line for line in text.splitlines() if "|" in line]
+    assert header_of(text)[0] == "backend" and "t/s, median" in header_of(text)
+    assert max(map(len, table)) <= 100 and len({len(line) for line in table}) == 1
+    assert "- Model: llama ?B Q6_K, " in text
+    assert "8 fresh processes of each backend" in text.replace("6 rounds", "")
+
+
 def test_the_notes_say_what_the_figures_mean(recorded_run: Build) -> None:
     text = render_md(records_of(recorded_run(BOTH, synthetic=True)))
     for part in (
-        "- pp32: tinygrad:CPU is slower: 0.104",
-        "llama.cpp is 2 times as fast.",
+        "- tg16: too few processes for a verdict: tinygrad:CPU has 0.5 of",
         "9.0 s with an empty kernel cache (37 kernels, 4.0 s in the compiler), 1.5 s with a full",
         "- llama.cpp abc: first token of a 32-token prompt, from process start: 1.5 s.",
         "- Roofline of CPU: 10.0 GB/s measured copy bandwidth / ",
@@ -98,7 +160,7 @@ def test_the_notes_say_what_the_figures_mean(recorded_run: Build) -> None:
 def test_warnings_are_grouped(recorded_run: Build) -> None:
     few = {"tinygrad:CPU": {PP: [10.0] * 2, TG: [8.0] * 3}}
     text = render_md(records_of(recorded_run(few)))
-    assert "use -r 10: tinygrad:CPU pp32 (2), tinygrad:CPU tg16 (3)." in text
+    assert "use -r 10: tinygrad:CPU pp32 (2 samples of 2 processes), tinygrad" in text
     records = records_of(recorded_run(few))
     for record in records:
         record["warnings"] = [{"kind": "x", "text": "too hot", "detail": ""}]
@@ -114,7 +176,7 @@ def test_failed_and_interrupted_rows(recorded_run: Build) -> None:
     )
     text = render_md(records_of(run))
     assert "failed" in text and "- tinygrad:NV tg16 failed: no device." in text
-    assert "32000.00 ± 0.00 (partial)" in text
+    assert "32000.00 (partial)" in text
     assert "not run" in text
     assert "- Interrupted: the figures above are those measured until then." in text
 

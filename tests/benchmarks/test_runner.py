@@ -9,6 +9,7 @@ import pytest
 
 from jetson.files import Roots
 from jetson.replay import Stage
+from orinbench.board import FEW_READINGS, readings_of_power
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.journal import Journal
 from orinbench.model import ModelInfo
@@ -54,6 +55,10 @@ class FakeBackend:
             time.sleep(self.seconds)
         return Sample(round_, int(self.seconds * 1e9) or 1_000_000, None, None)
 
+    def renew(self) -> float | None:
+        self._note("renew")
+        return None if self.name == "llama.cpp" else 2.0
+
     def close(self) -> None:
         self.log.append(f"{self.name} close")
 
@@ -69,8 +74,11 @@ class SilentTalk:
 
     phase = detail = line
 
-    def begin(self, total: int, seconds: float) -> None:
-        self.lines.append(f"begin {total} {seconds:.1f}")
+    def begin(self, total: int) -> None:
+        self.lines.append(f"begin {total}")
+
+    def expect(self, text: str, seconds: float, left: int) -> None:
+        self.lines.append(f"expect {text} {seconds:.1f} {left}")
 
     def advance(self, text: str) -> None:
         self.lines.append(f"advance {text}")
@@ -89,13 +97,14 @@ class Bench:
         devices: tuple[str, ...] = ("CPU", "CPU"),
         hook: Hook = lambda line: None,
         repetitions: int = 2,
+        processes: int = 1,
         **options: Any,
     ) -> None:
         self.log: list[str] = []
         self.talk = SilentTalk()
         lanes = tuple(LanePlan(Lane(name, Path("m")), (PP, TG)) for name in names)
         self.runner = Runner(
-            Plan(lanes, repetitions, seed=7),
+            Plan(lanes, repetitions, 7, processes),
             [
                 FakeBackend(name, self.log, device, hook)
                 for name, device in zip(names, devices, strict=True)
@@ -161,7 +170,55 @@ def test_the_order_of_operations(tiny_model: ModelInfo) -> None:
 def test_the_estimate_counts_what_the_warm_up_took(tiny_model: ModelInfo) -> None:
     bench = Bench(tiny_model)
     bench.run()
-    assert "begin 8 2.0" in bench.talk.lines  # 2 rounds of 2 cases of 0.5 s; llama.cpp unknown
+    # 2 rounds of 2 cases of 0.5 s; llama.cpp unknown.
+    (said,) = [line for line in bench.talk.lines if line.startswith("expect")]
+    assert said.startswith("expect 2 rounds of 4 tests, spread over 1 fresh process of each")
+    assert said.endswith(" 2.0 8")
+    steps = [line for line in bench.talk.lines if line.startswith(("begin", "advance"))]
+    assert steps[0] == f"begin {len(steps) - 1}", "the bar does not end at 100 %"
+
+
+def test_rounds_are_spread_over_fresh_processes(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model, repetitions=5, processes=3)
+    run = bench.run()
+    for lane in run.lanes:
+        for row in lane.rows:
+            assert row.processes == [0, 0, 1, 1, 2]
+    for name, starts in (("tinygrad:CPU", [1.0, 2.0, 2.0]), ("llama.cpp", [1.0])):
+        assert bench.log.count(f"{name} renew") == 2
+        assert bench.log.count(f"{name} warm up pp32") == 3
+        (lane,) = [lane for lane in run.lanes if lane.plan.lane.backend == name]
+        assert lane.first_tokens_s == starts
+    renewed = bench.log.index("tinygrad:CPU renew")
+    assert not any("round 2" in line for line in bench.log[:renewed])
+    record = make_records(run)[0]
+    assert record["processes"] == [0, 0, 1, 1, 2] and record["ttft_warm_s"] == 2.0
+
+
+def test_a_run_that_would_take_too_long_takes_fewer_processes(tiny_model: ModelInfo) -> None:
+    """A start takes 1 s to the first token, and 0.9 s a warm-up that compiles nothing."""
+    for fit, planned, least, taken in ((60, 10, 1, 10), (9, 10, 1, 4), (1, 10, 7, 7), (1, 4, 7, 4)):
+        bench = Bench(
+            tiny_model,
+            ("tinygrad:CPU",),
+            ("CPU",),
+            repetitions=10,
+            processes=planned,
+            fit_seconds=fit,
+            least_processes=least,
+        )
+        run = bench.run()
+        assert len(set(run.lanes[0].rows[0].processes)) == taken == run.plan.processes
+        (said,) = [line for line in bench.talk.lines if line.startswith("expect")]
+        assert ("instead of" in said) == (taken < planned)
+
+
+def test_a_process_that_does_not_start_again_costs_its_lane(tiny_model: ModelInfo) -> None:
+    bench = Bench(tiny_model, repetitions=4, processes=2, hook=die_at("tinygrad:CPU renew"))
+    run = bench.run()
+    assert run.lanes[0].error == "killed by SIGSEGV" and not run.partial
+    assert [len(row.samples) for row in run.lanes[0].rows] == [2, 2]
+    assert [len(row.samples) for row in run.lanes[1].rows] == [4, 4]
 
 
 def test_a_warm_up_can_be_left_out(tiny_model: ModelInfo) -> None:
@@ -300,12 +357,23 @@ def test_the_board_and_its_energy_stand_around_each_sample(
             [6.6075] * 2, rel=1e-4
         )
     kinds = {warning["kind"] for warning in decode["warnings"]}
-    assert {"clocks_not_pinned", "rough_energy"} <= kinds  # a quarter of a second, read at 10 Hz
+    assert "clocks_not_pinned" in kinds
+    rough = readings_of_power(decode["energy"]) < FEW_READINGS
+    assert ("rough_energy" in kinds) == rough  # a quarter of a second: a busy machine reads little
+    first = decode["energy"][0]
+    assert first["coverage"] == 0.95 and (
+        first["samples"] < 3 or first["joules_per_token_interval"]
+    )
+    assert first["idle_watts"] == pytest.approx(6.6075, rel=1e-4)
     pinned = [w for w in decode["warnings"] if w["kind"] == "clocks_not_pinned"]
     assert len(pinned) == 1 and "sudo jetson_clocks" in pinned[0]["text"]
     table = render_md(records)
-    assert "J/token" in table and "t/s/W" in table
-    assert "Energy of tinygrad:CPU: the timed region's, sum of VDD_GPU_SOC, VDD_CPU_CV" in table
+    assert "J/token" in table
+    assert "t/s/W" in render_md(records, whole=True)
+    whose = f"Energy of tinygrad:CPU {decode['test']}: the timed region's; sum of VDD_GPU_SOC, "
+    assert whose in table
+    assert "that is the module, without carrier board and power supply" in table
+    assert "6.6 W before the first backend opened, not subtracted" in table
 
 
 def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: Stage) -> None:
@@ -366,4 +434,4 @@ def test_the_delay_comes_before_each_repetition(
     bench = Bench(tiny_model, delay=3.0)
     bench.run()
     assert slept == [3.0] * 8
-    assert "begin 8 26.0" in bench.talk.lines
+    assert any(line.endswith(" 26.0 8") for line in bench.talk.lines)

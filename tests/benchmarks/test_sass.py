@@ -3,8 +3,7 @@
 import importlib.util
 import json
 import shutil
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -84,24 +83,30 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sass, "_in_a_wheel", lambda pattern: None)
     monkeypatch.setattr(sass, "_tool", lambda name: name)
     monkeypatch.setattr(sass, "_run", lambda tool, *_: PTXAS if tool == "ptxas" else SASS)
-    kernel: Any = SimpleNamespace(
-        name="gemv_x", source="", code="gemv<Q6_K, 64, 2,", block=256, est=SimpleNamespace(mem=1e6)
+    launch: Any = SimpleNamespace(
+        name="gemv_x",
+        source="",
+        block=256,
+        n_bytes=1e6,
+        operations=2_000_000,
+        constants=(SimpleNamespace(rows_per_item=2),),
     )
-    made = sass.compile_kernel(kernel, 1_000_000, "sm_87")
+    made = sass.compile_launch(launch, "sm_87")
     assert (made.registers, made.spill_bytes, made.shared_bytes) == (72, 4, 30496)
     assert made.instructions_per_weight == 4 / 64
     assert made.load_bytes == "1x16"
     assert made.limiter == "memory"
     assert made.issue_s == pytest.approx(1e6 * 4 / 64 / 32 / (16 * 4 * 1.3e9))
-    assert sass.compile_kernel(kernel, 10**12, "sm_87").limiter == "instructions"
-    kernel.name, kernel.code = "attention_x", ""
-    assert sass.compile_kernel(kernel, 0, "sm_87").limiter == "latency"
+    launch.operations = 2 * 10**12
+    assert sass.compile_launch(launch, "sm_87").limiter == "instructions"
+    launch.name, launch.constants = "attention_x", ()
+    assert sass.compile_launch(launch, "sm_87").limiter == "latency"
     assert "| gemv_x | 72 | 4 | 30496 | 17 % | 4 | 0.1 | 1x16 | 6 | 0 | memory |" in sass.markdown(
         [made], "title"
     )
 
 
-def test_without_tools_or_kernels_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tools_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BenchError, match="pip install nvidia-cuda-nvdisasm"):
@@ -114,48 +119,21 @@ def test_without_tools_or_kernels_it_says_which(monkeypatch: pytest.MonkeyPatch)
         patch.setattr(compiler, Mock(side_effect=missing))
         with pytest.raises(BenchError, match=r"nvrtc\); pip install nvidia-cuda-nvrtc-cu12"):
             sass._nvrtc("sm_87")
-    monkeypatch.setitem(sys.modules, "tinygrad.llm.kernels", None)
-    done = CliRunner().invoke(sass.sass_command, [])
-    assert isinstance(done.exception, BenchError)
-    assert "tools/series install" in str(done.exception)
 
 
-def test_every_kernel_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for the patched tinygrad's module: names and numbers of weights."""
+def test_every_launch_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and numbers of weights of a model that has a header and nothing else."""
 
-    def gemv(
-        device: str, role: str, mode: str, ws: list[Any], *_: Any, **given: Any
-    ) -> tuple[Any, None]:
-        assert list(given) == {"qkv": ["ahead"], "out": ["parts"]}.get(role, [])
-        return SimpleNamespace(name=f"gemv_{role}"), None
+    def compiled(launch: Any, arch: str) -> sass.Compiled:
+        weights = launch.operations / (2 * 512 if launch.name.startswith("gemm") else 2)
+        return sass.Compiled(launch.name, 1, 0, 1, 1.0, 1, weights, "", 0.0, None, arch)
 
-    def gemm(role: str, mode: str, ws: list[Any], *_: Any) -> list[tuple[Any, None]]:
-        return [(SimpleNamespace(name=f"gemm_{role}"), None)]
-
-    nv: Any = ModuleType("nv")
-    nv.TYPES = {14: ("Q6_K", 256, 210, 1, 2)}
-    nv.Weight = lambda buf, typ, rows, cols: SimpleNamespace(buf=buf, rows=rows, cols=cols)
-    nv.Heads = nv.Parts = lambda *_: SimpleNamespace()
-    nv.most_splits, nv.FEW = lambda *_: 4, 4
-    nv.gemv, nv.gemm = gemv, gemm
-    nv.plan_gemv = lambda *_: SimpleNamespace(depth=1)
-    for name in ("embed", "attention", "embed_rows", "norm_rows", "rope_rows", "attention_rows"):
-        setattr(nv, name, lambda *_, name=name: (SimpleNamespace(name=name), None))
-    nv.Kernel = SimpleNamespace
-    package = ModuleType("tinygrad.llm.kernels")
-    package.nv = nv  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tinygrad.llm.kernels", package)
-
-    def compiled(kernel: Any, weights: int, arch: str) -> sass.Compiled:
-        return sass.Compiled(kernel.name, 1, 0, 1, 1.0, 1, float(weights), "", 0.0, None, arch)
-
-    monkeypatch.setattr(sass, "compile_kernel", compiled)
+    monkeypatch.setattr(sass, "compile_launch", compiled)
     done = CliRunner().invoke(sass.sass_command, ["--shape", "1b", "-o", "json"])
     assert done.exception is None
     rows = {row["name"]: row["instructions_per_weight"] for row in json.loads(done.output)}
-    assert rows["gemv_gate_up"] == 2 * 8192 * 2048
-    assert rows["gemm_qkv"] == 3072 * 2048
-    assert rows["gemv_head"] == 128256 * 2048
-    assert "gemm_head" not in rows
+    assert rows["gemv_gate_up_q6_k_16384x2048"] == 2 * 8192 * 2048
+    assert rows["gemm_qkv_q6_k_3072x2048"] == 3072 * 2048
+    assert rows["gemv_head_q6_k_128256x2048"] == 128256 * 2048
     assert len(rows) == 15
     assert "### 1b Q6_K for sm_87" in CliRunner().invoke(sass.sass_command, []).output

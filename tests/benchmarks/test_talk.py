@@ -16,7 +16,10 @@ def use(talk: Talk) -> None:
     talk.phase("opening tinygrad:CPU")
     talk.detail("a detail")
     talk.line("a line that stays")
-    talk.begin(2, 300.0)
+    talk.begin(5)
+    talk.advance("opened")
+    talk.expect("1 round of 2 tests", 300.0, 2)
+    talk.phase("tinygrad:CPU: process 1 of 2")
     talk.advance("tinygrad:CPU tg16")
     talk.advance("tinygrad:CPU pp32")
     talk.close()
@@ -29,7 +32,28 @@ def test_off_a_terminal_there_are_plain_lines(capsys: pytest.CaptureFixture[str]
     assert captured.err.splitlines() == [
         "orinbench: opening tinygrad:CPU",
         "orinbench: a line that stays",
-        "orinbench: timing 2 repetitions, at least 5 min",
+        "orinbench: 1 round of 2 tests; at least 5 min",
+    ]
+
+
+def test_the_rest_is_told_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    talk = PlainTalk()
+    talk.begin(30)
+    talk.expect("20 rounds", 0.5, 20)
+    for _ in range(20):
+        now[0] += 3.0
+        talk.advance("tinygrad:CPU tg16")
+    assert capsys.readouterr().err.splitlines() == [
+        "orinbench: 20 rounds",
+        "orinbench: 20%, about 48 s left: tinygrad:CPU tg16",
+        "orinbench: 40%, about 36 s left: tinygrad:CPU tg16",
+        "orinbench: 60%, about 24 s left: tinygrad:CPU tg16",
+        "orinbench: 80%, about 12 s left: tinygrad:CPU tg16",
+        "orinbench: 100%, about 0 s left: tinygrad:CPU tg16",
     ]
 
 
@@ -48,10 +72,11 @@ def test_details_are_lines_now_and_then(
 
 
 def test_progress_adds_a_line_for_each_repetition(capsys: pytest.CaptureFixture[str]) -> None:
-    use(PlainTalk(repetitions=True))
-    assert capsys.readouterr().err.splitlines()[-2:] == [
-        "orinbench: 1/2 tinygrad:CPU tg16",
-        "orinbench: 2/2 tinygrad:CPU pp32",
+    use(PlainTalk(every=True))
+    assert capsys.readouterr().err.splitlines()[-3:] == [
+        "orinbench: tinygrad:CPU: process 1 of 2",
+        "orinbench: 50%, about 0 s left: tinygrad:CPU tg16",
+        "orinbench: 100%, about 0 s left: tinygrad:CPU pp32",
     ]
 
 

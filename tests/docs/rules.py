@@ -109,6 +109,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"orinbench history", Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out")),
     (r"orinbench history --test .* --plot trend\.svg", Elsewhere(f"{HISTORY}::test_plot")),
     (r"orinbench history -o csv", Elsewhere(f"{HISTORY}::test_machine_forms")),
+    (r"orinbench history (pin baseline 3|check)", Elsewhere(f"{HISTORY}::test_pins")),
     (r"orinbench history (import|show) .*", Elsewhere(f"{HISTORY}::test_import_and_show")),
     (
         r"orinbench compare (3|before\.json) 5",
@@ -229,6 +230,11 @@ RULES: list[tuple[str, Answer]] = [
     (r"make telemetry-demo", Elsewhere(f"{DEMO}::test_the_demonstration_runs_and_ends")),
     (r"jetson-exporter", Elsewhere(f"{EXPORTER}::test_it_says_which_board_it_serves")),
     (r"jetson-exporter --once", Run(shows="# EOF|# TYPE")),
+    (r"jetson-exporter top", Elsewhere("tests/telemetry/test_top.py::test_a_loaded_board")),
+    (
+        r"jetson-exporter wall meter.csv run.jsonl",
+        Elsewhere("tests/telemetry/test_wall.py::test_it_stands_beside_the_record"),
+    ),
     (r"jetson-exporter record DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
     (r"jetson-exporter --replay DIR", Elsewhere(f"{EXPORTER}::test_record_then_replay")),
 ]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,12 @@ SMALL = ["--context", "512", "--device", "CPU"]
 SECONDS = 300
 
 
-def orinllm(*words: str, stdin: bytes = b"", **environment: str) -> tuple[int, str, str]:
+def orinllm(
+    *words: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
     done = subprocess.run(
         [*ORINLLM, *words], input=stdin, capture_output=True, timeout=SECONDS, check=False,
-        env=os.environ | environment,
+        env=os.environ | (environment or {}),
     )  # fmt: skip
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -51,12 +53,13 @@ def test_a_fresh_machine_with_ziglang_alone(tmp_path: Path) -> None:
     pytest.importorskip("ziglang")
     place = {"PATH": str(tmp_path / "empty"), "XDG_CACHE_HOME": str(tmp_path)}
     words = ["run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL]
-    assert orinllm(*words, **place)[:2] == (0, f"{PARIS}\n")
+    assert orinllm(*words, environment=place)[:2] == (0, f"{PARIS}\n")
 
 
 def test_no_compiler_is_one_line(tmp_path: Path) -> None:
     words = ["run", MODEL, "-p", "x", *SMALL]
-    code, out, talk = orinllm(*words, CC="cc-of-nobody", XDG_CACHE_HOME=str(tmp_path))
+    place = {"CC": "cc-of-nobody", "XDG_CACHE_HOME": str(tmp_path)}
+    code, out, talk = orinllm(*words, environment=place)
     assert (code, out) == (2, "")
     assert talk == "orinllm: CC=cc-of-nobody: no such compiler; leave CC out, or name a clang\n"
 

@@ -15,8 +15,9 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from numpy.typing import NDArray
 from tests.engine import cuda_emulation
+from tests.engine.sources import flat
 
-from orinllm.ggml import CUDA, KernelType, kernel_types
+from orinllm.ggml import KernelType, kernel_types
 
 Array = NDArray[Any]
 TYPES = sorted(kernel_types().values(), key=lambda t: t.id)
@@ -38,20 +39,6 @@ SCALES = {
 ROWS, LARGE, SMALL = 5, 1536, 256  # weights of a row: a whole unit of the GEMV and a tail; a tail
 TOKENS = 21  # of the GEMM
 SMEM = 48 << 10
-
-
-def flat(name: str, seen: set[str]) -> str:
-    """Return a source with what it includes in place, except for what `seen` has."""
-    lines = []
-    for line in (CUDA / name).read_text().splitlines():
-        if line.startswith("#include"):
-            other = line.split('"')[1]
-            if other not in seen or other == "ggml_types.h":
-                seen.add(other)
-                lines.append(flat(other, seen))
-        elif line != "#pragma once":
-            lines.append(line)
-    return "\n".join(lines)
 
 
 ENTRY = """
@@ -106,10 +93,8 @@ extern "C" __global__ void __launch_bounds__(64, 1) entry(
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL:
-    seen: set[str] = set()
     entry = ENTRY.format(name=name, rows=ROWS, large=LARGE, small=SMALL, smem=SMEM, tokens=TOKENS)
-    sources = [flat("gemv.cu", seen), flat("gemm.cu", seen), entry]
-    path = cuda_emulation.compile_emulated("\n".join(sources))
+    path = cuda_emulation.compile_emulated(flat("gemv.cu", "gemm.cu") + "\n" + entry)
     return ctypes.CDLL(path.decode())
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
-from tests.patches.seeds import PROMPT, load, write_model
+from tests.patches.seeds import PROMPT, general, write_model
 
 PATHS = ("nvk", "tegra")
 LAUNCHES, KERNELS, REPLAYS = 500, 20, 100
@@ -155,7 +155,7 @@ def cases(device: Any, model: Path) -> dict[str, tuple[Callable[[], None], int]]
     allocator._copyin = lambda dest, src: (
         dest.cpu_view().view(size=len(src), fmt="B").__setitem__(slice(None), src.cast("B"))
     )
-    generated = load(model, "general").generate(list(PROMPT))  # no copy engine runs here
+    generated = general(model).generate(list(PROMPT))  # no copy engine runs here
     allocator.supports_copy_from_disk = disk
     allocator._copyout = own._copyout.__get__(allocator)
     allocator._copyin = own._copyin.__get__(allocator)

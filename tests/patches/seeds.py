@@ -28,7 +28,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
@@ -47,7 +46,7 @@ ADVERSARIES: dict[str, Any] = {
     "place": "windows",
 }
 PROMPT = [(37 * i) % 300 + 9 for i in range(14)]
-CHUNK, TOKENS = 4, 32
+CHUNK, TOKENS, CONTEXT = 4, 32, 64
 # How far logits may be off, of their spread, by path: weights and cache are float16 on both
 # devices, which takes about 1e-3; the fused kernels' activations have 8 bits, about 2e-2.
 LOGITS_OFF = {"general": 5e-3, "fused": 5e-2}
@@ -61,15 +60,11 @@ def write_model(path: Path) -> None:
     write_synthetic(path, "seeds", "Q6_K", seed=3)
 
 
-def load(model: Path, path: str) -> Any:
-    """Load a Transformer: its general path is TinyJit over graphs, the other the fused kernels."""
-    from tinygrad.llm.kernels import nv
+def general(model: Path) -> Any:
+    """Load a Transformer: tinygrad's general path, TinyJit over graphs."""
     from tinygrad.llm.model import Transformer
 
-    if path == "fused":
-        return Transformer.from_gguf(model, max_context=64)[0]
-    with mock.patch.object(nv, "attach", lambda *_: None):
-        transformer, _ = Transformer.from_gguf(model, max_context=64)
+    transformer, _ = Transformer.from_gguf(model, max_context=CONTEXT)
     # The third chunk of the prompt is a replay of the prefill's graph.
     transformer.generate = functools.partial(transformer.generate, chunk_size=CHUNK)
     return transformer
@@ -80,14 +75,37 @@ def decode(model: Path, path: str, count: int, logits: Path | None) -> list[int]
 
     Into `logits`, if it is a path, go those of each token, (count, vocab_size).
     """
-    if logits is None:
-        generated = load(model, path).generate(list(PROMPT))
-        return [next(generated) for _ in range(count)]
-    from orinbench.greedy import tinygrad_greedy
+    return (fused_tokens if path == "fused" else general_tokens)(model, count, logits)
 
-    generation = tinygrad_greedy(load(model, path), PROMPT, count)
-    np.save(logits, generation.logits)
+
+def fused_tokens(model: Path, count: int, logits: Path | None) -> list[int]:
+    """Tokens by the engine's fused kernels."""
+    from orinbench.greedy import tinygrad_greedy
+    from orinbench.tinygrad_paths import load_network
+
+    executor = load_network(str(model), CONTEXT)
+    generation = tinygrad_greedy(executor, PROMPT, count)
+    if logits is not None:
+        assert generation.fused, "the fused kernels do not take the model"
+        np.save(logits, generation.logits)
     return generation.tokens
+
+
+def general_tokens(model: Path, count: int, logits: Path | None) -> list[int]:
+    """Tokens by tinygrad's own Transformer; its logits by a replay of them, one by one."""
+    transformer = general(model)
+    generated = transformer.generate(list(PROMPT))
+    tokens = [next(generated) for _ in range(count)]
+    if logits is not None:
+        from orinbench.tinygrad_paths import LogitsPath
+
+        path, rows, last = LogitsPath(transformer), [], len(PROMPT) - 1
+        uploaded = path.upload_tokens([PROMPT[-1], *tokens[:-1]])
+        for index, token in enumerate(uploaded):
+            path.decode(token, last + index)
+            rows.append(path.logits()[0])
+        np.save(logits, np.stack(rows))
+    return tokens
 
 
 def logits_off(model: Path, tokens: list[int], logits: Path) -> float:
@@ -156,7 +174,13 @@ def serve(
 def environment(device: str, scratch: Path) -> dict[str, str]:
     """For tinygrad on a device: compilers of wheels, a clang, a compile cache of its own."""
     assert write_clang(scratch), "ziglang: missing, install the extra cpu"
-    rooms = (tinygrad_root(), REPOSITORY, REPOSITORY / "simulator", REPOSITORY / "benchmarks")
+    rooms = (
+        tinygrad_root(),
+        REPOSITORY,
+        REPOSITORY / "simulator",
+        REPOSITORY / "benchmarks",
+        REPOSITORY / "engine",
+    )
     return os.environ | {
         **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
         "CUDA_PATH": str(wheel_file(CUDA_HEADER).parents[1]),

@@ -47,7 +47,7 @@ def maxn_load() -> Tree:
         f"{HWMON}/hwmon4/rpm": "4120\n",
         f"{THERMAL}/thermal_zone8/temp": "88125\n",
         f"{THERMAL}/cooling_device2/cur_state": "1\n",
-        "proc/meminfo": "MemTotal:       64349184 kB\nNvMapMemUsed:     1893376 kB\n",
+        "proc/meminfo": scenario.meminfo(1893376),
     }
     for cpu in range(scenario.CPUS):
         path = f"sys/devices/system/cpu/cpu{cpu}/cpufreq"
@@ -98,6 +98,9 @@ def r35() -> Tree:
     node = "sys/class/devfreq/17000000.ga10b"
     tree |= {
         f"{node}/device/of_node/name": "ga10b\0",
+        # As jetson-io and camera overlays for r35 name it.
+        "proc/device-tree/compatible": "nvidia,p3737-0000+p3701-0005\0nvidia,tegra234\0"
+        "nvidia,tegra23x\0",
         "etc/nv_tegra_release": "# R35 (release), REVISION: 6.4, GCID: 39721438, BOARD: generic\n",
     }
     for path, kind in list(tree.items()):
@@ -168,6 +171,8 @@ def thor() -> Tree:
         "sys/class/devfreq/gpu-gpc-0/max_freq": "1575000000\n",
         "sys/class/devfreq/gpu-gpc-0/governor": "nvhost_podgov\n",
         "sys/class/devfreq/gpu-nvd-0/cur_freq": "1692000000\n",
+        "sys/class/devfreq/bwmgr/cur_freq": "4266000000\n",
+        "sys/class/devfreq/bwmgr/max_freq": "4266000000\n",
         f"{HWMON}/hwmon1/name": "ina3221\n",
         f"{HWMON}/hwmon1/device": Link("2-0040"),
         f"{HWMON}/hwmon2/name": "ina238\n",
@@ -182,6 +187,59 @@ def thor() -> Tree:
         tree[f"{HWMON}/hwmon1/in{channel}_input"] = "12000\n"
         tree[f"{HWMON}/hwmon1/curr{channel}_input"] = f"{400 * channel}\n"
     return tree
+
+
+def xavier() -> Tree:
+    """AGX Xavier with r35: rails whose sum is not documented, a GPU and a fan of other names.
+
+    Names of rails and zones as tegrastats and jetson_stats show them in public reports.
+    """
+    tree = without(idle(), rf"{HWMON}/|{THERMAL}/thermal_zone|sys/class/devfreq/|var/")
+    node = "sys/class/devfreq/17000000.gv11b"
+    tree |= {
+        "proc/device-tree/model": "Jetson-AGX\0",
+        "proc/device-tree/compatible": "nvidia,p2972-0000\0nvidia,tegra194\0",
+        "etc/nv_tegra_release": "# R35 (release), REVISION: 4.1, GCID: 33958178, BOARD: generic\n",
+        f"{node}/device/of_node/name": "gv11b\0",
+        f"{node}/device/load": "420\n",
+        f"{node}/cur_freq": "905250000\n",
+        f"{node}/min_freq": "114750000\n",
+        f"{node}/max_freq": "1377000000\n",
+        f"{HWMON}/hwmon3/name": "generic_pwm_tachometer\n",
+        f"{HWMON}/hwmon3/rpm": "1733\n",
+        f"{HWMON}/hwmon4/name": "pwmfan\n",
+        f"{HWMON}/hwmon4/pwm1": "80\n",
+    }
+    for index, (address, labels) in enumerate(
+        (("1-0040", ("GPU", "CPU", "SOC")), ("1-0041", ("CV", "VDDRQ", "SYS5V"))), 1
+    ):
+        tree[f"{HWMON}/hwmon{index}/name"] = "ina3221\n"
+        tree[f"{HWMON}/hwmon{index}/device"] = Link(address)
+        for channel, label in enumerate(labels, 1):
+            tree |= rail(f"hwmon{index}", channel, label, 9000)
+            tree[f"{HWMON}/hwmon{index}/in{channel}_input"] = "19072\n"
+            tree[f"{HWMON}/hwmon{index}/curr{channel}_input"] = f"{32 * channel * index}\n"
+    zones = {"CPU-therm": 40500, "GPU-therm": 38500, "AO-therm": 37500, "PMIC-Die": 100000}
+    for number, (kind, millidegrees) in enumerate(zones.items()):
+        tree[f"{THERMAL}/thermal_zone{number}/type"] = f"{kind}\n"
+        tree[f"{THERMAL}/thermal_zone{number}/temp"] = f"{millidegrees}\n"
+    return tree
+
+
+def nano_r32() -> Tree:
+    """The first Nano: its INA3221 is an IIO device there, and nothing counts its throttling."""
+    tree = without(xavier(), rf"{HWMON}/hwmon[123]/|sys/class/devfreq/|{THERMAL}/cooling")
+    node = "sys/class/devfreq/57000000.gpu"
+    return tree | {
+        "proc/device-tree/model": "NVIDIA Jetson Nano Developer Kit\0",
+        "proc/device-tree/compatible": "nvidia,p3450-0000\0nvidia,jetson-nano\0nvidia,tegra210\0",
+        "etc/nv_tegra_release": "# R32 (release), REVISION: 7.1, GCID: 29818004, BOARD: t210ref\n",
+        f"{node}/device/of_node/name": "gpu\0",
+        f"{node}/device/load": "0\n",
+        f"{node}/cur_freq": "76800000\n",
+        f"{node}/min_freq": "76800000\n",
+        f"{node}/max_freq": "921600000\n",
+    }
 
 
 def two_tachometers() -> Tree:
@@ -218,6 +276,8 @@ BOARDS: dict[str, Callable[[], Tree]] = {
         late_devfreq,
         orin_nx,
         thor,
+        xavier,
+        nano_r32,
         two_tachometers,
         root,
     )
@@ -265,7 +325,7 @@ def sigterm_once_it_serves() -> None:
 def patient() -> Iterator[None]:
     """Samplers take a stall of seconds for no gap: other work may hold this machine for so long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jetson.energy.GAP_PERIODS", 100)
+        patch.setattr("jetson.energy.GAP_SECONDS", 10.0)
         yield
 
 

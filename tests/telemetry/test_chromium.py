@@ -1,26 +1,31 @@
 """The page in a real browser: live with JavaScript, whole without it."""
 
+import html
+import re
 import shutil
 import subprocess
-import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.telemetry.conftest import Tree, idle
+from tests.telemetry.conftest import Tree, idle, maxn_load
 
 from exporter import page
+from exporter.history import point
 from exporter.scenario import DEVFREQ
-from exporter.service import Exporter, Server
+from exporter.service import Exporter
+from exporter.web import Server
+from jetson.debugfs import NVMAP_CLIENTS
 from jetson.files import Roots
 from jetson.replay import Stage
-from jetson.sources import Board
+from jetson.sources import SOURCES, Board
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
 
 
-def dom(url: str, profile: Path) -> str:
+def dom(url: str, profile: Path, *more: str) -> str:
     """The page's document after six seconds of the browser's time."""
     done = subprocess.run(
         [
@@ -31,7 +36,9 @@ def dom(url: str, profile: Path) -> str:
             "--disable-dev-shm-usage",
             f"--user-data-dir={profile}",
             "--virtual-time-budget=6000",
+            "--hide-scrollbars",
             "--dump-dom",
+            *more,
             url,
         ],
         capture_output=True,
@@ -70,13 +77,38 @@ def test_the_page(
         exporter = Watched(board)
         exporter.stage = stage
         with Server(("127.0.0.1", 0), exporter) as server:
-            thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-            thread.start()
             text = dom(server.url, tmp_path)
-            server.shutdown()
-            thread.join()
     assert "VDD_GPU_SOC" in text and "45.6 °C" in text and "under voltage" in text
     if javascript:
         assert exporter.pages >= 2 and "<b>87.1 %</b>" in text and 'class="lost"' not in text
     else:
         assert exporter.pages == 1 and "<b>0.0 %</b>" in text
+
+
+#: Puts into the title what is wider than the window.
+WIDTHS = """<script>
+// A window of Chromium is 500 wide at least, a frame in it may be narrower.
+const wide = [...document.querySelectorAll("*")].filter(
+  (e) => e.getBoundingClientRect().right > innerWidth + 0.5 && !e.closest("svg"));
+parent.document.title = innerWidth + " " + document.documentElement.scrollWidth + " " +
+  wide.map((e) => e.outerHTML.slice(0, 60)).join("; ");
+</script>"""
+
+
+@pytest.mark.parametrize("width", [320, 768, 1280, 1600])
+def test_nothing_is_wider_than_the_window(
+    width: int, show: Callable[[Tree], Roots], tmp_path: Path
+) -> None:
+    clients = "CLIENT PROCESS PID SIZE\nuser a-program-with-a-long-name 4711 1741312K\n"
+    tree = maxn_load() | {NVMAP_CLIENTS: clients}
+    with Board(show(tree), SOURCES, budget=10.0) as board:
+        exporter = Exporter(board)
+        for seconds in range(30):
+            exporter._history.append(point(board.read().readings, time.monotonic() - 30 + seconds))
+        shown = html.escape(exporter.page().decode() + WIDTHS)
+    (tmp_path / "page.html").write_text(
+        f'<iframe style="width:{width}px;height:1200px;border:0" srcdoc="{shown}"></iframe>'
+    )
+    text = dom(f"file://{tmp_path}/page.html", tmp_path, "--window-size=1800,1300")
+    found = re.search(r"<title>(\d+) (\d+) (.*?)</title>", text)
+    assert found and (int(found[1]), int(found[2]), found[3]) == (width, width, "")

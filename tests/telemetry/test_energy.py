@@ -139,7 +139,7 @@ def test_noise_below_zero_counts_in_a_region_and_not_in_a_counter() -> None:
 
 
 def counter(t: float, joules: float) -> Sample:
-    return Sample(t, t, (Rail("package-0", "rapl", joules=joules, joules_wrap=100.0),))
+    return Sample(t, t, (Rail("package-0", "rapl", joules=joules, joules_wrap=100.0, chip="rapl"),))
 
 
 def test_a_hardware_counter_bridges_gaps_and_wraps() -> None:
@@ -151,7 +151,7 @@ def test_a_hardware_counter_bridges_gaps_and_wraps() -> None:
 
 def test_a_counter_that_goes_back_without_a_wrap_is_a_gap() -> None:
     def rail(t: float, joules: float) -> Sample:
-        return Sample(t, t, (Rail("gpu0", "nvml", watts=1.0, joules=joules),))
+        return Sample(t, t, (Rail("gpu0", "nvml", watts=1.0, joules=joules, chip="nvml"),))
 
     energy = run([rail(0.0, 5.0), rail(0.1, 1.0), rail(0.2, 2.0)]).energy()
     assert energy.total_joules == pytest.approx(1.0)
@@ -239,16 +239,6 @@ def test_files_that_change_are_measured_as_they_changed() -> None:
         powers = [steps[m] for n in crossed for m in (n, n + 1)]
         slack += (max(powers) - min(powers)) * (second.seconds - first.seconds) if powers else 0
     assert energy.total_joules == pytest.approx(exact, abs=slack) and slack < 0.8 * exact
-
-
-def test_sampling_costs_less_than_one_percent_of_a_core(show: Callable[[Tree], Roots]) -> None:
-    def share() -> float:
-        with EnergySampler(show(idle()), 10) as sampler:
-            time.sleep(3)
-        print(f"{sampler.cpu_seconds / 3:.3%} of a core at 10 Hz")
-        return sampler.cpu_seconds / 3
-
-    assert any(share() < 0.01 for _ in range(5)), "others slow down what runs beside them"
 
 
 def test_a_sensor_that_blocks_holds_no_region_up() -> None:

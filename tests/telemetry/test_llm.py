@@ -283,7 +283,7 @@ def test_as_a_process(model: tuple[str, int]) -> None:
             assert process.wait(60) == 0
             return time.monotonic() - begun
 
-    assert any(seconds_to_end() < 1.5 for _ in range(5)), "a busy machine may hold up one of them"
+    assert any(seconds_to_end() < 5 for _ in range(5)), "a busy machine may hold up one of them"
 
 
 @pytest.mark.parametrize(

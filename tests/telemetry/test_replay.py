@@ -13,6 +13,7 @@ from tests.telemetry.conftest import BOARDS, Tree, exposition, gated, idle, maxn
 
 from exporter import scenario
 from exporter.scenario import DEVFREQ, THERMAL
+from jetson.debugfs import NVMAP_CLIENTS
 from jetson.files import Failure, Files, Link, Roots
 from jetson.replay import (
     FILE,
@@ -83,8 +84,9 @@ def test_nothing_private_is_recorded(show: Show) -> None:
         "sys/class/net/eth0/address": "48:b0:2d:aa:bb:cc\n",
         "etc/hostname": "SECRET-host\n",
         "etc/passwd": "SECRET-user:x:1000:1000::/home/x:/bin/sh\n",
-        "proc/meminfo": "MemTotal: 7777777 kB\nNvMapMemUsed:      152064 kB\nMemFree: 7777777 kB\n",
+        "proc/meminfo": "Buffers: 7777777 kB\nNvMapMemUsed:      152064 kB\nMemFree: 7777777 kB\n",
         "proc/cmdline": "root=UUID=SECRET-uuid\n",
+        NVMAP_CLIENTS: "CLIENT PROCESS PID SIZE\nuser SECRET-program 4711 1741312K\n",
     }
     text = record(show(idle() | secrets), 2)
     for part in ("SECRET", "1423222012345", "48:b0", "7777777"):

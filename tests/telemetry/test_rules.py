@@ -105,3 +105,23 @@ def test_a_dashboard_is_whole(file: Path) -> None:
         assert not mine & cells, panel["title"]
         cells |= mine
         assert all(target["expr"] for target in panel["targets"])
+
+
+@pytest.mark.parametrize("file", sorted(BUILD.parent.glob("*.json")), ids=lambda file: file.stem)
+def test_a_panel_tells_two_machines_apart_and_has_one_unit(file: Path) -> None:
+    dashboard = json.loads(file.read_text())
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    assert variables == {"datasource", "host", "instance"}
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            if panel["type"] != "table":
+                assert "{{instance}}" in target["legendFormat"], panel["title"]
+        # A metric's unit is the end of its name: no panel mixes two.
+        units = {
+            unit
+            for target in panel["targets"]
+            for unit in re.findall(
+                r"_(watts|celsius|ratio|hertz|bytes|joules|seconds|rpm|total)\b", target["expr"]
+            )
+        }
+        assert len(units) <= 1 or panel["title"] == "Energy of a token", (panel["title"], units)

@@ -1,25 +1,28 @@
 """The exporter over HTTP: formats, the page, many scrapers, what a scrape costs."""
 
-import gc
+import contextlib
 import http.client
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 
-from exporter import page
+from exporter import page, scenario
 from exporter.history import Point, grown
 from exporter.scenario import HWMON
-from exporter.service import Exporter, Server
+from exporter.service import Exporter
+from exporter.web import Server
 from jetson.energy import EnergySampler
 from jetson.files import Roots
-from jetson.replay import Stage
+from jetson.replay import FILE, Stage, save
 from jetson.sources import Board
 
 Show = Callable[[Tree], Roots]
@@ -30,12 +33,8 @@ def server(show: Show, patient: None) -> Iterator[Server]:
     """A served idle board."""
     roots = show(idle())
     exporter = Exporter(Board(roots), EnergySampler(roots, 20, monotonic=True))
-    with Server(("127.0.0.1", 0), exporter) as server, exporter:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    with exporter, Server(("127.0.0.1", 0), exporter) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def get(server: Server, path: str, accept: str = "") -> tuple[int, dict[str, str], str]:
@@ -181,8 +180,6 @@ def test_fifty_scrapers_at_once(server: Server) -> None:
 
 
 def test_a_client_that_sends_nothing_holds_nobody_up(server: Server) -> None:
-    import socket
-
     silent = [socket.create_connection(server.where) for _ in range(20)]
     begun = time.monotonic()
     assert get(server, "/healthz")[0] == 200
@@ -219,38 +216,114 @@ def test_a_scrape_costs_less_than_ten_milliseconds_of_cpu(show: Show) -> None:
     assert len(seconds) == 200 and 0 < seconds[0] < 0.010
 
 
-def resident() -> int:
-    """Bytes of memory that this process holds."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def test_events_count_from_the_exporters_beginning(show: Show, stage: Stage) -> None:
+    """A board's counters begin anywhere when it boots, which is no event."""
+    event = f"{HWMON}/hwmon5/oc3_event_cnt"
+
+    def count(text: str) -> str:
+        line = next(x for x in text.splitlines() if 'throttle_events_total{event="oc3"' in x)
+        return line.rpartition(" ")[2]
+
+    with Board(show(maxn_load())) as board:
+        exporter = Exporter(board)
+        counts = []
+        for value in ("1284", "1290", "none", "1291", "5", "7"):
+            stage.apply({event: f"{value}\n"})
+            if value == "none":
+                assert (
+                    'event="oc3"'
+                    not in exporter.exposition()[1]
+                    .decode()
+                    .partition("throttle_enabled")[0]
+                    .rpartition("throttle_events")[2]
+                )
+            else:
+                counts.append(count(exporter.exposition()[1].decode()))
+    # It went back to 5: the driver began again, and counted 5 since then.
+    assert counts == ["0.0", "6.0", "7.0", "12.0", "14.0"]
 
 
-def test_no_growth_over_many_scrapes(stage: Stage) -> None:
-    """Scrapes of a board that changes: as many as JETSON_SOAK_SCRAPES says.
+def held_by(pid: int) -> tuple[int, int, int]:
+    """Bytes of memory, descriptors and threads of a process."""
+    with open(f"/proc/{pid}/statm") as file:
+        memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return memory, len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
+
+
+def slow_client(port: int, stop: threading.Event) -> None:
+    """Asks for something, a byte a second, and again once it is cut."""
+    while not stop.is_set():
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as one:
+            for byte in b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX-Slow: " + b"x" * 1000:
+                one.send(bytes([byte]))
+                if stop.wait(1):
+                    return
+
+
+def test_no_growth(tmp_path: Path) -> None:
+    """50 scrapers and 200 slow clients, as many scrapes in all as JETSON_SOAK_SCRAPES says.
 
     86400 are a day at 1 Hz, run back to back.
     """
-    scrapes = int(os.environ.get("JETSON_SOAK_SCRAPES", "1000"))
-    trees = [idle(), maxn_load()]
-    stage.show(trees[0])
-    with Board(stage.roots, budget=10.0) as board:
-        exporter = Exporter(board)
-        for number in range(min(1000, scrapes // 3)):
-            stage.show(trees[number % 2])
-            exporter.exposition()
-        gc.collect()  # what earlier tests left is not closed in the middle
-        memory, fds, threads = (
-            resident(),
-            len(os.listdir("/proc/self/fd")),
-            set(threading.enumerate()),
-        )
-        for number in range(scrapes):
-            if number % 50 == 0:
-                stage.show(trees[number // 50 % 2])
-            exporter.exposition()
-        grown_by = resident() - memory
-        print(f"{scrapes} scrapes: {grown_by / 1024:+.0f} KiB")
-        # Writers of gated files belong to the stage, which shows the same tree as before.
-        assert abs(len(os.listdir("/proc/self/fd")) - fds) <= 3
-        assert set(threading.enumerate()) <= threads
-        assert grown_by < 4 << 20
+    scrapes = int(os.environ.get("JETSON_SOAK_SCRAPES", "600"))
+    scrapers, slow = 50, 200 if scrapes > 5000 else 40
+    with (tmp_path / FILE).open("w") as file:
+        save(scenario.frames(step=0.5), file)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "exporter.cli", "--replay", str(tmp_path),
+         "--listen", "127.0.0.1:0", "--budget", "30"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    stop, seconds, failures = threading.Event(), list[float](), list[str]()
+    try:
+        assert process.stderr
+        line = next(line for line in process.stderr if "serving " in line)
+        port = int(line.rstrip("/\n").rpartition(":")[2])
+
+        def scrape(count: int) -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            for _ in range(count):
+                begun = time.monotonic()
+                try:
+                    connection.request("GET", "/metrics")
+                    answer = connection.getresponse()
+                    if answer.status != 200 or b"jetson_module_power_watts" not in answer.read():
+                        failures.append(str(answer.status))
+                except (OSError, http.client.HTTPException) as error:
+                    failures.append(repr(error))
+                    connection.close()
+                seconds.append(time.monotonic() - begun)
+            connection.close()
+
+        def round_of(total: int) -> None:
+            threads = [
+                threading.Thread(target=scrape, args=(total // scrapers,)) for _ in range(scrapers)
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+        clients = [
+            threading.Thread(target=slow_client, args=(port, stop), daemon=True)
+            for _ in range(slow)
+        ]
+        for client in clients:
+            client.start()
+        round_of(scrapes // 3)
+        before = held_by(process.pid)
+        round_of(scrapes)
+        after = held_by(process.pid)
+    finally:
+        stop.set()
+        process.kill()
+        process.communicate()
+    seconds.sort()
+    print(
+        f"{len(seconds)} scrapes, {len(failures)} failed; before {before}, after {after}; "
+        f"median {seconds[len(seconds) // 2]:.3f} s, greatest {seconds[-1]:.3f} s"
+    )
+    assert failures == []
+    assert after[0] - before[0] < 4 << 20
+    # Clients come and go: as many as there are, and no more.
+    assert after[1] < 60 + scrapers + slow and after[2] <= before[2] + 2

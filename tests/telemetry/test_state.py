@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, thor, without
+from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, without
 
 from exporter.scenario import DEVFREQ, HWMON, THERMAL, supply
 from jetson import nvgpu, nvml, require
@@ -415,7 +415,7 @@ def test_energy_of_a_discrete_gpu(
 def test_a_jetson_is_not_asked_through_nvml(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "library", lambda: FakeNvml())
     assert nvml.read_nvml(Files(show(idle()))).gpus == ()
-    assert nvml.read_nvml_power(Files(show(thor()))).rails == ()
+    assert nvml.NvmlPower()(Files(show(orin_nx()))).rails == ()
 
 
 def test_nvml_without_a_driver_or_a_package(monkeypatch: pytest.MonkeyPatch) -> None:

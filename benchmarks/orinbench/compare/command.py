@@ -1,19 +1,29 @@
 """The command: what A and B are, and what it prints."""
 
 import json
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from orinbench.compare.judge import EXIT_SLOWER, Judged, is_slower, judge_saved, markdown
-from orinbench.compare.revisions import Revision, build, find_revision
+from orinbench.compare.judge import (
+    EXIT_SLOWER,
+    Judged,
+    NoiseOf,
+    is_slower,
+    judge_saved,
+    markdown,
+    no_noise,
+)
+from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
-from orinbench.history.store import History, history_path
+from orinbench.history.store import Filter, History, history_path
+from orinbench.history.trend import case_key, read_trends, run_noise
 from orinbench.identity import differences
+from orinbench.interrupts import Interrupts
+from orinbench.judge import pairs_needed
 from orinbench.llama_bench import (
     best_tinygrad,
     check_contexts,
@@ -25,7 +35,6 @@ from orinbench.plan import Case, Lane, LanePlan, check_backend_name, make_tests
 from orinbench.ranges import parse_int_list, parse_pair
 from orinbench.record import Record
 from orinbench.saved import load_results
-from orinbench.statistics import pairs_needed
 from orinbench.talk import Talk, make_talk
 
 # Options that say what is measured: without a meaning for results that are there already.
@@ -86,7 +95,7 @@ def compare_command(
         raise BenchError(f"{flag}: says what to measure, which is for git revisions only")
     old, new = sides
     assert not isinstance(old, Revision) and not isinstance(new, Revision)
-    judged = judge_saved(old, new)
+    judged = judge_saved(old, new, _noise_of(before, after, path))
     if not judged:
         raise BenchError(
             f"{before} and {after} have no test with samples in common (model, backend, test, -t)"
@@ -94,6 +103,28 @@ def compare_command(
     notes = [f"differs: {difference}" for difference in differences(old, new)]
     _print(judged, notes, output)
     return EXIT_SLOWER if is_slower(judged) else 0
+
+
+def _noise_of(before: str, after: str, history: Path) -> NoiseOf:
+    """Return how much runs differ by themselves, if both are of the history, which knows it."""
+    one, other = (_run_of(name, history) for name in (before, after))
+    if one is None or other is None:
+        return no_noise
+    with History(history) as store:
+        found = run_noise(read_trends(store, Filter()), one, other)
+    return lambda _, new: found.get(case_key(new))
+
+
+def _run_of(name: str, history: Path) -> int | None:
+    """Return the number of a run of the history that a name means, None for anything else."""
+    kind, colon, rest = name.partition(":")
+    text = rest if colon and kind == "run" else name
+    if Path(name).exists() or not history.exists():
+        return None
+    with History(history) as store:
+        if (pinned := store.pins().get(text)) is not None:
+            return pinned
+        return int(text) if text.isdecimal() and int(text) in store.ids() else None
 
 
 def _resolve(name: str, history: Path) -> list[Record] | Revision:
@@ -124,18 +155,20 @@ def _find_saved(name: str, history: Path) -> list[Record] | None:
         return _from_history(rest, history)
     if Path(name).exists():
         return load_results(Path(name))
-    if name.isdecimal() and history.exists():
+    if (run := _run_of(name, history)) is not None:
         with History(history) as store:
-            if int(name) in store.ids():
-                return store.records(int(name))
+            return store.records(run)
     return None
 
 
 def _from_history(text: str, history: Path) -> list[Record]:
-    if not text.isdecimal():
-        raise BenchError(f"run:{text}: not the number of a run; `orinbench history` lists them")
+    if (run := _run_of(f"run:{text}", history)) is None and not text.isdecimal():
+        raise BenchError(
+            f"run:{text}: neither the number of a run nor a pinned name; `orinbench history` has "
+            "them"
+        )
     with History(history) as store:
-        return store.records(int(text))
+        return store.records(int(text) if run is None else run)
 
 
 def _print(judged: Sequence[Judged], notes: Sequence[str], output: str) -> None:
@@ -166,19 +199,27 @@ def _compare_revisions(
         *(backend, model, cases, options["rounds"], check_repetitions(options["repetitions"])),
         *(options["seed"], options["check"], options["timeout"], options["verbose"]),
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        built = (build(sides[0], talk), build(sides[1], talk))
-        measured = measure(built, bench, talk, synthetic)
-    finally:
-        talk.close()
+    with Interrupts() as interrupts:
+        try:
+            built = (build(sides[0], talk), build(sides[1], talk))
+            measured = measure(built, bench, talk, synthetic, interrupts)
+        finally:
+            talk.close()
+        return _report(built, measured, bench, output, history)
+
+
+def _report(
+    built: tuple[Built, Built], measured: Measured, bench: Bench, output: str, history: Path | None
+) -> int:
+    """Print and keep what was measured of two revisions, and return the exit code."""
     judged = measured.judge()
     notes = [
         f"{letter}: {side.revision.name}, commit {side.revision.commit[:12]}, "
         f"tinygrad {side.version}"
         for letter, side in zip("AB", built, strict=True)
     ]
-    notes += [f"both: {backend}, {path.name}, {len(measured.runs)} rounds of fresh processes"]
+    rounds = f"{len(measured.runs)} rounds of fresh processes"
+    notes.append(f"both: {bench.backend}, {bench.model.path.name}, {rounds}")
     if measured.partial:
         notes.append(f"interrupted in round {len(measured.runs) + 1} of {bench.rounds}")
     notes += measured.errors()

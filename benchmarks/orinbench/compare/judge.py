@@ -1,12 +1,19 @@
 """What two saved results say about each other, test by test."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orinbench.identity import case_test, identity
-from orinbench.record import Record, verdict_text
-from orinbench.statistics import Comparison, Verdict, adjusted, compare_unpaired
+from orinbench.judge import (
+    Comparison,
+    Noise,
+    Verdict,
+    adjusted,
+    compare_separate,
+    process_medians,
+)
+from orinbench.record import Record, times, verdict_text
 from orinbench.tables import markdown_table
 
 EXIT_SLOWER = 1
@@ -14,7 +21,7 @@ EXIT_SLOWER = 1
 
 @dataclass(frozen=True)
 class Judged:
-    """One test of both sides: `unit` is what was counted, samples or pairs of rounds."""
+    """One test of both sides: `unit` is what was counted, a "pair" or a "process"."""
 
     label: str
     backend: str
@@ -36,22 +43,40 @@ class Judged:
         }
 
 
-def judge_saved(before: Sequence[Record], after: Sequence[Record]) -> list[Judged]:
+NoiseOf = Callable[[Record, Record], Noise | None]
+
+
+def no_noise(before: Record, after: Record) -> Noise | None:
+    """Know nothing of how runs differ."""
+    return None
+
+
+def judge_saved(
+    before: Sequence[Record], after: Sequence[Record], noise_of: NoiseOf = no_noise
+) -> list[Judged]:
     """Compare each record of `after` with the same measurement in `before`, all judged at once.
 
-    Records without samples on a side, such as those of llama.cpp's sql, are left out.
+    `noise_of` says how much runs of a measurement differ by themselves. Records without samples on
+    a side, such as those of llama.cpp's sql, are left out.
     """
-    old = {identity(record): record["samples_ts"] for record in before}
+    old = {identity(record): record for record in before if record["samples_ts"]}
     pairs = [
-        (record, old[identity(record)])
+        (old[identity(record)], record)
         for record in after
-        if record["samples_ts"] and old.get(identity(record))
+        if record["samples_ts"] and identity(record) in old
     ]
-    comparisons = adjusted([compare_unpaired(new["samples_ts"], then) for new, then in pairs])
+    comparisons = adjusted(
+        [compare_separate(medians(new), medians(then), noise_of(then, new)) for then, new in pairs]
+    )
     return [
-        Judged(case_test(record), record["backend"], comparison, "samples")
-        for (record, _), comparison in zip(pairs, comparisons, strict=True)
+        Judged(case_test(record), record["backend"], comparison, "process")
+        for (_, record), comparison in zip(pairs, comparisons, strict=True)
     ]
+
+
+def medians(record: Record) -> list[float]:
+    """Return the medians of a record's processes."""
+    return list(process_medians(record["samples_ts"], record["processes"]).values())
 
 
 def is_slower(judged: Sequence[Judged]) -> bool:
@@ -65,8 +90,8 @@ def markdown(judged: Sequence[Judged], notes: Sequence[str], ours: str, theirs: 
         ("backend", "test", f"{ours} / {theirs}", "95 % interval", "n", "p", "verdict"),
         [
             (
-                *(test.backend, test.label, f"{test.comparison.ratio:.3f}"),
-                f"{test.comparison.ci_low:.3f} – {test.comparison.ci_high:.3f}",
+                *(test.backend, test.label, times(test.comparison.ratio)),
+                _interval(test.comparison),
                 *(str(test.comparison.n), f"{test.comparison.p_value:.2g}"),
                 test.comparison.verdict.value,
             )
@@ -76,9 +101,15 @@ def markdown(judged: Sequence[Judged], notes: Sequence[str], ours: str, theirs: 
     )
     lines = [f"- {note}" for note in notes]
     for test in judged:
-        more = "--rounds 10" if test.unit == "rounds" else "-r 10"
+        more = "--rounds 10" if test.unit == "pair" else "results of -r 10"
         text = verdict_text(test.comparison, ours, theirs, test.unit, more)
         lines.append(f"- {test.backend} {test.label}: {text}.")
     if len(judged) > 1:
         lines.append(f"- p after Holm's correction for {len(judged)} tests at once.")
     return "\n".join([table, "", *lines])
+
+
+def _interval(comparison: Comparison) -> str:
+    if comparison.ci_low is None or comparison.ci_high is None:
+        return ""
+    return f"{times(comparison.ci_low)} – {times(comparison.ci_high)}"

@@ -15,6 +15,8 @@ from orinbench.compare.revisions import Built
 from orinbench.environment import PATCHED
 from orinbench.errors import BenchError
 from orinbench.gate import Gate
+from orinbench.interrupts import Interrupts
+from orinbench.judge import adjusted, compare_paired
 from orinbench.model import ModelInfo
 from orinbench.plan import Case, Lane, LanePlan, Plan
 from orinbench.process import WorkerProcess
@@ -23,7 +25,6 @@ from orinbench.record import Record, make_records
 from orinbench.results import RunResult
 from orinbench.runner import Runner
 from orinbench.samples import BackendDiedError, Identity
-from orinbench.statistics import adjusted, compare_paired
 from orinbench.talk import RichTalk, Talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth
 
@@ -92,9 +93,11 @@ class RoundTalk:
 
     detail = phase
 
-    def begin(self, total: int, seconds: float) -> None:
+    def begin(self, total: int) -> None:
         """Rounds are short: no bar."""
-        self.phase(f"timing {total} repetitions")
+
+    def expect(self, text: str, seconds: float, left: int) -> None:
+        """Rounds are short: no bar."""
 
     def advance(self, text: str) -> None:
         """Rounds are short: no bar."""
@@ -124,9 +127,9 @@ class Measured:
             if pairs:
                 before, after = zip(*pairs, strict=True)
                 labels.append(case.label)
-                comparisons.append(compare_paired(after, before, self.runs[0].plan.seed))
+                comparisons.append(compare_paired(after, before))
         return [
-            Judged(label, self.backend, comparison, "rounds")
+            Judged(label, self.backend, comparison, "pair")
             for label, comparison in zip(labels, adjusted(comparisons), strict=True)
         ]
 
@@ -149,7 +152,7 @@ class Measured:
         lane = first.lanes[side]
         for index, row in enumerate(lane.rows):
             row.samples = [
-                replace(sample, round=number)
+                replace(sample, round=number, process=number)
                 for number, run in enumerate(self.runs)
                 for sample in run.lanes[side].rows[index].samples
             ]
@@ -172,7 +175,13 @@ def _versions(version: str) -> dict[str, Any]:
     }
 
 
-def measure(sides: tuple[Built, Built], bench: Bench, talk: Talk, synthetic: bool) -> Measured:
+def measure(
+    sides: tuple[Built, Built],
+    bench: Bench,
+    talk: Talk,
+    synthetic: bool,
+    interrupts: Interrupts,
+) -> Measured:
     """Measure both sides in rounds; each round begins with the other side than the one before.
 
     Raises BenchError if a side does not run at all, CheckFailed if one computes wrongly.
@@ -185,23 +194,35 @@ def measure(sides: tuple[Built, Built], bench: Bench, talk: Talk, synthetic: boo
             bandwidths[device] = copy_bandwidth(device, bench.timeout)
         return bandwidths[device]
 
-    for number in range(bench.rounds):
-        name = f"round {number + 1} of {bench.rounds}"
-        if not isinstance(talk, RichTalk):
-            talk.line(name)
-        run = _round(sides, bench, number, RoundTalk(talk, name), probe)
-        run.synthetic = synthetic
-        for built, lane in zip(sides, run.lanes, strict=True):
-            if lane.error:
-                raise BenchError(f"{built.revision.name}: {bench.backend}: {lane.error}")
-        if run.partial:
-            measured.partial = True
-            break
-        measured.runs.append(run)
+    try:
+        for number in range(bench.rounds):
+            name = f"round {number + 1} of {bench.rounds}"
+            if not isinstance(talk, RichTalk):
+                talk.line(name)
+            run = _round(sides, bench, number, RoundTalk(talk, name), probe, interrupts)
+            run.synthetic = synthetic
+            for built, lane in zip(sides, run.lanes, strict=True):
+                if lane.error:
+                    raise BenchError(f"{built.revision.name}: {bench.backend}: {lane.error}")
+            if run.partial:
+                measured.partial = True
+                break
+            measured.runs.append(run)
+            interrupts.release()
+    except KeyboardInterrupt:
+        measured.partial = True
+    interrupts.hold()
     return measured
 
 
-def _round(sides: Sequence[Built], bench: Bench, number: int, talk: Talk, probe: Any) -> RunResult:
+def _round(
+    sides: Sequence[Built],
+    bench: Bench,
+    number: int,
+    talk: Talk,
+    probe: Any,
+    interrupts: Interrupts,
+) -> RunResult:
     """Run one round and return its result, its lanes in the order of `sides`."""
     order = [(number + place) % SIDES for place in range(SIDES)]
     lane_plan = LanePlan(Lane(bench.backend, bench.model.path), bench.cases)
@@ -212,6 +233,7 @@ def _round(sides: Sequence[Built], bench: Bench, number: int, talk: Talk, probe:
         talk,
         gate=Gate(bench.check if number == 0 else False, talk, None, bench.timeout),
         probe=probe,
+        interrupts=interrupts,
     )
     run = runner.run()
     run.lanes = [run.lanes[order.index(side)] for side in range(SIDES)]

@@ -33,14 +33,12 @@ class Sizes:
     side: int  # of the square matrix
     samples: int
     context: int
-    prompt: int
-    tokens: int
     held_s: float
 
 
 SIZES = {
-    "board": Sizes(2000, 16 << 20, 2048, 20, 2048, 512, 16, 1.0),
-    "tiny": Sizes(20, 64 << 10, 64, 3, 32, 8, 2, 1.0),
+    "board": Sizes(2000, 16 << 20, 2048, 20, 2048, 1.0),
+    "tiny": Sizes(20, 64 << 10, 64, 3, 32, 1.0),
 }
 
 # A depot of 256 ints that the index keeps out of registers; the loop makes it last.
@@ -199,72 +197,27 @@ def odd_view(sizes: Sizes, model: str) -> dict[str, Any]:
     return {"wrong": int((np.asarray((view * 2).numpy()) != 2 * given[1:1025]).sum())}
 
 
-def _loaded(sizes: Sizes, model: str, sequences: int = 1) -> Any:
-    from orinbench.tinygrad_paths import load_network
+def cache(sizes: Sizes, model: str) -> dict[str, Any]:
+    """Load a model as tinygrad.llm runs it: bytes of its keys and values."""
+    from tinygrad import Tensor
+    from tinygrad.llm.model import Transformer
 
-    return load_network(model, sizes.context, sequences)
-
-
-def tokens(sizes: Sizes, model: str) -> dict[str, Any]:
-    """Generate tokens one by one, behind a prompt: microseconds of one."""
-    executor = _loaded(sizes, model)
-    ids = list(range(1, 1 + sizes.prompt))
-    executor.fill(ids, 0, sizes.prompt - 1)
-    executor.step(ids[-1], sizes.prompt - 1)
-
-    def token() -> int:
-        executor.step()
-        return int(executor.token())
-
-    for _ in range(4):  # captures
-        token()
-    return {"token_us": median([1e6 * seconds_of(token) for _ in range(sizes.tokens)])}
-
-
-def prompts(sizes: Sizes, model: str) -> dict[str, Any]:
-    """Read prompts: microseconds to the first token."""
-    executor = _loaded(sizes, model)
-
-    def first(start: int) -> int:
-        ids = [start, *range(100, 99 + sizes.prompt)]
-        executor.fill(ids, 0, len(ids) - 1)
-        executor.step(ids[-1], len(ids) - 1)
-        return int(executor.token())
-
-    for start in (1, 2, 3):
-        first(start)
-    found = [1e6 * seconds_of(lambda at=at: first(at)) for at in range(4, 9)]  # type: ignore[misc]
-    return {"prompt_us": median(found)}
-
-
-def batches(sizes: Sizes, model: str) -> dict[str, Any]:
-    """Advance four sequences by a token: microseconds of a step."""
-    from orinbench.tinygrad_paths import DecoderPath
-
-    path = DecoderPath(_loaded(sizes, model, 4), 4)
-
-    def step(position: int) -> None:
-        path.decode((1, 2, 3, 4), position)
-        path.logits()
-
-    for position in range(3):
-        step(position)
-    found = [
-        1e6 * seconds_of(lambda at=at: step(at))  # type: ignore[misc]
-        for at in range(3, 3 + sizes.tokens)
-    ]
-    return {"step_us": median(found)}
+    transformer, _ = Transformer.from_gguf(Path(model), sizes.context)
+    token = Tensor.zeros(1, 1)
+    for block in transformer.blk:
+        block._init_state(token)
+    return {"cache_bytes": sum(block.cache_kv.nbytes() for block in transformer.blk)}
 
 
 PROBES: dict[str, Callable[[Sizes, str], dict[str, Any]]] = {
     probe.__name__: probe
     for probe in (
-        *(opens, copies, matvec, tokens, prompts, batches, resubmitted, wrapped_arguments),
+        *(opens, copies, matvec, cache, resubmitted, wrapped_arguments),
         *(growing_local_memory, odd_view, named_fault, freed_after_a_fault),
     )
 }
 # Those that load MODEL.
-WITH_MODEL = frozenset({"tokens", "prompts", "batches"})
+WITH_MODEL = frozenset({"cache"})
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -33,33 +33,24 @@ PROBED = {
     "0005": "named_fault",
     "0006": "matvec",
     "0008": "odd_view",
-    "0011": "tokens",
-    "0013": "tokens",
-    "0014": "prompts",
+    "0011": "cache",
     "0015": "wrapped_arguments",
-    "0019": "prompts",
-    "0020": "batches",
     "0021": "freed_after_a_fault",
-    "0024": "tokens",
-    "0025": "tokens",
 }
 # Why it shows nothing of the others.
 NOT_PROBED = {
     "0007": "starts the processes of a search: no GPU is in it",
     "0009": "finds headers and libraries: nothing to measure",
     "0010": "is for CUDA's graphs",
-    "0012": "changes nothing alone: 0013, which needs it, is measured",
     "0016": "shows where an allocation fails: no step takes memory to its end",
     "0017": "changes numbers, in the same way on every device",
     "0018": "shows where an allocation fails: no step takes memory to its end",
-    "0022": "is for files of several types: the synthetic model has one",
-    "0023": "is for BF16: the synthetic model is Q6_K",
     "0026": "is for a Python that stops at 1500 calls: no GPU is in it",
 }
 # Those whose absence makes the GPU write where it should not, or stop a process, come last.
 _LAST = ("0004", "0008", "0005", "0021")
 PROBE = (sys.executable, "-m", "orinbench.device_check.patch_probes")
-# What one run may take; without 0013 a token is dozens of kernels to generate first.
+# What one run may take; a device that faults waits, and kernels are generated first.
 _RUN_SECONDS = 150.0
 # Without 0005 a fault is waited for as long as tinygrad waits at all.
 _FAULT_WAIT_MS = "10000"

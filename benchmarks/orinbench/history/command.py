@@ -11,12 +11,13 @@ from typing import Any
 import click
 
 from orinbench.errors import BenchError
+from orinbench.history.check import check_command, pin_command, unpin_command
 from orinbench.history.store import Filter, History, Run, history_path
-from orinbench.history.trend import Point, Trend, plain, read_trends
+from orinbench.history.trend import Point, Trend, change_text, plain, read_trends
+from orinbench.judge import Comparison, Noise
 from orinbench.options import Command, history_option, with_options
 from orinbench.reports import RENDERERS
 from orinbench.saved import load_results
-from orinbench.statistics import Comparison
 from orinbench.tables import markdown_table
 
 
@@ -62,8 +63,8 @@ def history_command(
 ) -> int:
     """List the runs that were kept, and how each case went from run to run.
 
-    A change is told from noise: of the samples inside the two runs, and of the runs of the same
-    software among each other, where there are any.
+    A change is told from noise: of the processes inside the two runs, and of the runs of the same
+    software before them, where there are any. `check` is for CI.
     """
     context.obj = history or history_path()
     if context.invoked_subcommand is not None:
@@ -79,22 +80,22 @@ def history_command(
         _plot(trends, plot)
     shown = runs[-last:]
     kept = {run.id for run in shown}
-    trends = [
-        Trend(t.label, t.device, t.unit, [p for p in t.points if p.run in kept], t.noise)
-        for t in trends
-    ]
+    noises = [trend.noise for trend in trends]
+    for trend in trends:
+        trend.points = [point for point in trend.points if point.run in kept]
+    shown_noise = [n for n, trend in zip(noises, trends, strict=True) if trend.points]
     trends = [trend for trend in trends if trend.points]
     if output == "json":
-        whole = {"runs": [asdict(run) for run in shown], "trends": plain(trends)}
+        whole = {"runs": [asdict(run) for run in shown], "trends": plain(trends, shown_noise)}
         click.echo(json.dumps(whole, indent=2, ensure_ascii=False))
     elif output == "csv":
-        click.echo(_csv(plain(trends)), nl=False)
+        click.echo(_csv(plain(trends, shown_noise)), nl=False)
     else:
         click.echo(_runs_table(shown, len(runs)))
         once = [trend for trend in trends if len(trend.points) == 1]
-        for trend in trends:
+        for trend, noise in zip(trends, shown_noise, strict=True):
             if trend not in once:
-                click.echo(f"\n{_trend_table(trend)}")
+                click.echo(f"\n{_trend_table(trend, noise)}")
         if once:
             click.echo(f"\n{_once_table(once)}")
     return 0
@@ -123,6 +124,10 @@ def import_command(path: Path, files: Sequence[Path]) -> None:
             run, new = history.add(records, f"import of {file.name}")
             word = "kept as run" if new else "is there already, as run"
             click.echo(f"{file}: {word} {run} ({len(records)} records)")
+
+
+for command in (check_command, pin_command, unpin_command):
+    history_command.add_command(command)
 
 
 @history_command.command("remove")
@@ -185,7 +190,7 @@ def _once_table(trends: Sequence[Trend]) -> str:
     return f"### Measured once\n\n{table}"
 
 
-def _trend_table(trend: Trend) -> str:
+def _trend_table(trend: Trend, noise: Noise | None) -> str:
     titles = ("run", "started", "software", trend.unit, "95 % interval", "n", "to the run before",
               "p", "verdict")  # fmt: skip
     table = markdown_table(
@@ -200,8 +205,9 @@ def _trend_table(trend: Trend) -> str:
     ]
     if any(point.is_mean for point in trend.points):
         notes.append("- (mean): the file had no samples, so neither a median nor a verdict")
-    if trend.noise is not None:
-        share, degrees = 100 * trend.noise.sd, trend.noise.degrees
+    notes += [f"- {change_text(change)}" for change in trend.changes]
+    if noise is not None:
+        share, degrees = 100 * noise.sd, noise.degrees
         notes.append(
             f"- noise between runs with nothing changed: {share:.3g} % standard deviation, "
             f"{degrees} degree{'s' * (degrees != 1)} of freedom"
@@ -229,10 +235,16 @@ def _change(change: Comparison | None) -> tuple[str, str, str]:
     if change is None:
         return "", "", ""
     return (
-        f"{_percent(change.ratio)} ({_percent(change.ci_low)} to {_percent(change.ci_high)})",
+        _percent(change.ratio) + _interval(change),
         f"{change.p_value:.2g}",
         change.verdict.value,
     )
+
+
+def _interval(change: Comparison) -> str:
+    if change.ci_low is None or change.ci_high is None:
+        return ""
+    return f" ({_percent(change.ci_low)} to {_percent(change.ci_high)})"
 
 
 def _percent(ratio: float) -> str:

@@ -58,6 +58,12 @@ MIGRATIONS = (
     CREATE INDEX records_by_case ON records (identity, device, run);
     CREATE INDEX records_by_test ON records (benchmark, test, device);
     """,
+    """
+    CREATE TABLE pins (
+      name TEXT PRIMARY KEY,
+      run INTEGER NOT NULL REFERENCES runs (id) ON DELETE CASCADE
+    )
+    """,
 )
 LOCK_SECONDS = 10.0
 
@@ -219,6 +225,26 @@ class History:
         with self._told(), self._transaction():
             if not self._database.execute("DELETE FROM runs WHERE id = ?", [run]).rowcount:
                 raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
+
+    def pin(self, name: str, run: int) -> None:
+        """Give a run a name; a name that another run had is this one's now. Raises BenchError."""
+        if not name or name.isdecimal() or ":" in name:
+            raise BenchError(f"history pin {name}: a name must not be a number or have a colon")
+        if run not in self.ids():
+            raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
+        with self._told(), self._transaction():
+            self._database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?)", [name, run])
+
+    def unpin(self, name: str) -> None:
+        """Forget a name; raises BenchError if there is no such name."""
+        with self._told(), self._transaction():
+            if not self._database.execute("DELETE FROM pins WHERE name = ?", [name]).rowcount:
+                raise BenchError(f"{self.path}: no run is pinned as {name}")
+
+    def pins(self) -> dict[str, int]:
+        """Return the runs that have names."""
+        with self._told():
+            return dict(self._database.execute("SELECT name, run FROM pins ORDER BY name"))
 
     def _migrate(self) -> None:
         """Bring a new or old file to today's schema."""

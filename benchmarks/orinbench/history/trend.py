@@ -1,23 +1,25 @@
 """How a case went on a device from run to run, and which changes stand out from noise."""
 
 import itertools
-import math
-from collections.abc import Sequence
+import statistics as stdlib_statistics
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orinbench.compare.judge import medians
 from orinbench.history.store import Filter, History
-from orinbench.identity import case_label, context, differences
+from orinbench.identity import case_label, context, device_label, differences, identity
+from orinbench.judge import (
+    Comparison,
+    Noise,
+    Verdict,
+    adjusted,
+    change_points,
+    compare_separate,
+    noise_of,
+    slope,
+)
 from orinbench.record import Record
-from orinbench.statistics import Comparison, adjusted, against_noise, compare_unpaired
-
-
-@dataclass(frozen=True)
-class Noise:
-    """How much runs of the same software on the same machine differ: of the logarithm's sd."""
-
-    sd: float
-    degrees: int
 
 
 @dataclass
@@ -42,72 +44,145 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A level that began with a run: the share that it is above the one before."""
+
+    run: int
+    share: float
+    creep: float | None  # a run, where a line describes the series better than a step does
+
+
+@dataclass
 class Trend:
-    """One case on one device, its runs in order of time."""
+    """One case on one device, its runs in order of time.
+
+    `breaks` are the places of the points before which something known changed, or the speed did.
+    """
 
     label: str
     device: str
     unit: str
     points: list[Point]
-    noise: Noise | None
+    breaks: set[int] = field(default_factory=set)
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def noise(self) -> Noise | None:
+        """The spread between runs that nothing known sets apart."""
+        return noise_of(self._stretches(len(self.points), set()))
+
+    def noise_between(self, one: int, other: int) -> Noise | None:
+        """Return the noise that two points, by their places, are judged by.
+
+        It is that of the runs before the later one, without the two: a run that is judged must not
+        be called noise, and what comes later must not change what was said.
+        """
+        return noise_of(self._stretches(max(one, other), {one, other}))
+
+    def _stretches(self, end: int, without: set[int]) -> list[list[float]]:
+        """Return the medians of the runs up to a place, apart where something changed."""
+        stretches: list[list[float]] = []
+        for place, point in enumerate(self.points[:end]):
+            if place == 0 or place in self.breaks:
+                stretches.append([])
+            if place not in without and point.record["samples_ts"] and not point.record["partial"]:
+                stretches[-1].append(point.centre)
+        return [stretch for stretch in stretches if stretch]
 
 
 def read_trends(history: History, only: Filter) -> list[Trend]:
-    """Return the trends of what `only` lets through, in the order in which they first ran."""
-    series: dict[tuple[str, str], list[Point]] = {}
-    for run, case, device, record in history.measurements(only):
-        series.setdefault((case, device), []).append(Point(run, record))
-    trends = [
-        Trend(
-            case_label(points[0].record),
-            device,
-            str(points[0].record["unit"]),
-            points,
-            run_to_run_noise(points),
-        )
-        for (_, device), points in series.items()
-    ]
-    _judge(trends)
-    return trends
+    """Return the trends of what `only` lets through, in the order in which they first ran.
 
-
-def run_to_run_noise(points: Sequence[Point]) -> Noise | None:
-    """Return the spread between runs that nothing known sets apart; None if no two are alike.
-
-    The samples of one run share a process, a memory layout and a minute of the machine, so they
-    are closer to each other than to those of the next run. Runs in a row whose contexts are equal
-    show by how much.
+    The others are judged too, since all cases of a run are judged at once.
     """
-    squares, degrees = 0.0, 0
-    whole = [p for p in points if p.record["samples_ts"] and not p.record["partial"]]
-    for _, alike in itertools.groupby(whole, key=lambda point: context(point.record)):
-        logs = [math.log(point.centre) for point in alike]
-        mean = sum(logs) / len(logs)
-        squares += sum((value - mean) ** 2 for value in logs)
-        degrees += len(logs) - 1
-    return Noise(math.sqrt(squares / degrees), degrees) if degrees else None
+    series: dict[tuple[str, str], list[Point]] = {}
+    for run, case, device, record in history.measurements():
+        series.setdefault((case, device), []).append(Point(run, record))
+    trends = {
+        key: Trend(case_label(points[0].record), key[1], str(points[0].record["unit"]), points)
+        for key, points in series.items()
+    }
+    _judge(list(trends.values()))
+    shown = {(case, device) for _, case, device, _ in history.measurements(only)}
+    found = [trend for key, trend in trends.items() if key in shown]
+    for trend in found:
+        trend.changes = list(_changes(trend, len(found)))
+    return found
+
+
+def run_noise(trends: Sequence[Trend], one: int, other: int) -> dict[str, Noise | None]:
+    """Return what each case that both of two runs have is judged by, by its `case_key`."""
+    found: dict[str, Noise | None] = {}
+    for trend in trends:
+        places = {point.run: place for place, point in enumerate(trend.points)}
+        if one in places and other in places:
+            key = case_key(trend.points[0].record)
+            found[key] = trend.noise_between(places[one], places[other])
+    return found
+
+
+def case_key(record: Record) -> str:
+    """Return what tells a record's trend from all others."""
+    return f"{identity(record)} {device_label(record)}"
 
 
 def _judge(trends: Sequence[Trend]) -> None:
-    """Compare each point with the one before; the cases of one run are judged together."""
-    changes: dict[int, list[tuple[Point, Comparison]]] = {}
+    """Compare each point with the one before; the cases of two runs are judged together."""
+    changes: dict[tuple[int, int], list[tuple[Point, Comparison]]] = {}
     for trend in trends:
-        for before, after in itertools.pairwise(trend.points):
+        for place, (before, after) in enumerate(itertools.pairwise(trend.points), 1):
             after.differs = differences([before.record], [after.record])
-            old, new = before.record["samples_ts"], after.record["samples_ts"]
-            if old and new:
-                change = compare_unpaired(new, old)
-                if trend.noise is not None:
-                    change = against_noise(change, trend.noise.sd, trend.noise.degrees)
-                changes.setdefault(after.run, []).append((after, change))
-    for of_run in changes.values():
-        judged = adjusted([change for _, change in of_run])
-        for (point, _), change in zip(of_run, judged, strict=True):
+            if context(before.record) != context(after.record):
+                trend.breaks.add(place)
+            if before.record["samples_ts"] and after.record["samples_ts"]:
+                noise = trend.noise_between(place - 1, place)
+                change = compare_separate(medians(after.record), medians(before.record), noise)
+                # Without noise, a step says nothing of how runs differ: it may be the noise.
+                if noise is not None and change.verdict in (Verdict.FASTER, Verdict.SLOWER):
+                    trend.breaks.add(place)
+                changes.setdefault((before.run, after.run), []).append((after, change))
+    for of_runs in changes.values():
+        judged = adjusted([change for _, change in of_runs])
+        for (point, _), change in zip(of_runs, judged, strict=True):
             point.change = change
 
 
-def plain(trends: Sequence[Trend]) -> list[dict[str, Any]]:
-    """Return one flat object a point, for csv and json."""
+def _changes(trend: Trend, tests: int) -> Iterator[Change]:
+    """Yield each change of level over the whole series."""
+    whole = [point for point in trend.points if not point.record["partial"]]
+    centres = [point.centre for point in whole]
+    places = change_points(centres, tests)
+    for before, place, after in zip(
+        [0, *places], places, [*places[1:], len(centres)], strict=False
+    ):
+        old, new = centres[before:place], centres[place:after]
+        share = stdlib_statistics.median(new) / stdlib_statistics.median(old) - 1
+        creep = slope([*old, *new])
+        line = [creep * (index - (len(old) + len(new) - 1) / 2) for index in range(after - before)]
+        steps = [0.0] * len(old) + [share] * len(new)
+        is_creep = _misfit([*old, *new], line) < _misfit([*old, *new], steps)
+        yield Change(whole[place].run, share, creep if is_creep else None)
+
+
+def _misfit(centres: Sequence[float], shape: Sequence[float]) -> float:
+    """Return how far a series is from a shape, given in shares of its level."""
+    rest = [centre / (1 + part) for centre, part in zip(centres, shape, strict=True)]
+    return stdlib_statistics.pvariance(rest)
+
+
+def change_text(change: Change) -> str:
+    """Say a change of level in words."""
+    word = "faster" if change.share > 0 else "slower"
+    if change.creep is not None:
+        return (
+            f"creeps by {100 * change.creep:+.2f} % a run, which adds up: from run {change.run} on "
+            f"{abs(100 * change.share):.1f} % {word} than before"
+        )
+    return f"from run {change.run} on {abs(100 * change.share):.1f} % {word} than before"
+
+
+def plain(trends: Sequence[Trend], noises: Sequence[Noise | None]) -> list[dict[str, Any]]:
+    """Return one flat object a point, for csv and json; `noises` are those of the trends."""
     return [
         {
             "case": trend.label,
@@ -127,10 +202,11 @@ def plain(trends: Sequence[Trend]) -> list[dict[str, Any]]:
             "ratio_ci95_high": point.change and point.change.ci_high,
             "p_value": point.change and point.change.p_value,
             "verdict": point.change and point.change.verdict.value,
-            "noise_sd": trend.noise and trend.noise.sd,
-            "noise_degrees": trend.noise and trend.noise.degrees,
+            "noise_sd": noise and noise.sd,
+            "noise_degrees": noise and noise.degrees,
+            "change_point": next((c.share for c in trend.changes if c.run == point.run), None),
             "differs": "; ".join(point.differs),
         }
-        for trend in trends
+        for trend, noise in zip(trends, noises, strict=True)
         for point in trend.points
     ]

@@ -488,13 +488,15 @@ def _method(records: Sequence[Record]) -> list[Section]:
         if record["repetitions"] is not None:
             lines.append(
                 f"{record['repetitions']} rounds; in each, every backend and test once, in an "
-                f"order drawn with seed {record['seed']}."
+                f"order drawn with seed {record['seed']}; "
+                f"{len(set(record['processes'] or [0]))} fresh processes of each backend."
             )
         if record["excluded"]:
             lines.append(f"Not timed: {record['excluded']}.")
     lines += [f"Timed {what}." for what in included_notes(records)]
     lines.append(
-        "Medians with percentile bootstrap intervals (95 %, 10,000 resamples). A verdict takes a "
-        "95 % interval of the paired ratio that excludes 1 and p < 0.05."
+        "Medians with 95 % bootstrap intervals, whose unit is the process. A verdict takes "
+        "p < 0.05 of a rank test of the processes' medians, after Holm's correction for all tests "
+        "of the run."
     )
     return [Section("method", "How it was measured", lines=list(dict.fromkeys(lines)))]

@@ -1,5 +1,6 @@
 """A tinygrad device as the suite's backend: one worker process for one benchmark."""
 
+import functools
 import shutil
 import tempfile
 from pathlib import Path
@@ -28,7 +29,8 @@ class SuiteBackend:
         self._max_call_s = max_call_s
         self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
         environment = worker_environment(device, self._directory)
-        self._worker = WorkerProcess(environment, timeout, verbose=verbose)
+        self._start = functools.partial(WorkerProcess, environment, timeout, verbose=verbose)
+        self._worker = self._start()
 
     def open(self) -> Identity:
         """Open the device."""
@@ -69,6 +71,12 @@ class SuiteBackend:
         """Time one repetition in the worker."""
         measured = self._worker.ask(protocol.Repeat(case.label, seed), protocol.Measured)
         return sample_of(measured, round_)
+
+    def renew(self) -> float | None:
+        """Start a worker anew; its cases must be made ready again."""
+        self._worker.close()
+        self._worker = self._start()
+        return None
 
     def close(self) -> None:
         """End the worker."""

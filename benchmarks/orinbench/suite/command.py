@@ -1,21 +1,27 @@
 """The suite's commands: one for each benchmark, and `suite` for several in one report."""
 
 import os
-import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from jetson.files import Roots
+from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
+from orinbench.interrupts import Interrupts
+from orinbench.journal import Journal, journal_directory
+from orinbench.judge import MIN_UNITS
 from orinbench.options import (
     Command,
     check_board,
     check_output,
+    check_processes,
     check_repetitions,
     output_options,
+    processes_option,
     run_options,
     with_options,
     write_results,
@@ -33,6 +39,7 @@ from orinbench.suite.run import (
     run_suite,
 )
 from orinbench.talk import make_talk
+from orinllm.compiler import compiler_note
 
 
 def suite_options(command: Command) -> Command:
@@ -40,6 +47,7 @@ def suite_options(command: Command) -> Command:
     return with_options(
         command,
         click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]"),
+        processes_option(f"fresh ones a device, over which the rounds are spread [{MIN_UNITS}]"),
         click.option(
             "devices",
             "--device",
@@ -100,13 +108,16 @@ def measure(selection: Selection, options: Mapping[str, Any], save: Path | None 
     """Run a selection with a command's options, write what was measured, return the exit code."""
     given = dict(options)
     check_output(given)
+    repetitions = check_repetitions(given["repetitions"])
     settings = Settings(
-        repetitions=check_repetitions(given["repetitions"]),
+        repetitions=repetitions,
+        processes=check_processes(given["processes"], repetitions, MIN_UNITS),
         seed=given["seed"],
         max_call_s=given["max_call"],
         timeout=given["timeout"],
         delay=given["delay"],
         cooldown=given["cooldown"],
+        rails=rail_choice(given["rails"]),
         roofline=given["roofline"],
         verbose=given["verbose"],
         roots=Roots(),
@@ -116,22 +127,29 @@ def measure(selection: Selection, options: Mapping[str, Any], save: Path | None 
         BENCHMARKS[name].cases(chosen)  # options that mean nothing, before a device is opened
     if save is not None:
         make_directory(save)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     result = SuiteResult()
-    try:
-        devices = choose_devices(given["devices"], make_talk(given["progress"]))
-        run_suite(
-            selection,
-            devices,
-            settings,
-            lambda: make_talk(given["progress"]),
-            result,
-            lambda so_far: keep(so_far, save),
-        )
-    finally:
-        keep(result, save)
-        if result.records:
-            write_results(result.records, given)
+    with Interrupts() as interrupts, Journal(journal_directory()) as journal:
+        settings = replace(settings, interrupts=interrupts, journal=journal)
+        try:
+            if note := compiler_note(os.environ):
+                make_talk(False).line(note)
+            devices = choose_devices(given["devices"], make_talk(given["progress"]))
+            run_suite(
+                selection,
+                devices,
+                settings,
+                lambda: make_talk(given["progress"]),
+                result,
+                lambda so_far: keep(so_far, save),
+            )
+        except KeyboardInterrupt:
+            result.partial = True
+        finally:
+            interrupts.hold()
+            keep(result, save)
+            if result.records:
+                write_results(result.records, given)
+            journal.written()
     return EXIT_INTERRUPTED if result.partial else EXIT_FAILED_ROWS if result.failed else 0
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from jetson.files import Roots
 from orinbench.errors import BenchError
-from orinbench.journal import Journal, journal_directory
+from orinbench.interrupts import Interrupts
+from orinbench.journal import Journal
 from orinbench.plan import TINYGRAD_DEVICES, Lane, LanePlan, Plan, check_backend_name
 from orinbench.protocol import Bandwidth
 from orinbench.record import Record, make_records
@@ -25,14 +26,18 @@ class Settings:
     """How the suite runs, whatever it measures."""
 
     repetitions: int = 10
+    processes: int = 6
     seed: int = 0
     max_call_s: float | None = None  # None: as each benchmark says
     timeout: float = 1800.0
     delay: float = 0.0
     cooldown: float | None = None
+    rails: tuple[str, ...] = ()
     roofline: bool = True
     verbose: bool = False
     roots: Roots = field(default_factory=Roots)
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    journal: Journal | None = None
 
 
 @dataclass
@@ -115,13 +120,14 @@ def run_suite(
     probe = functools.cache(lambda device: copy_bandwidth(device, settings.timeout))
     for name, cases in planned.items():
         lanes = tuple(LanePlan(Lane(f"tinygrad:{device}"), cases) for device in devices)
-        plan = Plan(lanes, settings.repetitions, settings.seed)
+        plan = Plan(lanes, settings.repetitions, settings.seed, settings.processes)
         needs_probe = settings.roofline and BENCHMARKS[name].roofline
         own = replace(settings, max_call_s=settings.max_call_s or BENCHMARKS[name].max_call_s)
         result.partial = _run_one(plan, devices, own, talk(), probe, needs_probe, result)
         finished(result)
         if result.partial:
             break
+        settings.interrupts.release()
     return result
 
 
@@ -136,33 +142,34 @@ def _run_one(
 ) -> bool:
     """Run one benchmark, add its records to `result`, and return whether it was interrupted."""
     assert settings.max_call_s is not None, "run_suite says what is too slow"
-    with Journal(journal_directory()) as journal:
-        runner = Runner(
-            plan,
-            [
-                SuiteBackend(
-                    device,
-                    settings.seed,
-                    settings.repetitions,
-                    settings.max_call_s,
-                    settings.timeout,
-                    settings.verbose,
-                )
-                for device in devices
-            ],
-            [None] * len(devices),
-            talk,
-            gate=None,
-            probe=probe if needs_probe else None,
-            delay=settings.delay,
-            cooldown=settings.cooldown,
-            roots=settings.roots,
-            journal=journal,
-        )
-        try:
-            return runner.run().partial
-        except Exception:
-            runner.result.partial = True
-            raise
-        finally:
-            result.records += make_records(runner.result)
+    runner = Runner(
+        plan,
+        [
+            SuiteBackend(
+                device,
+                settings.seed,
+                settings.repetitions,
+                settings.max_call_s,
+                settings.timeout,
+                settings.verbose,
+            )
+            for device in devices
+        ],
+        [None] * len(devices),
+        talk,
+        gate=None,
+        probe=probe if needs_probe else None,
+        delay=settings.delay,
+        cooldown=settings.cooldown,
+        rails=settings.rails,
+        roots=settings.roots,
+        journal=settings.journal,
+        interrupts=settings.interrupts,
+    )
+    try:
+        return runner.run().partial
+    except Exception:
+        runner.result.partial = True
+        raise
+    finally:
+        result.records += make_records(runner.result)

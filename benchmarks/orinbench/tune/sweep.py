@@ -13,10 +13,11 @@ import click
 
 from orinbench import protocol
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
+from orinbench.judge import Comparison, compare_paired
 from orinbench.process import WorkerProcess
 from orinbench.ranges import parse_int_list
 from orinbench.samples import BackendDiedError
-from orinbench.statistics import Comparison, compare_paired, summarize
+from orinbench.statistics import Summary, summarize
 from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import worker_environment
 from orinbench.tune.events import chosen_device, events
@@ -188,12 +189,19 @@ def table(work: Workload, device: str, lanes: Sequence[Lane]) -> str:
         speed = gain = ""
         if lane.tokens_per_s:
             found = summarize(lane.tokens_per_s)
-            speed = f"{found.median:.2f} ({found.ci_low:.2f}..{found.ci_high:.2f})"
+            speed = f"{found.median:.2f}{_interval(found)}"
         if (against := lane.against_default) is not None:
-            gain = f"{against.ratio:.2f}x ({against.ci_low:.2f}..{against.ci_high:.2f}), "
+            gain = f"{against.ratio:.2f}x{_interval(against)}, "
             gain += against.verdict.value
         cold = lane.start_cold_s or (lane.start_warm_s + lane.search_s if lane.start_warm_s else 0)
         starts = " | ".join(f"{s:.1f}" if s else "" for s in (cold, lane.start_warm_s))
         counts = f"{lane.kernels or ''} | {lane.candidates or ''} | {lane.search_s:.1f}"
         lines.append(f"| {lane.name} | {counts} | {starts} | {speed} | {gain} |")
     return "\n".join(lines)
+
+
+def _interval(found: Summary | Comparison) -> str:
+    """Return the 95 % interval in brackets, if there is one."""
+    if found.ci_low is None or found.ci_high is None:
+        return ""
+    return f" ({found.ci_low:.2f}..{found.ci_high:.2f})"

@@ -15,7 +15,7 @@ from typing import Any
 
 from orinbench.errors import BenchError
 from orinbench.journal import journal_directory
-from orinbench.statistics import Verdict, compare_paired
+from orinbench.judge import Verdict, compare_paired
 from orinbench.tune.opts import format_opts, parse_opts
 
 FORMAT = "tinygrad-orin tuning 1"

@@ -12,7 +12,7 @@ from ..memory import MmuFault
 from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
 from ..ptx.launch import PARAM_BASE
-from .faults import GpuFault, gr_class, illegal_method, mmu, sm
+from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
 from .host import write_semaphore
 from .qmd import SIZE, Limits, Qmd, check
 from .watch import Published, bank0, read_bank
@@ -171,6 +171,8 @@ class Compute:
             try:
                 check(qmd, self.limits())
                 yield from c.lag()
+                if c.gpu.watch is not None:
+                    c.gpu.watch.now = published.moment if published is not None else None
                 self.execute(qmd)
             except GpuFault as e:
                 e.report.details.setdefault("QMD", f"{qmd.va:#x}")
@@ -292,14 +294,14 @@ class Compute:
         except KernelFault as e:
             raise sm(e, qmd.program, **found, **c.details()) from e
         except PtxError as e:
-            raise gr_class(
-                f"the interpreter cannot run this kernel: {e}", **found, **c.details()
-            ) from e
+            what = f"the interpreter cannot run this kernel: {e}"
+            raise gap(what, **found, **c.details()) from e
 
     def launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:
         """The grid that a QMD describes."""
         c = self.c
-        code = program.code
+        fine = c.gpu.watch is not None or c.gpu.options.warps
+        code = program.compiled(fine=fine)
         limits = self.limits()
         zero = banks.get(0, b"").ljust(0x30, b"\0")
         ntid, nctaid = struct.unpack_from("<3I", zero), struct.unpack_from("<3I", zero, 12)
@@ -320,6 +322,8 @@ class Compute:
             symbols=self.symbols(qmd, program, banks),
             stopped=lambda: c.stop,
             shuffle=c.gpu.block_order(),
+            warps=c.gpu.warp_order(),
+            watch=c.gpu.watch,
         )
         if code.local_bytes and program.min_stack >= code.local_bytes:
             launch.stack_top = top

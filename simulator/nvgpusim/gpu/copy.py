@@ -97,5 +97,7 @@ class Copy:
         for view in pieces(c.vm, target, size, "write"):
             np.frombuffer(view, np.uint8)[:] = np.frombuffer(data, np.uint8, len(view), at)
             at += len(view)
+        when = c.current.moment if c.current is not None else None
+        c.gpu.extents.written(target, size, when)
         c.gpu.count("copies")
         c.gpu.count("bytes copied", size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..gpu_api import (
+    NOTIFIER_GAP,
     NOTIFIER_GR_EXCEPTION,
     NOTIFIER_ILLEGAL_NOTIFY,
     NOTIFIER_MMU_FAULT,
@@ -47,6 +48,11 @@ def pbdma(what: str, **details: str) -> GpuFault:
 def gr_class(what: str, **details: str) -> GpuFault:
     """Class error: illegal class or method data (notifier 13)."""
     return GpuFault(FaultReport(NOTIFIER_GR_EXCEPTION, f"class error: {what}", details))
+
+
+def gap(what: str, **details: str) -> GpuFault:
+    """What the simulator cannot run: no error of the client's and none that a GPU reports."""
+    return GpuFault(FaultReport(NOTIFIER_GAP, f"a gap of the simulator: {what}", details))
 
 
 def illegal_method(what: str, **details: str) -> GpuFault:

@@ -17,11 +17,13 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..extents import EXTENTS
 from ..gpu_api import ChannelPort
 from ..locks import Bell, Lock, pause, resume
 from ..memory import MmuFault
 from ..options import Options
 from ..ptx import Launch
+from ..ptx.clocks import Sanitizer
 from .compute import Caches
 from .faults import GpuFault, gr_class
 from .order import Order
@@ -49,6 +51,9 @@ class Gpu:
         self.options = options or Options()
         self.delay, self.tpcs = self.options.delay / 1e3, self.options.tpcs
         self.rng = np.random.default_rng(self.options.seed)
+        self.extents = EXTENTS
+        checks = self.options.checks
+        self.watch = Sanitizer(checks, self.extents) if checks else None
         self.caches, self.order = Caches(), Order(self.options.order)
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
@@ -157,6 +162,10 @@ class Gpu:
     def block_order(self) -> int | None:
         """Seed of a drawn order of blocks, None for the natural one."""
         return int(self.rng.integers(1 << 31)) if self.delay else None
+
+    def warp_order(self) -> int | None:
+        """Seed of a drawn order of warps, None to run them in step."""
+        return int(self.rng.integers(1 << 31)) if self.options.warps else None
 
     def first_tpc(self) -> int:
         """TPC of a chunk's first block."""

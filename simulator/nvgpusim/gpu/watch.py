@@ -18,10 +18,14 @@ CHAIN_LIMIT = 4096
 
 @dataclass
 class Published:
-    """Ring entry, pushbuffer, and the QMDs and first banks that it leads to."""
+    """Ring entry, pushbuffer, and the QMDs and first banks that it leads to.
+
+    `moment`: of the client's buffers (see `extents`).
+    """
 
     entry: int
     line: str
+    moment: int
     data: bytes | None = None
     qmds: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)
 
@@ -46,7 +50,7 @@ def read_bank(vm: GpuAddressSpace, va: int, size: int) -> bytes:
 def publish(channel: Channel, index: int, line: str) -> Published:
     """Copy everything that entry `index` refers to; what cannot be read is left out."""
     (entry,) = struct.unpack_from("<Q", channel.port.ring, 8 * index)
-    out = Published(entry, line)
+    out = Published(entry, line, channel.gpu.extents.submitted(channel.port.token))
     length, va = entry >> 42 & 0x1FFFFF, entry & (1 << 40) - 4
     try:
         out.data = bytes(channel.vm.view(va, 4 * length, "read")) if length else b""

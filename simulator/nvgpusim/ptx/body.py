@@ -24,6 +24,9 @@ from .tree import (
 if TYPE_CHECKING:
     from .parse import Parser, Token
 
+_SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
+"""Functions that the driver provides: bits of their results and parameters."""
+
 
 class Body:
     """The statements of one kernel."""
@@ -87,6 +90,9 @@ class Body:
             if p.peek().text == ".branchtargets":
                 p.at += 1
                 self.kernel.tables[tok.text] = list(self._names(";"))
+            elif p.peek().text in (".callprototype", ".calltargets"):
+                while p.next().text != ";":
+                    pass
             else:
                 name = self.renamed.get(tok.text, tok.text)
                 self.labels[name] = len(self.kernel.instrs)
@@ -127,25 +133,71 @@ class Body:
         )
 
     def call(self, guard: Reg | None, negated: bool, first: Token) -> None:
-        """Put the function's body here: registers, labels and parameters under names of its own."""
+        """A call: of a function with a body, of one by its address, of the system's."""
         p = self.p
         results = self.names() if p.peek().text == "(" else []
         p.take(",")
         tok = p.next()
-        given = self.names() if p.take(",") else []
-        p.expect(";")
-        function = p.functions.get(tok.text)
-        if function is None:
+        given = self.names() if p.take(",") and p.peek().text == "(" else []
+        while not p.take(";"):  # prototype of an indirect call
+            p.next()
+        target = self.lookup(tok.text)
+        self.unique += 1
+        end = f"end@{self.unique}"
+        if guard is not None:
+            self.emit("bra", (), (Sym(end),), first, guard, not negated)
+        if target is not None:
+            self.indirect(target, results, given, end, first)
+        elif tok.text in p.functions:
+            self.inline(tok.text, results, given, tok)
+        elif tok.text in _SYSTEM:
+            names = [Sym(name) for name in (*results, *given)]
+            self.emit(tok.text, (), tuple(names), first)
+            for n, bits in enumerate(_SYSTEM[tok.text]):
+                self.kernel.slot((*results, *given)[n], 0, bits)
+        else:
             raise p.error(f"call of {tok.text}, which has no body here", tok)
+        self.labels[end] = len(self.kernel.instrs)
+
+    def emit(
+        self, op: str, mods: tuple[str, ...], args: tuple[Operand | None, ...], first: Token,
+        guard: Reg | None = None, negated: bool = False,
+    ) -> None:  # fmt: skip
+        """An instruction that stands for a call, with the call's text."""
+        text = " ".join(self.p.lines[first.line - 1].split())
+        self.kernel.instrs.append(
+            Instr(op, mods, args, guard, negated, first.line, text, self.source)
+        )
+
+    def indirect(
+        self, target: Reg, results: list[str], given: list[str], end: str, first: Token
+    ) -> None:
+        """A call by address: every function of as many parameters, where the address is its own."""
+        fits = [
+            name
+            for name, f in self.p.functions.items()
+            if (len(f.results), len(f.params)) == (len(results), len(given))
+        ]
+        for name in fits:
+            self.unique += 1
+            skip = f"skip@{self.unique}"
+            test = Reg(len(self.kernel.regs), 1, f"is@{self.unique}")
+            self.kernel.regs.append(test)
+            self.emit("setp", ("ne", "u64"), (test, target, Sym(name)), first)
+            self.emit("bra", (), (Sym(skip),), first, test)
+            self.inline(name, results, given, first)
+            self.emit("bra", (), (Sym(end),), first)
+            self.labels[skip] = len(self.kernel.instrs)
+        self.emit("trap", (), (), first)
+
+    def inline(self, name: str, results: list[str], given: list[str], tok: Token) -> None:
+        """Put the function's body here: registers, labels and parameters under names of its own."""
+        p = self.p
+        function = p.functions[name]
         if self.depth >= 16:
             raise p.error("calls nest too deep (recursion?)", tok)
         self.unique += 1
         end = f"end@{self.unique}"
-        if guard is not None:
-            jump = Instr(
-                "bra", (), (Sym(end),), guard, not negated, first.line, "call", self.source
-            )
-            self.kernel.instrs.append(jump)
         formal = [
             *zip(function.results, results, strict=True),
             *zip(function.params, given, strict=True),

@@ -8,18 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from .lower import PRED, U32, Op, Read, Site
+from .lower import PRED, TYPES, U32, Op, Read, Site
 from .ops_bit import BIT_OPS
 from .ops_cvt import cvt
 from .ops_float import FLOAT_OPS
 from .ops_mem import MEM_OPS
+from .ops_system import SYSTEM_OPS
+from .ops_tensor import TENSOR_OPS
+from .ops_video import VIDEO_OPS
 from .ops_warp import WARP_OPS
 from .spaces import SHARED_RESERVED
 from .state import CONTAINER, State
-from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable
+from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
-    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, "cvt": cvt,
+    **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,
+    **SYSTEM_OPS, "cvt": cvt,
 }  # fmt: skip
 
 
@@ -50,8 +54,14 @@ class Jump:
 
 @dataclass
 class Block:
-    """Straight-line operations and the jump after them."""
+    """Straight-line operations and the jump after them.
 
+    `meet`: mask of the lanes that its first instruction needs together, where it needs any.
+    `polls`: it looks at what other threads may store.
+    """
+
+    meet: Read | None = None
+    polls: bool = False
     ops: list[Op] = field(default_factory=list)
     instrs: list[Instr] = field(default_factory=list)
     jump: Jump = field(default_factory=lambda: Jump("next"))
@@ -59,7 +69,12 @@ class Block:
 
 @dataclass
 class Code:
-    """A kernel ready to run."""
+    """A kernel ready to run.
+
+    `dynamic`: it has shared memory whose size the launch gives. Fine code also has its memory
+    instructions (`sites`) and the widest pieces, by space, that none of its accesses splits
+    (`granules`, bytes).
+    """
 
     kernel: Kernel
     module: Module
@@ -69,6 +84,9 @@ class Code:
     shared_bytes: int
     local: dict[str, int]
     local_bytes: int
+    dynamic: bool = False
+    sites: list[Instr] = field(default_factory=list)
+    granules: dict[str, int] = field(default_factory=dict)
 
 
 def _guarded(op: Op, read: Read) -> Op:
@@ -110,18 +128,90 @@ def _layout(variables: list[Variable], start: int) -> tuple[dict[str, int], int]
     return out, start
 
 
-def compile_kernel(module: Module, kernel: Kernel) -> Code:
-    """Lower every instruction. Raises PtxError naming the first one that is unknown."""
+_JUMPS = ("bra", "brx", "exit", "ret", "bar", "barrier", "trap")
+_MEMORY = (
+    "ld", "ldu", "st", "atom", "red", "cp", "ldmatrix", "wmma", "fence", "membar", "mbarrier",
+)  # fmt: skip
+_POLLS = ("volatile", "relaxed", "acquire", "test_wait", "try_wait")
+_WHOLE = ("mma", "ldmatrix", "wmma")
+_MASKED = {"shfl": 4, "vote": 2, "match": 2, "redux": 2}
+"""Operand that holds the membermask."""
+
+
+def _meeting(site: Site) -> Read | None:
+    """The mask of lanes that must execute this together, if it names one."""
+    instr = site.i
+    if instr.guard is not None:
+        return None
+    if instr.op in _WHOLE or (instr.op in ("bar", "barrier") and not site.has("warp", "arrive")):
+        if instr.op == "barrier" and "aligned" not in instr.mods:
+            return None
+        everyone = np.uint32(0xFFFFFFFF)
+        return lambda st: everyone
+    if instr.op in _MASKED and site.has("sync"):
+        return site.read(site.arg(_MASKED[instr.op]), U32)
+    return None
+
+
+def _noted(op: Op, instr: Instr, number: int) -> Op:
+    """Leave a trace of which instruction runs."""
+
+    def run(st: State) -> None:
+        st.at, st.site = instr, number
+        op(st)
+
+    return run
+
+
+def _starts(kernel: Kernel, fine: bool) -> set[int]:
+    """Where pieces of code begin: labels, after jumps, at instructions that lanes meet for."""
     starts = {0, *kernel.labels.values()}
     for at, instr in enumerate(kernel.instrs):
-        if instr.op in ("bra", "brx", "exit", "ret", "bar", "barrier", "trap"):
+        if instr.op in _JUMPS:
             starts.add(at + 1)
+        if instr.op in (*_WHOLE, *_MASKED, "bar", "barrier"):
+            starts.add(at)
+        if fine and instr.op in _MEMORY:
+            starts.add(at + 1)
+    return starts
+
+
+def _granules(kernel: Kernel) -> dict[str, int]:
+    """Bytes that every access to shared, and to global, memory takes or leaves as a whole."""
+    out = {"shared": 16, "global": 16}
+    for instr in kernel.instrs:
+        if instr.op not in _MEMORY or instr.op in ("fence", "membar"):
+            continue
+        bits = next((type_bits(m) for m in instr.mods if m in TYPES), 32)
+        size = 1 if instr.op == "cp" and len(instr.args) > 3 else max(1, bits // 8)
+        if instr.op == "ldmatrix":
+            size = 16
+        for space in out:
+            other = "shared" if space == "global" else "global"
+            if instr.op == "cp" or not any(
+                m == other or m in ("param", "const", "local") for m in instr.mods
+            ):
+                out[space] = min(out[space], size)
+    return out
+
+
+def compile_kernel(module: Module, kernel: Kernel, fine: bool = False) -> Code:
+    """Lower every instruction. Raises PtxError naming the first one that is unknown.
+
+    `fine`: pieces of code end at memory instructions, so that warps can change places there, and
+    every memory instruction leaves its name.
+    """
+    if kernel.refusal:
+        raise PtxError(kernel.refusal)
+    starts = _starts(kernel, fine)
+    sites = [i for i in kernel.instrs if fine and i.op in _MEMORY]
     order = sorted(s for s in starts if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}
     blocks = []
     for n, at in enumerate(order):
         end = order[n + 1] if n + 1 < len(order) else len(kernel.instrs)
         block = Block()
+        block.meet = _meeting(Site(kernel.instrs[at], kernel, module))
         for instr in kernel.instrs[at:end]:
             site = Site(instr, kernel, module)
             jump = _jump(site, kernel, number)
@@ -138,10 +228,13 @@ def compile_kernel(module: Module, kernel: Kernel) -> Code:
                 op = _TABLE[instr.op](site)
             except (KeyError, ValueError, IndexError, TypeError, AttributeError) as e:
                 raise site.error(f"this form is not supported ({e})") from e
+            if instr.op == "shfl" or (fine and instr.op in _MEMORY):
+                op = _noted(op, instr, sites.index(instr) + 1 if instr in sites else 0)
             if instr.guard is not None:
                 op = _guarded(op, _guard(site))
             block.ops.append(op)
             block.instrs.append(instr)
+            block.polls |= instr.op == "atom" or any(m in _POLLS for m in instr.mods)
         blocks.append(block)
     variables = [*module.variables.values(), *kernel.variables.values()]
     fixed = [v for v in variables if v.space == "shared" and v.size]
@@ -150,7 +243,10 @@ def compile_kernel(module: Module, kernel: Kernel) -> Code:
     shared.update(_layout(open_ended, -(-end // 16) * 16)[0])
     local, depth = _layout([v for v in variables if v.space == "local"], 0)
     registers = [np.zeros((), _container(reg))[()] for reg in kernel.regs]
-    return Code(kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16)
+    return Code(
+        kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16,
+        bool(open_ended), sites, _granules(kernel) if fine else {},
+    )  # fmt: skip
 
 
 def _container(reg: Reg) -> Any:
@@ -182,9 +278,9 @@ def _jump(site: Site, kernel: Kernel, number: dict[int, int]) -> Jump | None:
         targets = tuple(_label(site, kernel, number, name) for name in names)
         return Jump("brx", guard=guard, targets=targets, index=site.src(0, U32), instr=instr)
     if instr.op in ("bar", "barrier"):
-        if guard is not None:
-            raise site.error("a predicated barrier is not supported")
-        return _barrier(site)
+        jump = _barrier(site)
+        jump.guard = guard
+        return jump
     return None
 
 
@@ -216,3 +312,8 @@ def _label(site: Site, kernel: Kernel, number: dict[int, int], name: str) -> int
     if name not in kernel.labels:
         raise site.error(f"unknown label {name}")
     return number.get(kernel.labels[name], END)
+
+
+def supported() -> list[str]:
+    """All opcodes that can be run, those that end a piece of code included."""
+    return sorted({*_TABLE, *_JUMPS, "call"} - {"__assertfail", "vprintf"})

@@ -27,7 +27,7 @@ NAN16 = np.uint16(0x7FFF).view(F16)
 NANB16 = np.uint16(0x7FFF)
 _TIE = np.int64(0x10000000)
 _BELOW_F32 = np.int64(0x1FFFFFFF)
-_MIN_F32 = np.float64(2.0**-126)
+_MIN_F32 = np.float32(2.0**-126)
 _MAX_F64 = np.float64(np.finfo(np.float64).max)
 _SPLIT = np.float64(134217729.0)  # 2^27 + 1, Dekker's constant
 
@@ -45,10 +45,21 @@ def canonical(x: Value) -> Value:
 
 
 def flush(x: Value) -> Value:
-    """Subnormal float32 to zero of the same sign (.ftz)."""
+    """Subnormal float32 or float16 to zero of the same sign (.ftz)."""
+    if x.dtype == F16:
+        half = x.view(U16)
+        none = (half & np.uint16(0x7C00)) == 0
+        return np.where(none, half & np.uint16(0x8000), half).astype(U16, copy=False).view(F16)
     bits = x.view(U32)
     small = (bits & np.uint32(0x7F800000)) == 0
     return np.where(small, bits & np.uint32(0x80000000), bits).astype(U32, copy=False).view(F32)
+
+
+def flush64(x: Value) -> Value:
+    """Subnormal float64 to zero of the same sign (rcp.approx.ftz.f64)."""
+    bits = x.view(U64)
+    none = (bits & np.uint64(0x7FF << 52)) == 0
+    return np.where(none, bits & np.uint64(1 << 63), bits).astype(U64, copy=False).view(F64)
 
 
 def saturate(x: Value) -> Value:
@@ -128,17 +139,17 @@ def fma32(a: Value, b: Value, c: Value, mode: str = "rn") -> Value:
     right answer unless it lies exactly between two float32 or is subnormal as one: only those
     lanes take the slow way.
     """
-    p = a.astype(F64) * b.astype(F64)
-    w = c.astype(F64)
-    s = p + w
+    p = np.multiply(a, b, dtype=F64)
+    s = np.add(p, c, dtype=F64)
     if mode == "rn":
         r = s.astype(F32)
         doubt = (s.view(_I64) & _BELOW_F32) == _TIE
-        tiny = np.abs(s) < _MIN_F32
+        tiny = np.abs(r) <= _MIN_F32
         doubt = doubt | (tiny & (s != 0)) if tiny.any() else doubt
         if not doubt.any():
             return canonical(r)
-        return canonical(np.where(doubt, odd(*two_sum(p, w)).astype(F32), r))
+        return canonical(np.where(doubt, odd(*two_sum(p, c.astype(F64))).astype(F32), r))
+    w = c.astype(F64)
     exact = odd(*two_sum(p, w))
     if mode == "rm":
         exact = np.where(exact == 0, negative_zero(exact, p, w), exact)
@@ -240,6 +251,49 @@ def _exact_product(x: float, y: float, mode: str) -> float:
     return near if Fraction(near) > exact else math.nextafter(near, math.inf)
 
 
+def _sign64(op: str, near: float, args: tuple[float, ...]) -> int:
+    """Sign of (exact result - near)."""
+    x, r = Fraction(args[0]), Fraction(near)
+    if op == "fma":
+        gap = x * Fraction(args[1]) + Fraction(args[2]) - r
+    elif op == "sqrt":
+        gap = x - r * r
+    else:
+        x, y = (Fraction(1), x) if op == "rcp" else (x, Fraction(args[1]))
+        gap = (x - r * y) * (1 if y > 0 else -1)
+    return (gap > 0) - (gap < 0)
+
+
+def exact64(op: str, mode: str, *args: Value) -> Value:
+    """fma, div, rcp or sqrt of float64 in a directed mode, lane by lane in integers."""
+    plain: dict[str, Any] = {
+        "fma": fma64, "div": np.divide, "rcp": lambda x: 1.0 / x, "sqrt": np.sqrt,
+    }  # fmt: skip
+    near = plain[op](*args)
+    lanes = np.broadcast_arrays(*args)
+    error = np.zeros(lanes[0].shape)
+    near = np.array(np.broadcast_to(near, error.shape))
+    for n in range(error.size):
+        given = tuple(float(a.reshape(-1)[n]) for a in lanes)
+        value = float(near.reshape(-1)[n])
+        last = given[1] if op == "div" else given[0]
+        if not all(map(math.isfinite, given)) or (op in ("div", "rcp") and last == 0):
+            continue
+        if math.isinf(value):
+            value = near.reshape(-1)[n] = math.copysign(float(_MAX_F64), value)
+        if value == value:
+            error.reshape(-1)[n] = _sign64(op, value, given)
+    if mode == "rz":  # a result that was rounded to zero has its sign, not its side
+        small = (near == 0) & (error != 0)
+        error = np.where(small, 0.0, error)
+    if op == "fma" and mode == "rm":
+        near = np.where(
+            (near == 0) & (error == 0), negative_zero(near, args[0] * args[1], args[2]), near
+        )
+    result = _directed64(near, error, mode)
+    return result if result.ndim else result[()]
+
+
 def _directed64(s: Value, e: Value, mode: str) -> Value:
     """The value whose nearest is `s` and the rest `e`, rounded in a directed mode."""
     if mode == "rz":
@@ -270,6 +324,26 @@ def exact32(op: str, a: Value, b: Value, mode: str = "rn") -> Value:
 def relu(x: Value) -> Value:
     """Negative numbers and -0 become +0, NaN stays (.relu)."""
     return np.where((x > 0) | (x != x), x, x.dtype.type(0))
+
+
+def relu_bf16(bits: Value) -> Value:
+    """The same on bfloat16 bits."""
+    down = (bits >= np.uint16(0x8000)) & ((bits & np.uint16(0x7FFF)) <= np.uint16(0x7F80))
+    return np.where(down, np.uint16(0), bits).astype(U16, copy=False)
+
+
+def xorsign(pick: Any) -> Any:
+    """min or max of magnitudes, with the product's sign (.xorsign.abs)."""
+
+    def run(a: Value, b: Value, nan: bool) -> Value:
+        u = _bits(a)
+        top = u.type(1 << (8 * u.itemsize - 1))
+        sign = (a.view(u) ^ b.view(u)) & top
+        r = pick((a.view(u) & ~top).view(a.dtype), (b.view(u) & ~top).view(a.dtype), nan)
+        bits = np.where(r == r, r.view(u) | sign, r.view(u)).astype(u, copy=False)
+        return bits.view(a.dtype)
+
+    return run
 
 
 def from_nan(x: Value, r: Value) -> Value:

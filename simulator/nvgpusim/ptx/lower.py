@@ -177,6 +177,7 @@ class Site:
             name in self.kernel.variables
             or name in self.module.variables
             or name in self.kernel.params
+            or name in self.module.functions
         )
 
     # writing
@@ -261,8 +262,9 @@ SPECIALS = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for
     "%laneid", "%warpid", "%nwarpid", "%smid", "%nsmid", "%gridid", "%clock", "%clock_hi",
     "%clock64", "%globaltimer", "%globaltimer_lo", "%globaltimer_hi", "%lanemask_eq",
     "%lanemask_le", "%lanemask_lt", "%lanemask_ge", "%lanemask_gt", "%dynamic_smem_size",
-    "%total_smem_size",
-}  # fmt: skip
+    "%total_smem_size", "%reserved_smem_offset_begin", "%reserved_smem_offset_end",
+    "%reserved_smem_offset_cap", "%reserved_smem_offset_0", "%reserved_smem_offset_1",
+} | {f"%envreg{n}" for n in range(32)} | {f"%pm{n}" for n in range(8)}  # fmt: skip
 
 
 def literal(arg: Imm, t: Type, site: Site) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .floats import Value
+from .floats import Value, flush
 from .lower import PRED, TYPES, U32, Op, Site, Type
 from .ops_int import dot
 from .state import CONTAINER, State
@@ -309,12 +309,55 @@ def slct(site: Site) -> Op:
     """d = c >= 0 ? a : b."""
     t, tc = site.types
     a, b, c, put = site.src(1, t), site.src(2, t), site.src(3, tc), site.dst(0, t)
+    if site.has("ftz"):
+        return lambda st: put(st, np.where(flush(c(st)) >= 0, a(st), b(st)))
     return lambda st: put(st, np.where(c(st) >= 0, a(st), b(st)))
+
+
+def fns(site: Site) -> Op:
+    """Position of the n-th set bit of a mask, counted from a base upwards or downwards."""
+    a, b, c, put = site.src(1, U32), site.src(2, U32), site.src(3, TYPES["s32"]), site.dst(0, U32)
+
+    def run(st: State) -> None:
+        mask, base, count = (st.spread(read(st)) for read in (a, b, c))
+        bit = np.arange(32, dtype=np.int64)[None, :]
+        base, count = base.astype(np.int64)[:, None], count.astype(np.int64)[:, None]
+        is_set = (mask[:, None] >> bit.astype(_U32)) & np.uint32(1) != 0
+        up = is_set & (bit >= base)
+        down = is_set & (bit <= base)
+        rank_up = np.cumsum(up, 1)
+        rank_down = np.cumsum(down[:, ::-1], 1)[:, ::-1]
+        hit = np.where(
+            count == 0,
+            is_set & (bit == base),
+            np.where(count > 0, up & (rank_up == count), down & (rank_down == -count)),
+        )
+        put(st, np.where(hit.any(1), hit.argmax(1), 0xFFFFFFFF).astype(_U32))
+
+    return run
+
+
+def szext(site: Site) -> Op:
+    """Sign- or zero-extend the lower b bits (.clamp, .wrap)."""
+    t, wrap = site.t, site.has("wrap")
+
+    def run(a: Value, b: Value) -> Value:
+        bits = (b & np.uint32(31)) if wrap else np.minimum(b, np.uint32(32))
+        up = (np.uint32(32) - bits).astype(_U64)
+        high = (a.view(_U32).astype(_U64) << up).astype(_U32)
+        if t.kind == "s":
+            r = high.view(np.int32).astype(np.int64) >> up.astype(np.int64)
+        else:
+            r = (high.astype(_U64) >> up).astype(np.int64)
+        return np.where(bits == 0, 0, r).astype(_U32).view(t.dt)
+
+    x, y, put = site.src(1), site.src(2, U32), site.dst()
+    return lambda st: put(st, run(x(st), y(st)))
 
 
 BIT_OPS: dict[str, Callable[[Site], Op]] = {
     "and": logic, "or": logic, "xor": logic, "not": logic, "cnot": logic, "lop3": lop3,
     "shl": shift, "shr": shift, "shf": funnel, "popc": count, "clz": count, "brev": count,
     "bfind": count, "bfe": bfe, "bfi": bfi, "bmsk": bmsk, "prmt": prmt, "dp4a": dot, "dp2a": dot,
-    "mov": mov, "selp": selp, "slct": slct,
+    "mov": mov, "selp": selp, "slct": slct, "fns": fns, "szext": szext,
 }  # fmt: skip

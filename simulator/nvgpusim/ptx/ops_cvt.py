@@ -10,7 +10,7 @@ import numpy as np
 from . import floats as fl
 from .floats import F16, F32, F64, Value
 from .lower import TYPES, Op, Site, Type
-from .state import CONTAINER
+from .state import CONTAINER, State
 
 _U16, _U32, _U64 = CONTAINER[16], CONTAINER[32], CONTAINER[64]
 _INTEGRAL: dict[str, Any] = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
@@ -19,7 +19,9 @@ Fn = Callable[[Value], Value]
 
 
 def cvt(site: Site) -> Op:
-    """cvt with one source, or two packed into .f16x2/.bf16x2."""
+    """cvt with one source, or two packed into .f16x2/.bf16x2, or cvt.pack."""
+    if site.has("pack"):
+        return _pack_integers(site)
     site.only("ftz", "sat", "relu", *_MODES, *_INTEGRAL)
     if len(site.types) != 2:
         raise site.error("cvt needs two types")
@@ -56,6 +58,28 @@ def _pack(site: Site, to: Type, mode: str) -> Op:
     return lambda st: put(st, run(first(st), second(st)))
 
 
+def _pack_integers(site: Site) -> Op:
+    """cvt.pack.sat: two saturated integers, above the lower part of c where there is one."""
+    name = next(m for m in site.mods if m != "pack" and m != "sat")
+    bits = int(name[1:])
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if name[0] == "s" else (0, (1 << bits) - 1)
+    mask = np.uint32((1 << bits) - 1)
+    s32 = TYPES["s32"]
+    a, b, put = site.src(1, s32), site.src(2, s32), site.dst(0, TYPES["b32"])
+    c = site.src(3, TYPES["b32"]) if len(site.i.args) > 3 else None
+
+    def cut(x: Value) -> Value:
+        return np.clip(x, low, high).astype(_U32) & mask if bits < 32 else x
+
+    def run(st: State) -> None:
+        r = (cut(a(st)) << np.uint32(bits)) | cut(b(st))
+        if c is not None:
+            r = r | (c(st) << np.uint32(2 * bits))
+        put(st, r.astype(_U32))
+
+    return run
+
+
 def _to_half(mode: str) -> Fn:
     if mode == "rn":
         return lambda x: fl.canonical(x.astype(F16))
@@ -77,7 +101,7 @@ def _float_float(site: Site, to: Type, frm: Type, mode: str, integral: str) -> F
     steps: list[Fn] = []
     if frm.name == "bf16":
         steps.append(fl.from_bf16)
-    if ftz and frm.name in ("f32", "bf16"):
+    if ftz and frm.name in ("f32", "bf16") and to.name != "f16":  # [recorded, H200]
         steps.append(fl.flush)
     if integral:
         fn = _INTEGRAL[integral]
@@ -171,7 +195,7 @@ def _int_float(site: Site, to: Type, frm: Type, mode: str) -> Fn:
         if to.name == "f64" and (mode == "rn" or frm.bits < 64):
             r = x.astype(F64)
         elif to.name == "f64":
-            return _directed_f64(x, mode)
+            r = _directed_f64(x, mode)
         elif to.name == "bf16":
             return fl.to_bf16(fl.odd32(wide(x)), mode)
         else:

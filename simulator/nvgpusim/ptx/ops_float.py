@@ -28,16 +28,17 @@ def rounding(site: Site) -> str:
 
 
 def _after(site: Site, fn: Any) -> Any:
-    """Wrap fn with .ftz on inputs and result, .sat and .relu on the result."""
-    ftz = site.has("ftz") and site.t.bits == 32
+    """Wrap fn, which works on one kind of lane, with .ftz on inputs and result, .sat, .relu.
+
+    Packed and bfloat16 functions are wrapped before they are applied to halves and bits.
+    """
+    ftz = site.has("ftz") and site.t.bits < 64
     sat, relu = site.has("sat"), site.has("relu")
     if not (ftz or sat or relu):
         return fn
 
     def run(*args: Value) -> Value:
-        r = fn(*(fl.flush(a) if a.dtype == F32 else a for a in args)) if ftz else fn(*args)
-        if ftz:
-            r = fl.flush(r)
+        r = fl.flush(fn(*map(fl.flush, args))) if ftz else fn(*args)
         if sat:
             r = fl.saturate(r)
         if relu:
@@ -45,6 +46,11 @@ def _after(site: Site, fn: Any) -> Any:
         return r
 
     return run
+
+
+def _bf16_after(site: Site, fn: Any) -> Any:
+    """The same for functions on bfloat16 bits: only .relu exists."""
+    return (lambda *args: fl.relu_bf16(fn(*args))) if site.has("relu") else fn
 
 
 def halves(fn: Any) -> Any:
@@ -75,11 +81,12 @@ def bf16(fn: Any) -> Any:
 
 
 def _typed(site: Site, f16: Any, f32: Any, f64: Any, b16: Any = None) -> Any:
-    """The function for the instruction's type."""
+    """The function for the instruction's type, with its modifiers."""
     name = site.t.name
-    b16 = bf16(f32) if b16 is None else b16
+    b16 = _bf16_after(site, bf16(f32) if b16 is None else b16)
+    f16 = _after(site, f16)
     table = {
-        "f16": f16, "f32": f32, "f64": f64, "f16x2": halves(f16), "bf16": b16,
+        "f16": f16, "f32": _after(site, f32), "f64": f64, "f16x2": halves(f16), "bf16": b16,
         "bf16x2": packed_bf16(b16),
     }  # fmt: skip
     if name not in table:
@@ -105,23 +112,24 @@ def basic(site: Site) -> Op:
             double = lambda a, b: fl.mul64(a, b, mode)  # noqa: E731
         else:
             double = lambda a, b: fl.add64(a, -b if op == "sub" else b, mode)  # noqa: E731
-    return site.binary(_after(site, _typed(site, checked, single, double)))
+    return site.binary(_typed(site, checked, single, double))
 
 
 def fma(site: Site) -> Op:
     """fma and mad: one rounding."""
     site.only("ftz", "sat", "relu", *_ROUND)
     mode = rounding(site)
-    if site.t.name == "f64" and mode != "rn":
-        raise site.error("fma.f64 only rounds to nearest here")
+    double: Any = fl.fma64
+    if mode != "rn":
+        double = lambda a, b, c: fl.exact64("fma", mode, a, b, c)  # noqa: E731
     fn = _typed(
         site,
         lambda a, b, c: fl.fma16(a, b, c, mode),
         lambda a, b, c: fl.fma32(a, b, c, mode),
-        fl.fma64,
+        double,
         fl.fma_bf16,
     )
-    return site.ternary(_after(site, fn))
+    return site.ternary(fn)
 
 
 def div(site: Site) -> Op:
@@ -130,7 +138,7 @@ def div(site: Site) -> Op:
     mode = rounding(site)
     if site.t.name == "f64":
         if mode != "rn":
-            raise site.error("div.f64 only rounds to nearest here")
+            return site.binary(lambda a, b: fl.exact64("div", mode, a, b))
         return site.binary(np.divide)
     if site.t.name != "f32":
         raise site.error()
@@ -152,12 +160,20 @@ def approximate(site: Site) -> Op:
             "sqrt": np.sqrt,
             "rsqrt": lambda x: 1.0 / np.sqrt(x),
         }
-        if op not in wide or mode != "rn":
+        if op not in wide:
             raise site.error()
+        if mode != "rn":
+            return site.unary(lambda x: fl.exact64(op, mode, x))
         fn = wide[op]
         if site.has("approx") and op in ("rcp", "rsqrt"):  # .approx.ftz.f64: upper word only
             exact = fn
-            fn = lambda x: (exact(x).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)).view(F64)  # noqa: E731
+
+            def fn(x: Value) -> Value:
+                if site.has("ftz"):
+                    x = fl.flush64(x)
+                word = exact(x).view(np.uint64) & np.uint64(0xFFFFFFFF00000000)
+                return fl.flush64(word.view(F64)) if site.has("ftz") else word.view(F64)
+
         return site.unary(fn)
     exact_mode = op in ("rcp", "sqrt") and not site.has("approx")
     if exact_mode and op == "rcp":
@@ -168,7 +184,7 @@ def approximate(site: Site) -> Op:
         single = lambda x: fl.approx(op, x)  # noqa: E731
     checked: Fn1 = lambda x: fl.canonical(single(x).astype(F32, copy=False))  # noqa: E731
     half: Fn1 = lambda x: fl.canonical(checked(x.astype(F32)).astype(F16))  # noqa: E731
-    return site.unary(_after(site, _typed(site, half, checked, None)))
+    return site.unary(_typed(site, half, checked, None))
 
 
 def sign(site: Site) -> Op:
@@ -181,32 +197,39 @@ def sign(site: Site) -> Op:
     if op == "copysign":
         return site.binary(lambda a, b: (b & rest) | (a & top), u)
     fn: Fn1 = (lambda x: x ^ top) if op == "neg" else (lambda x: x & rest)
-    single = t.name == "f32"
-    if (single and not site.has("ftz")) or t.name not in ("f32", "f16", "f16x2"):
+    ftz = site.has("ftz")
+    if t.name == "f64" or (t.name == "f32" and not ftz):
         return site.unary(fn, u)
-    bits = fn
-    if single:
+    if t.name == "f32":
+        bits = fn
         return site.unary(lambda x: fl.canonical(bits(fl.flush(x).view(_U32)).view(F32)))
-    half: Fn1 = lambda x: fl.canonical(bits_of_half(x).view(F16))  # noqa: E731
-    one = np.uint16(0x8000)
-    flip = op == "neg"
+    one, flip = np.uint16(0x8000), op == "neg"
 
-    def bits_of_half(x: Value) -> Value:
+    def word(x: Value) -> Value:
         return x.view(_U16) ^ one if flip else x.view(_U16) & np.uint16(0x7FFF)
 
+    def half(x: Value) -> Value:
+        return fl.canonical(word(fl.flush(x) if ftz else x).view(F16))
+
+    def brain(x: Value) -> Value:
+        nan = (x & np.uint16(0x7FFF)) > np.uint16(0x7F80)
+        return np.where(nan, fl.NANB16, word(x)).astype(_U16, copy=False)
+
+    if t.name in ("bf16", "bf16x2"):
+        return site.unary(brain if t.name == "bf16" else packed_bf16(brain))
     return site.unary(halves(half) if t.name == "f16x2" else half)
 
 
 def extreme(site: Site) -> Op:
     """min and max, with two or three inputs."""
     site.only("ftz", "NaN", "xorsign", "abs")
-    if site.has("xorsign", "abs"):
-        raise site.error()
     nan = site.has("NaN")
     pick = fl.minimum if site.i.op == "min" else fl.maximum
+    if site.has("xorsign"):
+        pick = fl.xorsign(pick)
     plain: Fn2 = lambda a, b: pick(a, b, nan)  # noqa: E731
     checked: Fn2 = lambda a, b: fl.canonical(pick(a, b, nan).astype(a.dtype, copy=False))  # noqa: E731
-    fn = _after(site, _typed(site, checked, checked, plain))
+    fn = _typed(site, checked, checked, plain)
     if len(site.i.args) == 4:
         return site.ternary(lambda a, b, c: fn(fn(a, b), c))
     return site.binary(fn)
@@ -242,38 +265,77 @@ def comparison(name: str, t: Type) -> Fn2:
     return result
 
 
-def _compare(site: Site, first: int) -> tuple[Callable[[State], Value], Any]:
-    """Reader of the comparison's outcome, combined with operand c where .and/.or/.xor asks."""
+def _comparison_of(site: Site) -> str:
     name = next((m for m in site.mods if m in _ORDERED or m in _MORE), None)
     if name is None:
         raise site.error("no comparison")
+    return name
+
+
+def _compare(site: Site, first: int) -> tuple[Callable[[State], Value], Any]:
+    """Reader of the comparison's outcome, combined with operand c where .and/.or/.xor asks."""
     t = site.t
-    ints = [m for m in site.mods if m in _BOOL]
-    fn = comparison(name, t)
-    if t.name in ("f16x2", "bf16x2"):
-        raise site.error()
+    fn = comparison(_comparison_of(site), t)
     a, b = site.src(first, t), site.src(first + 1, t)
-    if t.name == "bf16":
-        ra, rb = a, b
-        a, b = (lambda st: fl.from_bf16(ra(st))), (lambda st: fl.from_bf16(rb(st)))
-    if site.has("ftz") and t.name == "f32":
-        fa, fb = a, b
-        a, b = (lambda st: fl.flush(fa(st))), (lambda st: fl.flush(fb(st)))
-    outcome = lambda st: fn(a(st), b(st))  # noqa: E731
-    if not ints:
-        return outcome, None
-    return outcome, (_BOOL[ints[0]], site.read(site.arg(first + 2), PRED))
+    change = _comparable(site, t.name)
+    outcome = lambda st: fn(change(a(st)), change(b(st)))  # noqa: E731
+    return outcome, _combined(site, first)
+
+
+def _comparable(site: Site, name: str) -> Fn1:
+    """What turns one lane's bits into a number that numpy compares, .ftz included."""
+    if name == "bf16":
+        return fl.from_bf16
+    if site.has("ftz") and name in ("f32", "f16"):
+        return fl.flush
+    return lambda x: x
+
+
+def _combined(site: Site, first: int) -> Any:
+    """(function, reader) of the predicate that .and/.or/.xor combines with."""
+    kind = next((m for m in site.mods if m in _BOOL), None)
+    return None if kind is None else (_BOOL[kind], site.read(site.arg(first + 2), PRED))
+
+
+def _compare_halves(site: Site, first: int) -> Callable[[State], tuple[Value, Value]]:
+    """Outcomes of the lower and the upper halves of packed operands, combined with operand c."""
+    t = site.t
+    one = TYPES[t.name[:-2]]
+    fn, change = comparison(_comparison_of(site), one), _comparable(site, one.name)
+    a, b, extra = site.src(first, t), site.src(first + 1, t), _combined(site, first)
+
+    def run(st: State) -> tuple[Value, Value]:
+        x, y = st.spread(a(st)), st.spread(b(st))
+        x, y = (np.ascontiguousarray(v).view(one.dt) for v in (x, y))
+        r = fn(change(x), change(y))
+        low, high = r[::2], r[1::2]
+        if extra is not None:
+            c = extra[1](st)
+            low, high = extra[0](low, c), extra[0](high, c)
+        return low, high
+
+    return run
 
 
 _MORE = ("equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 
 
 def setp(site: Site) -> Op:
-    """setp with one or two destinations."""
-    outcome, extra = _compare(site, 1)
+    """setp with one or two destinations; packed types give one for each half."""
     d = site.i.args[0]
     first = site.write(d.first if isinstance(d, Pair) else d, PRED)
     second = site.write(d.second, PRED) if isinstance(d, Pair) else None
+    if site.t.name in ("f16x2", "bf16x2"):
+        both = _compare_halves(site, 1)
+
+        def packed(st: State) -> None:
+            low, high = both(st)
+            first(st, low)
+            if second is not None:
+                second(st, high)
+
+        return packed
+    outcome, extra = _compare(site, 1)
 
     def run(st: State) -> None:
         r = outcome(st)
@@ -288,14 +350,29 @@ def setp(site: Site) -> Op:
     return run
 
 
+_TRUE = {"f16": 0x3C00, "bf16": 0x3F80, "f16x2": 0x3C003C00, "bf16x2": 0x3F803F80}
+
+
 def set_(site: Site) -> Op:
-    """set: all ones or 1.0 where the comparison holds."""
+    """set: all ones or 1.0 where the comparison holds; packed sources fill a half each."""
     td = site.types[0]
-    outcome, extra = _compare(site, 1)
     put = site.dst(0, td)
-    true = (
-        td.dt.type(1) if td.kind == "f" else CONTAINER[td.bits].type((1 << td.bits) - 1).view(td.dt)
-    )
+    word = CONTAINER[td.bits]
+    true = word.type(_TRUE.get(td.name, (1 << td.bits) - 1)).view(td.dt)
+    if td.name == "f32":
+        true = np.float32(1)
+    if site.t.name in ("f16x2", "bf16x2"):
+        both = _compare_halves(site, 1)
+        ones = np.uint32(_TRUE.get(td.name, 0xFFFFFFFF))
+
+        def packed(st: State) -> None:
+            low, high = both(st)
+            r = np.where(low, np.uint32(0xFFFF), np.uint32(0))
+            r = r | np.where(high, np.uint32(0xFFFF0000), np.uint32(0))
+            put(st, (r & ones).view(td.dt))
+
+        return packed
+    outcome, extra = _compare(site, 1)
 
     def run(st: State) -> None:
         r = outcome(st)

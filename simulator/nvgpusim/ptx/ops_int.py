@@ -136,13 +136,19 @@ def mul(site: Site) -> Op:
     return site.binary(np.multiply)
 
 
+def saturated(a: Value, b: Value) -> Value:
+    """a + b of int32, clamped to its range."""
+    wide = a.astype(np.int64) + b.astype(np.int64)
+    return np.clip(wide, -(2**31), 2**31 - 1).astype(np.int32)
+
+
 def mad(site: Site) -> Op:
     """mad of integers."""
     t = site.t
     if site.has("cc") or site.i.op == "madc":
         return _mad_carry(site)
     if site.has("sat"):
-        raise site.error()
+        return site.ternary(lambda x, y, z: saturated(mul_high(x, y, t), z))
     if site.has("wide"):
         w = twice(t)
         a, b, c, put = site.src(1), site.src(2), site.src(3, w), site.dst(0, w)
@@ -235,6 +241,8 @@ def mul24(site: Site) -> Op:
 
     if site.i.op == "mul24":
         return site.binary(product)
+    if site.has("sat"):
+        return site.ternary(lambda a, b, c: saturated(product(a, b), c))
     return site.ternary(lambda a, b, c: product(a, b) + c)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from . import floats as fl
 from .floats import Value
@@ -126,8 +127,18 @@ def isspacep(site: Site) -> Op:
 
 
 def nothing(site: Site) -> Op:
-    """Hints without effect here: prefetch, fences (all accesses are in order), discard."""
+    """Hints without effect here: prefetch, discard."""
     return lambda st: None
+
+
+def fence(site: Site) -> Op:
+    """Fences: all accesses are in order here, only the sanitizer needs to know."""
+
+    def run(st: State) -> None:
+        if st.shadow is not None:
+            st.shadow.fence()
+
+    return run
 
 
 def _wrap_inc(old: Value, b: Value) -> Value:
@@ -228,18 +239,8 @@ def cp_async(site: Site) -> Op:
         keep = 0 if site.has("wait_all") else site.constant(0)
         if keep is None:
             raise site.error()
-        left = keep
-
-        def wait(st: State) -> None:
-            if site.has("wait_all"):
-                _commit(st)
-            groups = st.copy_groups
-            st.copy_groups = groups[len(groups) - left :] if left else []
-            for group in groups[: len(groups) - left]:
-                for copy in group:
-                    _land(st, copy)
-
-        return wait
+        left = None if site.has("wait_all") else keep
+        return lambda st: _wait(st, left)
     if not site.has("shared", "shared::cta") or not site.has("global"):
         raise site.error()
     dst, _ = site.address(0)
@@ -255,17 +256,43 @@ def cp_async(site: Site) -> Op:
         aligned(st, to, n)
         aligned(st, frm, n)
         real = np.full(len(to), n) if given is None else st.spread(given(st)).astype(np.int64)
-        st.open_copies.append(Async(st.lanes(), to, frm, n, np.minimum(real, n)))
+        lanes = st.lanes()
+        if st.shadow is not None:
+            st.shadow.copy_begins(lanes, to, n)
+        st.copies.append(Async(lanes, _commits(st)[lanes], to, frm, n, np.minimum(real, n)))
 
     return run
 
 
+def _commits(st: State) -> NDArray[np.int64]:
+    """How many groups each lane has committed."""
+    if not len(st.commits):
+        st.commits = np.zeros(st.n, np.int64)
+    return st.commits
+
+
 def _commit(st: State) -> None:
-    st.copy_groups.append(st.open_copies)
-    st.open_copies = []
+    _commits(st)[st.lanes()] += 1
+
+
+def _wait(st: State, keep: int | None) -> None:
+    """Land the active lanes' copies of all but their last `keep` groups (None: all copies)."""
+    limit = np.full(st.n, -1)
+    lanes = st.lanes()
+    limit[lanes] = _commits(st)[lanes] - keep if keep is not None else np.iinfo(np.int64).max
+    left = []
+    for copy in st.copies:
+        now = copy.group < limit[copy.lanes]
+        if now.any():
+            _land(st, copy.part(now))
+        if not now.all():
+            left.append(copy.part(~now))
+    st.copies = left
 
 
 def _land(st: State, copy: Async) -> None:
+    if st.shadow is not None:
+        st.shadow.copy_ends(copy.lanes, copy.dst, copy.size)
     mask, st.m = st.m, copy.lanes
     try:
         for size in np.unique(copy.source_size):
@@ -337,6 +364,6 @@ def whole_warps(st: State) -> None:
 
 MEM_OPS: dict[str, Callable[[Site], Op]] = {
     "ld": ld, "ldu": ld, "st": st_, "cvta": cvta, "isspacep": isspacep, "atom": atom, "red": atom,
-    "prefetch": nothing, "prefetchu": nothing, "membar": nothing, "fence": nothing,
+    "prefetch": nothing, "prefetchu": nothing, "membar": fence, "fence": fence,
     "discard": nothing, "applypriority": nothing, "cp": cp_async, "ldmatrix": ldmatrix,
 }  # fmt: skip

@@ -13,7 +13,7 @@ from . import floats as fl
 from .floats import F16, F32, F64, Value
 from .lower import PRED, TYPES, U32, Op, Read, Site
 from .ops_mem import whole_warps
-from .state import CONTAINER, KernelFault, State
+from .state import CONTAINER, KernelFault, Lanes, State
 from .tree import Pair, Reg
 
 _U8, _U16, _U32 = CONTAINER[8], CONTAINER[16], CONTAINER[32]
@@ -51,6 +51,18 @@ def ballot(st: State, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
     sums = np.zeros(int(st.warp[-1]) + 1, np.uint32)
     np.bitwise_or.at(sums, warp, bits)
     return sums[warp]
+
+
+def reduce_blocks(st: State, reduce: tuple[str, Read, Any], lanes: Lanes) -> None:
+    """bar.red: combine the predicate of all threads of each block."""
+    kind, pred, put = reduce
+    st.m = None if len(lanes) == st.n else lanes
+    flag = st.spread(pred(st))
+    block = lanes // st.threads
+    ones = np.bincount(block, weights=flag, minlength=st.blocks).astype(np.uint32)
+    everyone = np.bincount(block, minlength=st.blocks)
+    out: Any = {"popc": ones, "or": ones > 0, "and": ones == everyone}[kind]
+    put(st, out[block])
 
 
 def shfl(site: Site) -> Op:
@@ -97,7 +109,14 @@ def shfl(site: Site) -> Op:
         there = active[flat] & same
         got = value[np.minimum(flat, st.n - 1)]
         if not there.all():
-            st.launch.find(st, "shfl reads a lane that does not take part (undefined value)")
+            absent = ~there
+            if mask is not None and mode in ("up", "down"):  # the ends of a part of a warp
+                named = st.spread(mask(st)).astype(np.uint32, copy=False)
+                absent &= (named >> (j & 31).astype(np.uint32)) & np.uint32(1) != 0
+            if absent.any():
+                who = st.who(int(np.flatnonzero(absent)[0]))
+                what = "sync: shfl reads a lane that does not take part (undefined value)"
+                st.launch.find(st, what, f", {who}")
             got = np.where(there, got, POISON)
         put(st, got)
         if put_ok is not None:
@@ -231,7 +250,7 @@ def mma(site: Site) -> Op:
     td, ta, tb, tc = site.types
     if (shape, ta.name) == ("m8n8k4", "f16"):
         raise site.error("this shape of the first tensor cores is not supported")
-    if ta.name not in _ELEMENTS or tb.name not in _ELEMENTS:
+    if ta.name not in ELEMENTS or tb.name not in ELEMENTS:
         raise site.error()
     word = TYPES["b64"] if ta.name == "f64" else TYPES["b32"]
     per = word.bits // (32 if ta.name == "tf32" else ta.bits)
@@ -260,8 +279,8 @@ def mma(site: Site) -> Op:
 
     def run(st: State) -> None:
         whole_warps(st)
-        a = matrix(st, readers[1], _ELEMENTS[ta.name], a_at, (rows, k))
-        b = matrix(st, readers[2], _ELEMENTS[tb.name], b_at, (k, 8))
+        a = matrix(st, readers[1], ELEMENTS[ta.name], a_at, (rows, k))
+        b = matrix(st, readers[2], ELEMENTS[tb.name], b_at, (k, 8))
         wide = (lambda x: x.view(F16).astype(F64)) if half else (lambda x: x.astype(exact))
         c = matrix(st, acc, wide, c_at, (rows, 8))
         total = np.matmul(a, b) + c
@@ -274,7 +293,7 @@ def mma(site: Site) -> Op:
     return run
 
 
-_ELEMENTS: dict[str, Callable[[Any], Any]] = {
+ELEMENTS: dict[str, Callable[[Any], Any]] = {
     "f16": lambda x: x.view(F16).astype(F64),
     "bf16": lambda x: fl.from_bf16(x.view(_U16)).astype(F64),
     "tf32": lambda x: (x & np.uint32(0xFFFFE000)).view(F32).astype(F64),

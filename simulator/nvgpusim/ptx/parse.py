@@ -47,8 +47,9 @@ def _tokens(text: str) -> list[Token]:
             break
         match = _TOKEN.match(text, pos)
         if match is None:
-            rest = text[pos : pos + 40].split("\n")[0]
-            raise PtxError(f"PTX line {line}: cannot read {rest!r}")
+            out.append(Token("bad", text[pos : pos + 40].split("\n")[0], line))
+            pos += 1
+            continue
         pos = match.end()
         kind = match.lastgroup or ""
         if kind == "nl":
@@ -93,6 +94,8 @@ class Parser:
         """Take the next token."""
         tok = self.peek()
         self.at += 1
+        if tok.kind == "bad":
+            raise PtxError(f"PTX line {tok.line}: cannot read {tok.text!r}")
         return tok
 
     def take(self, text: str) -> bool:
@@ -137,6 +140,9 @@ class Parser:
             if tok.text == ".func":
                 self.at = at + 1
                 self.function()
+            elif tok.text == ".file":
+                number, name = self.toks[at + 1].text, self.toks[at + 2].text
+                self.files[int(number)] = name.strip('"')
         self.at = 0
         while (tok := self.peek()).kind != "end":
             if tok.text in (".version", ".target", ".address_size", ".file"):
@@ -146,15 +152,13 @@ class Parser:
                     self.module.version = words[0]
                 elif tok.text == ".target":
                     self.module.target = words[0]
-                elif tok.text == ".file":
-                    self.files[int(words[0])] = words[1].strip('"')
                 elif tok.text == ".address_size" and words[:1] != ["64"]:
                     raise self.error("only 64-bit addresses exist on this GPU", tok)
             elif tok.text in (".visible", ".extern", ".weak", ".common"):
                 self.at += 1
             elif tok.text == ".entry":
                 self.at += 1
-                self.kernel()
+                self.entry()
             elif tok.text == ".func":
                 self.skip_function()
             elif tok.text in (".global", ".const", ".shared"):
@@ -169,6 +173,8 @@ class Parser:
             elif tok.text == ".pragma":
                 while self.next().text != ";":
                     pass
+            elif tok.kind == "bad":
+                self.next()
             else:
                 raise self.error(f"unknown directive {tok.text!r}", tok)
         return self.module
@@ -177,7 +183,8 @@ class Parser:
         """Skip to the brace that closes the open one."""
         depth = 1
         while depth:
-            tok = self.next()
+            tok = self.peek()
+            self.at += 1
             if tok.kind == "end":
                 raise self.error("block without end", tok)
             depth += {"{": 1, "}": -1}.get(tok.text, 0)
@@ -203,6 +210,8 @@ class Parser:
                 raise self.error("function without body", tok)
         if tok.text == "{":
             self.functions[name] = Function(names[0], names[1], self.at)
+            if name not in self.module.functions:
+                self.module.functions.append(name)
 
     def parameters(self) -> list[str]:
         """Names of a function's (.param ...) list."""
@@ -285,6 +294,24 @@ class Parser:
         variable.data = bytes(data).ljust(variable.size, b"\0")
 
     # kernel scope
+    def entry(self) -> None:
+        """A kernel; one that cannot be read refuses itself when it is to run, not its module."""
+        start, name = self.at, self.peek().text
+        try:
+            self.kernel()
+        except PtxError as e:
+            self.at = start
+            while (tok := self.peek()).text != "{":
+                if tok.kind == "end":
+                    raise
+                self.at += 1
+            self.at += 1
+            try:
+                self.skip_block()
+            except PtxError:
+                raise e from None
+            self.module.kernels[name] = Kernel(name, refusal=f"{e} (kernel {name})")
+
     def kernel(self) -> None:
         """Parse an entry."""
         kernel = Kernel(self.next().text)

@@ -27,9 +27,11 @@ _U64 = np.dtype(np.uint64)
 
 def aligned(st: State, addr: Value, size: int) -> None:
     """Trap the first lane whose address is no multiple of `size` bytes."""
-    low = addr & np.uint64(size - 1)
-    if np.any(low):
-        lane = int(np.flatnonzero(low)[0]) if addr.ndim else 0
+    if size == 1:
+        return
+    every = np.bitwise_or.reduce(addr) if addr.ndim else addr
+    if int(every) & (size - 1):
+        lane = int(np.flatnonzero(addr & np.uint64(size - 1))[0]) if addr.ndim else 0
         where = int(addr[lane]) if addr.ndim else int(addr)
         raise KernelFault(
             MISALIGNED, f"misaligned address {where:#x}: an access of {size} bytes", lane, where
@@ -42,8 +44,8 @@ def _window(st: State, addr: Value) -> tuple[Value, Value]:
     return (addr - np.uint64(shared)) < WINDOW_BYTES, (addr - np.uint64(local)) < WINDOW_BYTES
 
 
-def check_global(st: State, addr: NDArray[np.uint64]) -> None:
-    """Trap ld/st.global inside a window."""
+def check_global(st: State, addr: NDArray[np.uint64]) -> tuple[int, int]:
+    """Lowest and highest address; trap ld/st.global inside a window."""
     low, high = int(addr.min()), int(addr.max())
     for name, base in (("shared", st.launch.shared_window), ("local", st.launch.local_window)):
         if high >= base and low < base + WINDOW_BYTES:
@@ -57,6 +59,7 @@ def check_global(st: State, addr: NDArray[np.uint64]) -> None:
                     lane,
                     where,
                 )
+    return low, high
 
 
 def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
@@ -80,14 +83,16 @@ def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
 
 
 def _flat_shared(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> NDArray[np.int64]:
-    limit = st.shared.shape[1]
-    bad = (addr + np.uint64(size) > np.uint64(limit)) | (addr >= np.uint64(limit))
+    limit = end = st.shared.shape[1]
+    if st.shadow is not None and st.shadow.bounds and not st.launch.code.dynamic:
+        end = min(end, st.launch.code.shared_bytes)  # without what the launch rounds up
+    bad = (addr + np.uint64(size) > np.uint64(end)) | (addr >= np.uint64(end))
     if bad.any():
         at = int(np.flatnonzero(bad)[0])
         lane = at if lanes is None else int(lanes[at])
         raise KernelFault(
             OUT_OF_RANGE,
-            f"shared address {int(addr[at]):#x} + {size} is beyond the block's {limit:#x} bytes",
+            f"shared address {int(addr[at]):#x} + {size} is beyond the block's {end:#x} bytes",
             lane,
             int(addr[at]),
         )
@@ -141,9 +146,10 @@ def gather(data: Any, offsets: Any, dt: np.dtype[Any], count: int) -> list[Value
     """`count` consecutive elements at each byte offset of `data`, aligned to their total size."""
     total = dt.itemsize * count
     table = data[: len(data) // total * total].view(dt)
+    index = offsets >> (total.bit_length() - 1)
     if count == 1:
-        return [table[offsets // total]]
-    rows = table.reshape(-1, count)[offsets // total]
+        return [table.take(index)]
+    rows = table.reshape(-1, count).take(index, 0)
     if rows.ndim == 1:
         return list(rows)
     return list(np.ascontiguousarray(rows.T))
@@ -173,14 +179,19 @@ def _load_one(
     total = dt.itemsize * count
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, total)
+        if st.shadow is not None:
+            st.shadow.load(space, lanes, offsets, total)
         return gather(data, offsets, dt, count)
     st.launch.moved += total * (len(addr) if addr.ndim else 1)
+    if st.shadow is not None:
+        st.shadow.reach(lanes, addr, total, "read")
+        st.shadow.global_load(lanes, addr, total)
     if addr.ndim == 0:
         check_global(st, addr.reshape(1))
         view = st.launch.vm.view(int(addr), total, "read")
         return list(np.frombuffer(view, dt, count))
-    check_global(st, addr)
-    low, high = int(addr.min()), int(addr.max()) + total
+    low, high = check_global(st, addr)
+    high += total
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, "read"), np.uint8)
     except MmuFault:
@@ -233,14 +244,22 @@ def _store_one(
     n = st.count() if lanes is None else len(lanes)
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, total)
-        scatter(data, offsets, _rows(values, len(offsets), dt), total)
+        rows = _rows(values, len(offsets), dt)
+        if st.shadow is not None:
+            st.shadow.store(space, lanes, offsets, rows, total, data)
+            return
+        scatter(data, offsets, rows, total)
         return
     st.launch.moved += total * n
     if addr.ndim == 0:
         addr = np.full(n, addr)
-    check_global(st, addr)
+    low, high = check_global(st, addr)
+    high += total
     rows = _rows(values, n, dt)
-    low, high = int(addr.min()), int(addr.max()) + total
+    if st.shadow is not None:
+        st.shadow.reach(lanes, addr, total, "write")
+        if st.shadow.global_store(lanes, addr, rows, total):
+            return
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, "write"), np.uint8)
     except MmuFault:
@@ -257,7 +276,7 @@ def scatter(data: Any, offsets: Any, rows: NDArray[Any], total: int) -> None:
     table = data[: len(data) // total * total].view(rows.dtype)
     if rows.ndim == 2:
         table = table.reshape(-1, rows.shape[1])
-    table[offsets // total] = rows
+    table[offsets >> (total.bit_length() - 1)] = rows
 
 
 def window_view(
@@ -266,9 +285,14 @@ def window_view(
     """Bytes and offsets of a read-modify-write; one mapping only."""
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, size)
+        if st.shadow is not None and access == "atomic":
+            st.shadow.atomic(space, lanes, offsets, size)
         return data, offsets
-    check_global(st, addr)
-    low, high = int(addr.min()), int(addr.max()) + size
+    low, high = check_global(st, addr)
+    high += size
+    if st.shadow is not None and access == "atomic":
+        st.shadow.reach(lanes, addr, size, "atomic")
+        st.shadow.global_atomic(lanes, addr, size)
     try:
         data = np.frombuffer(st.launch.vm.view(low, high - low, access), np.uint8)
     except MmuFault:

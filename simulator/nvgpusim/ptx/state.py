@@ -16,6 +16,8 @@ from .floats import Value
 
 if TYPE_CHECKING:
     from .launch import Launch
+    from .sanitize import Shadow
+    from .tree import Instr
 
 Lanes = NDArray[np.intp]
 CONTAINER = {
@@ -40,17 +42,26 @@ class KernelFault(Exception):  # noqa: N818 - the hardware's name
         super().__init__(what)
         self.esr, self.what, self.lane, self.address = esr, what, lane, address
         self.where = ""
+        self.kind = ""
 
 
 @dataclass
 class Async:
-    """One cp.async of some lanes, not yet done."""
+    """One cp.async of some lanes, not yet done; `group`: the lanes' commits before it."""
 
     lanes: Lanes
+    group: NDArray[np.int64]
     dst: NDArray[np.uint64]
     src: NDArray[np.uint64]
     size: int
     source_size: NDArray[np.int64]
+
+    def part(self, which: NDArray[np.bool_]) -> Async:
+        """The copies of some of the lanes."""
+        return Async(
+            self.lanes[which], self.group[which], self.dst[which], self.src[which], self.size,
+            self.source_size[which],
+        )  # fmt: skip
 
 
 @dataclass
@@ -73,8 +84,11 @@ class State:
     live: NDArray[np.bool_] | None = None
     fault_mask: Lanes | None = None
     carry: Value = field(default_factory=lambda: np.uint32(0))
-    open_copies: list[Async] = field(default_factory=list)
-    copy_groups: list[list[Async]] = field(default_factory=list)
+    copies: list[Async] = field(default_factory=list)
+    commits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    at: Instr | None = None
+    site: int = 0
+    shadow: Shadow | None = None
 
     def lanes(self) -> Lanes:
         """Indices of the active lanes."""

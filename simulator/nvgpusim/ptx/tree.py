@@ -105,7 +105,7 @@ class Variable:
 
 @dataclass
 class Kernel:
-    """An entry function."""
+    """An entry function. `refusal`: why it cannot be read, "" if it can."""
 
     name: str
     params: dict[str, Variable] = field(default_factory=dict)
@@ -116,6 +116,7 @@ class Kernel:
     regs: list[Reg] = field(default_factory=list)
     tables: dict[str, list[str]] = field(default_factory=dict)
     max_threads: int = 1024
+    refusal: str = ""
     slots: dict[tuple[str, int], Reg] = field(default_factory=dict)
 
     def slot(self, name: str, offset: int, bits: int) -> Reg:
@@ -129,12 +130,17 @@ class Kernel:
 
 @dataclass
 class Module:
-    """A translation unit: target, entries by name, module-scope variables."""
+    """A translation unit: target, entries by name, module-scope variables, names of functions."""
 
     version: str = ""
     target: str = ""
     kernels: dict[str, Kernel] = field(default_factory=dict)
     variables: dict[str, Variable] = field(default_factory=dict)
+    functions: list[str] = field(default_factory=list)
+
+
+FUNCTIONS = 0x7F0000000000
+"""Where addresses of functions begin: nothing else lies there, and nobody reads code."""
 
 
 def number(text: str) -> Imm:

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import random
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.history.store import Filter, History
-from orinbench.history.trend import read_trends, run_to_run_noise
+from orinbench.history.trend import read_trends
 from orinbench.plan import Case
 from orinbench.record import make_records
 from orinbench.results import RunResult
@@ -74,7 +76,80 @@ def test_the_same_step_in_a_noisy_history_does_not(add_run: AddRun, path: Path) 
     for day, milliseconds in ((1, 10.0), (2, 12.5), (3, 9.5), (4, 11.5), (5, 10.0)):
         add_run(day, milliseconds)
     add_run(6, 12.0, "b" * 12)
-    assert set(verdicts(path)[1:]) == {"no difference shown"}
+    # Of the first three, nothing before them says how much runs differ.
+    assert set(verdicts(path)[3:]) == {"no difference shown"}
+
+
+def test_a_run_is_not_its_own_noise(add_run: AddRun, path: Path, capsys: Capture) -> None:
+    """After ten quiet runs of one software a drop of 90 % is slower, whatever comes behind."""
+    for day in range(1, 11):
+        add_run(day, 10.0 + day % 3 / 100)
+    add_run(11, 100.0)
+    assert verdicts(path)[-1] == "slower"
+    assert run(path, "check") == 1
+    assert "slower" in capsys.readouterr().out
+    for day in (12, 13, 14):
+        add_run(day, 100.0 + day / 100)
+    assert verdicts(path)[10:] == ["slower", *["no difference shown"] * 3]
+    assert run(path, "check") == 0
+    capsys.readouterr()
+
+
+def test_a_creep_is_found(add_run: AddRun, path: Path, capsys: Capture) -> None:
+    """0.4 % a run for 15 runs, 0.3 % noise: no step stands out, the series does."""
+    draw = random.Random(3)
+    for day in range(1, 16):
+        add_run(day, 10.0 * 1.004**day * (1 + draw.gauss(0, 0.003)))
+    assert "slower" not in verdicts(path)[4:]
+    assert run(path) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"creeps by -0\.\d+ % a run, which adds up: from run \d+ on", text)
+    assert run(path, "pin", "baseline", "1") == 0
+    assert run(path, "check", "-o", "json") == 1
+    found = json.loads(capsys.readouterr().out.partition("\n")[2])
+    assert (found["run"], found["baseline"]) == (15, 1)
+    assert all(change["share"] < 0 for change in found["fell"]) and found["fell"]
+
+
+def test_compare_and_history_say_the_same(add_run: AddRun, path: Path, capsys: Capture) -> None:
+    for day, milliseconds in ((1, 10.0), (2, 12.5), (3, 9.5), (4, 11.5), (5, 10.0), (6, 12.0)):
+        add_run(day, milliseconds)
+    said = verdicts(path)
+    for before in range(1, 6):
+        orinbench("compare", str(before), str(before + 1), "--history", str(path), "-o", "json")
+        (judged,) = json.loads(capsys.readouterr().out)
+        assert judged["verdict"] == said[before]
+
+
+def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
+    for day, milliseconds in ((1, 10.0), (2, 12.0), (3, 12.01)):
+        add_run(day, milliseconds)
+    assert run(path, "check") == 0  # against the run before
+    assert run(path, "pin", "release", "1") == 0
+    assert "release: run 1" in capsys.readouterr().out
+    assert run(path, "check", "--against", "release") == 1
+    assert run(path, "check", "2", "--against", "1") == 1
+    assert orinbench("compare", "release", "3", "--history", str(path)) == 1
+    assert orinbench("compare", "run:release", "1", "--history", str(path)) == 0
+    assert run(path, "pin", "release") == 0  # the last one
+    capsys.readouterr()
+    for arguments, says in (
+        (("check", "--against", "release"), "did not come before run 3"),
+        (("check", "--against", "nothing"), "--against nothing: neither a run nor a pinned name"),
+        (("check", "9"), "has no run 9"),
+        (("check", "1"), "is the first of all; name a baseline with --against"),
+        (("pin", "12"), "a name must not be a number"),
+        (("pin", "x", "9"), "has no run 9"),
+        (("unpin", "x"), "no run is pinned as x"),
+    ):
+        assert run(path, *arguments) == 2
+        assert says in capsys.readouterr().err
+    assert run(path, "unpin", "release") == 0
+    assert run(path, "pin") == 0
+    assert capsys.readouterr().out == "release is no run's name any more\n"
+    assert run(path, "remove", "1", "2") == 0
+    assert run(path, "check") == 2
+    assert "has 1 runs; a check takes two" in capsys.readouterr().err
 
 
 def test_noise_counts_whole_runs_of_one_context_only(
@@ -84,7 +159,7 @@ def test_noise_counts_whole_runs_of_one_context_only(
     add_run(2, 20.0, "b" * 12)
     with History(path) as history:
         (trend,) = read_trends(history, Filter())
-    assert run_to_run_noise(trend.points) is None and trend.noise is None
+    assert trend.noise is None
     assert run(path) == 0
     assert "noise between runs is not known" in capsys.readouterr().out
     add_run(3, 40.0, "b" * 12, partial=True)

@@ -82,8 +82,10 @@ def test_llama_cpps_own_results_can_be_compared(
         samples = [speed + i / 10 for i in range(6)]
         paths.append(tmp_path / name)
         paths[-1].write_text(json.dumps([record | {"samples_ts": samples}]))
-    assert run(*map(str, paths)) == 1
-    assert "differs" not in capsys.readouterr().out
+    assert run(*map(str, paths)) == 0
+    text = capsys.readouterr().out
+    assert "differs" not in text
+    assert "too few processes for a verdict: B has 0.501 of the throughput of A (1 process" in text
 
 
 def test_missing_files_and_nothing_in_common_are_exit_code_2(
@@ -111,7 +113,7 @@ def test_runs_of_the_history_are_named_by_their_ids(
     capsys.readouterr()
     for name, says in (
         ("run:7", "has no run 7"),
-        ("run:x", "run:x: not the number of a run"),
+        ("run:x", "run:x: neither the number of a run nor a pinned name"),
         ("7777777777", "no such file, no run of"),
         ("file:7", "7: cannot be read"),
         ("rev:no-such-revision", "no such file, no run of"),

@@ -23,6 +23,7 @@ from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
 from orinbench.errors import BenchError
 from orinbench.history.store import History
+from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
 from orinbench.plan import Case
 from orinbench.protocol import Bandwidth
@@ -206,7 +207,7 @@ def test_another_tinygrad_in_the_way_is_told(
     bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 4, 0),), 6, 1, 0, False, 300.0, False)
     other = r"runs tinygrad 1 instead of 0\.13\.0\+orin\.a+: is there one in the current folder"
     with pytest.raises(BenchError, match=other):
-        measure((built("a"), built("b")), bench, PlainTalk(), synthetic=False)
+        measure((built("a"), built("b")), bench, PlainTalk(), False, Interrupts())
 
 
 def paired_runs(
@@ -273,7 +274,7 @@ def test_ctrl_c_keeps_whole_rounds_and_a_dead_side_ends_it(
     runs[2].partial = True
     coming = iter(runs)
     monkeypatch.setattr(rounds, "_round", lambda *_: next(coming))
-    measured = measure(sides, bench, PlainTalk(), synthetic=False)
+    measured = measure(sides, bench, PlainTalk(), False, Interrupts())
     assert measured.partial and len(measured.runs) == 2
     assert command._exit_code(measured, measured.judge()) == 130
 
@@ -281,7 +282,7 @@ def test_ctrl_c_keeps_whole_rounds_and_a_dead_side_ends_it(
     dead.lanes[1].error = "out of memory"
     monkeypatch.setattr(rounds, "_round", lambda *_: dead)
     with pytest.raises(BenchError, match="b: tinygrad:CPU: out of memory"):
-        measure(sides, bench, PlainTalk(), synthetic=False)
+        measure(sides, bench, PlainTalk(), False, Interrupts())
 
     (failed,) = paired_runs(recorded_run, [(10.0, 10.0)])
     failed.lanes[0].rows[0].error = "no kernel"
@@ -304,5 +305,5 @@ def test_rounds_begin_with_the_other_side(
     bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 8, 0),), 6, 3, 0, None, 300.0, False)
     for number in range(3):
         with pytest.raises(BenchError, match="none opens"):
-            rounds._round((built("a"), built("b")), bench, number, PlainTalk(), None)
+            rounds._round((built("a"), built("b")), bench, number, PlainTalk(), None, Interrupts())
     assert "".join(started) == "abbaab"

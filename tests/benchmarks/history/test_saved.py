@@ -10,7 +10,7 @@ from orinbench.errors import BenchError
 from orinbench.identity import context, device_label, identity
 from orinbench.plan import Case
 from orinbench.record import make_records
-from orinbench.reports import RENDERERS
+from orinbench.reports import RENDERERS, as_llama_bench
 from orinbench.results import RunResult
 from orinbench.saved import completed, load_results
 from orinbench.schema import FIELDS
@@ -29,7 +29,7 @@ def test_our_own_forms_come_back_whole(
     path = tmp_path / f"a.{form}"
     path.write_text(RENDERERS[form](records))
     (loaded,) = load_results(path)
-    (record,) = json.loads(json.dumps([completed(record) for record in records]))
+    (record,) = json.loads(json.dumps([completed(as_llama_bench(r)) for r in records]))
     if form == "sql":  # which has no booleans
         for name in ("partial", "synthetic"):
             record[name] = int(record[name])

@@ -139,7 +139,7 @@ def test_an_old_file_is_brought_to_the_new_schema(
         assert len(history.records(1)) == 3
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("SELECT note FROM runs").fetchall() == [("old",)]
-        assert database.execute("PRAGMA user_version").fetchone() == (2,)
+        assert database.execute("PRAGMA user_version").fetchone() == (3,)
 
 
 def test_a_migration_that_fails_changes_nothing(
@@ -160,7 +160,7 @@ def test_a_newer_file_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) ->
     History(path, write=True).__exit__()
     monkeypatch.setattr(store, "MIGRATIONS", ())
     with pytest.raises(
-        BenchError, match=r"written by a newer orinbench \(schema 1, this one knows 0"
+        BenchError, match=r"written by a newer orinbench \(schema 2, this one knows 0"
     ):
         History(path, write=True)
 

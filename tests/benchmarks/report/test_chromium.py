@@ -48,6 +48,10 @@ def test_it_fits_every_width_in_both_schemes(browser: Chromium, page: Path) -> N
                 ".map(e => e.outerHTML.slice(0, 80))"
             )
             assert wide == []
+            if width == SCREEN:  # no table's last column is out of sight
+                cut = "[...document.querySelectorAll('.scroll')].filter(e =>"
+                cut += " e.scrollWidth > e.clientWidth + 1).length"
+                assert browser.evaluate(cut) == 0
             shown = browser.evaluate(
                 "[...document.querySelectorAll('figure')].filter(f => f.offsetHeight)"
                 ".map(f => f.className)"

@@ -18,7 +18,7 @@ Prepare = Callable[..., protocol.Prepared]
 @pytest.fixture(autouse=True)
 def own_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed runs of other tests are not told here."""
-    monkeypatch.setattr("orinbench.suite.run.journal_directory", lambda: tmp_path / "runs")
+    monkeypatch.setattr("orinbench.suite.command.journal_directory", lambda: tmp_path / "runs")
 
 
 @pytest.fixture(scope="session")

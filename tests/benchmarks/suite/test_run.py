@@ -73,6 +73,10 @@ class FakeSuiteBackend:
         ns = (4 if self.device == "CPU" else 2) * 1_000_000 + round_
         return Sample(round_, ns, 1 << 20, 2 << 20, extra={"p50_us": 1.0 + round_})
 
+    def renew(self) -> float | None:
+        self._note("renew")
+        return None
+
     def close(self) -> None:
         self.log.append(f"{self.device} close")
 
@@ -92,7 +96,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeSuiteBackend]:
 def measured(
     selection: dict[str, dict[str, str]], devices: list[str], **settings: Any
 ) -> list[Record]:
-    defaults: dict[str, Any] = {"repetitions": 6}
+    defaults: dict[str, Any] = {"repetitions": 6, "processes": 6}
     result = run_suite(selection, devices, Settings(**(defaults | settings)), PlainTalk)
     return result.records
 
@@ -126,7 +130,7 @@ def test_throughput_is_work_by_time_and_shares_are_of_the_device(
         "peak_gflops": 1000.0,
         "kernels": 3,
         "peak_source": "a guess",
-        "p50_us": 6.0,
+        "p50_us": 3.5,
     }
     assert gpu["check"]["text"] == "off from numpy by nothing"
     assert all(record.keys() == FIELDS.keys() for record in records)
@@ -150,7 +154,11 @@ def test_devices_are_interleaved_and_compared_in_pairs(fake: type[FakeSuiteBacke
         (comparison,) = record["comparisons"]
         assert comparison["baseline"] == "tinygrad:CUDA"
         assert comparison["ratio"] == pytest.approx(0.5, rel=1e-4)
-        assert (comparison["pairs"], comparison["verdict"]) == (6, "slower")
+        # For two tests at once six pairs are too few, and seven not.
+        assert (comparison["pairs"], comparison["verdict"]) == (6, "too few processes")
+    longer = measured(tiny("alloc"), ["CUDA", "CPU"], repetitions=7, processes=7)
+    assert {c["verdict"] for record in longer for c in record["comparisons"]} == {"slower"}
+    assert fake.log.count("CPU renew") == 5 + 6
 
 
 def test_the_roofline_is_measured_once_a_device_and_only_where_it_counts(
@@ -192,7 +200,7 @@ def test_what_is_left_out_is_said_and_is_no_failure(
     assert not any("measure cached" in line for line in fake.log)
     err = capsys.readouterr().err
     assert err.count("cached 4 KiB left out: it needs 9 MiB of device memory, 1 MiB are free") == 1
-    assert "timing 2 repetitions" in err
+    assert "2 rounds of 1 test, spread over 2 fresh processes" in err
     text = RENDERERS["md"](result.records)
     assert "| left out |" in text.replace("  ", "") and "cached 4 KiB left out: it needs" in text
 

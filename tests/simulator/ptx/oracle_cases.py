@@ -500,6 +500,25 @@ def _kernels() -> list[Case]:
     return out
 
 
+_TENSOR = {
+    "k_wmma": ("f32", "f16", "abs:2e-5"), "k_wmma_half": ("f16x2", "f16", "abs:0.04"),
+    "k_wmma_int": ("u32", "u32", "exact"), "k_mbarrier": ("u32", "u32", "exact"),
+}  # fmt: skip
+
+
+def _tensor() -> list[Case]:
+    """What nvcc makes of tensor.cu: wmma, and mbarrier as sm_80 has it."""
+    text = (Path(__file__).resolve().parent / "tensor.ptx").read_text()
+    out = []
+    for name, (kind, given, tol) in _TENSOR.items():
+        raw = [random_bits(f"{name}/{part}", 32, LANES).astype("<u4") for part in "ab"]
+        if given == "f16":
+            half = [(r.view("<u2").astype(np.float64) / 2**16 * 4 - 2) for r in raw]
+            raw = [h.astype("<f2").view("<u4") for h in half]
+        out.append(Case(name, text, tuple(raw), 32, LANES, kind, tol, entry=name))
+    return out
+
+
 def cases() -> list[Case]:
     """Every case, in a fixed order."""
-    return [*_integer(), *_float(), *_convert(), *_warp(), *_mma(), *_kernels()]
+    return [*_integer(), *_float(), *_convert(), *_warp(), *_mma(), *_kernels(), *_tensor()]

@@ -1,9 +1,10 @@
-"""Run the oracle's kernels on an NVIDIA GPU and write oracle.npz.
+"""Run the oracle's kernels on an NVIDIA GPU and write oracle.npz or grammar.npz.
 
-    python tests/simulator/ptx/record_oracle.py [--out FILE] [--kernels]
+    python tests/simulator/ptx/record_oracle.py [--out FILE] [--kernels | --grammar]
 
 Needs numpy and the CUDA driver (libcuda.so.1); PTX for sm_80 is compiled by the driver for the GPU
 at hand. `--kernels` instead compiles kernels.cu to kernels.ptx with NVRTC (no GPU needed).
+`--grammar` runs every form of grammar.py that is not in the file's list of refused ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
+import grammar  # type: ignore[import-not-found]  # noqa: E402
 from oracle_cases import Case, cases  # type: ignore[import-not-found]  # noqa: E402
 
 
@@ -115,32 +117,67 @@ class Driver:
         return out
 
 
+def grammar_cases() -> list[tuple[list[Any], Case]]:
+    """The forms of the grammar, a kernel for each group."""
+    out = []
+    for n, group in enumerate(grammar.groups(grammar.forms())):
+        kind, ins, limit = group[0].signature
+        bits = grammar.width(kind)
+        text = grammar.HEAD + grammar.kernel("k", group)
+        arrays = tuple(grammar.inputs(ins, limit))
+        count = grammar.LANES * len(group)
+        case = Case(f"g{n}", text, arrays, bits, count, kind, grid=1, block=grammar.LANES)
+        out.append((group, case))
+    return out
+
+
+def record_grammar(driver: Driver) -> tuple[dict[str, Any], list[str]]:
+    """Results by group, and the names of the forms in each."""
+    results: dict[str, Any] = {}
+    names, failed = [], []
+    for group, case in grammar_cases():
+        try:
+            results[case.name] = driver.run(case)
+            names.append([f.name for f in group])
+        except RuntimeError as e:
+            failed.append(str(e))
+    results["forms"] = np.frombuffer(json.dumps(names).encode(), np.uint8)
+
+    return results, failed
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=HERE / "oracle.npz")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--grammar", action="store_true", help="the forms of grammar.py")
     parser.add_argument("--kernels", action="store_true", help="compile kernels.cu to kernels.ptx")
     args = parser.parse_args()
     if args.kernels:
         compile_kernels()
         return
     driver = Driver()
-    results, failed = {}, []
-    for case in cases():
+    results: dict[str, Any] = {}
+    failed: list[str] = []
+    if args.grammar:
+        results, failed = record_grammar(driver)
+    for case in () if args.grammar else cases():
         try:
             results[case.name] = driver.run(case)
         except RuntimeError as e:
             failed.append(str(e))
     about = {
-        "command": "python tests/simulator/ptx/record_oracle.py",
+        "command": "python tests/simulator/ptx/record_oracle.py"
+        + (" --grammar" if args.grammar else ""),
         "machine": driver.name,
         "driver": driver.version,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "failed": failed,
     }
     results["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    np.savez_compressed(args.out, allow_pickle=False, **results)
-    print(json.dumps(about, indent=1), len(results), "arrays", args.out.stat().st_size, "bytes")
+    out = args.out or HERE / ("grammar.npz" if args.grammar else "oracle.npz")
+    np.savez_compressed(out, allow_pickle=False, **results)
+    print(json.dumps(about, indent=1), len(results), "arrays", out.stat().st_size, "bytes")
 
 
 if __name__ == "__main__":

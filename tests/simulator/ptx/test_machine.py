@@ -104,10 +104,12 @@ call.uni (back), twice, (p0, p1); ld.param.b32 %r1, [back+0]; }"""
 
 def test_recursion_and_unknown_functions_are_refused() -> None:
     extra = ".func f() { call f, (); ret; }\n"
-    with pytest.raises(PtxError, match="too deep"):
-        parse(kernel("call f, ();", extra))
-    with pytest.raises(PtxError, match="has no body"):
-        parse(kernel("call g, ();"))
+    for text, what in (
+        (kernel("call f, ();", extra), "too deep"), (kernel("call g, ();"), "has no body"),
+    ):  # fmt: skip
+        module = parse(text)
+        with pytest.raises(PtxError, match=what):
+            compile_kernel(module, module.kernels["k"])
 
 
 def test_spinning_threads_let_others_run() -> None:
@@ -376,14 +378,14 @@ mad.lo.u32 %r1, %r3, 10, %r4; mad.lo.u32 %r1, %r1, 10, %r5; mad.lo.u32 %r1, %r1,
         ("add.u64 %rd1, %r2, 1;", "has 32 bits"),
         ("bra NOWHERE;", "unknown label NOWHERE"), ("mov.u32 %r1, nothing;", "unknown name nothing"),
         ("add.u32 %r1, %r2;", "operand 3 is missing"), ("ld.global.v2.u32 %r1, [%in];", "2 destinations"),
-        ("wmma.load.a.sync.aligned %r1;", "unknown instruction 'wmma'"), ("cvt.u32 %r1, %r2;", "two types"),
+        ("wmma.load.a.sync.aligned %r1;", "shape of wmma"), ("cvt.u32 %r1, %r2;", "two types"),
         ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r2}, {%r3}, {%r4};", "first tensor cores"),
         ("ld.global.u32 %r1, %in;", "must be an address"), ("cvta.u64 %rd1, %rd2;", "no state space"),
         ("min.b32 %r1, %r2, %r3;", "signed or unsigned"), ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", "must be a literal"),
         ("mov.u32 5, %r1;", "cannot be written"),
-        ("add.s32 %r1, %r2, 1.5;", "no .s32"), ("@%p1 bar.sync 0;", "predicated barrier"),
+        ("add.s32 %r1, %r2, 1.5;", "no .s32"), ("vadd.u32.u32.u32.sat %r1, %r2, %r3;", "unknown modifier .sat"),
         ("cp.async.cg.shared.global [%r1], [%in], 4;", "cp-size"), ("brx.idx %r1, NOTABLE;", "unknown branch table"),
-        ("div.rz.f64 %rd1, %rd2, %rd3;", "only rounds to nearest"), ("mov.u16 %h1, pod;", "32 or 64 bits"),
+        ("mov.u16 %h1, pod;", "32 or 64 bits"),
     ],
 )  # fmt: skip
 def test_unknown_forms_say_line_and_text(body: str, text: str) -> None:
@@ -408,7 +410,9 @@ def test_unknown_forms_say_line_and_text(body: str, text: str) -> None:
 )  # fmt: skip
 def test_bad_modules(text: str, what: str) -> None:
     with pytest.raises(PtxError, match=what):
-        parse(HEAD + text)
+        module = parse(HEAD + text)
+        for entry in module.kernels.values():
+            compile_kernel(module, entry)
 
 
 def test_initialisers() -> None:
@@ -457,3 +461,168 @@ def test_carry_belongs_to_the_thread() -> None:
 mov.u32 %r2, 0xFFFFFFFF; and.b32 %r3, %r30, 1; setp.eq.u32 %p0, %r3, 1; add.cc.u32 %r4, %r30, 0;
 @%p0 add.cc.u32 %r4, %r2, 1; @%p0 bra ODD; addc.u32 %r1, 0, 10; bra E; ODD: addc.cc.u32 %r1, %r2, 0; addc.u32 %r1, %r1, 20; E: {STORE}"""
     assert run(kernel(body)).tolist() == [21 if n & 1 else 10 for n in range(32)]
+
+
+# the order of warps
+
+
+def orders(body: str, shared: str, threads: int = 128) -> set[tuple[int, ...]]:
+    """Results of a kernel under eight drawn orders of its warps."""
+    module = parse(kernel(body, shared))
+    fine = compile_kernel(module, module.kernels["k"], True)
+    out = set()
+    for seed in range(8):
+        memory = FlatMemory()
+        at = memory.add(np.zeros(4 * threads, np.uint8))
+        bank = bytes(0x160) + at.to_bytes(8, "little") * 2 + bytes(8)
+        Launch(fine, memory, (1, 1, 1), (threads, 1, 1), {0: bank}, warps=seed).run()
+        out.add(tuple(memory.read(at, 4 * threads).view(np.uint32).tolist()))
+    return out
+
+
+EXCHANGE = f"""
+mov.u32 %r2, s; shl.b32 %r3, %r30, 2; add.u32 %r3, %r2, %r3; st.shared.u32 [%r3], %r30; BARRIER
+xor.b32 %r4, %r30, 96; shl.b32 %r4, %r4, 2; add.u32 %r4, %r2, %r4; ld.shared.u32 %r1, [%r4]; {STORE}"""
+
+
+def test_drawn_orders_show_a_missing_barrier_and_no_other() -> None:
+    shared = ".shared .align 4 .b8 s[512];"
+    want = tuple(n ^ 96 for n in range(128))
+    assert orders(EXCHANGE.replace("BARRIER", "bar.sync 0;"), shared) == {want}
+    assert len(orders(EXCHANGE.replace("BARRIER", ""), shared)) > 1
+
+
+def test_a_predicated_barrier() -> None:
+    body = f"setp.lt.u32 %p0, %r30, 64; @%p0 bar.sync 1, 64; mov.u32 %r1, 3; {STORE}"
+    assert run(kernel(body), threads=128).tolist() == [3] * 128
+
+
+def test_a_barrier_is_complete_while_others_spin() -> None:
+    """Warps 0 and 1 meet and then raise the flag that warp 2 polls."""
+    body = f"""
+mov.u32 %r2, s; setp.eq.u32 %p0, %r30, 0; @%p0 st.shared.u32 [%r2], 0; bar.sync 0;
+setp.ge.u32 %p1, %r30, 64; @%p1 bra POLL; bar.sync 1, 64; st.shared.u32 [%r2], 7; bra E;
+POLL: ld.volatile.shared.u32 %r3, [%r2]; setp.eq.u32 %p2, %r3, 0; @%p2 bra POLL; E: ld.shared.u32 %r1, [%r2]; {STORE}"""
+    assert run(kernel(body, ".shared .align 4 .b8 s[4];"), threads=96).tolist() == [7] * 96
+
+
+def test_lanes_of_a_warp_meet_at_different_barriers() -> None:
+    """bar.warp.sync orders both sides of a branch, whichever runs first."""
+    body = f"""
+mov.u32 %r2, s; shl.b32 %r3, %r30, 2; add.u32 %r3, %r2, %r3; xor.b32 %r4, %r30, 16; shl.b32 %r4, %r4, 2; add.u32 %r4, %r2, %r4;
+setp.lt.u32 %p0, %r30, 16; @%p0 bra LOW; st.shared.u32 [%r3], %r30; bar.warp.sync -1; ld.shared.u32 %r1, [%r4]; bra E;
+LOW: add.u32 %r5, %r30, 100; st.shared.u32 [%r3], %r5; bar.warp.sync -1; ld.shared.u32 %r1, [%r4]; E: {STORE}"""
+    shared = ".shared .align 4 .b8 s[128];"
+    want = [n + 16 for n in range(16)] + [100 + n for n in range(16)]
+    assert run(kernel(body, shared)).tolist() == want
+    assert orders(body, shared, 32) == {tuple(want)}
+
+
+def test_copies_are_grouped_by_thread() -> None:
+    """Odd threads commit once more, so wait_group 1 leaves only their second copy behind."""
+    body = f"""
+mov.u32 %r2, s; shl.b32 %r3, %r30, 3; add.u32 %r2, %r2, %r3; st.shared.u64 [%r2], 0;
+and.b32 %r4, %r30, 1; setp.eq.u32 %p0, %r4, 1;
+cp.async.ca.shared.global [%r2], [%in], 4; @%p0 cp.async.commit_group;
+cp.async.ca.shared.global [%r2+4], [%in+4], 4; cp.async.commit_group; cp.async.wait_group 1;
+ld.shared.u32 %r5, [%r2]; ld.shared.u32 %r6, [%r2+4]; mad.lo.u32 %r1, %r5, 10, %r6; {STORE}"""
+    got = run(kernel(body, ".shared .align 8 .b8 s[256];"), data=[1, 2] + [0] * 14)
+    assert got.tolist() == [10 if n & 1 else 0 for n in range(32)]
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        ("setp.lt.u32 %p0, %r30, 8; @!%p0 bra L; bar.warp.sync 0xffff; L: bar.sync 0;", "divergent barrier: lanes 0xff"),
+        ("bar.warp.sync 1;", "misses the executing lane"),
+        ("mov.u32 %r2, 48; bar.sync 1, %r2;", "no multiple of 32"),
+    ],
+)  # fmt: skip
+def test_broken_barriers(body: str, what: str) -> None:
+    fault = fails(kernel(body))
+    assert what in fault.what
+    assert fault.kind == "sync"
+
+
+# the language around
+
+
+def test_a_kernel_that_cannot_be_read_refuses_itself() -> None:
+    bad = ".visible .entry bad(.param .u64 x) { .reg .v4 .b32 %v; { ret; } }\n.visible .entry worse() { mov.u32 `; }\n"
+    module = parse(kernel(f"mov.u32 %r1, 4; {STORE}", bad))
+    assert set(module.kernels) == {"bad", "worse", "k"}
+    compile_kernel(module, module.kernels["k"])
+    for name, what in (("bad", "vector registers"), ("worse", "cannot read")):
+        with pytest.raises(PtxError, match=rf"PTX line \d: {what}.*kernel {name}"):
+            compile_kernel(module, module.kernels[name])
+
+
+def test_special_registers_of_the_environment() -> None:
+    body = f"mov.b32 %r1, %envreg3; mov.u32 %r2, %reserved_smem_offset_end; mov.u32 %r3, %reserved_smem_offset_begin; mov.u32 %r4, %pm1; add.u32 %r1, %r1, %r2; {STORE}"
+    assert set(run(kernel(body)).tolist()) == {0x400}
+
+
+def test_scopes_in_bodies_hide_registers() -> None:
+    body = f"mov.u32 %r2, 0x00070005; {{.reg .b16 hl, hu;\nmov.b32 {{hl,hu}}, %r2; {{ .reg .b16 hl; mov.u16 hl, 9; }} mov.b32 %r1, {{hu,hl}};}} {STORE}"
+    assert set(run(kernel(body)).tolist()) == {0x00050007}
+
+
+SYSTEM = """
+.extern .func (.param .b32 r) vprintf(.param .b64 f, .param .b64 v);
+.extern .func __assertfail(.param .b64 m, .param .b64 f, .param .b32 l, .param .b64 n, .param .b64 c);
+.global .align 1 .b8 form[32] = {105, 61, 37, 48, 51, 100, 32, 120, 61, 37, 46, 49, 102, 32, 37, 115, 37, 37, 10};
+"""
+
+
+def test_printf(capsys: pytest.CaptureFixture[str]) -> None:
+    """i=%03d x=%.1f %s%%: the thread, a double, the format itself."""
+    body = """
+.local .align 8 .b8 args[24]; .reg .b32 %n; .reg .b64 %buf, %f; .reg .f64 %d; mov.u64 %buf, args; cvta.local.u64 %buf, %buf;
+setp.gt.u32 %p0, %r30, 1; @%p0 exit; st.u32 [%buf], %r30; cvt.rn.f64.u32 %d, %r30; add.f64 %d, %d, 0d3FE0000000000000;
+st.f64 [%buf+8], %d; mov.u64 %f, form; cvta.global.u64 %f, %f; add.u64 %in, %f, 3; st.u64 [%buf+16], %in;
+{ .param .b64 p0; .param .b64 p1; .param .b32 back; st.param.b64 [p0+0], %f; st.param.b64 [p1+0], %buf;
+call.uni (back), vprintf, (p0, p1); ld.param.b32 %n, [back+0]; }"""
+    text = kernel(body, SYSTEM)
+    module = parse(text)
+    memory = FlatMemory()
+    at = memory.add(np.frombuffer(module.variables["form"].data, np.uint8))
+    code = compile_kernel(module, module.kernels["k"])
+    Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}).run()
+    rest = "03d x=%.1f %s%%\n"
+    assert capsys.readouterr().out == f"i=000 x=0.5 {rest}%\ni=001 x=1.5 {rest}%\n"
+
+
+def test_assert() -> None:
+    body = """
+.reg .b64 %f; mov.u64 %f, form; cvta.global.u64 %f, %f; setp.ne.u32 %p0, %r30, 5; @%p0 exit;
+{ .param .b64 p0; .param .b64 p1; .param .b32 p2; .param .b64 p3; .param .b64 p4; st.param.b64 [p0], %f; st.param.b64 [p1], %f;
+st.param.b32 [p2], 12; st.param.b64 [p3], %f; st.param.b64 [p4], 1; call.uni __assertfail, (p0, p1, p2, p3, p4); }"""
+    text = kernel(body, SYSTEM)
+    module = parse(text)
+    memory = FlatMemory()
+    at = memory.add(np.frombuffer(b"x > 0".ljust(32, b"\0"), np.uint8))
+    code = compile_kernel(module, module.kernels["k"])
+    with pytest.raises(KernelFault, match="x > 0:12: x > 0: Assertion `x > 0' failed") as caught:
+        Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bytes(0x180)}, symbols={"form": at}).run()
+    assert caught.value.kind == "assert"
+    assert "thread (5, 0, 0)" in caught.value.where
+
+
+def test_calls_by_address() -> None:
+    extra = """
+.func (.param .b32 r) twice(.param .b32 x) { .reg .b32 %a; ld.param.b32 %a, [x]; add.u32 %a, %a, %a; st.param.b32 [r], %a; ret; }
+.func (.param .b32 r) plus(.param .b32 x) { .reg .b32 %a; ld.param.b32 %a, [x]; add.u32 %a, %a, 100; st.param.b32 [r], %a; ret; }
+"""
+    call = """{ .param .b32 p0; .param .b32 back; st.param.b32 [p0], %r30; prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);
+call (back), %rd1, (p0), prototype_0; ld.param.b32 %r1, [back]; }"""
+    body = f"mov.u64 %rd2, twice; mov.u64 %rd3, plus; and.b32 %r2, %r30, 1; setp.eq.u32 %p0, %r2, 1; selp.b64 %rd1, %rd2, %rd3, %p0; {call} {STORE}"
+    want = [2 * n if n & 1 else n + 100 for n in range(32)]
+    assert run(kernel(body, extra)).tolist() == want
+    assert fails(kernel(f"mov.u64 %rd1, 0; {call}", extra)).esr == 9
+
+
+def test_an_mbarrier_counts() -> None:
+    body = ".shared .align 8 .b8 b[8]; mov.u32 %r2, b; mbarrier.init.shared.b64 [%r2], 5; bar.sync 0; mbarrier.arrive.shared.b64 %rd1, [%r2];"
+    assert "more arrivals" not in fails(kernel(body + " trap;"), threads=4).what
+    body = ".shared .align 8 .b8 b[8]; mov.u32 %r2, b; mbarrier.init.shared.b64 [%r2], 64; bar.sync 0; mbarrier.arrive.noComplete.shared.b64 %rd1, [%r2], 3;"
+    assert "more arrivals" in fails(kernel(body)).what

@@ -1,0 +1,125 @@
+"""`orinbench history check`, `pin` and `unpin`: a baseline, and an exit code for CI."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.compare.judge import EXIT_SLOWER, is_slower, judge_saved, markdown
+from orinbench.errors import BenchError
+from orinbench.history.store import Filter, History
+from orinbench.history.trend import (
+    Change,
+    Trend,
+    case_key,
+    change_text,
+    read_trends,
+    run_noise,
+)
+from orinbench.identity import differences
+
+
+@click.command("check")
+@click.argument("run", type=int, required=False)
+@click.option("--against", metavar="NAME|RUN", help="the baseline [pinned as baseline, or before]")
+@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+@click.pass_obj
+def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
+    """Say whether RUN (the last one) is slower than a baseline, and what crept in since.
+
+    The baseline is the run pinned as `baseline`, else the run before. Exit code 0: nothing became
+    slower. 1: a test is slower than the baseline, or its level fell since. 2: bad input.
+    """
+    with History(path) as store:
+        order = [kept.id for kept in store.runs()]
+        judged_run = _judged_run(order, run, path)
+        baseline = _baseline(store, order, judged_run, against)
+        before, after = store.records(baseline), store.records(judged_run)
+        trends = read_trends(store, Filter())
+    noise = run_noise(trends, baseline, judged_run)
+    judged = judge_saved(before, after, lambda _, new: noise.get(case_key(new)))
+    if not judged:
+        raise BenchError(f"run {judged_run}: has no test with samples in common with {baseline}")
+    since = set(order[order.index(baseline) + 1 : order.index(judged_run) + 1])
+    fell = [
+        (trend, change)
+        for trend in trends
+        for change in trend.changes
+        if change.run in since and change.share < 0
+    ]
+    if output == "json":
+        whole = {
+            "run": judged_run,
+            "baseline": baseline,
+            "tests": [test.plain() for test in judged],
+            "fell": [_plain(trend, change) for trend, change in fell],
+        }
+        click.echo(json.dumps(whole, ensure_ascii=False))
+    else:
+        notes = [f"differs: {difference}" for difference in differences(before, after)]
+        notes += [f"{trend.label}: {change_text(change)}" for trend, change in fell]
+        click.echo(markdown(judged, notes, f"run {judged_run}", f"run {baseline}"))
+    return EXIT_SLOWER if is_slower(judged) or fell else 0
+
+
+def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
+    if len(order) < 2:
+        raise BenchError(f"{path}: has {len(order)} runs; a check takes two")
+    if run is not None and run not in order:
+        raise BenchError(f"{path}: has no run {run}; `orinbench history` lists them")
+    return order[-1] if run is None else run
+
+
+def _baseline(store: History, order: Sequence[int], run: int, against: str | None) -> int:
+    """Return the baseline's run; raises BenchError for one that there is not or that came later."""
+    pins = store.pins()
+    if against is None and "baseline" in pins and pins["baseline"] != run:
+        against = "baseline"
+    if against is None:
+        if order.index(run) == 0:
+            raise BenchError(f"run {run}: is the first of all; name a baseline with --against")
+        return order[order.index(run) - 1]
+    found = pins.get(against, int(against) if against.isdecimal() else None)
+    if found is None or found not in order:
+        raise BenchError(f"--against {against}: neither a run nor a pinned name")
+    if order.index(found) >= order.index(run):
+        raise BenchError(f"--against {against}: did not come before run {run}")
+    return found
+
+
+def _plain(trend: Trend, change: Change) -> dict[str, Any]:
+    return {
+        "case": trend.label,
+        "device": trend.device,
+        "from_run": change.run,
+        "share": change.share,
+        "creep_a_run": change.creep,
+    }
+
+
+@click.command("pin")
+@click.argument("name", required=False)
+@click.argument("run", type=int, required=False)
+@click.pass_obj
+def pin_command(path: Path, name: str | None, run: int | None) -> None:
+    """Give RUN (the last one) a NAME that `check` and `compare` take; without one, list them."""
+    with History(path, write=name is not None) as store:
+        if name is not None:
+            runs = store.runs()
+            if run is None and not runs:
+                raise BenchError(f"{path}: no runs yet; llama-bench and suite write them")
+            store.pin(name, runs[-1].id if run is None else run)
+        for pinned, its in store.pins().items():
+            click.echo(f"{pinned}: run {its}")
+
+
+@click.command("unpin")
+@click.argument("name")
+@click.pass_obj
+def unpin_command(path: Path, name: str) -> None:
+    """Forget a NAME; the run stays."""
+    with History(path) as store:
+        store.unpin(name)
+        click.echo(f"{name} is no run's name any more")

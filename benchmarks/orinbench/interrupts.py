@@ -1,0 +1,44 @@
+"""Ctrl-C and SIGTERM: the first one ends a run, those after it must not cost its results."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Lets one signal raise KeyboardInterrupt inside the block, and none behind it.
+
+    `hold` lets none through: what ends a run and writes its results calls it first. `release` goes
+    on, and raises what was held back.
+    """
+
+    def __init__(self) -> None:
+        self._held = self._came = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def hold(self) -> None:
+        """Let nothing through any more."""
+        self._held = True
+
+    def release(self) -> None:
+        """Let one through again; raises KeyboardInterrupt if one came meanwhile."""
+        self._held = self._came
+        if self._came:
+            raise KeyboardInterrupt
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self._held:
+            self._came = True
+            return
+        self._held = True
+        raise KeyboardInterrupt

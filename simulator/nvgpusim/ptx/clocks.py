@@ -1,0 +1,300 @@
+"""What orders accesses of different threads: barriers, meetings of warps, fences.
+
+Time counts synchronizations (`tick`). See `sanitize` for the records that are compared with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..extents import Extent, Extents
+from ..memory import GpuAddressSpace
+from .state import Lanes, State
+from .taint import written_params
+
+if TYPE_CHECKING:
+    from .launch import Launch
+    from .sanitize import Shadow
+
+TICK, STRONG, SITE = 37, 36, 27
+THREADS = np.uint64((1 << SITE) - 1)
+SITES = (1 << STRONG - SITE) - 1
+_KEPT = 1024
+"""Releases that are remembered; accesses older than the oldest count as ordered."""
+Words = NDArray[np.uint64]
+
+
+@dataclass
+class Release:
+    """A volatile or atomic write after fences: what whoever reads it later may know.
+
+    `threads` (sorted) fenced at `fenced`; of each of `blocks` everything before `reach` is known.
+    """
+
+    tick: int
+    threads: NDArray[np.int64]
+    fenced: Words
+    blocks: NDArray[np.int64]
+    reach: Words
+
+
+@dataclass
+class Slots:
+    """The records of one memory: last write, reads by the lowest and by the highest thread."""
+
+    write: Words
+    low: Words
+    high: Words
+    flight: NDArray[np.int32] | None = None
+
+    @classmethod
+    def of(cls, count: int) -> Slots:
+        """Records of `count` granules nobody has touched."""
+        return cls(
+            np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+        )
+
+
+@dataclass
+class Sanitizer:
+    """The checks of all launches of a GPU; `now`: the moment of the launch's submission."""
+
+    checks: frozenset[str]
+    extents: Extents = field(default_factory=Extents)
+    tick: int = 1
+    now: int | None = None
+
+    def __post_init__(self) -> None:
+        self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
+        self.releases: deque[Release] = deque(maxlen=_KEPT)
+        self.forgot = 0
+
+    def begin(self, launch: Launch) -> None:
+        """A launch starts: everything before it is ordered before it."""
+        if self.tick >> (62 - TICK):
+            self.memories.clear()
+            self.tick = 1
+        self.tick += 1
+        self.launch = launch
+        self.start = np.uint64(self.tick << TICK)
+        self.releases.clear()
+        self.forgot = 0
+        self.grain = launch.code.granules.get("global", 4)
+        self.written: set[int] | None = None
+        names = written_params(launch.code.kernel)
+        if names is not None:
+            self.written = set()
+            bank = launch.banks.get(0, b"")
+            for name in names:
+                at = launch.param_base + launch.code.kernel.params[name].offset
+                mapping = self._mapping(int.from_bytes(bank[at : at + 8], "little"))
+                if mapping is not None:
+                    self.written.add(id(mapping.buf))
+
+    def _mapping(self, va: int) -> Any:
+        vm = self.launch.vm
+        return vm.find(va) if isinstance(vm, GpuAddressSpace) else None
+
+    def find(self, va: int) -> Extent | None:
+        """The piece that held `va` when the launch was submitted."""
+        return self.extents.find(va, self.now)
+
+    def chunk(self, st: State) -> Shadow:
+        """The records of a chunk's own memories."""
+        from .sanitize import Shadow  # which is a Clocks itself
+
+        return Shadow(self, st)
+
+    def slots(self, mapping: Any) -> Slots:
+        """The records of a buffer."""
+        key = id(mapping.buf), self.grain
+        if key not in self.memories or self.memories[key][0] is not mapping.buf:
+            self.memories[key] = mapping.buf, Slots.of(mapping.buf.size // self.grain)
+        return self.memories[key][1]
+
+
+class Clocks:
+    """A chunk's lanes and what each knows of the others. `race`: whether anybody asks."""
+
+    race = True
+
+    def __init__(self, owner: Sanitizer, st: State) -> None:
+        self.o, self.st, self.launch = owner, st, st.launch
+        self.first = self._word()
+        block = np.arange(st.n) // st.threads
+        self.gid = st.first_block[block] * st.threads + np.arange(st.n) % st.threads
+        self.passed = np.full(st.n, self.first)
+        self.warped = np.full(st.n, self.first)
+        self.lanes_seen: Words | None = None
+        self.warps_seen: Words | None = None
+        self.arrivals: dict[tuple[int, int], list[int]] = {}
+        self.heard = np.zeros(st.n, np.int64)
+        self.fenced = self.reach_of = np.zeros(0, np.uint64)
+
+    def _word(self) -> np.uint64:
+        return np.uint64(self.o.tick << TICK)
+
+    # reports
+
+    def unordered(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
+        """Which records are neither the lane's own nor ordered before what it does now."""
+        if space == "shared":
+            me, older = lanes, records < self.passed[lanes]
+            other = (records & THREADS).astype(np.int64)
+        else:
+            me, older = self.gid[lanes], records < self.o.start
+            other = (records & THREADS).astype(np.int64)
+            if not older.all():
+                same = other // self.st.threads == me // self.st.threads
+                older |= same & (records < self.passed[lanes])
+        bad: NDArray[np.bool_] = ~(older | (other == me))
+        if bad.any():
+            self._excuse(bad, lanes, records, other, space)
+        return bad
+
+    def _excuse(
+        self, bad: NDArray[np.bool_], lanes: Lanes, records: Words, other: Any, space: str
+    ) -> None:
+        """Drop from `bad` what warps, named barriers or fences order."""
+        which = np.flatnonzero(bad)
+        lane, record, thread = lanes[which], records[which], other[which]
+        threads = self.st.threads
+        mine = lane if space == "shared" else self.gid[lane]
+        block, theirs = mine // threads, thread // threads
+        same = block == theirs
+        t, u = mine % threads, thread % threads
+        fine = same & (t // 32 == u // 32) & (record < self.warped[lane])
+        if self.lanes_seen is not None:
+            fine |= same & (t // 32 == u // 32) & (record < self.lanes_seen[lane, u % 32])
+        if self.warps_seen is not None:
+            row = (lane // threads, t // 32, np.minimum(u // 32, self.warps_seen.shape[2] - 1))
+            fine |= same & (record < self.warps_seen[row])
+        left = ~fine
+        if left.any():
+            source = thread if space == "global" else self.gid[thread % self.st.n]
+            fine[left] |= self._fenced(lane[left], record[left], source[left])
+        bad[which[fine]] = False
+
+    def _fenced(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
+        """Whether a fence after the record is followed by a strong read for the lane."""
+        heard = self.heard[lane]
+        when = (record >> np.uint64(TICK)).astype(np.int64)
+        fine: NDArray[np.bool_] = when < self.o.forgot
+        for release in reversed(self.o.releases):
+            able = ~fine & (when <= release.tick) & (release.tick <= heard)
+            if not able.any():
+                continue
+            at = np.minimum(np.searchsorted(release.threads, thread), len(release.threads) - 1)
+            hit = (release.threads[at] == thread) & (record <= release.fenced[at])
+            group = thread // self.st.threads
+            block = np.minimum(np.searchsorted(release.blocks, group), len(release.blocks) - 1)
+            hit |= (release.blocks[block] == group) & (record < release.reach[block])
+            fine |= able & hit
+        return fine
+
+    def barrier(self, lanes: Lanes) -> None:
+        """Whole blocks passed a barrier."""
+        st = self.st
+        self.o.tick += 1
+        word = self._word()
+        self.passed[lanes] = word
+        self.warped[lanes] = word
+        self._share(lanes, lanes // st.threads)
+
+    def _share(self, lanes: Lanes, group: Any) -> None:
+        """What one lane of a group has heard, all have."""
+        most = np.zeros(int(group.max()) + 1, np.int64)
+        np.maximum.at(most, group, self.heard[lanes])
+        self.heard[lanes] = most[group]
+
+    def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
+        """Lanes of the masks met in bar.warp.sync."""
+        st = self.st
+        self.o.tick += 1
+        word = self._word()
+        alive = st.launch.alive_mask(st) if st.live is not None or st.m is not None else None
+        whole = masks == (0xFFFFFFFF if alive is None or len(alive) != len(masks) else alive)
+        self.warped[lanes[whole]] = word
+        if (~whole).any():
+            if self.lanes_seen is None:
+                self.lanes_seen = np.zeros((st.n, 32), np.uint64)
+            part = lanes[~whole]
+            key = st.warp[part] * (1 << 32) + masks[~whole]
+            for value in np.unique(key):
+                some = part[key == value]
+                row = self.lanes_seen[some].max(0)
+                row[st.lane[some]] = word
+                self.lanes_seen[some] = row
+        self._share(lanes, st.warp[lanes])
+
+    def _seen(self) -> Words:
+        if self.warps_seen is None:
+            warps = -(-self.st.threads // 32)
+            self.warps_seen = np.zeros((self.st.blocks, warps, warps), np.uint64)
+        return self.warps_seen
+
+    def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
+        """bar.arrive: what came before is ordered before whoever waits at the barrier."""
+        self.o.tick += 1
+        for lane, number in zip(lanes[::32].tolist(), numbers[::32].tolist(), strict=True):
+            block, warp = lane // self.st.threads, lane % self.st.threads // 32
+            self.arrivals.setdefault((block, number), []).append(warp)
+            self._seen()[block, warp, warp] = self._word()
+
+    def named(self, lanes: Lanes, number: int) -> None:
+        """Some warps of one block passed a barrier together."""
+        st = self.st
+        self.o.tick += 1
+        seen = self._seen()
+        block = int(lanes[0]) // st.threads
+        warps = np.unique(lanes % st.threads // 32)
+        came = self.arrivals.pop((block, number), [])
+        row = seen[block, warps].max(0)
+        if came:
+            row = np.maximum(row, seen[block, came].max(0))
+        row[warps] = self._word()
+        seen[block, warps] = row
+        self._share(lanes, np.zeros(len(lanes), np.intp))
+        self.warped[lanes] = self._word()
+
+    def fence(self) -> None:
+        """A fence by the active lanes."""
+        self.o.tick += 1
+        lanes = self.st.lanes()
+        if not len(self.fenced):
+            self.fenced = np.zeros(self.st.n, np.uint64)
+            self.reach_of = np.zeros(self.st.n, np.uint64)
+        self.fenced[lanes] = self._word()
+        self.reach_of[lanes] = self.passed[lanes]
+
+    def publish(self, lanes: Lanes) -> None:
+        """A strong write by lanes: their fences, and those their block's barrier ordered before."""
+        if not len(self.fenced) or not self.race:
+            return
+        st = self.st
+        self.o.tick += 1
+        until = np.zeros(st.blocks, np.uint64)
+        until[lanes // st.threads] = self.passed[lanes]
+        known = self.fenced < np.repeat(until, st.threads)
+        known[lanes] = True
+        which = np.flatnonzero(known & (self.fenced > 0))
+        if not len(which):
+            return
+        threads = self.gid[which]
+        order = np.argsort(threads)
+        blocks, group = np.unique(threads // st.threads, return_inverse=True)
+        reach = np.zeros(len(blocks), np.uint64)
+        np.maximum.at(reach, group, self.reach_of[which])
+        if len(self.o.releases) == _KEPT:
+            self.o.forgot = self.o.releases[0].tick
+        fenced = self.fenced[which][order]
+        self.o.releases.append(Release(self.o.tick, threads[order], fenced, blocks, reach))
+
+    def _heard(self, lanes: Lanes) -> None:
+        self.o.tick += 1
+        self.heard[lanes] = self.o.tick

@@ -1,0 +1,70 @@
+"""Which pointer parameters a kernel may write through."""
+
+from __future__ import annotations
+
+from .tree import Addr, Instr, Kernel, Operand, Pair, Reg, Sym, Vec
+
+_WRITES = ("st", "atom", "red", "wmma")
+
+
+def _registers(operand: Operand | None) -> list[int]:
+    if isinstance(operand, Reg):
+        return [operand.index]
+    if isinstance(operand, Addr):
+        return _registers(operand.base)
+    if isinstance(operand, Vec):
+        return [r for item in operand.items for r in _registers(item)]
+    if isinstance(operand, Pair):
+        return _registers(operand.first) + _registers(operand.second)
+    return []
+
+
+def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> frozenset[str]:
+    """Parameters that the instruction's result may come from; "*" for a pointer from memory."""
+    if instr.op in ("ld", "ldu"):
+        arg = instr.args[1]
+        if isinstance(arg, Addr) and isinstance(arg.base, Sym):
+            name = arg.base.name
+            if "param" in instr.mods and name in kernel.params:
+                return frozenset([name])
+            return frozenset() if "@" in name else frozenset("*")
+        return (
+            frozenset("*") if any(m in ("u64", "b64", "s64") for m in instr.mods) else frozenset()
+        )
+    out: set[str] = set()
+    for arg in instr.args[1:]:
+        for index in _registers(arg):
+            out |= known.get(index, frozenset())
+        if isinstance(arg, Sym) and arg.name not in kernel.variables:
+            out.add("*")
+    return frozenset(out)
+
+
+def written_params(kernel: Kernel) -> set[str] | None:
+    """Names of the pointer parameters that global stores and atomics go through; None: unknown."""
+    if kernel.slots:
+        return None
+    known: dict[int, frozenset[str]] = {}
+    changed = True
+    while changed:
+        changed = False
+        for instr in kernel.instrs:
+            if instr.op in ("st", "red") or not instr.args:
+                continue
+            found = _source(instr, kernel, known)
+            for index in _registers(instr.args[0]) if found else []:
+                if not found <= known.get(index, frozenset()):
+                    known[index] = known.get(index, frozenset()) | found
+                    changed = True
+    out: set[str] = set()
+    for instr in kernel.instrs:
+        if instr.op not in _WRITES or any(m in ("shared", "local", "param") for m in instr.mods):
+            continue
+        place = instr.args[1 if instr.op == "atom" else 0]
+        if not isinstance(place, Addr) or not isinstance(place.base, Reg):
+            return None
+        names = known.get(place.base.index, frozenset())
+        if not names or "*" in names:
+            return None
+        out |= names
+    return out

@@ -1,0 +1,324 @@
+"""HTTP in front of an exporter: Starlette on uvicorn, and the limits of its clients."""
+
+import asyncio
+import base64
+import binascii
+import functools
+import ipaddress
+import resource
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from platform import python_version
+from typing import Self, TypeVar
+
+import uvicorn
+from prometheus_client import ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from exporter import page
+from exporter.service import Exporter
+from exporter.webconfig import Passwords, WebConfig
+
+T = TypeVar("T")
+#: From a connection, or the end of a response, to the end of the next one, in seconds: who takes
+#: longer to ask or to listen is cut.
+DEADLINE_SECONDS = 10.0
+#: An idle connection, and TLS's handshake, in seconds.
+IDLE_SECONDS, HANDSHAKE_SECONDS = 8, 5.0
+#: Connections at once; beyond, the oldest that waits for its client is cut.
+MOST_CONNECTIONS = 256
+#: Clients that may wait to be accepted.
+WAITING = 128
+#: Threads that read the board for clients.
+WORKERS = 4
+#: How long a server waits for its thread to begin and to end, in seconds.
+START_SECONDS, STOP_SECONDS = 10.0, 5.0
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
+    "script-src 'self'; connect-src 'self'; form-action 'none'; frame-ancestors 'none'",
+}
+
+
+class Guarded(H11Protocol):
+    """A connection that is cut when its client takes too long, or when there are too many."""
+
+    _deadline: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin."""
+        super().connection_made(transport)
+        self._rearm()
+        there = [
+            other
+            for other in self.connections
+            # One that was cut a moment ago is still in the list.
+            if isinstance(other, Guarded) and not other.transport.is_closing()
+        ]
+        waiting = [other for other in there if other is not self and not other._answering()]
+        if len(there) > most_connections() and waiting:
+            min(waiting, key=lambda other: other._deadline.when()).transport.abort()
+
+    def on_response_complete(self) -> None:
+        """The client may ask again."""
+        self._rearm()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _rearm(self) -> None:
+        if hasattr(self, "_deadline"):
+            self._deadline.cancel()
+        self._deadline = self.loop.call_later(DEADLINE_SECONDS, self._expire)
+
+    def _expire(self) -> None:
+        # An answer that is still being made is our delay, and not the client's.
+        if self._answering() and not self.transport.get_write_buffer_size():
+            self._rearm()
+        else:
+            self.transport.abort()
+
+
+@functools.cache
+def most_connections() -> int:
+    """As many as the descriptors of this process allow, most of them left for the sensors."""
+    return max(8, min(MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+
+
+def backlog() -> int:
+    """Clients accepted in one go, before the oldest of too many are cut."""
+    return max(4, most_connections() // 4)
+
+
+class BuildInfo(Collector):
+    """Which release serves."""
+
+    def collect(self) -> list[Metric]:
+        """One family with one sample."""
+        info = GaugeMetricFamily(
+            "jetson_exporter_build_info",
+            "The release of the exporter and of Python; always 1.",
+            labels=["version", "pythonversion"],
+        )
+        info.add_metric([version("tinygrad-orin"), python_version()], 1)
+        return [info]
+
+
+class Gate:
+    """Lets in who names us by a name that is ours and, where there are users, is one of them."""
+
+    def __init__(self, app: ASGIApp, server: "Server") -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 421 or 401."""
+        if scope["type"] == "http":
+            request = Request(scope)
+            refusal = self._server.refusal(request.headers.get("host", ""))
+            if refusal is None and not await self._server.admitted(request):
+                refusal = PlainTextResponse(
+                    "a name and a password, please\n",
+                    401,
+                    {"WWW-Authenticate": 'Basic realm="jetson-exporter", charset="UTF-8"'},
+                )
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class Server:
+    """Serves an exporter from a thread of its own; raises OSError when the address is not ours.
+
+    `hosts` are names by which clients may call us, beside addresses, `localhost` and the machine's
+    own name: a name of somebody else that leads here is a web page's attempt to read our figures.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        exporter: Exporter,
+        config: WebConfig | None = None,
+        hosts: tuple[str, ...] = (),
+    ) -> None:
+        self.exporter = exporter
+        self._config = config or WebConfig()
+        self._context = self._config.context()
+        self._passwords = Passwords(self._config.users)
+        own = socket.gethostname().lower()
+        self._hosts = {"localhost", own, f"{own}.local", *(host.lower() for host in hosts)}
+        self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="http")
+        exporter.register(ProcessCollector(registry=None))
+        exporter.register(BuildInfo())
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._socket = socket.socket(family)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind(address)
+            # From here on the port is ours, and who connects waits.
+            self._socket.listen(WAITING)
+        except OSError:
+            self._socket.close()
+            raise
+        self._server = Uvicorn(
+            uvicorn.Config(
+                self._application(),
+                http=Guarded,
+                ws="none",
+                lifespan="off",
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=IDLE_SECONDS,
+                timeout_graceful_shutdown=1,
+                backlog=backlog(),
+            ),
+            self._context,
+        )
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+
+    def _run(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+    def _application(self) -> Starlette:
+        routes = {
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+            "/": self._page,
+            "/live.js": self._script,
+        }
+        return Starlette(
+            routes=[Route(path, endpoint) for path, endpoint in routes.items()],
+            middleware=[
+                Middleware(Gate, server=self),
+                Middleware(GZipMiddleware, minimum_size=500, compresslevel=5),
+            ],
+            exception_handlers={404: nothing_there},
+        )
+
+    async def _work(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._workers, task)
+
+    async def _metrics(self, request: Request) -> Response:
+        accept = request.headers.get("accept", "")
+        content_type, body = await self._work(lambda: self.exporter.exposition(accept))
+        return Response(body, headers=HEADERS | {"Content-Type": content_type})
+
+    async def _health(self, request: Request) -> Response:
+        complaint = self.exporter.complaint()
+        text = "ok\n" if complaint is None else f"{complaint}\n"
+        return PlainTextResponse(text, 200 if complaint is None else 503, HEADERS)
+
+    async def _page(self, request: Request) -> Response:
+        body = await self._work(self.exporter.page)
+        return Response(body, headers=HEADERS, media_type="text/html")
+
+    async def _script(self, request: Request) -> Response:
+        return Response(page.LIVE_JS, headers=HEADERS, media_type="text/javascript")
+
+    def refusal(self, host: str) -> Response | None:
+        """The answer to a request for a host that is not us; None if it is."""
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
+        name = name.removeprefix("[").removesuffix("]").lower()
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            if name not in self._hosts:
+                text = f"{name or 'nobody'} is not served here; --host NAME allows a name\n"
+                return PlainTextResponse(text, 421)
+        return None
+
+    async def admitted(self, request: Request) -> bool:
+        """Whether the request's user may come in: all may where there are no users."""
+        if not self._config.users:
+            return True
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        try:
+            user, colon, password = base64.b64decode(given, validate=True).partition(b":")
+        except binascii.Error:
+            return False
+        if scheme.lower() != "basic" or not colon:
+            return False
+        name = user.decode(errors="replace")
+        return await self._work(lambda: self._passwords.admit(name, password))
+
+    def reload(self, config: WebConfig) -> None:
+        """Take other users and another certificate; raises WebConfigError.
+
+        Whether there is TLS at all is settled at the start.
+        """
+        if self._context is not None and config.tls is not None:
+            config.load_into(self._context)
+        self._config, self._passwords = config, Passwords(config.users)
+
+    @property
+    def where(self) -> tuple[str, int]:
+        """Address and port, the real one where 0 was asked for."""
+        host, port = self._socket.getsockname()[:2]
+        return str(host), int(port)
+
+    @property
+    def url(self) -> str:
+        """Where it serves."""
+        host, port = self.where
+        scheme = "http" if self._context is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._server.began.wait(START_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.should_exit = True
+        self._thread.join(STOP_SECONDS)
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._socket.close()
+
+
+class Uvicorn(uvicorn.Server):
+    """uvicorn with a TLS context that can be given a new certificate while it serves."""
+
+    def __init__(self, config: uvicorn.Config, context: object) -> None:
+        super().__init__(config)
+        self._context = context
+        self.began = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen."""
+        loop = asyncio.get_running_loop()
+        if self._context is not None:
+            # uvicorn makes its own context from files, and has no limit for the handshake.
+            loop.create_server = functools.partial(  # type: ignore[method-assign]
+                loop.create_server, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
+            self.config.ssl = self._context  # type: ignore[assignment]
+        await super().startup(sockets)
+        for one in sockets or ():
+            # asyncio takes one number for both: how many wait, and how many it accepts in one go.
+            one.listen(WAITING)
+        self.began.set()
+
+
+async def nothing_there(request: Request, error: Exception) -> Response:
+    """The answer for an unknown path."""
+    return PlainTextResponse("there are /metrics, / and /healthz\n", 404, HEADERS)

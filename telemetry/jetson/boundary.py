@@ -1,0 +1,103 @@
+"""Which rails make up a machine's power, and what that figure holds and leaves out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from jetson.readings import Rail
+
+#: The rails that feed the AGX Orin module from outside. VDDQ_VDD2_1V8AO is fed from one of them and
+#: would be counted twice (NVIDIA, Jetson Linux, "Platform Power and Performance").
+AGX_ORIN_INPUTS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
+#: The whole module's input on Orin NX and Nano, and on Xavier NX.
+MODULE_INPUT = "VDD_IN"
+#: Thor's input has a chip of its own, an INA238, whose rail is called so.
+THOR_INPUT = "VIN"
+#: What a module's rails leave out, in the words that stand beside each figure.
+MODULE_WORDS = "module, without carrier board and power supply"
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """The rails whose sum is the machine's power, by key, and what they measure in words.
+
+    `module` says that it is a Jetson module's whole power.
+    """
+
+    words: str
+    rails: tuple[str, ...]
+    module: bool = False
+
+
+def rail_keys(rails: Sequence[Rail]) -> tuple[str, ...]:
+    """A name for each rail that is its own: two of one name are told apart by the device."""
+    return _rail_keys(tuple((rail.name, rail.device) for rail in rails))
+
+
+@lru_cache(maxsize=64)
+def _rail_keys(identities: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    names = Counter(name for name, _ in identities)
+    keys = [name if names[name] == 1 else f"{name}@{device}" for name, device in identities]
+    twice = Counter(keys)
+    return tuple(key if twice[key] == 1 else f"{key}#{number}" for number, key in enumerate(keys))
+
+
+def boundary(rails: Sequence[Rail], choice: tuple[str, ...] = ()) -> Boundary | None:
+    """The rails that count; None where nobody knows which, and then there is no sum.
+
+    `choice` names them (`VDD_IN`, or `VIN@1-0041` where two share a name) and is obeyed as it is.
+    """
+    return _boundary(tuple((rail.name, rail.device, rail.chip) for rail in rails), choice)
+
+
+@lru_cache(maxsize=64)
+def _boundary(
+    identities: tuple[tuple[str, str, str], ...], choice: tuple[str, ...]
+) -> Boundary | None:
+    rails = tuple(Rail(name, device, chip=chip) for name, device, chip in identities)
+    keys = rail_keys(rails)
+    if choice:
+        there = set(choice) <= set(keys)
+        return Boundary(f"the chosen rails {', '.join(choice)}", choice) if there else None
+    if MODULE_INPUT in keys:
+        return Boundary(MODULE_WORDS, (MODULE_INPUT,), module=True)
+    if set(AGX_ORIN_INPUTS) <= set(keys):
+        return Boundary(MODULE_WORDS, AGX_ORIN_INPUTS, module=True)
+    by_chip = {
+        chip: tuple(key for key, rail in zip(keys, rails, strict=True) if rail.chip == chip)
+        for chip in ("ina238", "nvml", "rapl")
+    }
+    if by_chip["ina238"] == (THOR_INPUT,):
+        return Boundary(MODULE_WORDS, (THOR_INPUT,), module=True)
+    if any(rail.chip == "ina3221" for rail in rails):
+        return None
+    if by_chip["nvml"]:
+        one = len(by_chip["nvml"]) == 1
+        words = "graphics card, without processor, memory and power supply"
+        return Boundary(words, by_chip["nvml"]) if one else None
+    if by_chip["rapl"]:
+        # Packages and their memory are apart from each other (kernel, power/powercap).
+        return Boundary("processors and their memory, without the rest", by_chip["rapl"])
+    return None
+
+
+def check_choice(choice: Sequence[str], rails: Sequence[Rail]) -> None:
+    """Raises ValueError, with the names that there are, if one of `choice` is no rail's."""
+    keys = rail_keys(rails)
+    for name in choice:
+        if name not in keys:
+            there = ", ".join(keys) or "none"
+            raise ValueError(f"no rail is called {name!r}: there are {there}")
+
+
+def module_watts(rails: Sequence[Rail]) -> float | None:
+    """A Jetson module's power; None when it is not known or one of its rails gave no value."""
+    whole = boundary(rails)
+    if whole is None or not whole.module:
+        return None
+    watts = [
+        rail.watts for key, rail in zip(rail_keys(rails), rails, strict=True) if key in whole.rails
+    ]
+    known = [value for value in watts if value is not None]
+    return sum(known) if len(known) == len(watts) else None

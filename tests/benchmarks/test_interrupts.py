@@ -1,0 +1,110 @@
+"""Ctrl-C, as often as one likes: what was measured is printed, and the journal goes with that."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orinbench.interrupts import Interrupts
+
+# The bench in a process of its own, with llama-bench's stand-in as its only backend.
+COMMAND = (
+    *(sys.executable, "-m", "orinbench", "llama-bench", "--backend", "llama.cpp", "-p", "8"),
+    *("-n", "0", "-r", "1000", "--no-check", "--progress", "-o", "json"),
+)
+
+
+def start(model: Path, binary: Path, place: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"XDG_CACHE_HOME": str(place), "XDG_STATE_HOME": str(place)}
+    return subprocess.Popen(
+        [*COMMAND, "-m", str(model), "--llama-bench", str(binary)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def wait_for_samples(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "left: llama.cpp pp8" in line:
+            return
+    raise AssertionError("the bench ended before its first sample")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_any_number_of_interrupts_keeps_the_results(
+    tiny_path: Path, fake_llama_bench: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start(tiny_path, fake_llama_bench, tmp_path / "place")
+    wait_for_samples(process)
+    for _ in range(5):
+        process.send_signal(number)
+        time.sleep(0.02)
+    out, err = process.communicate(timeout=300)
+    # A SIGTERM behind the last line finds nothing left to lose.
+    assert process.returncode in (130, -signal.SIGTERM), err
+    (record,) = json.loads(out)
+    assert record["partial"] and record["samples_ns"]
+    assert "Traceback" not in err and "kept as run 1 of the history" in err
+    runs = tmp_path / "place" / "tinygrad-orin" / "runs"
+    assert list(runs.iterdir()) == [], "the journal outlives its results"
+
+
+def test_results_that_cannot_be_written_leave_the_journal(
+    tiny_path: Path, fake_llama_bench: Path, tmp_path: Path
+) -> None:
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path)}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "-r", "2", "-m", tiny_path, "--llama-bench", fake_llama_bench],
+            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, timeout=300,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("orinbench: standard output: cannot be written")
+    (journal,) = (tmp_path / "tinygrad-orin" / "runs").iterdir()
+    assert len(journal.read_text().splitlines()) == 2
+
+
+def test_ctrl_c_during_the_imports_is_silent() -> None:
+    """At several moments of the second that the imports take."""
+    for delay in (0.15, 0.3, 0.5, 0.8):
+        process = subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", "orinbench", "--help"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        for line in process.stderr:  # from here on our handler is there
+            if line.rstrip().endswith(" click.core"):
+                break
+        time.sleep(delay / 10)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=300)
+        assert process.returncode in (0, 130)  # a quick machine has printed the help by then
+        assert "Traceback" not in err
+
+
+def test_one_goes_through_and_those_behind_it_wait() -> None:
+    with Interrupts() as interrupts:
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with Interrupts() as interrupts:
+        interrupts.hold()
+        interrupts.release()
+        interrupts.hold()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.release()
+        signal.raise_signal(signal.SIGINT)  # one was enough

@@ -1,0 +1,22 @@
+"""The kernels' sources as one text, for compilers that read no files."""
+
+from orinllm.ggml import CUDA
+
+
+def flat(*names: str) -> str:
+    """Return sources of cuda/ with what they include in place, each header once."""
+    seen: set[str] = set()
+
+    def resolved(name: str) -> str:
+        lines = []
+        for line in (CUDA / name).read_text().splitlines():
+            if line.startswith("#include"):
+                other = line.split('"')[1]
+                if other not in seen or other == "ggml_types.h":
+                    seen.add(other)
+                    lines.append(resolved(other))
+            elif line != "#pragma once":
+                lines.append(line)
+        return "\n".join(lines)
+
+    return "\n".join(map(resolved, names))

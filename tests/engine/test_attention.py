@@ -1,0 +1,338 @@
+"""Attention of tokens and of a prompt's chunk against float64, on the emulated GPU.
+
+Heads of every size, grouped 1 to 8, windows at their borders, sinks; splits of the context that the
+output projection combines while it reads them; and what is asked of the L2 ahead.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.engine import cuda_emulation
+from tinygrad import Context, dtypes
+from tinygrad.device import Buffer
+
+from orinllm.config import Attention, Rope
+from orinllm.device import compile_cuda
+from orinllm.ggml import kernel_types
+from orinllm.launch import Graph, Launch
+from orinllm.launches.attention import (
+    AttentionInputs,
+    attend_chunk,
+    attend_token,
+    rotate_chunk,
+)
+from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, Weight
+from orinllm.launches.gemv import Product, products
+
+Array = NDArray[Any]
+EPS = 1e-6
+# Tokens of a context whose splits are more than FEW: of more than 192 tokens each if they were few.
+LONG = 832
+F16 = next(t for t in kernel_types().values() if t.name == "F16")
+DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer's attention, `kv` heads of keys for `group` query heads each."""
+
+    dim: int
+    kv: int
+    group: int
+    interleaved: bool = False
+    normed: bool = False
+    window: int = 0
+    sinks: bool = False
+    rotated: int = 0  # dimensions; 0: all
+    element: str = "u16"
+
+    def attention(self) -> Attention:
+        pairs = (self.rotated or self.dim) // 2
+        rope = Rope(tuple(0.9**i for i in range(pairs)), self.interleaved)
+        heads, scale = self.kv * self.group, self.dim**-0.5
+        return Attention(
+            *(heads, self.kv, self.dim, scale, rope, self.window, self.normed, self.sinks)
+        )
+
+
+CASES = [
+    Case(64, 2, 1, interleaved=True, element="float"),
+    Case(64, 2, 4, interleaved=True),
+    Case(64, 1, 7, window=24, sinks=True),
+    Case(80, 2, 2, interleaved=True, element="float"),
+    Case(96, 1, 3, normed=True, rotated=48),
+    Case(96, 1, 8, interleaved=True, normed=True),
+    Case(128, 2, 4, normed=True, window=100),
+    Case(128, 1, 5, interleaved=True, element="float"),
+    Case(128, 1, 6),
+    Case(256, 1, 4, normed=True, window=64),
+]
+by_case = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@pytest.fixture(autouse=True)
+def emulated() -> Iterator[None]:
+    cuda_emulation.install()
+    with Context(DEV="EMU"):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20261122)
+
+
+def buffer(values: Array) -> Buffer:
+    values = np.ascontiguousarray(values)
+    made = Buffer("EMU", values.size, DTYPES[values.dtype.str[1:]]).allocate()
+    return made.copyin(values.view(np.uint8).data.cast("B"))
+
+
+def read(source: Buffer, dtype: Any = np.float32) -> Array:
+    out = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
+    source.copyout(out.data.cast("B"))
+    return out
+
+
+def unset(*shape: int, dtype: Any = np.float32) -> Buffer:
+    return buffer(np.full(shape, np.nan, dtype))
+
+
+def run(*launches: Launch) -> None:
+    Graph("EMU", launches).run()
+
+
+class Layer:
+    """One layer's inputs, with keys and values of the positions before `start` in its pages."""
+
+    def __init__(
+        self, case: Case, rng: np.random.Generator, start: int, context: int, sequences: int = 1
+    ) -> None:
+        self.case, self.rng = case, rng
+        self.heads = Heads(case.attention(), context, sequences, case.element)
+        self.dtype = np.float16 if case.element == "u16" else np.float32
+        pages = context // PAGE
+        self.table = rng.permutation(sequences * pages).astype(np.int32).reshape(sequences, pages)
+        shape = (sequences * pages, 2, case.kv, PAGE, case.dim)
+        self.pages = rng.standard_normal(shape).astype(self.dtype)
+        for b in range(sequences):  # what is not yet written must not be read
+            for position in range(start, context):
+                self.pages[self.table[b, position // PAGE], :, :, position % PAGE] = np.nan
+        angles = np.arange(context)[:, None] * np.array(self.rope.frequencies)
+        self.freqs = np.concatenate([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
+        self.norms = [rng.standard_normal(case.dim).astype(np.float32) for _ in range(2)]
+        self.sinks = rng.standard_normal(case.kv * case.group).astype(np.float32)
+        self.cache = buffer(self.pages)
+        self.table_buffer = buffer(self.table)
+
+    @property
+    def rope(self) -> Rope:
+        rope = self.heads.attention.rope
+        assert rope is not None
+        return rope
+
+    def inputs(self, qkv: Array) -> AttentionInputs:
+        q_norm, k_norm = (buffer(n) if self.case.normed else None for n in self.norms)
+        return AttentionInputs(
+            Cache(self.heads, self.cache, self.table_buffer),
+            buffer(qkv),
+            buffer(self.freqs),
+            q_norm,
+            k_norm,
+            buffer(self.sinks) if self.case.sinks else None,
+            EPS,
+        )
+
+    def qkv(self, tokens: int) -> Array:
+        rows = self.case.kv * (self.case.group + 2)
+        return self.rng.standard_normal((tokens, rows, self.case.dim)).astype(np.float32)
+
+    def written(self) -> Array:
+        """Keys and values by sequence: (sequences, 2, KV heads, context, dim)."""
+        pages = read(self.cache, self.dtype).reshape(self.pages.shape)
+        by_sequence = np.moveaxis(pages[self.table], 1, 3)
+        shape = by_sequence.shape
+        return by_sequence.reshape(*shape[:3], shape[3] * shape[4], shape[5])
+
+    def before(self) -> Array:
+        """The same, as it was."""
+        by_sequence = np.moveaxis(self.pages[self.table], 1, 3)
+        shape = by_sequence.shape
+        return by_sequence.reshape(*shape[:3], shape[3] * shape[4], shape[5])
+
+    def rotated(self, head: Array, position: int, norm: Array) -> Array:
+        """A head in float64: normed, then turned; the halves of its pairs stand apart."""
+        v, pairs = head.astype(np.float64), len(self.rope.frequencies)
+        if self.case.normed:
+            v = v / np.sqrt((v**2).mean() + EPS) * norm
+        turned, rest = v[: 2 * pairs], v[2 * pairs :]
+        if self.case.interleaved:
+            turned = np.concatenate([turned[0::2], turned[1::2]])
+        a, b = turned[:pairs], turned[pairs:]
+        c, s = self.freqs[position, :pairs], self.freqs[position, pairs:]
+        return np.concatenate([a * c - b * s, b * c + a * s, rest])
+
+    def attended(self, qkv: Array, head: int, position: int, written: Array) -> Array:
+        """One query head over `written` (2, KV heads, context, dim), in float64."""
+        first = max(0, position + 1 - self.case.window) if self.case.window else 0
+        k, v = written[:, head // self.case.group, first : position + 1].astype(np.float64)
+        q = self.rotated(qkv[head], position, self.norms[0])
+        scores = k @ q * self.heads.attention.scale
+        top = scores.max()
+        p = np.exp(scores - top)
+        total = p.sum() + (np.exp(self.sinks[head] - top) if self.case.sinks else 0)
+        return np.asarray(p @ v / total)
+
+    def check_written(self, qkv: Array, position: int, sequence: int) -> None:
+        """The token's key and value are there, and nothing else has changed."""
+        new, heads = self.written()[sequence], self.case.kv * self.case.group
+        tolerance = 1e-3 if self.case.element == "u16" else 2e-6
+        for g in range(self.case.kv):
+            k = self.rotated(qkv[heads + g], position, self.norms[1])
+            np.testing.assert_allclose(new[0, g, position], k, rtol=tolerance, atol=2 * tolerance)
+            value = qkv[heads + self.case.kv + g]
+            np.testing.assert_allclose(new[1, g, position], value, rtol=tolerance, atol=tolerance)
+
+
+def parts_of(layer: Layer, splits: int) -> Parts:
+    rows = layer.heads.sequences * layer.heads.attention.heads * splits
+    return Parts(layer.heads, splits, unset(rows, layer.case.dim), unset(rows, 2))
+
+
+def state_of(layer: Layer, positions: list[int]) -> Buffer:
+    counters = 1 + layer.heads.sequences * layer.heads.blocks
+    return buffer(np.array([0] * len(positions) + positions + [0] * counters, np.int32))
+
+
+@pytest.mark.parametrize("position", [0, 62, 63, 64, 191, LONG - 13])
+@by_case
+def test_a_token(case: Case, position: int, rng: np.random.Generator) -> None:
+    """In one split, and a long context in seven, which the last block of a head group combines."""
+    layer = Layer(case, rng, position, LONG)
+    qkv, heads = layer.qkv(1), case.kv * case.group
+    out, state = unset(heads, case.dim), state_of(layer, [position])
+    splits = 7 if position > 4 * 192 and not case.window else 1
+    run(attend_token(out, layer.inputs(qkv), parts_of(layer, splits), state))
+    layer.check_written(qkv[0], position, 0)
+    new, before = layer.written()[0], layer.before()[0]
+    np.testing.assert_array_equal(new[:, :, :position], before[:, :, :position])
+    assert np.isnan(new[:, :, position + 1 :]).all()
+    got = read(out).reshape(heads, case.dim)
+    for i in range(heads):
+        want = layer.attended(qkv[0], i, position, new)
+        np.testing.assert_allclose(got[i], want, rtol=1e-3, atol=1e-4)
+    assert read(state, np.int32).tolist() == [0, position, *[0] * (1 + layer.heads.blocks)]
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[6]], ids=str)
+def test_tokens_of_sequences_at_their_own_positions(case: Case, rng: np.random.Generator) -> None:
+    positions = [0, 40, 63]
+    layer = Layer(case, rng, 63, 128, 3)
+    qkv, heads = layer.qkv(3), case.kv * case.group
+    out = unset(3, heads, case.dim)
+    run(attend_token(out, layer.inputs(qkv), parts_of(layer, 2), state_of(layer, positions)))
+    got, new = read(out).reshape(3, heads, case.dim), layer.written()
+    for b, position in enumerate(positions):
+        layer.check_written(qkv[b], position, b)
+        for i in range(heads):
+            want = layer.attended(qkv[b], i, position, new[b])
+            np.testing.assert_allclose(got[b, i], want, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(("position", "splits"), [(30, 1), (100, 2), (180, 3), (255, 4), (819, 7)])
+@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize("case", [CASES[1], CASES[4]], ids=str)
+def test_few_splits_are_combined_by_their_reader(
+    case: Case, sequences: int, position: int, splits: int, rng: np.random.Generator
+) -> None:
+    layer = Layer(case, rng, position, LONG, sequences)
+    qkv, cols, rows = layer.qkv(sequences), case.kv * case.group * case.dim, 5
+    attended, state = unset(sequences, cols), state_of(layer, [position] * sequences)
+    most = max(FEW, splits)
+    parts = parts_of(layer, most)
+    run(attend_token(attended, layer.inputs(qkv), parts, state))
+    left = 1 < splits <= FEW
+    assert np.isnan(read(attended)).all() == left, "a few parts are left as they are"
+    made = np.isfinite(read(parts.part).reshape(-1, most, case.dim)).all((0, 2))
+    assert made.sum() == (splits if splits > 1 else 0)
+
+    packed = rng.standard_normal((rows, cols)).astype(np.float16)
+    before = rng.standard_normal((sequences, rows)).astype(np.float32)
+    out, weight = buffer(before), Weight(buffer(packed.view(np.uint8)), F16, rows, cols)
+    product = Product(
+        *("out", "ADD", (weight,), out, attended, state), sequences=sequences, parts=parts
+    )
+    run(*products("EMU", product))
+    new, w = layer.written(), packed.astype(np.float64)
+    for b in range(sequences):
+        heads = range(case.kv * case.group)
+        x = np.concatenate([layer.attended(qkv[b], i, position, new[b]) for i in heads])
+        magnitude = np.abs(w) @ np.abs(x) + np.abs(before[b])
+        got = read(out).reshape(sequences, rows)[b]
+        assert (np.abs(got - w @ x - before[b]) <= 1e-3 * magnitude).all()
+
+
+@pytest.mark.parametrize("position", [0, 40, 63, 64, 299])
+@pytest.mark.parametrize("window", [0, 70])
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_the_cache_is_asked_for_while_q_k_and_v_are_computed(
+    case: Case, window: int, position: int, rng: np.random.Generator
+) -> None:
+    """The first tokens that attention will read, as many as a quarter of the L2 holds."""
+    case, context, cols = replace(case, window=window), 320, 256
+    layer = Layer(case, rng, context, context, 2)
+    cache = Cache(layer.heads, layer.cache, layer.table_buffer)
+    packed = rng.standard_normal((9, cols)).astype(np.float16)
+    weight = Weight(buffer(packed.view(np.uint8)), F16, 9, cols)
+    state = state_of(layer, [position, position])
+    norm = buffer(np.ones(cols, np.float32))
+    out, x = buffer(np.zeros((2, 9), np.float32)), buffer(np.ones((2, cols), np.float32))
+    product = Product(
+        *("qkv", "STORE", (weight,), out, x, state), norm=norm, sequences=2, ahead=cache
+    )
+    (launch,) = products("EMU", product)
+    run(launch)
+    asked = cuda_emulation.prefetched(compile_cuda("EMU", launch.source))
+
+    # orinllm asks for 64 KiB a multiprocessor, an Orin having 256 KiB of L2 for each.
+    size = layer.heads.element_bytes
+    token = case.dim * size
+    room = cuda_emulation.MULTIPROCESSORS * (64 << 10) // (2 * 2 * case.kv * token)
+    # Of a window whole pages are read.
+    older = max(0, position - window) // PAGE * PAGE if window else 0
+    last = min(position, older + room)
+    wanted = set()
+    for b in range(2):
+        for half in range(2):
+            for g in range(case.kv):
+                for at in range(older * token, last * token, 128):
+                    page = layer.table[b, at // token // PAGE]
+                    row = ((page * 2 + half) * case.kv + g) * PAGE * token
+                    wanted.add(layer.cache._buf + row + at % (PAGE * token))
+    assert len(asked) == len(wanted)
+    assert set(asked) == wanted
+
+
+@pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 70), (31, 33), (100, 17)])
+@by_case
+def test_a_chunk(case: Case, start: int, tokens: int, rng: np.random.Generator) -> None:
+    layer, heads = Layer(case, rng, start, 192), case.kv * case.group
+    qkv = layer.qkv(tokens)
+    chunk = buffer(np.array([start, tokens, *[0] * CHUNK], np.int32))
+    q = unset(tokens, heads, case.dim, dtype=np.float16)
+    out = buffer(np.full((tokens + 1, heads, case.dim), 7, np.float16))
+    inputs = layer.inputs(qkv)
+    run(rotate_chunk(q, inputs, chunk), attend_chunk(out, q, inputs, chunk))
+    got, new = read(out, np.float16).reshape(tokens + 1, heads, case.dim), layer.written()[0]
+    assert (got[tokens] == 7).all()
+    np.testing.assert_array_equal(new[:, :, :start], layer.before()[0][:, :, :start])
+    assert np.isnan(new[:, :, start + tokens :]).all()
+    for t in {0, tokens // 2, tokens - 1}:
+        layer.check_written(qkv[t], start + t, 0)
+        for i in range(heads):
+            want = layer.attended(qkv[t], i, start + t, new)
+            np.testing.assert_allclose(got[t, i], want, rtol=0.02, atol=0.01)

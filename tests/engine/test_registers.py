@@ -1,0 +1,76 @@
+"""Every kernel of 1B and 8B by NVRTC and ptxas: at most 126 registers, no spills."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.engine.sources import flat
+from tests.patches.conftest import wheel_file
+from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+from orinbench import sass
+from orinllm.ggml import kernel_types
+from orinllm.launch import Launch, included
+
+TYPES = sorted(type_.name for type_ in kernel_types().values())
+ENTRY = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
+    r".*?Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+def launches(quant: str, arch: str) -> list[Launch]:
+    """Different kernels of one and of four sequences; what no weight is in, with Q6_K alone."""
+    found = {
+        launch.source: launch
+        for shape in ("1b", "8b")
+        for sequences in (1, 4)
+        for launch in sass.launches(shape, quant, arch, sequences)
+        if quant == "Q6_K" or launch.file in ("gemv.cu", "gemm.cu", "embed.cu")
+    }
+    return list(found.values())
+
+
+def used(kernels: list[Launch], arch: str, folder: Path) -> dict[str, tuple[int, int]]:
+    """Registers and spilled bytes of each kernel; one compilation reads the shared code once."""
+    parts = [flat(*dict.fromkeys(kernel.file for kernel in kernels))]
+    names = {}
+    for i, kernel in enumerate(kernels):
+        own = kernel.source.removeprefix(included(kernel.file))
+        names[f"k{i}"] = f"{kernel.name} {i}"
+        parts.append(f"namespace n{i} {{\n{own.replace(f' {kernel.name}(', f' k{i}(')}}}")
+    ptx = NVRTCCompiler(arch, ptx=True, cache_key="none").compile("\n".join(parts))
+    (folder / "kernels.ptx").write_bytes(ptx.rstrip(b"\0"))
+    done = subprocess.run(
+        [
+            *(wheel_file("cuda_nvcc/bin/ptxas"), f"-arch={arch}", "-v"),
+            *("-o", folder / "kernels.cubin", folder / "kernels.ptx"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {names[k]: (int(r), int(a) + int(b)) for k, a, b, r in ENTRY.findall(done.stderr)}
+    assert len(found) == len(kernels)
+    return found
+
+
+@pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
+@pytest.mark.parametrize("quant", TYPES)
+def test_registers_and_spills(quant: str, arch: str, tmp_path: Path) -> None:
+    found = used(launches(quant, arch), arch, tmp_path)
+    # More than 126 leaves no room for two blocks of 256 threads (BOUNDS_126 in cuda/gpu.cuh).
+    over = {name: use for name, use in found.items() if use[0] > 126 or use[1]}
+    assert over == {}
+
+
+@pytest.mark.parametrize("role", ["gemv_out", "gemv_down"])
+def test_what_a_product_is_added_to_is_read_before_it(role: str) -> None:
+    """Memory is waited for once, and not for the one behind the other."""
+    (kernel,) = (k for k in sass.launches("1b", "Q6_K", "sm_87") if k.name.startswith(role))
+    ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.source).decode()
+    products = ptx[ptx.index("dp4a") :]
+    assert "ld.global.f32" not in products[: products.index("st.global.f32")]
+    assert "ld.global.f32" in ptx[: -len(products)]

@@ -1,0 +1,107 @@
+"""Runs the kernels of planted.ptx on the interpreter under the sanitizer."""
+
+from __future__ import annotations
+
+import struct
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nvgpusim.extents import Extents
+from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
+from nvgpusim.options import CHECKS
+from nvgpusim.ptx import Code, KernelFault, Launch, Module, compile_kernel, parse
+from nvgpusim.ptx.clocks import Sanitizer
+
+from .cases import Case
+
+HERE = Path(__file__).resolve().parent
+BASE, SIZE = 0x10000000, 1 << 20
+STEP = 1024
+
+
+class Outcome(NamedTuple):
+    """Kinds of what was found, the texts, the fault that ended it ("" for none), the memory."""
+
+    kinds: set[str]
+    texts: list[str]
+    fault: str
+    memory: bytes
+
+
+@lru_cache
+def module() -> Module:
+    """planted.ptx."""
+    return parse((HERE / "planted.ptx").read_text())
+
+
+@lru_cache
+def code(kernel: str, fine: bool = True) -> Code:
+    """A kernel, compiled."""
+    return compile_kernel(module(), module().kernels[kernel], fine)
+
+
+def memory() -> tuple[GpuAddressSpace, DmaBuf]:
+    """One mapping, as a client's pool is one."""
+    vm, buf = GpuAddressSpace("test"), DmaBuf(SIZE, "pool")
+    buf.array = np.zeros(buf.size, np.uint8)
+    vm.map(Mapping(BASE, buf.size, buf))
+    return vm, buf
+
+
+def arguments(case: Case, extents: Extents, buf: DmaBuf) -> bytes:
+    """Kernel parameters, and what the host does before the launch."""
+    kernel, at, out = module().kernels[case.kernel], BASE, bytearray()
+    for variable, text in zip(kernel.params.values(), case.args.split(), strict=True):
+        out += bytes(variable.offset - len(out))
+        kind = text[0]
+        if kind == "s":
+            out += struct.pack("<i", int(text[2:]))
+        elif kind == "d":
+            out += struct.pack("<f", float(text[2:]))
+        elif kind == "n":
+            out += bytes(8)
+        else:
+            wrote, _, whole = (text[2:] or "8").partition("/")
+            size = int(whole or wrote)
+            extents.alloc(at, size, f"buffer {variable.name[-1]}", "test.py:1")
+            if kind in "ipz":
+                extents.written(at, int(wrote))
+            data = buf.array[at - BASE : at - BASE + int(wrote)]
+            if kind in "ip":
+                data[:] = np.arange(-(-int(wrote) // 4), dtype="<i4").view(np.uint8)[: int(wrote)]
+            if kind == "w":
+                extents.written(at, 8)
+                data[:8] = np.frombuffer(struct.pack("<Q", 0x123456789000), np.uint8)
+            if kind == "f":
+                extents.free(at, "test.py:2")
+            out += struct.pack("<Q", at)
+            at += -(-size // STEP) * STEP + STEP
+    return bytes(out)
+
+
+def run(case: Case, seed: int | None = None, checks: tuple[str, ...] = CHECKS) -> Outcome:
+    """One launch; `seed` draws the order of warps; without `checks` nothing is watched."""
+    vm, buf = memory()
+    extents = Extents()
+    bank = bytes(0x160) + arguments(case, extents, buf)
+    fine = bool(checks) or seed is not None
+    kernel = code(case.kernel, fine)
+    bx, _, by = case.block.partition(",")
+    watch = Sanitizer(frozenset(checks), extents) if checks else None
+    launch = Launch(
+        kernel, vm, (case.grid, 1, 1), (int(bx), int(by or 1), 1), {0: bank},
+        shared_bytes=kernel.shared_bytes + case.shared, warps=seed, watch=watch,
+        max_steps=200_000,
+    )  # fmt: skip
+    fault, kinds = "", set()
+    try:
+        launch.run()
+    except MmuFault as e:
+        fault, kinds = f"{e} {e.where}", {"bounds"}  # type: ignore[attr-defined]
+    except KernelFault as e:
+        fault, kinds = f"{e} {e.where}", {e.kind or "bounds"}
+    kinds |= {text.split(": ")[1] for text in launch.findings.values()}
+    return Outcome(kinds, list(launch.findings.values()), fault, buf.array.tobytes())

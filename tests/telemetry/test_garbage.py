@@ -1,0 +1,193 @@
+"""Every file of a board with every kind of garbage in it: the rest goes on."""
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.telemetry.conftest import Tree, idle, root, thor
+
+from exporter.scenario import HWMON
+from exporter.service import Exporter
+from jetson.energy import EnergySampler
+from jetson.files import Failure, Files, Link, Roots, integer
+from jetson.readings import Rail, Readings
+from jetson.replay import Stage
+from jetson.sources import SOURCES, Board
+
+Show = Callable[[Tree], Roots]
+
+GARBAGE: dict[str, bytes] = {
+    "empty": b"",
+    "a newline": b"\n",
+    "zeros": b"\0" * 64,
+    "400 digits": b"9" * 400,
+    "4000 digits": b"9" * 4000,
+    "5000 digits": b"9" * 5000,
+    "the greatest number": b"18446744073709551615\n",
+    "the least number": b"-9223372036854775808\n",
+    "a fraction": b"1.5\n",
+    "an exponent": b"1e400\n",
+    "no number": b"nan\n",
+    "endless": b"inf\n",
+    "half a prefix": b"0x\n",
+    "much hexadecimal": b"0x" + b"f" * 400,
+    "an underscore": b"1_000\n",
+    "digits of another script": "٣٤\n".encode(),
+    "a superscript": "²\n".encode(),
+    "no UTF-8": b"\xff\xfe\x80\n",
+    "words": b"Input/output error\n",
+    "quotes and lines": b'a"b\\c\nd{e="f"} 1\n',
+    "an endless range": b"0-99999999999\n",
+    "a megabyte": b"7 " * 600_000,
+}
+
+
+def one_of_each(tree: Tree) -> list[str]:
+    """The tree's files without those that differ in a number only."""
+    found: dict[str, str] = {}
+    for path, node in tree.items():
+        if isinstance(node, str):
+            found.setdefault(re.sub(r"(cpu|thermal_zone|cooling_device)\d+", r"\1", path), path)
+    return list(found.values())
+
+
+def check(roots: Roots) -> None:
+    """All sources, page and text, in this thread: nothing raises, and all values are numbers."""
+    readings = Readings()
+    for reader in SOURCES.values():
+        readings += reader(Files(roots))
+    sampler = EnergySampler(roots)
+    sampler._meter.add(sampler._take())
+    sampler._meter.add(sampler._take())
+    assert all(math.isfinite(joules) for joules in sampler.counters().values())
+    assert not {"OverflowError", "ValueError", "TypeError"} & set(sampler.health().errors)
+    sampler._power.close()
+
+
+@pytest.mark.parametrize("board", [root, thor])
+def test_every_file_with_every_kind(board: Callable[[], Tree], stage: Stage) -> None:
+    tree = board()
+    stage.show(tree)
+    # What the first board has, the second one need not show again.
+    for path in one_of_each(tree if board is root else {p: tree[p] for p in tree.keys() - root()}):
+        file = Path(stage.roots.locate(path))
+        good = file.read_bytes()
+        for garbage in GARBAGE.values():
+            file.write_bytes(garbage)
+            check(stage.roots)
+        file.write_bytes(good)
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_a_whole_board_of_it(kind: str, stage: Stage) -> None:
+    tree = idle()
+    stage.show(tree)
+    for path, node in tree.items():
+        if isinstance(node, str) and not path.endswith(("/name", "/type", "_label", "compatible")):
+            Path(stage.roots.locate(path)).write_bytes(GARBAGE[kind])
+    with Board(stage.roots, SOURCES, budget=10.0) as board:
+        exporter = Exporter(board)
+        text = exporter.exposition()[1].decode()
+        assert "<table" in exporter.page().decode()
+    families = list(text_string_to_metric_families(text))
+    assert "jetson_scrape_source_success" in {family.name for family in families}
+    for family in families:
+        assert all(math.isfinite(sample.value) for sample in family.samples), family.name
+
+
+@pytest.mark.parametrize("node", [Failure("EAGAIN"), Link("nowhere"), None])
+def test_files_that_are_none(node: Failure | Link | None, stage: Stage) -> None:
+    tree = idle()
+    for path in one_of_each(tree):
+        stage.show(tree)
+        stage.apply({path: node})
+        check(stage.roots)
+
+
+def test_folders_and_links_in_the_place_of_files(stage: Stage) -> None:
+    tree = idle()
+    for path in one_of_each(tree):
+        stage.show(tree)
+        file = Path(stage.roots.locate(path))
+        file.unlink()
+        file.mkdir()
+        check(stage.roots)
+        file.rmdir()
+        os.symlink(file, file)  # a link to itself: ELOOP
+        check(stage.roots)
+        file.unlink()
+        file.write_text("0\n")
+
+
+@pytest.mark.parametrize("garbage", [b"9" * 4000, b"9" * 400, b"-9223372036854775808\n"])
+def test_the_counters_go_on_after_it(garbage: bytes, stage: Stage) -> None:
+    """One bad reading is a gap, and neither a frozen counter nor one that jumps."""
+    stage.show(idle())
+    current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
+    good = current.read_bytes()
+
+    def module() -> float:
+        return sampler.counters()["module"]
+
+    def wait_until_above(joules: float) -> None:
+        end = time.monotonic() + 60
+        while module() <= joules:
+            assert time.monotonic() < end, "the counters stand still"
+            time.sleep(0.01)
+
+    with EnergySampler(stage.roots, 100, monotonic=True) as sampler:
+        wait_until_above(0.1)
+        current.write_bytes(garbage)
+        time.sleep(0.2)
+        current.write_bytes(good)
+        wait_until_above(module() + 0.1)
+        assert module() < 100 and sampler.energy().gap_seconds > 0
+        health = sampler.health()
+        assert health.complaint is None and health.errors["EBADMSG"] > 0
+
+
+def test_a_reader_that_raises_costs_its_own_samples() -> None:
+    calls = []
+
+    def breaks(files: Files) -> Readings:
+        calls.append(1)
+        raise MemoryError
+
+    def works(files: Files) -> Readings:
+        return Readings(rails=(Rail("VDD_IN", "1-0040", watts=5.0),))
+
+    with EnergySampler(hertz=100, readers=[breaks, works]) as sampler:
+        end = time.monotonic() + 60
+        while sampler.energy().samples < 20 and time.monotonic() < end:
+            time.sleep(0.01)
+    assert sampler.energy().total_joules and len(calls) >= 20
+    assert sampler.health().errors["MemoryError"] == len(calls)
+
+
+def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+    from exporter import families
+
+    def breaks(readings: Readings) -> list[object]:
+        raise OverflowError("int too large to convert to float")
+
+    monkeypatch.setattr(families, "BOARD", (breaks, *families.BOARD))
+    with Board(show(idle())) as board:
+        exporter = Exporter(board)
+        exporter.exposition()
+        text = exporter.exposition()[1].decode()
+    assert "jetson_module_power_watts 6.6" in text
+    assert 'jetson_read_errors_total{errno="OverflowError",source="exposition"}' in text
+
+
+def test_what_is_a_number() -> None:
+    assert [integer(text) for text in ("7", "-7", "+7", "007", "0x1F", "0XfF")] == [
+        7, -7, 7, 7, 31, 255,
+    ]  # fmt: skip
+    for text in ("", "-", "1_0", "1.0", "٣", "9" * 20, "0x", "0x" + "f" * 17, "1 2", "1\n"):
+        with pytest.raises(ValueError, match="is no number"):
+            integer(text)

@@ -1,0 +1,240 @@
+"""The rails many times a second: what a sample costs, and which rails make up a machine."""
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor
+
+from exporter.scenario import HWMON
+from jetson import nvml, power
+from jetson.boundary import AGX_ORIN_INPUTS, boundary, check_choice, module_watts, rail_keys
+from jetson.energy import EnergySampler
+from jetson.files import Files, Link, Roots
+from jetson.hwmon import read_rails
+from jetson.power import PowerReader, Sensor
+from jetson.readings import Rail
+from jetson.replay import Stage
+
+Show = Callable[[Tree], Roots]
+
+
+def test_a_sample_reads_one_file_a_rail_and_one_more(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted calls, so that no busy machine can fail it: nothing is opened or listed again."""
+    calls: Counter[str] = Counter()
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            calls[name] += name in ("open", "pread", "read", "listdir", "stat", "close")
+            return getattr(os, name)
+
+    files, reader = Files(show(idle())), PowerReader()
+    assert len(reader(files).rails) == 4
+    monkeypatch.setattr(power, "os", Counting())
+    monkeypatch.setattr("jetson.files.os", Counting())
+    for _ in range(100):
+        reader(files)
+    assert +calls == {"pread": 500}
+
+
+def test_the_sampler_reads_what_a_scrape_reads(show: Show, stage: Stage) -> None:
+    for tree in (idle(), orin_nx(), thor(), nc_rail()):
+        files, reader = Files(show(tree)), PowerReader()
+        expected = {(r.name, r.device): r.watts for r in read_rails(files).rails}
+        for _ in range(3):
+            found = {(r.name, r.device): r.watts for r in reader(files).rails}
+            assert found == pytest.approx(expected)
+        reader.close()
+
+
+def test_voltages_are_read_in_turns(show: Show, stage: Stage) -> None:
+    files, reader = Files(show(idle())), PowerReader()
+    reader(files)
+    stage.apply({f"{HWMON}/hwmon1/in{n}_input": "10000\n" for n in (1, 2, 3)})
+    stage.apply({f"{HWMON}/hwmon2/in2_input": "10000\n"})
+    for _ in range(4):
+        rails = reader(files).rails
+    assert [rail.volts for rail in rails] == [10.0] * 4
+
+
+def test_a_chip_that_went_and_came_back(show: Show, stage: Stage) -> None:
+    tree = idle()
+    files, reader = Files(show(tree)), PowerReader()
+    reader(files)
+    stage.show(
+        {path: node for path, node in tree.items() if not path.startswith(f"{HWMON}/hwmon1/")}
+    )
+    reader(files)
+    assert [rail.name for rail in reader(files).rails] == ["VDDQ_VDD2_1V8AO"]
+    stage.show(tree)
+    reader._next_look_up = 0.0
+    assert len(reader(files).rails) == 4
+    reader.close()
+
+
+def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
+    tree = idle() | {
+        f"{HWMON}/hwmon1/update_interval": "840\n",
+        f"{HWMON}/hwmon1/samples": "128\n",
+        f"{HWMON}/hwmon1/shunt1_resistor": "2000\n",
+    }
+    with EnergySampler(show(tree), 100) as sampler:
+        assert sampler.sensors == (
+            Sensor("ina3221", "1-0040", 0.84, 128),
+            Sensor("ina3221", "1-0041", None, None),
+        )
+        # Asking more often than the chip measures is for nothing.
+        assert sampler._length() == pytest.approx(0.84)
+        rail = sampler.last.rails[1] if sampler.last else None
+        assert rail and rail.name == "VDD_GPU_SOC"
+        assert rail.step_watts == pytest.approx(0.02 * 19.88)
+
+
+def test_a_slow_bus_is_given_time_for_its_dither() -> None:
+    sampler = EnergySampler(Roots(), 100)
+    sampler._read_seconds = 0.03
+    assert sampler._length() == pytest.approx(0.06)
+
+
+def rail(name: str, device: str = "1-0040", chip: str = "ina3221", watts: float = 1.0) -> Rail:
+    return Rail(name, device, watts=watts, chip=chip)
+
+
+AGX = tuple(rail(name) for name in AGX_ORIN_INPUTS)
+VDDQ = rail("VDDQ_VDD2_1V8AO", "1-0041")
+
+
+@pytest.mark.parametrize(
+    ("rails", "summed", "words"),
+    [
+        ((*AGX, VDDQ), AGX_ORIN_INPUTS, "module, without carrier board and power supply"),
+        ((rail("VDD_IN"), rail("VDD_SOC")), ("VDD_IN",), "module, without carrier board"),
+        ((rail("VDD_GPU"), rail("VIN", "2-0044", "ina238")), ("VIN",), "module, without"),
+        (AGX[:2], None, None),
+        ((rail("VIN"), rail("GPU")), None, None),
+        ((rail("VDD_IN"), rail("VDD_IN", "1-0041")), None, None),
+        ((rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238")), None, None),
+        ((rail("gpu0", "nvml", "nvml"),), ("gpu0",), "graphics card, without processor"),
+        ((rail("gpu0", "nvml", "nvml"), rail("gpu1", "nvml", "nvml")), None, None),
+        (
+            (rail("package-0", "rapl", "rapl"), rail("dram-0", "rapl", "rapl")),
+            ("package-0", "dram-0"),
+            "processors and their memory",
+        ),
+        ((rail("gpu0", "nvml", "nvml"), rail("package-0", "rapl", "rapl")), ("gpu0",), "graphics"),
+        ((), None, None),
+    ],
+)
+def test_which_rails_make_up_a_machine(
+    rails: tuple[Rail, ...], summed: tuple[str, ...] | None, words: str | None
+) -> None:
+    found = boundary(rails)
+    assert (found.rails if found else None) == summed
+    assert found is None or (words and found.words.startswith(words))
+    known = found is not None and found.module
+    assert module_watts(rails) == (len(summed or ()) if known else None)
+
+
+def test_two_rails_of_one_name() -> None:
+    rails = (rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238"), rail("GPU"))
+    assert rail_keys(rails) == ("VIN@2-0044", "VIN@2-0045", "GPU")
+    chosen = boundary(rails, ("VIN@2-0045",))
+    assert chosen and chosen.rails == ("VIN@2-0045",)
+    assert "VIN@2-0045" in chosen.words
+    with pytest.raises(ValueError, match="called 'VIN': there are VIN@2-0044, VIN@2-0045, GPU"):
+        check_choice(("VIN",), rails)
+    assert rail_keys((rail("A"), rail("A"))) == ("A@1-0040#0", "A@1-0040#1")
+
+
+def test_no_sum_where_no_module_rail_is_known(show: Show) -> None:
+    with EnergySampler(show(nc_rail()), 50) as sampler:
+        pass
+    energy = sampler.energy()
+    assert energy.total_joules is None and energy.boundary is None and energy.summed == ()
+    assert set(energy.joules) == {"VDD_GPU_SOC", "VDD_CPU_CV", "VDDQ_VDD2_1V8AO"}
+    assert "module" not in sampler.counters()
+
+
+def test_the_rails_that_were_chosen(show: Show) -> None:
+    with EnergySampler(show(nc_rail()), 50, rails=("VDD_GPU_SOC", "VDD_CPU_CV")) as sampler:
+        pass
+    energy = sampler.energy()
+    assert energy.summed == ("VDD_GPU_SOC", "VDD_CPU_CV")
+    assert energy.total_joules == pytest.approx(sum(energy.joules[r] for r in energy.summed))
+    assert energy.boundary == "the chosen rails VDD_GPU_SOC, VDD_CPU_CV"
+
+
+def test_a_symlinked_device_names_the_chip(show: Show) -> None:
+    tree = orin_nx() | {f"{HWMON}/hwmon1/device": Link("7-0042")}
+    assert {r.device for r in read_rails(Files(show(tree))).rails} == {"7-0042"}
+
+
+class TwoGpus:
+    """pynvml with two GPUs, of which the second one works for the processes in `pids`."""
+
+    class NVMLError(Exception):
+        pass
+
+    class NVMLError_NotSupported(NVMLError):  # noqa: N801, N818
+        pass
+
+    def __init__(self, *pids: int) -> None:
+        self._pids = pids
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{'ab'[handle]}000"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:  # noqa: N802
+        return [SimpleNamespace(pid=pid) for pid in self._pids] if handle == 1 else []
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
+        return 100_000 * (handle + 1)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:  # noqa: N802
+        raise self.NVMLError_NotSupported
+
+
+@pytest.mark.parametrize(
+    ("visible", "pids", "names"),
+    [
+        ("", (), ["gpu0", "gpu1"]),
+        ("1", (), ["gpu1"]),
+        ("GPU-a", (), ["gpu0"]),
+        ("0,1", (), ["gpu0", "gpu1"]),
+        ("", (os.getpid(),), ["gpu1"]),
+        ("", (1,), ["gpu0", "gpu1"]),
+    ],
+)
+def test_the_gpu_that_the_run_uses(
+    visible: str,
+    pids: tuple[int, ...],
+    names: list[str],
+    show: Show,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nvml, "library", lambda: TwoGpus(*pids))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    readings = nvml.NvmlPower()(Files(show({})))
+    assert [rail.name for rail in readings.rails] == names
+
+
+def test_a_child_of_ours_counts_as_us() -> None:
+    import subprocess
+
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        assert {os.getpid(), child.pid} <= nvml.family(os.getpid())
+    finally:
+        child.kill()
+        child.wait()

@@ -1,0 +1,92 @@
+"""The terminal's view, and what only people are shown."""
+
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+from tests.telemetry.conftest import BOARDS, Tree, exit_code, idle, maxn_load, nc_rail
+
+from exporter import page
+from exporter.cli import main
+from exporter.history import core_loads
+from exporter.top import screen
+from jetson.debugfs import NVMAP_CLIENTS, read_debugfs
+from jetson.files import Files, Roots
+from jetson.readings import Core, Process
+from jetson.replay import Stage
+from jetson.sources import SOURCES, Board
+from jetson.system import read_host
+
+Show = Callable[[Tree], Roots]
+CLIENTS = """\
+CLIENT                        PROCESS      PID        SIZE
+user                          python3     4711    1741312K
+user                  gnome-shell bin     2101      98304K
+total                                             1839616K
+"""
+
+
+def text(roots: Roots, before: tuple[Core, ...] = ()) -> str:
+    with Board(roots, SOURCES, budget=10.0) as board:
+        readings = board.read().readings
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(screen(readings, before, 0.0))
+    return console.export_text()
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_every_board_has_a_screen(name: str, show: Show) -> None:
+    shown = text(show(BOARDS[name]()))
+    assert "CPU" in shown and "None" not in shown
+
+
+def test_a_loaded_board(show: Show) -> None:
+    shown = text(show(maxn_load() | {NVMAP_CLIENTS: CLIENTS}))
+    for words in ("MAXN  gpu-throttle-alert", "43.3 W", "99.8%", "1300 of 1300 MHz",
+                  "88.1 of 99 °C", "4120 rpm", "CPU 11", "of 61.4 GiB", "python3 4711", "1.7 GiB",
+                  "the sum: module, without carrier board and power supply"):  # fmt: skip
+        assert words in shown, words
+    assert "nobody knows which of these rails to add" in text(show(nc_rail()))
+
+
+def test_it_is_printed_once_where_there_is_no_terminal(
+    show: Show, stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show(idle())
+    assert exit_code(main, "--replay", stage.path, "top", "--interval", "0.1") == 0
+    assert capsys.readouterr().out.count("module power") == 1
+
+
+def test_the_load_of_each_cpu() -> None:
+    before = (Core(0, 100, 1000), Core(1, 50, 1000), Core(2, 5, 1000))
+    after = (Core(0, 150, 1100), Core(1, 50, 1100), Core(2, 5, 1000), Core(3, 7, 70))
+    assert core_loads(before, after) == {0: 0.5, 1: 0.0}
+    # A CPU that went off and came back counts from zero.
+    assert core_loads((Core(0, 900, 1000),), (Core(0, 10, 2000),)) == {0: 0.0}
+
+
+def test_memory_swap_and_ticks(show: Show) -> None:
+    tree = idle() | {
+        "proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 400 kB\nSwapTotal: 0 kB\n",
+        "proc/stat": "cpu  9 9 9 9 9\ncpu0 10 1 5 80 4 0 0 0 3 0\ncpu7 1 1 1\nintr 5\n",
+    }
+    host = read_host(Files(show(tree))).host
+    assert host and (host.memory_bytes, host.memory_available_bytes) == (1024000, 409600)
+    assert (host.swap_bytes, host.swap_free_bytes) == (0, None)
+    assert host.cores == (Core(0, 16, 100),)
+
+
+def test_processes_by_their_gpu_memory(show: Show) -> None:
+    found = read_debugfs(Files(show(idle() | {NVMAP_CLIENTS: CLIENTS}))).processes
+    assert found == (
+        Process(4711, "python3", 1741312 * 1024),
+        Process(2101, "gnome-shell bin", 98304 * 1024),
+    )
+
+
+def test_axes_fit_what_they_show() -> None:
+    for greatest, full in ((0, 10), (9.4, 10), (9.6, 20), (27, 30), (29, 40), (58, 80), (96, 200)):
+        assert page.full_scale(greatest, 10) == full
+    assert [page.size(n) for n in (5, 2048, 3 << 20, 3 << 30)] == [
+        "5 B", "2.0 KiB", "3.0 MiB", "3.0 GiB",
+    ]  # fmt: skip
