@@ -174,8 +174,13 @@ def serve(
 def environment(device: str, scratch: Path) -> dict[str, str]:
     """For tinygrad on a device: compilers of wheels, a clang, a compile cache of its own."""
     assert write_clang(scratch), "ziglang: missing, install the extra cpu"
-    rooms = (tinygrad_root(), REPOSITORY, REPOSITORY / "simulator", REPOSITORY / "benchmarks",
-             REPOSITORY / "engine")
+    rooms = (
+        tinygrad_root(),
+        REPOSITORY,
+        REPOSITORY / "simulator",
+        REPOSITORY / "benchmarks",
+        REPOSITORY / "engine",
+    )
     return os.environ | {
         **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
         "CUDA_PATH": str(wheel_file(CUDA_HEADER).parents[1]),
