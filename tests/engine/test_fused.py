@@ -16,7 +16,15 @@ PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 # What 8-bit activations leave in the logits, of their norm; halves leave a tenth of it.
 EIGHT_BIT, HALVES = 0.05, 0.005
 SHAPES = [
-    *("tiny", "tiny-qwen2", "tiny-qwen3", "tiny-smollm3", "tiny-granite", "tiny-gemma3"),
+    *(
+        "tiny",
+        "tiny-llama3",
+        "tiny-qwen2",
+        "tiny-qwen3",
+        "tiny-smollm3",
+        "tiny-granite",
+        "tiny-gemma3",
+    ),
     *("tiny-phi3", "tiny-mixtral", "tiny-qwen3moe", "tiny-gptoss"),
 ]
 
