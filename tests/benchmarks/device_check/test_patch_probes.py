@@ -1,18 +1,19 @@
 """The probes of the patches: on the simulated board with all of them, and models that are none."""
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.benchmarks.device_check.test_simulated import simulated
 
-from orinbench.device_check import patch_probes
+from orinbench.compiler import compiler_path
 from orinbench.device_check.patch_probes import PROBES, SIZES, main
+from orinbench.shapes import shape_named
+from orinbench.synth import write_synthetic
 
 # One process for all; a device that has failed is the last.
 ALL = """
@@ -40,43 +41,17 @@ def test_with_all_patches_nothing_is_wrong(tmp_path: Path) -> None:
     }
 
 
-class FakeLlama:
-    """Generates 1, 2, 3, ..., and notes the prompts."""
+def test_the_bytes_of_a_models_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinygrad import Context
 
-    def __init__(self) -> None:
-        self.prompts: list[list[int]] = []
-        self.steps: list[int] = []
-        self.blk = [SimpleNamespace(cache_kv=SimpleNamespace(nbytes=lambda: 512))] * 3
-
-    def generate(self, ids: list[int], temperature: float) -> Iterator[int]:
-        assert temperature == 0
-        self.prompts.append(ids)
-        yield from range(1, 100)
-
-    def __call__(self, ids: Any, position: Any, temperature: Any) -> Any:
-        assert ids.shape == (4, 1)
-        self.steps.append(position.val)
-        return ids
-
-
-@pytest.fixture
-def llama(monkeypatch: pytest.MonkeyPatch) -> FakeLlama:
-    llama = FakeLlama()
-    monkeypatch.setattr(patch_probes, "_loaded", lambda sizes, model: llama)
-    return llama
-
-
-def test_tokens_and_prompts_and_batches_are_timed_when_they_are_warm(llama: FakeLlama) -> None:
-    sizes = SIZES["tiny"]
-    said = PROBES["tokens"](sizes, "model.gguf")
-    assert said["cache_bytes"] == 3 * 512 and said["token_us"] > 0
-    assert llama.prompts == [list(range(1, 1 + sizes.prompt))]
-    assert PROBES["prompts"](sizes, "model.gguf")["prompt_us"] > 0
-    firsts = [prompt[0] for prompt in llama.prompts[1:]]
-    assert len(set(firsts)) == len(firsts) == 8, "a prompt whose beginning is cached is no prompt"
-    assert {len(prompt) for prompt in llama.prompts} == {sizes.prompt}
-    assert PROBES["batches"](sizes, "model.gguf")["step_us"] > 0
-    assert llama.steps == list(range(3 + sizes.tokens))
+    for name, value in compiler_path(tmp_path, os.environ).items():
+        monkeypatch.setenv(name, value)
+    path, sizes, tiny = tmp_path / "tiny.gguf", SIZES["tiny"], shape_named("tiny")
+    write_synthetic(path, "tiny", "Q6_K", seed=1)
+    with Context(DEV="CPU"):
+        said = PROBES["cache"](sizes, str(path))
+    halves = 2 * tiny.n_layers * tiny.n_kv_heads * sizes.context * tiny.head_dim
+    assert said == {"cache_bytes": 2 * halves}
 
 
 def test_an_exception_is_what_a_probe_found(
