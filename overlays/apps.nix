@@ -33,6 +33,14 @@ let
       ];
     };
 
+  # Language models, in a shell.
+  orinllm =
+    name: description:
+    app {
+      inherit name description;
+      text = ''exec orinllm ${name} "$@"'';
+    };
+
   # The benchmarks beside llama-bench, which need no llama.cpp.
   measure =
     name: description:
@@ -54,6 +62,10 @@ let
     + command;
 
   apps = {
+    chat = orinllm "chat" "Talk to a model of a GGUF file";
+    run = orinllm "run" "Answer one prompt with a model of a GGUF file";
+    show = orinllm "show" "Say what a model is, and which path each of its tensors takes";
+
     llama-bench = orinbench "llama-bench" "Measure tinygrad and llama.cpp on one GGUF, interleaved in one run";
     check = orinbench "check" "Compare tinygrad's and llama.cpp's tokens and logits with a reference";
     # git and the revision's own tools/series build what two revisions are measured from.

@@ -1,4 +1,4 @@
-# This repository's Python distribution: orinbench, jetson, exporter and nvgpusim.
+# This repository's Python distribution: orinllm, orinbench, jetson, exporter and nvgpusim.
 {
   lib,
   buildPythonPackage,
@@ -42,6 +42,7 @@ buildPythonPackage {
       ../README.md
       ../pyproject.toml
       ../benchmarks
+      ../engine
       ../simulator
       ../telemetry
     ];
@@ -73,6 +74,7 @@ buildPythonPackage {
     "jetson"
     "nvgpusim"
     "orinbench"
+    "orinllm"
   ];
 
   passthru.tests.pytest =
@@ -89,6 +91,7 @@ buildPythonPackage {
           ../pyproject.toml
           ../benchmarks
           ../docs
+          ../engine
           ../simulator
           ../telemetry
           ../tests/benchmarks
@@ -106,7 +109,7 @@ buildPythonPackage {
     runCommand "tinygrad-orin-pytest" { nativeBuildInputs = tools; } ''
       cp -r ${checkout} checkout && chmod -R u+w checkout && cd checkout
       export HOME=$TMPDIR
-      export PYTHONPATH=$PWD/benchmarks:$PWD/simulator:$PWD/telemetry
+      export PYTHONPATH=$PWD/benchmarks:$PWD/engine:$PWD/simulator:$PWD/telemetry
       python3 -m pytest -p no:cacheprovider
       touch $out
     '';

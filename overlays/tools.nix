@@ -1,4 +1,4 @@
-# The three programs of the distribution on a Python that sees it: orinbench starts a worker process
+# The four programs of the distribution on a Python that sees it: orinbench starts a worker process
 # per device with `sys.executable`, and nvgpusim any `python3` that it is told.
 { runCommand, python3 }:
 
@@ -17,7 +17,7 @@ runCommand "${package.pname}-${package.version}"
   }
   ''
     mkdir -p $out/bin
-    for program in orinbench jetson-exporter nvgpusim; do
+    for program in orinllm orinbench jetson-exporter nvgpusim; do
       ln -s ${python}/bin/$program $out/bin/
     done
   ''

@@ -9,7 +9,6 @@ import click
 
 from jetson.files import Roots
 from orinbench.board import check_textfile, rail_choice, textfile
-from orinbench.compiler import compiler_note
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
 from orinbench.interrupts import Interrupts
@@ -58,6 +57,7 @@ from orinbench.samples import Backend
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_device
+from orinllm.compiler import compiler_note
 
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from orinbench import protocol
-from orinbench.compiler import compiler_hint
 from orinbench.samples import BackendDiedError
+from orinllm.compiler import compiler_hint
 
 WORKER = (sys.executable, "-m", "orinbench.worker")
 # What a worker gets to end by itself once its pipe is closed (tinygrad gives the GPU back), and

@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orinbench import protocol
-from orinbench.compiler import compiler_path
 from orinbench.plan import TINYGRAD_CHUNK, Case, LanePlan
 from orinbench.process import WorkerProcess
 from orinbench.samples import BackendDiedError, FirstToken, Identity, Sample, WarmUp
+from orinllm.compiler import compiler_path
 
 # Copy buffers: beyond any cache, and small enough to leave room for the model.
 CPU_COPY_BYTES = 256 << 20

@@ -3,8 +3,8 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -13,6 +13,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from orinllm.answer import Delta
+from orinllm.conversation import Conversation
 from orinllm.errors import BadInput
 from orinllm.sampling import Sampling
 
@@ -21,9 +23,16 @@ EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
 
 _TALK = Console(stderr=True, highlight=False)
 # What `orinllm chat` knows beside questions.
-_COMMANDS = "/reset forgets the conversation, /system TEXT sets the instruction, /quit ends"
+_COMMANDS = (
+    "/reset forgets the conversation, /system TEXT also sets the instruction, /quit or Ctrl-D ends"
+)
 
 Command = Callable[..., None]
+
+
+def _say(text: str, style: str = "") -> None:
+    """Print a line for people, which is not folded."""
+    _TALK.print(text, style=style, markup=False, soft_wrap=True)
 
 
 def _with_sampling(command: Command) -> Command:
@@ -78,20 +87,21 @@ def _load(model: Path, context: int | None, device: str | None, path: str) -> An
             say=lambda text: status.update(text),
         )
     seconds = time.perf_counter() - started
-    _TALK.print(
+    _say(
         f"{model.name}: {loaded.executor.name} path on {loaded.plan.device}, context of "
         f"{loaded.header.network.context} tokens, loaded in {seconds:.1f} s",
-        style="dim",
+        "dim",
     )
     return loaded
 
 
 @contextmanager
 def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
-    """Let Ctrl-C end the answer and not the program."""
+    """Let the first Ctrl-C end the answer and not the program."""
 
     def cancel(number: int, frame: FrameType | None) -> None:
         generation.cancel()
+        signal.signal(signal.SIGINT, before)
 
     before = signal.signal(signal.SIGINT, cancel)
     try:
@@ -100,25 +110,49 @@ def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _answer(generation: Any) -> str:
-    """Print an answer while it grows, and its speed; return its text."""
-    started, first, text = time.perf_counter(), 0.0, ""
+def _print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
+    """Print an answer while it grows, and its speed: thoughts to stderr, what it says to stdout."""
+    started, first, thinking = time.perf_counter(), 0.0, False
     with _cancelled_by_interrupt(generation):
-        for piece in generation:
+        for delta in deltas:
             first = first or time.perf_counter()
-            text += piece.text
-            print(piece.text, end="", flush=True)
-    print()
-    n, cached = len(generation.tokens), generation.n_cached
-    seconds = time.perf_counter() - first if first else 0.0
-    rate = f"{(n - 1) / seconds:.1f} tok/s" if n > 1 and seconds else "one token"
-    _TALK.print(
-        f"[{n} tokens, {rate}; prompt of {generation.n_prompt} tokens, {cached} known, first token "
-        f"after {(first or started) - started:.2f} s; ended by {generation.finish_reason}]",
-        style="dim",
-        markup=False,
+            if delta.reasoning:
+                thinking = True
+                _TALK.out(delta.reasoning, style="dim", highlight=False, end="")
+            if delta.content:
+                if thinking:
+                    thinking = False
+                    _TALK.out("")
+                print(delta.content, end="", flush=True)
+    print(flush=True)
+    n, seconds = len(generation.tokens), time.perf_counter() - first
+    rate = f", {(n - 1) / seconds:.1f} tok/s" if first and n > 1 else ""
+    known = f", {generation.n_cached} of them known" if generation.n_cached else ""
+    _say(
+        f"[{n} token{'s'[: n != 1]}{rate}; prompt of {generation.n_prompt} tokens{known}, first "
+        f"token after {(first or time.perf_counter()) - started:.2f} s; ended by "
+        f"{_ENDED[generation.finish_reason]}]",
+        "dim",
     )
-    return text
+
+
+_ENDED = {
+    "stop": "the model",
+    "length": "the limit of tokens",
+    "cancelled": "Ctrl-C",
+}
+
+
+def _tokens(generation: Any) -> Iterator[int]:
+    """Yield an answer's tokens; a last piece of text without one is left to the reader."""
+    return (piece.token for piece in generation if piece.token >= 0)
+
+
+def _standard_input() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise BadInput("standard input: is not UTF-8; text was expected") from None
 
 
 @cli.command()
@@ -138,62 +172,111 @@ def run(
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
     parameters = Sampling(**sampling)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else prompt
+    if not text.strip():
+        raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     loaded = _load(model, context, device, path_)
-    asked = text if raw or loaded.template is None else [{"role": "user", "content": text}]
-    _answer(loaded.generate(asked, parameters, max_tokens=max_tokens))
+    if raw or loaded.template is None:
+        generation = loaded.generate(text, parameters, max_tokens=max_tokens)
+        _print_answer(generation, (Delta(piece.text) for piece in generation))
+    else:
+        conversation = Conversation(loaded.template, loaded.tokenizer)
+        ids = conversation.ask(text)
+        generation = loaded.generate(ids, parameters, max_tokens=max_tokens)
+        _print_answer(generation, conversation.answer(_tokens(generation)))
+    if generation.finish_reason == "cancelled":
+        raise KeyboardInterrupt
 
 
 @cli.command()
 @_with_model
 @_with_sampling
-@click.option("--system", default="", help="Instruction that begins the conversation.")
+@click.option("--system", help="Instruction that begins the conversation.")
 def chat(
     model: Path,
     context: int | None,
     device: str | None,
     path_: str,
-    system: str,
+    system: str | None,
     max_tokens: int | None,
     **sampling: Any,
 ) -> None:
-    """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends."""
+    """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends.
+
+    Reads questions from standard input, one a line; piped ones work as typed ones do.
+    """
     parameters = Sampling(**sampling)
     loaded = _load(model, context, device, path_)
     if loaded.template is None:
         raise BadInput(f"{model}: has no chat template; try orinllm run --raw")
-    _TALK.print(_COMMANDS, style="dim")
-    start = [{"role": "system", "content": system}] if system else []
-    messages = list(start)
+    conversation = Conversation(loaded.template, loaded.tokenizer, system)
+    if sys.stdin.isatty():
+        _say(_COMMANDS, "dim")
     for line in _lines():
-        if line == "/reset":
-            messages = list(start)
-        elif line.startswith("/system"):
-            text = line.removeprefix("/system").strip()
-            start = [{"role": "system", "content": text}] if text else []
-            messages = list(start)
-        elif line == "/quit":
+        if line == "/quit":
             return
-        elif line.startswith("/"):
-            _TALK.print(f"{line.split()[0]}: no such command; {_COMMANDS}")
+        if line.startswith("/"):
+            _command(conversation, line)
         elif line:
-            asked = [*messages, {"role": "user", "content": line}]
             try:
-                generation = loaded.generate(asked, parameters, max_tokens=max_tokens)
-            except BadInput as error:
-                _TALK.print(f"{error}; /reset begins anew")
-                continue
-            messages = [*asked, {"role": "assistant", "content": _answer(generation)}]
+                _ask(loaded, conversation, line, parameters, max_tokens)
+            except KeyboardInterrupt:
+                if conversation.messages[-1:] and conversation.messages[-1]["role"] == "user":
+                    conversation.messages.pop()
+                _say("stopped", "dim")
+
+
+def _command(conversation: Conversation, line: str) -> None:
+    name, _, text = line.partition(" ")
+    if name == "/reset":
+        conversation.reset()
+        _say("conversation forgotten", "dim")
+    elif name == "/system":
+        conversation.system = text.strip() or None
+        conversation.reset()
+        done = "set" if conversation.system else "removed"
+        _say(f"instruction {done}, conversation forgotten", "dim")
+    else:
+        _say(f"{name}: no such command; {_COMMANDS}")
+
+
+def _ask(
+    loaded: Any,
+    conversation: Conversation,
+    line: str,
+    parameters: Sampling,
+    max_tokens: int | None,
+) -> None:
+    try:
+        ids = conversation.ask(line)
+    except BadInput as error:
+        _say(str(error))
+        return
+    try:
+        generation = loaded.generate(ids, parameters, max_tokens=max_tokens)
+    except BadInput as error:
+        conversation.messages.pop()
+        _say(f"{error}; /reset forgets the conversation")
+        return
+    _print_answer(generation, conversation.answer(_tokens(generation)))
 
 
 def _lines() -> Iterator[str]:
     """Yield the lines that a person types; Ctrl-C forgets a line, Ctrl-D ends."""
+    typed = sys.stdin.isatty()
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives input() its arrow keys and its history)
     while True:
         try:
-            yield input("> " if sys.stdin.isatty() else "").strip()
+            yield input("> " if typed else "").strip()
         except KeyboardInterrupt:
             print()
+        except UnicodeDecodeError:
+            raise BadInput("standard input: is not UTF-8; text was expected") from None
         except EOFError:
+            if typed:
+                print()
             return
 
 
@@ -201,20 +284,18 @@ def _lines() -> Iterator[str]:
 @_with_model
 def show(model: Path, context: int | None, device: str | None, path_: str) -> None:
     """Say what a model is and which path each tensor takes on a device, and why."""
-    from tinygrad import Device
-
     from orinllm.model import Header
+    from orinllm.network import open_device
     from orinllm.plan import cache_bytes, make_plan, type_name
 
     header = Header.read(model, context)
     network = header.network
-    plan = make_plan(network.gguf, network.config, device or str(Device.DEFAULT))
+    plan = make_plan(network.gguf, network.config, open_device(device))
     for line in _summary(header, plan, cache_bytes(plan, network.context)):
         print(line)
     table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
     for tensor in network.gguf.tensors.values():
-        why = "general path: " if path_ == "general" else None
-        reason = "asked for" if why else plan.reason(tensor.name)
+        reason = "asked for" if path_ == "general" else plan.reason(tensor.name)
         taken = "fused kernels" if reason is None else f"general path: {reason}"
         shape = " x ".join(map(str, tensor.shape))
         table.add_row(tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken)
@@ -230,13 +311,20 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
     yield f"template      {'yes' if header.template else 'no: it continues text'}"
     yield f"context       {network.context} tokens (trained for {config.trained_context})"
-    yield f"memory        {plan.weight_bytes / 1e6:,.1f} MB of weights"
+    yield f"memory        {_weights(network.gguf, plan)}"
     yield f"              {cache / 1e6:,.1f} MB of keys and values"
     yield f"device        {plan.device}: {'fused kernels' if plan.fused else 'general path'}"
     for what, why in plan.obstacles.items():
         yield f"              {what}: {why}"
     if plan.prompt_obstacle:
         yield f"prompts       token by token: {plan.prompt_obstacle}"
+
+
+def _weights(gguf: Any, plan: Any) -> str:
+    if plan.fused:
+        return f"{plan.weight_bytes / 1e6:,.1f} MB of weights, as they lie in the file"
+    n_weights = sum(tensor.n_elements for tensor in gguf.tensors.values())
+    return f"{2 * n_weights / 1e6:,.1f} MB of weights, as 16-bit floats"
 
 
 @cli.command(name="compile")
@@ -253,7 +341,7 @@ def compile_(model: Path, arch: str, sms: int | None, context: int | None, out: 
     network = Network.read(model, context)
     with _TALK.status("compiling") as status:
         n = compile_ahead(network, target(arch, sms), out, lambda text: status.update(text))
-    _TALK.print(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
+    _say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 
 def main() -> None:

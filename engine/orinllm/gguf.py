@@ -6,6 +6,7 @@ Format: ggml's docs/gguf.md, versions 2 and 3, little-endian. A model may lie in
 
 import math
 import mmap
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -147,16 +148,18 @@ def _open_mapped(path: Path) -> NDArray[np.uint8]:
     The mapping is private: tinygrad's copies take writable memory, and the file stays as it is.
     """
     try:
-        if path.exists() and not path.is_file():
-            raise BadInput(f"{path}: is no regular file; a GGUF model was expected")
-        with path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        special = path.exists() and not path.is_file()
+        if not special:
+            with path.open("rb") as file:
+                if not os.fstat(file.fileno()).st_size:
+                    raise BadInput(f"{path}: is empty; a GGUF model was expected")
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError:
         raise BadInput(f"{path}: no such file; a GGUF model was expected there") from None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise BadInput(f"{path}: is empty; a GGUF model was expected") from None
+    if special:
+        raise BadInput(f"{path}: is no regular file; a GGUF model was expected")
     return np.frombuffer(mapped, np.uint8)
 
 
@@ -187,10 +190,12 @@ class _Part:
             raise BadInput(
                 f"{self.path}: not a GGUF file: it starts with {magic!r} instead of {_MAGIC!r}"
             )
+        if len(version) < 4:
+            return
         if int.from_bytes(version, "big") in _VERSIONS:
             raise BadInput(f"{self.path}: is a big-endian GGUF; only little-endian ones are read")
         number = int.from_bytes(version, "little")
-        if len(version) == 4 and number not in _VERSIONS:
+        if number not in _VERSIONS:
             known = " and ".join(map(str, _VERSIONS))
             raise BadInput(f"{self.path}: is a GGUF of version {number}; read are {known}")
 

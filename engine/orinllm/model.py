@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tinygrad import Device
+import numpy as np
 
 from orinllm.errors import BadInput
 from orinllm.executor import Executor
-from orinllm.network import Network, make_executor, plan_network
+from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
 from orinllm.sampling import Sampling, sample
 from orinllm.template import ChatTemplate
@@ -25,7 +25,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 class Piece:
     """One token of an answer, and the characters that it completes."""
 
-    token: int
+    token: int  # -1: characters that were held back until the answer ended
     text: str
 
 
@@ -54,31 +54,39 @@ class Header:
 class Generation:
     """An answer while it grows: iterate over its pieces. `cancel` ends it at the next one.
 
+    tokens: what was said so far, without the token that ends an answer.
+    n_prompt, n_cached: tokens of the prompt, and how many of them the model already knew (0 before
+      the first piece).
     finish_reason: "stop" (the model ended it, or a stop text came), "length", "cancelled"; None
-    while it goes on.
+      while it goes on.
     """
 
-    def __init__(self, pieces: Iterator[Piece], n_prompt: int, n_cached: int) -> None:
-        self.n_prompt, self.n_cached = n_prompt, n_cached
+    def __init__(self, request: "_Request") -> None:
+        self.n_prompt, self.n_cached = len(request.ids), 0
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
-        self._pieces, self._cancelled = pieces, False
+        self._pieces, self._cancelled = request.pieces(self), False
 
     def __iter__(self) -> Iterator[Piece]:
-        for piece in self._pieces:
-            self.tokens.append(piece.token)
-            yield piece
-            if self._cancelled:
-                self.finish_reason = "cancelled"
+        """Yield pieces; raises BadInput if the model began another answer meanwhile."""
+        while not self._cancelled:
+            piece = next(self._pieces, None)
+            if piece is None:
                 return
+            if self._cancelled:
+                break
+            if piece.token >= 0:
+                self.tokens.append(piece.token)
+            yield piece
+        self.finish_reason = self.finish_reason or "cancelled"
 
     def cancel(self) -> None:
-        """End the answer; what was said stays."""
+        """End the answer; what was said stays. May be called from a signal's handler."""
         self._cancelled = True
 
     @property
     def text(self) -> str:
-        """All of the answer; waits until it has ended."""
+        """The rest of the answer; waits until it has ended."""
         return "".join(piece.text for piece in self)
 
 
@@ -89,6 +97,7 @@ class Model:
         self.header, self.plan, self.executor = header, plan, executor
         self.tokenizer, self.template = header.tokenizer, header.template
         self._held: list[int] = []  # tokens whose keys and values the executor has
+        self._current: object = None  # the request that has the executor
 
     @staticmethod
     def load(
@@ -106,7 +115,7 @@ class Model:
         cannot be.
         """
         header = Header.read(path, context)
-        plan = plan_network(header.network, device or str(Device.DEFAULT))
+        plan = plan_network(header.network, open_device(device))
         return Model(header, plan, make_executor(header.network, plan, general, say))
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -151,68 +160,73 @@ class Model:
             )
         most = self.header.network.context - len(ids)
         most = most if max_tokens is None else min(most, max_tokens)
+        return Generation(_Request(self, ids, sampling or Sampling(), most, tuple(stop)))
+
+    def begin(self, request: object, ids: Sequence[int]) -> int:
+        """Give the executor to a request; return how many of its tokens are already there."""
+        self._current = request
         pairs = zip(ids, self._held, strict=False)
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         cached = min(same, len(ids) - 1)
         if not self.header.network.config.layers and cached < len(self._held):
             cached = 0  # tinygrad.llm's networks may have recurrent states, which cannot go back
-        job = _Job(self, ids, cached, sampling or Sampling(), most)
-        return job.start(tuple(stop))
+        self._held = list(ids[:cached])
+        return cached
 
-    def held(self, tokens: Sequence[int]) -> None:
-        """Remember which tokens' keys and values the executor has."""
+    def hold(self, request: object, tokens: Sequence[int]) -> None:
+        """Remember what the executor holds; raises BadInput if it is another request's by now."""
+        if request is not self._current:
+            raise BadInput(
+                "another answer of this model began before this one had ended; a model gives one "
+                "at a time"
+            )
         self._held = list(tokens)
 
 
-class _Job:
-    """One request on a model's executor."""
+@dataclass(frozen=True, eq=False)
+class _Request:
+    """One request on a model's executor: a prompt's tokens, and at most so many of an answer."""
 
-    def __init__(
-        self, model: Model, ids: list[int], cached: int, sampling: Sampling, most: int
-    ) -> None:
-        self.model, self.ids, self.cached = model, ids, cached
-        self.sampling, self.most = sampling, most
+    model: Model
+    ids: list[int]
+    sampling: Sampling
+    most: int
+    stop: tuple[str, ...]
 
-    def start(self, stop: tuple[str, ...]) -> Generation:
-        generation: Generation
+    def pieces(self, generation: Generation) -> Iterator[Piece]:
+        """Yield the answer; its end and what was known before are noted in `generation`."""
+        stream, held_back = self.model.tokenizer.stream(), ""
+        longest = max(map(len, self.stop), default=1) - 1
+        for token in self._tokens(generation):
+            if token in self.model.tokenizer.end_ids:
+                generation.finish_reason = "stop"
+                break
+            text = held_back + stream.push(token)
+            at = min((i for s in self.stop if (i := text.find(s)) >= 0), default=-1)
+            if at >= 0:
+                generation.finish_reason = "stop"
+                yield Piece(token, text[:at])
+                return
+            keep = _begun(text, self.stop, longest)
+            held_back = text[len(text) - keep :]
+            yield Piece(token, text[: len(text) - keep])
+        else:
+            generation.finish_reason = "length"
+        if rest := held_back + stream.flush():
+            yield Piece(-1, rest)
 
-        def pieces() -> Iterator[Piece]:
-            stream, held_back = self.model.tokenizer.stream(), ""
-            longest = max(map(len, stop), default=1) - 1
-            for token in self._tokens():
-                if token in self.model.tokenizer.end_ids:
-                    generation.finish_reason = "stop"
-                    break
-                text = held_back + stream.push(token)
-                at = min((i for s in stop if (i := text.find(s)) >= 0), default=-1)
-                if at >= 0:
-                    generation.finish_reason = "stop"
-                    yield Piece(token, text[:at])
-                    return
-                keep = _begun(text, stop, longest)
-                held_back = text[len(text) - keep :]
-                yield Piece(token, text[: len(text) - keep])
-            else:
-                generation.finish_reason = "length"
-            if rest := held_back + stream.flush():
-                yield Piece(-1, rest)
-
-        generation = Generation(pieces(), len(self.ids), self.cached)
-        return generation
-
-    def _tokens(self) -> Iterator[int]:
+    def _tokens(self, generation: Generation) -> Iterator[int]:
         """Yield tokens, at most `most`; the model remembers what the executor holds."""
         executor, ids = self.model.executor, list(self.ids)
-        self.model.held(ids[: self.cached])
-        executor.fill(ids, self.cached, len(ids) - 1)
+        generation.n_cached = cached = self.model.begin(self, ids)
+        executor.fill(ids, cached, len(ids) - 1)
         executor.step(ids[-1], len(ids) - 1)
         for index in range(self.most):
-            self.model.held(ids)
+            self.model.hold(self, ids)
             token = self._next(ids, index)
-            if token < 0:
-                raise ValueError("the model's logits are no numbers: the file or a kernel is bad")
             yield token
             if index + 1 < self.most:
+                self.model.hold(self, ids)
                 ids.append(token)
                 if self.sampling.greedy:
                     executor.step()
@@ -221,8 +235,16 @@ class _Job:
 
     def _next(self, ids: list[int], index: int) -> int:
         if self.sampling.greedy:
-            return self.model.executor.token()
-        return sample(self.model.executor.logits(), self.sampling, ids, index)
+            token = self.model.executor.token()
+        else:
+            logits = self.model.executor.logits()
+            token = sample(logits, self.sampling, ids, index) if np.isfinite(logits.max()) else -1
+        if token < 0:
+            raise BadInput(
+                f"{self.model.header.network.gguf.path}: its logits are no numbers; the file is "
+                "damaged, or a kernel is wrong (orinbench check tells)"
+            )
+        return token
 
 
 def _begun(text: str, stop: tuple[str, ...], longest: int) -> int:

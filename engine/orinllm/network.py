@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from tinygrad import Device
+
 from orinllm.arch import config_of
+from orinllm.compiler import provide_compiler
 from orinllm.config import Config
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
@@ -49,6 +52,22 @@ def _context(asked: int | None, trained: int) -> int:
     return asked
 
 
+def open_device(name: str | None) -> str:
+    """Open a tinygrad device, None for the best that opens; return its name.
+
+    Raises BadInput, one line, for one that does not open.
+    """
+    try:
+        opened: str = Device[name or Device.DEFAULT].device
+    except Exception as error:  # each device raises what its libraries do
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(
+            f"--device {name}: does not open: {why}; CPU is always there, and without --device the "
+            "best that opens is taken"
+        ) from None
+    return opened
+
+
 def plan_network(network: Network, device: str) -> Plan:
     """Plan a network for a device; raises BadInput for types and sizes that cannot be."""
     if network.config.layers:
@@ -66,6 +85,8 @@ def make_executor(
     `sequences`: how many may have keys and values at once; the general path has one.
     """
     gguf, config = network.gguf, network.config
+    if plan.device.split(":")[0] == "CPU":
+        provide_compiler()
     if general or not plan.fused:
         return Sequential(general_executor(gguf, config, plan.device, network.context))
     context = round_up(network.context, PAGE)

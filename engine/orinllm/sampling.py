@@ -43,9 +43,9 @@ class Sampling:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise BadInput(f"{name}: {value} is not from {least:g} to {most:g}")
-        for name in ("top_k", "penalty_tokens", "seed"):
-            if getattr(self, name) < 0:
-                raise BadInput(f"{name}: {getattr(self, name)} is below 0")
+        for name, most in (("top_k", 1 << 31), ("penalty_tokens", 1 << 31), ("seed", 1 << 64)):
+            if not 0 <= getattr(self, name) < most:
+                raise BadInput(f"{name}: {getattr(self, name)} is not from 0 to {most - 1}")
 
     @property
     def greedy(self) -> bool:

@@ -10,11 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from orinbench import profile
-from orinbench.compiler import write_clang
 from orinbench.errors import BenchError
 from orinbench.profile import Profile, difference, grouped, load, markdown, profile_command
 from orinbench.profile_log import classify, read_log
 from orinbench.synth import write_synthetic
+from orinllm.compiler import write_clang
 
 # Printed by tinygrad 0.13.0 on an H200 and on a CPU, colours and all.
 LOG = """\

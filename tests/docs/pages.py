@@ -9,8 +9,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 # Programs whose line in a fenced block is a command, if the block does not say what it holds.
 PROGRAMS = {
     "cd", "cmake", "diff", "eval", "export", "git", "grep", "ls", "jetson-exporter", "make", "ncu",
-    "nix", "nixos-rebuild", "nvgpusim", "orinbench", "pip", "pytest", "python", "python3", "scp",
-    "sqlite3", "tar", "tools/series", "tools/environment.py",
+    "nix", "nixos-rebuild", "nvgpusim", "orinbench", "orinllm", "pip", "pytest", "python",
+    "python3", "scp", "sqlite3", "tar", "tools/series", "tools/environment.py",
 }  # fmt: skip
 # Languages of blocks that hold no command.
 LANGUAGES = {"nginx", "nix", "python", "sql", "text", "json", "yaml", "html", "c"}

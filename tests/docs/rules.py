@@ -68,6 +68,7 @@ EXPORTER = "tests/telemetry/test_cli.py"
 RULES: list[tuple[str, Answer]] = [
     # README, CONTRIBUTING
     (r"git clone <this repository> && cd tinygrad-orin", NotHere("the repository's own address")),
+    (r"make chat", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
     (r"make bench", Elsewhere(".ci/run", "make bench")),
     (r"make test", Elsewhere(".ci/run", "make test")),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
@@ -85,6 +86,11 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"tools/series export /tmp/tg", Run(shows="nothing changed")),
     (r"tools/series verify", Elsewhere("Makefile", "tools/series verify\n")),
+    # docs/engine.md
+    (
+        r"orinllm run (\.venv/)?SmolLM2-135M-Instruct\.Q4_1\.gguf -p .*",
+        Elsewhere("tests/engine/test_cli.py::test_run_prints_the_answer_and_nothing_else"),
+    ),
     # docs/llama-bench.md
     (
         r"orinbench llama-bench -m model\.gguf -o json > before\.json",

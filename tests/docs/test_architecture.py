@@ -11,14 +11,15 @@ PAGE = "docs/architecture.md"
 MADE = r"\.|__pycache__|build$|dist$|htmlcov|result|.*\.egg-info"
 # Package of ours: what of ours it may import.
 ARROWS = {
-    "benchmarks/orinbench": {"orinbench", "jetson"},
+    "benchmarks/orinbench": {"orinbench", "orinllm", "jetson"},
+    "engine/orinllm": {"orinllm"},
     "telemetry/jetson": {"jetson"},
     "telemetry/exporter": {"exporter", "jetson"},
     "simulator/nvgpusim": {"nvgpusim"},
     "tools": {"patchseries"},
-    "docs/examples": {"orinbench"},
+    "docs/examples": {"orinbench", "orinllm"},
 }
-OURS = {"orinbench", "jetson", "exporter", "nvgpusim", "patchseries", "tests"}
+OURS = {"orinbench", "orinllm", "jetson", "exporter", "nvgpusim", "patchseries", "tests"}
 
 
 def folders(depth: int = 2, root: Path = REPOSITORY) -> set[str]:
@@ -40,7 +41,7 @@ def test_the_table_names_the_rooms_that_there_are() -> None:
     top = {f for f in folders() if f.count("/") == 1 and not f.startswith(".")}
     covered = {f"{name.split('/')[0]}/" for name in named if "/" in name}
     assert top == covered
-    for room in ("benchmarks", "telemetry", "simulator"):
+    for room in ("benchmarks", "engine", "telemetry", "simulator"):
         packages = {f for f in folders() if f.startswith(f"{room}/") and f.count("/") == 2}
         assert packages <= named, f"{PAGE}: a folder of {room}/ has no row"
 

@@ -11,6 +11,7 @@
 #include <ucontext.h>
 #endif
 #define EMULATE_CUDA 1
+#define EXPORTED __attribute__((visibility("default")))
 #define __device__
 #define __global__
 #define __shared__ static
@@ -161,7 +162,7 @@ static inline void cp_async16(Shared dst, const unsigned char* src) {
   emu::fibers[emu::current].copies.push_back({dst, src, emu::fibers[emu::current].group});
 }
 static inline void prefetch_l2(const void* p) { emu::prefetched.push_back(p); }
-extern "C" size_t emulated_prefetched(const void** out, size_t n) {
+extern "C" EXPORTED size_t emulated_prefetched(const void** out, size_t n) {
   for (size_t i = 0; i < n && i < emu::prefetched.size(); i++) out[i] = emu::prefetched[i];
   return emu::prefetched.size();
 }

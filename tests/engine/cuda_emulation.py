@@ -42,7 +42,7 @@ def compile_emulated(source: str) -> bytes:
     text = (
         f'#include "{HEADER}"\n{source}\n'
         f"static void emulated_call(void* p) {{ void** a = (void**)p; {name}({casts}); }}\n"
-        'extern "C" void emulated_launch(void** a, const int* grid, const int* block)'
+        'extern "C" EXPORTED void emulated_launch(void** a, const int* grid, const int* block)'
         " { emu::run(emulated_call, a, grid, block); }\n"
     )
     key = hashlib.sha256((text + HEADER.read_text()).encode()).hexdigest()
@@ -52,7 +52,9 @@ def compile_emulated(source: str) -> bytes:
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             src, so = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
             src.write_text(text)
+            # Hidden: shared memory of a template is the process's else, of the first kernel's size.
             flags = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
+            flags += ["-fvisibility=hidden"]
             subprocess.run([*cxx(), *flags, "-o", so, src], check=True)
             so.rename(out)
     return str(out).encode()

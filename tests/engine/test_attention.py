@@ -310,7 +310,7 @@ def test_the_cache_is_asked_for_while_q_k_and_v_are_computed(
         for half in range(2):
             for g in range(case.kv):
                 for at in range(older * token, last * token, 128):
-                    page = layer.table[b, at // token // PAGE]
+                    page = int(layer.table[b, at // token // PAGE])
                     row = ((page * 2 + half) * case.kv + g) * PAGE * token
                     wanted.add(layer.cache._buf + row + at % (PAGE * token))
     assert len(asked) == len(wanted)

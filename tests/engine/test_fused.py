@@ -10,12 +10,21 @@ from tests.engine.conftest import Load
 from orinbench.model import open_model
 from orinbench.reference import Reference
 from orinllm.fused import FusedExecutor
+from orinllm.launches.buffers import PAGE
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 # What 8-bit activations leave in the logits, of their norm; halves leave a tenth of it.
 EIGHT_BIT, HALVES = 0.05, 0.005
 SHAPES = [
-    *("tiny", "tiny-qwen2", "tiny-qwen3", "tiny-smollm3", "tiny-granite", "tiny-gemma3"),
+    *(
+        "tiny",
+        "tiny-llama3",
+        "tiny-qwen2",
+        "tiny-qwen3",
+        "tiny-smollm3",
+        "tiny-granite",
+        "tiny-gemma3",
+    ),
     *("tiny-phi3", "tiny-mixtral", "tiny-qwen3moe", "tiny-gptoss"),
 ]
 
@@ -49,6 +58,31 @@ def test_tokens_and_a_prompt(
     one_by_one = off(executor, want)
     assert in_chunks < HALVES
     assert one_by_one < HALVES
+
+
+def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
+    """Keys and values of a sequence's tokens, by layer: (2, KV heads, tokens, head dimension)."""
+    found = []
+    for layer, cache in zip(executor.memory.config.layers, executor.memory.caches, strict=True):
+        attention = layer.attention
+        shape = (-1, 2, attention.kv_heads, PAGE, attention.head_dim)
+        raw = memoryview(bytearray(cache.nbytes))
+        pages = np.frombuffer(cache.copyout(raw), np.float16).reshape(shape)
+        rows = np.moveaxis(pages, 0, 2).reshape(2, attention.kv_heads, -1, attention.head_dim)
+        found.append(rows[:, :, :tokens].astype(np.float64))
+    return found
+
+
+def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
+    emulated: Load, synthetic: Callable[[str, str], Path]
+) -> None:
+    executor = emulated(synthetic("tiny", "Q6_K"))
+    executor.fill(PROMPT, 0, len(PROMPT))
+    chunk = kept(executor, len(PROMPT))
+    for position, token in enumerate(PROMPT):
+        executor.step(token, position)
+    for one, other in zip(chunk, kept(executor, len(PROMPT)), strict=True):
+        assert 0 < np.linalg.norm(one - other) / np.linalg.norm(other) < 0.02
 
 
 @pytest.mark.parametrize("quant", ["Q6_K", "Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "Q2_K", "BF16"])

@@ -12,12 +12,12 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from tests.engine.models import smollm2
 
-from orinbench.compiler import compiler_path
 from orinbench.model import open_model
 from orinbench.reference import Reference, log_softmax
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_synthetic
 from orinllm.arch import config_of
+from orinllm.compiler import compiler_path
 from orinllm.config import Config
 from orinllm.errors import BadInput
 from orinllm.gguf import GGUF

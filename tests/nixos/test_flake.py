@@ -20,7 +20,15 @@ def test_packages_apps_and_shells_have_derivations(flake: Flake, system: str) ->
     packages = flake(f"packages.{system}", "builtins.mapAttrs (_: p: p.drvPath)")
     assert {"default", "tinygrad", "tinygrad-orin", "llama-cpp", "gpu-check"} <= packages.keys()
     apps = flake(f"apps.{system}", "builtins.mapAttrs (_: a: [ a.program a.meta.description ])")
-    assert {"default", "llama-bench", "synth", "nvgpusim", "series", "exporter"} <= apps.keys()
+    assert {
+        "default",
+        "chat",
+        "llama-bench",
+        "synth",
+        "nvgpusim",
+        "series",
+        "exporter",
+    } <= apps.keys()
     shells = flake(f"devShells.{system}", "builtins.mapAttrs (_: s: s.drvPath)")
     assert shells.keys() == {"default", "tinygrad", "llama-cpp"}
     for path in [*packages.values(), *shells.values()]:
@@ -32,7 +40,9 @@ def test_every_app_of_orinbench_is_a_command_of_it() -> None:
     text = (ROOT / "overlays" / "apps.nix").read_text()
     names = re.findall(r'= orinbench "([\w-]+)"', text)
     assert {"llama-bench", "synth"} <= set(names)
-    rooms = os.pathsep.join(str(ROOT / room) for room in ("benchmarks", "simulator", "telemetry"))
+    rooms = os.pathsep.join(
+        str(ROOT / room) for room in ("benchmarks", "engine", "simulator", "telemetry")
+    )
     help_text = subprocess.run(
         [sys.executable, "-m", "orinbench", "--help"],
         env=os.environ | {"PYTHONPATH": rooms},

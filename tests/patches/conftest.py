@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orinbench.compiler import write_clang
+from orinllm.compiler import write_clang
 
 COMPILERS = {
     "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",
@@ -33,9 +33,6 @@ def tinygrad_root() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # tinygrad finds these when it is imported; tests that set none are for machines without CUDA.
-    for variable, pattern in COMPILERS.items():
-        os.environ.setdefault(variable, str(wheel_file(pattern)))
     os.environ.setdefault("CUDA_PATH", str(wheel_file(CUDA_HEADER).parents[1]))
     wanted = os.environ.get("SERIES_TREE")
     if wanted and tinygrad_root() != Path(wanted).resolve():

@@ -33,10 +33,10 @@ import numpy as np
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
 
 from orinbench import shapes
-from orinbench.compiler import write_clang
 from orinbench.model import open_model
 from orinbench.reference import Reference
 from orinbench.synth import write_synthetic
+from orinllm.compiler import write_clang
 
 ADVERSARIES: dict[str, Any] = {
     "strict": True,

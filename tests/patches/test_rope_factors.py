@@ -34,31 +34,3 @@ def test_logits_with_rope_factors(
         logits = model.output(model.output_norm(x))[:, -1, :].float().numpy().reshape(-1)
     # Without the factors 0.6 and more; 3e-3 is what float16 weights and activations cost here.
     assert np.abs(log_softmax(logits.astype(np.float64)) - want).max() < 1e-2
-
-
-@pytest.mark.parametrize("factors", [True, False], ids=["factors", "none"])
-def test_logits_of_the_fused_kernels(
-    tmp_path: Path, clang: Path, monkeypatch: pytest.MonkeyPatch, factors: bool
-) -> None:
-    """A prompt's kernels and a token's rotate by the same table: off by 0.6 and more without."""
-    from tests.patches import cuda_emulation
-    from tinygrad import Context
-    from tinygrad.llm.model import Transformer
-
-    cuda_emulation.install()
-    monkeypatch.setenv("PATH", f"{clang}{os.pathsep}{os.environ['PATH']}")
-    path = write_family(tmp_path / "llama.gguf", "llama", rope_freqs=factors, head_dim=64)
-    reference = Reference(open_model(path))
-    with Context(DEV="EMU"):
-        model, _ = Transformer.from_gguf(path, max_context=64)
-        assert model.fused is not None
-        assert model.fused.prefill is not None
-        tokens = list(PROMPT)
-        generator = model.generate(tokens)
-        for _ in range(3):
-            before = list(tokens)
-            next(generator)
-            out = np.empty(model.fused.logits.size, np.float32)
-            model.fused.logits.copyout(out.data.cast("B"))
-            want = log_softmax(reference.logits(before, last=1)[0])
-            assert np.abs(log_softmax(out.astype(np.float64)) - want).max() < 1e-2

@@ -10,7 +10,6 @@ import click
 
 from jetson.files import Roots
 from orinbench.board import rail_choice
-from orinbench.compiler import compiler_note
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.journal import Journal, journal_directory
@@ -40,6 +39,7 @@ from orinbench.suite.run import (
     run_suite,
 )
 from orinbench.talk import make_talk
+from orinllm.compiler import compiler_note
 
 
 def suite_options(command: Command) -> Command:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orinbench.compiler import compiler_hint
 from orinbench.errors import BenchError
 from orinbench.process import WorkerProcess
 from orinbench.samples import BackendDiedError
 from orinbench.tinygrad_backend import worker_environment
+from orinllm.compiler import compiler_hint
 
 TUNE_WORKER = (sys.executable, "-m", "orinbench.tune.worker")
 # While a model is met, kernels have to reach the search's seam, captured ones too (JITBEAM), and at

@@ -1,6 +1,7 @@
 """The probes of the patches: on the simulated board with all of them, and models that are none."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any
 import pytest
 from tests.benchmarks.device_check.test_simulated import simulated
 
-from orinbench.device_check.patch_probes import PROBES, main
+from orinbench.compiler import compiler_path
+from orinbench.device_check.patch_probes import PROBES, SIZES, main
+from orinbench.shapes import shape_named
+from orinbench.synth import write_synthetic
 
 # One process for all; a device that has failed is the last.
 ALL = """
@@ -35,6 +39,19 @@ def test_with_all_patches_nothing_is_wrong(tmp_path: Path) -> None:
         name: {"wrong": 0}
         for name in ("odd_view", "growing_local_memory", "wrapped_arguments", "freed_after_a_fault")
     }
+
+
+def test_the_bytes_of_a_models_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinygrad import Context
+
+    for name, value in compiler_path(tmp_path, os.environ).items():
+        monkeypatch.setenv(name, value)
+    path, sizes, tiny = tmp_path / "tiny.gguf", SIZES["tiny"], shape_named("tiny")
+    write_synthetic(path, "tiny", "Q6_K", seed=1)
+    with Context(DEV="CPU"):
+        said = PROBES["cache"](sizes, str(path))
+    halves = 2 * tiny.n_layers * tiny.n_kv_heads * sizes.context * tiny.head_dim
+    assert said == {"cache_bytes": 2 * halves}
 
 
 def test_an_exception_is_what_a_probe_found(

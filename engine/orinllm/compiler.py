@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from orinllm.errors import BadInput
+
 # What tinygrad's kernels ask of a compiler: half precision, bfloat16 there and back, vectors.
 # clang 14 knows __bf16 as a name and cannot convert it.
 PROBE = b"""
@@ -40,9 +42,34 @@ def compiler_path(directory: Path, environment: Mapping[str, str]) -> dict[str, 
     if "CC" in environment:
         return {}
     found = shutil.which("clang", path=search)
+    if found is not None and Path(found).parent == directory and write_clang(directory):
+        return {}
     if found is not None and compiles(found):
         return {}
     return {"PATH": f"{directory}{os.pathsep}{search}"} if write_clang(directory) else {}
+
+
+def provide_compiler() -> None:
+    """Let tinygrad's CPU device of this process find a C compiler, as `compiler_path` says.
+
+    Raises BadInput, one line, where there is none.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    directory = home / "tinygrad-orin" / "clang"
+    try:
+        os.environ.update(compiler_path(directory, os.environ))
+    except OSError as error:
+        raise BadInput(
+            f"{directory}: cannot be written: {error.strerror}; ziglang's clang is run from there"
+        ) from None
+    asked = os.environ.get("CC")
+    if shutil.which(asked or "clang") is not None:
+        return
+    if asked:
+        raise BadInput(f"CC={asked}: no such compiler; leave CC out, or name a clang")
+    raise BadInput(
+        "the CPU needs a C compiler: install clang, or `pip install ziglang`, which carries one"
+    )
 
 
 @lru_cache
@@ -86,9 +113,13 @@ def write_clang(directory: Path) -> bool:
     if (zig := _zig()) is None:
         return False
     directory.mkdir(parents=True, exist_ok=True)
-    script = directory / "clang"
-    script.write_text(f'#!/bin/sh\nexec "{zig}" clang "$@"\n')
-    script.chmod(0o755)
+    script, text = directory / "clang", f'#!/bin/sh\nexec "{zig}" clang "$@"\n'
+    if not script.exists() or script.read_text() != text:
+        # Another process may be running the old one.
+        new = directory / f"clang.{os.getpid()}"
+        new.write_text(text)
+        new.chmod(0o755)
+        new.replace(script)
     return True
 
 

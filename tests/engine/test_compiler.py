@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from orinbench.compiler import PROBE, compiler_hint, compiler_note, compiler_path, compiles
+from orinllm.compiler import (
+    PROBE,
+    compiler_hint,
+    compiler_note,
+    compiler_path,
+    compiles,
+    provide_compiler,
+)
+from orinllm.errors import BadInput
 
 
 def clang_in(folder: Path, script: str) -> Path:
@@ -101,3 +109,47 @@ def test_bf16_runs_on_the_cpu_whatever_clang_is_there(tmp_path: Path, system: st
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bf16 64x64x64" in done.stdout
     assert ("ziglang's clang is used" in done.stderr) == (system == "an old clang")
+
+
+def test_a_process_gets_a_compiler_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ziglang")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    provide_compiler()
+    clang = tmp_path / "tinygrad-orin" / "clang"
+    assert os.environ["PATH"] == f"{clang}{os.pathsep}/nowhere"
+    written = (clang / "clang").stat()
+    provide_compiler()
+    assert os.environ["PATH"] == f"{clang}{os.pathsep}/nowhere"
+    assert (clang / "clang").stat().st_ino == written.st_ino
+    # One of another installation is written anew, and not while it runs.
+    (clang / "clang").write_text("#!/bin/sh\nexec /gone/zig clang")
+    provide_compiler()
+    assert "/gone" not in (clang / "clang").read_text()
+    assert os.access(clang / "clang", os.X_OK)
+    assert [path.name for path in clang.iterdir()] == ["clang"]
+
+
+def test_no_compiler_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "cc-of-nobody")
+    with pytest.raises(BadInput, match="CC=cc-of-nobody: no such compiler"):
+        provide_compiler()
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BadInput, match="needs a C compiler: install clang, or"):
+        provide_compiler()
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ziglang")
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("CC", raising=False)
+    with pytest.raises(BadInput, match="clang: cannot be written: Not a directory"):
+        provide_compiler()

@@ -1,0 +1,60 @@
+"""docs/engine.md: its lists are the code's, its example is the file. UPDATE_DOCS=1 writes them."""
+
+import os
+import re
+
+import pytest
+from tests.docs.pages import REPOSITORY, text
+
+from orinllm.arch import ARCHITECTURES
+from orinllm.arch.upstream import upstream
+from orinllm.ggml import kernel_types
+
+PAGE = "docs/engine.md"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def architectures() -> str:
+    fused = [name for name, family in ARCHITECTURES.items() if family.config is not upstream]
+    others = [name for name, family in ARCHITECTURES.items() if family.config is upstream]
+    return f"{_names(fused)}; tinygrad.llm: {_names(others)}."
+
+
+def types() -> str:
+    return f"{_names([t.name for t in sorted(kernel_types().values(), key=lambda t: t.id)])}."
+
+
+def example() -> str:
+    return (REPOSITORY / "docs" / "examples" / "ask.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "made"),
+    [
+        (r"(?<=<!-- architectures -->\n\n).*?(?=\n\n)", architectures),
+        (r"(?<=<!-- types -->\n\n).*?(?=\n\n)", types),
+        (r"(?<=\n```python\n).*?(?=```)", example),
+    ],
+    ids=["architectures", "types", "example"],
+)
+def test_what_the_page_says_is_the_code(pattern: str, made: object) -> None:
+    assert callable(made)
+    page = text(PAGE)
+    found = re.search(pattern, page, re.DOTALL)
+    assert found, f"{PAGE}: nothing to compare"
+    if os.environ.get("UPDATE_DOCS"):
+        new = page[: found.start()] + made() + page[found.end() :]
+        (REPOSITORY / PAGE).write_text(new, encoding="utf-8")
+    else:
+        assert found[0] == made()
+
+
+def test_files_that_the_page_names_exist() -> None:
+    engine = REPOSITORY / "engine" / "orinllm"
+    named = set(re.findall(r"\b(?:\w+/)*\w+\.(?:py|cuh|cu|c|h)\b", text(PAGE)))
+    for name in named - {"FAMILY.py", "arch/FAMILY.py", "cuda/NAME.cu"}:
+        folders = (engine, engine / "cuda", REPOSITORY, REPOSITORY / "tests" / "engine")
+        assert any((folder / name).exists() for folder in folders), f"{PAGE}: {name}"

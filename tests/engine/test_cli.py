@@ -1,0 +1,181 @@
+"""The command `orinllm` as its user sees it: what it prints where, and its exit codes."""
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.engine.models import smollm2
+
+ORINLLM = [sys.executable, "-m", "orinllm.cli"]
+MODEL = str(smollm2())
+PARIS = "The capital of France is Paris."
+FRANCE = "What is the capital of France?"
+SMALL = ["--context", "512", "--device", "CPU"]
+SECONDS = 300
+
+
+def orinllm(
+    *words: str, stdin: bytes = b"", environment: Mapping[str, str] | None = None
+) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [*ORINLLM, *words], input=stdin, capture_output=True, timeout=SECONDS, check=False,
+        env=os.environ | (environment or {}),
+    )  # fmt: skip
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def test_run_prints_the_answer_and_nothing_else() -> None:
+    code, out, talk = orinllm("run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL)
+    assert (code, out) == (0, f"{PARIS}\n")
+    assert "general path on CPU, context of 512 tokens" in talk
+    assert re.search(
+        r"^\[7 tokens, [\d.]+ tok/s; prompt of 37 tokens, first token after", talk, re.M
+    )
+    assert "ended by the model]" in talk
+
+
+def test_run_reads_standard_input_and_continues_text() -> None:
+    words = ["run", MODEL, "-p", "-", "--temperature", "0", *SMALL]
+    assert orinllm(*words, stdin=FRANCE.encode())[:2] == (0, f"{PARIS}\n")
+    code, out, talk = orinllm(*words, "--raw", "-n", "4", stdin=b"One, two, three,")
+    assert (code, out) == (0, " four, five,\n") and "ended by the limit of tokens]" in talk
+
+
+def test_a_fresh_machine_with_ziglang_alone(tmp_path: Path) -> None:
+    pytest.importorskip("ziglang")
+    place = {"PATH": str(tmp_path / "empty"), "XDG_CACHE_HOME": str(tmp_path)}
+    words = ["run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL]
+    assert orinllm(*words, environment=place)[:2] == (0, f"{PARIS}\n")
+
+
+def test_no_compiler_is_one_line(tmp_path: Path) -> None:
+    words = ["run", MODEL, "-p", "x", *SMALL]
+    place = {"CC": "cc-of-nobody", "XDG_CACHE_HOME": str(tmp_path)}
+    code, out, talk = orinllm(*words, environment=place)
+    assert (code, out) == (2, "")
+    assert talk == "orinllm: CC=cc-of-nobody: no such compiler; leave CC out, or name a clang\n"
+
+
+def test_questions_may_be_piped() -> None:
+    lines = (
+        f"{FRANCE}\n\n/system Answer in one word.\n/what\n{FRANCE}\n/reset\n{FRANCE}\n/quit\nno\n"
+    )
+    words = ["chat", MODEL, "--temperature", "0", "-n", "8", *SMALL]
+    code, out, talk = orinllm(*words, stdin=lines.encode())
+    first, second, third = out.splitlines()
+    assert (code, first) == (0, PARIS)
+    assert second == third, "/reset keeps the instruction and forgets the rest"
+    assert "instruction set, conversation forgotten" in talk
+    assert "/what: no such command; /reset forgets" in talk
+    assert ">" not in out
+
+
+def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
+    lines = f"{'word ' * 100}\n/reset\n{FRANCE}\n"
+    words = ["chat", MODEL, "--temperature", "0", "--context", "100", "--device", "CPU"]
+    code, out, talk = orinllm(*words, stdin=lines.encode())
+    assert (code, out) == (0, f"{PARIS}\n")
+    assert re.search(
+        r"the prompt has \d+ tokens and leaves no room in a context of 100; /reset", talk
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["run", "nothing.gguf", "-p", "x"], "nothing.gguf: no such file; a GGUF model was"),
+        (["run", __file__, "-p", "x"], "test_cli.py: not a GGUF file: it starts with"),
+        (["run", MODEL, "-p", " "], "-p: the prompt is empty; a question was expected"),
+        (["run", MODEL, "-p", "x", "--top-p", "2"], "top_p: 2.0 is not from 0 to 1"),
+        (["run", MODEL, "-p", "x", "--seed", "-1"], "seed: -1 is not from 0 to"),
+        (["run", MODEL, "-p", "x", "-n", "0"], "'-n' / '--max-tokens': 0 is not in the range"),
+        (["run", MODEL, "-p", "x", "-c", "0"], "a context of 0 tokens; the model was trained for"),
+        (["run", MODEL, "-p", "x", "--device", "NOSUCH"], "--device NOSUCH: does not open:"),
+        (["run", MODEL, "-p", "x", "--what"], "No such option '--what'"),
+        (["show"], "Missing argument 'MODEL'"),
+        (["compile", MODEL, "--arch", "sm_1", "-o", "x"], "sm_1"),
+    ],
+)
+def test_bad_input_is_one_line(words: list[str], says: str) -> None:
+    code, out, talk = orinllm(*words)
+    assert (code, out) == (2, "")
+    assert talk.startswith("orinllm: ") and talk.count("\n") == 1
+    assert says in talk
+
+
+def test_standard_input_that_is_no_text() -> None:
+    code, out, talk = orinllm("run", MODEL, "-p", "-", stdin=b"\xff\xfe")
+    assert (code, out) == (2, "")
+    assert talk == "orinllm: standard input: is not UTF-8; text was expected\n"
+
+
+def test_show_says_what_a_model_is() -> None:
+    code, out, talk = orinllm("show", MODEL, "--device", "CPU")
+    assert (code, talk) == (0, "")
+    assert "architecture  llama, 30 layers, width 576" in out
+    assert "269.0 MB of weights, as 16-bit floats" in out
+    assert re.search(
+        r"^blk\.0\.ffn_down\.weight +Q4_1 +576 x 1536 +552,960 +general path: ", out, re.M
+    )
+
+
+class Terminal:
+    """A person at `orinllm chat`."""
+
+    def __init__(self) -> None:
+        words = [*ORINLLM, "chat", MODEL, "--temperature", "0", *SMALL]
+        self.pid, self._end = pty.fork()
+        if self.pid == 0:
+            os.execvp(words[0], words)
+        self.text = ""
+
+    def wait_for(self, pattern: str) -> None:
+        """Read until what was printed since the last call holds a pattern."""
+        start = time.monotonic()
+        while not re.search(pattern, self.text):
+            assert time.monotonic() - start < SECONDS, self.text
+            if select.select([self._end], [], [], 1)[0]:
+                self.text += os.read(self._end, 4096).decode(errors="replace")
+        self.text = re.split(pattern, self.text, maxsplit=1)[1]
+
+    def type(self, keys: str) -> None:
+        os.write(self._end, keys.encode())
+
+    def end(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    opened = Terminal()
+    yield opened
+    try:
+        os.kill(opened.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def test_a_person_stops_an_answer_and_goes_on(terminal: Terminal) -> None:
+    terminal.wait_for("Ctrl-D ends")
+    terminal.wait_for("> ")
+    terminal.type("Count from one to one hundred, in words.\n")
+    # An answer has begun when a line follows what was typed.
+    terminal.wait_for(r"in words\.(\s|\x1b\[\?2004l)+\w")
+    terminal.type("\x03")
+    terminal.wait_for("ended by Ctrl-C")
+    terminal.wait_for("> ")
+    terminal.type("a line that is not wanted\x03")
+    terminal.wait_for("> ")
+    terminal.type(f"/reset\r{FRANCE}\r")
+    terminal.wait_for(re.escape(PARIS))
+    terminal.wait_for("> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0

@@ -1,0 +1,106 @@
+"""Sampling against hand-computed values, and draws against a float64 softmax."""
+
+import numpy as np
+import pytest
+
+from orinllm.errors import BadInput
+from orinllm.sampling import Sampling, candidates, sample
+
+# log of 1, 2, 4, 8, 16: probabilities of 1/31 to 16/31.
+LOGITS = np.log(np.array([4, 16, 1, 8, 2], np.float64)).astype(np.float32)
+
+
+def kept(**parameters: float) -> list[int]:
+    plain = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    return list(map(int, candidates(LOGITS, Sampling(**(plain | parameters)))[0]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "want"),
+    [
+        ({}, [1, 3, 0, 4, 2]),
+        ({"top_k": 2}, [1, 3]),
+        ({"top_k": 99}, [1, 3, 0, 4, 2]),
+        # Masses: 16/31 = 0.516, 24/31 = 0.774, 28/31 = 0.903, 30/31 = 0.968.
+        ({"top_p": 0.5}, [1]),
+        ({"top_p": 0.6}, [1, 3]),
+        ({"top_p": 0.9}, [1, 3, 0]),
+        ({"top_p": 0.95}, [1, 3, 0, 4]),
+        ({"top_p": 0.0}, [1]),
+        # Shares of the best: 1, 1/2, 1/4, 1/8, 1/16.
+        ({"min_p": 0.3}, [1, 3]),
+        ({"min_p": 0.12}, [1, 3, 0, 4]),
+        # top-p is of what top-k left: 16/24 = 0.667 alone is enough.
+        ({"top_k": 2, "top_p": 0.6}, [1]),
+        # min-p comes last, of what both left.
+        ({"top_k": 4, "top_p": 0.97, "min_p": 0.2}, [1, 3, 0]),
+    ],
+)
+def test_what_may_be_drawn(parameters: dict[str, float], want: list[int]) -> None:
+    assert kept(**parameters) == want
+
+
+def test_of_equal_logits_the_lower_token_is_first() -> None:
+    tokens, _ = candidates(np.zeros(5, np.float32), Sampling(top_p=1.0, min_p=0.0))
+    assert list(tokens) == [0, 1, 2, 3, 4]
+
+
+def test_temperature_comes_after_the_limits() -> None:
+    """At a temperature of 100 all are alike, but min-p has seen the plain logits."""
+    hot = Sampling(temperature=100.0, top_k=0, top_p=1.0, min_p=0.3)
+    drawn = {sample(LOGITS, hot, [], index) for index in range(200)}
+    assert drawn == {1, 3}
+
+
+def test_penalties_by_hand() -> None:
+    logits = np.array([2.0, -2.0, 1.0, 1.9], np.float32)
+    # 2 / 1.5 = 1.33 < 1.9: token 3 wins; -2 becomes -3.
+    assert sample(logits, Sampling(temperature=0, repeat_penalty=1.5), [0, 1], 0) == 3
+    # 2 - 2 * 0.06 = 1.88 < 1.9 for a token seen twice, not for one seen once.
+    often = Sampling(temperature=0, frequency_penalty=0.06)
+    assert (sample(logits, often, [0, 0], 0), sample(logits, often, [0], 0)) == (3, 0)
+    assert sample(logits, Sampling(temperature=0, presence_penalty=0.2), [0], 0) == 3
+    # Only the last `penalty_tokens` count.
+    near = Sampling(temperature=0, presence_penalty=0.2, penalty_tokens=2)
+    assert sample(logits, near, [0, 1, 1], 0) == 0
+    assert sample(logits, Sampling(temperature=0, logit_bias={2: 1.5}), [], 0) == 2
+    with pytest.raises(BadInput, match="logit_bias: token 4 is not from 0 to 3"):
+        sample(logits, Sampling(logit_bias={4: 1.0}), [], 0)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
+@pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
+def test_draws_follow_the_softmax(temperature: float, seed: int) -> None:
+    """Chi-square of 4,000 draws; 29.6 is the 99.9 % quantile of 10 degrees of freedom."""
+    logits = np.random.default_rng(7).normal(0, 1.2, 11).astype(np.float32)
+    plain = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    n = 4000
+    counts = np.bincount([sample(logits, plain, [], i) for i in range(n)], minlength=11)
+    odds = np.exp(logits.astype(np.float64) / temperature)
+    expected = n * odds / odds.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < 29.6
+
+
+def test_draws_of_a_request_depend_on_seed_and_index_alone() -> None:
+    plain = Sampling(seed=3)
+    first = [sample(LOGITS, plain, [], index) for index in range(64)]
+    assert [sample(LOGITS, plain, [], index) for index in reversed(range(64))] == first[::-1]
+    assert [sample(LOGITS, Sampling(seed=4), [], index) for index in range(64)] != first
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("top_p", 1.1),
+        ("min_p", -1.0),
+        ("repeat_penalty", 0.0),
+        ("top_k", -1),
+        ("seed", -1),
+        ("seed", 2**64),
+    ],
+)
+def test_values_that_mean_nothing(name: str, value: float) -> None:
+    with pytest.raises(BadInput, match=rf"^{name}: .* is not from "):
+        Sampling(**{name: value})  # type: ignore[arg-type]

@@ -1,0 +1,45 @@
+"""A tiny model through the fused kernels on the modelled Orin, prompt and tokens.
+
+`orinbench check` judges tokens and logits against the float64 reference; the model's GPU runs the
+PTX that NVRTC makes for sm_87, through tinygrad's NV queues.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.patches.conftest import COMPILERS, CUDA_HEADER, wheel_file
+
+from orinbench.synth import write_synthetic
+
+
+@pytest.mark.parametrize("quant", ["Q6_K", "Q4_K"])
+def test_tiny_model_on_the_modelled_orin(tmp_path: Path, quant: str) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_synthetic(path, "tiny", quant, seed=0)
+    drop = ("DEV", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
+    environment = {k: v for k, v in os.environ.items() if k not in drop} | {
+        **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
+        "CUDA_PATH": str(wheel_file(CUDA_HEADER).parents[1]),
+        "CACHEDB": str(tmp_path / "cache.db"),
+        "HCQDEV_WAIT_TIMEOUT_MS": "300000",
+    }
+    check = ("-m", "orinbench", "check", "-m", path, "--backend", "tinygrad:NV", "-n", "1")
+    done = subprocess.run(
+        [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", *check, "-o", "json"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    (report,) = json.loads(done.stdout)
+    (verdict,) = report["verdicts"]
+    assert verdict["passed"]
+    assert verdict["fused"]
+    assert verdict["n_tokens"] == 2
+    assert verdict["relative_error"] < 0.04  # what 8-bit activations leave in two layers
