@@ -104,10 +104,10 @@ KINDS: dict[str, tuple[Corrupt, int, str]] = {
     "cut in the header": (cut(0.003), 2, "damaged or truncated in the GGUF header"),
     "another magic": (replace(b"GGUF", b"GGML"), 2, "not a GGUF file"),
     "a missing tensor": (
-        replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"), 2, "tensor blk.1.ffn_up.weight is missing"),
+        replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight"), 2, "ffn_up.weight is missing"),
     "a missing norm": (
-        replace(b"output_norm.weight", b"output_nope.weight"), 2, "tensor output_norm.weight is missing"),
-    "more layers": (number("llama.block_count", struct.pack("<I", 3)), 2, "tensor blk.2.attn_norm.weight is missing"),
+        replace(b"output_norm.weight", b"output_nope.weight"), 2, "output_norm.weight is missing"),
+    "more layers": (number("llama.block_count", struct.pack("<I", 3)), 2, "blk.2.attn_norm"),
     "no layers": (number("llama.block_count", struct.pack("<I", 0)), 2, "block_count is 0"),
     "more heads": (number("llama.attention.head_count", struct.pack("<I", 8)), 2, "has the shape"),
     "a wider model": (number("llama.embedding_length", struct.pack("<I", 256)), 2, "has the shape"),

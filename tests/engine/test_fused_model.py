@@ -8,7 +8,7 @@ import pytest
 from tests.engine.conftest import Load
 from tests.engine.models import tokenizer
 
-from orinbench.compiler import compiler_path
+from orinllm.compiler import compiler_path
 from orinllm.errors import BadInput
 from orinllm.fused import FusedExecutor
 from orinllm.model import Header, Model

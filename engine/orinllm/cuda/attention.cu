@@ -85,13 +85,16 @@ template<typename P> DI void attention(const Attention<P>& a) {
 
   for (int t0 = begin; t0 < end; t0 += TP) {
     const int nt = end - t0 < TP ? end - t0 : TP;
-    const KV* keys = a.cache + key_offset<P>(pages[t0 / PAGE], kvh, TP == PAGE ? 0 : t0);
+    // Offsets from a thread's own first key and value are constants, which cost no registers.
+    const KV* tile = a.cache + key_offset<P>(pages[t0 / PAGE], kvh, TP == PAGE ? 0 : t0);
+    const KV *keys = tile + grp * HD + sub * 4,
+             *values = tile + value_offset<P>() + pg * HD + col * 4;
     float4 v[VPT];
 #pragma unroll
     for (int i = 0; i < VPT; i++) {
       const int p = pg + i * PG;
-      v[i] = pg < PG && p < nt ? load_kv4<KV>(keys + value_offset<P>() + p * HD + col * 4)
-                               : make_float4(0.f, 0.f, 0.f, 0.f);
+      v[i] =
+          pg < PG && p < nt ? load_kv4<KV>(values + i * PG * HD) : make_float4(0.f, 0.f, 0.f, 0.f);
     }
 #pragma unroll
     for (int p0 = 0; p0 < TP; p0 += THREADS / LPP) {
@@ -103,7 +106,7 @@ template<typename P> DI void attention(const Attention<P>& a) {
 #pragma unroll
         for (int i = 0; i < EL / 4; i++) {
           const int d = (i * LPP + sub) * 4;
-          const float4 k = load_kv4<KV>(keys + p * HD + d);
+          const float4 k = load_kv4<KV>(keys + p0 * HD + i * LPP * 4);
 #pragma unroll
           for (int g = 0; g < GT; g++) {
             const float4 q = *(const float4*)&qs[g][d];

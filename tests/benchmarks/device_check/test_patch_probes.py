@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from tests.benchmarks.device_check.test_simulated import simulated
 
-from orinbench.compiler import compiler_path
 from orinbench.device_check.patch_probes import PROBES, SIZES, main
 from orinbench.shapes import shape_named
 from orinbench.synth import write_synthetic
+from orinllm.compiler import compiler_path
 
 # One process for all; a device that has failed is the last.
 ALL = """

@@ -20,12 +20,12 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import json
 from dataclasses import asdict
-from tests.patches import cuda_emulation
+from tests.engine import cuda_emulation
 cuda_emulation.install()
 from orinbench import protocol
 from orinbench.suite.registry import BENCHMARKS
 from orinbench.suite.task import WrongResultError
-from orinbench.tinygrad_paths import FusedPath
+from orinbench.tinygrad_paths import DecoderPath
 from orinbench.tinygrad_runner import TinygradRunner
 
 runner = TinygradRunner()
@@ -46,11 +46,11 @@ def check():
     except WrongResultError as wrong: return str(wrong)
 
 again = check()
-logits, decode = FusedPath.logits, FusedPath.decode
-FusedPath.logits = lambda path: logits(path)[::-1]  # of one sequence as the other's
+logits, decode = DecoderPath.logits, DecoderPath.decode
+DecoderPath.logits = lambda path: logits(path)[::-1]  # of one sequence as the other's
 other_sequence = check()
-FusedPath.logits = logits
-FusedPath.decode = lambda path, token, at: decode(path, token, max(at - 1, 0))
+DecoderPath.logits = logits
+DecoderPath.decode = lambda path, token, at: decode(path, token, max(at - 1, 0))
 other_position = check()
 print(json.dumps({"ready": ready, "compiled": compiled, "again": again,
                   "wrong": [other_sequence, other_position]}))
