@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 
 from tinygrad import Device
 
@@ -19,14 +20,21 @@ _WARM_TOKENS, _TIMED_TOKENS = 4, 32
 _COPY_BYTES, _COPY_ROUNDS = 512 << 20, 8
 
 
-def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
-    """Run `mode` (kernels or wall) of the model at `path`."""
-    context = depth + n_prompt + _WARM_TOKENS + _TIMED_TOKENS + 2
+def _steps(
+    path: str, n_prompt: int, depth: int, context: int
+) -> tuple[Callable[[], int], Callable[[], int]]:
+    """Return what reads the prompt behind `depth` tokens, and what decodes a token.
+
+    Kernel times are those of the fused kernels; where there are none, of tinygrad.llm's own
+    network, whose kernels tinygrad times.
+    """
     executor = load_network(path, context)
     ids = [(7919 * i) % executor.vocab_size for i in range(depth + n_prompt)]
+    if executor.name != "fused":
+        return _generated(path, ids, depth, context)
+    executor.fill(ids, 0, depth)
 
     def prompt() -> int:
-        """Read the prompt behind what is there; return the first token."""
         executor.fill(ids, depth, len(ids) - 1)
         executor.step(ids[-1], len(ids) - 1)
         return executor.token()
@@ -35,7 +43,31 @@ def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
         executor.step()
         return executor.token()
 
-    executor.fill(ids, 0, depth)
+    return prompt, token
+
+
+def _generated(
+    path: str, ids: list[int], depth: int, context: int
+) -> tuple[Callable[[], int], Callable[[], int]]:
+    from tinygrad.llm.model import Transformer
+
+    model, _ = Transformer.from_gguf(path, max_context=context)
+    tokens: list[Iterator[int]] = []
+
+    def start(cached: int) -> int:
+        model._cached_tokens = ids[:cached]
+        tokens[:] = [model.generate(list(ids))]
+        return next(tokens[0])
+
+    if depth:
+        start(0)
+    return lambda: start(depth), lambda: next(tokens[0])
+
+
+def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
+    """Run `mode` (kernels or wall) of the model at `path`."""
+    context = depth + n_prompt + _WARM_TOKENS + _TIMED_TOKENS + 2
+    prompt, token = _steps(path, n_prompt, depth, context)
     for _ in range(3):  # plain, capture, replay
         prompt()
     Device[Device.DEFAULT].synchronize()

@@ -49,8 +49,8 @@ class DecodePath(Protocol):
         """Read back the token that follows what was computed last."""
         ...
 
-    def counts(self) -> tuple[int, int]:
-        """Return (kernels, launches) of a decoded token: see `kernels_of`."""
+    def counts(self) -> tuple[int | None, int | None]:
+        """Return (kernels, launches) of a decoded token: see `kernels_of`; None: not known."""
         ...
 
 
@@ -208,11 +208,11 @@ class EnginePath:
         """Read the logits that the last step left: (vocabulary)."""
         return self._executor.logits()
 
-    def counts(self) -> tuple[int, int]:
-        """Count in the token's list; the general path's is not known."""
+    def counts(self) -> tuple[int | None, int | None]:
+        """Count in the token's list; on a CPU it is one program, elsewhere it is not known."""
         if isinstance(self._executor, FusedExecutor):
             return kernels_of(self._executor.decoder().graph.linear)
-        return 0, 0
+        return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
 
 
 _FUSED_INCLUDED = (

@@ -82,7 +82,7 @@ def test_a_prompt_ends_with_the_logits_of_its_last_token(executor: FakeExecutor)
         *(("fill", [12], 2), (13, 3)),
     ]
     assert path.last_token() == 7
-    assert (path.name, path.chunk, path.counts()) == ("general", None, (0, 0))
+    assert (path.name, path.chunk, path.counts()) == ("general", None, (1, 1))
 
 
 def test_tokens_are_timed_one_by_one_at_their_positions(

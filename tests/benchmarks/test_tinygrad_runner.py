@@ -41,7 +41,7 @@ def test_the_device_opens_and_says_what_it_is(worker: WorkerProcess) -> None:
 
 def test_the_first_token_compiles(worker: WorkerProcess) -> None:
     first = worker.ask(protocol.FirstToken(40, 32), protocol.FirstTokenDone)
-    assert first.kernels_compiled > 10
+    assert first.kernels_compiled >= 1
     assert 0 < first.compile_s < first.seconds + 60
     again = worker.ask(protocol.FirstToken(40, 32), protocol.FirstTokenDone)
     assert again.seconds > 0
@@ -49,10 +49,8 @@ def test_the_first_token_compiles(worker: WorkerProcess) -> None:
 
 def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProcess) -> None:
     warm = worker.ask(protocol.WarmUp(TEST), protocol.WarmedUp)
-    assert warm.kernels_per_token is not None and warm.launches_per_token is not None
-    # tiny has 2 layers; stock 0.13.0 launches 15 kernels a layer and 8 to 11 outside
-    assert 20 <= warm.kernels_per_token <= 60
-    assert 1 <= warm.launches_per_token <= warm.kernels_per_token
+    # A token on a CPU is one program.
+    assert (warm.kernels_per_token, warm.launches_per_token) == (1, 1)
     assert warm.type_k == warm.type_v and warm.type_k in ("f32", "f16")
     assert warm.repetition_s <= warm.seconds
     measured = worker.ask(protocol.Measure(TEST, 1), protocol.Measured)
@@ -87,7 +85,7 @@ def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
 
 
 def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> None:
-    with pytest.raises(BackendDiedError, match="FileNotFoundError"):
+    with pytest.raises(BackendDiedError, match="BadInput"):
         worker.ask(protocol.Load("/nowhere.gguf", 64), protocol.Loaded)
     assert worker.ask(protocol.Open(), protocol.Opened).device == "CPU"
 
@@ -119,7 +117,7 @@ def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
         first = backend.first_token()
         assert first.cold_s is not None and first.cold_compile_s is not None
         assert first.cold_s > first.cold_compile_s > 0
-        assert first.kernels_compiled is not None and first.kernels_compiled > 10
+        assert first.kernels_compiled is not None and first.kernels_compiled >= 1
         assert first.n_prompt == 32
         assert backend.warm_up(case).kernels_compiled >= 0
         sample = backend.measure(case, 2, seed=5)

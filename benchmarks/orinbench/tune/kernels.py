@@ -201,7 +201,7 @@ def model_kernels(
             run.decode(token, len(ids))
         run.last_token()
     if not isinstance(run, JitPath):
-        return kernels, run.counts()[0]
+        return kernels, run.counts()[0] or 0
     for use, jit in (("prompt", model.prefill_jit), ("token", model.rollout_jit)):
         for program in _programs(jit.captured.linear):
             if (digest := digests.get(program.arg.function_name)) is not None:

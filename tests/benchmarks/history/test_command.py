@@ -178,7 +178,7 @@ def test_import_and_show(path: Path, tmp_path: Path, capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "582.43 (mean)" in text and "import of llama_bench.sql" in text
     assert run(path, "show", "1") == 0
-    assert "| llama ?B Q6_K |" in capsys.readouterr().out
+    assert "- Model: llama ?B Q6_K, " in capsys.readouterr().out
     assert run(path, "show", "2", "-o", "json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert [record["test"] for record in shown] == ["pp16", "tg8"]
