@@ -69,8 +69,8 @@ def test_a_tiny_case_is_right_and_is_timed(
             the_schedule_is_told(prepared, measured)
         if name == "gpt2":  # two layers of 17 kernels, and no layer computed twice
             assert 20 <= prepared.extra["kernels"] <= 45
-        if name == "batch":  # a CPU has no hand-written kernels
-            assert prepared.extra["decode_path"] == "jit"
+        if name == "batch":  # a CPU has no fused kernels; prompts are the engine's
+            assert prepared.extra["decode_path"] in ("jit", "general")
         if name == "conv":
             macs = walk(str(case["network"]), int(case["side"])).macs
             assert prepared.flops == pytest.approx(2 * macs * prepared.work)

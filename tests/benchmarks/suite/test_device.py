@@ -36,8 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
             device, "read_state", lambda: SimpleNamespace(readings=SimpleNamespace(gpus=gpus))
         )
         monkeypatch.setattr(device, "nvml_value", lambda read: nvml)
-        kernels = SimpleNamespace(multiprocessors=lambda name: sms)
-        monkeypatch.setattr(device, "import_module", lambda _: kernels)
+        monkeypatch.setattr(device, "multiprocessors", lambda name: sms)
 
     return make
 
