@@ -32,10 +32,10 @@ def test_ctrl_c_in_a_terminal_prints_what_was_measured(
         text=True,
     ) as process:
         assert process.stdout is not None and process.stderr is not None
-        for line in process.stderr:
-            if "3/100000" in line:
-                process.send_signal(signal.SIGINT)
-                break
+        steps = (line for line in process.stderr if " left: " in line)
+        for _ in range(6):  # opening, bandwidth and warm-up are steps too
+            next(steps)
+        process.send_signal(signal.SIGINT)
         out, err = process.stdout.read(), process.stderr.read()
     assert process.returncode == 130, err
     (record,) = json.loads(out)
