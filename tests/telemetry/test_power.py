@@ -1,8 +1,10 @@
 """The rails many times a second: what a sample costs, and which rails make up a machine."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,6 +95,25 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
         rail = sampler.last.rails[1] if sampler.last else None
         assert rail and rail.name == "VDD_GPU_SOC"
         assert rail.step_watts == pytest.approx(0.02 * 19.88)
+
+
+def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
+    """Samples as far apart as the chip's own averages are all that there is to know."""
+    tree = idle() | {f"{HWMON}/hwmon1/update_interval": "600\n"}
+    with EnergySampler(show(tree), 10) as sampler:
+        end = time.monotonic() + 60
+        while sampler.energy().samples < 6 and time.monotonic() < end:
+            time.sleep(0.05)
+        energy = sampler.energy()
+        assert energy.samples >= 6 and energy.gap_seconds == 0
+        assert energy.seconds > 1 and energy.total_joules
+
+
+def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
+    tree = idle() | {f"{HWMON}/hwmon1/update_interval": "14000\n"}
+    with EnergySampler(show(tree), 10) as sampler:
+        assert replace(sampler.health(), age_seconds=27.0, still_seconds=27.0).complaint is None
+        assert replace(sampler.health(), age_seconds=999.0).complaint
 
 
 def test_a_slow_bus_is_given_time_for_its_dither() -> None:
