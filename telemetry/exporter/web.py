@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import binascii
 import functools
 import ipaddress
 import resource
@@ -29,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter import page
 from exporter.service import Exporter
-from exporter.webconfig import Passwords, WebConfig
+from exporter.webconfig import Passwords, Renewable, WebConfig, WebConfigError
 
 T = TypeVar("T")
 #: From a connection, or the end of a response, to the end of the next one, in seconds: who takes
@@ -43,6 +42,8 @@ MOST_CONNECTIONS = 256
 WAITING = 128
 #: Threads that read the board for clients.
 WORKERS = 4
+#: Threads that try passwords: guesses wait for each other, and never does a scrape for them.
+GUESSERS = 1
 #: How long a server waits for its thread to begin and to end, in seconds.
 START_SECONDS, STOP_SECONDS = 10.0, 5.0
 HEADERS = {
@@ -162,11 +163,13 @@ class Server:
     ) -> None:
         self.exporter = exporter
         self._config = config or WebConfig()
-        self._context = self._config.context()
+        context = self._config.context()
+        self._context = None if context is None else Renewable.around(context)
         self._passwords = Passwords(self._config.users)
         own = socket.gethostname().lower()
         self._hosts = {"localhost", own, f"{own}.local", *(host.lower() for host in hosts)}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="http")
+        self._guessers = ThreadPoolExecutor(GUESSERS, thread_name_prefix="password")
         exporter.register(ProcessCollector(registry=None))
         exporter.register(BuildInfo())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -218,6 +221,9 @@ class Server:
     async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)
 
+    async def _guess(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._guessers, task)
+
     async def _metrics(self, request: Request) -> Response:
         accept = request.headers.get("accept", "")
         content_type, body = await self._work(lambda: self.exporter.exposition(accept))
@@ -254,20 +260,27 @@ class Server:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         try:
             user, colon, password = base64.b64decode(given, validate=True).partition(b":")
-        except binascii.Error:
+        except ValueError:  # no base64, and what is not even ASCII
             return False
         if scheme.lower() != "basic" or not colon:
             return False
         name = user.decode(errors="replace")
-        return await self._work(lambda: self._passwords.admit(name, password))
+        passwords = self._passwords
+        if passwords.known(name, password):
+            return True
+        return await self._guess(lambda: passwords.admit(name, password))
 
     def reload(self, config: WebConfig) -> None:
-        """Take other users and another certificate; raises WebConfigError.
+        """Take other users and other settings of TLS, all or nothing; raises WebConfigError.
 
         Whether there is TLS at all is settled at the start.
         """
-        if self._context is not None and config.tls is not None:
-            config.load_into(self._context)
+        context = config.context()
+        if (context is None) != (self._context is None):
+            one, other = ("with", "without") if self._context else ("without", "with")
+            raise WebConfigError(f"it serves {one} TLS, and {other} only after a restart")
+        if self._context is not None and context is not None:
+            self._context.current = context
         self._config, self._passwords = config, Passwords(config.users)
 
     @property
@@ -291,7 +304,8 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join(STOP_SECONDS)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._workers, self._guessers):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._socket.close()
 
 

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -126,6 +127,7 @@ def test_basic_auth(show: Show, tmp_path: Path) -> None:
             basic("nobody", "sesame"),
             basic("nobody", ""),
             "Basic %%%",
+            "Basic é",
             "Bearer sesame",
             "Basic " + base64.b64encode(b"no colon").decode(),
         ):
@@ -138,6 +140,43 @@ def test_basic_auth(show: Show, tmp_path: Path) -> None:
         )
         assert ask(server, "/metrics", Authorization=basic("prom", "sesame"))[0] == 401
         assert ask(server, "/metrics", Authorization=basic("new", "x"))[0] == 200
+
+
+def test_guesses_of_passwords_hold_no_scrape_up(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who is known comes in at once, however many others try their luck."""
+    file = web_config(tmp_path, f"basic_auth_users:\n  prom: {hashed('sesame')}\n")
+    go_on = threading.Event()
+    check = bcrypt.checkpw
+
+    def slow(password: bytes, stored: bytes) -> bool:
+        if password == b"guess":
+            go_on.wait(60)
+        return check(password, stored)
+
+    with served(show(idle()), load_web_config(file)) as server:
+        monkeypatch.setattr(bcrypt, "checkpw", slow)
+        right = basic("prom", "sesame")
+        assert ask(server, "/metrics", Authorization=right)[0] == 200
+        clients = [socket.create_connection(server.where) for _ in range(20)]
+        for client in clients:
+            head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
+            client.sendall(f"{head}{basic('prom', 'guess')}\r\n\r\n".encode())
+        assert until(lambda: server._guessers._work_queue.qsize() == len(clients) - 1)
+        assert ask(server, "/metrics", Authorization=right)[0] == 200
+        go_on.set()
+        assert clients[-1].recv(12) == b"HTTP/1.1 401"
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.parametrize("version", ["abc", "1..0", "1.x"])
+def test_a_version_that_is_none(version: str, show: Show) -> None:
+    with served(show(idle())) as server:
+        accept = f"application/openmetrics-text; version={version}"
+        status, _, body = ask(server, "/metrics", Accept=accept)
+        assert status == 200 and b"jetson_info{" in body
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -185,9 +224,64 @@ def test_tls_asks_for_a_clients_certificate(show: Show, tmp_path: Path) -> None:
         assert ask(server, "/healthz", context=trust)[0] == 200
 
 
+def test_a_reload_that_fails_leaves_the_certificate_as_it_was(show: Show, tmp_path: Path) -> None:
+    certificate(tmp_path, "one")
+    file = web_config(tmp_path, TLS)
+    trust = ssl.create_default_context(cafile=str(tmp_path / "one.crt"))
+    with served(show(idle()), load_web_config(file)) as server:
+        # Half of a renewal: the certificate is new, its key is not there yet.
+        (certificate(tmp_path, "two")[0]).replace(tmp_path / "one.crt")
+        with pytest.raises(WebConfigError):
+            server.reload(load_web_config(file))
+        assert ask(server, "/healthz", context=trust)[0] == 200
+
+
+def test_a_reload_can_ask_for_a_clients_certificate(show: Show, tmp_path: Path) -> None:
+    certificate(tmp_path, "one")
+    authorities = [certificate(tmp_path, name) for name in ("client", "other")]
+    trust = [ssl.create_default_context(cafile=str(tmp_path / "one.crt")) for _ in range(3)]
+    for context, pair in zip(trust, authorities, strict=False):
+        context.load_cert_chain(*pair)
+
+    def ask_for(authority: str) -> list[bool]:
+        asks = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n"
+        text = f"{asks}  client_ca_file: {authority}.crt\n"
+        server.reload(load_web_config(web_config(tmp_path, text)))
+        return [admitted(context) for context in trust]
+
+    def admitted(context: ssl.SSLContext) -> bool:
+        try:
+            return ask(server, "/healthz", context=context)[0] == 200
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+    with served(show(idle()), load_web_config(web_config(tmp_path, TLS))) as server:
+        assert admitted(trust[2])
+        assert ask_for("client") == [True, False, False]
+        # An authority that is no longer named is trusted no more.
+        assert ask_for("other") == [False, True, False]
+
+
+def test_a_reload_can_neither_begin_nor_end_tls(show: Show, tmp_path: Path) -> None:
+    certificate(tmp_path, "one")
+    users = f"basic_auth_users: {{prom: {hashed('one')}}}\n"
+    both, plain = (load_web_config(web_config(tmp_path, text)) for text in (TLS + users, users))
+    for first, second, words in (
+        (plain, both, "without TLS, and with only after a restart"),
+        (both, plain, "with TLS, and without only after a restart"),
+    ):
+        with (
+            served(show(idle()), first) as server,
+            pytest.raises(WebConfigError, match=words),
+        ):
+            server.reload(second)
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        (f"{TLS}  client_ca_file: a", "client_ca_file and a client_auth_type that verifies go"),
+        (f"{TLS}  client_auth_type: VerifyClientCertIfGiven", "client_ca_file and a client_auth"),
         ("tls_server_confg: {}", "'tls_server_confg' is not understood"),
         ("tls_server_config: {cert_file: a}", "key_file is missing"),
         ("tls_server_config: {cert_file: a, key_file: b, cipher: x}", "'cipher' is not understood"),
