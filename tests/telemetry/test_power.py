@@ -137,6 +137,9 @@ VDDQ = rail("VDDQ_VDD2_1V8AO", "1-0041")
         ((rail("VDD_IN"), rail("VDD_SOC")), ("VDD_IN",), "module, without carrier board"),
         ((rail("VDD_GPU"), rail("VIN", "2-0044", "ina238")), ("VIN",), "module, without"),
         (AGX[:2], None, None),
+        # A board that nobody knows: its graphics card, or one more chip, makes up no machine.
+        ((rail("GPU"), rail("gpu0", "nvml", "nvml")), None, None),
+        ((rail("VIN", "2-0044", "ina238"), rail("USB", "2-0045", "ina238")), None, None),
         ((rail("VIN"), rail("GPU")), None, None),
         ((rail("VDD_IN"), rail("VDD_IN", "1-0041")), None, None),
         ((rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238")), None, None),

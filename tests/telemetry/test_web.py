@@ -1,6 +1,7 @@
 """The exporter's HTTP towards clients that are slow, strange, or not welcome."""
 
 import base64
+import contextlib
 import gzip
 import http.client
 import os
@@ -91,6 +92,7 @@ def test_the_release_and_the_process(show: Show) -> None:
         ("[::1]:9401", 200),
         ("192.168.55.1", 200),
         ("localhost:9401", 200),
+        ("LocalHost:9401", 200),
         ("orin.example.org:9401", 200),
         ("evil.example.org", 421),
         ("127.0.0.1.evil.example.org:9401", 421),
@@ -345,6 +347,40 @@ def test_five_hundred_dripping_clients(show: Show, monkeypatch: pytest.MonkeyPat
         for one in dripping:
             one.close()
         assert ask(server, "/healthz")[0] == 200
+
+
+def test_an_answer_gives_the_client_new_time(show: Show) -> None:
+    with served(show(idle())) as server:
+        connection = http.client.HTTPConnection(*server.where, timeout=20)
+        ends = []
+        for _ in range(2):
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            (client,) = server._server.server_state.connections
+            assert isinstance(client, web.Guarded)
+            ends.append(client._deadline.when())
+        assert ends[1] > ends[0] and not client._deadline.cancelled()
+        connection.close()
+
+
+def test_of_too_many_the_one_that_waits_longest_is_cut(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "most_connections", lambda: 3)
+    with served(show(idle())) as server:
+        clients = []
+        for number in range(4):
+            clients.append(socket.create_connection(server.where, timeout=20))
+            there = server._server.server_state.connections
+            assert until(lambda: len(there) == min(number + 1, 3))  # noqa: B023
+        with contextlib.suppress(ConnectionResetError):
+            assert clients[0].recv(1) == b""
+        for client in clients[1:]:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+        for client in clients:
+            client.close()
 
 
 def test_a_client_that_never_reads_its_answer(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
