@@ -175,6 +175,14 @@ def test_two_rails_of_one_name() -> None:
     assert rail_keys((rail("A"), rail("A"))) == ("A@1-0040#0", "A@1-0040#1")
 
 
+def test_one_label_for_two_channels_of_a_chip(show: Show) -> None:
+    """Two series of one name would be one: Prometheus keeps either of them."""
+    tree = idle() | {f"{HWMON}/hwmon1/in{n}_label": "VDD_IN\n" for n in (1, 2)}
+    names = [rail.name for rail in read_rails(Files(show(tree))).rails]
+    assert names[:2] == ["VDD_IN-1", "VDD_IN-2"] and len(set(names)) == len(names)
+    assert module_watts(read_rails(Files(show(tree))).rails) is None
+
+
 def test_no_sum_where_no_module_rail_is_known(show: Show) -> None:
     with EnergySampler(show(nc_rail()), 50) as sampler:
         pass
