@@ -278,7 +278,9 @@ class Server:
         context = config.context()
         if (context is None) != (self._context is None):
             one, other = ("with", "without") if self._context else ("without", "with")
-            raise WebConfigError(f"it serves {one} TLS, and {other} only after a restart")
+            raise WebConfigError(
+                f"tls_server_config: it serves {one} TLS, and {other} only after a restart"
+            )
         if self._context is not None and context is not None:
             self._context.current = context
         self._config, self._passwords = config, Passwords(config.users)
