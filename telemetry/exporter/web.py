@@ -2,16 +2,17 @@
 
 import asyncio
 import base64
+import contextlib
 import functools
 import ipaddress
 import resource
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from platform import python_version
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import uvicorn
 from prometheus_client import ProcessCollector
@@ -110,6 +111,33 @@ def backlog() -> int:
     return max(4, most_connections() // 4)
 
 
+class Listening(socket.socket):
+    """A socket whose clients may not wait for ever before TLS: of too many the oldest is cut.
+
+    A connection is only `Guarded` once its handshake is over; until then it is one of `_there`.
+    """
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family)
+        self._there: list[socket.socket] = []
+        self.guarded: Callable[[], Iterable[int]] = tuple
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """What asyncio calls for every client."""
+        client, address = super().accept()
+        self._there = [one for one in self._there if one.fileno() >= 0]
+        if len(self._there) >= most_connections():
+            known = set(self.guarded())
+            for one in self._there:
+                if one.fileno() not in known:
+                    self._there.remove(one)
+                    with contextlib.suppress(OSError):
+                        one.shutdown(socket.SHUT_RDWR)
+                    break
+        self._there.append(client)
+        return client, address
+
+
 class BuildInfo(Collector):
     """Which release serves."""
 
@@ -173,7 +201,7 @@ class Server:
         exporter.register(ProcessCollector(registry=None))
         exporter.register(BuildInfo())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = socket.socket(family)
+        self._socket = Listening(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(address)
@@ -197,10 +225,16 @@ class Server:
             ),
             self._context,
         )
+        self._socket.guarded = self._guarded
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
+
+    def _guarded(self) -> list[int]:
+        there = self._server.server_state.connections
+        sockets = (one.transport.get_extra_info("socket") for one in there if one.transport)
+        return [one.fileno() for one in sockets]
 
     def _application(self) -> Starlette:
         routes = {

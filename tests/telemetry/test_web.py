@@ -297,6 +297,38 @@ def test_a_reload_can_neither_begin_nor_end_tls(show: Show, tmp_path: Path) -> N
             server.reload(second)
 
 
+def test_clients_that_never_begin_tls_take_no_descriptors(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "most_connections", lambda: 8)
+    monkeypatch.setattr(web, "HANDSHAKE_SECONDS", 600.0)
+    certificate(tmp_path, "one")
+    trust = ssl.create_default_context(cafile=str(tmp_path / "one.crt"))
+    with served(show(idle()), load_web_config(web_config(tmp_path, TLS))) as server:
+        kept = http.client.HTTPSConnection(*server.where, timeout=60, context=trust)
+        kept.request("GET", "/healthz")
+        kept.getresponse().read()
+        silent = [socket.create_connection(server.where, timeout=60) for _ in range(40)]
+
+        def waiting(client: socket.socket) -> bool:
+            client.setblocking(False)
+            try:
+                return client.recv(1) != b""
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+
+        assert until(lambda: sum(map(waiting, silent)) <= 8)
+        assert ask(server, "/healthz", context=trust)[0] == 200
+        # Who is through the handshake is not one of them.
+        kept.request("GET", "/healthz")
+        assert kept.getresponse().status == 200
+        kept.close()
+        for client in silent:
+            client.close()
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
