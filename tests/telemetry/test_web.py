@@ -10,7 +10,6 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from tests.telemetry.conftest import Tree, idle
 from exporter import web
 from exporter.service import Exporter
 from exporter.web import Server
-from exporter.webconfig import Passwords, WebConfig, WebConfigError, load_web_config
+from exporter.webconfig import WebConfig, WebConfigError, load_web_config
 from jetson.energy import EnergySampler
 from jetson.files import Files, Roots
 from jetson.readings import Rail, Readings
@@ -142,53 +141,6 @@ def test_basic_auth(show: Show, tmp_path: Path) -> None:
         )
         assert ask(server, "/metrics", Authorization=basic("prom", "sesame"))[0] == 401
         assert ask(server, "/metrics", Authorization=basic("new", "x"))[0] == 200
-
-
-def test_a_wrong_password_stays_wrong() -> None:
-    """What was tried is not what was right; a password holds for its own user."""
-    passwords = Passwords({"a": hashed("one").encode(), "b": hashed("two").encode()})
-    for _ in range(2):
-        assert not passwords.admit("a", b"two") and not passwords.known("a", b"two")
-        assert not passwords.admit("nobody", b"") and not passwords.known("nobody", b"")
-    assert passwords.admit("a", b"one") and passwords.known("a", b"one")
-    assert not passwords.known("b", b"one")
-
-
-def test_the_least_version_of_tls(tmp_path: Path) -> None:
-    certificate(tmp_path, "one")
-    for line, least in (("", ssl.TLSVersion.TLSv1_2), ("TLS13", ssl.TLSVersion.TLSv1_3)):
-        text = TLS + (f"  min_version: {line}\n" if line else "")
-        context = load_web_config(web_config(tmp_path, text)).context()
-        assert context and context.minimum_version == least
-
-
-def test_guesses_of_passwords_hold_no_scrape_up(
-    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who is known comes in at once, however many others try their luck."""
-    file = web_config(tmp_path, f"basic_auth_users:\n  prom: {hashed('sesame')}\n")
-    go_on = threading.Event()
-    check = bcrypt.checkpw
-
-    def slow(password: bytes, stored: bytes) -> bool:
-        if password == b"guess":
-            go_on.wait(60)
-        return check(password, stored)
-
-    with served(show(idle()), load_web_config(file)) as server:
-        monkeypatch.setattr(bcrypt, "checkpw", slow)
-        right = basic("prom", "sesame")
-        assert ask(server, "/metrics", Authorization=right)[0] == 200
-        clients = [socket.create_connection(server.where) for _ in range(20)]
-        for client in clients:
-            head = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAuthorization: "
-            client.sendall(f"{head}{basic('prom', 'guess')}\r\n\r\n".encode())
-        assert until(lambda: server._guessers._work_queue.qsize() == len(clients) - 1)
-        assert ask(server, "/metrics", Authorization=right)[0] == 200
-        go_on.set()
-        assert clients[-1].recv(12) == b"HTTP/1.1 401"
-        for client in clients:
-            client.close()
 
 
 @pytest.mark.parametrize("version", ["abc", "1..0", "1.x"])
