@@ -387,6 +387,9 @@ def top(context: click.Context, /, interval: float) -> None:
     Root sees the GPU's memory by process and the clock of the memory too.
     """
     refuse_others(context, OF_TOP, "top serves nothing")
+    # A recording that is played leaves no files behind, however its terminal goes away.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)
     group, options = context.parent, context.obj
     assert group is not None
     if group.get_parameter_source("collectors") is ParameterSource.DEFAULT and not os.geteuid():
@@ -427,6 +430,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(1)
+    except click.Abort:  # Ctrl-C, and what `top` takes for it
+        sys.exit(130)
     sys.exit(0)
 
 

@@ -108,7 +108,10 @@ class Exporter(Collector):
 
     def exposition(self, accept: str = "") -> tuple[str, bytes]:
         """Content type and body, in the format that `accept` asks for."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is none, such as `version=abc`
+            encode, content_type = choose_encoder("")
         return content_type, encode(self._registry)
 
     def page(self) -> bytes:

@@ -71,6 +71,12 @@ def memory(readings: Readings) -> Table:
         used = host.swap_bytes - host.swap_free_bytes
         said = f"{size(used)} of {size(host.swap_bytes)}"
         table.add_row("swap", said, bar(used, host.swap_bytes))
+    if emc := readings.emc:
+        most = emc.max_hz or emc.current_hz or 0
+        clock = f"{(emc.current_hz or 0) / 1e6:.0f} of {most / 1e6:.0f} MHz"
+        table.add_row("memory clock", clock, bar(emc.current_hz or 0, most))
+    if readings.emc_load is not None:
+        table.add_row("memory load", f"{readings.emc_load:.0%}", bar(readings.emc_load, 1))
     for process in readings.processes[:5]:
         table.add_row(f"  {process.name} {process.pid}", size(process.nvmap_bytes), "")
     return table
@@ -86,6 +92,19 @@ def cpus(readings: Readings, before: tuple[Core, ...]) -> Table:
         said = [f"{loads[cpu]:.0%}"] if cpu in loads else []
         said += [f"{hertz / 1e6:.0f} MHz"] if hertz else []
         table.add_row(f"CPU {cpu}", " at ".join(said), bar(loads.get(cpu, 0), 1))
+    return table
+
+
+def zones(readings: Readings) -> Table:
+    """Every zone that answers, and the engines that root sees."""
+    table, trip = grid(), passive_trip(readings)
+    for zone in readings.zones:
+        if zone.celsius is not None:
+            style = "red" if zone.celsius > trip - 5 else "green"
+            table.add_row(zone.name, f"{zone.celsius:.1f} °C", bar(zone.celsius, trip, style))
+    for engine in readings.engines:
+        clock = "on" if engine.current_hz is None else f"{engine.current_hz / 1e6:.0f} MHz"
+        table.add_row(f"engine {engine.name}", "off" if engine.enabled is False else clock, "")
     return table
 
 
@@ -109,6 +128,7 @@ def screen(readings: Readings, before: tuple[Core, ...], watts: float) -> Group:
     for name in state.throttling:
         title.append(f"  {name}", style="bold red")
     parts = [gauges(readings, watts), cpus(readings, before), memory(readings)]
+    parts.append(zones(readings))
     if readings.rails:
         parts.append(rails(readings))  # type: ignore[arg-type]
     shown = [part for part in parts if not isinstance(part, Table) or part.row_count]

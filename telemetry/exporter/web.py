@@ -2,17 +2,17 @@
 
 import asyncio
 import base64
-import binascii
+import contextlib
 import functools
 import ipaddress
 import resource
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from platform import python_version
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import uvicorn
 from prometheus_client import ProcessCollector
@@ -29,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from exporter import page
 from exporter.service import Exporter
-from exporter.webconfig import Passwords, WebConfig
+from exporter.webconfig import Passwords, Renewable, WebConfig, WebConfigError
 
 T = TypeVar("T")
 #: From a connection, or the end of a response, to the end of the next one, in seconds: who takes
@@ -43,6 +43,8 @@ MOST_CONNECTIONS = 256
 WAITING = 128
 #: Threads that read the board for clients.
 WORKERS = 4
+#: Threads that try passwords: guesses wait for each other, and never does a scrape for them.
+GUESSERS = 1
 #: How long a server waits for its thread to begin and to end, in seconds.
 START_SECONDS, STOP_SECONDS = 10.0, 5.0
 HEADERS = {
@@ -109,6 +111,33 @@ def backlog() -> int:
     return max(4, most_connections() // 4)
 
 
+class Listening(socket.socket):
+    """A socket whose clients may not wait for ever before TLS: of too many the oldest is cut.
+
+    A connection is only `Guarded` once its handshake is over; until then it is one of `_there`.
+    """
+
+    def __init__(self, family: int) -> None:
+        super().__init__(family)
+        self._there: list[socket.socket] = []
+        self.guarded: Callable[[], Iterable[int]] = tuple
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """What asyncio calls for every client."""
+        client, address = super().accept()
+        self._there = [one for one in self._there if one.fileno() >= 0]
+        if len(self._there) >= most_connections():
+            known = set(self.guarded())
+            for one in self._there:
+                if one.fileno() not in known:
+                    self._there.remove(one)
+                    with contextlib.suppress(OSError):
+                        one.shutdown(socket.SHUT_RDWR)
+                    break
+        self._there.append(client)
+        return client, address
+
+
 class BuildInfo(Collector):
     """Which release serves."""
 
@@ -162,15 +191,17 @@ class Server:
     ) -> None:
         self.exporter = exporter
         self._config = config or WebConfig()
-        self._context = self._config.context()
+        context = self._config.context()
+        self._context = None if context is None else Renewable.around(context)
         self._passwords = Passwords(self._config.users)
         own = socket.gethostname().lower()
         self._hosts = {"localhost", own, f"{own}.local", *(host.lower() for host in hosts)}
         self._workers = ThreadPoolExecutor(WORKERS, thread_name_prefix="http")
+        self._guessers = ThreadPoolExecutor(GUESSERS, thread_name_prefix="password")
         exporter.register(ProcessCollector(registry=None))
         exporter.register(BuildInfo())
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self._socket = socket.socket(family)
+        self._socket = Listening(family)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._socket.bind(address)
@@ -194,10 +225,16 @@ class Server:
             ),
             self._context,
         )
+        self._socket.guarded = self._guarded
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     def _run(self) -> None:
         self._server.run(sockets=[self._socket])
+
+    def _guarded(self) -> list[int]:
+        there = self._server.server_state.connections
+        sockets = (one.transport.get_extra_info("socket") for one in there if one.transport)
+        return [one.fileno() for one in sockets]
 
     def _application(self) -> Starlette:
         routes = {
@@ -217,6 +254,9 @@ class Server:
 
     async def _work(self, task: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._workers, task)
+
+    async def _guess(self, task: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._guessers, task)
 
     async def _metrics(self, request: Request) -> Response:
         accept = request.headers.get("accept", "")
@@ -254,20 +294,29 @@ class Server:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         try:
             user, colon, password = base64.b64decode(given, validate=True).partition(b":")
-        except binascii.Error:
+        except ValueError:  # no base64, and what is not even ASCII
             return False
         if scheme.lower() != "basic" or not colon:
             return False
         name = user.decode(errors="replace")
-        return await self._work(lambda: self._passwords.admit(name, password))
+        passwords = self._passwords
+        if passwords.known(name, password):
+            return True
+        return await self._guess(lambda: passwords.admit(name, password))
 
     def reload(self, config: WebConfig) -> None:
-        """Take other users and another certificate; raises WebConfigError.
+        """Take other users and other settings of TLS, all or nothing; raises WebConfigError.
 
         Whether there is TLS at all is settled at the start.
         """
-        if self._context is not None and config.tls is not None:
-            config.load_into(self._context)
+        context = config.context()
+        if (context is None) != (self._context is None):
+            one, other = ("with", "without") if self._context else ("without", "with")
+            raise WebConfigError(
+                f"tls_server_config: it serves {one} TLS, and {other} only after a restart"
+            )
+        if self._context is not None and context is not None:
+            self._context.current = context
         self._config, self._passwords = config, Passwords(config.users)
 
     @property
@@ -291,7 +340,8 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self._server.should_exit = True
         self._thread.join(STOP_SECONDS)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._workers, self._guessers):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._socket.close()
 
 

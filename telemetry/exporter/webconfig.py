@@ -4,7 +4,7 @@ import hashlib
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import bcrypt
 import yaml
@@ -34,9 +34,13 @@ class WebConfig:
     users: dict[str, bytes] = field(default_factory=dict)
     tls: dict[str, str] | None = None
 
-    def load_into(self, context: ssl.SSLContext) -> None:
-        """Give a context our certificate; raises WebConfigError."""
-        assert self.tls is not None
+    def context(self) -> ssl.SSLContext | None:
+        """The context to serve with; None without TLS. Raises WebConfigError."""
+        if self.tls is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = VERSIONS[self.tls.get("min_version", "TLS12")]
+        context.verify_mode = CLIENTS[self.tls.get("client_auth_type", "NoClientCert")]
         try:
             context.load_cert_chain(self.tls["cert_file"], self.tls["key_file"])
             if ca := self.tls.get("client_ca_file"):
@@ -44,16 +48,24 @@ class WebConfig:
         except (OSError, ssl.SSLError) as error:
             names = ", ".join(value for key, value in self.tls.items() if key.endswith("_file"))
             raise WebConfigError(f"{names}: {error.strerror or error}") from None
-
-    def context(self) -> ssl.SSLContext | None:
-        """The context to serve with; None without TLS. Raises WebConfigError."""
-        if self.tls is None:
-            return None
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = VERSIONS[self.tls.get("min_version", "TLS12")]
-        self.load_into(context)
-        context.verify_mode = CLIENTS[self.tls.get("client_auth_type", "NoClientCert")]
         return context
+
+
+class Renewable(ssl.SSLContext):
+    """A context whose settings can be replaced whole while a server holds it."""
+
+    current: ssl.SSLContext
+
+    @classmethod
+    def around(cls, context: ssl.SSLContext) -> Self:
+        """One that begins as `context`."""
+        renewable = cls(ssl.PROTOCOL_TLS_SERVER)
+        renewable.current = context
+        return renewable
+
+    def wrap_bio(self, *arguments: Any, **keywords: Any) -> ssl.SSLObject:
+        """What asyncio calls for every connection."""
+        return self.current.wrap_bio(*arguments, **keywords)
 
 
 class Passwords:
@@ -63,16 +75,20 @@ class Passwords:
         self._users = users
         self._known: set[bytes] = set()
 
+    def known(self, user: str, password: bytes) -> bool:
+        """Whether they were right before; takes no time."""
+        return self._digest(user, password) in self._known
+
     def admit(self, user: str, password: bytes) -> bool:
-        """Whether they belong together; takes about 50 ms for a pair not seen yet."""
-        stored = self._users.get(user, NOBODY)
-        digest = hashlib.sha256(stored + b"\0" + password).digest()
-        if digest in self._known:
-            return True
-        right = bcrypt.checkpw(password[:72], stored) and user in self._users
-        if right:
-            self._known.add(digest)
-        return right
+        """Whether they belong together; takes about 50 ms."""
+        right = bcrypt.checkpw(password[:72], self._users.get(user, NOBODY))
+        if not right or user not in self._users:
+            return False
+        self._known.add(self._digest(user, password))
+        return True
+
+    def _digest(self, user: str, password: bytes) -> bytes:
+        return hashlib.sha256(self._users.get(user, NOBODY) + b"\0" + password).digest()
 
 
 def load_web_config(file: Path) -> WebConfig:
@@ -116,6 +132,11 @@ def parsed(data: Any, folder: Path) -> WebConfig:
     for key in ("cert_file", "key_file"):
         if not tls.get(key):
             raise ValueError(f"tls_server_config: {key} is missing")
+    verifies = tls.get("client_auth_type", "NoClientCert") != "NoClientCert"
+    if verifies != bool(tls.get("client_ca_file")):
+        raise ValueError(
+            "tls_server_config: client_ca_file and a client_auth_type that verifies go together"
+        )
     for key, allowed in (("min_version", VERSIONS), ("client_auth_type", CLIENTS)):
         if key in tls and tls[key] not in allowed:
             raise ValueError(f"tls_server_config: {key} is one of {', '.join(allowed)}")

@@ -72,7 +72,7 @@ class BoardState:
         )
 
     def throttled_since(self, before: "BoardState") -> dict[str, int]:
-        """Events by reason between two states; a counter that went back began again at zero."""
+        """Events by reason between two states; none of a counter that went back."""
         counts = {throttle.event: throttle for throttle in before.readings.throttles}
         events = {}
         for throttle in self.readings.throttles:
@@ -96,10 +96,14 @@ class BoardState:
 
 
 def increase(before: Throttle | None, after: Throttle) -> int:
-    """Events from one reading to the next."""
+    """Events from one reading to the next.
+
+    A counter that went back was set anew, by a reboot, a suspend or a new driver. It then begins
+    anywhere, so nothing is known of what it counted.
+    """
     if before is None or before.count is None or after.count is None:
         return 0
-    return after.count - before.count if after.count >= before.count else after.count
+    return max(after.count - before.count, 0)
 
 
 def read_state(roots: Roots | None = None, call: nvgpu.Ioctl = nvgpu.ioctl) -> BoardState:

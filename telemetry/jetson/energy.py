@@ -21,6 +21,7 @@ from typing import Self
 
 from jetson.boundary import Boundary, boundary, rail_keys
 from jetson.files import Files, Roots
+from jetson.health import Health
 from jetson.nvml import NvmlPower
 from jetson.power import PowerReader, Sensor
 from jetson.rapl import read_rapl
@@ -32,7 +33,7 @@ DEFAULT_HERTZ, BENCHMARK_HERTZ = 10.0, 100.0
 COUNTER_HERTZ = 10.0
 #: Samples further apart than this many seconds leave a gap.
 GAP_SECONDS = 0.5
-#: Slow samplers: as many periods.
+#: Slow samplers: as many periods, those of a slow chip or bus too.
 GAP_PERIODS = 5
 #: CLOCK_BOOTTIME ahead of CLOCK_MONOTONIC by more than this many seconds was a suspend.
 SUSPEND_SECONDS = 0.01
@@ -46,8 +47,9 @@ EDGE_SECONDS = 1.0
 EDGE_TOLERANCE = 0.01
 #: No machine here draws more; a counter that rises faster was set anew, in watts.
 MOST_WATTS = 20_000.0
-#: A sampler that has said nothing for so many seconds is ill.
-STALE_SECONDS = 10.0
+#: A sampler whose counters have stood still for so many seconds is ill; a slow one for as many of
+#: its longest gaps.
+STALE_SECONDS, STALE_GAPS = 10.0, 2
 #: The share of regions whose true energy lies within `Energy.half_width`.
 COVERAGE = 0.95
 #: The normal distribution's quantile for it, and the term of Student's distribution for few samples
@@ -130,8 +132,8 @@ class Meter:
     counter_step: float = 0.0
     resolution: float = 0.0
 
-    def add(self, sample: Sample) -> None:
-        """Take the next sample."""
+    def add(self, sample: Sample) -> bool:
+        """Take the next sample; says whether any energy that counts was known since the last."""
         before, self.last = self.last, sample
         self.samples += 1
         known, rails = self.known, sample.counted
@@ -140,7 +142,7 @@ class Meter:
             self.joules.setdefault(name, 0.0)
         self.within = boundary(sample.rails, self.choice) or self.within
         if before is None:
-            return
+            return False
         elapsed = sample.seconds - before.seconds
         slept = elapsed - (sample.awake - before.awake) > SUSPEND_SECONDS
         broken = slept or elapsed > self.max_gap
@@ -153,7 +155,7 @@ class Meter:
             if joules is not None:
                 self.joules[name] += max(joules, 0.0) if self.monotonic else joules
         self.seconds += elapsed
-        self._add_up(known, rails, drawn, elapsed)
+        return self._add_up(known, rails, drawn, elapsed)
 
     def _add_up(
         self,
@@ -161,14 +163,16 @@ class Meter:
         rails: dict[str, Rail],
         drawn: dict[str, float | None],
         elapsed: float,
-    ) -> None:
-        """Add one step to the sum of the rails that count, or to the gaps."""
+    ) -> bool:
+        """Add one step to the sum of the rails that count, or to the gaps; see `add`."""
         parts = [drawn.get(name) for name in (self.within.rails if self.within else self.joules)]
         sure = [part for part in parts if part is not None]
         if len(sure) < len(parts):
             self.gap_seconds += elapsed
-        if self.within is None or len(sure) < len(parts):
-            return
+        if self.within is None:
+            return bool(sure)
+        if len(sure) < len(parts):
+            return False
         joules = sum(sure)
         self.total += max(joules, 0.0) if self.monotonic else joules
         difference = resolution = 0.0
@@ -183,6 +187,7 @@ class Meter:
         # Of two independent draws the squared difference is twice the variance.
         self.variance += (elapsed * difference) ** 2 / 2
         self.resolution += math.sqrt(resolution) * elapsed
+        return True
 
     @property
     def half_width(self) -> float | None:
@@ -271,24 +276,6 @@ def window(samples: Sequence[Sample], start: float, end: float) -> list[Sample]:
     return inside
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How a sampler does: whether its thread lives, its last sample's age, what went wrong."""
-
-    alive: bool
-    age_seconds: float
-    errors: dict[str, int]
-
-    @property
-    def complaint(self) -> str | None:
-        """What is the matter, in words; None if nothing is."""
-        if not self.alive:
-            return "the energy sampler has ended"
-        if self.age_seconds > STALE_SECONDS:
-            return f"the energy sampler's last sample is {self.age_seconds:.0f} s old"
-        return None
-
-
 class EnergySampler:
     """Measures energy from a thread of its own: as a context manager over a timed region.
 
@@ -316,17 +303,17 @@ class EnergySampler:
         self._power = PowerReader()
         self._readers = readers or (self._power, NvmlPower(), read_rapl)
         self._answering = list(self._readers)
-        self._meter = Meter(self._max_gap(), monotonic, rails)
         self._kept: list[Sample] | None = [] if keep else None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._first = threading.Event()
         self._thread: threading.Thread | None = None
         self._errors: Counter[str] = Counter()
-        self._looked = time.monotonic()
+        self._looked = self._counted = time.monotonic()
         self._read_seconds = 0.0
         self._counters_only = False
         self._next_probe = 0.0
+        self._meter = Meter(self._max_gap(), monotonic, rails)
         #: CPU time that sampling has cost until now, in seconds.
         self.cpu_seconds = 0.0
 
@@ -405,7 +392,10 @@ class EnergySampler:
         """Whether sampling goes on."""
         alive = self._thread is not None and self._thread.is_alive()
         with self._lock:
-            return Health(alive, time.monotonic() - self._looked, dict(self._errors))
+            now, patience = time.monotonic(), max(STALE_SECONDS, STALE_GAPS * self._max_gap())
+            # A machine without any rail has nothing that could stand still.
+            still = now - self._counted if self._meter.joules else 0.0
+            return Health(alive, now - self._looked, still, patience, dict(self._errors))
 
     @property
     def read_seconds(self) -> float:
@@ -418,7 +408,8 @@ class EnergySampler:
         return self._meter.last
 
     def _max_gap(self) -> float:
-        return max(GAP_PERIODS * self._period, GAP_SECONDS)
+        """Seconds between two samples beyond which nobody knows what was drawn between them."""
+        return max(GAP_PERIODS * self._length(), GAP_SECONDS)
 
     def _length(self) -> float:
         """Seconds of the next period: none shorter than the chip needs, or than twice a reading."""
@@ -431,9 +422,13 @@ class EnergySampler:
         while True:
             stopping = self._stop.is_set()
             try:
+                # Of the pace until now: a reading that hangs must not excuse itself.
+                max_gap = self._max_gap()
                 sample = self._take()
                 with self._lock:
-                    self._meter.add(sample)
+                    self._meter.max_gap = max_gap
+                    if self._meter.add(sample):
+                        self._counted = time.monotonic()
                     self._looked = time.monotonic()
                     if self._kept is not None:
                         self._kept.append(sample)

@@ -1,7 +1,8 @@
 """Rails, over-current counters and fans: hwmon nodes, found by their `name` at every read."""
 
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jetson.files import Files
 from jetson.readings import Fan, Rail, Readings, Throttle
@@ -61,7 +62,10 @@ class Channel:
 
 
 def channels(files: Files) -> list[Channel]:
-    """The sensors with something behind them, in the order of chip and label."""
+    """The sensors with something behind them, in the order of chip and label.
+
+    Two channels of one chip with one label are told apart by their numbers, as in `VDD_IN-2`.
+    """
     found = []
     for node in nodes(files, "ina3221"):
         address = device(files, node)
@@ -73,6 +77,13 @@ def channels(files: Files) -> list[Channel]:
     for node in nodes(files, "ina238"):
         label = files.text(f"{node}/label") or files.text(f"{node}/in1_label") or "VIN"
         found.append(Channel(node, "ina238", device(files, node), label, 0))
+    known = Counter((channel.device, channel.label) for channel in found)
+    found = [
+        replace(channel, label=f"{channel.label}-{channel.number}")
+        if known[channel.device, channel.label] > 1
+        else channel
+        for channel in found
+    ]
     return sorted(found, key=lambda channel: (channel.device, channel.label, channel.number))
 
 

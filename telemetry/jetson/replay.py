@@ -133,7 +133,11 @@ class Player:
     def start(self) -> "Player":
         """Begin; returns when the first frame stands."""
         self._thread.start()
-        self._ready.wait()
+        try:
+            self._ready.wait()
+        except BaseException:  # such as Ctrl-C: who never got us cannot close us
+            self.close()
+            raise
         return self
 
     def close(self) -> None:

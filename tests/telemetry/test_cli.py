@@ -25,6 +25,7 @@ from exporter import scenario
 from exporter.cli import main
 from jetson.files import Roots
 from jetson.replay import FILE, load, save
+from jetson.sources import Board
 
 Show = Callable[[Tree], Roots]
 TELEMETRY = Path(exporter.__file__).parents[1]
@@ -283,6 +284,29 @@ def test_help_and_version() -> None:
     assert code == 0
     for flag in ("--listen", "--once", "--collectors", "--replay", "--sysfs", "record"):
         assert flag in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_top_of_a_recording_leaves_nothing_behind(
+    number: signal.Signals, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However its terminal goes away, the files that are played go too."""
+    shown = []
+
+    def show(board: Board, interval: float, console: object) -> None:
+        shown.append(board.roots.sys)
+        assert os.path.exists(shown[0])
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    monkeypatch.setattr("exporter.cli.show", show)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        assert exit_code(main, "--replay", str(recording), "top") == 130
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    assert shown and not os.path.exists(os.path.dirname(shown[0]))
 
 
 def test_an_error_of_the_command_line_ends_the_process_with_two() -> None:

@@ -192,6 +192,18 @@ def test_a_window_outside_the_samples_is_a_gap(show: Callable[[Tree], Roots]) ->
     assert forgetful.between(now, now + 1).total_joules is None
 
 
+def test_the_interval_by_hand() -> None:
+    """Half the squared difference of neighbours is a variance; a step of the chip is a twelfth."""
+    meter = Meter(max_gap=0.5)
+    for number, watts in enumerate((10.0, 12.0, 8.0)):
+        rail = Rail("VDD_IN", "1-0040", watts=watts, chip="ina3221", step_watts=0.6)
+        meter.add(Sample(number * 0.1, number * 0.1, (rail,)))
+    sampling = ((0.1 * 2) ** 2 + (0.1 * 4) ** 2) / 2
+    resolution = (2 * 0.1 * 0.6) ** 2 / 12
+    expected = (1.960 + 2.37 / 1) * (sampling + resolution) ** 0.5
+    assert meter.half_width == pytest.approx(expected)
+
+
 def test_no_sensor_no_figure() -> None:
     energy = run([Sample(0.0, 0.0, ()), Sample(0.1, 0.1, ())]).energy()
     assert (energy.total_joules, energy.mean_watts, energy.gap_seconds) == (None, None, 0.0)

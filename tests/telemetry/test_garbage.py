@@ -151,6 +151,33 @@ def test_the_counters_go_on_after_it(garbage: bytes, stage: Stage) -> None:
         assert health.complaint is None and health.errors["EBADMSG"] > 0
 
 
+def test_counters_that_stand_still_are_no_health(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Garbage that stays: samples go on and hold nothing, which somebody must hear of."""
+    monkeypatch.setattr("jetson.energy.STALE_SECONDS", 1.0)
+    stage.show(idle())
+    current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
+    good = current.read_bytes()
+
+    def until(words: str) -> None:
+        end = time.monotonic() + 60
+        while words not in (exporter.complaint() or "well"):
+            assert time.monotonic() < end, exporter.complaint()
+            time.sleep(0.02)
+
+    with Board(stage.roots) as board:
+        sampler = EnergySampler(stage.roots, 50, monotonic=True)
+        with (exporter := Exporter(board, sampler)):
+            until("well")
+            current.write_bytes(b"9" * 4000)
+            until("the energy counters have stood still for ")
+            text = exporter.exposition()[1].decode()
+            assert 'jetson_scrape_source_success{source="energy"} 0.0' in text
+            current.write_bytes(good)
+            until("well")
+
+
 def test_a_reader_that_raises_costs_its_own_samples() -> None:
     calls = []
 

@@ -1,8 +1,10 @@
 """The rails many times a second: what a sample costs, and which rails make up a machine."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,6 +97,25 @@ def test_what_the_chip_says_of_its_averaging(show: Show) -> None:
         assert rail.step_watts == pytest.approx(0.02 * 19.88)
 
 
+def test_a_slow_chip_leaves_no_gaps(show: Show) -> None:
+    """Samples as far apart as the chip's own averages are all that there is to know."""
+    tree = idle() | {f"{HWMON}/hwmon1/update_interval": "600\n"}
+    with EnergySampler(show(tree), 10) as sampler:
+        end = time.monotonic() + 60
+        while sampler.energy().samples < 6 and time.monotonic() < end:
+            time.sleep(0.05)
+        energy = sampler.energy()
+        assert energy.samples >= 6 and energy.gap_seconds == 0
+        assert energy.seconds > 1 and energy.total_joules
+
+
+def test_a_chip_slower_than_patience_is_healthy(show: Show) -> None:
+    tree = idle() | {f"{HWMON}/hwmon1/update_interval": "14000\n"}
+    with EnergySampler(show(tree), 10) as sampler:
+        assert replace(sampler.health(), age_seconds=27.0, still_seconds=27.0).complaint is None
+        assert replace(sampler.health(), age_seconds=999.0).complaint
+
+
 def test_a_slow_bus_is_given_time_for_its_dither() -> None:
     sampler = EnergySampler(Roots(), 100)
     sampler._read_seconds = 0.03
@@ -116,6 +137,9 @@ VDDQ = rail("VDDQ_VDD2_1V8AO", "1-0041")
         ((rail("VDD_IN"), rail("VDD_SOC")), ("VDD_IN",), "module, without carrier board"),
         ((rail("VDD_GPU"), rail("VIN", "2-0044", "ina238")), ("VIN",), "module, without"),
         (AGX[:2], None, None),
+        # A board that nobody knows: its graphics card, or one more chip, makes up no machine.
+        ((rail("GPU"), rail("gpu0", "nvml", "nvml")), None, None),
+        ((rail("VIN", "2-0044", "ina238"), rail("USB", "2-0045", "ina238")), None, None),
         ((rail("VIN"), rail("GPU")), None, None),
         ((rail("VDD_IN"), rail("VDD_IN", "1-0041")), None, None),
         ((rail("VIN", "2-0044", "ina238"), rail("VIN", "2-0045", "ina238")), None, None),
@@ -149,6 +173,14 @@ def test_two_rails_of_one_name() -> None:
     with pytest.raises(ValueError, match="called 'VIN': there are VIN@2-0044, VIN@2-0045, GPU"):
         check_choice(("VIN",), rails)
     assert rail_keys((rail("A"), rail("A"))) == ("A@1-0040#0", "A@1-0040#1")
+
+
+def test_one_label_for_two_channels_of_a_chip(show: Show) -> None:
+    """Two series of one name would be one: Prometheus keeps either of them."""
+    tree = idle() | {f"{HWMON}/hwmon1/in{n}_label": "VDD_IN\n" for n in (1, 2)}
+    names = [rail.name for rail in read_rails(Files(show(tree))).rails]
+    assert names[:2] == ["VDD_IN-1", "VDD_IN-2"] and len(set(names)) == len(names)
+    assert module_watts(read_rails(Files(show(tree))).rails) is None
 
 
 def test_no_sum_where_no_module_rail_is_known(show: Show) -> None:

@@ -224,3 +224,15 @@ def test_memory_of_a_machine_that_shows_none(stage: Stage) -> None:
 
 def test_maxn_load_draws_more_than_idle(show: Show) -> None:
     assert exposition(show(maxn_load())) != exposition(show(idle()))
+
+
+def test_a_start_that_is_interrupted_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    player = Player(lambda: [Frame(0.0, {"sys/a": "1"})])
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(player._ready, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        player.start()
+    assert not os.path.exists(player.stage.path)

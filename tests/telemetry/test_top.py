@@ -1,14 +1,16 @@
 """The terminal's view, and what only people are shown."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 from rich.console import Console
-from tests.telemetry.conftest import BOARDS, Tree, exit_code, idle, maxn_load, nc_rail
+from tests.telemetry.conftest import BOARDS, Tree, exit_code, idle, maxn_load, nc_rail, root
 
 from exporter import page
 from exporter.cli import main
 from exporter.history import core_loads
+from exporter.service import Exporter
 from exporter.top import screen
 from jetson.debugfs import NVMAP_CLIENTS, read_debugfs
 from jetson.files import Files, Roots
@@ -47,6 +49,18 @@ def test_a_loaded_board(show: Show) -> None:
                   "the sum: module, without carrier board and power supply"):  # fmt: skip
         assert words in shown, words
     assert "nobody knows which of these rails to add" in text(show(nc_rail()))
+
+
+def test_what_root_sees_besides(show: Show) -> None:
+    roots = show(root())
+    shown = " ".join(text(roots).split())
+    for words in ("memory clock 3199 of 3199 MHz", "engine vic 730 MHz", "engine nvenc off",
+                  "tj 45.6 °C"):  # fmt: skip
+        assert words in shown, words
+    with Board(roots, SOURCES, budget=10.0) as board:
+        body = " ".join(re.sub("<[^>]+>", " ", Exporter(board).page().decode()).split())
+    for words in ("memory clock 3199 of 3199 MHz", "vic 730 MHz", "nvenc off"):
+        assert words in body, words
 
 
 def test_it_is_printed_once_where_there_is_no_terminal(

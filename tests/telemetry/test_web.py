@@ -1,6 +1,7 @@
 """The exporter's HTTP towards clients that are slow, strange, or not welcome."""
 
 import base64
+import contextlib
 import gzip
 import http.client
 import os
@@ -90,6 +91,7 @@ def test_the_release_and_the_process(show: Show) -> None:
         ("[::1]:9401", 200),
         ("192.168.55.1", 200),
         ("localhost:9401", 200),
+        ("LocalHost:9401", 200),
         ("orin.example.org:9401", 200),
         ("evil.example.org", 421),
         ("127.0.0.1.evil.example.org:9401", 421),
@@ -126,6 +128,7 @@ def test_basic_auth(show: Show, tmp_path: Path) -> None:
             basic("nobody", "sesame"),
             basic("nobody", ""),
             "Basic %%%",
+            "Basic é",
             "Bearer sesame",
             "Basic " + base64.b64encode(b"no colon").decode(),
         ):
@@ -138,6 +141,14 @@ def test_basic_auth(show: Show, tmp_path: Path) -> None:
         )
         assert ask(server, "/metrics", Authorization=basic("prom", "sesame"))[0] == 401
         assert ask(server, "/metrics", Authorization=basic("new", "x"))[0] == 200
+
+
+@pytest.mark.parametrize("version", ["abc", "1..0", "1.x"])
+def test_a_version_that_is_none(version: str, show: Show) -> None:
+    with served(show(idle())) as server:
+        accept = f"application/openmetrics-text; version={version}"
+        status, _, body = ask(server, "/metrics", Accept=accept)
+        assert status == 200 and b"jetson_info{" in body
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -185,9 +196,96 @@ def test_tls_asks_for_a_clients_certificate(show: Show, tmp_path: Path) -> None:
         assert ask(server, "/healthz", context=trust)[0] == 200
 
 
+def test_a_reload_that_fails_leaves_the_certificate_as_it_was(show: Show, tmp_path: Path) -> None:
+    certificate(tmp_path, "one")
+    file = web_config(tmp_path, TLS)
+    trust = ssl.create_default_context(cafile=str(tmp_path / "one.crt"))
+    with served(show(idle()), load_web_config(file)) as server:
+        # Half of a renewal: the certificate is new, its key is not there yet.
+        (certificate(tmp_path, "two")[0]).replace(tmp_path / "one.crt")
+        with pytest.raises(WebConfigError):
+            server.reload(load_web_config(file))
+        assert ask(server, "/healthz", context=trust)[0] == 200
+
+
+def test_a_reload_can_ask_for_a_clients_certificate(show: Show, tmp_path: Path) -> None:
+    certificate(tmp_path, "one")
+    authorities = [certificate(tmp_path, name) for name in ("client", "other")]
+    trust = [ssl.create_default_context(cafile=str(tmp_path / "one.crt")) for _ in range(3)]
+    for context, pair in zip(trust, authorities, strict=False):
+        context.load_cert_chain(*pair)
+
+    def ask_for(authority: str) -> list[bool]:
+        asks = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n"
+        text = f"{asks}  client_ca_file: {authority}.crt\n"
+        server.reload(load_web_config(web_config(tmp_path, text)))
+        return [admitted(context) for context in trust]
+
+    def admitted(context: ssl.SSLContext) -> bool:
+        try:
+            return ask(server, "/healthz", context=context)[0] == 200
+        except (ssl.SSLError, ConnectionError):
+            return False
+
+    with served(show(idle()), load_web_config(web_config(tmp_path, TLS))) as server:
+        assert admitted(trust[2])
+        assert ask_for("client") == [True, False, False]
+        # An authority that is no longer named is trusted no more.
+        assert ask_for("other") == [False, True, False]
+
+
+def test_a_reload_can_neither_begin_nor_end_tls(show: Show, tmp_path: Path) -> None:
+    certificate(tmp_path, "one")
+    users = f"basic_auth_users: {{prom: {hashed('one')}}}\n"
+    both, plain = (load_web_config(web_config(tmp_path, text)) for text in (TLS + users, users))
+    for first, second, words in (
+        (plain, both, "without TLS, and with only after a restart"),
+        (both, plain, "with TLS, and without only after a restart"),
+    ):
+        with (
+            served(show(idle()), first) as server,
+            pytest.raises(WebConfigError, match=words),
+        ):
+            server.reload(second)
+
+
+def test_clients_that_never_begin_tls_take_no_descriptors(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "most_connections", lambda: 8)
+    monkeypatch.setattr(web, "HANDSHAKE_SECONDS", 600.0)
+    certificate(tmp_path, "one")
+    trust = ssl.create_default_context(cafile=str(tmp_path / "one.crt"))
+    with served(show(idle()), load_web_config(web_config(tmp_path, TLS))) as server:
+        kept = http.client.HTTPSConnection(*server.where, timeout=60, context=trust)
+        kept.request("GET", "/healthz")
+        kept.getresponse().read()
+        silent = [socket.create_connection(server.where, timeout=60) for _ in range(40)]
+
+        def waiting(client: socket.socket) -> bool:
+            client.setblocking(False)
+            try:
+                return client.recv(1) != b""
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                return False
+
+        assert until(lambda: sum(map(waiting, silent)) <= 8)
+        assert ask(server, "/healthz", context=trust)[0] == 200
+        # Who is through the handshake is not one of them.
+        kept.request("GET", "/healthz")
+        assert kept.getresponse().status == 200
+        kept.close()
+        for client in silent:
+            client.close()
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        (f"{TLS}  client_ca_file: a", "client_ca_file and a client_auth_type that verifies go"),
+        (f"{TLS}  client_auth_type: VerifyClientCertIfGiven", "client_ca_file and a client_auth"),
         ("tls_server_confg: {}", "'tls_server_confg' is not understood"),
         ("tls_server_config: {cert_file: a}", "key_file is missing"),
         ("tls_server_config: {cert_file: a, key_file: b, cipher: x}", "'cipher' is not understood"),
@@ -251,6 +349,40 @@ def test_five_hundred_dripping_clients(show: Show, monkeypatch: pytest.MonkeyPat
         for one in dripping:
             one.close()
         assert ask(server, "/healthz")[0] == 200
+
+
+def test_an_answer_gives_the_client_new_time(show: Show) -> None:
+    with served(show(idle())) as server:
+        connection = http.client.HTTPConnection(*server.where, timeout=20)
+        ends = []
+        for _ in range(2):
+            connection.request("GET", "/healthz")
+            connection.getresponse().read()
+            (client,) = server._server.server_state.connections
+            assert isinstance(client, web.Guarded)
+            ends.append(client._deadline.when())
+        assert ends[1] > ends[0]
+        connection.close()
+
+
+def test_of_too_many_the_one_that_waits_longest_is_cut(
+    show: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "most_connections", lambda: 3)
+    with served(show(idle())) as server:
+        clients = []
+        for number in range(4):
+            clients.append(socket.create_connection(server.where, timeout=20))
+            there = server._server.server_state.connections
+            assert until(lambda: len(there) == min(number + 1, 3))  # noqa: B023
+        with contextlib.suppress(ConnectionResetError):
+            assert clients[0].recv(1) == b""
+        for client in clients[1:]:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+        for client in clients:
+            client.close()
 
 
 def test_a_client_that_never_reads_its_answer(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
