@@ -227,7 +227,7 @@ def test_fused_kernels_over_quantized_weights_round_activations(
     assert (verdict.fused, verdict.arithmetic) == (fused, arithmetic.name)
     assert verdict.tolerance == tolerance(model, arithmetic)
     assert verdict.line().startswith("engine (fused kernels): " if fused else "engine: ")
-    assert f", {arithmetic.name})" in verdict.line()
+    assert f": {arithmetic.name})" in verdict.line()
 
 
 class FakeExecutor:

@@ -340,7 +340,7 @@ def test_selections() -> None:
         (["conv", "--resolution", "8"], "--resolution 8: too small for these networks; the least"),
         (["gpt2", "-n", "2000"], "-n 2000: 124m has a context of 1024 tokens; use less"),
         (["batch", "-m", "/nowhere.gguf"], "/nowhere.gguf: "),
-        (["batch", "--shape", "huge"], "--shape huge: no such shape; there are tiny, 160m"),
+        (["batch", "--shape", "huge"], "--shape huge: no such shape; there are tiny, tiny-llama3"),
         (["batch", "--shape", "tiny", "-p", "9999"], "-p, -n: 9999 tokens; "),
         (["schedule", "--models", "bert"], "--models bert: no such choice; there are llama"),
         (["elementwise", "--ops", ""], "--ops: no value given; there are add, "),
