@@ -267,7 +267,7 @@ def test_tinygrad_against_llama_cpp_for_real(
     ours = records[1]
     assert len(ours["samples_ns"]) == 3 and ours["error"] is None
     assert ours["processes"] == [0, 0, 1] and len(ours["ttft_warm_samples_s"]) == 2
-    assert ours["kernels_per_token"] > 20
+    assert ours["kernels_per_token"] == 1  # a token on a CPU is one program
     assert ours["roofline_percent"] > 0
     assert ours["ttft_cold_s"] > 0 and ours["ttft_warm_s"] > 0
     assert ours["check"]["passed"] is True

@@ -221,20 +221,19 @@ def test_a_damaged_header_is_opened_or_refused_in_one_line(
 
 
 def test_an_unsupported_architecture_is_named_with_those_that_are(tmp_path: Path) -> None:
-    message = refusal(write_sparse(tmp_path / "m.gguf", TINY, architecture="gemma3"))
-    assert message.startswith("architecture 'gemma3' is not supported; supported are llama, qwen2")
+    message = refusal(write_sparse(tmp_path / "m.gguf", TINY, architecture="gemma2"))
+    assert message.startswith("architecture 'gemma2' is not supported; supported are llama, ")
 
 
 def test_an_unsupported_type_is_named_with_those_that_are(tmp_path: Path) -> None:
     writer = GGUFWriter(tmp_path / "m.gguf", "llama")
     add_info(writer, "token_embd.weight", (512, 256), GGMLQuantizationType.Q6_K)
-    add_info(writer, "blk.0.ffn_up.weight", (512, 256), GGMLQuantizationType.Q2_K)
+    add_info(writer, "blk.0.ffn_up.weight", (512, 256), GGMLQuantizationType.IQ1_S)
     message = refusal(finish_sparse(writer))
     assert message.startswith(
-        "tensor blk.0.ffn_up.weight has the type Q2_K, which is not supported"
+        "tensor blk.0.ffn_up.weight has the type IQ1_S, which is not supported"
     )
-    assert message.endswith("Q4_K, Q5_K, Q6_K, IQ3_XXS, IQ3_S, IQ2_S, IQ4_XS, I8, I16, I32, I64, "
-                            "F64, BF16, MXFP4, Q1_0")  # fmt: skip
+    assert "supported are F32, F16, " in message and " MXFP4" in message
 
 
 def test_an_unknown_type_is_refused(tmp_path: Path) -> None:

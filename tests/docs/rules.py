@@ -73,7 +73,6 @@ RULES: list[tuple[str, Answer]] = [
     (r"make test", Elsewhere(".ci/run", "make test")),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
     (r"nix develop|nix flake check|nixos-rebuild .*", NotHere(NIX)),
-    (r"orinbench llama-bench --backend tinygrad:CPU,llama\.cpp .*", Parsed(MINUTES)),
     (
         r"orinbench synth --shape 1b --quant Q6_K 1b\.gguf",
         Run("orinbench synth --shape tiny --quant Q6_K new.gguf", shows="synthetic tiny Q6_K"),
