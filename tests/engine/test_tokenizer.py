@@ -309,7 +309,7 @@ def test_decoding_gives_the_text_back(name: str, text: str) -> None:
     source = tokenizer(name)
     ids = source.encode(text)
     assert source.decode(ids) == text
-    assert b"".join(_texts(source, ids)).decode().removeprefix(" ") == text.removeprefix(" ")
+    assert b"".join(_texts(source, ids)).decode() in (text, f" {text}")
 
 
 def test_control_tokens_are_left_out_unless_asked_for() -> None:
