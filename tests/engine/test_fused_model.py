@@ -39,9 +39,9 @@ def test_a_prompt_that_continues_reuses_the_cache(emulated: Load, synthetic: Syn
     first = tokens(one, PROMPT[:20], 3, temperature=0.0)
     longer = [*PROMPT[:20], *first, *PROMPT[20:33]]
     answer = one.generate(longer, Sampling(temperature=0.0), max_tokens=3)
+    again = [piece.token for piece in answer if piece.token >= 0]
     # The last token was said and not read.
     assert (answer.n_prompt, answer.n_cached) == (36, 22)
-    again = [piece.token for piece in answer if piece.token >= 0]
     assert tokens(model(path, executor, 128), longer, 3, temperature=0.0) == again
 
 
