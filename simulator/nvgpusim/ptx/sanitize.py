@@ -390,6 +390,7 @@ class Shadow(Ends):
                 self.o.slots(mapping), "global", lanes, index, count, offsets, values, total,
                 mapping.buf.array, mapping,
             )  # fmt: skip
+            mapping.wrote(int(where.min()) - mapping.va, int(where.max()) + total - mapping.va)
         return True
 
     def global_atomic(self, part: Any, addr: Any, size: int) -> None:

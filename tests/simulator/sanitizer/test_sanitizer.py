@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nvgpusim.extents import Extents
+from nvgpusim.l2 import CACHEABLE
 from nvgpusim.ptx import Launch, compile_kernel, parse
 from nvgpusim.ptx.clocks import Sanitizer
 
@@ -119,6 +120,14 @@ def test_a_missing_barrier_shows_in_the_result() -> None:
 
     assert result(None) == want
     assert any(result(seed) != want for seed in range(4))
+
+
+def test_the_l2_keeps_nothing_that_a_watched_kernel_has_overwritten() -> None:
+    """clean_lock reads, writes and reads again what other blocks count."""
+    case = next(c for c in CASES if c.kernel == "clean_lock")
+    found = run(case, flags=CACHEABLE)
+    assert not found.kinds
+    assert found.memory == run(case, None, ()).memory
 
 
 KERNELS = re.split(r"(?=^\.visible \.entry)", (HERE / "planted.ptx").read_text(), flags=re.M)
