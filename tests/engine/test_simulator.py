@@ -29,7 +29,7 @@ def test_tiny_model_on_the_modelled_orin(tmp_path: Path, quant: str) -> None:
     }
     check = ("-m", "orinbench", "check", "-m", path, "--backend", "tinygrad:NV", "-n", "1")
     done = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--quiet", "--", *check, "-o", "json"],
+        [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", *check, "-o", "json"],
         capture_output=True,
         text=True,
         timeout=400,
