@@ -4,7 +4,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,12 +124,18 @@ class Case:
     n_gen: int
     n_depth: int
     settings: Settings = ()
+    text: bool = False  # the prompt is a text, and the first of the answer's is waited for
     benchmark: ClassVar[str] = "llama-bench"
     unit: ClassVar[str] = "tok/s"
 
     @property
     def label(self) -> str:
-        """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth."""
+        """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth.
+
+        ttft512 is ours: the time from a text of 512 tokens to the first text of the answer.
+        """
+        if self.text:
+            return f"ttft{self.n_prompt}"
         parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (
             self.n_gen > 0
         )
@@ -144,10 +150,10 @@ class Case:
         """Return a knob's value, None if it was not given."""
         return dict(self.settings).get(field)
 
-    def test(self) -> Test:
-        """Return what a tinygrad worker runs."""
-        chunk = self.setting("n_ubatch")
-        return Test(self.n_prompt, self.n_gen, self.n_depth, int(chunk or TINYGRAD_CHUNK))
+    def test(self, text: str = "") -> Test:
+        """Return what a tinygrad worker runs; `text` is the prompt of a case that has one."""
+        chunk = int(self.setting("n_ubatch") or TINYGRAD_CHUNK)
+        return Test(self.n_prompt, self.n_gen, self.n_depth, chunk, text)
 
 
 @dataclass(frozen=True)
@@ -298,21 +304,24 @@ def make_lanes(
     models: Sequence[Path],
     tests: Sequence[tuple[int, int, int]],
     settings: Sequence[Settings],
+    texts: Sequence[int] = (),
 ) -> tuple[LanePlan, ...]:
     """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
 
-    Knobs that mean nothing to tinygrad do not multiply its cases.
+    `texts` are tokens of the prompts whose first text is timed. Knobs that mean nothing to tinygrad
+    do not multiply its cases.
     """
     lanes: dict[Lane, dict[Case, None]] = {}
+    cases = [Case(*test) for test in tests] + [Case(n, 0, 0, text=True) for n in texts]
     for backend, model in itertools.product(backends, models):
-        for combination, test in itertools.product(settings, tests):
+        for combination, case in itertools.product(settings, cases):
             lane = Lane(backend, model)
             if lane.is_tinygrad:
                 threads = dict(combination).get("n_threads")
                 if backend.startswith("tinygrad:CPU") and threads is not None:
                     lane = Lane(backend, model, int(threads))
                 combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
-            lanes.setdefault(lane, {})[Case(*test, combination)] = None
+            lanes.setdefault(lane, {})[replace(case, settings=combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
 
 

@@ -86,7 +86,10 @@ class FirstTokenDone:
 
 @dataclass(frozen=True)
 class Test:
-    """What one repetition runs: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed."""
+    """What one repetition runs: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed.
+
+    With a `text`, which has `n_prompt` tokens, it is timed from there to the answer's first text.
+    """
 
     __test__ = False  # not a pytest class
 
@@ -94,6 +97,7 @@ class Test:
     n_gen: int
     n_depth: int
     n_ubatch: int
+    text: str = ""
 
 
 @dataclass(frozen=True)

@@ -148,10 +148,23 @@ def _short_columns(records: Sequence[Record]) -> list[Column]:
         ("test", False, lambda record: str(record["test"])),
         ("t/s, median", True, _median),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
+        *_text_columns(records),
         ("of roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
         ("memory", True, memory_text),
         *_energy_columns(records)[:1],
     ]
+
+
+def _text_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the time to the first text of the tests that have one."""
+    if not any((record["extra"] or {}).get("first_text_ms") for record in records):
+        return []
+
+    def cell(record: Record) -> str:
+        ms = (record["extra"] or {}).get("first_text_ms")
+        return "" if ms is None else time_text(ms * 1000)
+
+    return [("first text", True, cell)]
 
 
 def _median(record: Record) -> str:
@@ -193,6 +206,7 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         ("median", True, lambda record: _number(record["median_ts"])),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
         ("p5 – p95", True, lambda record: _interval(record, "p5_ts", "p95_ts")),
+        *_text_columns(records),
         ("roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
         ("kernels/token", True, lambda record: _known(record["kernels_per_token"], "{}")),
         ("peak memory", True, memory_text),
@@ -365,10 +379,21 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append(
             f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test "
             f"once, in an order drawn with seed {first['seed']}; {processes} fresh "
-            f"process{'es' * (processes != 1)} of each backend. Not timed: {first['excluded']}."
+            f"process{'es' * (processes != 1)} of each backend. Not timed: {_excluded(records)}."
         )
     notes.append(_machine_note(records))
     return [f"- {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _excluded(records: Sequence[Record]) -> str:
+    """Return what is not timed, of the tests that leave more out first."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        tests = found.setdefault(record["excluded"], [])
+        tests += [record["test"]] * (record["test"] not in tests)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"of {', '.join(tests)}: {what}" for what, tests in found.items())
 
 
 def _model_note(record: Record) -> str:
