@@ -169,8 +169,10 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=progress, flush=True)
 
+    from orinbench.envelope import limit_cuda
     from orinbench.tinygrad_paths import JitExecutor, load_network
 
+    limit_cuda()
     request = json.load(sys.stdin)
     say("loading the model")
     prompts, n_tokens = request["prompts"], request["n_tokens"]

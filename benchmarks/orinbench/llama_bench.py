@@ -2,7 +2,9 @@
 
 import itertools
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from click.core import ParameterSource
 
 from jetson.files import Roots
 from orinbench.board import check_textfile, rail_choice, textfile
+from orinbench.envelope import Preload
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
 from orinbench.interrupts import Interrupts
@@ -114,6 +117,12 @@ def _knob_options(command: Command) -> Command:
     default="auto",
     help="general: tinygrad.llm's own network, not the engine's kernels [auto]",
 )
+@click.option(
+    "--sms",
+    type=click.IntRange(1),
+    metavar="N",
+    help="only N multiprocessors of the GPU (CUDA): 16 shows what an Orin's can do",
+)
 @click.option("--shape", default="160m", help="shape of the synthetic model used without -m [160m]")
 @click.option("--quant", default="Q6_K", help="its type [Q6_K]")
 @click.option(
@@ -153,7 +162,7 @@ def llama_bench_command(**options: Any) -> int:
     check_board(options, roots)
     if options["textfile"] is not None:
         check_textfile(options["textfile"])
-    talk = make_talk(options["progress"])
+    talk, sms = make_talk(options["progress"]), options["sms"]
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
     if note := compiler_note(os.environ):
@@ -163,19 +172,23 @@ def llama_bench_command(**options: Any) -> int:
     for model in models.values():
         if unsupported(model) is None:
             require_layers(model)
-    backends, binary = choose_backends(options["backends"], options["llama_bench"], talk)
+    backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
     texts = text_lengths(plan_options, paths, talk)
-    lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings, texts)
+    lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings, texts, sms)
     check_contexts(lanes, models)
     plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
-    with Interrupts() as interrupts, Journal(journal_directory()) as journal:
+    with (
+        Interrupts() as interrupts,
+        Journal(journal_directory()) as journal,
+        envelope(sms, binary if "llama.cpp" in backends else None) as preload,
+    ):
         runner = Runner(
             plan,
-            [make_backend(lane, binary, options) for lane in lanes],
+            [make_backend(lane, binary, options, preload) for lane in lanes],
             [models[lane.lane.model] for lane in lanes if lane.lane.model],
             talk,
             gate=Gate(options["check"], talk, binary, options["timeout"]),
-            probe=lambda device: copy_bandwidth(device, options["timeout"]),
+            probe=None if sms else lambda device: copy_bandwidth(device, options["timeout"]),
             delay=options["delay"],
             warm_up=not options["no_warmup"],
             cooldown=options["cooldown"],
@@ -264,7 +277,7 @@ def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
 
 
 def choose_backends(
-    given: Sequence[str], llama_bench: str | None, talk: Talk
+    given: Sequence[str], llama_bench: str | None, talk: Talk, sms: int | None = None
 ) -> tuple[list[str], Path | None]:
     """Return the backends to run and llama.cpp's binary.
 
@@ -280,9 +293,15 @@ def choose_backends(
         raise BenchError(
             "--backend llama.cpp: no llama-bench on PATH; name it with --llama-bench PATH"
         )
+    for name in names if sms else ():
+        if name != "llama.cpp" and not name.startswith("tinygrad:CUDA"):
+            raise BenchError(
+                f"--sms {sms}: {name} uses all of its device; tinygrad:CUDA and llama.cpp can take "
+                "a part"
+            )
     if names:
         return list(dict.fromkeys(names)), binary
-    chosen = best_tinygrad(talk) + (["llama.cpp"] if binary else [])
+    chosen = (["tinygrad:CUDA"] if sms else best_tinygrad(talk)) + (["llama.cpp"] if binary else [])
     if not chosen:
         raise BenchError(f"--backend: nothing opens: {describe_backends(binary)}")
     return chosen, binary
@@ -321,7 +340,22 @@ def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> 
                 )
 
 
-def make_backend(plan: LanePlan, binary: Path | None, options: dict[str, Any]) -> Backend:
+@contextmanager
+def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
+    """Give the library that keeps llama.cpp to so many multiprocessors, where that is asked for.
+
+    Raises BenchError, one line, where it cannot be built.
+    """
+    if sms is None or binary is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="orinbench-") as folder:
+        yield Preload(sms, Path(folder))
+
+
+def make_backend(
+    plan: LanePlan, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
+) -> Backend:
     """Return the backend of a lane; nothing is started yet."""
     if plan.lane.is_tinygrad:
         cold = options["cold_start"]
@@ -332,7 +366,7 @@ def make_backend(plan: LanePlan, binary: Path | None, options: dict[str, Any]) -
     assert binary is not None
     extra = ["--no-warmup"] if options["no_warmup"] else []
     extra += passed_on(options)
-    return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"])
+    return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"], preload)
 
 
 def report(run: RunResult, options: dict[str, Any]) -> None:

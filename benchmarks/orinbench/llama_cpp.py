@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orinbench.envelope import Preload
 from orinbench.errors import BenchError
 from orinbench.llama_server import find_llama_server, first_text, server_arguments
 from orinbench.plan import KNOB_BY_FIELD, Case, LanePlan
@@ -77,13 +78,16 @@ class LlamaCppBackend:
         timeout: float,
         extra: Sequence[str] = (),
         verbose: bool = False,
+        preload: Preload | None = None,
     ) -> None:
         self.plan = plan
+        self._preload = preload
         self._command = [str(binary), "-m", str(plan.lane.model), "-o", "json", *extra]
         self._extra = extra
         self._timeout = timeout
         self._verbose = verbose
         self._first: Call | None = None
+        self._sms: int | None = None
 
     def open(self) -> Identity:
         """Run one chunk of prompt and one token: the model loads and the binary says what it is."""
@@ -101,6 +105,7 @@ class LlamaCppBackend:
             driver=None,
             arch=None,
             n_threads=record.get("n_threads"),
+            sms=self._sms,
         )
 
     def first_token(self) -> FirstToken:
@@ -155,7 +160,8 @@ class LlamaCppBackend:
         assert model is not None
         texts = [prompt_text(model, case.n_prompt, drawn) for drawn in (seed + _OTHER_TEXT, seed)]
         try:
-            found = first_text(binary, arguments, texts, self._timeout)
+            found = first_text(binary, arguments, texts, self._timeout, **self._variables)
+            self._see_envelope()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
         if found.n_tokens != case.n_prompt:
@@ -171,6 +177,15 @@ class LlamaCppBackend:
             engine_record=self._as_recorded(case),
             extra={"http_ms": found.http_ns / 1e6},
         )
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return self._preload.environment if self._preload else {}
+
+    def _see_envelope(self) -> None:
+        """Read how many multiprocessors the last program had; raises BenchError."""
+        if self._preload is not None:
+            self._sms = self._preload.sms()
 
     def _as_recorded(self, case: Case) -> dict[str, Any]:
         """Return what llama-bench's record of a case says of build, machine and settings."""
@@ -211,6 +226,7 @@ class LlamaCppBackend:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=None if self._verbose else errors,
+                    env={**os.environ, **self._variables},
                     start_new_session=True,
                 )
             except OSError as error:
@@ -235,6 +251,10 @@ class LlamaCppBackend:
                     f"llama-bench ended with status {process.returncode}: "
                     f"{_reason(errors.read().decode(errors='replace'))}"
                 )
+        try:
+            self._see_envelope()
+        except BenchError as error:
+            raise BackendDiedError(str(error)) from error
         # Linux counts ru_maxrss in KiB (getrusage(2)).
         return output.decode(errors="replace"), wall_s, ended_s, usage.ru_maxrss * 1024
 

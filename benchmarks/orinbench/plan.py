@@ -124,6 +124,7 @@ class Case:
     n_gen: int
     n_depth: int
     settings: Settings = ()
+    sms: int | None = None  # multiprocessors of the GPU; None: all
     text: bool = False  # the prompt is a text, and the first of the answer's is waited for
     benchmark: ClassVar[str] = "llama-bench"
     unit: ClassVar[str] = "tok/s"
@@ -134,12 +135,10 @@ class Case:
 
         ttft512 is ours: the time from a text of 512 tokens to the first text of the answer.
         """
-        if self.text:
-            return f"ttft{self.n_prompt}"
-        parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (
-            self.n_gen > 0
-        )
-        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+        parts = [f"{'ttft' if self.text else 'pp'}{self.n_prompt}"] * (self.n_prompt > 0)
+        parts += [f"tg{self.n_gen}"] * (self.n_gen > 0)
+        depth = f" @ d{self.n_depth}" if self.n_depth else ""
+        return "+".join(parts) + depth + (f" @ {self.sms} SMs" if self.sms else "")
 
     @property
     def n_tokens(self) -> int:
@@ -305,14 +304,16 @@ def make_lanes(
     tests: Sequence[tuple[int, int, int]],
     settings: Sequence[Settings],
     texts: Sequence[int] = (),
+    sms: int | None = None,
 ) -> tuple[LanePlan, ...]:
     """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
 
-    `texts` are tokens of the prompts whose first text is timed. Knobs that mean nothing to tinygrad
-    do not multiply its cases.
+    `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors. Knobs that
+    mean nothing to tinygrad do not multiply its cases.
     """
     lanes: dict[Lane, dict[Case, None]] = {}
-    cases = [Case(*test) for test in tests] + [Case(n, 0, 0, text=True) for n in texts]
+    cases = [Case(*test, sms=sms) for test in tests]
+    cases += [Case(n, 0, 0, sms=sms, text=True) for n in texts]
     for backend, model in itertools.product(backends, models):
         for combination, case in itertools.product(settings, cases):
             lane = Lane(backend, model)

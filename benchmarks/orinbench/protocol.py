@@ -25,6 +25,7 @@ class Opened:
     device_name: str | None  # as the vendor calls it, where that can be read
     driver: str | None
     n_threads: int | None  # threads that kernels may use, on the CPU device
+    sms: int | None = None  # multiprocessors, where not all of the device are used
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.clocks import clock_warnings
+from orinbench.envelope import estimate
 from orinbench.environment import Environment
 from orinbench.judge import Comparison, Verdict, adjusted, compare_paired, process_medians
 from orinbench.model import ModelInfo
@@ -132,6 +133,24 @@ def _text_fields(row: RowResult, summary: Summary) -> Record:
     return {"extra": extra, "included": included}
 
 
+def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summary) -> Record:
+    """Return a token's time where tokens are decoded, else a prompt's, in the Orin envelope."""
+    clocks = [state.gpu_mhz for s in row.samples if (state := s.clocks_after) and state.gpu_mhz]
+    assert lane.model is not None
+    parts = 1 if case.n_prompt else case.n_gen
+    reads = (1 if case.n_prompt else 0) + case.n_gen
+    sms = lane.identity.sms if lane.identity and lane.identity.sms else case.sms
+    assert sms is not None
+    return {
+        "envelope": estimate(
+            1e3 * row.work / summary.median / parts,
+            sms,
+            stdlib_statistics.median(clocks) if clocks else None,
+            lane.model.token_read_bytes * reads / parts,
+        )
+    }
+
+
 def _lane_fields(lane: LaneResult) -> Record:
     identity, first, bandwidth = lane.identity, lane.first_token, lane.bandwidth
     fields: Record = {"check": lane.check}
@@ -239,6 +258,8 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     summary = summarize(row.throughputs, run.plan.seed, row.processes)
     if isinstance(row.case, Case) and row.case.text:
         fields |= _text_fields(row, summary)
+    if isinstance(row.case, Case) and row.case.sms:
+        fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
     nanoseconds = _nanoseconds(row)
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orinbench import protocol
+from orinbench.envelope import SMS
 from orinbench.plan import TINYGRAD_CHUNK, Case, LanePlan
 from orinbench.process import WorkerProcess
 from orinbench.prompt_text import prompt_text
@@ -48,6 +49,8 @@ class TinygradBackend:
         self._verbose = verbose
         self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
         self.environment = worker_environment(device, self._directory, plan.lane.n_threads)
+        if sms := plan.llama_cases[0].sms:
+            self.environment[SMS] = str(sms)
         if cold_start:
             self.environment["CACHEDB"] = str(self._directory / "cache.db")
         self._worker: WorkerProcess | None = None
@@ -157,6 +160,7 @@ def identity_of(opened: protocol.Opened) -> Identity:
         arch=opened.arch,
         n_threads=opened.n_threads,
         renderer=opened.renderer,
+        sms=opened.sms,
     )
 
 

@@ -20,6 +20,7 @@ from tinygrad.llm.model import Transformer
 from orinbench import protocol
 from orinbench.copy_bandwidth import copy_bandwidth
 from orinbench.device_info import gpu_driver, gpu_name, package_version
+from orinbench.envelope import limit_cuda
 from orinbench.prompt_text import encode, tokenizer_of
 from orinbench.suite.work import SuiteWork
 from orinbench.tinygrad_paths import DecodePath, EnginePath, JitPath, load_network
@@ -89,6 +90,7 @@ class TinygradRunner:
     """The model on tinygrad's default device. Every method answers one request of the protocol."""
 
     def __init__(self) -> None:
+        self._green = limit_cuda()
         self.compiles = CompileMeter()
         self.memory = MemoryMeter()
         self.model: Any = None
@@ -137,6 +139,7 @@ class TinygradRunner:
             device_name=gpu_name() if on_gpu else None,
             driver=gpu_driver() if on_gpu else None,
             n_threads=None if on_gpu else CPU_COUNT.value,
+            sms=self._green.sms if self._green else None,
         )
 
     def measure_bandwidth(self, n_bytes: int, repetitions: int) -> protocol.Bandwidth:
