@@ -91,7 +91,7 @@ def _envelope_note(record: Record) -> str:
     return (
         f"* Estimates for an AGX Orin, not measured. At 1.3 GHz: a token or a prompt on "
         f"{found['sms']} multiprocessors of this GPU, {scaled}; they are not an Orin's. Memory: "
-        f"the weights that it reads, at {ORIN_GB_S} GB/s. An Orin needs at least the longer of the two."
+        f"the weights that it reads, at {ORIN_GB_S} GB/s. An Orin needs at least the longer."
     )
 
 
