@@ -14,7 +14,22 @@ from orinllm.launches.rows import Norm, embed_tokens, norm_rows
 from orinllm.memory import Memory
 from orinllm.mixtures import Mixtures
 from orinllm.row_list import RowList
-from orinllm.token_list import head_matrix
+from orinllm.token_list import TokenList, head_matrix
+
+#: Sequences up to which products are GEMVs.
+GEMV_SEQUENCES = 4
+
+
+def list_of_tokens(
+    memory: Memory, sequences: int, tensor_cores: bool = True
+) -> "TokenList | BatchList":
+    """Return the launches of a token of each of so many sequences.
+
+    `tensor_cores` is false for models whose rows they do not take (plan.py).
+    """
+    if sequences > GEMV_SEQUENCES and tensor_cores:
+        return BatchList(memory, sequences)
+    return TokenList(memory, sequences)
 
 
 class BatchList(RowList):

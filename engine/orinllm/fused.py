@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import dtypes
 
-from orinllm.batch_list import BatchList
+from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import compile_all
 from orinllm.launch import Graph, Launch
@@ -20,8 +20,6 @@ from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.memory import Memory
 from orinllm.token_list import TokenList, copy_ints
 
-#: Sequences up to which products are GEMVs; more meet the weights on tensor cores.
-GEMV_SEQUENCES = 4
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
 SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 # Fewer tokens of a prompt are faster one by one.
@@ -32,12 +30,10 @@ class Decoder:
     """A token of each of `sequences` slots; one whose position is below 0 is left alone.
 
     A slot's result depends on its own sequence and on `sequences`, not on what others hold.
-    `tensor_cores`: products by tensor cores, which take rows of multiples of 64 alone, and not by
-    GEMVs.
     """
 
-    def __init__(self, memory: Memory, sequences: int, tensor_cores: bool = False) -> None:
-        self.list = (BatchList if tensor_cores else TokenList)(memory, sequences)
+    def __init__(self, tokens: TokenList | BatchList) -> None:
+        self.list, sequences, memory = tokens, tokens.sequences, tokens.memory
         compile_all(memory.device, [launch.source for launch in self.list.launches])
         self.graph = Graph(memory.device, self.list.launches)
         self.sequences = sequences
@@ -134,9 +130,8 @@ class FusedExecutor:
         if not 1 <= sequences <= MOST_SEQUENCES:
             raise ValueError(f"{sequences} sequences; a batch has 1 to {MOST_SEQUENCES}")
         if sequences not in self._decoders:
-            # Where prompts have no tensor cores, batches have none either.
-            tensor_cores = sequences > GEMV_SEQUENCES and self._prompt is not None
-            self._decoders[sequences] = Decoder(self.memory, sequences, tensor_cores)
+            tokens = list_of_tokens(self.memory, sequences, self._prompt is not None)
+            self._decoders[sequences] = Decoder(tokens)
         return self._decoders[sequences]
 
     def place(self, pages: Sequence[int]) -> None:

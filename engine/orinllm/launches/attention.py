@@ -117,7 +117,8 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
         ),
         body=(
             f"  attention<P0>(Attention<P0, {element}>{{out, cache, qkv, freqs, {q_norm}, "
-            f"{k_norm}, {sinks}, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, table}});"
+            f"{k_norm}, {sinks}, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, "
+            "table});"
         ),
         grid=(heads.blocks, parts.splits, heads.sequences),
         block=128 if dim <= 64 else 256,
