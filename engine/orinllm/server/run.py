@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orinllm.errors import BadInput
 from orinllm.server.app import make_app
-from orinllm.server.engine import Engine, read_header
+from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.notify import Notifier
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.security import is_loopback
@@ -135,7 +135,7 @@ class _Process:
     def __init__(self, options: EngineOptions, http: HttpOptions, name: str, tell: Tell) -> None:
         self._http, self._tell, self._name = http, tell, name
         self._notifier = Notifier()
-        self._service = Service(options, self._notifier, self._say)
+        self._service = Service(lambda watch: load(options, watch, self._say), self._notifier)
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
             make_app(self._service, http, name),

@@ -6,14 +6,13 @@ import traceback
 from collections.abc import Callable
 
 from orinllm.errors import BadInput
+from orinllm.scheduler import Watch
 from orinllm.server.choices import Post
-from orinllm.server.engine import Engine, load
+from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping
 from orinllm.server.metrics import Metrics
 from orinllm.server.notify import Notifier
-from orinllm.server.options import EngineOptions
-from orinllm.weights import Say
 
 # Seconds after which somebody who came while the model loads may try again.
 _RETRY_SECONDS = 5
@@ -25,11 +24,11 @@ class Service:
     `loaded` and `failed` (one line, and whether the user caused it) are called in the event loop.
     """
 
-    def __init__(self, options: EngineOptions, notifier: Notifier, say: Say) -> None:
+    def __init__(self, load: Callable[[Watch], Engine], notifier: Notifier) -> None:
         self.metrics, self.notifier = Metrics(), notifier
         self.loaded: Callable[[Engine], None] = lambda engine: None
         self.failed: Callable[[str, bool], None] = lambda why, mendable: None
-        self._options, self._say = options, say
+        self._load = load
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._post: Post | None = None
@@ -79,14 +78,14 @@ class Service:
 
     def _work(self) -> None:
         try:
-            engine = load(self._options, self.metrics, self._say)
+            engine = self._load(self.metrics)
         except BadInput as error:
             self._tell(self.failed, str(error), True)
             return
         except Exception as error:  # each device raises what its libraries do
             traceback.print_exc()
             why = " ".join(f"{type(error).__name__}: {error}".split())
-            self._tell(self.failed, f"{self._options.model}: does not load: {why}", False)
+            self._tell(self.failed, f"the model does not load: {why}", False)
             return
         scheduler = engine.scheduler
         scheduler.alive, scheduler.handed = self.notifier.alive, self.post.flush
