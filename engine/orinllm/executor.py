@@ -31,16 +31,20 @@ class Executor(Protocol):
         """Start one token more: the given one, or the one that `token` returns."""
         ...
 
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        """Draw tokens like this from now on; `text` is the sequence so far."""
-        ...
-
     def token(self) -> int:
-        """Wait for the next token, drawn as `sample` says; -1 where logits are no numbers."""
+        """Wait for the next token; -1 where logits are no numbers."""
         ...
 
     def logits(self) -> Floats:
         """Wait for the logits after the last token: (vocabulary)."""
+        ...
+
+
+class SamplingExecutor(Executor, Protocol):
+    """An executor whose tokens may be drawn; it takes the most likely ones until `sample`."""
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on; `text` is the sequence so far."""
         ...
 
 

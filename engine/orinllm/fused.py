@@ -73,11 +73,16 @@ class Decoder:
                 given = f"{len(tokens)} tokens and {len(positions)} positions"
                 raise ValueError(f"{given} for {self.sequences} slots")
             copy_ints(self.list.state, [*tokens, *positions])
-        if self._drawn is not None and self._drawn[0].needed:
-            self._drawn[1].run()
+        self.next_graph.run()
+        if self._drawn is not None:
             self._drawn[0].stepped()
-        else:
-            self.graph.run()
+
+    @property
+    def next_graph(self) -> Graph:
+        """What the next step runs: with drawing only where a slot draws, or is masked."""
+        if self._drawn is not None and self._drawn[0].needed:
+            return self._drawn[1]
+        return self.graph
 
     def sample(self, slot: int, how: Sampling | None) -> None:
         """Draw a slot's tokens like this from now on; None takes the most likely ones.

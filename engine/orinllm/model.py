@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orinllm.errors import BadInput
-from orinllm.executor import Executor
+from orinllm.executor import SamplingExecutor
 from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
 from orinllm.sampling import Sampling
@@ -91,7 +91,7 @@ class Generation:
 class Model:
     """A model on a device, one request at a time. Several models may share a process."""
 
-    def __init__(self, header: Header, plan: Plan, executor: Executor) -> None:
+    def __init__(self, header: Header, plan: Plan, executor: SamplingExecutor) -> None:
         self.header, self.plan, self.executor = header, plan, executor
         self.tokenizer, self.template = header.tokenizer, header.template
         self._held: list[int] = []  # tokens whose keys and values the executor has
