@@ -1,7 +1,6 @@
 """One real model on a CPU, served by the command, for all tests that ask it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
