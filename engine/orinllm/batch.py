@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.executor import Executor, Floats
-from orinllm.fused import SEQUENCES, Decoder, FusedExecutor
+from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling, sample
 
@@ -110,10 +110,9 @@ class FusedRunner:
 
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
-        self.slots = min(slots, SEQUENCES)
-        sizes = sorted({min(1 << n, SEQUENCES) for n in range(SEQUENCES.bit_length())})
-        self._sizes = [size for size in sizes if size < self.slots] + [
-            min(size for size in sizes if size >= self.slots)
+        self.slots = min(slots, SIZE_CLASSES[-1])
+        self._sizes = [size for size in SIZE_CLASSES if size < self.slots] + [
+            min(size for size in SIZE_CLASSES if size >= self.slots)
         ]
         if deterministic:
             del self._sizes[:-1]

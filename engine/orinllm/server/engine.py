@@ -8,7 +8,7 @@ from orinllm.cache import OneStore, PagedStore, Store
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
 from orinllm.executor import Executor
-from orinllm.fused import SEQUENCES, FusedExecutor
+from orinllm.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.grammar import Grammars
 from orinllm.launches.buffers import PAGE
 from orinllm.model import Header
@@ -19,6 +19,8 @@ from orinllm.server.options import EngineOptions
 from orinllm.template import ChatTemplate
 from orinllm.tokenizer import Tokenizer
 from orinllm.weights import Say, quiet
+
+_MOST_SLOTS = SIZE_CLASSES[-1]
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,16 @@ def _shared(
         if options.slots not in (None, 1):
             raise BadInput(f"--slots {options.slots}: the general path has one")
         return SingleRunner(executor), OneStore(executor.context, resumable)
-    runner = FusedRunner(executor, options.slots or SEQUENCES, options.deterministic)
+    runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
     runner.warm()
     return runner, PagedStore(sequences * pages_of(executor.context))
 
 
 def _sequences(options: EngineOptions, plan: Plan, context: int) -> int:
     """Return for how many whole contexts there is memory, which sequences share as they need it."""
-    slots = options.slots or SEQUENCES
-    if slots > SEQUENCES:
-        raise BadInput(f"--slots {slots}: at most {SEQUENCES}")
+    slots = options.slots or _MOST_SLOTS
+    if slots > _MOST_SLOTS:
+        raise BadInput(f"--slots {slots}: at most {_MOST_SLOTS}")
     free = free_memory(plan.device)
     if free is None:
         return slots
