@@ -11,6 +11,7 @@
   bcrypt,
   click,
   gguf,
+  httpx,
   jinja2,
   jsonschema,
   matplotlib,
@@ -53,6 +54,7 @@ buildPythonPackage {
     bcrypt
     click
     gguf
+    httpx
     jinja2
     jsonschema
     matplotlib
