@@ -14,6 +14,7 @@
   httpx,
   jinja2,
   jsonschema,
+  llguidance,
   matplotlib,
   numpy,
   nvidia-ml-py,
@@ -57,6 +58,7 @@ buildPythonPackage {
     httpx
     jinja2
     jsonschema
+    llguidance
     matplotlib
     numpy
     nvidia-ml-py

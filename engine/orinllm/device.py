@@ -16,10 +16,6 @@ from tinygrad.device import CompileError
 from tinygrad.helpers import diskcache_get, diskcache_put
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
-# The driver's L2 option keeps old data where the CPU wrote: on the modelled Orin logits are then
-# off by 42 % of their spread. It stays off until a copy into a part of a buffer invalidates it.
-os.environ.setdefault("TEGRA_L2", "0")
-
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
 CUBINS = "ORINLLM_CUBINS"
 #: The oldest architecture with cp.async and the mma.sync forms that the kernels use.

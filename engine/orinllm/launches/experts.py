@@ -15,7 +15,7 @@ from orinllm.ggml import KernelType
 from orinllm.launch import Argument, Constants, Launch
 from orinllm.launches.buffers import CHUNK, ceil_div
 from orinllm.launches.gemv import GemvConstants, plan_gemv, shared_memory
-from orinllm.launches.rows import Norm
+from orinllm.launches.rows import Norm, count_of
 
 _THREADS = 256
 #: Experts that a token may have: a lane of the choosing warp has one of them.
@@ -100,13 +100,6 @@ class CombineConstants(Constants):
     cols: int
     used: int
     threads: int
-
-
-def count_of(tokens: int | Buffer) -> tuple[str, int, tuple[Argument, ...]]:
-    """Return the expression, the most and the arguments of a number of tokens, or of a chunk's."""
-    if isinstance(tokens, int):
-        return str(tokens), tokens, ()
-    return "chunk[1]", CHUNK, (Argument("const int* chunk", tokens),)
 
 
 def _floats(name: str, buffer: Buffer | None) -> tuple[tuple[Argument, ...], str]:
