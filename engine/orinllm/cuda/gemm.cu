@@ -2,32 +2,8 @@
 //
 // A block: 64 tokens, WARPS * 16 rows of W, all of K (tile.cuh). Grid: (row blocks of all matrices,
 // token blocks). GATED: the first of a lane's two rows is of gate, the second of up.
-#include "epilogue.cuh"
+#include "product.cuh"
 #include "tile.cuh"
-
-// A matrix, where its first column of the result is, and the first block that multiplies it.
-struct Part {
-  void* out;  // floats, or halves in GATED
-  const u8* w;
-  const float* bias;  // or 0
-  int rows, block;
-};
-template<int PARTS> DI Part part_of(const Part* parts, int block) {
-  Part p = parts[0];
-#pragma unroll
-  for (int i = 1; i < PARTS; i++)
-    if (block >= parts[i].block) p = parts[i];
-  return p;
-}
-
-// Arguments of one GEMM: sums are times `undo`, plus the bias, times `factor`.
-struct Gemm {
-  const Part* parts;
-  const u16* in;
-  const u8* up;      // second matrix of GATED
-  const int* chunk;  // as in rope_rows
-  float undo, factor;
-};
 
 template<typename P> DI void gemm(const Gemm& a) {
   constexpr int T = P::TYPE, K = P::COLS, LD = P::OUT_STRIDE, MODE = P::MODE, WARPS = P::WARPS,

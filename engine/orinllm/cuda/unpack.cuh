@@ -9,6 +9,9 @@
 
 #define W_SCALE 256.f
 
+// the word that holds a byte; no mask, by which the compiler would lose that it is shared memory
+DI const u32* word_of(const u8* p) { return (const u32*)(p - ((u64)p & 3)); }
+
 template<int T> struct Raw;
 template<> struct Raw<Q6_K> {
   u32 l[3], c[3];
@@ -68,7 +71,7 @@ template<int T> DI Raw<T> load_nibbles(const u8* row, int unit, int j) {
   Raw<T> r;
   const int g = 2 * unit + (j >> 1);
   const u8 *b = row + block_at<T>(g), *at = row + nibbles_at<T>(g) + 8 * (j & 1);
-  const u32* w = (const u32*)((u64)at & ~3ull);
+  const u32* w = word_of(at);
   r.l[0] = w[0];
   r.l[1] = w[1];
   if constexpr (ALIGN < 4) r.l[2] = (u32)(u64)at & (4 - ALIGN) ? w[2] : 0;  // not beyond the row
@@ -88,8 +91,7 @@ template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
                           (Packed<T>::BW == 32 ? 2 * Packed<T>::BB : Packed<T>::BB);
   const int h = (unit >> 1) & 1, pair = unit & 1;
   if constexpr (T == Q6_K) {
-    const u32 *ql = (const u32*)((u64)(b + h * 64 + pair * 32 + 8 * j) & ~3ull),
-              *qh = (const u32*)((u64)(b + 128 + h * 32 + 8 * j) & ~3ull);
+    const u32 *w = word_of(b), *ql = w + h * 16 + pair * 8 + 2 * j, *qh = w + 32 + h * 8 + 2 * j;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
       r.l[i] = ql[i];
@@ -118,8 +120,7 @@ template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
     r.d = w[20];
   }
   if constexpr (T == Q3_K) {
-    const u32 *qs = (const u32*)((u64)(b + 32 + h * 32 + 8 * j) & ~3ull),
-              *top = (const u32*)((u64)(b + 8 * j) & ~3ull);
+    const u32 *w = word_of(b), *qs = w + 8 + h * 8 + 2 * j, *top = w + 2 * j;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
       r.l[i] = qs[i];
@@ -136,7 +137,7 @@ template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
 #pragma unroll
     for (int p = 0; p < 2; p++) {
       const u32 odd = ((u32)(u64)b + 34 * p + 2) & 2;
-      const u32* w = (const u32*)((u64)(b + 34 * p + 2 + 8 * j) & ~3ull);
+      const u32* w = word_of(b + 34 * p + 2 + 8 * j);
       r.l[p][0] = w[0];
       r.l[p][1] = w[1];
       r.l[p][2] = odd ? w[2] : 0;

@@ -1,0 +1,267 @@
+// A prompt's products on tensor cores, in tiles that turn a weight into halves once for many tokens:
+// out (T x LD) = or += in (T x K halves) * W^T.
+//
+// A block: TOKENS = 8 * TOKEN_GROUPS tokens, ROW_WARPS * 16 * ROW_TILES rows of W (half as many of
+// each matrix in GATED), all of K. Its warps are ROW_WARPS times K_WARPS: warps of one rank along k
+// have a range of K to themselves, and sums of ranks meet in shared memory at the end. Grid: (row
+// blocks of all matrices, token blocks).
+//
+// Shared memory:
+//   raw  a warp's 16 * ROW_TILES rows of a segment of packed weights as they lie in the file, from
+//        the 16 bytes on that the segment begins in; slot = row tile * 16 + lane's row * 8 + lane / 4.
+//        PITCH is an odd number of 16 bytes: eight rows lie in different banks.
+//   x    two stages for each rank of k: TOKENS rows of 32 halves, which are one part of a unit
+//        (unpack.cuh). Two rows fill the banks once, so that 16-byte loads of lanes never collide.
+//
+// Weights are the operand of 16 rows and stay in registers between unpacking and product; k is
+// permuted alike in both operands (tile.cuh). A warp loads a unit's raw words at once; behind those
+// of a segment's last unit the next segment is copied, two steps before it is read.
+#include "product.cuh"
+#include "unpack.cuh"
+
+// Weights of a row that are copied at once, at most 224 bytes of them.
+template<int T> struct Segment {
+  static constexpr DI int bytes_of(int weights) {
+    return weights / Packed<T>::BW * Packed<T>::BB;
+  }
+  static constexpr int WEIGHTS = bytes_of(256) <= 224 ? 256 : bytes_of(128) <= 224 ? 128 : 64,
+                       UNITS = WEIGHTS / 64, BYTES = bytes_of(WEIGHTS),
+                       CHUNKS = (BYTES + 16 - Packed<T>::ALIGN + 15) / 16,
+                       PITCH = (CHUNKS | 1) * 16;
+};
+
+// Sizes of a block and of its walk along k.
+template<typename P> struct Tile : P {
+  using P::ROW_TILES, P::ROW_WARPS, P::K_WARPS, P::TOKEN_GROUPS, P::COLS, P::TYPE;
+  typedef Segment<TYPE> Piece;
+  static constexpr int SLOTS = 16 * ROW_TILES, WARPS = ROW_WARPS * K_WARPS, THREADS = WARPS * 32,
+                       TOKENS = 8 * TOKEN_GROUPS, UNITS = COLS / 64,
+                       SEGMENTS = (UNITS + Piece::UNITS - 1) / Piece::UNITS,
+                       OWN = (SEGMENTS + K_WARPS - 1) / K_WARPS,  // segments of a rank of k
+      ROW_BYTES = Piece::bytes_of(COLS), STAGE = K_WARPS * TOKENS * 32,
+                       WARP_ROWS = P::MODE == GATED ? SLOTS / 2 : SLOTS;
+  static constexpr bool EVEN = SEGMENTS % K_WARPS == 0 && UNITS % Piece::UNITS == 0;
+  typedef float Sums[ROW_TILES][TOKEN_GROUPS][4];
+  struct Memory {
+    u8 raw[WARPS][SLOTS * Piece::PITCH];
+    u16 x[2][STAGE];
+  };
+};
+
+// Where a warp's rows of W are.
+struct Rows {
+  const u8 *w, *up;
+  int first, count;  // of the warp, of the matrix
+};
+// A row that does not exist is the last one.
+template<typename P> DI const u8* row_of(const Rows& rows, int slot) {
+  const int r = rows.first + (P::MODE == GATED ? (slot >> 4) * 8 + (slot & 7) : slot);
+  const u8* w = P::MODE == GATED && (slot & 8) ? rows.up : rows.w;
+  return w + (u64)(r < rows.count ? r : rows.count - 1) * Tile<P>::ROW_BYTES;
+}
+
+// Starts the copy of a segment of a warp's rows; eight or sixteen lanes a row.
+template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, int lane) {
+  typedef Tile<P> S;
+  typedef typename S::Piece Piece;
+  constexpr int LANES = Piece::CHUNKS <= 8 ? 8 : 16;
+  constexpr int TAIL = S::ROW_BYTES - (S::SEGMENTS - 1) * Piece::BYTES;
+  if (segment >= S::SEGMENTS) return;
+  const int bytes = segment == S::SEGMENTS - 1 ? TAIL : Piece::BYTES, chunk = lane % LANES * 16;
+#pragma unroll
+  for (int i = 0; i < S::SLOTS; i += 32 / LANES) {
+    const int slot = i + lane / LANES;
+    const u8* start = row_of<P>(rows, slot) + segment * Piece::BYTES;
+    const int before = (int)((u64)start & 15);
+    if (chunk < bytes + before)
+      cp_async16(shared_address(raw + slot * Piece::PITCH + chunk), start - before + chunk);
+  }
+}
+
+// Starts the copy of a part of a unit of each rank's activations; `filled` tokens are of interest.
+template<typename P> DI void copy_tokens(u16* stage, const u16* in, int unit, int part, int filled) {
+  typedef Tile<P> S;
+  constexpr int T = P::TYPE;
+#pragma unroll
+  for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
+    const int at = i + threadIdx.x, row = at / 4 % S::TOKENS, rank = at / 4 / S::TOKENS,
+              u = rank * S::OWN * S::Piece::UNITS + unit;
+    const int column = (u >> 1) * 128 + quarter_of<T>(u, part) * 32 + run_at<T>(part, at & 3);
+    if (row < filled && (S::EVEN || u < S::UNITS))
+      cp_async16(shared_address(stage + at * 8), (const u8*)(in + (u32)(row * P::COLS + column)));
+  }
+}
+
+// The first 8 * GROUPS tokens, at x, times a lane's 8 weights of its rows. Products of one sum are
+// kept apart: one waits for the other.
+template<typename P, int GROUPS>
+DI void multiply_groups(typename Tile<P>::Sums acc, const u32 w[][2][4], const u16* x) {
+  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4;
+#pragma unroll
+  for (int m = 0; m < GROUPS; m += AT_ONCE) {
+    int4 b[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) b[i] = *(const int4*)(x + (m + i) * 8 * 32);
+#pragma unroll
+    for (int h = 0; h < 4; h += 2)
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+        for (int t = 0; t < P::ROW_TILES; t++)
+          mma16816(acc[t][m + i], w[t][0][h], w[t][1][h], w[t][0][h + 1], w[t][1][h + 1],
+                   (u32)(h ? b[i].z : b[i].x), (u32)(h ? b[i].w : b[i].y));
+  }
+}
+template<typename P>
+DI void multiply_part(typename Tile<P>::Sums acc, const u32 w[][2][4], const u16* x, int filled) {
+  constexpr int ALL = P::TOKEN_GROUPS;
+  if (ALL >= 4 && filled <= 2 * ALL)
+    multiply_groups<P, ALL / 4>(acc, w, x);
+  else if (filled <= 4 * ALL)
+    multiply_groups<P, ALL / 2>(acc, w, x);
+  else
+    multiply_groups<P, ALL>(acc, w, x);
+}
+
+// The halves of part p of a unit, of which a lane holds the raw words.
+template<int T, int ROW_TILES>
+DI void unpack_part(u32 w[][2][4], const Raw<T> raw[][2], const u8* const at[][2], int unit, int p) {
+#pragma unroll
+  for (int t = 0; t < ROW_TILES; t++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      to_half<T>(raw[t][i], at[t][i], unit, p, w[t][i]);
+      if constexpr (T == BF16) {
+#pragma unroll
+        for (int c = 0; c < 4; c++)
+          w[t][i][c] = f2h2(f16<T>(w[t][i][c]), f16<T>(w[t][i][c] >> 16));
+      }
+    }
+}
+
+// A warp's sums over its rank's range of k. All threads of the block call this.
+template<typename P>
+DI void multiply_prompt(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory,
+                        const Rows& rows, const u16* in, int filled) {
+  typedef Tile<P> S;
+  typedef typename S::Piece Piece;
+  constexpr int T = P::TYPE, RT = P::ROW_TILES;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, j = lane & 3,
+            rank = warp / P::ROW_WARPS, first = rank * S::OWN;
+  u8* const mine = memory.raw[warp];
+  const u16* const x = memory.x[0] + (rank * S::TOKENS + g) * 32 + j * 8;
+  copy_rows<P>(mine, rows, first, lane);
+  copy_tokens<P>(memory.x[0], in, 0, 0, filled);
+  cp_async_commit();
+#pragma unroll 1
+  for (int unit = 0; unit < S::OWN * Piece::UNITS; unit++) {
+    const int segment = first + unit / Piece::UNITS, inside = unit % Piece::UNITS;
+    const bool there = S::EVEN || first * Piece::UNITS + unit < S::UNITS;
+    cp_async_wait<0>();
+    __syncthreads();
+    copy_tokens<P>(memory.x[1], in, unit, 1, filled);
+    cp_async_commit();
+    const u8* at[RT][2];
+    Raw<T> raw[RT][2];
+#pragma unroll
+    for (int s = 0; s < 2 * RT; s++) {
+      const int slot = s * 8 + g;
+      const u64 start = (u64)row_of<P>(rows, slot) + segment * Piece::BYTES;
+      at[s / 2][s % 2] = mine + slot * Piece::PITCH + (start & 15);
+      raw[s / 2][s % 2] = load_raw<T>(at[s / 2][s % 2], inside, j);
+    }
+    if (inside == Piece::UNITS - 1 && unit + 1 < S::OWN * Piece::UNITS) {
+      __syncwarp();
+      copy_rows<P>(mine, rows, segment + 1, lane);
+    }
+    cp_async_commit();
+    u32 w[RT][2][4];
+    unpack_part<T, RT>(w, raw, at, inside, 0);
+    if (there) multiply_part<P>(acc, w, x, filled);
+    cp_async_wait<1>();
+    __syncthreads();
+    if (unit + 1 < S::OWN * Piece::UNITS) copy_tokens<P>(memory.x[0], in, unit + 1, 0, filled);
+    cp_async_commit();
+    unpack_part<T, RT>(w, raw, at, inside, 1);
+    if (there) multiply_part<P>(acc, w, x + S::STAGE, filled);
+  }
+}
+
+// Sums of all ranks of k to the first; the others are done. Not called for one rank.
+template<typename P> DI void add_ranks(typename Tile<P>::Sums acc, float* sums) {
+  constexpr int RT = P::ROW_TILES, NT = P::TOKEN_GROUPS, LANES = P::ROW_WARPS * 32;
+  const int rank = threadIdx.x / LANES, at = threadIdx.x % LANES;
+#pragma unroll 1
+  for (int from = 1; from < P::K_WARPS; from++) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < RT * NT * 4; i++) {
+      float* const sum = acc[i / NT / 4][i / 4 % NT] + i % 4;
+      if (rank == from) sums[i * LANES + at] = *sum;
+    }
+    __syncthreads();
+    if (rank == 0) {
+#pragma unroll
+      for (int i = 0; i < RT * NT * 4; i++)
+        acc[i / NT / 4][i / 4 % NT][i % 4] += sums[i * LANES + at];
+    }
+  }
+}
+
+// A warp's sums to the result. t0: the block's first token, of `tokens`; row: the lane's first.
+template<typename P>
+DI void write_sums(typename Tile<P>::Sums acc, const Gemm& a, const Part& to, int t0, int tokens,
+                   int row) {
+  constexpr float S = Packed<P::TYPE>::ACT == 2 ? 1.f : 1.f / W_SCALE;  // of to_half
+  const int j = thread_again() & 3;
+#pragma unroll
+  for (int i = 0; i < P::ROW_TILES * (P::MODE == GATED ? 1 : 2); i++) {
+    const int r = row + i * 8, tile = P::MODE == GATED ? i : i / 2, c0 = P::MODE == GATED ? 0 : i % 2;
+    if (r >= to.rows) continue;
+    const float bias = P::MODE != GATED && to.bias ? to.bias[r] : 0.f;
+#pragma unroll
+    for (int m = 0; m < P::TOKEN_GROUPS; m++)
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int t = t0 + m * 8 + 2 * j + c;
+        if (t >= tokens) continue;
+        const u64 at = (u64)t * P::OUT_STRIDE + r;
+        const float* sum = acc[tile][m];
+        if constexpr (P::MODE == GATED) {
+          ((u16*)to.out)[at] = f2h(gated<P::ACTIVATION>(sum[c] * S, sum[2 + c] * S) * HIDDEN_SCALE);
+        } else {
+          const float y = sum[2 * c0 + c] * (S * a.undo) + bias;
+          float* o = (float*)to.out + at;
+          *o = P::MODE == ADD ? *o + y * a.factor : y;
+        }
+      }
+  }
+}
+
+template<typename P> DI void gemm_prompt(const Gemm& a) {
+  typedef Tile<P> S;
+  __shared__ typename S::Memory __align__(16) memory;
+  const int t0 = blockIdx.y * S::TOKENS, n = a.chunk[1];
+  if (t0 >= n) return;
+  const int warp = threadIdx.x >> 5;
+  const Part mine = part_of<P::PARTS>(a.parts, blockIdx.x);
+  const Rows rows = {mine.w, a.up,
+                     (((int)blockIdx.x - mine.block) * P::ROW_WARPS + warp % P::ROW_WARPS) *
+                         S::WARP_ROWS,
+                     mine.rows};
+  typename S::Sums acc;
+#pragma unroll
+  for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
+    acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
+  multiply_prompt<P>(acc, memory, rows, a.in + (u64)t0 * P::COLS, n - t0);
+  if constexpr (P::K_WARPS > 1) {
+    static_assert(P::ROW_WARPS * P::ROW_TILES * P::TOKEN_GROUPS * 512 <= sizeof(memory), "");
+    add_ranks<P>(acc, (float*)&memory);
+  }
+  const int tid = thread_again(), again = tid >> 5;
+  if (again >= P::ROW_WARPS) return;
+  const Part to = part_of<P::PARTS>(a.parts, block_again());
+  const int row = ((block_again() - to.block) * P::ROW_WARPS + again) * S::WARP_ROWS +
+                  ((tid & 31) >> 2);
+  write_sums<P>(acc, a, to, t0, n, row);
+}
