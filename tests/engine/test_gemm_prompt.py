@@ -136,9 +136,7 @@ def test_tokens(tokens: int, rng: np.random.Generator) -> None:
 def test_matrices_side_by_side(rng: np.random.Generator) -> None:
     """Neighbours of a type share a launch; another type and a bias have their own places."""
     names, rows = ("Q6_K", "Q6_K", "Q4_0"), (40, 12, 8)
-    matrices = [
-        Matrix.random(rng, NAMED[n], r, 256) for n, r in zip(names, rows, strict=True)
-    ]
+    matrices = [Matrix.random(rng, NAMED[n], r, 256) for n, r in zip(names, rows, strict=True)]
     bias = rng.standard_normal(12).astype(np.float32) * 100
     got, _, x = multiply(rng, matrices, SMALL, 9, biases=(None, buffer(bias), None))
     got[:, 40:52] -= bias

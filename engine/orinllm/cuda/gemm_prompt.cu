@@ -1,5 +1,5 @@
-// A prompt's products on tensor cores, in tiles that turn a weight into halves once for many tokens:
-// out (T x LD) = or += in (T x K halves) * W^T.
+// A prompt's products on tensor cores, in tiles that turn a weight into halves once for many
+// tokens: out (T x LD) = or += in (T x K halves) * W^T.
 //
 // A block: TOKENS = 8 * TOKEN_GROUPS tokens, ROW_WARPS * 16 * ROW_TILES rows of W (half as many of
 // each matrix in GATED), all of K. Its warps are ROW_WARPS times K_WARPS: warps of one rank along k
@@ -8,8 +8,8 @@
 //
 // Shared memory:
 //   raw  a warp's 16 * ROW_TILES rows of a segment of packed weights as they lie in the file, from
-//        the 16 bytes on that the segment begins in; slot = row tile * 16 + lane's row * 8 + lane / 4.
-//        PITCH is an odd number of 16 bytes: eight rows lie in different banks.
+//        the 16 bytes on that the segment begins in; slot = row tile * 16 + lane's row * 8 + lane
+//        / 4. PITCH is an odd number of 16 bytes: eight rows lie in different banks.
 //   x    two stages for each rank of k: TOKENS rows of 32 halves, which are one part of a unit
 //        (unpack.cuh). Two rows fill the banks once, so that 16-byte loads of lanes never collide.
 //
@@ -21,10 +21,10 @@
 
 // Weights of a row that are copied at once, at most 224 bytes of them.
 template<int T> struct Segment {
-  static constexpr DI int bytes_of(int weights) {
-    return weights / Packed<T>::BW * Packed<T>::BB;
-  }
-  static constexpr int WEIGHTS = bytes_of(256) <= 224 ? 256 : bytes_of(128) <= 224 ? 128 : 64,
+  static constexpr DI int bytes_of(int weights) { return weights / Packed<T>::BW * Packed<T>::BB; }
+  static constexpr int WEIGHTS = bytes_of(256) <= 224   ? 256
+                                 : bytes_of(128) <= 224 ? 128
+                                                        : 64,
                        UNITS = WEIGHTS / 64, BYTES = bytes_of(WEIGHTS),
                        CHUNKS = (BYTES + 16 - Packed<T>::ALIGN + 15) / 16,
                        PITCH = (CHUNKS | 1) * 16;
@@ -37,10 +37,12 @@ template<typename P> struct Tile : P {
   static constexpr int SLOTS = 16 * ROW_TILES, WARPS = ROW_WARPS * K_WARPS, THREADS = WARPS * 32,
                        TOKENS = 8 * TOKEN_GROUPS, UNITS = COLS / 64,
                        SEGMENTS = (UNITS + Piece::UNITS - 1) / Piece::UNITS,
-                       OWN = (SEGMENTS + K_WARPS - 1) / K_WARPS,  // segments of a rank of k
-      ROW_BYTES = Piece::bytes_of(COLS), STAGE = K_WARPS * TOKENS * 32,
+                       OWN_LEAST = (SEGMENTS + K_WARPS - 1) / K_WARPS,
+                       // segments of a rank of k: an even number of units
+      OWN = Piece::UNITS % 2 ? (OWN_LEAST + 1) / 2 * 2 : OWN_LEAST, OWN_UNITS = OWN * Piece::UNITS,
+                       ROW_BYTES = Piece::bytes_of(COLS), STAGE = K_WARPS * TOKENS * 32,
                        WARP_ROWS = P::MODE == GATED ? SLOTS / 2 : SLOTS;
-  static constexpr bool EVEN = SEGMENTS % K_WARPS == 0 && UNITS % Piece::UNITS == 0;
+  static constexpr bool EVEN = K_WARPS * OWN_UNITS == UNITS;
   typedef float Sums[ROW_TILES][TOKEN_GROUPS][4];
   struct Memory {
     u8 raw[WARPS][SLOTS * Piece::PITCH];
@@ -53,11 +55,20 @@ struct Rows {
   const u8 *w, *up;
   int first, count;  // of the warp, of the matrix
 };
-// A row that does not exist is the last one.
-template<typename P> DI const u8* row_of(const Rows& rows, int slot) {
+// Of a slot, the row; one that does not exist is the last one.
+template<typename P> DI int row_of(const Rows& rows, int slot) {
   const int r = rows.first + (P::MODE == GATED ? (slot >> 4) * 8 + (slot & 7) : slot);
-  const u8* w = P::MODE == GATED && (slot & 8) ? rows.up : rows.w;
-  return w + (u64)(r < rows.count ? r : rows.count - 1) * Tile<P>::ROW_BYTES;
+  return r < rows.count ? r : rows.count - 1;
+}
+template<typename P> DI const u8* matrix_of(const Rows& rows, int slot) {
+  return P::MODE == GATED && (slot & 8) ? rows.up : rows.w;
+}
+// Bytes by which a segment begins behind 16 bytes: alike for all rows of most matrices.
+template<typename P> DI u32 offset_of(const Rows& rows, int slot, int segment) {
+  typedef Tile<P> S;
+  if (Packed<P::TYPE>::ALIGN == 16) return 0;
+  const u32 first = (u32)(u64)matrix_of<P>(rows, slot) + segment * S::Piece::BYTES;
+  return (S::ROW_BYTES % 16 ? first + row_of<P>(rows, slot) * S::ROW_BYTES : first) & 15;
 }
 
 // Starts the copy of a segment of a warp's rows; eight or sixteen lanes a row.
@@ -68,27 +79,33 @@ template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, i
   constexpr int TAIL = S::ROW_BYTES - (S::SEGMENTS - 1) * Piece::BYTES;
   if (segment >= S::SEGMENTS) return;
   const int bytes = segment == S::SEGMENTS - 1 ? TAIL : Piece::BYTES, chunk = lane % LANES * 16;
-#pragma unroll
+#pragma unroll 4
   for (int i = 0; i < S::SLOTS; i += 32 / LANES) {
     const int slot = i + lane / LANES;
-    const u8* start = row_of<P>(rows, slot) + segment * Piece::BYTES;
-    const int before = (int)((u64)start & 15);
-    if (chunk < bytes + before)
-      cp_async16(shared_address(raw + slot * Piece::PITCH + chunk), start - before + chunk);
+    const u32 before = offset_of<P>(rows, slot, segment);
+    const u8* start = matrix_of<P>(rows, slot) + (u64)row_of<P>(rows, slot) * S::ROW_BYTES +
+                      (segment * Piece::BYTES + chunk);
+    if (chunk < bytes + (int)before)
+      cp_async16(shared_address(raw + slot * Piece::PITCH + chunk), start - before);
   }
 }
 
 // Starts the copy of a part of a unit of each rank's activations; `filled` tokens are of interest.
-template<typename P> DI void copy_tokens(u16* stage, const u16* in, int unit, int part, int filled) {
+template<typename P>
+DI void copy_tokens(u16* stage, const u16* in, int unit, int part, int filled) {
   typedef Tile<P> S;
   constexpr int T = P::TYPE;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 + run_at<T>(part, tid & 3);
+  const u16* const from = in + (u64)(row * P::COLS) + rank * S::OWN_UNITS * 64 + column;
+  const Shared to = shared_address(stage) + tid * 16;
 #pragma unroll
   for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
-    const int at = i + threadIdx.x, row = at / 4 % S::TOKENS, rank = at / 4 / S::TOKENS,
-              u = rank * S::OWN * S::Piece::UNITS + unit;
-    const int column = (u >> 1) * 128 + quarter_of<T>(u, part) * 32 + run_at<T>(part, at & 3);
-    if (row < filled && (S::EVEN || u < S::UNITS))
-      cp_async16(shared_address(stage + at * 8), (const u8*)(in + (u32)(row * P::COLS + column)));
+    const int more_rows = i / 4 % S::TOKENS, more_ranks = i / 4 / S::TOKENS;
+    const bool there = S::EVEN || (rank + more_ranks) * S::OWN_UNITS + unit < S::UNITS;
+    if (row < filled - more_rows && there)
+      cp_async16(to + i * 16,
+                 (const u8*)(from + more_rows * P::COLS + more_ranks * S::OWN_UNITS * 64));
   }
 }
 
@@ -125,16 +142,19 @@ DI void multiply_part(typename Tile<P>::Sums acc, const u32 w[][2][4], const u16
 
 // The halves of part p of a unit, of which a lane holds the raw words.
 template<int T, int ROW_TILES>
-DI void unpack_part(u32 w[][2][4], const Raw<T> raw[][2], const u8* const at[][2], int unit, int p) {
+DI void unpack_part(u32 w[][2][4], const Raw<T> raw[][2], const u32 low[][2], int unit, int p) {
 #pragma unroll
   for (int t = 0; t < ROW_TILES; t++)
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      to_half<T>(raw[t][i], at[t][i], unit, p, w[t][i]);
+      to_half<T>(raw[t][i], low[t][i], unit, p, w[t][i]);
       if constexpr (T == BF16) {
 #pragma unroll
-        for (int c = 0; c < 4; c++)
-          w[t][i][c] = f2h2(f16<T>(w[t][i][c]), f16<T>(w[t][i][c] >> 16));
+        for (int c = 0; c < 4; c++) w[t][i][c] = f2h2(f16<T>(w[t][i][c]), f16<T>(w[t][i][c] >> 16));
+      }
+      if constexpr (T == F16) {  // times 1: as loaded, they would be moved before every product
+#pragma unroll
+        for (int c = 0; c < 4; c++) w[t][i][c] = hmul2(w[t][i][c], 0x3c003c00u);
       }
     }
 }
@@ -154,35 +174,34 @@ DI void multiply_prompt(typename Tile<P>::Sums acc, typename Tile<P>::Memory& me
   copy_tokens<P>(memory.x[0], in, 0, 0, filled);
   cp_async_commit();
 #pragma unroll 1
-  for (int unit = 0; unit < S::OWN * Piece::UNITS; unit++) {
+  for (int unit = 0; unit < S::OWN_UNITS; unit++) {
     const int segment = first + unit / Piece::UNITS, inside = unit % Piece::UNITS;
-    const bool there = S::EVEN || first * Piece::UNITS + unit < S::UNITS;
+    const bool there = S::EVEN || rank * S::OWN_UNITS + unit < S::UNITS;
     cp_async_wait<0>();
     __syncthreads();
     copy_tokens<P>(memory.x[1], in, unit, 1, filled);
     cp_async_commit();
-    const u8* at[RT][2];
+    u32 low[RT][2];  // of addresses; slots are whole 16 bytes
     Raw<T> raw[RT][2];
 #pragma unroll
     for (int s = 0; s < 2 * RT; s++) {
       const int slot = s * 8 + g;
-      const u64 start = (u64)row_of<P>(rows, slot) + segment * Piece::BYTES;
-      at[s / 2][s % 2] = mine + slot * Piece::PITCH + (start & 15);
-      raw[s / 2][s % 2] = load_raw<T>(at[s / 2][s % 2], inside, j);
+      const u32 offset = low[s / 2][s % 2] = offset_of<P>(rows, slot, segment);
+      raw[s / 2][s % 2] = load_raw<T>(mine + slot * Piece::PITCH + offset, offset, inside, j);
     }
-    if (inside == Piece::UNITS - 1 && unit + 1 < S::OWN * Piece::UNITS) {
+    if (inside == Piece::UNITS - 1 && unit + 1 < S::OWN_UNITS) {
       __syncwarp();
       copy_rows<P>(mine, rows, segment + 1, lane);
     }
     cp_async_commit();
     u32 w[RT][2][4];
-    unpack_part<T, RT>(w, raw, at, inside, 0);
+    unpack_part<T, RT>(w, raw, low, inside, 0);
     if (there) multiply_part<P>(acc, w, x, filled);
     cp_async_wait<1>();
     __syncthreads();
-    if (unit + 1 < S::OWN * Piece::UNITS) copy_tokens<P>(memory.x[0], in, unit + 1, 0, filled);
+    if (unit + 1 < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, unit + 1, 0, filled);
     cp_async_commit();
-    unpack_part<T, RT>(w, raw, at, inside, 1);
+    unpack_part<T, RT>(w, raw, low, inside, 1);
     if (there) multiply_part<P>(acc, w, x + S::STAGE, filled);
   }
 }
@@ -216,7 +235,8 @@ DI void write_sums(typename Tile<P>::Sums acc, const Gemm& a, const Part& to, in
   const int j = thread_again() & 3;
 #pragma unroll
   for (int i = 0; i < P::ROW_TILES * (P::MODE == GATED ? 1 : 2); i++) {
-    const int r = row + i * 8, tile = P::MODE == GATED ? i : i / 2, c0 = P::MODE == GATED ? 0 : i % 2;
+    const int r = row + i * 8, tile = P::MODE == GATED ? i : i / 2,
+              c0 = P::MODE == GATED ? 0 : i % 2;
     if (r >= to.rows) continue;
     const float bias = P::MODE != GATED && to.bias ? to.bias[r] : 0.f;
 #pragma unroll
@@ -245,10 +265,10 @@ template<typename P> DI void gemm_prompt(const Gemm& a) {
   if (t0 >= n) return;
   const int warp = threadIdx.x >> 5;
   const Part mine = part_of<P::PARTS>(a.parts, blockIdx.x);
-  const Rows rows = {mine.w, a.up,
-                     (((int)blockIdx.x - mine.block) * P::ROW_WARPS + warp % P::ROW_WARPS) *
-                         S::WARP_ROWS,
-                     mine.rows};
+  const Rows rows = {
+      mine.w, a.up,
+      (((int)blockIdx.x - mine.block) * P::ROW_WARPS + warp % P::ROW_WARPS) * S::WARP_ROWS,
+      mine.rows};
   typename S::Sums acc;
 #pragma unroll
   for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
@@ -261,7 +281,7 @@ template<typename P> DI void gemm_prompt(const Gemm& a) {
   const int tid = thread_again(), again = tid >> 5;
   if (again >= P::ROW_WARPS) return;
   const Part to = part_of<P::PARTS>(a.parts, block_again());
-  const int row = ((block_again() - to.block) * P::ROW_WARPS + again) * S::WARP_ROWS +
-                  ((tid & 31) >> 2);
+  const int row =
+      ((block_again() - to.block) * P::ROW_WARPS + again) * S::WARP_ROWS + ((tid & 31) >> 2);
   write_sums<P>(acc, a, to, t0, n, row);
 }

@@ -170,5 +170,5 @@ def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer)
         grid=(ceil_div(CHUNK, _TILE_ROWS // heads.per_block), heads.blocks, 1),
         block=128,
         writes=("out",),
-        per_sm=4 if attention.head_dim <= 128 else 1,
+        per_sm=4 if attention.head_dim <= 64 else 3 if attention.head_dim <= 128 else 2,
     )
