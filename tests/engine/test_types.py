@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(64, 1) entry(
       for (int i = 0; i < 2 * {large} / 64; i++) {{
         const u8* row = w + r * {large} / Packed<T>::BW * Packed<T>::BB;
         u32 h[4];
-        to_half<T>(load_raw<T>(row, low_bits(row), i / 2, tid), low_bits(row), i / 2, i % 2, h);
+        to_half<T>(load_raw<T>(row, i / 2, tid), row, i / 2, i % 2, h);
         for (int k = 0; k < 8; k++)
           out[r * {large} + i / 4 * 128 + quarter_of<T>(i / 2, i % 2) * 32 + run_at<T>(i % 2, tid) +
             k] = f16<T>(h[k / 2] >> (16 * (k % 2)));

@@ -50,7 +50,7 @@ DI void multiply_tile(TileSums acc, TileStage* xs, const u8* const* w_rows, cons
   fetch(0);
   Raw<T> raw[NT];
 #pragma unroll
-  for (int i = 0; i < NT; i++) raw[i] = load_raw<T>(w_rows[i], low_bits(w_rows[i]), 0, j);
+  for (int i = 0; i < NT; i++) raw[i] = load_raw<T>(w_rows[i], 0, j);
 #pragma unroll 1  // unrolled, ptxas loads so far ahead that registers run out
   for (int unit = 0; unit < UNITS; unit++) {
     const int step = unit >> 1;
@@ -62,9 +62,9 @@ DI void multiply_tile(TileSums acc, TileStage* xs, const u8* const* w_rows, cons
     u32 w[2][NT][4];
 #pragma unroll
     for (int i = 0; i < NT; i++) {
-      to_half<T>(raw[i], low_bits(w_rows[i]), unit, 0, w[0][i]);
-      to_half<T>(raw[i], low_bits(w_rows[i]), unit, 1, w[1][i]);
-      raw[i] = load_raw<T>(w_rows[i], low_bits(w_rows[i]), unit + 1 < UNITS ? unit + 1 : unit, j);
+      to_half<T>(raw[i], w_rows[i], unit, 0, w[0][i]);
+      to_half<T>(raw[i], w_rows[i], unit, 1, w[1][i]);
+      raw[i] = load_raw<T>(w_rows[i], unit + 1 < UNITS ? unit + 1 : unit, j);
     }
 #pragma unroll
     for (int p = 0; p < 2; p++) {

@@ -9,7 +9,6 @@
 
 #define W_SCALE 256.f
 
-DI u32 low_bits(const u8* p) { return (u32)(u64)p; }
 // The word that holds a byte, of whose address `low` has the low bits. A mask of the pointer would
 // hide from the compiler that it is one of shared memory.
 DI const u32* word_of(const u8* p, u32 low) { return (const u32*)(p - (low & 3)); }
@@ -157,6 +156,10 @@ template<int T> DI Raw<T> load_raw(const u8* row, u32 low, int unit, int j) {
   }
   return r;
 }
+// The same of a row whose address is known.
+template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
+  return load_raw<T>(row, (u32)(u64)row, unit, j);
+}
 // 4 bytes below 1024 to 4 halves, less `bias`
 DI void bytes_to_half(u32 w, u32 bias, u32* out) {
   out[0] = hsub2(__byte_perm(w, 0x64646464u, 0x4140), bias);
@@ -291,4 +294,7 @@ template<int T> DI void to_half(const Raw<T>& r, u32 low, int unit, int p, u32* 
     out[2] = (u32)r.l[p].z;
     out[3] = (u32)r.l[p].w;
   }
+}
+template<int T> DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {
+  to_half<T>(r, (u32)(u64)row, unit, p, out);
 }

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from orinllm.launch import Argument, Constants, Launch
+from orinllm.launch import Constants, Launch
 from orinllm.launches.buffers import CHUNK, ceil_div
 from orinllm.launches.gemm import ChunkProduct, Member
 
