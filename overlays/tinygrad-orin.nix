@@ -13,6 +13,7 @@
   gguf,
   jinja2,
   jsonschema,
+  llguidance,
   matplotlib,
   numpy,
   nvidia-ml-py,
@@ -55,6 +56,7 @@ buildPythonPackage {
     gguf
     jinja2
     jsonschema
+    llguidance
     matplotlib
     numpy
     nvidia-ml-py

@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from tinygrad import Device, Tensor, TinyJit, UOp, dtypes
 from tinygrad.engine.realize import Ops
+from tinygrad.llm.model import Transformer
 
+from orinbench.plan import TINYGRAD_CHUNK
 from orinllm.executor import Executor
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import PAGE
@@ -170,6 +172,44 @@ class LogitsPath:
     def counts(self) -> tuple[int, int]:
         """Count in what the jit captured."""
         return kernels_of(self._jit.captured.linear)
+
+
+class JitExecutor:
+    """tinygrad.llm's own Transformer as an executor of one sequence, by the jits that are timed.
+
+    Logits, which those do not give, are computed once more over the same keys and values.
+    """
+
+    name = "jit"
+
+    def __init__(self, file: str, max_context: int) -> None:
+        model, metadata = Transformer.from_gguf(file, max_context=max_context)
+        self.context, self.vocab_size = max_context, len(metadata["tokenizer.ggml.tokens"])
+        self._path, self._logits = JitPath(model), LogitsPath(model)
+        self._last = (0, 0)  # token and position of the last step
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Compute keys and values of tokens[start:end] at their positions."""
+        if end > start:
+            self._path.prompt(self._path.upload_prompt(tokens), start, end, TINYGRAD_CHUNK)
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """Compute one token more: the given one, or the one that `token` returns."""
+        self._last = (self.token(), self._last[1] + 1) if token is None else (token, position)
+        (uploaded,) = self._path.upload_tokens([self._last[0]])
+        self._path.decode(uploaded, self._last[1])
+
+    def token(self) -> int:
+        """Return the most likely next token."""
+        return self._path.last_token()
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Return the logits after the last token: (vocabulary)."""
+        token, position = self._last
+        (uploaded,) = self._logits.upload_tokens([token])
+        self._logits.decode(uploaded, position)
+        logits: npt.NDArray[np.float32] = self._logits.logits()[0]
+        return logits
 
 
 class EnginePath:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from orinllm.batch_list import list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import Target, compile_all, compile_cuda, compile_for, cubin_name
 from orinllm.errors import BadInput
@@ -11,7 +12,6 @@ from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
 from orinllm.network import Network
 from orinllm.plan import make_plan
-from orinllm.token_list import TokenList
 from orinllm.weights import Say, Weights, quiet
 
 #: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).
@@ -39,7 +39,7 @@ def launches_for(network: Network, gpu: Target, sequences: int = 1) -> Iterator[
     weights = Weights(network.gguf, network.config, device)
     context = round_up(network.context, PAGE)
     memory = make_memory(network.config, weights, device, context, context // PAGE)
-    yield from TokenList(memory, sequences).launches
+    yield from list_of_tokens(memory, sequences, plan.prompt_obstacle is None).launches
     if plan.prompt_obstacle is None:
         yield from ChunkList(memory).launches
 

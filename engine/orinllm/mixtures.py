@@ -31,13 +31,11 @@ class _Scratch:
 
     def __init__(self, memory: Memory, experts: Experts, tokens: int) -> None:
         used = tokens * experts.used
-        counters = memory.empty(tokens, dtypes.int32)
-        counters.copyin(memoryview(bytearray(counters.nbytes)))
         self.choice = Choice(
             memory.empty(used, dtypes.int32),
             memory.empty(used),
             memory.empty(tokens * experts.count),
-            counters,
+            memory.zeros(tokens),
         )
         halves = tokens == CHUNK
         self.hidden = memory.empty(

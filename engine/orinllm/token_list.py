@@ -44,11 +44,9 @@ class TokenList:
         # Each block of the head leaves its best; there are at most two on a multiprocessor.
         blocks = 2 * multiprocessors(memory.device)
         counters = n * max(h.blocks for h in heads)
-        self.state = memory.empty(2 * n + 1 + counters, dtypes.int32)
-        self.state.copyin(memoryview(bytearray(self.state.nbytes)))
+        self.state = memory.zeros(2 * n + 1 + counters)
         self._tail = Tail(memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32))
-        self.table = memory.empty(n * memory.context // PAGE, dtypes.int32)
-        self.table.copyin(memoryview(bytearray(self.table.nbytes)))
+        self.table = memory.zeros(n * memory.context // PAGE)
         self._mixtures = Mixtures(memory, n)
         self.launches = tuple(self._all())
 

@@ -16,7 +16,7 @@ def problem(path: Path) -> str | None:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except FileNotFoundError:
-        return "there is no such file: copy a GGUF there, then `systemctl restart orin-llm-server`"
+        return "there is no such file: copy a GGUF there, then restart this unit"
     except IsADirectoryError:
         return "it is a folder: name the .gguf file in it"
     except PermissionError:
@@ -27,5 +27,6 @@ def problem(path: Path) -> str | None:
 
 
 if __name__ == "__main__":
-    if found := problem(Path(sys.argv[1])):
-        sys.exit(f"orin.llm-server.model = {sys.argv[1]}: {found}")
+    option, file = sys.argv[1:]
+    if found := problem(Path(file)):
+        sys.exit(f"{option} = {file}: {found}")

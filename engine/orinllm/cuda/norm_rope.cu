@@ -2,13 +2,13 @@
 #include "cache.cuh"
 #include "rope.cuh"
 
-// A row of x (T, K) to halves, a block a row. Grid: (T).
+// A row of x (rows, K) to halves, a block a row. Grid: (rows at most).
 template<typename P>
-DI void norm_rows(u16* out, const float* x, const float* norm, const int* chunk, float eps) {
+DI void norm_rows(u16* out, const float* x, const float* norm, float eps, int rows) {
   constexpr int K = P::COLS, THREADS = P::THREADS;
   __shared__ float red[THREADS / 32];
   const int t = blockIdx.x, tid = threadIdx.x;
-  if (t >= chunk[1]) return;
+  if (t >= rows) return;
   const float* row = x + (u64)t * K;
   float ss = 0.f;
   for (int k = tid * 4; k < K; k += THREADS * 4) {

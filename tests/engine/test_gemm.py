@@ -20,8 +20,8 @@ from tinygrad.device import Buffer
 from orinllm.ggml import KernelType
 from orinllm.launch import Graph
 from orinllm.launches.buffers import CHUNK, Weight, ceil_div
-from orinllm.launches.gemm import ChunkProduct
-from orinllm.launches.gemm_prompt import Tile, tiled
+from orinllm.launches.gemm import RowProduct, neighbours, tiled
+from orinllm.launches.tile import Tile
 
 Array = NDArray[Any]
 DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
@@ -87,7 +87,7 @@ def multiply(
     kind = np.float16 if mode == "GATED" else np.float32
     before = rng.standard_normal((CHUNK, width)).astype(kind)
     out = buffer(before)
-    product = ChunkProduct(
+    product = RowProduct(
         "test",
         mode,
         tuple(m.weight for m in matrices),
@@ -96,7 +96,7 @@ def multiply(
         buffer(np.array([7, tokens, *[0] * CHUNK], np.int32)),
         **more,
     )
-    Graph("EMU", tuple(tiled(product, tile))).run()
+    Graph("EMU", [tiled(group, tile) for group in neighbours(product)]).run()
     got = read(out, kind).reshape(CHUNK, width)
     assert (got[tokens:] == before[tokens:]).all()
     return got[:tokens].astype(np.float64), before[:tokens].astype(np.float64), x[:tokens]
