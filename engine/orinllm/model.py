@@ -10,12 +10,8 @@ from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
 from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
-<<<<<<< HEAD
-from orinllm.sampling import Sampling
-=======
 from orinllm.rendering import renderer
-from orinllm.sampling import Sampling, sample
->>>>>>> review12
+from orinllm.sampling import Sampling
 from orinllm.template import ChatTemplate
 from orinllm.tokenizer import Tokenizer
 from orinllm.weights import Say, quiet
