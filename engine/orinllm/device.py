@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,17 @@ _TOOLCHAINS: dict[str, Toolchain] = {}
 def register(kind: str, toolchain: Toolchain) -> None:
     """Let the kernels run on a kind of device, such as "CUDA"."""
     _TOOLCHAINS[kind] = toolchain
+
+
+def plan_for(kind: str, multiprocessors: Callable[[str], int]) -> None:
+    """Plan launches on a kind of device for other multiprocessors than it has, an Orin's say.
+
+    `multiprocessors` takes a device's name. Blocks per multiprocessor are what NV launches on an
+    Orin. Comes before a device of this kind is opened.
+    """
+    _TOOLCHAINS[kind] = replace(
+        _TOOLCHAINS[kind], multiprocessors=multiprocessors, blocks_per_sm=lambda device: SHARING
+    )
 
 
 def _toolchain(device: str) -> Toolchain:

@@ -11,45 +11,121 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import dtypes
 
+from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import compile_all
+from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
+from orinllm.launches.batch import MOST_SEQUENCES
 from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.memory import Memory
+from orinllm.sampling import Sampling
 from orinllm.token_list import TokenList, copy_ints
 
-#: Sequences that one launch of a product takes at once, at most.
-SEQUENCES = 4
+#: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
+SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
 
 
 class Decoder:
-    """A token of each of `sequences` sequences; one whose position is below 0 is left alone."""
+    """A token of each of `sequences` slots; one whose position is below 0 is left alone.
 
-    def __init__(self, memory: Memory, sequences: int) -> None:
-        self.list = TokenList(memory, sequences)
+    A slot's result depends on its own sequence and on `sequences`, not on what others hold.
+    """
+
+    def __init__(self, tokens: TokenList | BatchList) -> None:
+        self.list, sequences, memory = tokens, tokens.sequences, tokens.memory
         compile_all(memory.device, [launch.source for launch in self.list.launches])
         self.graph = Graph(memory.device, self.list.launches)
         self.sequences = sequences
+        self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
         state = self.list.state
         self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
+        rows, width = self.list.logits.size // sequences, memory.context // PAGE
+        self._rows = [
+            self.list.logits.view(rows, dtypes.float32, 4 * i * rows).ensure_allocated()
+            for i in range(sequences)
+        ]
+        self._tables = [
+            self.list.table.view(width, dtypes.int32, 4 * i * width).ensure_allocated()
+            for i in range(sequences)
+        ]
 
     def place(self, pages: Sequence[Sequence[int]]) -> None:
-        """Say which pages each sequence's keys and values are in, from its first token on."""
-        width = self.list.memory.context // PAGE
-        copy_ints(self.list.table, [p for row in pages for p in [*row, *[0] * (width - len(row))]])
+        """Say which pages each slot's keys and values are in, from the first token on."""
+        if len(pages) != self.sequences:
+            raise ValueError(f"pages of {len(pages)} sequences for {self.sequences} slots")
+        memory = self.list.memory
+        copy_ints(self.list.table, [p for row in pages for p in memory.table_row(row)])
+
+    def place_slot(self, slot: int, pages: Sequence[int]) -> None:
+        """Say which pages one slot's keys and values are in, from the first token on."""
+        copy_ints(self._tables[slot], self.list.memory.table_row(pages))
 
     def step(self, tokens: Sequence[int] = (), positions: Sequence[int] = ()) -> None:
-        """Start a token of each: the given ones at their positions, or what the last step left."""
+        """Start a token of each: the given ones at their positions, or what the last step left.
+
+        A position must be in a page that the slot has.
+        """
         if tokens:
+            if not len(tokens) == len(positions) == self.sequences:
+                given = f"{len(tokens)} tokens and {len(positions)} positions"
+                raise ValueError(f"{given} for {self.sequences} slots")
             copy_ints(self.list.state, [*tokens, *positions])
-        self.graph.run()
+        self.next_graph.run()
+        if self._drawn is not None:
+            self._drawn[0].stepped()
+
+    @property
+    def next_graph(self) -> Graph:
+        """What the next step runs: with drawing only where a slot draws, or is masked."""
+        if self._drawn is not None and self._drawn[0].needed:
+            return self._drawn[1]
+        return self.graph
+
+    def sample(self, slot: int, how: Sampling | None) -> None:
+        """Draw a slot's tokens like this from now on; None takes the most likely ones.
+
+        For penalties nothing counts until `remember`. Raises BadInput for a bias of a token that
+        there is not.
+        """
+        if self._drawn is not None or (how is not None and not how.greedy):
+            self._draws().sample(slot, how)
+
+    def mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
+        """Allow only tokens whose bit is set in the next step: (vocabulary + 31) // 32 words.
+
+        None allows all, and so does every step after the next one.
+        """
+        if self._drawn is not None or words is not None:
+            self._draws().mask(slot, words)
+
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """Say what a slot's sequence is so far, for penalties; what it draws is added to it."""
+        if self._drawn is not None:
+            self._draws().remember(slot, tokens)
+
+    def _draws(self) -> Draws:
+        if self._drawn is None:
+            device, context = self.list.memory.device, self.list.memory.context
+            draws = Draws(self.list.logits, self.list.state, self.sequences, context)
+            compile_all(device, [launch.source for launch in draws.launches])
+            self._drawn = draws, Graph(device, (*self.list.launches, *draws.launches))
+        return self._drawn[0]
 
     def tokens(self) -> tuple[int, ...]:
-        """Wait for the most likely token of each sequence; -1 where logits are no numbers."""
+        """Wait for the next token of each sequence; -1 where logits are no numbers."""
         out = memoryview(bytearray(4 * self.sequences))
         return struct.unpack(f"<{self.sequences}i", self._tokens.copyout(out))
+
+    def logits_of(self, slot: int) -> NDArray[np.float32]:
+        """Wait for the logits of one slot: (vocabulary)."""
+        row = self._rows[slot]
+        raw: NDArray[np.float32] = np.frombuffer(
+            row.copyout(memoryview(bytearray(row.nbytes))), np.float32
+        )
+        return raw
 
     def logits(self) -> NDArray[np.float32]:
         """Wait for the logits: (sequences, vocabulary)."""
@@ -71,7 +147,7 @@ class FusedExecutor:
             chunk = ChunkList(memory)
             compile_all(memory.device, [launch.source for launch in chunk.launches])
             self._prompt = chunk, Graph(memory.device, chunk.launches)
-        self.place(range(self.context // PAGE))
+        self.place(range(min(self.context // PAGE, memory.pages)))
 
     @property
     def vocab_size(self) -> int:
@@ -89,16 +165,22 @@ class FusedExecutor:
         return self._prompt[0].launches if self._prompt else ()
 
     def decoder(self, sequences: int = 1) -> Decoder:
-        """Return the launches of a token of so many sequences."""
+        """Return the launches of a token of so many sequences, 1 to MOST_SEQUENCES.
+
+        They are made at the first call. All decoders, and the prompt, share the pool of pages.
+        """
+        if not 1 <= sequences <= MOST_SEQUENCES:
+            raise ValueError(f"{sequences} sequences; a batch has 1 to {MOST_SEQUENCES}")
         if sequences not in self._decoders:
-            self._decoders[sequences] = Decoder(self.memory, sequences)
+            tokens = list_of_tokens(self.memory, sequences, self._prompt is not None)
+            self._decoders[sequences] = Decoder(tokens)
         return self._decoders[sequences]
 
     def place(self, pages: Sequence[int]) -> None:
         """Say which pages the sequence of the coming prompt, and of `step`, is in."""
         self.decoder().place([pages])
         if self._prompt:
-            copy_ints(self._prompt[0].table, list(pages))
+            copy_ints(self._prompt[0].table, self.memory.table_row(pages))
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions; nothing is waited for."""
@@ -117,8 +199,13 @@ class FusedExecutor:
         else:
             self.decoder().step([token], [position])
 
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw the tokens of `step` like this from now on; `text` is the sequence so far."""
+        self.decoder().sample(0, how)
+        self.decoder().remember(0, text)
+
     def token(self) -> int:
-        """Wait for the most likely next token; -1 where logits are no numbers."""
+        """Wait for the next token; -1 where logits are no numbers."""
         return self.decoder().tokens()[0]
 
     def logits(self) -> NDArray[np.float32]:

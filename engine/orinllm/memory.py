@@ -1,5 +1,6 @@
 """What all lists of launches of a model share: weights, keys and values, rotation tables."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,18 +15,36 @@ from orinllm.weights import Weights, floats
 
 @dataclass(frozen=True)
 class Memory:
-    """Buffers of a model on a device. `context` is in tokens, whole pages, of one sequence."""
+    """Buffers of a model on a device. `context` is in tokens, whole pages, of one sequence.
+
+    All sequences have their keys and values in one pool of `pages` pages, in each layer's cache.
+    """
 
     device: str
     config: Config
     weights: Weights
     context: int
-    caches: tuple[Buffer, ...]  # one a layer: pages of keys and values
+    pages: int
+    caches: tuple[Buffer, ...]  # one a layer
     rotations: dict[Rope | None, Buffer]
 
     def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""
         return Buffer(self.device, size, dtype).allocate()
+
+    def zeros(self, size: int) -> Buffer:
+        """Return a buffer of `size` ints, all 0."""
+        buffer = self.empty(size, dtypes.int32)
+        return buffer.copyin(memoryview(bytearray(buffer.nbytes)))
+
+    def table_row(self, pages: Sequence[int]) -> list[int]:
+        """Return a sequence's row of a table of pages; raises ValueError for pages not there."""
+        width = self.context // PAGE
+        if len(pages) > width:
+            raise ValueError(f"{len(pages)} pages; a sequence of {self.context} tokens has {width}")
+        if pages and not 0 <= min(pages) <= max(pages) < self.pages:
+            raise ValueError(f"pages {min(pages)} to {max(pages)} of a pool of {self.pages}")
+        return [*pages, *[0] * (width - len(pages))]
 
     def heads(self, layer: int, sequences: int) -> Heads:
         """Return a layer's heads."""
@@ -63,7 +82,7 @@ def make_memory(config: Config, weights: Weights, device: str, context: int, pag
         caches.append(Buffer(device, size, dtypes.uint16).allocate())
     ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
     rotations = {rope: _rotation(device, rope, context) for rope in ropes}
-    return Memory(device, config, weights, context, tuple(caches), rotations)
+    return Memory(device, config, weights, context, pages, tuple(caches), rotations)
 
 
 def _rotation(device: str, rope: Rope | None, context: int) -> Buffer:

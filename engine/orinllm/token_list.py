@@ -44,12 +44,10 @@ class TokenList:
         # Each block of the head leaves its best; there are at most two on a multiprocessor.
         blocks = 2 * multiprocessors(memory.device)
         counters = n * max(h.blocks for h in heads)
-        self.state = memory.empty(2 * n + 1 + counters, dtypes.int32)
-        self.state.copyin(memoryview(bytearray(self.state.nbytes)))
+        self.state = memory.zeros(2 * n + 1 + counters)
         self._tail = Tail(memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32))
-        self.table = memory.empty(n * memory.context // PAGE, dtypes.int32)
-        self.table.copyin(memoryview(bytearray(self.table.nbytes)))
-        self._mixtures = Mixtures(memory, n)
+        self.table = memory.zeros(n * memory.context // PAGE)
+        self._mixtures = Mixtures(memory, n, rows=False)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -135,7 +133,7 @@ class TokenList:
         memory, config = self.memory, self.memory.config
         part = config.layers[layer].feed_forward
         if part.experts is not None:
-            yield from self._mixtures.of_tokens(layer, self._x)
+            yield from self._mixtures.of_tokens(layer, self._x, self.state)
             return
         both = replace(
             self._product(layer, "gate_up", "GATED", ("ffn_gate", "ffn_up")),

@@ -95,7 +95,7 @@ def test_types(emulated: Load, synthetic: Callable[[str, str], Path], quant: str
     assert off(executor, reference.logits(PROMPT)[-1]) < EIGHT_BIT
 
 
-@pytest.mark.parametrize("sequences", [2, 4])
+@pytest.mark.parametrize("sequences", [2, 4, 8])
 def test_sequences_at_their_own_positions(
     emulated: Load, synthetic: Callable[[str, str], Path], sequences: int
 ) -> None:
@@ -104,7 +104,7 @@ def test_sequences_at_their_own_positions(
     executor = emulated(path, context=128, pages=2 * (sequences + 1))
     reference, decoder = Reference(open_model(path)), executor.decoder(sequences)
     pages = [[2 * sequences + 1 - 2 * i, 2 * i] for i in range(sequences)]
-    lengths = [60 + 3 * i for i in range(sequences)]
+    lengths = [40 + 30 * i // sequences for i in range(sequences)]
     rows = [[(t * (i + 3)) % 1000 for t in PROMPT[:n]] for i, n in enumerate(lengths)]
     for row, held in zip(rows, pages, strict=True):
         executor.place(held)

@@ -64,9 +64,9 @@ def _case(
 def _network(path: str, context: int) -> Any:
     """Return the engine's executor, loaded once a process."""
     from orinbench.tinygrad_paths import load_network
-    from orinllm.fused import SEQUENCES
+    from orinllm.launches.batch import MOST_SEQUENCES
 
-    return load_network(path, context, SEQUENCES)
+    return load_network(path, context, MOST_SEQUENCES)
 
 
 @cache
@@ -80,9 +80,10 @@ def _transformer(path: str, context: int) -> Any:
 def _path(case: Any, batch: int) -> Any:
     """Return the path of a token of `batch` sequences: the fused kernels, or tinygrad.llm's."""
     from orinbench.tinygrad_paths import DecoderPath, LogitsPath
-    from orinllm.fused import SEQUENCES, FusedExecutor
+    from orinllm.fused import FusedExecutor
+    from orinllm.launches.batch import MOST_SEQUENCES
 
-    if batch <= SEQUENCES:
+    if batch <= MOST_SEQUENCES:
         executor = _network(case["model"], case["context"])
         if isinstance(executor, FusedExecutor):
             return DecoderPath(executor, batch)

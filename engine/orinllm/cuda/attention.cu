@@ -9,8 +9,8 @@
 #include "parts.cuh"
 #include "rope.cuh"
 
-template<typename P> struct Attention {
-  float* out;  // (N, heads, HD)
+template<typename P, typename Out> struct Attention {
+  Out* out;  // (N, heads, HD), floats or halves
   typename P::Element* cache;
   const float *qkv, *freqs;      // (N, heads + 2 KV heads, HD), (positions, ROTATED)
   const float *qn, *kn, *sinks;  // norms (HD) and sinks (heads), or 0
@@ -20,7 +20,7 @@ template<typename P> struct Attention {
   const int* table;  // cache.cuh
 };
 
-template<typename P> DI void attention(const Attention<P>& a) {
+template<typename P, typename Out> DI void attention(const Attention<P, Out>& a) {
   typedef typename P::Element KV;
   constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP, GT = P::HEADS_PER_BLOCK,
                 PAGE = P::PAGE;
@@ -182,7 +182,7 @@ template<typename P> DI void attention(const Attention<P>& a) {
 #pragma unroll
     for (int j = 0; j < PG; j++) s += red[(j * GT + g) * HD + d];
     if (active == 1)
-      a.out[(first + g) * HD + d] = s * alpha[g];
+      store_kv(a.out + (first + g) * HD + d, s * alpha[g]);
     else
       a.part[((u64)(first + g) * SPLITS + split) * HD + d] = s;
   }
@@ -199,6 +199,6 @@ template<typename P> DI void attention(const Attention<P>& a) {
       num += w * __ldcg(a.part + (base + s) * HD + d);
       den += w * __ldcg(a.part_ml + (base + s) * 2 + 1);
     }
-    a.out[(first + g) * HD + d] = num / den;
+    store_kv(a.out + (first + g) * HD + d, num / den);
   }
 }

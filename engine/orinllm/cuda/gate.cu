@@ -9,9 +9,9 @@ template<typename P> DI void gate(float* out, const float* in) {
   out[(u64)blockIdx.y * P::COLS + i] = gated<P::ACTIVATION>(row[i], row[P::COLS + i]);
 }
 
-template<typename P> DI void gate_rows(u16* out, const float* in, const int* chunk) {
+template<typename P> DI void gate_rows(u16* out, const float* in, int rows) {
   const int i = blockIdx.x * P::THREADS + threadIdx.x;
-  if (i >= P::COLS || (int)blockIdx.y >= chunk[1]) return;
+  if (i >= P::COLS || (int)blockIdx.y >= rows) return;
   const float* row = in + (u64)blockIdx.y * 2 * P::COLS;
   out[(u64)blockIdx.y * P::COLS + i] =
       f2h(gated<P::ACTIVATION>(row[i], row[P::COLS + i]) * HIDDEN_SCALE);

@@ -3,6 +3,7 @@
 // A warp streams whole rows through its own ring in shared memory (cp.async, 16 bytes a lane, any
 // row alignment) in units of 1024 weights (dot.cuh). Every block quantizes the activations, per 32,
 // while its first weights are in flight. MODE says what becomes of the sums.
+#include "best.cuh"
 #include "dot.cuh"
 #include "epilogue.cuh"
 #include "parts.cuh"
@@ -185,13 +186,6 @@ template<int T, int K> DI void issue(Shared slot, const u8* row, int unit, int l
   for (int c = 0; c < S::CHUNKS; c += 32)
     if (c + lane < n) cp_async16(slot + (c + lane) * 16, start - mis + (c + lane) * 16);
 }
-
-#define NO_ROW 0x7fffffff
-struct Best {
-  float v;
-  int i;
-};
-DI Best better(Best a, float v, int i) { return v > a.v || (v == a.v && i < a.i) ? Best{v, i} : a; }
 
 // Arguments of one GEMV.
 template<typename X, typename A> struct Gemv {
@@ -388,15 +382,6 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
   }
 }
 
-DI Best warp_best(Best b) {
-#pragma unroll
-  for (int o = 16; o > 0; o >>= 1) {
-    const float v = __shfl_xor_sync(0xffffffffu, b.v, o);
-    const int i = __shfl_xor_sync(0xffffffffu, b.i, o);
-    b = better(b, v, i);
-  }
-  return b;
-}
 // Arguments of the head's last part: this launch's sequences' results of each warp, scratch of
 // (N, GRID) in memory, and what it leaves.
 struct Tail {

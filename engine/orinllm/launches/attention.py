@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.device import multiprocessors
@@ -12,6 +13,8 @@ from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil
 _SPLIT_LEAST = 64
 # Rows, of a token and a head, of a block of attention_rows().
 _TILE_ROWS = 64
+# Warps of a block of rope_rows(): ROPE_WARPS of norm_rope.cu.
+_ROPE_WARPS = 8
 #: Head dimensions that the kernels take: whole float4 and tensor core tiles.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
@@ -60,7 +63,7 @@ def most_splits(device: str, heads: Heads) -> int:
     return max(1, min(by_machine, ceil_div(heads.attended, _SPLIT_LEAST)))
 
 
-def _constants(heads: Heads, splits: int) -> AttentionConstants:
+def _constants(heads: Heads, splits: int, few: int = FEW) -> AttentionConstants:
     attention = heads.attention
     return AttentionConstants(
         element=heads.element,
@@ -77,7 +80,7 @@ def _constants(heads: Heads, splits: int) -> AttentionConstants:
         pages=heads.context // PAGE,
         sequences=heads.sequences,
         splits=splits,
-        few=FEW,
+        few=few,
     )
 
 
@@ -88,8 +91,12 @@ def _optional(*vectors: tuple[str, Buffer | None]) -> tuple[list[Argument], list
 
 
 def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buffer) -> Launch:
-    """Return attention of one token of each sequence: out (sequences, heads * head_dim)."""
-    heads = parts.heads
+    """Return attention of one token of each sequence: out (sequences, heads * head_dim).
+
+    Floats, of which a few splits are left to the reader (parts.cuh), or halves, all of them whole.
+    """
+    heads, halves = parts.heads, out.dtype == dtypes.uint16
+    element = "u16" if halves else "float"
     attention = heads.attention
     more, (q_norm, k_norm, sinks) = _optional(
         ("qn", inputs.q_norm), ("kn", inputs.k_norm), ("sinks", inputs.sinks)
@@ -98,9 +105,9 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
     return Launch(
         name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
         file="attention.cu",
-        constants=(_constants(heads, parts.splits),),
+        constants=(_constants(heads, parts.splits, 1 if halves else FEW),),
         arguments=(
-            Argument("float* out", out),
+            Argument(f"{element}* out", out),
             Argument(f"{heads.element}* cache", inputs.cache.buffer),
             Argument("const float* qkv", inputs.qkv),
             Argument("const float* freqs", inputs.freqs),
@@ -111,8 +118,9 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
             *more,
         ),
         body=(
-            f"  attention<P0>(Attention<P0>{{out, cache, qkv, freqs, {q_norm}, {k_norm}, {sinks}, "
-            f"{inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, table}});"
+            f"  attention<P0>(Attention<P0, {element}>{{out, cache, qkv, freqs, {q_norm}, "
+            f"{k_norm}, {sinks}, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, "
+            "table});"
         ),
         grid=(heads.blocks, parts.splits, heads.sequences),
         block=128 if dim <= 64 else 256,
@@ -143,8 +151,8 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             f"  rope_rows<P0>(RopeRows<P0>{{q, cache, qkv, freqs, {q_norm}, {k_norm}, chunk, "
             f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
         ),
-        grid=(attention.heads + 2 * attention.kv_heads, CHUNK, 1),
-        block=32,
+        grid=(CHUNK, 1, 1),
+        block=_ROPE_WARPS * 32,
         writes=("q", "cache"),
     )
 
@@ -170,5 +178,5 @@ def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer)
         grid=(ceil_div(CHUNK, _TILE_ROWS // heads.per_block), heads.blocks, 1),
         block=128,
         writes=("out",),
-        per_sm=4 if attention.head_dim <= 128 else 1,
+        per_sm=4 if attention.head_dim <= 64 else 3 if attention.head_dim <= 128 else 2,
     )

@@ -1,4 +1,4 @@
-"""Products of a prompt's chunk on tensor cores: cuda/gemm.cu."""
+"""Products of rows of halves on tensor cores; of a prompt's chunk: cuda/gemm.cu."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,97 +6,149 @@ from dataclasses import dataclass
 
 from tinygrad.device import Buffer
 
-from orinllm.launch import Argument, Constants, Launch
+from orinllm.device import multiprocessors
+from orinllm.launch import Argument, Launch
 from orinllm.launches.buffers import CHUNK, Weight, ceil_div
+from orinllm.launches.tile import Tile, TileConstants, tile_for
 
-#: Tokens and warps of a block, and the multiple that columns must be (gemm.cu).
-TILE_TOKENS, WARPS, COLUMN_STEP = 64, 8, 64
+#: The multiple that columns must be (tile.cuh).
+COLUMN_STEP = 64
 # Rows of a warp: of each matrix in GATED, else of one.
 _GATED_ROWS, _ROWS = 8, 16
 
 
 @dataclass(frozen=True)
-class GemmConstants(Constants):
+class GemmConstants(TileConstants):
     """P of gemm()."""
 
-    type: str
-    cols: int
     out_stride: int
-    mode: str
     activation: str
-    warps: int
     parts: int
 
 
 @dataclass(frozen=True)
-class ChunkProduct:
-    """Matrices that meet the same rows of halves: out (CHUNK, rows) = mode(inp W^T)."""
+class RowProduct:
+    """Matrices that meet the same rows of halves: out (count, rows) = mode(inp W^T)."""
 
     role: str
     mode: str  # STORE, ADD or GATED (epilogue.cuh)
     weights: tuple[Weight, ...]
     out: Buffer
     inp: Buffer
-    chunk: Buffer
+    count: int | Buffer  # of rows of halves: a number, or a chunk that says it
     biases: tuple[Buffer | None, ...] = ()
     factor: float = 1.0
     activation: str = "SILU"
     of_hidden: bool = False  # inp is what GATED left
 
+    @property
+    def gated(self) -> bool:
+        """Say whether the first matrix is gated with the second."""
+        return self.mode == "GATED"
 
-def chunk_products(product: ChunkProduct) -> Iterator[Launch]:
-    """Yield the launches of a product, one for neighbours of one type."""
-    gated = product.mode == "GATED"
-    stride = product.weights[0].rows if gated else sum(w.rows for w in product.weights)
+    @property
+    def stride(self) -> int:
+        """Elements of a row of the result."""
+        return self.weights[0].rows if self.gated else sum(w.rows for w in self.weights)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Matrices of one type beside each other, which one launch multiplies."""
+
+    product: RowProduct
+    members: tuple[tuple[Weight, Buffer | None], ...]  # with their biases
+    first_row: int  # of the product's
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of each matrix that the 16 rows of a warp's tensor cores hold."""
+        return _GATED_ROWS if self.product.gated else _ROWS
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of all matrices, and their columns."""
+        return sum(weight.rows for weight, _ in self.members), self.members[0][0].cols
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(weight.n_bytes for weight, _ in self.members)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What both kernels are given: out, in, and each w and b."""
+        gated = self.product.gated
+        found = [
+            Argument("u16* out" if gated else "float* out", self.product.out),
+            Argument("const u16* in", self.product.inp),
+        ]
+        for i, (weight, bias) in enumerate(self.members):
+            found.append(Argument(f"const u8* w{i}", weight.buffer))
+            if bias is not None:
+                found.append(Argument(f"const float* b{i}", bias))
+        return tuple(found)
+
+    def parts(self, block_rows: int) -> tuple[list[str], int]:
+        """Return the initialisers of matrix.cuh's Parts, and the blocks of so many rows."""
+        found, blocks, row = [], 0, self.first_row
+        members = self.members[:1] if self.product.gated else self.members
+        for i, (weight, bias) in enumerate(members):
+            given = "0" if bias is None else f"b{i}"
+            found.append(f"{{out + {row}, w{i}, {given}, {weight.rows}, {blocks}}}")
+            blocks += ceil_div(weight.rows, block_rows)
+            row += weight.rows
+        return found, blocks
+
+    def body(self, call: str, parts: list[str], chunk: str = "") -> str:
+        """Return the kernel's body; `call` names the function and its arguments' struct."""
+        undo = "1.f / HIDDEN_SCALE" if self.product.of_hidden else "1.f"
+        return (
+            f"  const Part parts[] = {{{', '.join(parts)}}};\n"
+            f"  {call}{{parts, in, {'w1' if self.product.gated else '0'}, {chunk}{undo}, "
+            f"{self.product.factor!r}f}});"
+        )
+
+
+def neighbours(product: RowProduct) -> Iterator[Neighbours]:
+    """Yield a product's matrices, those of one type that stand beside each other together."""
     biases = product.biases or (None,) * len(product.weights)
     pairs = list(zip(product.weights, biases, strict=True))
     row = 0
     for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].type):
-        members = list(group)
-        yield _launch(product, members, row, stride)
+        members = tuple(group)
+        yield Neighbours(product, members, row)
         row += sum(weight.rows for weight, _ in members)
 
 
-def _launch(
-    product: ChunkProduct, members: list[tuple[Weight, Buffer | None]], row: int, stride: int
-) -> Launch:
-    gated = product.mode == "GATED"
-    arguments = [
-        Argument("u16* out" if gated else "float* out", product.out),
-        Argument("const u16* in", product.inp),
-    ]
-    parts, blocks = [], 0
-    for i, (weight, bias) in enumerate(members):
-        arguments.append(Argument(f"const u8* w{i}", weight.buffer))
-        if bias is not None:
-            arguments.append(Argument(f"const float* b{i}", bias))
-        if not gated or i == 0:
-            given = "0" if bias is None else f"b{i}"
-            parts.append(f"{{out + {row}, w{i}, {given}, {weight.rows}, {blocks}}}")
-            blocks += ceil_div(weight.rows, WARPS * (_GATED_ROWS if gated else _ROWS))
-            row += weight.rows
-    type_, cols = members[0][0].type, members[0][0].cols
-    rows = sum(weight.rows for weight, _ in members)
-    undo = "1.f / HIDDEN_SCALE" if product.of_hidden else "1.f"
-    body = (
-        f"  const Part parts[] = {{{', '.join(parts)}}};\n"
-        f"  gemm<P0>(Gemm{{parts, in, {'w1' if gated else '0'}, chunk, {undo}, "
-        f"{product.factor!r}f}});"
-    )
+def chunk_products(product: RowProduct) -> Iterator[Launch]:
+    """Yield the launches of a chunk's product, one for neighbours of one type."""
+    for group in neighbours(product):
+        rows, _ = group.shape
+        yield tiled(group, tile_for(multiprocessors(product.out.device), rows, CHUNK))
+
+
+def tiled(group: Neighbours, tile: Tile) -> Launch:
+    """Return the launch of a chunk's product in tiles of one kind."""
+    product, (rows, cols) = group.product, group.shape
+    type_ = group.members[0][0].type
+    parts, blocks = group.parts(tile.rows // 2 if product.gated else tile.rows)
+    assert isinstance(product.count, Buffer)
     return Launch(
         name=f"gemm_{product.role}_{type_.name.lower()}_{rows}x{cols}",
         file="gemm.cu",
         constants=(
             GemmConstants(
-                type_.name, cols, stride, product.mode, product.activation, WARPS, len(parts)
+                *(type_.name, cols, product.mode, *tile.constants),
+                *(product.stride, product.activation, len(parts)),
             ),
         ),
-        arguments=(*arguments, Argument("const int* chunk", product.chunk)),
-        body=body,
-        grid=(blocks, CHUNK // TILE_TOKENS, 1),
-        block=WARPS * 32,
+        arguments=(*group.arguments, Argument("const int* chunk", product.count)),
+        body=group.body("gemm<P0>(Gemm", parts, "chunk, "),
+        grid=(blocks, ceil_div(CHUNK, tile.tokens), 1),
+        block=tile.threads,
         writes=("out",),
         operations=2 * CHUNK * rows * cols,
-        n_bytes=sum(weight.n_bytes for weight, _ in members),
-        per_sm=2,
+        n_bytes=group.n_bytes,
+        per_sm=tile.per_sm,
     )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.launch import Argument, Constants, Launch
@@ -10,6 +11,21 @@ from orinllm.launches.buffers import CHUNK, Weight, ceil_div
 _THREADS = 256
 #: Rows of norms are whole vectors of four floats, and GEMV takes eight at once.
 COLUMNS = 8
+
+
+def count_of(rows: int | Buffer) -> tuple[str, int, tuple[Argument, ...]]:
+    """Return the expression, the most and the arguments of a number of rows, or of a chunk's."""
+    if isinstance(rows, int):
+        return str(rows), rows, ()
+    return "chunk[1]", CHUNK, (Argument("const int* chunk", rows),)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMS norm: its weights (cols) and epsilon."""
+
+    weight: Buffer
+    eps: float
 
 
 @dataclass(frozen=True)
@@ -27,14 +43,6 @@ class RowConstants(Constants):
 
     cols: int
     threads: int
-
-
-@dataclass(frozen=True)
-class Norm:
-    """An RMS norm: its weights (cols) and epsilon."""
-
-    weight: Buffer
-    eps: float
 
 
 def embed_tokens(table: Weight, x: Buffer, state: Buffer, sequences: int, scale: float) -> Launch:
@@ -78,9 +86,9 @@ def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch
     )
 
 
-def norm_chunk(norm: Norm, out: Buffer, x: Buffer, chunk: Buffer) -> Launch:
-    """Return the norm of a chunk's rows: out in halves (CHUNK, cols)."""
-    cols = norm.weight.size
+def norm_rows(norm: Norm, out: Buffer, x: Buffer, rows: int | Buffer) -> Launch:
+    """Return the norm of `rows` rows, or of the chunk's: out in halves (rows, cols)."""
+    cols, (count, most, more) = norm.weight.size, count_of(rows)
     return Launch(
         name=f"norm_rows_{cols}",
         file="norm_rope.cu",
@@ -89,10 +97,10 @@ def norm_chunk(norm: Norm, out: Buffer, x: Buffer, chunk: Buffer) -> Launch:
             Argument("u16* out", out),
             Argument("const float* x", x),
             Argument("const float* norm", norm.weight),
-            Argument("const int* chunk", chunk),
+            *more,
         ),
-        body=f"  norm_rows<P0>(out, x, norm, chunk, {norm.eps!r}f);",
-        grid=(CHUNK, 1, 1),
+        body=f"  norm_rows<P0>(out, x, norm, {norm.eps!r}f, {count});",
+        grid=(most, 1, 1),
         block=_THREADS,
         writes=("out",),
     )
@@ -100,22 +108,17 @@ def norm_chunk(norm: Norm, out: Buffer, x: Buffer, chunk: Buffer) -> Launch:
 
 def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer) -> Launch:
     """Return x += factor * norm(y), for `rows` rows or as many as the chunk has."""
-    cols = norm.weight.size
-    arguments = [
-        Argument("float* x", x),
-        Argument("const float* y", y),
-        Argument("const float* norm", norm.weight),
-    ]
-    if isinstance(rows, int):
-        count, most = str(rows), rows
-    else:
-        arguments.append(Argument("const int* chunk", rows))
-        count, most = "chunk[1]", CHUNK
+    cols, (count, most, more) = norm.weight.size, count_of(rows)
     return Launch(
         name=f"add_norm_{cols}",
         file="norm_rope.cu",
         constants=(RowConstants(cols, _THREADS),),
-        arguments=tuple(arguments),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const float* y", y),
+            Argument("const float* norm", norm.weight),
+            *more,
+        ),
         body=f"  add_norm<P0>(x, y, norm, {norm.eps!r}f, {factor!r}f, {count});",
         grid=(most, 1, 1),
         block=_THREADS,
@@ -133,23 +136,18 @@ class GateConstants(Constants):
 
 
 def gate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
-    """Return out = gate(inp): of `rows` rows to floats, or of the chunk's to halves."""
-    chunked = not isinstance(rows, int)
-    arguments = [
-        Argument("u16* out" if chunked else "float* out", out),
-        Argument("const float* in", inp),
-    ]
-    if isinstance(rows, int):
-        body, most = "  gate<P0>(out, in);", rows
-    else:
-        arguments.append(Argument("const int* chunk", rows))
-        body, most = "  gate_rows<P0>(out, in, chunk);", CHUNK
+    """Return out = gate(inp), floats or halves as `out` is, of `rows` rows or of the chunk's."""
+    halves, (count, most, more) = out.dtype == dtypes.uint16, count_of(rows)
     return Launch(
         name=f"gate_{cols}",
         file="gate.cu",
         constants=(GateConstants(cols, _THREADS, activation),),
-        arguments=tuple(arguments),
-        body=body,
+        arguments=(
+            Argument("u16* out" if halves else "float* out", out),
+            Argument("const float* in", inp),
+            *more,
+        ),
+        body=f"  gate_rows<P0>(out, in, {count});" if halves else "  gate<P0>(out, in);",
         grid=(ceil_div(cols, _THREADS), most, 1),
         block=_THREADS,
         writes=("out",),

@@ -1,0 +1,93 @@
+"""The launches of one token of each of N sequences on tensor cores: for more than GEMVs are for."""
+
+from collections.abc import Iterator
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.launch import Launch
+from orinllm.launches.attention import AttentionInputs, attend_token, most_splits
+from orinllm.launches.batch import ArgmaxScratch, argmax, batch_products
+from orinllm.launches.buffers import PAGE, Parts
+from orinllm.launches.gemm import RowProduct
+from orinllm.launches.rows import Norm, embed_tokens, norm_rows
+from orinllm.memory import Memory
+from orinllm.mixtures import Mixtures
+from orinllm.row_list import RowList
+from orinllm.token_list import TokenList, head_matrix
+
+#: Sequences up to which products are GEMVs.
+GEMV_SEQUENCES = 4
+
+
+def list_of_tokens(
+    memory: Memory, sequences: int, tensor_cores: bool = True
+) -> "TokenList | BatchList":
+    """Return the launches of a token of each of so many sequences.
+
+    `tensor_cores` is false for models whose rows they do not take (plan.py).
+    """
+    if sequences > GEMV_SEQUENCES and tensor_cores:
+        return BatchList(memory, sequences)
+    return TokenList(memory, sequences)
+
+
+class BatchList(RowList):
+    """Scratch of N sequences, and the launches over it, in order.
+
+    `state`, `table` and `logits` are those of TokenList.
+    """
+
+    def __init__(self, memory: Memory, sequences: int) -> None:
+        super().__init__(memory, sequences)
+        self.sequences, n = sequences, sequences
+        heads = [memory.heads(i, n) for i in range(len(memory.config.layers))]
+        self._splits = [most_splits(memory.device, h) for h in heads]
+        counts = [n * h.attention.heads * s for h, s in zip(heads, self._splits, strict=True)]
+        wide = max(c * h.attention.head_dim for c, h in zip(counts, heads, strict=True))
+        self._part, self._part_ml = memory.empty(wide), memory.empty(2 * max(counts))
+        self._head = head_matrix(memory)
+        self.logits = memory.empty(n * self._head.rows)
+        parts, counters = ArgmaxScratch.sizes(n)
+        self._argmax = ArgmaxScratch(
+            memory.empty(parts),
+            memory.empty(parts, dtypes.int32),
+            memory.zeros(counters),
+        )
+        self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads))
+        self.table = memory.zeros(n * memory.context // PAGE)
+        self._mixtures = Mixtures(memory, n, rows=True)
+        self.launches = tuple(self._all())
+
+    def _all(self) -> Iterator[Launch]:
+        memory, config, n = self.memory, self.memory.config, self.sequences
+        table = memory.weights.matrix("token_embd")
+        yield embed_tokens(table, self.x, self.state, n, config.embedding_scale)
+        for i in range(len(config.layers)):
+            yield from self.layer(i)
+        norm = Norm(memory.weights.vector("output_norm.weight"), config.norm_eps)
+        yield norm_rows(norm, self.normed, self.x, n)
+        head = RowProduct(
+            *("head", "STORE", (self._head,), self.logits, self.normed, n),
+            factor=config.logit_scale,
+        )
+        yield from self.products(head)
+        yield argmax(self.logits, self._argmax, self.state, n)
+
+    @property
+    def cache_view(self) -> tuple[int, Buffer]:
+        """Return the sequences and their table."""
+        return self.sequences, self.table
+
+    def products(self, product: RowProduct) -> Iterator[Launch]:
+        """Yield products in which every weight is read once."""
+        return batch_products(self.memory.device, product)
+
+    def attend(self, layer: int, inputs: AttentionInputs) -> Iterator[Launch]:
+        """Yield attention of each sequence at its own position."""
+        parts = Parts(inputs.cache.heads, self._splits[layer], self._part, self._part_ml)
+        yield attend_token(self.attention, inputs, parts, self.state)
+
+    def mixture(self, layer: int) -> Iterator[Launch]:
+        """Yield the experts of all sequences that are not idle."""
+        return self._mixtures.of_rows(layer, self.x, self.normed, self.sequences, self.state)

@@ -1,0 +1,131 @@
+// Products of one token of each of N sequences on tensor cores: out (N x LD) = or += in (N x K
+// halves) * W^T, for N up to 32.
+//
+// An item is 16 rows of W, in GATED 8 of gate and 8 of up, times all tokens. The warps of a block
+// share the item's columns, 128 at a time, and add their sums in shared memory; weights go from
+// memory to registers, those of the next 64 columns while the last ones are multiplied. Activations
+// are read where they are: all items of a block read the same, which the L1 keeps. Lanes and
+// operands are as in tile.cuh. Grid: (GRID), blocks that take items in turns.
+#include "epilogue.cuh"
+#include "matrix.cuh"
+#include "unpack.cuh"
+
+// Sums are times `undo`, plus the bias, times `factor`.
+struct Batch {
+  const Part* parts;  // `block` is the first item
+  const u16* in;
+  const u8* up;  // second matrix of GATED
+  float undo, factor;
+};
+
+#define SUMS_PITCH 20  // floats of a token's 16 sums: a warp's stores meet no bank twice
+
+template<typename P> DI void batch(const Batch& a) {
+  constexpr int T = P::TYPE, K = P::COLS, LD = P::OUT_STRIDE, MODE = P::MODE, WARPS = P::WARPS;
+  constexpr int N = P::SEQUENCES, ITEMS = P::ITEMS, GRID = P::GRID, THREADS = WARPS * 32;
+  constexpr int TILES = (N + 7) / 8, UNITS = K / 64, ROWB = K / Packed<T>::BW * Packed<T>::BB;
+  constexpr int ROWS = MODE == GATED ? 8 : 16, SUMS = TILES * 8 * SUMS_PITCH,
+                EACH = (N * ROWS + THREADS - 1) / THREADS;
+  // Two of them, so that the next item's sums need not wait for the readers of this one's.
+  __shared__ float sums[ITEMS > GRID ? 2 : 1][WARPS * SUMS];
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2, j = lane & 3;
+  const int first = 2 * warp;
+  const u8* rows[2];
+  auto to_rows_of = [&](int item) {
+    const Part part = part_of<P::PARTS>(a.parts, item);
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int r = (item - part.block) * ROWS + g + (MODE == GATED ? 0 : 8 * i);
+      rows[i] =
+          (MODE == GATED && i ? a.up : part.w) + (u64)(r < part.rows ? r : part.rows - 1) * ROWB;
+    }
+  };
+  const u16* in[TILES];  // this lane's token of each tile; beyond the last one it is read again
+#pragma unroll
+  for (int m = 0; m < TILES; m++) in[m] = a.in + (u32)(8 * m + g < N ? 8 * m + g : N - 1) * K;
+
+  to_rows_of(blockIdx.x);
+  Raw<T> raw[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) raw[i] = load_raw<T>(rows[i], first, j);
+  int turn = 0;
+#pragma unroll 1
+  for (int item = blockIdx.x; item < ITEMS; item += GRID) {
+    const Part to = part_of<P::PARTS>(a.parts, item);
+    const int row0 = (item - to.block) * ROWS;
+    float before[EACH];  // what ADD adds to, read long before it is needed
+    if constexpr (MODE == ADD) {
+#pragma unroll
+      for (int e = 0; e < EACH; e++) {
+        const int n = (e * THREADS + tid) / ROWS, r = row0 + tid % ROWS;
+        before[e] = n < N && r < to.rows ? ((float*)to.out)[(u64)n * LD + r] : 0.f;
+      }
+    }
+    float acc[TILES][4];
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+      for (int c = 0; c < 4; c++) acc[m][c] = 0.f;
+#pragma unroll 1
+    for (int unit = first; unit < UNITS;) {
+      u32 w[2][2][4];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        to_half<T>(raw[i], rows[i], unit, 0, w[0][i]);
+        to_half<T>(raw[i], rows[i], unit, 1, w[1][i]);
+      }
+      const int then = unit & 1 ? unit + 2 * WARPS - 1 : unit + 1;
+      if (then >= UNITS && item + GRID < ITEMS) to_rows_of(item + GRID);
+#pragma unroll
+      for (int i = 0; i < 2; i++) raw[i] = load_raw<T>(rows[i], then < UNITS ? then : first, j);
+#pragma unroll
+      for (int p = 0; p < 2; p++) {
+        if constexpr (T == BF16) {  // only now, as in tile.cuh
+#pragma unroll
+          for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+              w[p][i][c] = f2h2(f16<T>(w[p][i][c]), f16<T>(w[p][i][c] >> 16));
+        }
+        const int at = (unit >> 1) * 128 + quarter_of<T>(unit, p) * 32 + run_at<T>(p, j);
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+          const int4 b = *(const int4*)(in[m] + at);
+          mma16816(acc[m], w[p][0][0], w[p][1][0], w[p][0][1], w[p][1][1], (u32)b.x, (u32)b.y);
+          mma16816(acc[m], w[p][0][2], w[p][1][2], w[p][0][3], w[p][1][3], (u32)b.z, (u32)b.w);
+        }
+      }
+      unit = then;
+    }
+    float* const of_item = sums[turn];
+    if constexpr (ITEMS > GRID) turn ^= 1;
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+      for (int c = 0; c < 4; c++)
+        of_item[warp * SUMS + (8 * m + 2 * j + (c & 1)) * SUMS_PITCH + 8 * (c >> 1) + g] =
+            acc[m][c];
+    __syncthreads();
+#pragma unroll
+    for (int e = 0; e < EACH; e++) {
+      const int n = (e * THREADS + tid) / ROWS, r = tid % ROWS, row = row0 + r;
+      if (n >= N || row >= to.rows) continue;
+      float y[2] = {0.f, 0.f};
+#pragma unroll
+      for (int i = 0; i < WARPS; i++) {
+        y[0] += of_item[i * SUMS + n * SUMS_PITCH + r];
+        if constexpr (MODE == GATED) y[1] += of_item[i * SUMS + n * SUMS_PITCH + 8 + r];
+      }
+      constexpr float S = Packed<T>::ACT == 2 ? 1.f : 1.f / W_SCALE;  // what to_half leaves
+      const u64 at = (u64)n * LD + row;
+      if constexpr (MODE == GATED) {
+        ((u16*)to.out)[at] = f2h(gated<P::ACTIVATION>(y[0] * S, y[1] * S) * HIDDEN_SCALE);
+      } else {
+        float v = y[0] * (S * a.undo);
+        if (to.bias) v += to.bias[row];
+        v *= a.factor;
+        ((float*)to.out)[at] = MODE == ADD ? before[e] + v : v;
+      }
+    }
+  }
+}
