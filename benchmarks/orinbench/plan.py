@@ -4,7 +4,7 @@ import itertools
 import random
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,21 +124,31 @@ class Case:
     n_gen: int
     n_depth: int
     settings: Settings = ()
+    n_parallel: int = 1  # sequences that are decoded at once
     benchmark: ClassVar[str] = "llama-bench"
     unit: ClassVar[str] = "tok/s"
 
     @property
     def label(self) -> str:
-        """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth."""
+        """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth.
+
+        Several sequences at once are tg128 npl8.
+        """
         parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (
             self.n_gen > 0
         )
-        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+        parallel = f" npl{self.n_parallel}" if self.n_parallel > 1 else ""
+        return "+".join(parts) + parallel + (f" @ d{self.n_depth}" if self.n_depth else "")
 
     @property
     def n_tokens(self) -> int:
         """Tokens that the timed region processes."""
-        return self.n_prompt + self.n_gen
+        return self.n_prompt + self.n_gen * self.n_parallel
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.n_depth + self.n_prompt + self.n_gen
 
     def setting(self, field: str) -> str | int | None:
         """Return a knob's value, None if it was not given."""
@@ -146,8 +156,8 @@ class Case:
 
     def test(self) -> Test:
         """Return what a tinygrad worker runs."""
-        chunk = self.setting("n_ubatch")
-        return Test(self.n_prompt, self.n_gen, self.n_depth, int(chunk or TINYGRAD_CHUNK))
+        chunk = int(self.setting("n_ubatch") or TINYGRAD_CHUNK)
+        return Test(self.n_prompt, self.n_gen, self.n_depth, chunk, self.n_parallel)
 
 
 @dataclass(frozen=True)
@@ -213,8 +223,13 @@ class LanePlan:
     @property
     def max_context(self) -> int:
         """The context that all of llama-bench's cases fit in, in steps of CONTEXT_STEP tokens."""
-        need = max(case.n_depth + case.n_tokens for case in self.llama_cases)
+        need = max(case.context for case in self.llama_cases)
         return -(-need // CONTEXT_STEP) * CONTEXT_STEP
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences at once, at most."""
+        return max(case.n_parallel for case in self.llama_cases)
 
 
 @dataclass(frozen=True)
@@ -245,18 +260,20 @@ def make_tests(
     n_gen: Sequence[int],
     pairs: Sequence[tuple[int, int]],
     depths: Sequence[int],
-) -> list[tuple[int, int, int]]:
-    """Return (n_prompt, n_gen, n_depth) of each test, in llama-bench's order, without repeats.
+    parallel: Sequence[int] = (1,),
+) -> list[Case]:
+    """Return each test without settings, in llama-bench's order, without repeats.
 
-    A zero in `n_prompt` or `n_gen` leaves that test out. Raises BenchError if nothing is left.
+    A zero in `n_prompt` or `n_gen` leaves that test out; `n_gen` alone is for each of `parallel`.
+    Raises BenchError if nothing is left.
     """
     tests = [
         test
         for depth in depths
         for test in (
-            *((n, 0, depth) for n in n_prompt if n),
-            *((0, n, depth) for n in n_gen if n),
-            *((prompt, gen, depth) for prompt, gen in pairs),
+            *(Case(n, 0, depth) for n in n_prompt if n),
+            *(Case(0, n, depth, n_parallel=many) for n in n_gen if n for many in parallel),
+            *(Case(prompt, gen, depth) for prompt, gen in pairs),
         )
     ]
     if not tests:
@@ -296,7 +313,7 @@ def _checked(knob: Knob, value: str, text: str) -> str:
 def make_lanes(
     backends: Sequence[str],
     models: Sequence[Path],
-    tests: Sequence[tuple[int, int, int]],
+    tests: Sequence[Case],
     settings: Sequence[Settings],
 ) -> tuple[LanePlan, ...]:
     """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
@@ -312,7 +329,7 @@ def make_lanes(
                 if backend.startswith("tinygrad:CPU") and threads is not None:
                     lane = Lane(backend, model, int(threads))
                 combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
-            lanes.setdefault(lane, {})[Case(*test, combination)] = None
+            lanes.setdefault(lane, {})[replace(test, settings=combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
 
 

@@ -53,6 +53,7 @@ class Load:
     model: str
     max_context: int
     general: bool = False
+    sequences: int = 1  # so many contexts fit
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Test:
     n_gen: int
     n_depth: int
     n_ubatch: int
+    n_parallel: int = 1  # sequences that are decoded at once, each with its own depth
 
 
 @dataclass(frozen=True)
