@@ -11,8 +11,10 @@
   bcrypt,
   click,
   gguf,
+  httpx,
   jinja2,
   jsonschema,
+  llguidance,
   matplotlib,
   numpy,
   nvidia-ml-py,
@@ -53,8 +55,10 @@ buildPythonPackage {
     bcrypt
     click
     gguf
+    httpx
     jinja2
     jsonschema
+    llguidance
     matplotlib
     numpy
     nvidia-ml-py

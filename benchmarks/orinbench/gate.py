@@ -76,7 +76,9 @@ class Gate:
     def _candidate(self, name: str, model: ModelInfo, backend: Backend) -> Candidate | None:
         if isinstance(backend, TinygradBackend):
             environment = backend.environment
-            engine = tinygrad_engine(model.path, environment, self.timeout, self._say(name))
+            engine = tinygrad_engine(
+                model.path, environment, self.timeout, self._say(name), backend.general
+            )
             return Candidate(name, engine, HALF_WEIGHTS)
         server = find_llama_server(self.llama_bench)
         if server is None:

@@ -80,12 +80,16 @@ def tinygrad_greedy(
 
 
 def tinygrad_engine(
-    model: Path, environment: Mapping[str, str], timeout: float, say: Say = quiet
+    model: Path,
+    environment: Mapping[str, str],
+    timeout: float,
+    say: Say = quiet,
+    general: bool = False,
 ) -> Engine:
     """Return an engine that loads `model` in a process with `environment`, where DEV is set.
 
-    `say` hears how far it is. The engine raises BenchError, with the process's last line, if that
-    fails or takes longer than `timeout` seconds.
+    `general` takes tinygrad.llm's own network. `say` hears how far it is. The engine raises
+    BenchError, with the process's last line, if that fails or takes longer than `timeout` seconds.
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
@@ -95,6 +99,7 @@ def tinygrad_engine(
                 "model": str(model),
                 "prompts": [list(prompt) for prompt in prompts],
                 "n_tokens": n_tokens,
+                "general": general,
                 "out": str(out),
             }
             _run_worker(request, environment, timeout, say)
@@ -164,13 +169,16 @@ def main() -> None:
     def say(text: str) -> None:
         print(text, file=progress, flush=True)
 
-    from orinbench.tinygrad_paths import load_network
+    from orinbench.envelope import limit_cuda
+    from orinbench.tinygrad_paths import JitExecutor, load_network
 
+    limit_cuda()
     request = json.load(sys.stdin)
     say("loading the model")
     prompts, n_tokens = request["prompts"], request["n_tokens"]
     longest = max(len(prompt) for prompt in prompts) + n_tokens + 1
-    executor = load_network(request["model"], longest)
+    load = JitExecutor if request["general"] else load_network
+    executor = load(request["model"], longest)
     arrays = {}
     for index, prompt in enumerate(prompts):
         of = prefixed(say, f"prompt {index + 1} of {len(prompts)}")

@@ -1,14 +1,19 @@
 """`orinbench llama-bench`: llama.cpp's benchmark, on tinygrad's devices and llama.cpp at once."""
 
+import itertools
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from jetson.files import Roots
 from orinbench.board import check_textfile, rail_choice, textfile
+from orinbench.envelope import Preload
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.gate import Gate
 from orinbench.interrupts import Interrupts
@@ -48,12 +53,14 @@ from orinbench.plan import (
     make_tests,
     parse_settings,
 )
+from orinbench.prompt_text import prompt_text
 from orinbench.ranges import parse_int_list, parse_pair
 from orinbench.record import make_records
 from orinbench.reference import unsupported
 from orinbench.results import RunResult
 from orinbench.runner import Runner
-from orinbench.samples import Backend
+from orinbench.sampled import sampling_of
+from orinbench.samples import Backend, LeftOutError
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_device
@@ -102,6 +109,14 @@ def _knob_options(command: Command) -> Command:
     metavar="LIST",
     help="sequences that -n decodes at once [1]",
 )
+@click.option("texts", "--ttft", multiple=True, metavar="LIST", help="[largest -p; 0: none]")
+@click.option(
+    "sampling",
+    "--sampling",
+    multiple=True,
+    metavar="FIELD=NUMBER,...",
+    help="tg once more with tokens drawn: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
+)
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
 @processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
@@ -113,6 +128,19 @@ def _knob_options(command: Command) -> Command:
     help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
 )
 @click.option("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench [from PATH]")
+@click.option(
+    "--path",
+    "path_",
+    type=click.Choice(["auto", "general"]),
+    default="auto",
+    help="general: tinygrad.llm's own network, not the engine's kernels [auto]",
+)
+@click.option(
+    "--sms",
+    type=click.IntRange(1),
+    metavar="N",
+    help="only N multiprocessors of the GPU (CUDA): 16 shows what an Orin's can do",
+)
 @click.option("--shape", default="160m", help="shape of the synthetic model used without -m [160m]")
 @click.option("--quant", default="Q6_K", help="its type [Q6_K]")
 @click.option(
@@ -138,6 +166,7 @@ def _knob_options(command: Command) -> Command:
 def llama_bench_command(**options: Any) -> int:
     """Measure prompt processing (pp) and text generation (tg), as llama.cpp's llama-bench.
 
+    And the time to the first text (ttft) from a prompt's text, tokenisation inside.
     LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
@@ -146,12 +175,16 @@ def llama_bench_command(**options: Any) -> int:
         return 0
     check_output(options)
     check_passed_on(options)
+    for text in options["sampling"]:
+        sampling_of(text)
+        if options["path_"] == "general":
+            raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
     plan_options = PlanOptions(options)
     roots = Roots()
     check_board(options, roots)
     if options["textfile"] is not None:
         check_textfile(options["textfile"])
-    talk = make_talk(options["progress"])
+    talk, sms = make_talk(options["progress"]), options["sms"]
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
     if note := compiler_note(os.environ):
@@ -161,18 +194,26 @@ def llama_bench_command(**options: Any) -> int:
     for model in models.values():
         if unsupported(model) is None:
             require_layers(model)
-    backends, binary = choose_backends(options["backends"], options["llama_bench"], talk)
-    lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings)
+    backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
+    texts = text_lengths(plan_options, paths, talk)
+    lanes = make_lanes(
+        *(backends, paths, plan_options.tests, plan_options.settings, texts, sms),
+        options["sampling"],
+    )
     check_contexts(lanes, models)
     plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
-    with Interrupts() as interrupts, Journal(journal_directory()) as journal:
+    with (
+        Interrupts() as interrupts,
+        Journal(journal_directory()) as journal,
+        envelope(sms, binary if "llama.cpp" in backends else None) as preload,
+    ):
         runner = Runner(
             plan,
-            [make_backend(lane, binary, options) for lane in lanes],
+            [make_backend(lane, binary, options, preload) for lane in lanes],
             [models[lane.lane.model] for lane in lanes if lane.lane.model],
             talk,
             gate=Gate(options["check"], talk, binary, options["timeout"]),
-            probe=lambda device: copy_bandwidth(device, options["timeout"]),
+            probe=None if sms else lambda device: copy_bandwidth(device, options["timeout"]),
             delay=options["delay"],
             warm_up=not options["no_warmup"],
             cooldown=options["cooldown"],
@@ -210,8 +251,11 @@ class PlanOptions:
 
         self.repetitions = check_repetitions(options["repetitions"])
         self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
+        n_prompt = numbers(options["n_prompt"], "-p", 512)
+        self.asks_text = bool(options["texts"])
+        self.texts = [n for n in numbers(options["texts"], "--ttft", max(n_prompt)) if n]
         self.tests = make_tests(
-            numbers(options["n_prompt"], "-p", 512),
+            n_prompt,
             numbers(options["n_gen"], "-n", 128),
             [parse_pair(pair, "-pg") for pair in options["pairs"]],
             numbers(options["n_depth"], "-d", 0),
@@ -228,10 +272,35 @@ def check_parallel(sequences: list[int]) -> list[int]:
     return sequences
 
 
+def text_lengths(plan: PlanOptions, paths: Sequence[Path], talk: Talk) -> list[int]:
+    """Return the lengths of the texts to time, none where a vocabulary has no such text.
+
+    Raises BenchError if they were asked for.
+    """
+    try:
+        for path, n_tokens in itertools.product(paths, plan.texts):
+            prompt_text(path, n_tokens, 0)
+    except LeftOutError as error:
+        if plan.asks_text:
+            raise BenchError(f"--ttft: {error}") from None
+        talk.line(f"time to the first text (--ttft) left out: {error}")
+        return []
+    return list(dict.fromkeys(plan.texts))
+
+
 def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
     """Return the models' paths, and whether it is the synthetic one, made now if need be."""
     given = [Path(name) for text in options["model"] for name in text.split(",") if name]
     if given:
+        for name in ("shape", "quant"):
+            if (
+                click.get_current_context().get_parameter_source(name)
+                is ParameterSource.COMMANDLINE
+            ):
+                raise BenchError(
+                    f"--{name} {options[name]}: is of the synthetic model that is made without -m; "
+                    "leave one of the two out"
+                )
         return list(dict.fromkeys(given)), False
     with progress_bar("writing the synthetic model") as progress:
         path = cached_synthetic(options["shape"], options["quant"], 0, progress)
@@ -242,7 +311,7 @@ def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
 
 
 def choose_backends(
-    given: Sequence[str], llama_bench: str | None, talk: Talk
+    given: Sequence[str], llama_bench: str | None, talk: Talk, sms: int | None = None
 ) -> tuple[list[str], Path | None]:
     """Return the backends to run and llama.cpp's binary.
 
@@ -258,9 +327,15 @@ def choose_backends(
         raise BenchError(
             "--backend llama.cpp: no llama-bench on PATH; name it with --llama-bench PATH"
         )
+    for name in names if sms else ():
+        if name != "llama.cpp" and not name.startswith("tinygrad:CUDA"):
+            raise BenchError(
+                f"--sms {sms}: {name} uses all of its device; tinygrad:CUDA and llama.cpp can take "
+                "a part"
+            )
     if names:
         return list(dict.fromkeys(names)), binary
-    chosen = best_tinygrad(talk) + (["llama.cpp"] if binary else [])
+    chosen = (["tinygrad:CUDA"] if sms else best_tinygrad(talk)) + (["llama.cpp"] if binary else [])
     if not chosen:
         raise BenchError(f"--backend: nothing opens: {describe_backends(binary)}")
     return chosen, binary
@@ -298,17 +373,33 @@ def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> 
                 )
 
 
-def make_backend(plan: LanePlan, binary: Path | None, options: dict[str, Any]) -> Backend:
+@contextmanager
+def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
+    """Give the library that keeps llama.cpp to so many multiprocessors, where that is asked for.
+
+    Raises BenchError, one line, where it cannot be built.
+    """
+    if sms is None or binary is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="orinbench-") as folder:
+        yield Preload(sms, Path(folder))
+
+
+def make_backend(
+    plan: LanePlan, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
+) -> Backend:
     """Return the backend of a lane; nothing is started yet."""
     if plan.lane.is_tinygrad:
         cold = options["cold_start"]
         if cold is None:
             cold = not any(os.environ.get(name, "0") != "0" for name in SEARCH_VARIABLES)
-        return TinygradBackend(plan, cold, options["timeout"], options["verbose"])
+        general = options["path_"] == "general"
+        return TinygradBackend(plan, cold, options["timeout"], options["verbose"], general)
     assert binary is not None
     extra = ["--no-warmup"] if options["no_warmup"] else []
     extra += passed_on(options)
-    return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"])
+    return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"], preload)
 
 
 def report(run: RunResult, options: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """llama.cpp's own `llama-bench` as a backend: one call of the binary per repetition.
 
 Several sequences at once are a call of `llama-batched-bench`, which is beside it.
+A case with a text is one start of `llama-server`.
 """
 
 import contextlib
@@ -18,9 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orinbench.envelope import Preload
 from orinbench.errors import BenchError
+from orinbench.llama_server import find_llama_server, first_text, server_arguments
 from orinbench.plan import KNOB_BY_FIELD, Case, LanePlan
-from orinbench.samples import BackendDiedError, FirstToken, Identity, Sample, WarmUp
+from orinbench.prompt_text import prompt_text
+from orinbench.samples import (
+    BackendDiedError,
+    FirstToken,
+    Identity,
+    LeftOutError,
+    Sample,
+    WarmUp,
+)
 from orinbench.tinygrad_backend import FIRST_TOKEN_PROMPT
 
 # The first repetition inside a llama-bench call is slower than the next ones even after its own
@@ -31,6 +42,8 @@ REPETITIONS_PER_CALL = 2
 CONTEXT_OF_SEQUENCE = 256
 # What says that a repetition has ended: llama-bench's record of all, llama-batched-bench's of each.
 _SAMPLES, _BATCHED = (b'"samples_ns"', 1), (b'"t_tg"', REPETITIONS_PER_CALL)
+# Added to a seed: a text that no round has.
+_OTHER_TEXT = 1 << 32
 
 
 def find_llama_bench(given: str | None) -> Path | None:
@@ -82,13 +95,16 @@ class LlamaCppBackend:
         timeout: float,
         extra: Sequence[str] = (),
         verbose: bool = False,
+        preload: Preload | None = None,
     ) -> None:
         self.plan = plan
+        self._preload = preload
         self._binary, self._extra = binary, tuple(extra)
         self._batched = find_batched_bench(binary) if plan.most_sequences > 1 else None
         self._timeout = timeout
         self._verbose = verbose
         self._first: Call | None = None
+        self._sms: int | None = None
 
     def open(self) -> Identity:
         """Run one chunk of prompt and one token: the model loads and the binary says what it is."""
@@ -106,6 +122,7 @@ class LlamaCppBackend:
             driver=None,
             arch=None,
             n_threads=record.get("n_threads"),
+            sms=self._sms,
         )
 
     def first_token(self) -> FirstToken:
@@ -121,11 +138,15 @@ class LlamaCppBackend:
         )
 
     def warm_up(self, case: Case) -> WarmUp | None:
-        """Do nothing: every call of the binary warms up by itself."""
+        """Do nothing: every call of a binary warms up by itself. Raises LeftOutError."""
+        if case.text:
+            self._server(case)
         return None
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         """Call the binary and keep the last of its repetitions; it draws its own token ids."""
+        if case.text:
+            return self._first_text(case, round_, seed)
         if case.n_parallel > 1:
             call = self._call_batched(case)
         else:
@@ -142,6 +163,58 @@ class LlamaCppBackend:
             discarded_ns=[int(ns) for ns in samples[:-1]],
             engine_record=call.record,
         )
+
+    def _server(self, case: Case) -> tuple[Path, list[str]]:
+        """Return llama-server and its arguments for a case; raises LeftOutError."""
+        binary = find_llama_server(self._binary)
+        if binary is None:
+            raise LeftOutError("no llama-server beside llama-bench or on PATH")
+        context = ["-c", str(self.plan.max_context), "-np", "1"]
+        settings = server_arguments(case.settings)
+        return binary, ["-m", str(self.plan.lane.model), *context, *self._extra, *settings]
+
+    def _first_text(self, case: Case, round_: int, seed: int) -> Sample:
+        """Start llama-server, warm it up with one text, and time another."""
+        binary, arguments = self._server(case)
+        model = self.plan.lane.model
+        assert model is not None
+        texts = [prompt_text(model, case.n_prompt, drawn) for drawn in (seed + _OTHER_TEXT, seed)]
+        try:
+            found = first_text(binary, arguments, texts, self._timeout, **self._variables)
+            self._see_envelope()
+        except BenchError as error:
+            raise BackendDiedError(str(error)) from error
+        if found.n_tokens != case.n_prompt:
+            raise BackendDiedError(
+                f"llama-server made {found.n_tokens} tokens of a text of {case.n_prompt}"
+            )
+        return Sample(
+            round=round_,
+            ns=found.ns,
+            ended_s=found.ended_s,
+            peak_device_bytes=None,
+            peak_rss_bytes=None,
+            engine_record=self._as_recorded(case),
+            extra={"http_ms": found.http_ns / 1e6},
+        )
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return self._preload.environment if self._preload else {}
+
+    def _see_envelope(self) -> None:
+        """Read how many multiprocessors the last program had; raises BenchError."""
+        if self._preload is not None:
+            self._sms = self._preload.sms()
+
+    def _as_recorded(self, case: Case) -> dict[str, Any]:
+        """Return what llama-bench's record of a case says of build, machine and settings."""
+        record = self._first.record if self._first else {}
+        settings = dict(case.settings)
+        if "flash_attn" in settings:
+            asked = str(settings["flash_attn"])
+            settings["flash_attn"] = {"off": 0, "on": 1, "auto": -1}.get(asked, asked)
+        return record | settings
 
     def renew(self) -> float | None:
         """Do nothing: every call of the binary is a fresh process."""
@@ -194,6 +267,7 @@ class LlamaCppBackend:
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
                     stderr=None if self._verbose else errors,
+                    env={**os.environ, **self._variables},
                     start_new_session=True,
                 )
             except OSError as error:
@@ -219,6 +293,10 @@ class LlamaCppBackend:
                     f"{name} ended with status {process.returncode}: "
                     f"{_reason(errors.read().decode(errors='replace'))}"
                 )
+        try:
+            self._see_envelope()
+        except BenchError as error:
+            raise BackendDiedError(str(error)) from error
         # Linux counts ru_maxrss in KiB (getrusage(2)).
         return output.decode(errors="replace"), wall_s, ended_s, usage.ru_maxrss * 1024
 

@@ -1,14 +1,17 @@
-"""Greedy decoding with log-probabilities by llama.cpp's `llama-server`, over a Unix socket."""
+"""llama.cpp's `llama-server` over a Unix socket: log-probabilities, and time to the first text."""
 
 import contextlib
 import http.client
 import json
+import os
 import shutil
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +20,15 @@ import numpy as np
 from orinbench.errors import BenchError
 from orinbench.greedy import Engine, Generation, Say, prefixed, quiet
 from orinbench.model import ModelInfo
+from orinbench.plan import KNOB_BY_FIELD, Settings
+from orinbench.samples import LeftOutError
 
 # Alternatives asked for at each position: the whole of a small vocabulary, the head of a large one
 # (each costs about 100 bytes of JSON).
 _MAX_ALTERNATIVES = 2048
 _POLL_SECONDS = 0.05
+# Requests that compute nothing, of which the median is what HTTP costs.
+_PINGS = 9
 
 Connect = Callable[[], http.client.HTTPConnection]
 
@@ -46,13 +53,87 @@ def llama_cpp_engine(binary: Path, model: ModelInfo, timeout: float, say: Say = 
         arguments = ["-m", str(model.path), "-c", str(context), "-np", "1"]
         say("llama-server loads the model")
         generations = []
-        with _server(binary, arguments, timeout) as connect:
+        with serving(binary, arguments, timeout) as connect:
             for number, prompt in enumerate(prompts, 1):
                 of = prefixed(say, f"prompt {number} of {len(prompts)}")
                 generations.append(_decode(connect, prompt, n_tokens, model, of))
         return generations
 
     return engine
+
+
+@dataclass(frozen=True)
+class FirstText:
+    """One request for one token, at its client."""
+
+    ns: int  # from sending the text to the answer's text
+    ended_s: float  # time.monotonic()
+    n_tokens: int  # that the server made of the text
+    http_ns: int  # of which a request that computes nothing takes, the median of some
+
+
+def first_text(
+    binary: Path, arguments: Sequence[str], texts: Sequence[str], timeout: float, **variables: str
+) -> FirstText:
+    """Start the server and return how long the last of `texts` takes to its answer's first text.
+
+    The other texts warm it up. Raises BenchError.
+    """
+    asked = {"n_predict": 1, "temperature": 0, "cache_prompt": False}
+    with (
+        serving(binary, arguments, timeout, **variables) as connect,
+        contextlib.closing(connect()) as connection,
+    ):
+        pings = [_timed(connection, "GET", "/health", None)[0] for _ in range(_PINGS)]
+        for text in texts:
+            ns, answer = _timed(connection, "POST", "/completion", {**asked, "prompt": text})
+        ended = time.monotonic()
+    n_tokens = int(answer.get("tokens_evaluated", 0))
+    return FirstText(ns, ended, n_tokens, round(statistics.median(pings)))
+
+
+def _timed(
+    connection: http.client.HTTPConnection, method: str, path: str, request: object
+) -> tuple[int, dict[str, Any]]:
+    """Return the nanoseconds from sending a request to having its answer, and the answer."""
+    start = time.perf_counter_ns()
+    answer = _answer(connection, method, path, request)
+    return time.perf_counter_ns() - start, answer
+
+
+# Settings that llama-server 0.5.0 takes by the same flag and value as llama-bench.
+_SAME = (
+    *("n_batch", "n_ubatch", "type_k", "type_v", "n_threads", "cpu_mask", "cpu_strict", "poll"),
+    *("n_gpu_layers", "n_cpu_moe", "split_mode", "main_gpu", "load_mode"),
+    *("tensor_buft_overrides", "fit_target", "fit_min_ctx"),
+)
+# Switches: llama-server's flag, and the value of llama-bench's for which it is given.
+_SWITCHES = {
+    "no_kv_offload": ("--no-kv-offload", 1),
+    "no_op_offload": ("--no-op-offload", 1),
+    "no_host": ("--no-host", 1),
+    "repack": ("--no-repack", 0),
+    "use_mmap": ("--no-mmap", 0),
+}
+
+
+def server_arguments(settings: Settings) -> list[str]:
+    """Return llama-bench's settings as llama-server's arguments; raises LeftOutError for others."""
+    arguments: list[str] = []
+    for field, value in settings:
+        flag = KNOB_BY_FIELD[field].flags[0]
+        if field in _SAME:
+            arguments += [flag, str(value)]
+        elif field in _SWITCHES:
+            name, given = _SWITCHES[field]
+            arguments += [name] * (value == given)
+        elif field in ("devices", "tensor_split"):  # a list by commas there
+            arguments += [flag, str(value).replace("/", ",")]
+        elif field == "flash_attn":
+            arguments += [flag, {"0": "off", "1": "on"}.get(str(value), str(value))]
+        else:
+            raise LeftOutError(f"llama-server has no {flag}")
+    return arguments
 
 
 def _decode(
@@ -86,9 +167,15 @@ def _decode(
 
 def _post(connect: Connect, path: str, request: object) -> dict[str, Any]:
     with contextlib.closing(connect()) as connection:
-        connection.request("POST", path, json.dumps(request))
-        response = connection.getresponse()
-        body = response.read()
+        return _answer(connection, "POST", path, request)
+
+
+def _answer(
+    connection: http.client.HTTPConnection, method: str, path: str, request: object
+) -> dict[str, Any]:
+    connection.request(method, path, None if request is None else json.dumps(request))
+    response = connection.getresponse()
+    body = response.read()
     if response.status != 200:
         reason = body.decode(errors="replace")[:200]
         raise BenchError(f"llama-server: {path} answered {response.status}: {reason}")
@@ -108,8 +195,14 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 @contextlib.contextmanager
-def _server(binary: Path, arguments: Sequence[str], timeout: float) -> Iterator[Connect]:
-    """Start the server, wait until it is healthy, give a function that connects, end it."""
+def serving(
+    binary: Path, arguments: Sequence[str], timeout: float, **variables: str
+) -> Iterator[Connect]:
+    """Start the server, wait until it is healthy, give a function that connects, end it.
+
+    Raises BenchError, with the server's last line, where it does not live or answer. `variables`
+    are its environment's.
+    """
     with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
         path, log_path = Path(directory, "llama.sock"), Path(directory, "log")
 
@@ -122,6 +215,7 @@ def _server(binary: Path, arguments: Sequence[str], timeout: float) -> Iterator[
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={**os.environ, **variables},
             )
         try:
             _await_health(process, connect, log_path, time.monotonic() + timeout)

@@ -17,9 +17,10 @@ from click.core import ParameterSource
 from jetson.files import Roots
 from orinbench.board import check_cooldown, check_requirements, requirements
 from orinbench.errors import BenchError
+from orinbench.export import RENDERERS
 from orinbench.history.store import History, history_path
 from orinbench.record import Record
-from orinbench.reports import RENDERERS, render_md
+from orinbench.reports import render_md
 
 Command = Callable[..., int]
 

@@ -124,6 +124,9 @@ class Case:
     n_gen: int
     n_depth: int
     settings: Settings = ()
+    sms: int | None = None  # multiprocessors of the GPU; None: all
+    text: bool = False  # the prompt is a text, and the first of the answer's is waited for
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
     n_parallel: int = 1  # sequences that are decoded at once
     benchmark: ClassVar[str] = "llama-bench"
     unit: ClassVar[str] = "tok/s"
@@ -132,13 +135,15 @@ class Case:
     def label(self) -> str:
         """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth.
 
-        Several sequences at once are tg128 npl8.
+        ttft512 is ours: the time from a text of 512 tokens to the first text of the answer. Several
+        sequences at once are tg128 npl8.
         """
-        parts = [f"pp{self.n_prompt}"] * (self.n_prompt > 0) + [f"tg{self.n_gen}"] * (
-            self.n_gen > 0
-        )
-        parallel = f" npl{self.n_parallel}" if self.n_parallel > 1 else ""
-        return "+".join(parts) + parallel + (f" @ d{self.n_depth}" if self.n_depth else "")
+        parts = [f"{'ttft' if self.text else 'pp'}{self.n_prompt}"] * (self.n_prompt > 0)
+        parts += [f"tg{self.n_gen}"] * (self.n_gen > 0)
+        depth = f" npl{self.n_parallel}" if self.n_parallel > 1 else ""
+        depth += f" @ d{self.n_depth}" if self.n_depth else ""
+        drawn = f" @ {self.sampling}" if self.sampling else ""
+        return "+".join(parts) + depth + drawn + (f" @ {self.sms} SMs" if self.sms else "")
 
     @property
     def n_tokens(self) -> int:
@@ -154,10 +159,11 @@ class Case:
         """Return a knob's value, None if it was not given."""
         return dict(self.settings).get(field)
 
-    def test(self) -> Test:
-        """Return what a tinygrad worker runs."""
+    def test(self, text: str = "") -> Test:
+        """Return what a tinygrad worker runs; `text` is the prompt of a case that has one."""
         chunk = int(self.setting("n_ubatch") or TINYGRAD_CHUNK)
-        return Test(self.n_prompt, self.n_gen, self.n_depth, chunk, self.n_parallel)
+        numbers = (self.n_prompt, self.n_gen, self.n_depth, chunk)
+        return Test(*numbers, text, self.sampling, self.n_parallel)
 
 
 @dataclass(frozen=True)
@@ -315,21 +321,31 @@ def make_lanes(
     models: Sequence[Path],
     tests: Sequence[Case],
     settings: Sequence[Settings],
+    texts: Sequence[int] = (),
+    sms: int | None = None,
+    sampling: Sequence[str] = (),
 ) -> tuple[LanePlan, ...]:
     """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
 
-    Knobs that mean nothing to tinygrad do not multiply its cases.
+    `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors; each of
+    `sampling` is a case more of tinygrad's for every test with a generation. Knobs that mean
+    nothing to tinygrad do not multiply its cases.
     """
     lanes: dict[Lane, dict[Case, None]] = {}
+    cases = [replace(test, sms=sms) for test in tests]
+    cases += [Case(n, 0, 0, sms=sms, text=True) for n in texts]
     for backend, model in itertools.product(backends, models):
-        for combination, test in itertools.product(settings, tests):
+        for combination, case in itertools.product(settings, cases):
             lane = Lane(backend, model)
+            ways = [case]
             if lane.is_tinygrad:
+                ways += [replace(case, sampling=text) for text in sampling if case.n_gen]
                 threads = dict(combination).get("n_threads")
                 if backend.startswith("tinygrad:CPU") and threads is not None:
                     lane = Lane(backend, model, int(threads))
                 combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
-            lanes.setdefault(lane, {})[replace(test, settings=combination)] = None
+            for way in ways:
+                lanes.setdefault(lane, {})[replace(way, settings=combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
 
 

@@ -25,6 +25,7 @@ class Opened:
     device_name: str | None  # as the vendor calls it, where that can be read
     driver: str | None
     n_threads: int | None  # threads that kernels may use, on the CPU device
+    sms: int | None = None  # multiprocessors, where not all of the device are used
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,10 @@ class FirstTokenDone:
 
 @dataclass(frozen=True)
 class Test:
-    """What one repetition runs: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed."""
+    """What one repetition runs: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed.
+
+    With a `text`, which has `n_prompt` tokens, it is timed from there to the answer's first text.
+    """
 
     __test__ = False  # not a pytest class
 
@@ -95,6 +99,8 @@ class Test:
     n_gen: int
     n_depth: int
     n_ubatch: int
+    text: str = ""
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
     n_parallel: int = 1  # sequences that are decoded at once, each with its own depth
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.clocks import clock_warnings
+from orinbench.envelope import estimate
 from orinbench.environment import Environment
 from orinbench.judge import Comparison, Verdict, adjusted, compare_paired, process_medians
 from orinbench.model import ModelInfo
@@ -19,6 +20,7 @@ from orinbench.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION
 from orinbench.statistics import BenchWarning, Summary, WarningKind, sample_warnings, summarize
 
 EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
+EXCLUDED_OF_TEXT = "process start, model load, warm-up"
 EXCLUDED_OF_SUITE = "process start, compilation, making the input, checking the result, warm-up"
 
 # Load average a CPU from which on a machine is not quiet: one in four busy.
@@ -91,7 +93,7 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
         "model_size": model.size_bytes,
         "model_n_params": model.n_params,
         "n_prompt": case.n_prompt,
-        "n_gen": case.n_gen,
+        "n_gen": case.n_gen or int(case.text),
         "n_depth": case.n_depth,
     }
 
@@ -109,8 +111,43 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
         "synthetic": run.synthetic,
         "seed": run.plan.seed,
         "repetitions": run.plan.repetitions,
-        "excluded": EXCLUDED if isinstance(row.case, Case) else EXCLUDED_OF_SUITE,
+        "excluded": _excluded(row.case),
         "environment": asdict(run.environment),
+    }
+
+
+def _excluded(case: AnyCase) -> str:
+    if not isinstance(case, Case):
+        return EXCLUDED_OF_SUITE
+    return EXCLUDED_OF_TEXT if case.text else EXCLUDED
+
+
+def _text_fields(row: RowResult, summary: Summary) -> Record:
+    """Return what a case with a text has: its time, and what is in it."""
+    extra: Record = {"first_text_ms": 1e3 * row.work / summary.median}
+    http = [sample.extra["http_ms"] for sample in row.samples if "http_ms" in sample.extra]
+    included = "the text's tokens, the prompt, the most likely token and its text"
+    if http:
+        extra["http_ms"] = stdlib_statistics.median(http)
+        included += f", and HTTP, of which a request takes {extra['http_ms']:.2f} ms"
+    return {"extra": extra, "included": included}
+
+
+def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summary) -> Record:
+    """Return a token's time where tokens are decoded, else a prompt's, in the Orin envelope."""
+    clocks = [state.gpu_mhz for s in row.samples if (state := s.clocks_after) and state.gpu_mhz]
+    assert lane.model is not None
+    parts = 1 if case.n_prompt else case.n_gen
+    reads = (1 if case.n_prompt else 0) + case.n_gen
+    sms = lane.identity.sms if lane.identity and lane.identity.sms else case.sms
+    assert sms is not None
+    return {
+        "envelope": estimate(
+            1e3 * row.work / summary.median / parts,
+            sms,
+            stdlib_statistics.median(clocks) if clocks else None,
+            lane.model.token_read_bytes * reads / parts,
+        )
     }
 
 
@@ -219,6 +256,10 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     if not row.samples:
         return fields
     summary = summarize(row.throughputs, run.plan.seed, row.processes)
+    if isinstance(row.case, Case) and row.case.text:
+        fields |= _text_fields(row, summary)
+    if isinstance(row.case, Case) and row.case.sms:
+        fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
     nanoseconds = _nanoseconds(row)
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:

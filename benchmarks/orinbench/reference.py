@@ -5,7 +5,7 @@ needs little more memory than its activations. Written from the architectures' d
 is shared with the engines that it judges.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,6 +28,9 @@ _ARRAYS = ("attention.head_count", "attention.head_count_kv", "feed_forward_leng
 
 _CHUNK_WEIGHTS = 4 << 20
 
+# Experts by layer and position, the best first.
+Routes = Mapping[tuple[int, int], Sequence[int]]
+
 
 @dataclass
 class Cache:
@@ -38,11 +41,20 @@ class Cache:
     values: dict[int, Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Routed:
+    """What a layer's router found for the tokens of a call, and what was taken."""
+
+    scores: Array  # (tokens, experts)
+    chosen: NDArray[np.intp]  # (tokens, used)
+
+
 class Reference:
     """The model of a GGUF file; raises BenchError for what it does not know how to compute.
 
     `say` hears, in a few words, how far it is. `context` is how many tokens the engine that is
-    judged was told to expect, on which longrope depends; None: as many as were trained.
+    judged was told to expect, on which longrope depends; None: as many as were trained. `routed`
+    is what the routers of the last call did, by layer.
     """
 
     def __init__(
@@ -54,6 +66,8 @@ class Reference:
         if reason := unsupported(model):
             raise BenchError(f"{model.path}: the float64 reference does not know {reason}")
         self.model, self._say = model, say
+        self.routed: dict[int, Routed] = {}
+        self._forced: Routes = {}
         self._file: NDArray[np.uint8] = np.memmap(model.path, mode="r")
         self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
         self._rotations = [
@@ -61,9 +75,16 @@ class Reference:
             for layer in range(model.n_layers)
         ]
 
-    def logits(self, tokens: Sequence[int], last: int = 1) -> Array:
-        """Return the logits after each of the `last` positions of `tokens`: (last, vocab_size)."""
-        return self.extend(Cache(), tokens, last)
+    def logits(self, tokens: Sequence[int], last: int = 1, forced: Routes | None = None) -> Array:
+        """Return the logits after each of the `last` positions of `tokens`: (last, vocab_size).
+
+        `forced` are experts to take in place of the router's best, for as many as are chosen.
+        """
+        self._forced = forced or {}
+        try:
+            return self.extend(Cache(), tokens, last)
+        finally:
+            self._forced = {}
 
     def greedy(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
         """Return the `n_tokens` most likely tokens after `prompt`, one after the other."""
@@ -102,7 +123,7 @@ class Reference:
         norm = "post_attention_norm" if key == "gpt-oss" else "ffn_norm"
         normed = self._norm(x, f"{prefix}{norm}.weight")
         if f"{prefix}ffn_gate_inp.weight" in self.model.tensors:
-            part = self._mixture(prefix, normed)
+            part = self._mixture(layer, normed)
         else:
             part = self._feed_forward(prefix, normed)
         if key == "gemma3":
@@ -169,10 +190,14 @@ class Reference:
             gate, up = np.split(self._linear(x, f"{prefix}ffn_up"), 2, axis=-1)
         return self._linear(self._gated(gate, up), f"{prefix}ffn_down")
 
-    def _mixture(self, prefix: str, x: Array) -> Array:
-        used = int(self._number("expert_used_count", 0))
+    def _mixture(self, layer: int, x: Array) -> Array:
+        prefix, used = f"blk.{layer}.", int(self._number("expert_used_count", 0))
         scores = self._linear(x, f"{prefix}ffn_gate_inp")
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :used]
+        for (at, position), experts in self._forced.items():
+            if at == layer:
+                chosen[position] = experts
+        self.routed[layer] = Routed(scores, chosen)
         # Softmax over all experts, divided by the sum of the chosen, is softmax over the chosen.
         weights = np.exp(log_softmax(np.take_along_axis(scores, chosen, axis=-1)))
         weights = weights * (self._number("expert_weights_scale", 0) or 1)

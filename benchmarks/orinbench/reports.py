@@ -1,120 +1,16 @@
-"""Prints records as csv, json, jsonl, md or sql, in llama-bench's forms."""
+"""The table of records for people, and the notes below it."""
 
-import csv
-import io
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from orinbench.board import energy_note
+from orinbench.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.plan import KNOBS
-from orinbench.record import Record, to_json
-from orinbench.schema import FIELDS
+from orinbench.record import Record
 
 GIB = 1 << 30
 MIB = 1 << 20
-
-
-# What llama-bench writes where nothing was given (0.5.0, tools/llama-bench). Its own
-# compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what
-# means nothing to tinygrad stands there as llama-bench's default.
-LLAMA_DEFAULTS: Record = {
-    "cpu_info": "",
-    "gpu_info": "",
-    "backends": "",
-    "build_number": 0,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_threads": 0,
-    "cpu_mask": "0x0",
-    "cpu_strict": 0,
-    "poll": 50,
-    "type_k": "f16",
-    "type_v": "f16",
-    "n_gpu_layers": -1,
-    "n_cpu_moe": 0,
-    "split_mode": "layer",
-    "main_gpu": 0,
-    "no_kv_offload": 0,
-    "flash_attn": 0,
-    "devices": "auto",
-    "tensor_split": "0.00",
-    "tensor_buft_overrides": "none",
-    "use_mmap": 1,
-    "embeddings": 0,
-    "no_op_offload": 0,
-    "no_host": 0,
-    "fit_target": 0,
-    "fit_min_ctx": 0,
-}
-
-
-def as_llama_bench(record: Record) -> Record:
-    """Return a record as llama.cpp's own tools read it: nothing null that they compare by.
-
-    The commit of a patched tinygrad is its series' hash, which is all that differs between two.
-    """
-    if record["benchmark"] != "llama-bench":
-        return record
-    whole = {
-        name: LLAMA_DEFAULTS.get(name) if value is None else value for name, value in record.items()
-    }
-    if (series := (record["environment"] or {}).get("tinygrad_series")) and str(
-        record["backend"]
-    ).startswith("tinygrad"):
-        whole["build_commit"] = series
-    return whole
-
-
-def render_json(records: Sequence[Record]) -> str:
-    """Return one array."""
-    plain = [as_llama_bench(record) for record in records]
-    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
-
-
-def render_jsonl(records: Sequence[Record]) -> str:
-    """Return one object a line."""
-    return "".join(to_json(as_llama_bench(record)) + "\n" for record in records)
-
-
-def render_csv(records: Sequence[Record]) -> str:
-    """Return a header and a line per record; lists and objects are JSON inside a cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    writer.writerow(FIELDS)
-    plain = [as_llama_bench(record) for record in records]
-    writer.writerows([_cell(record[field]) for field in FIELDS] for record in plain)
-    return text.getvalue()
-
-
-def render_sql(records: Sequence[Record]) -> str:
-    """Return SQL that creates llama-bench's table, with our columns too, and fills it."""
-    columns = ",\n".join(f'  "{name}" {kind}' for name, kind in FIELDS.items())
-    names = ", ".join(f'"{name}"' for name in FIELDS)
-    lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
-    for record in map(as_llama_bench, records):
-        values = ", ".join(_sql(record[field]) for field in FIELDS)
-        lines.append(f"INSERT INTO llama_bench ({names}) VALUES ({values});\n")
-    return "\n".join(lines)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(int(value))
-    return value if isinstance(value, str) else to_json(value)
-
-
-def _sql(value: Any) -> str:
-    if value is None:
-        return "NULL"
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, int | float):
-        return repr(value)
-    return "'" + _cell(value).replace("'", "''") + "'"
 
 
 def render_md(records: Sequence[Record], whole: bool = False) -> str:
@@ -148,10 +44,67 @@ def _short_columns(records: Sequence[Record]) -> list[Column]:
         ("test", False, lambda record: str(record["test"])),
         ("t/s, median", True, _median),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
-        ("of roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
-        ("memory", True, memory_text),
+        *_text_columns(records),
+        *(_envelope_columns(records) or _memory_columns()),
         *_energy_columns(records)[:1],
     ]
+
+
+def _memory_columns() -> list[Column]:
+    return [
+        ("of roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
+        ("memory", True, memory_text),
+    ]
+
+
+def _envelope(record: Record) -> dict[str, Any]:
+    found: dict[str, Any] = (record["extra"] or {}).get("envelope") or {}
+    return found
+
+
+def _envelope_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the times of a run with --sms, none of another."""
+    if not any(map(_envelope, records)):
+        return []
+
+    def column(title: str, name: str) -> Column:
+        def cell(record: Record) -> str:
+            ms = _envelope(record).get(name)
+            return "" if ms is None else time_text(1000 * ms)
+
+        return title, True, cell
+
+    return [
+        column("each", "ms"),
+        column("at 1.3 GHz *", "orin_ms"),
+        column("memory *", "orin_memory_floor_ms"),
+    ]
+
+
+def _envelope_note(record: Record) -> str:
+    if not (found := _envelope(record)):
+        return ""
+    clock = found["clock_mhz"]
+    scaled = (
+        f"times {clock:.0f} MHz over {ORIN_MHZ:.0f}" if clock else "not known: NVML says no clock"
+    )
+    return (
+        f"* Estimates for an AGX Orin, not measured. At 1.3 GHz: a token or a prompt on "
+        f"{found['sms']} multiprocessors of this GPU, {scaled}; they are not an Orin's. Memory: "
+        f"the weights that it reads, at {ORIN_GB_S} GB/s. An Orin needs at least the longer."
+    )
+
+
+def _text_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the time to the first text of the tests that have one."""
+    if not any((record["extra"] or {}).get("first_text_ms") for record in records):
+        return []
+
+    def cell(record: Record) -> str:
+        ms = (record["extra"] or {}).get("first_text_ms")
+        return "" if ms is None else time_text(ms * 1000)
+
+    return [("first text", True, cell)]
 
 
 def _median(record: Record) -> str:
@@ -193,6 +146,7 @@ def _columns(records: Sequence[Record]) -> list[Column]:
         ("median", True, lambda record: _number(record["median_ts"])),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
         ("p5 – p95", True, lambda record: _interval(record, "p5_ts", "p95_ts")),
+        *_text_columns(records),
         ("roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
         ("kernels/token", True, lambda record: _known(record["kernels_per_token"], "{}")),
         ("peak memory", True, memory_text),
@@ -344,6 +298,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
         if said := (record["extra"] or {}).get("in_words"):
             notes.append(f"{name} {record['test']}: {said}.")
     notes += [_first_token_note(record) for record in records]
+    notes += [_envelope_note(record) for record in records]
     notes += [_roofline_note(record) for record in records]
     notes += [f"Timed {what}." for what in included_notes(records)]
     notes += [_peak_note(record) for record in records]
@@ -365,10 +320,21 @@ def _notes(records: Sequence[Record]) -> list[str]:
         notes.append(
             f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test "
             f"once, in an order drawn with seed {first['seed']}; {processes} fresh "
-            f"process{'es' * (processes != 1)} of each backend. Not timed: {first['excluded']}."
+            f"process{'es' * (processes != 1)} of each backend. Not timed: {_excluded(records)}."
         )
     notes.append(_machine_note(records))
     return [f"- {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _excluded(records: Sequence[Record]) -> str:
+    """Return what is not timed, of the tests that leave more out first."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        tests = found.setdefault(record["excluded"], [])
+        tests += [record["test"]] * (record["test"] not in tests)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"of {', '.join(tests)}: {what}" for what, tests in found.items())
 
 
 def _model_note(record: Record) -> str:
@@ -486,12 +452,3 @@ def _machine_note(records: Sequence[Record]) -> str:
         *(f"{name}={value}" for name, value in environment["tinygrad_variables"].items()),
     ]
     return "Machine: " + ", ".join(part for part in parts if part) + "."
-
-
-RENDERERS: dict[str, Callable[[Sequence[Record]], str]] = {
-    "csv": render_csv,
-    "json": render_json,
-    "jsonl": render_jsonl,
-    "md": render_md,
-    "sql": render_sql,
-}

@@ -32,6 +32,7 @@ class Identity:
     arch: str | None
     n_threads: int | None
     renderer: str | None = None
+    sms: int | None = None  # multiprocessors, where not all of the device are used
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orinbench import protocol
+from orinbench.envelope import SMS
 from orinbench.plan import TINYGRAD_CHUNK, Case, LanePlan
 from orinbench.process import WorkerProcess
+from orinbench.prompt_text import prompt_text
 from orinbench.samples import BackendDiedError, FirstToken, Identity, Sample, WarmUp
 from orinllm.compiler import compiler_path
 
@@ -26,20 +28,29 @@ class TinygradBackend:
 
     With `cold_start` all kernels are compiled anew: a first process fills an empty kernel cache
     (the time to its first token is the cold one), a second finds them there. Without it the
-    user's own cache is used and nothing is known about what it holds.
+    user's own cache is used and nothing is known about what it holds. With `general` the model is
+    tinygrad.llm's own network.
     """
 
     def __init__(
-        self, plan: LanePlan, cold_start: bool, timeout: float, verbose: bool = False
+        self,
+        plan: LanePlan,
+        cold_start: bool,
+        timeout: float,
+        verbose: bool = False,
+        general: bool = False,
     ) -> None:
         device = plan.lane.device
         assert device is not None
         self.plan = plan
         self.cold_start = cold_start
+        self.general = general
         self._timeout = timeout
         self._verbose = verbose
         self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
         self.environment = worker_environment(device, self._directory, plan.lane.n_threads)
+        if sms := plan.llama_cases[0].sms:
+            self.environment[SMS] = str(sms)
         if cold_start:
             self.environment["CACHEDB"] = str(self._directory / "cache.db")
         self._worker: WorkerProcess | None = None
@@ -83,7 +94,8 @@ class TinygradBackend:
         load = protocol.Load(
             str(self.plan.lane.model),
             self.plan.max_context,
-            sequences=self.plan.most_sequences,
+            self.general,
+            self.plan.most_sequences,
         )
         loaded = worker.ask(load, protocol.Loaded)
         chunk = self.plan.llama_cases[0].test().n_ubatch
@@ -96,7 +108,7 @@ class TinygradBackend:
 
     def warm_up(self, case: Case) -> WarmUp:
         """Compile and capture what `case` needs."""
-        warm = self.worker.ask(protocol.WarmUp(case.test()), protocol.WarmedUp)
+        warm = self.worker.ask(protocol.WarmUp(self._test(case, 0)), protocol.WarmedUp)
         return WarmUp(
             seconds=warm.seconds,
             repetition_s=warm.repetition_s,
@@ -110,8 +122,13 @@ class TinygradBackend:
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        measured = self.worker.ask(protocol.Measure(case.test(), seed), protocol.Measured)
-        return sample_of(measured, round_)
+        request = protocol.Measure(self._test(case, seed), seed)
+        return sample_of(self.worker.ask(request, protocol.Measured), round_)
+
+    def _test(self, case: Case, seed: int) -> protocol.Test:
+        model = self.plan.lane.model
+        assert model is not None
+        return case.test(prompt_text(model, case.n_prompt, seed) if case.text else "")
 
     def renew(self) -> float | None:
         """Load the model into a fresh process and take its first token, which is timed."""
@@ -148,6 +165,7 @@ def identity_of(opened: protocol.Opened) -> Identity:
         arch=opened.arch,
         n_threads=opened.n_threads,
         renderer=opened.renderer,
+        sms=opened.sms,
     )
 
 

@@ -14,11 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from tinygrad import Device, Tensor, TinyJit, UOp, dtypes
 from tinygrad.engine.realize import Ops
+from tinygrad.llm.model import Transformer
 
-from orinllm.executor import Executor
+from orinbench.plan import TINYGRAD_CHUNK
+from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
+from orinllm.sampling import Sampling
 
 
 class DecodePath(Protocol):
@@ -54,7 +57,7 @@ class DecodePath(Protocol):
         ...
 
 
-def load_network(model: str, max_context: int, sequences: int = 1) -> Executor:
+def load_network(model: str, max_context: int, sequences: int = 1) -> SamplingExecutor:
     """Return the engine's executor of a GGUF file on tinygrad's default device."""
     trained = Network.read(model).config.trained_context
     network = Network.read(model, min(max_context, trained))
@@ -172,16 +175,60 @@ class LogitsPath:
         return kernels_of(self._jit.captured.linear)
 
 
+class JitExecutor:
+    """tinygrad.llm's own Transformer as an executor of one sequence, by the jits that are timed.
+
+    Logits, which those do not give, are computed once more over the same keys and values.
+    """
+
+    name = "jit"
+
+    def __init__(self, file: str, max_context: int) -> None:
+        model, metadata = Transformer.from_gguf(file, max_context=max_context)
+        self.context, self.vocab_size = max_context, len(metadata["tokenizer.ggml.tokens"])
+        self._path, self._logits = JitPath(model), LogitsPath(model)
+        self._last = (0, 0)  # token and position of the last step
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Compute keys and values of tokens[start:end] at their positions."""
+        if end > start:
+            self._path.prompt(self._path.upload_prompt(tokens), start, end, TINYGRAD_CHUNK)
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """Compute one token more: the given one, or the one that `token` returns."""
+        self._last = (self.token(), self._last[1] + 1) if token is None else (token, position)
+        (uploaded,) = self._path.upload_tokens([self._last[0]])
+        self._path.decode(uploaded, self._last[1])
+
+    def token(self) -> int:
+        """Return the most likely next token."""
+        return self._path.last_token()
+
+    def logits(self) -> npt.NDArray[np.float32]:
+        """Return the logits after the last token: (vocabulary)."""
+        token, position = self._last
+        (uploaded,) = self._logits.upload_tokens([token])
+        self._logits.decode(uploaded, position)
+        logits: npt.NDArray[np.float32] = self._logits.logits()[0]
+        return logits
+
+
 class EnginePath:
     """An executor of the engine (orinllm): fused kernels on CUDA and NV, else its general path."""
 
     calls_to_capture = 2
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: SamplingExecutor) -> None:
         self._executor, self.name = executor, executor.name
         fused = isinstance(executor, FusedExecutor)
         self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None
         self.included = _FUSED_INCLUDED if fused else _GENERAL_INCLUDED
+        self._drawn_here = False  # by the host, behind each step
+
+    def sample(self, how: Sampling | None) -> None:
+        """Draw every token like this from now on; None: leave the most likely one."""
+        self._executor.sample(how or Sampling(temperature=0), ())
+        self._drawn_here = how is not None and not isinstance(self._executor, FusedExecutor)
 
     def upload_prompt(self, ids: Sequence[int]) -> Any:
         """Return the ids: `prompt` copies them."""
@@ -199,6 +246,8 @@ class EnginePath:
     def decode(self, token: Any, position: int) -> None:
         """Copy a token and its position to the device; run a token's kernels."""
         self._executor.step(token, position)
+        if self._drawn_here:
+            self._executor.token()
 
     def last_token(self) -> int:
         """Read the most likely token."""
@@ -211,7 +260,7 @@ class EnginePath:
     def counts(self) -> tuple[int | None, int | None]:
         """Count in the token's list; on a CPU it is one program, elsewhere it is not known."""
         if isinstance(self._executor, FusedExecutor):
-            return kernels_of(self._executor.decoder().graph.linear)
+            return kernels_of(self._executor.decoder().next_graph.linear)
         return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
 
 
@@ -233,6 +282,11 @@ class DecoderPath:
         pages = pages_of(executor.context)
         self._pages = [range(i * pages, (i + 1) * pages) for i in range(sequences)]
         self._decoder.place(self._pages)
+
+    def sample(self, how: Sampling | None) -> None:
+        """Draw every slot's tokens like this from now on; None: take the most likely ones."""
+        for slot in range(self._decoder.sequences):
+            self._decoder.sample(slot, how)
 
     def fill(self, rows: Sequence[Sequence[int]]) -> None:
         """Start keys and values of each sequence's row of ids."""

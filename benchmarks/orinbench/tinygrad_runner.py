@@ -9,6 +9,7 @@ What a timed region holds is written at `TinygradRunner.measure`.
 import random
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
 from tinygrad import Device, Tensor, dtypes
@@ -19,6 +20,9 @@ from tinygrad.llm.model import Transformer
 from orinbench import protocol
 from orinbench.copy_bandwidth import copy_bandwidth
 from orinbench.device_info import gpu_driver, gpu_name, package_version
+from orinbench.envelope import limit_cuda
+from orinbench.prompt_text import encode, tokenizer_of
+from orinbench.sampled import sampling_of
 from orinbench.suite.work import SuiteWork
 from orinbench.tinygrad_paths import (
     DecodePath,
@@ -95,12 +99,14 @@ class TinygradRunner:
     """The model on tinygrad's default device. Every method answers one request of the protocol."""
 
     def __init__(self) -> None:
+        self._green = limit_cuda()
         self.compiles = CompileMeter()
         self.memory = MemoryMeter()
         self.model: Any = None
         self.vocab_size = 0
         self._path: DecodePath | None = None
         self._executor: Executor | None = None
+        self._file = Path()
         self.suite = SuiteWork(self.compiles, self.memory)
 
     @property
@@ -143,6 +149,7 @@ class TinygradRunner:
             device_name=gpu_name() if on_gpu else None,
             driver=gpu_driver() if on_gpu else None,
             n_threads=None if on_gpu else CPU_COUNT.value,
+            sms=self._green.sms if self._green else None,
         )
 
     def measure_bandwidth(self, n_bytes: int, repetitions: int) -> protocol.Bandwidth:
@@ -169,7 +176,7 @@ class TinygradRunner:
             path = EnginePath(executor)
         self._synchronize()
         load_s = time.perf_counter() - start
-        self._path = path
+        self._path, self._file = path, Path(model)
         return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
 
     def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:
@@ -224,12 +231,18 @@ class TinygradRunner:
         Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
         end; for tg, one call of the path and one synchronize per token, as llama-bench does. What
         a call holds is the path's `included`. Outside: tokenisation, drawing the random token ids,
-        reading a token back, the prefill of `n_depth`. Several sequences: see `_measure_parallel`.
+        reading a token back, the prefill of `n_depth`. For a text see `_until_text`, for several
+        sequences `_measure_parallel`. With sampling, tokens are drawn as well; the next one is
+        still a random one.
         """
         if test.n_parallel > 1:
             return self._measure_parallel(test, seed)
         draw, path = random.Random(seed), self.path
+        if test.text:
+            return self._until_text(test)
         self._reset()
+        if isinstance(path, EnginePath):
+            path.sample(sampling_of(test.sampling) if test.sampling else None)
         prompt = path.upload_prompt(self._random_ids(draw, test.n_depth + test.n_prompt))
         tokens = path.upload_tokens(self._random_ids(draw, test.n_gen))
         if test.n_depth:
@@ -251,6 +264,7 @@ class TinygradRunner:
         draw, path = random.Random(seed), self.parallel(test.n_parallel)
         sequences = range(test.n_parallel)
         rows = [self._random_ids(draw, test.n_depth + test.n_gen) for _ in sequences]
+        path.sample(sampling_of(test.sampling) if test.sampling else None)
         path.fill([row[: test.n_depth] for row in rows])
         steps = path.upload_tokens(*[row[test.n_depth :] for row in rows])
         self._synchronize()
@@ -267,7 +281,27 @@ class TinygradRunner:
             raise RuntimeError(f"-npl {sequences}: only the fused kernels decode several at once")
         return DecoderPath(self._executor, sequences)
 
+    def _until_text(self, test: protocol.Test) -> protocol.Measured:
+        """Time from a text to the first text of the answer, as a user waits for it.
+
+        Inside: the text's tokens, the prompt, the most likely token on the host, its text.
+        """
+        path, tokenizer = self.path, tokenizer_of(self._file)
+        answer = tokenizer.stream()
+        self._reset()
+        self._synchronize()
+        compiled = self.compiles.compiled
+        start = time.perf_counter_ns()
+        ids = encode(tokenizer, test.text)
+        path.prompt(path.upload_prompt(ids), 0, len(ids), test.n_ubatch)
+        answer.push(path.last_token())
+        ns = time.perf_counter_ns() - start
+        if len(ids) != test.n_prompt:
+            raise RuntimeError(f"a text of {len(ids)} tokens, not {test.n_prompt}")
+        return self._measured(ns, compiled)
+
     def _measured(self, ns: int, compiled: int) -> protocol.Measured:
+        """Return a sample of `ns`, before which so many kernels had been compiled."""
         return protocol.Measured(
             ns=ns,
             ended_s=time.monotonic(),

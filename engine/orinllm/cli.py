@@ -1,4 +1,4 @@
-"""The command `orinllm`: chat, run, show, compile."""
+"""The command `orinllm`: chat, run, serve, show, compile."""
 
 import signal
 import sys
@@ -278,6 +278,73 @@ def _lines() -> Iterator[str]:
             if typed:
                 print()
             return
+
+
+@cli.command()
+@_with_model
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line.")
+@click.option("--insecure", is_flag=True, help="Let others than this machine in without a key.")
+@click.option("--allow-host", multiple=True, help="A name of this server beside localhost.")
+@click.option("--allow-origin", multiple=True, help="A web page's origin that may ask (CORS).")
+@click.option("--alias", help="The model's name. Default: the file's, without .gguf.")
+@click.option("--chat-template", "template", type=click.Path(path_type=Path), help="Jinja file.")
+@click.option("--slots", type=click.IntRange(1), help="Answers at once. Default: as many as fit.")
+@click.option("--memory", default="70%", show_default=True, help="Of what is free after loading.")
+@click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="May wait.")
+@click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds.")
+@click.option("--deterministic", is_flag=True, help="Same bits, whoever else asks; slower.")
+def serve(
+    model: Path,
+    context: int | None,
+    device: str | None,
+    path_: str,
+    **given: Any,
+) -> None:
+    """Answer over HTTP as OpenAI's API does: orinllm serve model.gguf.
+
+    Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end
+    for --grace seconds.
+    """
+    from orinllm.server.options import EngineOptions, HttpOptions
+    from orinllm.server.run import serve as run_server
+    from orinllm.server.security import read_keys
+
+    options = EngineOptions(
+        model,
+        device,
+        path_ == "general",
+        context,
+        given["slots"],
+        _share(given["memory"]),
+        given["queue"],
+        given["deterministic"],
+        given["template"],
+    )
+    keys = read_keys(given["api_key_file"]) if given["api_key_file"] else ()
+    http = HttpOptions(
+        given["host"],
+        given["port"],
+        given["alias"],
+        keys,
+        given["allow_host"],
+        given["allow_origin"],
+        given["grace"],
+    )
+    if code := run_server(options, http, given["insecure"], _say):
+        sys.exit(code)
+
+
+def _share(text: str) -> float:
+    """Return a share such as 70% as a number from 0 to 1."""
+    try:
+        share = float(text.removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not text.endswith("%") or not 0 < share <= 1:
+        raise BadInput(f"--memory {text}: a share such as 70% was expected, above 0% up to 100%")
+    return share
 
 
 @cli.command()

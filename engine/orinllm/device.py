@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,6 @@ from tinygrad import Device
 from tinygrad.device import CompileError
 from tinygrad.helpers import diskcache_get, diskcache_put
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
-
-# The driver's L2 option keeps old data where the CPU wrote: on the modelled Orin logits are then
-# off by 42 % of their spread. It stays off until a copy into a part of a buffer invalidates it.
-os.environ.setdefault("TEGRA_L2", "0")
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
 CUBINS = "ORINLLM_CUBINS"
@@ -46,6 +42,17 @@ _TOOLCHAINS: dict[str, Toolchain] = {}
 def register(kind: str, toolchain: Toolchain) -> None:
     """Let the kernels run on a kind of device, such as "CUDA"."""
     _TOOLCHAINS[kind] = toolchain
+
+
+def plan_for(kind: str, multiprocessors: Callable[[str], int]) -> None:
+    """Plan launches on a kind of device for other multiprocessors than it has, an Orin's say.
+
+    `multiprocessors` takes a device's name. Blocks per multiprocessor are what NV launches on an
+    Orin. Comes before a device of this kind is opened.
+    """
+    _TOOLCHAINS[kind] = replace(
+        _TOOLCHAINS[kind], multiprocessors=multiprocessors, blocks_per_sm=lambda device: SHARING
+    )
 
 
 def _toolchain(device: str) -> Toolchain:

@@ -10,7 +10,7 @@ from orinllm.compiler import provide_compiler
 from orinllm.config import Config
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
-from orinllm.executor import Executor, Sequential
+from orinllm.executor import SamplingExecutor, Sequential
 from orinllm.fused import FusedExecutor
 from orinllm.general import general_executor
 from orinllm.gguf import GGUF
@@ -83,7 +83,7 @@ def make_executor(
     general: bool = False,
     say: Say = quiet,
     pages: int | None = None,
-) -> Executor:
+) -> SamplingExecutor:
     """Return what runs a network: fused kernels where the plan allows, else the general path.
 
     `pages`: of keys and values of all sequences together (memory.py: pages_of, pages_that_fit);

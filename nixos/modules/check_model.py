@@ -3,6 +3,8 @@
 Runs as the server's own user, inside its sandbox. Standard library only.
 """
 
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -16,7 +18,7 @@ def problem(path: Path) -> str | None:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except FileNotFoundError:
-        return "there is no such file: copy a GGUF there, then `systemctl restart orin-llm-server`"
+        return "there is no such file: copy a GGUF there, then restart this unit"
     except IsADirectoryError:
         return "it is a folder: name the .gguf file in it"
     except PermissionError:
@@ -26,6 +28,15 @@ def problem(path: Path) -> str | None:
     return None
 
 
+def tell_systemd(why: str) -> None:
+    """Put the reason into `systemctl status`, which shows no log of an earlier start."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.sendto(f"STATUS={why}".encode(), address.replace("@", "\0", 1))
+
+
 if __name__ == "__main__":
-    if found := problem(Path(sys.argv[1])):
-        sys.exit(f"orin.llm-server.model = {sys.argv[1]}: {found}")
+    option, file = sys.argv[1:]
+    if found := problem(Path(file)):
+        tell_systemd(f"{option} = {file}: {found}")
+        sys.exit(f"{option} = {file}: {found}")

@@ -1,10 +1,4 @@
-# An OpenAI-compatible server on one GGUF file.
-#
-# tinygrad's server listens on every interface and cannot be told otherwise. So the engine, whichever
-# it is, runs in a network of its own with nothing but a loopback: it can reach nobody. The way in is a
-# socket of systemd (`systemd-socket-proxyd`), and with metrics a counting proxy in front of that:
-#
-#   client -> [orin-llm-server-metrics] -> orin-llm-server-proxy -> orin-llm-server
+# OpenAI-compatible language model servers: one process, one unit and one port for each GGUF file.
 {
   config,
   lib,
@@ -15,94 +9,214 @@ let
   cfg = config.orin.llm-server;
   host = config.networking.hostName;
   listening = import ./listening.nix { inherit lib; };
-  model = toString cfg.model;
-  # Inside the engine's own network: any port will do.
-  enginePort = 8000;
-  engineUrl = "http://127.0.0.1:${toString enginePort}";
-  bracketed = if lib.hasInfix ":" cfg.host then "[${cfg.host}]" else cfg.host;
-  reachable =
-    if
-      lib.elem cfg.host [
-        "0.0.0.0"
-        "::"
-      ]
-    then
-      "localhost"
-    else
-      bracketed;
-  # Where the socket is: at the server's address, or behind the proxy that counts.
-  entrance = if cfg.metrics.enable then "127.0.0.1:${toString cfg.metrics.innerPort}" else address;
-  address = "${bracketed}:${toString cfg.port}";
-  ofServer = {
-    bindsTo = [ "orin-llm-server.service" ];
-    after = [ "orin-llm-server.service" ];
-  };
-  curl = "${lib.getExe pkgs.curl} --silent --show-error --fail --output /dev/null";
+  paths = import ./paths.nix { inherit lib; };
+  loopback = listening.isLoopback cfg.host;
+  onGpu = cfg.device != "CPU";
+  keys = "%d/api-keys";
+  # systemd expands % and $ in quotes too; ours is the folder of the credentials.
+  arguments =
+    list: lib.replaceStrings [ keys "%" "$" ] [ keys "%%" "$$" ] (lib.escapeShellArgs list);
+  keyFiles = lib.filterAttrs (_: file: file != null) { inherit (cfg) apiKeyFile metricsKeyFile; };
+  flag = name: value: lib.optionals (value != null) [ name (toString value) ];
 
   engines = {
-    tinygrad = {
-      package = pkgs.python3.withPackages (_: [ cfg.tinygradPackage ]);
-      command = [
-        "bin/python3"
-        "-m"
-        "tinygrad.llm"
-        "--model"
-        model
-        "--max_context"
-        (toString cfg.maxContext)
-        "--serve"
-        (toString enginePort)
-      ];
-      # It has one thread: it answers between two requests.
-      healthPath = "/v1/models";
+    orinllm = name: model: {
+      program = lib.getExe' cfg.package "orinllm";
+      flags = [
+        "serve"
+        model.file
+        "--alias"
+        name
+      ]
+      ++ flag "--device" cfg.device
+      ++ flag "--context" model.context
+      ++ flag "--slots" model.slots
+      ++ flag "--memory" model.memory
+      ++ flag "--queue" model.queue
+      ++ flag "--grace" cfg.grace
+      ++ lib.optional cfg.insecure "--insecure";
+      # It says when it answers, and from then on that its scheduler moves.
+      serviceConfig = {
+        Type = "notify";
+        WatchdogSec = cfg.watchdog;
+      };
     };
-    llama-cpp = {
-      package = cfg.llamaCppPackage;
-      command = [
-        "bin/llama-server"
+    llama-cpp = name: model: {
+      program = lib.getExe' cfg.llamaCppPackage "llama-server";
+      flags = [
         "--model"
-        model
-        "--ctx-size"
-        (toString cfg.maxContext)
-        "--host"
-        "127.0.0.1"
-        "--port"
-        (toString enginePort)
+        model.file
+        "--alias"
+        name
         "--n-gpu-layers"
-        "99"
-        "--parallel"
-        (toString cfg.parallel)
-      ];
-      healthPath = "/health";
+        (if onGpu then "99" else "0")
+        "--metrics"
+      ]
+      # Its context is that of all slots together.
+      ++ lib.optionals (model.context != null) [
+        "--ctx-size"
+        (toString (model.context * (if model.slots == null then 1 else model.slots)))
+      ]
+      ++ flag "--parallel" (if model.slots == null then 1 else model.slots);
+      serviceConfig.Type = "exec";
     };
   };
-  engine = engines.${cfg.backend};
+
+  unit =
+    name: model:
+    let
+      engine = engines.${cfg.backend} name model;
+      folder = "orin-llm-server-${name}";
+    in
+    {
+      description = "Language model server of ${name} (${cfg.backend})";
+      wantedBy = [ "multi-user.target" ];
+      after = [
+        "network.target"
+        "nvpmodel.service"
+        "jetson_clocks.service"
+      ];
+      environment = {
+        XDG_CACHE_HOME = "/var/cache/${folder}";
+        PYTHONUNBUFFERED = "1";
+      }
+      // cfg.environment;
+      # Three failures within ten minutes and it stays down: a missing model does not come by itself.
+      startLimitIntervalSec = 600;
+      startLimitBurst = 3;
+      serviceConfig =
+        import ./hardening.nix {
+          gpu = onGpu;
+          jit = true;
+        }
+        // engine.serviceConfig
+        // {
+          ExecStartPre = [
+            (arguments [
+              (lib.getExe pkgs.python3)
+              "${./check_model.py}"
+              "orin.llm-server.models.${name}.file"
+              model.file
+            ])
+          ];
+          ExecStart = arguments (
+            [ engine.program ]
+            ++ engine.flags
+            ++ [
+              "--host"
+              cfg.host
+              "--port"
+              (toString model.port)
+            ]
+            ++ flag "--api-key-file" (if cfg.apiKeyFile == null then null else keys)
+            ++ model.extraFlags
+          );
+          # The check before the start says in `systemctl status` what is wrong.
+          NotifyAccess = "exec";
+          TimeoutStartSec = cfg.startTimeout;
+          # It ends what runs, or cuts it, within the grace.
+          TimeoutStopSec = cfg.grace + 15;
+          Restart = "on-failure";
+          RestartSec = 1;
+          DynamicUser = true;
+          CacheDirectory = folder;
+          # The file alone, wherever it lies: its folders need not be open to the server.
+          BindReadOnlyPaths = "-${model.file}";
+          ProtectHome = "tmpfs";
+          RestrictAddressFamilies = [
+            "AF_INET"
+            "AF_INET6"
+            "AF_UNIX"
+          ];
+        }
+        // lib.optionalAttrs loopback {
+          IPAddressDeny = "any";
+          IPAddressAllow = "localhost";
+        }
+        // lib.optionalAttrs (cfg.apiKeyFile != null) {
+          LoadCredential = "api-keys:${cfg.apiKeyFile}";
+        };
+    };
+
+  modelOptions = {
+    options = {
+      file = lib.mkOption {
+        type = lib.types.either lib.types.str lib.types.path;
+        apply = toString;
+        example = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf";
+        description = ''
+          The GGUF file, outside the Nix store. It need not exist when the system is built; the server
+          says so when it starts without one.
+        '';
+      };
+
+      port = listening.port 8000 8001 "The port that this model's server listens on.";
+
+      context = lib.mkOption {
+        type = lib.types.nullOr lib.types.ints.positive;
+        default = null;
+        example = 8192;
+        description = "The longest prompt and answer together, in tokens. null: what the file and the memory allow.";
+      };
+
+      slots = lib.mkOption {
+        type = lib.types.nullOr lib.types.ints.positive;
+        default = null;
+        example = 4;
+        description = "How many requests are worked on at once. null: the engine's own choice, with llama.cpp 1.";
+      };
+
+      memory = lib.mkOption {
+        type = lib.types.nullOr (lib.types.strMatching "[1-9][0-9]?%");
+        default = null;
+        example = "40%";
+        description = ''
+          How much of the memory that is free when this server starts may hold keys and values. null:
+          the engine's own choice. For llama.cpp, context and slots decide.
+        '';
+      };
+
+      queue = lib.mkOption {
+        type = lib.types.nullOr lib.types.ints.positive;
+        default = null;
+        example = 64;
+        description = "How many requests may wait; one more is answered 429. null: the engine's own choice.";
+      };
+
+      extraFlags = lib.mkOption {
+        type = lib.types.listOf lib.types.str;
+        default = [ ];
+        example = [ "--verbose" ];
+        description = "Further arguments of this server.";
+      };
+    };
+  };
 in
 {
-  imports = [ ./board.nix ];
+  imports = [
+    ./board.nix
+    ./ports.nix
+  ];
 
   options.orin.llm-server = {
-    enable = lib.mkEnableOption "an OpenAI-compatible language model server";
+    enable = lib.mkEnableOption "OpenAI-compatible language model servers";
 
     backend = lib.mkOption {
       type = lib.types.enum [
-        "tinygrad"
+        "orinllm"
         "llama-cpp"
       ];
-      default = "tinygrad";
+      default = "orinllm";
       example = "llama-cpp";
-      description = ''
-        What runs the model. tinygrad's server takes one request at a time, llama.cpp's
-        `orin.llm-server.parallel` of them.
-      '';
+      description = "What runs the models: this project's engine, or llama.cpp's server.";
     };
 
-    tinygradPackage = lib.mkOption {
+    package = lib.mkOption {
       type = lib.types.package;
-      default = pkgs.python3Packages.tinygrad;
-      defaultText = lib.literalExpression "pkgs.python3Packages.tinygrad";
-      example = lib.literalExpression "pkgs.python3Packages.tinygrad.override { cudaSupport = false; }";
-      description = "The tinygrad of the backend `tinygrad`.";
+      default = pkgs.tinygrad-orin;
+      defaultText = lib.literalExpression "pkgs.tinygrad-orin";
+      example = lib.literalExpression "pkgs.tinygrad-orin";
+      description = "The package with `orinllm`, for the backend of that name.";
     };
 
     llamaCppPackage = lib.mkOption {
@@ -113,28 +227,24 @@ in
       description = "The llama.cpp of the backend `llama-cpp`.";
     };
 
-    model = lib.mkOption {
-      type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
-      default = null;
-      example = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf";
-      description = ''
-        The GGUF file, outside the Nix store. It need not exist when the system is built; the server
-        says so when it starts without one.
+    models = lib.mkOption {
+      type = lib.types.attrsOf (lib.types.submodule modelOptions);
+      default = { };
+      example = lib.literalExpression ''
+        {
+          small.file = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf";
+          large = {
+            file = "/var/lib/models/Llama-3.1-8B-Instruct-Q4_K_M.gguf";
+            port = 8001;
+            context = 8192;
+          };
+        }
       '';
-    };
-
-    maxContext = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 4096;
-      example = 8192;
-      description = "The longest context, in tokens. The key-value cache is allocated for all of it.";
-    };
-
-    parallel = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 1;
-      example = 4;
-      description = "How many requests the engine works on at once. tinygrad's works on one.";
+      description = ''
+        The models, by the name that clients call them, which their units have too:
+        `orin-llm-server-NAME.service`. Each has a process, a port and memory of its own, and all of
+        them run at once.
+      '';
     };
 
     device = lib.mkOption {
@@ -142,32 +252,39 @@ in
       default = config.orin.tinygrad.device or null;
       defaultText = lib.literalExpression "config.orin.tinygrad.device";
       example = "CPU";
-      description = "tinygrad's device, as its variable `DEV` has it; null lets tinygrad choose.";
+      description = "tinygrad's device; null lets the engine take the best that opens.";
     };
 
     host = listening.listenAddress ''
-      The address to listen on. Neither engine asks for a password here: beyond the loopback put a
-      reverse proxy with authentication in front.
+      The address to listen on. Beyond the loopback it needs `orin.llm-server.apiKeyFile`.
     '';
 
-    port = listening.port 8000 8080 "The port to listen on.";
+    apiKeyFile = lib.mkOption {
+      type = lib.types.nullOr lib.types.str;
+      default = null;
+      example = "/var/lib/secrets/llm-keys";
+      description = ''
+        A file on the board with the keys that clients show, one a line. Root's alone will do.
+        null: everyone who reaches the port is answered.
+      '';
+    };
 
-    openFirewall = listening.openFirewall "the port";
+    insecure = lib.mkOption {
+      type = lib.types.bool;
+      default = false;
+      example = true;
+      description = "Whether to listen beyond the loopback without keys.";
+    };
+
+    openFirewall = listening.openFirewall "the servers' ports";
 
     environment = lib.mkOption {
       type = lib.types.attrsOf lib.types.str;
       default = { };
       example = {
-        BEAM = "2";
+        DEBUG = "2";
       };
-      description = "Variables of the engine.";
-    };
-
-    extraFlags = lib.mkOption {
-      type = lib.types.listOf lib.types.str;
-      default = [ ];
-      example = [ "--warmup" ];
-      description = "Further arguments of the engine.";
+      description = "Variables of the servers.";
     };
 
     startTimeout = lib.mkOption {
@@ -175,232 +292,142 @@ in
       default = 900;
       example = 3600;
       description = ''
-        Seconds until the server must answer: it reads the model and compiles its kernels first, and
-        with `BEAM` it searches them.
+        Seconds until a server must answer: it reads the model, and compiles kernels that are not in its
+        cache. One that ends before is a failed unit at once.
       '';
     };
 
-    metrics = {
-      enable = lib.mkOption {
-        type = lib.types.bool;
-        default = config.orin.telemetry.enable or false;
-        defaultText = lib.literalExpression "config.orin.telemetry.enable";
-        example = true;
-        description = ''
-          Whether requests pass a proxy that counts them, their tokens, the queue and the time to the
-          first token, for the dashboard of language models.
-        '';
-      };
-
-      port = listening.port 9403 9503 "Where Prometheus reads them, on the loopback.";
-
-      innerPort = listening.port 8001 18000 "The port between the proxy and the engine, on the loopback.";
+    watchdog = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 60;
+      example = 20;
+      description = ''
+        Seconds without a sign of life of the scheduler after which systemd kills and restarts a server.
+        Longer than the longest step: a part of a prompt. llama.cpp gives no such sign.
+      '';
     };
 
-    healthCheck = {
-      enable = lib.mkOption {
-        type = lib.types.bool;
-        default = true;
-        example = false;
-        description = "Whether a timer asks the server, and restarts it when it does not answer.";
-      };
+    grace = lib.mkOption {
+      type = lib.types.ints.unsigned;
+      default = 30;
+      example = 5;
+      description = "Seconds that running answers have when a server is told to stop.";
+    };
 
-      interval = lib.mkOption {
-        type = lib.types.str;
-        default = "minutely";
-        example = "*:0/5";
-        description = "When to ask, as a calendar event of systemd.time(7).";
-      };
+    metrics = lib.mkOption {
+      type = lib.types.bool;
+      default = config.orin.telemetry.enable or false;
+      defaultText = lib.literalExpression "config.orin.telemetry.enable";
+      example = false;
+      description = "Whether this board's Prometheus reads `/metrics` of each server.";
+    };
 
-      timeout = lib.mkOption {
-        type = lib.types.ints.positive;
-        default = 300;
-        example = 60;
-        description = ''
-          Seconds until a server counts as hung. tinygrad's answers between two requests only: this
-          has to be longer than the longest of them.
-        '';
-      };
+    metricsKeyFile = lib.mkOption {
+      type = lib.types.nullOr lib.types.str;
+      default = null;
+      example = "/var/lib/secrets/llm-metrics-key";
+      description = ''
+        A file on the board with one of the keys of `orin.llm-server.apiKeyFile`, which this board's
+        Prometheus shows: servers that ask for keys ask for one on `/metrics` too.
+      '';
     };
   };
 
   config = lib.mkIf cfg.enable {
     assertions = [
       {
-        assertion = cfg.model != null;
+        assertion = cfg.models != { };
         message = ''
-          host ${host}: orin.llm-server.model is not set. Copy a GGUF to the board and name it, as in
-          `orin.llm-server.model = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf"`.'';
+          host ${host}: orin.llm-server.models is empty. Copy a GGUF to the board and name it, as in
+          `orin.llm-server.models.main.file = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf"`.'';
       }
       {
-        assertion = cfg.model == null || !lib.hasPrefix builtins.storeDir model;
+        assertion = loopback || cfg.apiKeyFile != null || cfg.insecure;
         message = ''
-          host ${host}: orin.llm-server.model is in the Nix store (${model}): each rebuild would copy
-          gigabytes there, readable by everyone. Write it as a string that names a file outside, as in
-          `orin.llm-server.model = "/var/lib/models/${baseNameOf model}"`.'';
+          host ${host}: orin.llm-server.host = "${cfg.host}" answers everyone who reaches it. Set
+          `orin.llm-server.apiKeyFile` to a file with keys, or `orin.llm-server.insecure = true`.'';
       }
       {
-        assertion = cfg.model == null || lib.hasPrefix "/" model;
+        assertion = cfg.apiKeyFile == null || !cfg.insecure;
         message = ''
-          host ${host}: orin.llm-server.model = "${model}" is no absolute path. Write it from the root,
-          as in "/var/lib/models/${baseNameOf model}".'';
+          host ${host}: orin.llm-server.insecure is true, and apiKeyFile = "${toString cfg.apiKeyFile}" asks
+          for keys. Leave one of them out.'';
       }
       {
-        assertion = cfg.backend == "tinygrad" -> cfg.parallel == 1;
+        assertion = cfg.metrics && cfg.apiKeyFile != null -> cfg.metricsKeyFile != null;
         message = ''
-          host ${host}: orin.llm-server.parallel is ${toString cfg.parallel}, but tinygrad's server works on
-          one request at a time. Set it to 1, or `orin.llm-server.backend = "llama-cpp"`.'';
+          host ${host}: orin.llm-server.metricsKeyFile is not set, and the servers ask for a key on /metrics
+          too. Set it to a file with one of the keys, or `orin.llm-server.metrics = false`.'';
       }
+      (paths.file {
+        inherit host;
+        option = "orin.llm-server.metricsKeyFile";
+        path = cfg.metricsKeyFile;
+        why = "which everyone can read";
+        example = "/var/lib/secrets/llm-metrics-key";
+      })
+      (paths.file {
+        inherit host;
+        option = "orin.llm-server.apiKeyFile";
+        path = cfg.apiKeyFile;
+        why = "which everyone can read";
+        example = "/var/lib/secrets/llm-keys";
+      })
       (listening.reachable {
         inherit host cfg;
         what = "the server";
         at = "orin.llm-server";
         address = "host";
       })
-    ];
-
-    orin.board.required = lib.mkIf (cfg.device != "CPU") true;
-
-    networking.firewall.allowedTCPPorts = lib.mkIf cfg.openFirewall [ cfg.port ];
-
-    systemd.services.orin-llm-server = {
-      description = "Language model server (${cfg.backend})";
-      wantedBy = [ "multi-user.target" ];
-      after = [
-        "nvpmodel.service"
-        "jetson_clocks.service"
-      ];
-      environment = {
-        XDG_CACHE_HOME = "/var/cache/orin-llm-server";
-        PYTHONUNBUFFERED = "1";
-      }
-      // lib.optionalAttrs (cfg.device != null) { DEV = cfg.device; }
-      // cfg.environment;
-      # Three failures within ten minutes and it stays down: a missing model does not come by itself.
-      startLimitIntervalSec = 600;
-      startLimitBurst = 3;
-      serviceConfig =
-        import ./hardening.nix {
-          gpu = cfg.device != "CPU";
-          jit = true;
+    ]
+    ++ lib.concatLists (
+      lib.mapAttrsToList (name: model: [
+        {
+          assertion = builtins.match "[a-z0-9][a-z0-9_-]*" name != null;
+          message = ''
+            host ${host}: orin.llm-server.models."${name}": the name becomes part of a unit's: lower-case letters,
+            digits, - and _, as in `orin.llm-server.models.main`.'';
         }
-        // {
-          Type = "exec";
-          ExecStartPre = "${lib.getExe pkgs.python3} ${./check_model.py} ${lib.escapeShellArg model}";
-          ExecStart = lib.escapeShellArgs (
-            [ "${engine.package}/${lib.head engine.command}" ] ++ lib.tail engine.command ++ cfg.extraFlags
-          );
-          # Started means answering.
-          ExecStartPost = "${curl} --max-time 5 --retry ${toString cfg.startTimeout} --retry-delay 1 --retry-connrefused ${engineUrl}${engine.healthPath}";
-          TimeoutStartSec = cfg.startTimeout;
-          # A server that hangs does not hear SIGTERM either.
-          TimeoutStopSec = 15;
-          Restart = "on-failure";
-          RestartSec = 5;
-          DynamicUser = true;
-          CacheDirectory = "orin-llm-server";
-          # The file alone, wherever it lies: its folders need not be open to the server.
-          BindReadOnlyPaths = "-${model}";
-          ProtectHome = "tmpfs";
-          PrivateNetwork = true;
-          RestrictAddressFamilies = [
-            "AF_INET"
-            "AF_UNIX"
-          ];
-        };
-    };
-
-    # It comes and goes with the server: while there is none, the port is shut.
-    systemd.sockets.orin-llm-server-proxy = ofServer // {
-      description = "Address of the language model server";
-      wantedBy = [ "orin-llm-server.service" ];
-      # Sockets come before basic.target by default, and the server after it.
-      unitConfig.DefaultDependencies = false;
-      conflicts = [ "shutdown.target" ];
-      before = [ "shutdown.target" ];
-      listenStreams = [ entrance ];
-    };
-
-    systemd.services.orin-llm-server-proxy = ofServer // {
-      description = "The way into the language model server's own network";
-      unitConfig.JoinsNamespaceOf = "orin-llm-server.service";
-      serviceConfig = import ./hardening.nix { } // {
-        Type = "notify";
-        ExecStart = "${config.systemd.package}/lib/systemd/systemd-socket-proxyd 127.0.0.1:${toString enginePort}";
-        DynamicUser = true;
-        PrivateNetwork = true;
-        RestrictAddressFamilies = [
-          "AF_INET"
-          "AF_INET6"
-          "AF_UNIX"
-        ];
-      };
-    };
-
-    systemd.services.orin-llm-server-metrics = lib.mkIf cfg.metrics.enable (
-      ofServer
-      // {
-        description = "Counts the language model server's requests and tokens";
-        wantedBy = [ "orin-llm-server.service" ];
-        serviceConfig = import ./hardening.nix { } // {
-          ExecStart = lib.escapeShellArgs [
-            (lib.getExe' pkgs.tinygrad-orin.python "python3")
-            "-m"
-            "exporter.llm"
-            "--upstream"
-            "http://${entrance}"
-            "--listen"
-            address
-            "--metrics"
-            "127.0.0.1:${toString cfg.metrics.port}"
-            "--parallel"
-            (toString cfg.parallel)
-          ];
-          Restart = "on-failure";
-          DynamicUser = true;
-          RestrictAddressFamilies = [
-            "AF_INET"
-            "AF_INET6"
-            "AF_UNIX"
-          ];
-        };
-      }
+        (paths.file {
+          inherit host;
+          option = "orin.llm-server.models.${name}.file";
+          path = model.file;
+          why = "where each rebuild would copy gigabytes to";
+          example = "/var/lib/models/${lib.strings.sanitizeDerivationName (baseNameOf model.file)}";
+        })
+        {
+          assertion = cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null;
+          message = ''
+            host ${host}: orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
+            and `slots`, or `orin.llm-server.backend = "orinllm"`.'';
+        }
+      ]) cfg.models
     );
 
-    systemd.timers.orin-llm-server-health = lib.mkIf cfg.healthCheck.enable {
-      description = "Ask the language model server";
-      wantedBy = [ "timers.target" ];
-      timerConfig.OnCalendar = cfg.healthCheck.interval;
+    orin.board.required = lib.mkIf onGpu true;
+    orin.ports = lib.mapAttrs' (
+      name: model: lib.nameValuePair "orin.llm-server.models.${name}.port" model.port
+    ) cfg.models;
+
+    networking.firewall.allowedTCPPorts = lib.mkIf cfg.openFirewall (
+      lib.mapAttrsToList (_: model: model.port) cfg.models
+    );
+
+    # The keys have to lie on the board before a system that reads them becomes the running one.
+    system.preSwitchChecks = lib.mkIf (keyFiles != { }) {
+      orinLlmKeys = lib.concatStrings (
+        lib.mapAttrsToList (option: file: ''
+          if [ ! -s ${lib.escapeShellArg file} ]; then
+            echo "orin.llm-server.${option}: there is no ${file} on this board. Write it first:"
+            echo "  head -c 32 /dev/urandom | base64 | sudo install -D -m 0400 /dev/stdin ${file}"
+            exit 1
+          fi
+        '') keyFiles
+      );
     };
 
-    systemd.services.orin-llm-server-health = lib.mkIf cfg.healthCheck.enable {
-      description = "The language model server answers";
-      # Nothing to ask while it is loading or down for good.
-      after = [ "orin-llm-server.service" ];
-      requisite = [ "orin-llm-server.service" ];
-      onFailure = [ "orin-llm-server-restart.service" ];
-      serviceConfig = import ./hardening.nix { } // {
-        Type = "oneshot";
-        ExecStart = "${curl} --max-time ${toString cfg.healthCheck.timeout} http://${reachable}:${toString cfg.port}${engine.healthPath}";
-        TimeoutStartSec = cfg.healthCheck.timeout + 10;
-        DynamicUser = true;
-        RestrictAddressFamilies = [
-          "AF_INET"
-          "AF_INET6"
-          "AF_UNIX"
-        ];
-        IPAddressDeny = lib.mkIf (reachable == "localhost" || cfg.host == "127.0.0.1") "any";
-        IPAddressAllow = lib.mkIf (reachable == "localhost" || cfg.host == "127.0.0.1") "localhost";
-      };
-    };
-
-    systemd.services.orin-llm-server-restart = lib.mkIf cfg.healthCheck.enable {
-      description = "Restart a language model server that hangs";
-      serviceConfig = {
-        Type = "oneshot";
-        # try-: a server that is down has its own reasons in its own log.
-        ExecStart = "${config.systemd.package}/bin/systemctl try-restart orin-llm-server.service";
-      };
-    };
+    systemd.services = lib.mapAttrs' (
+      name: model: lib.nameValuePair "orin-llm-server-${name}" (unit name model)
+    ) cfg.models;
   };
 }

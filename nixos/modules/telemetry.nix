@@ -11,6 +11,7 @@ let
   cfg = config.orin.telemetry;
   host = config.networking.hostName;
   llm = config.orin.llm-server or { enable = false; };
+  llmKey = if llm.enable && llm.metrics then llm.metricsKeyFile else null;
 
   listening = import ./listening.nix { inherit lib; };
   inherit (listening) loopback;
@@ -387,13 +388,17 @@ in
               sigv4's `profile`.'';
           }
         ];
+        systemd.services.prometheus.serviceConfig = lib.mkIf (llmKey != null) {
+          LoadCredential = "llm-metrics:${llmKey}";
+        };
         services.prometheus = {
           enable = true;
           listenAddress = loopback;
           inherit (cfg.prometheus) port remoteWrite;
           retentionTime = cfg.prometheus.retention;
-          # The files that a remote_write names are not there while the system is built.
-          checkConfig = if cfg.prometheus.remoteWrite == [ ] then true else "syntax-only";
+          # The files that it names are not there while the system is built.
+          checkConfig =
+            if cfg.prometheus.remoteWrite == [ ] && llmKey == null then true else "syntax-only";
           globalConfig = {
             scrape_interval = cfg.prometheus.scrapeInterval;
             evaluation_interval = cfg.prometheus.scrapeInterval;
@@ -424,7 +429,15 @@ in
             ]
             ++ lib.optional cfg.exporter.debugfs.enable (job "jetson-debugfs" cfg.exporter.debugfs.port)
             ++ lib.optional cfg.nodeExporter (job "node" config.services.prometheus.exporters.node.port)
-            ++ lib.optional (llm.enable && llm.metrics.enable) (job "llm" llm.metrics.port)
+            ++ lib.optionals (llm.enable && llm.metrics) (
+              lib.mapAttrsToList (
+                name: model:
+                job "llm-${name}" model.port
+                // lib.optionalAttrs (llmKey != null) {
+                  authorization.credentials_file = "/run/credentials/prometheus.service/llm-metrics";
+                }
+              ) llm.models
+            )
             ++ cfg.prometheus.extraScrapeConfigs;
           alertmanagers = lib.optional cfg.alertmanager.enable {
             static_configs = [ { targets = [ (address cfg.alertmanager.port) ]; } ];

@@ -87,8 +87,8 @@ in
         What `orinbench tune export` wrote for this board, a file of your configuration. It lies at
         `/etc/tinygrad-orin/tuning.json`, and `orin.llm-server` imports it before its first start:
         entries that compile and are no slower than the default on this board are used, with
-        `JITBEAM` set to the file's level, and nothing of them is searched. Tune with the server's
-        `maxContext` as `--context`: kernels that the file lacks are searched at that start.
+        `JITBEAM` set to the file's level, and nothing of them is searched. Tune with the model's
+        `context` as `--context`: kernels that the file lacks are searched at that start.
       '';
     };
 
@@ -169,26 +169,33 @@ in
         environment.etc."tinygrad-orin/tuning.json".source = cfg.tuning;
       })
 
-      # Only this service knows a model, whose kernels the entries are checked on.
-      (lib.mkIf (cfg.tuning != null && llm.enable && llm.backend == "tinygrad") {
-        systemd.services.orin-llm-server = {
-          environment.JITBEAM = toString (lib.head levels);
-          # A board that the file does not fit is slower, and serves.
-          serviceConfig.ExecStartPre = [
-            "-${
-              lib.escapeShellArgs [
-                (lib.getExe pkgs.tinygrad-orin)
-                "tune"
-                "import"
-                "${cfg.tuning}"
-                (toString llm.model)
-                "--context"
-                (toString llm.maxContext)
-                "--once"
-              ]
-            }"
-          ];
-        };
+      # Only these services know a model, whose kernels the entries are checked on.
+      (lib.mkIf (cfg.tuning != null && llm.enable && llm.backend == "orinllm") {
+        systemd.services = lib.mapAttrs' (
+          name: model:
+          lib.nameValuePair "orin-llm-server-${name}" {
+            environment.JITBEAM = toString (lib.head levels);
+            # A board that the file does not fit is slower, and serves.
+            serviceConfig.ExecStartPre = [
+              "-${
+                lib.escapeShellArgs (
+                  [
+                    (lib.getExe pkgs.tinygrad-orin)
+                    "tune"
+                    "import"
+                    "${cfg.tuning}"
+                    model.file
+                  ]
+                  ++ lib.optionals (model.context != null) [
+                    "--context"
+                    (toString model.context)
+                  ]
+                  ++ [ "--once" ]
+                )
+              }"
+            ];
+          }
+        ) llm.models;
       })
 
       (lib.mkIf cfg.gpuBuilds {

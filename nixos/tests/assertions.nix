@@ -15,7 +15,7 @@ let
       telemetry.enable = true;
       llm-server = {
         enable = true;
-        model = "/var/lib/models/model.gguf";
+        models.main.file = "/var/lib/models/model.gguf";
       };
     };
   };
@@ -85,21 +85,21 @@ let
         orin = {
           host.sshKeys = lib.mkForce [ ];
           host.disk.root = lib.mkForce null;
-          llm-server.model = lib.mkForce null;
+          llm-server.models = lib.mkForce { };
           telemetry.grafana.secretKeyFile = lib.mkForce null;
         };
       };
       wanted = [
         "orin.host.sshKeys is empty"
         "orin.host.disk.root is not set"
-        "orin.llm-server.model is not set"
+        "orin.llm-server.models is empty"
         "orin.telemetry.grafana.secretKeyFile is not set"
       ];
     };
     forAllToSee = {
       host = imitation {
         orin.llm-server = {
-          model = lib.mkForce ./assertions.nix;
+          models.main.file = lib.mkForce ./assertions.nix;
           openFirewall = true;
         };
         orin.telemetry = {
@@ -116,7 +116,7 @@ let
         };
       };
       wanted = [
-        "orin.llm-server.model is in the Nix store"
+        "orin.llm-server.models.main.file is in the Nix store"
         "orin.telemetry.grafana.secretKeyFile is in the Nix store"
         "remoteWrite holds a password"
         "the server listens on 127.0.0.1 only"
@@ -126,8 +126,7 @@ let
     };
     engine = {
       host = imitation {
-        orin.llm-server.model = lib.mkForce "models/model.gguf";
-        orin.llm-server.parallel = 4;
+        orin.llm-server.models.main.file = lib.mkForce "models/model.gguf";
         orin.telemetry.grafana.openFirewall = true;
         orin.telemetry.prometheus.remoteWrite = [
           {
@@ -138,7 +137,6 @@ let
       };
       wanted = [
         "is no absolute path"
-        "tinygrad's server works on\none request at a time"
         "orin.telemetry.grafana.openFirewall is true, but Grafana listens on 127.0.0.1 only"
         "remoteWrite holds a password"
       ];

@@ -248,6 +248,11 @@ class Mapping:
             return self.array[start : start + size]
         return self.lines.read(self.array, start, size)
 
+    def wrote(self, start: int, end: int) -> None:
+        """The GPU writes the bytes [start, end): its L2 keeps nothing older of them."""
+        if self.lines is not None:
+            self.lines.drop(start, end - start)
+
     @property
     def array(self) -> NDArray[np.uint8]:
         """The mapped bytes."""
@@ -360,8 +365,7 @@ class GpuAddressSpace:
         start = va - mapping.va
         if access not in ("write", "atomic"):
             return mapping.seen(start, size).data.toreadonly()
-        if mapping.lines is not None:
-            mapping.lines.drop(start, size)
+        mapping.wrote(start, start + size)
         return mapping.array[start : start + size].data
 
     def load(
@@ -401,9 +405,7 @@ class GpuAddressSpace:
             return
         for mapping, lanes, offsets in self._runs(va, width, access):
             rows = np.ascontiguousarray(data if lanes is None else data[lanes])
-            if mapping.lines is not None:
-                start = int(offsets.min())
-                mapping.lines.drop(start, int(offsets.max()) + width - start)
+            mapping.wrote(int(offsets.min()), int(offsets.max()) + width)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 whole = mapping.array[: len(mapping.array) // width * width].view(_WIDE[width])
                 whole[offsets // np.uint64(width)] = rows.view(_WIDE[width]).reshape(-1)

@@ -26,7 +26,7 @@
     llm-server = {
       enable = true;
       # Copy a GGUF there: scp model.gguf orin@my-orin:/var/lib/models/
-      model = "/var/lib/models/model.gguf";
+      models.main.file = "/var/lib/models/model.gguf";
     };
   };
 }

@@ -56,6 +56,17 @@ def fake_llama_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
+def fake_llama_server(fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A llama-server beside the fake llama-bench; fake_llama_server.py says what it does."""
+    script = fake_llama_bench.with_name("llama-server")
+    program = FAKE.with_name("fake_llama_server.py")
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.delenv("FAKE_LLAMA_SERVER", raising=False)
+    return script
+
+
+@pytest.fixture
 def orin() -> Iterator[Stage]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
     stage = Stage()

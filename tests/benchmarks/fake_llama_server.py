@@ -1,6 +1,7 @@
 """Stands in for llama-server: the same requests and answers, computed by the float64 reference.
 
-Behaviour is chosen by FAKE_LLAMA_SERVER: "" (right), "dies", "refuses", "sleeps".
+Behaviour is chosen by FAKE_LLAMA_SERVER: "" (right), "dies", "refuses", "sleeps", "miscounts"; to a
+prompt that is a text it answers after FAKE_LLAMA_SECONDS.
 """
 
 import argparse
@@ -10,17 +11,23 @@ import os
 import socketserver
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from orinbench.model import open_model
+from orinbench.prompt_text import encode, tokenizer_of
 from orinbench.reference import Reference, log_softmax
+from orinllm.tokenizer import Tokenizer
 
 
 class Server(socketserver.UnixStreamServer):
     reference: Reference
+    tokenizer: Tokenizer
     mode: str
+    seconds: float  # that an answer to a text takes
+    more: int  # tokens that it counts too many
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -46,6 +53,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(200, {"tokens": [ord(request["content"])]})
         elif self.server.mode == "refuses":
             self.answer(400, {"error": "no"})
+        elif isinstance(request["prompt"], str):
+            assert request["n_predict"] == 1 and not request["cache_prompt"]
+            time.sleep(self.server.seconds)
+            n_tokens = len(encode(self.server.tokenizer, request["prompt"]))
+            self.answer(200, {"content": "a", "tokens_evaluated": n_tokens + self.server.more})
         else:
             assert request["n_predict"] == 1 and request["logit_bias"][0][0] == ord("a")
             row = log_softmax(self.server.reference.logits(request["prompt"]))[0]
@@ -56,12 +68,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--host", required=True)
     parser.add_argument("-m", required=True)
     parser.add_argument("-c", type=int)
-    parser.add_argument("-np")
-    arguments = parser.parse_args()
+    for flag in ("-np", "-ctk"):  # else argparse takes -ctk for -c
+        parser.add_argument(flag)
+    arguments, _ = parser.parse_known_args()
     mode = os.environ.get("FAKE_LLAMA_SERVER", "")
     if mode == "dies":
         print("loading\nerror: cannot load the model\n", file=sys.stderr)
@@ -69,6 +82,9 @@ def main() -> None:
     time.sleep(0.1)
     with Server(arguments.host, Handler) as server:
         server.reference, server.mode = Reference(open_model(arguments.m)), mode
+        server.tokenizer = tokenizer_of(Path(arguments.m))
+        server.seconds = float(os.environ.get("FAKE_LLAMA_SECONDS", "0"))
+        server.more = int(mode == "miscounts")
         server.serve_forever()
 
 

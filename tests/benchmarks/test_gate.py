@@ -47,8 +47,9 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
     return engine
 
 
-def test_tinygrad_on_the_cpu_passes(lane: LaneResult) -> None:
-    backend = TinygradBackend(lane.plan, cold_start=True, timeout=300)
+@pytest.mark.parametrize("general", [False, True])
+def test_tinygrad_on_the_cpu_passes(lane: LaneResult, general: bool) -> None:
+    backend = TinygradBackend(lane.plan, cold_start=not general, timeout=300, general=general)
     try:
         found = make(None)(lane, backend)
     finally:

@@ -33,7 +33,7 @@ run = partial(orinbench, "llama-bench")
 def bench(fake_llama_bench: Path, tiny_path: Path) -> list[str]:
     """Arguments for a run of the fake llama.cpp that takes no time."""
     return [
-        *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check"),
+        *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check", "--ttft", "0"),
         *("--llama-bench", str(fake_llama_bench)),
     ]
 
@@ -66,15 +66,15 @@ def test_repetitions_are_shuffled_by_the_seed(
     def calls(seed: str) -> list[list[str]]:
         log = fake_llama_bench.with_name("argv.log")
         log.unlink(missing_ok=True)
-        assert run(*bench, "-p", "1-6", "-n", "0", "-r", "2", "--seed", seed) == 0
+        assert run(*bench, "-p", "1-4", "-n", "0", "-r", "2", "--seed", seed) == 0
         lines = log.read_text().splitlines()
         return [json.loads(line)[-3:-2] for line in lines[1:]]  # the first is the opening
 
     first = calls("0")
     assert first == calls("0")
     assert first != calls("1")
-    assert sorted(first[:6]) == sorted(first[6:]) == [[str(n)] for n in range(1, 7)]
-    assert first[:6] != first[6:]
+    assert sorted(first[:4]) == sorted(first[4:]) == [[str(n)] for n in range(1, 5)]
+    assert first[:4] != first[4:]
 
 
 def test_knobs_reach_llama_cpp_and_multiply_its_rows(
@@ -136,6 +136,10 @@ def test_nothing_opens_is_exit_code_2(
         (["-p", "100000"], "pp100000 needs a context of 100000 tokens;"),
         (["--llama-bench", "/nowhere"], "--llama-bench /nowhere: no such file"),
         (["-m", "/nowhere.gguf"], "/nowhere.gguf: "),
+        (["--shape", "tiny"], "--shape tiny: is of the synthetic model that is made without -m;"),
+        (["--quant", "Q6_K"], "--quant Q6_K: is of the synthetic model that is made without -m;"),
+        (["--ttft", "x"], "--ttft x: 'x' is neither a number nor a range"),
+        (["--path", "fast"], "Invalid value for '--path'"),
         (["--nonsense"], "No such option '--nonsense'"),
         (["-rpcx"], "No such option '-rpcx'"),
         (["-r5"], "No such option '-r5'"),
@@ -234,23 +238,33 @@ def test_a_beam_search_is_not_repeated_for_a_cold_start(
 
     plan = LanePlan(Lane("tinygrad:CPU", tiny_path), (Case(0, 1, 0),))
     options: dict[str, Any] = {"cold_start": None, "timeout": 1.0, "verbose": False}
+    options["path_"] = "auto"
 
-    def cold(**given: Any) -> bool:
+    def made(**given: Any) -> TinygradBackend:
         backend = llama_bench.make_backend(plan, None, options | given)
         assert isinstance(backend, TinygradBackend)
         backend.close()
-        return backend.cold_start
+        return backend
+
+    def cold(**given: Any) -> bool:
+        return made(**given).cold_start
 
     monkeypatch.delenv("JITBEAM", raising=False)
     monkeypatch.delenv("BEAM", raising=False)
     assert cold() and not cold(cold_start=False)
     monkeypatch.setenv("JITBEAM", "2")
     assert not cold() and cold(cold_start=True)
+    assert made(path_="general").general and not made().general
 
 
 def test_tinygrad_against_llama_cpp_for_real(
-    fake_llama_bench: Path, tiny_path: Path, capsys: pytest.CaptureFixture[str]
+    fake_llama_bench: Path,
+    fake_llama_server: Path,
+    tiny_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.2")
     arguments = [
         *("-m", str(tiny_path), "--llama-bench", str(fake_llama_bench), "-ctk", "q8_0"),
         *("--backend", "tinygrad:CPU,llama.cpp", "-p", "40", "-n", "4", "-d", "0,8", "-r", "3"),
@@ -262,8 +276,18 @@ def test_tinygrad_against_llama_cpp_for_real(
     assert [(record["backend"], record["test"]) for record in records] == [
         (backend, test)
         for backend in ("tinygrad:CPU", "llama.cpp")
-        for test in ("pp40", "tg4", "pp40 @ d8", "tg4 @ d8")
+        for test in ("pp40", "tg4", "pp40 @ d8", "tg4 @ d8", "ttft40")
     ]
+    for record in records[4::5]:
+        assert (record["n_prompt"], record["n_gen"], record["n_depth"]) == (40, 1, 0)
+        assert len(record["samples_ns"]) == 3
+        assert record["excluded"] == "process start, model load, warm-up"
+        assert record["extra"]["first_text_ms"] == pytest.approx(40e3 / record["median_ts"])
+        assert 40e9 / max(record["samples_ns"]) <= record["median_ts"]
+    theirs = records[9]
+    assert theirs["extra"]["first_text_ms"] > 200 > theirs["extra"]["http_ms"] > 0
+    assert (theirs["type_k"], theirs["build_commit"]) == ("q8_0", "0c1e570")
+    assert "| first text |" in captured.err and "of ttft40: process start" in captured.err
     ours = records[1]
     assert len(ours["samples_ns"]) == 3 and ours["error"] is None
     assert ours["processes"] == [0, 0, 1] and len(ours["ttft_warm_samples_s"]) == 2
@@ -275,7 +299,7 @@ def test_tinygrad_against_llama_cpp_for_real(
     assert ours["environment"]["tinygrad_series"] == ours["build_commit"]
     assert not any(warning["kind"] == "compiled_while_timed" for warning in ours["warnings"])
     assert ours["comparisons"][0]["baseline"] == "llama.cpp"
-    assert records[5]["ignored_flags"] == []
+    assert records[6]["ignored_flags"] == []
     assert "too few processes for a verdict: tinygrad:CPU has" in captured.err
 
 

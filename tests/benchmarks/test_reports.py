@@ -8,16 +8,10 @@ from typing import Any
 
 import pytest
 
+from orinbench.export import RENDERERS, render_csv, render_json, render_jsonl, render_sql
 from orinbench.plan import Case
 from orinbench.record import make_records
-from orinbench.reports import (
-    RENDERERS,
-    render_csv,
-    render_json,
-    render_jsonl,
-    render_md,
-    render_sql,
-)
+from orinbench.reports import render_md
 from orinbench.results import RunResult
 from orinbench.schema import FIELDS
 

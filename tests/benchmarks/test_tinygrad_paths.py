@@ -13,6 +13,7 @@ from tinygrad.engine.realize import Ops
 from orinbench import protocol
 from orinbench.tinygrad_paths import EnginePath, kernels_of
 from orinbench.tinygrad_runner import CompileMeter, TinygradRunner
+from orinllm.sampling import Sampling
 
 
 class FakeExecutor:
@@ -28,6 +29,9 @@ class FakeExecutor:
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        assert how.greedy and not text
 
     def token(self) -> int:
         return 7
@@ -112,6 +116,9 @@ def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExe
 class FakeBatch:
     def __init__(self, calls: list[Any]) -> None:
         self.calls = calls
+
+    def sample(self, how: Sampling | None) -> None:
+        assert how is None
 
     def fill(self, rows: list[list[int]]) -> None:
         self.calls.append(("fill", rows))

@@ -256,12 +256,12 @@ def test_bad_batches_and_pages_are_refused(
     assert SIZE_CLASSES == (1, 2, 4, 8, 16, 32)
     with pytest.raises(ValueError, match="33 sequences; a batch has 1 to 32"):
         executor.decoder(33)
-    decoder = executor.decoder(2)
+    decoder = executor.decoder()
     with pytest.raises(ValueError, match="pages 0 to 1 of a pool of 1"):
         decoder.place_slot(0, [0, 1])
     with pytest.raises(ValueError, match=f"3 pages; a sequence of {2 * PAGE} tokens has 2"):
-        decoder.place([[0, 0, 0], []])
-    with pytest.raises(ValueError, match="pages of 1 sequences for 2 slots"):
-        decoder.place([[0]])
-    with pytest.raises(ValueError, match="2 tokens and 1 positions for 2 slots"):
+        decoder.place([[0, 0, 0]])
+    with pytest.raises(ValueError, match="pages of 2 sequences for 1 slots"):
+        decoder.place([[0], [0]])
+    with pytest.raises(ValueError, match="2 tokens and 1 positions for 1 slots"):
         decoder.step([1, 2], [0])

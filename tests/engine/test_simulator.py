@@ -1,4 +1,4 @@
-"""A tiny model through the fused kernels on the modelled Orin, prompt and tokens.
+"""Tiny models through the fused kernels on the modelled Orin, prompt and tokens, under --strict.
 
 `orinbench check` judges tokens and logits against the float64 reference; the model's GPU runs the
 PTX that NVRTC makes for sm_87, through tinygrad's NV queues.
@@ -16,10 +16,10 @@ from tests.patches.conftest import COMPILERS, CUDA_HEADER, wheel_file
 from orinbench.synth import write_synthetic
 
 
-@pytest.mark.parametrize("quant", ["Q6_K", "Q4_K"])
-def test_tiny_model_on_the_modelled_orin(tmp_path: Path, quant: str) -> None:
+@pytest.mark.parametrize(("shape", "quant"), [("tiny", "Q6_K"), ("tiny-qwen3moe", "Q4_K")])
+def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str) -> None:
     path = tmp_path / "tiny.gguf"
-    write_synthetic(path, "tiny", quant, seed=0)
+    write_synthetic(path, shape, quant, seed=0)
     drop = ("DEV", "COVERAGE_PROCESS_START", "COVERAGE_PROCESS_CONFIG")
     environment = {k: v for k, v in os.environ.items() if k not in drop} | {
         **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
@@ -29,7 +29,7 @@ def test_tiny_model_on_the_modelled_orin(tmp_path: Path, quant: str) -> None:
     }
     check = ("-m", "orinbench", "check", "-m", path, "--backend", "tinygrad:NV", "-n", "1")
     done = subprocess.run(
-        [sys.executable, "-m", "nvgpusim", "--quiet", "--", *check, "-o", "json"],
+        [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", *check, "-o", "json"],
         capture_output=True,
         text=True,
         timeout=400,

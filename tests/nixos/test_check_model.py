@@ -9,11 +9,12 @@ import pytest
 
 # A script beside the module that runs it, in no package: conftest.py names its folder.
 check_model = importlib.import_module("check_model")
+OPTION = "orin.llm-server.models.main.file"
 
 
 def run(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(check_model.__file__), str(path)],
+        [sys.executable, str(check_model.__file__), OPTION, str(path)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -42,7 +43,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path, content: bytes | None, says
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1
-    assert result.stderr.startswith(f"orin.llm-server.model = {path}: {says}")
+    assert result.stderr.startswith(f"{OPTION} = {path}: {says}")
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

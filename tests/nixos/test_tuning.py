@@ -20,11 +20,12 @@ let
     modules = [
       {
         orin.tinygrad = { enable = true; } // settings;
-        orin.llm-server = { enable = true; model = "/var/lib/models/m.gguf"; maxContext = 2048; };
+        orin.llm-server.enable = true;
+        orin.llm-server.models.m = { file = "/var/lib/models/m.gguf"; context = 2048; };
       }
     ];
   }).config;
-  service = config: config.systemd.services.orin-llm-server;
+  service = config: config.systemd.services.orin-llm-server-m;
   pre = config: map toString (service config).serviceConfig.ExecStartPre;
   failed = config: map (a: a.message) (builtins.filter (a: !a.assertion) config.assertions);
   tuned = host { tuning = file [ 2 2 ] "tinygrad-orin tuning 1"; };
@@ -34,7 +35,7 @@ in
   pre = pre tuned;
   level = (service tuned).environment.JITBEAM or null;
   etc = tuned.environment.etc ? "tinygrad-orin/tuning.json";
-  plainPre = builtins.isString (service plain).serviceConfig.ExecStartPre;
+  plainPre = builtins.length (pre plain) == 1;
   plainLevel = (service plain).environment.JITBEAM or null;
   mixed = failed (host { tuning = file [ 2 4 ] "tinygrad-orin tuning 1"; });
   other = failed (host { tuning = file [ 2 ] "something else"; });

@@ -1,50 +1,30 @@
 """The units of the evaluated hosts, before systemd of this machine: well-formed, and hardened."""
 
-import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-Flake = Callable[..., Any]
+from tests.nixos.recorded import recorded
 
 # `systemd-analyze security` in tenths: 30 is 3.0. What keeps a unit above 1.0 is in docs/nixos.md.
 LIMITS = {
     "jetson-exporter.service": 30,
     "jetson-exporter-debugfs.service": 30,
     "orin-gpu.service": 30,
-    "orin-llm-server.service": 30,
-    "orin-llm-server-health.service": 30,
-    "orin-llm-server-metrics.service": 30,
-    "orin-llm-server-proxy.service": 30,
+    "orin-llm-server-main.service": 30,
     "orin-performance-readback.service": 30,
 }
-# These have no sandbox to score: an address, a timer, and root's `systemctl try-restart`.
-OTHERS = (
-    "orin-llm-server-proxy.socket",
-    "orin-llm-server-health.timer",
-    "orin-llm-server-restart.service",
-)
 
 
 @pytest.fixture(scope="session")
-def units(flake: Flake, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root folder with the units of `orin-llm` and a stand-in for each program that they run."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not here: apt-get install systemd")
-    wanted = json.dumps(sorted([*LIMITS, *OTHERS]))
-    texts: dict[str, str] = flake(
-        "nixosConfigurations.orin-llm",
-        """host: let
-          all.orin.telemetry.exporter.debugfs.enable = true;
-          inherit ((host.extendModules { modules = [ all ]; }).config.systemd) units;
-        in builtins.listToAttrs (map (name: { inherit name; value = units.${name}.text; })"""
-        f" (builtins.fromJSON {json.dumps(wanted)}))",
-    )
+    kept = recorded()
+    texts = {name: kept[name] for name in LIMITS}
     root = tmp_path_factory.mktemp("root")
     folder = root / "etc" / "systemd" / "system"
     folder.mkdir(parents=True)
@@ -67,7 +47,7 @@ def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("name", [*LIMITS, *OTHERS])
+@pytest.mark.parametrize("name", LIMITS)
 def test_systemd_finds_nothing_wrong(units: Path, name: str) -> None:
     result = analyze(
         f"--root={units}",

@@ -194,6 +194,51 @@ def test_the_gpu_sees_what_the_cpu_writes(tegra: Tegra, l2: str) -> None:  # noq
     assert run.calls("ioctl FLUSH_L2") == (4 if l2 == "1" else 0)
 
 
+# The GPU keeps lines of all of x; then the CPU writes parts: a view, a view of it, a part by the
+# allocator, memory that a file is read into; and a kernel overwrites what is kept.
+PARTS = """
+d, n = Device["NV"], 64 << 10
+kernel = program(d, r'''extern "C" __global__ void copy(int* y, int* x) {
+  int i = blockIdx.x * 256 + threadIdx.x; y[i] = x[i]; }''', "copy")
+x, y, z = (Buffer("NV", n, dtypes.int32).ensure_allocated() for _ in range(3))
+want, got = np.zeros(n, np.int32), []
+def copy(to, source):
+    launch = dict(global_size=(n // 256, 1, 1), local_size=(256, 1, 1), wait=True)
+    kernel(to._buf, source._buf, **launch)
+def part(at, size, value):
+    want[at : at + size] = value
+    return memoryview(np.full(size, value, np.int32)).cast("B")
+def check():
+    copy(y, x)
+    got.append(bool((np.frombuffer(y.as_memoryview(), np.int32) == want).all()))
+x.copyin(part(0, n, 0))
+check()
+view = x.view(4096, dtypes.int32, 4 * 1000).ensure_allocated()
+view.copyin(part(1000, 4096, 1))
+check()
+view.view(8, dtypes.int32, 4 * 100).ensure_allocated().copyin(part(1100, 8, 2))
+check()
+d.allocator._copyin(x._buf.offset(4 * 33, 4), part(33, 1, 3))
+check()
+d.allocator._as_buffer(x._buf.offset(4 * 50000, 40))[:] = part(50000, 10, 4)
+check()
+x.copyout(memoryview(data := bytearray(4 * n)))
+got.append(bool((np.frombuffer(data, np.int32) == want).all()))
+z.copyin(part(0, n, 5))
+copy(y, x)
+copy(x, z)
+check()
+say(got=got)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--sanitize", "all")])
+def test_the_gpu_sees_parts(tegra: Tegra, options: tuple[str, ...]) -> None:  # noqa: F811
+    run = tegra(PARTS, *options)
+    assert run.said["got"] == [True] * 7
+    assert run.calls("ioctl FLUSH_L2") == 6  # one for each write by the CPU
+
+
 def test_weights_and_local_memory_stay_in_the_l2(tegra: Tegra) -> None:  # noqa: F811
     run = tegra("""
 x = np.random.default_rng(0).random((256, 256), dtype=np.float32)

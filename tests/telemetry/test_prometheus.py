@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from tests.telemetry.conftest import exit_code, idle
 
 import exporter
 from exporter.demo import main
-from exporter.llm import Answer, Metrics
 from exporter.prometheus import Prometheus, PrometheusError
 from exporter.scenario import HWMON, supply
 from exporter.service import Exporter
@@ -71,8 +70,8 @@ class Machine:
 def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator[Machine]:
     """The whole chain, after one benchmark run on a board that was throttled."""
     texts = tmp_path_factory.mktemp("textfile")
-    metrics = Metrics()
-    llm, llm_thread = start_http_server(0, "127.0.0.1", metrics.registry)
+    served = Served()
+    llm, llm_thread = start_http_server(0, "127.0.0.1", served.registry)
     node_port = free_port()
     node = start_node_exporter(texts, node_port)
     player = Player(frames, hold=600)
@@ -94,7 +93,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
                     time.sleep(max(begun + IDLE_SECONDS - 1 - time.monotonic(), 0))
                     with measure_energy(roots) as run:
                         for _ in range(20):
-                            generate(metrics)
+                            served.answer()
                             time.sleep((WORK_SECONDS + 2) / 20)
                     record: dict[str, Any] = {
                         "model_type": "1B Q6_K",
@@ -114,15 +113,22 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
             node.wait()
 
 
-def generate(metrics: Metrics) -> None:
-    """One request of an LLM server, as the proxy counts it: TOKENS / 20 tokens."""
-    answer = Answer(metrics, time.monotonic() - 0.2, streamed=True)
-    answer.feed(b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n' * (TOKENS // 20))
-    answer.feed(
-        b'data: {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 20}}\n\n'
-    )
-    metrics.requests.labels("200").inc()
-    metrics.duration.observe(0.4)
+class Served:
+    """What an LLM server counts, by the names of `orinllm serve`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._generated = Counter("orinllm_generation_tokens", "Tokens.", registry=self.registry)
+        self._prompt = Counter("orinllm_prompt_tokens", "Tokens.", registry=self.registry)
+        self._first = Histogram("orinllm_time_to_first_token_seconds", "s", registry=self.registry)
+        for name in ("running", "waiting"):
+            Gauge(f"orinllm_num_requests_{name}", "Requests.", registry=self.registry).set(0)
+
+    def answer(self) -> None:
+        """Count one request of TOKENS / 20 tokens."""
+        self._prompt.inc(9)
+        self._first.observe(0.2)
+        self._generated.inc(TOKENS // 20)
 
 
 def start_node_exporter(directory: Path, port: int) -> subprocess.Popen[bytes] | None:

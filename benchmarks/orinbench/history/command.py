@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from orinbench.errors import BenchError
+from orinbench.export import RENDERERS
 from orinbench.history.check import check_command, pin_command, unpin_command
 from orinbench.history.store import Filter, History, Run, history_path
 from orinbench.history.trend import Point, Trend, change_text, plain, read_trends
 from orinbench.judge import Comparison, Noise
 from orinbench.options import Command, history_option, with_options
-from orinbench.reports import RENDERERS
 from orinbench.saved import load_results
 from orinbench.tables import markdown_table
 

@@ -11,6 +11,7 @@ import click
 from jetson.files import Roots
 from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
+from orinbench.export import render_json
 from orinbench.interrupts import Interrupts
 from orinbench.journal import Journal, journal_directory
 from orinbench.judge import MIN_UNITS
@@ -26,7 +27,7 @@ from orinbench.options import (
     with_options,
     write_results,
 )
-from orinbench.reports import render_json, render_md
+from orinbench.reports import render_md
 from orinbench.suite.benchmark import Benchmark
 from orinbench.suite.registry import BENCHMARKS
 from orinbench.suite.run import (

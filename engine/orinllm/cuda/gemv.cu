@@ -414,7 +414,7 @@ template<typename P> DI void argmax_tail(const Tail& t, float* sv, int* si, int*
   for (int n0 = 0; n0 < N; n0 += WARPS) {
     const int n = n0 + warp;
     if (n >= N) return;
-    const int position = t.positions[n];
+    const int position = lane == 0 ? t.positions[n] : -1;  // of the lane that writes it
     Best b = {NEG_INF, NO_ROW};
     for (int i = lane; i < GRID; i += 32)
       b = better(b, __ldcg(t.part_v + n * GRID + i), __ldcg(t.part_i + n * GRID + i));

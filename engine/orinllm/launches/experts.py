@@ -16,6 +16,7 @@ from orinllm.launch import Argument, Constants, Launch
 from orinllm.launches.buffers import ceil_div
 from orinllm.launches.gemv import GemvConstants, plan_gemv, shared_memory
 from orinllm.launches.rows import Norm, count_of
+from orinllm.launches.tile import Tile, TileConstants
 
 _THREADS = 256
 #: Experts that a token may have: a lane of the choosing warp has one of them.
@@ -300,8 +301,8 @@ def combine(x: Buffer, part: Buffer, used: int, factor: float, tokens: int | Buf
 
 # ---- rows of halves, of a chunk or of a batch: cuda/moe_prompt.cu
 
-# Warps of a block, the rows of each of gated and of plain products, and pairs of a tile (tile.cuh).
-_TILE_WARPS, _GATED_ROWS, _PLAIN_ROWS, _TILE = 8, 8, 16, 64
+# Of a block: 64 pairs at most, as an expert of a chunk has few.
+_TILE = Tile(2, 8, 4, 1, 3)
 # Threads of the block that groups, and the experts that it can tell apart.
 _GROUP_THREADS = 1024
 
@@ -312,17 +313,14 @@ class GroupConstants(Constants):
 
     experts: int
     threads: int
+    tokens: int
 
 
 @dataclass(frozen=True)
-class TileConstants(Constants):
+class ExpertTileConstants(TileConstants):
     """P of expert_rows_gate_up() and expert_rows_down()."""
 
-    type: str
-    cols: int
-    mode: str
     activation: str
-    warps: int
     used: int
     rows: int
     stacked_rows: int
@@ -353,7 +351,7 @@ class RowExperts:
 def most_tiles(experts: Experts, tokens: int) -> int:
     """Return the tiles of so many tokens at most: each expert may leave one that is not full."""
     pairs = tokens * experts.used
-    return pairs // _TILE + min(experts.count, pairs)
+    return pairs // _TILE.tokens + min(experts.count, pairs)
 
 
 def group_by_expert(
@@ -366,7 +364,7 @@ def group_by_expert(
     return Launch(
         name=f"group_{experts.used}_of_{experts.count}",
         file="moe_prompt.cu",
-        constants=(GroupConstants(experts.count, _GROUP_THREADS),),
+        constants=(GroupConstants(experts.count, _GROUP_THREADS, _TILE.tokens),),
         arguments=(
             Argument("int* order", groups.order),
             Argument("int* tiles", groups.tiles),
@@ -404,20 +402,13 @@ def _tiles(
     ws = [f"w{i}" for i in range(len(stacks))]
     given = [", ".join([*both, "0"][:2]) for both in (ws, biases)]
     function = "expert_rows_gate_up" if gated else "expert_rows_down"
-    block_rows = _TILE_WARPS * (_GATED_ROWS if gated else _PLAIN_ROWS)
     return Launch(
         name=f"{name}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
         file="moe_prompt.cu",
         constants=(
-            TileConstants(
-                type=stack.type.name,
-                cols=stack.cols,
-                mode="GATED" if gated else "STORE",
-                activation=chosen.activation.name,
-                warps=_TILE_WARPS,
-                used=used,
-                rows=stack.rows,
-                stacked_rows=stack.stacked_rows,
+            ExpertTileConstants(
+                *(stack.type.name, stack.cols, "GATED" if gated else "STORE", *_TILE.constants),
+                *(chosen.activation.name, used, stack.rows, stack.stacked_rows),
             ),
         ),
         arguments=tuple(arguments),
@@ -425,12 +416,16 @@ def _tiles(
             f"  {function}<P0>(Grouped{{out, in, (const int4*)tiles, order, weights, "
             f"{{{given[0]}}}, {{{given[1]}}}}});"
         ),
-        grid=(ceil_div(stack.rows, block_rows), most_tiles(chosen.experts, chosen.tokens), 1),
-        block=_TILE_WARPS * 32,
+        grid=(
+            ceil_div(stack.rows, _TILE.rows // 2 if gated else _TILE.rows),
+            most_tiles(chosen.experts, chosen.tokens),
+            1,
+        ),
+        block=_TILE.threads,
         writes=("out",),
         operations=2 * chosen.tokens * used * stack.rows * len(stacks) * stack.cols,
         n_bytes=stack.expert_bytes * chosen.experts.count * len(stacks),
-        per_sm=2,
+        per_sm=_TILE.per_sm,
     )
 
 

@@ -4,6 +4,6 @@
 
   orin.llm-server = {
     enable = true;
-    model = "/var/lib/models/model.gguf";
+    models.main.file = "/var/lib/models/model.gguf";
   };
 }

@@ -26,6 +26,8 @@ THREADS = np.uint64((1 << SITE) - 1)
 SITES = (1 << STRONG - SITE) - 1
 _KEPT = 1024
 """Releases that are remembered; accesses older than the oldest count as ordered."""
+EQUAL = 8
+"""Writes of one value to one granule that are remembered, beside the last."""
 Words = NDArray[np.uint64]
 
 
@@ -45,12 +47,17 @@ class Release:
 
 @dataclass
 class Slots:
-    """The records of one memory: last write, reads by the lowest and by the highest thread."""
+    """The records of one memory: last write, reads by the lowest and by the highest thread.
+
+    `equal` are writes before the last one that nothing orders and that wrote the same value:
+    whoever comes after one of them reads that value. The latest EQUAL are kept.
+    """
 
     write: Words
     low: Words
     high: Words
     flight: NDArray[np.int32] | None = None
+    equal: Words | None = None
 
     @classmethod
     def of(cls, count: int) -> Slots:
@@ -58,6 +65,30 @@ class Slots:
         return cls(
             np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
         )
+
+    def forget_equals(self, index: Any) -> None:
+        """A value that was written anew."""
+        if self.equal is not None:
+            self.equal[:, index] = 0
+
+    def keep_equal(self, index: Any, records: Words) -> None:
+        """Remember writes of what granules hold now, several to one granule or one."""
+        if self.equal is None:
+            self.equal = np.zeros((EQUAL, len(self.write)), np.uint64)
+        for _ in range(EQUAL):
+            if not len(index):
+                return
+            some, first = np.unique(index, return_index=True)
+            self.equal[1:, some] = self.equal[:-1, some]
+            self.equal[0, some] = records[first]
+            index, records = np.delete(index, first), np.delete(records, first)
+
+    def equals(self, index: Any) -> list[Words]:
+        """The kept writes of the same value, latest first; 0: none."""
+        if self.equal is None:
+            return []
+        found: Words = self.equal[:, index]
+        return [row for row in found if row.any()]
 
 
 @dataclass

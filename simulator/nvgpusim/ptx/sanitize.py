@@ -135,6 +135,9 @@ class Shadow(Ends):
             bad = self.unordered(lanes, records, space)
             self._exempt(bad, records, strong, space)
             if bad.any():
+                for equal in slots.equals(index):
+                    bad &= (equal == 0) | self.unordered(lanes, equal, space)
+            if bad.any():
                 n = int(np.flatnonzero(bad)[0])
                 self._clash(
                     "read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping
@@ -168,24 +171,48 @@ class Shadow(Ends):
     def _before_write(
         self, slots: Slots, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
     ) -> None:
-        """Races of a write with what was done before; `same`: where the value does not change."""
+        """Races of a write with what was done before; `same`: where the value does not change.
+
+        Writes that nothing orders and that wrote the same value stay remembered.
+        """
         strong = self._flag(space)
         if slots.flight is not None:
             self._in_flight(slots, lanes, index, "write")
+        last, equals = slots.write[index], slots.equals(index)
+        unchanged = np.zeros(len(index), bool)
         for records, other in (
-            (slots.write[index], "write"), (slots.low[index], "read"), (slots.high[index], "read"),
+            (last, "write"), *((record, "write") for record in equals),
+            (slots.low[index], "read"), (slots.high[index], "read"),
         ):  # fmt: skip
             if int(records.max()) < int(self.first):
                 continue
             bad = self.unordered(lanes, records, space)
             self._exempt(bad, records, strong, space)
-            if other == "write" and same is not None:
-                bad &= ~same()
+            if same is not None and bad.any():
+                equal = bad & same()
+                if other == "write":
+                    unchanged |= equal
+                else:
+                    equal &= self._after_own(records, [last, *equals], space)
+                bad &= ~equal
             if bad.any():
                 n = int(np.flatnonzero(bad)[0])
                 self._clash(
                     "write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping
                 )
+        slots.forget_equals(index[~unchanged])
+        if unchanged.any():
+            slots.keep_equal(index[unchanged], last[unchanged])
+
+    def _after_own(self, reads: Words, writes: list[Words], space: str) -> NDArray[np.bool_]:
+        """Reads by a block that itself had written before what is written once more."""
+        own, threads = np.zeros(len(reads), bool), np.uint64(self.st.threads)
+        if space == "global":
+            for record in writes:
+                later = reads >> np.uint64(TICK) > record >> np.uint64(TICK)
+                block = (reads & THREADS) // threads == (record & THREADS) // threads
+                own |= later & block & (record >= self.o.start)
+        return own
 
     def _in_flight(self, slots: Slots, lanes: Lanes, index: Any, verb: str) -> None:
         assert slots.flight is not None
@@ -253,7 +280,9 @@ class Shadow(Ends):
         scatter(table, offsets, rows, total)
         lost = slots.write[index] != mine
         if lost.any():
-            lost &= ~same()
+            equal = same()
+            slots.keep_equal(index[lost & equal], mine[lost & equal])
+            lost &= ~equal
             if lost.any():
                 n = int(np.flatnonzero(lost)[0])
                 record = int(slots.write[index[n]])
@@ -390,6 +419,7 @@ class Shadow(Ends):
                 self.o.slots(mapping), "global", lanes, index, count, offsets, values, total,
                 mapping.buf.array, mapping,
             )  # fmt: skip
+            mapping.wrote(int(where.min()) - mapping.va, int(where.max()) + total - mapping.va)
         return True
 
     def global_atomic(self, part: Any, addr: Any, size: int) -> None:

@@ -9,10 +9,10 @@ import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.compare.revisions import Revision
+from orinbench.export import render_json
 from orinbench.history.store import History
 from orinbench.plan import Case
 from orinbench.record import make_records
-from orinbench.reports import render_json
 from orinbench.results import RunResult
 from orinbench.saved import load_results
 

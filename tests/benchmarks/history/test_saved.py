@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from orinbench.errors import BenchError
+from orinbench.export import RENDERERS, as_llama_bench
 from orinbench.identity import context, device_label, identity
 from orinbench.plan import Case
 from orinbench.record import make_records
-from orinbench.reports import RENDERERS, as_llama_bench
 from orinbench.results import RunResult
 from orinbench.saved import completed, load_results
 from orinbench.schema import FIELDS

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
+from orinbench.export import render_json
 from orinbench.history.store import History, history_path
 from orinbench.protocol import Bandwidth
-from orinbench.reports import render_json
 
 Capture = pytest.CaptureFixture[str]
 Record = dict[str, Any]

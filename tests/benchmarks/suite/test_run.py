@@ -11,10 +11,11 @@ from tests.benchmarks.orinbench_command import orinbench
 from orinbench.cli import main
 from orinbench.clocks import ClockState
 from orinbench.errors import BenchError
+from orinbench.export import RENDERERS
 from orinbench.plan import SuiteCase
 from orinbench.protocol import Bandwidth, Prepared
 from orinbench.record import Record
-from orinbench.reports import RENDERERS, time_text
+from orinbench.reports import time_text
 from orinbench.samples import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
 from orinbench.schema import FIELDS
 from orinbench.suite import run as suite_run

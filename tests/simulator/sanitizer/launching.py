@@ -43,11 +43,11 @@ def code(kernel: str, fine: bool = True) -> Code:
     return compile_kernel(module(), module().kernels[kernel], fine)
 
 
-def memory() -> tuple[GpuAddressSpace, DmaBuf]:
-    """One mapping, as a client's pool is one."""
+def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
+    """One mapping, as a client's pool is one; `flags` are those of MAP_BUFFER_EX."""
     vm, buf = GpuAddressSpace("test"), DmaBuf(SIZE, "pool")
     buf.array = np.zeros(buf.size, np.uint8)
-    vm.map(Mapping(BASE, buf.size, buf))
+    vm.map(Mapping(BASE, buf.size, buf, flags=flags))
     return vm, buf
 
 
@@ -82,9 +82,11 @@ def arguments(case: Case, extents: Extents, buf: DmaBuf) -> bytes:
     return bytes(out)
 
 
-def run(case: Case, seed: int | None = None, checks: tuple[str, ...] = CHECKS) -> Outcome:
+def run(
+    case: Case, seed: int | None = None, checks: tuple[str, ...] = CHECKS, flags: int = 0
+) -> Outcome:
     """One launch; `seed` draws the order of warps; without `checks` nothing is watched."""
-    vm, buf = memory()
+    vm, buf = memory(flags)
     extents = Extents()
     bank = bytes(0x160) + arguments(case, extents, buf)
     fine = bool(checks) or seed is not None

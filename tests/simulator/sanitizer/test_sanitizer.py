@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from nvgpusim.extents import Extents
+from nvgpusim.l2 import CACHEABLE
 from nvgpusim.ptx import Launch, compile_kernel, parse
 from nvgpusim.ptx.clocks import Sanitizer
 
@@ -121,6 +122,14 @@ def test_a_missing_barrier_shows_in_the_result() -> None:
     assert any(result(seed) != want for seed in range(4))
 
 
+def test_the_l2_keeps_nothing_that_a_watched_kernel_has_overwritten() -> None:
+    """clean_lock reads, writes and reads again what other blocks count."""
+    case = next(c for c in CASES if c.kernel == "clean_lock")
+    found = run(case, flags=CACHEABLE)
+    assert not found.kinds
+    assert found.memory == run(case, None, ()).memory
+
+
 KERNELS = re.split(r"(?=^\.visible \.entry)", (HERE / "planted.ptx").read_text(), flags=re.M)
 BARRIER = re.compile(r"^\s*(?:bar\.(?:sync|arrive|warp)|membar|cp\.async\.wait)[^;\n]*;", re.M)
 NEEDED = {
@@ -168,3 +177,45 @@ def test_an_mbarrier_orders_what_comes_before_it(waits: bool) -> None:
     ).run()
     found = "".join(watch.launch.findings.values())
     assert ("race" in found) is not waits, found
+
+
+EQUAL = """
+.version 7.8
+.target sm_87
+.address_size 64
+.visible .entry equal(.param .u64 p, .param .u64 q) {
+  .reg .pred %p<2>; .reg .u32 %r<6>; .reg .u64 %d<5>;
+  ld.param.u64 %d0, [p]; ld.param.u64 %d2, [q];
+  mov.u32 %r0, %ctaid.x; mov.u32 %r1, %tid.x; shl.b32 %r2, %r1, 2;
+  cvt.u64.u32 %d1, %r2; add.u64 %d0, %d0, %d1;
+  setp.ge.u32 %p0, %r0, WRITERS; @%p0 bra READ;
+  xor.b32 %r3, %r1, 63; VALUE
+  st.global.u32 [%d0], %r3;
+READ: bar.sync 0;
+  xor.b32 %r2, %r2, 4; ld.param.u64 %d0, [p];
+  cvt.u64.u32 %d1, %r2; add.u64 %d0, %d0, %d1; ld.global.u32 %r4, [%d0];
+  mad.lo.u32 %r5, %r0, 64, %r1; mul.wide.u32 %d1, %r5, 4; add.u64 %d2, %d2, %d1;
+  st.global.u32 [%d2], %r4; ret; }
+"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("writers", "value", "fine"),
+    [(4, "", True), (3, "", False), (4, "add.u32 %r3, %r3, %r0;", False)],
+    ids=["all", "one-only-reads", "other-values"],
+)
+def test_blocks_that_write_one_value_read_it(
+    writers: int, value: str, fine: bool, seed: int | None
+) -> None:
+    """As the blocks of one head of keys do in the engine's attention: each stores it, and reads."""
+    text = EQUAL.replace("WRITERS", str(writers)).replace("VALUE", value)
+    module = parse(text)
+    code = compile_kernel(module, module.kernels["equal"], True)
+    vm, _ = launching.memory()
+    bank = bytes(0x160) + b"".join(
+        (launching.BASE + at).to_bytes(8, "little") for at in (0, 1 << 16)
+    )
+    watch = Sanitizer(frozenset({"race"}), Extents())
+    Launch(code, vm, (4, 1, 1), (64, 1, 1), {0: bank}, warps=seed, watch=watch).run()
+    assert (not watch.launch.findings) is fine, watch.launch.findings

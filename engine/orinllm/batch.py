@@ -1,0 +1,212 @@
+"""What the scheduler asks of a model: prompts chunk by chunk, and a token of many sequences.
+
+`FusedRunner` is the CUDA kernels, `SingleRunner` the general path, which has one sequence.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinllm.executor import Executor, Floats
+from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor
+from orinllm.sampling import Sampling, sample
+
+Words = NDArray[np.uint32]
+# Tokens of a prompt that the general path computes before it looks whether they are still wanted.
+_GENERAL_CHUNK = 128
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Natural logarithms of probabilities before any sampling: the token's, and the best ones'."""
+
+    own: float
+    best: tuple[tuple[int, float], ...]  # the most likely first
+
+
+@dataclass(frozen=True)
+class Draw:
+    """How a sequence's next token is drawn."""
+
+    sampling: Sampling
+    before: Sequence[int]  # prompt and answer so far
+    index: int  # of the token in its answer
+    mask: Callable[[], Words] | None = None  # a bit for each token that is allowed
+    top: int | None = None  # how many of `Logprobs.best`; None: no logarithms are wanted
+
+    @property
+    def on_device(self) -> bool:
+        """Say whether a token is all that is wanted: no mask, which comes late, and no logits."""
+        return self.mask is None and self.top is None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence's part of a step: its last token, where it is, and how the next one is drawn."""
+
+    token: int
+    position: int
+    pages: Sequence[int]
+    draw: Draw
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A new token; -1 where logits are no numbers, or a mask allows none."""
+
+    token: int
+    logprobs: Logprobs | None = None
+
+
+class Runner(Protocol):
+    """A model that several sequences share. Work is done in the order in which it was asked for."""
+
+    slots: int  # sequences of a step at most
+    chunk: int  # tokens that a `fill` takes in one go
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """Start keys and values of tokens[start:end] at their positions, in a sequence's pages."""
+        ...
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """Start a token of each row."""
+        ...
+
+    def collect(self) -> list[Drawn]:
+        """Wait for the tokens of the last `launch`."""
+        ...
+
+
+def draw(logits: Floats, how: Draw) -> Drawn:
+    """Draw a token from logits on the host."""
+    if not np.isfinite(logits.max()):
+        return Drawn(-1)
+    allowed = logits
+    if how.mask is not None:
+        bits = np.unpackbits(how.mask().view(np.uint8), bitorder="little")[: len(logits)]
+        if not bits.any():
+            return Drawn(-1)
+        allowed = np.where(bits.astype(bool), logits, np.float32(-np.inf))
+    token = sample(allowed, how.sampling, how.before, len(how.before))
+    return Drawn(token, None if how.top is None else logprobs(logits, token, how.top))
+
+
+def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
+    """Return a token's logarithm of probability, and the `top` best ones'."""
+    values = logits.astype(np.float64)
+    highest = values.max()
+    values -= highest + np.log(np.exp(values - highest).sum())
+    best = np.argpartition(-values, top - 1)[:top] if top else np.empty(0, np.int64)
+    best = best[np.lexsort((best, -values[best]))]
+    return Logprobs(float(values[token]), tuple((int(i), float(values[i])) for i in best))
+
+
+class FusedRunner:
+    """The fused kernels. `deterministic`: every step has the same shape, whoever takes part."""
+
+    def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
+        self._executor, self.chunk = executor, executor.chunk
+        self.slots = min(slots, SIZE_CLASSES[-1])
+        self._sizes = [size for size in SIZE_CLASSES if size < self.slots] + [
+            min(size for size in SIZE_CLASSES if size >= self.slots)
+        ]
+        if deterministic:
+            del self._sizes[:-1]
+        self._placed: dict[int, list[tuple[int, ...]]] = {}
+        self._draws: dict[int, list[_Held]] = {}  # by size: what each slot draws like
+        self._rows: list[Row] = []
+        self._decoder: Decoder | None = None
+
+    def warm(self) -> None:
+        """Compile what steps of every size need."""
+        for size in self._sizes:
+            decoder = self._executor.decoder(size)
+            decoder.sample(0, Sampling())
+            decoder.sample(0, None)
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Runner`."""
+        if end > start:
+            # The executor's own decoder of one sequence is placed anew with it.
+            self._placed.pop(1, None)
+            self._executor.place(pages)
+            self._executor.fill(tokens, start, end)
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """See `Runner`."""
+        size = min(size for size in self._sizes if size >= len(rows))
+        self._rows, self._decoder = list(rows), self._executor.decoder(size)
+        idle = size - len(rows)
+        pages = [tuple(row.pages) for row in rows] + [()] * idle
+        if self._placed.get(size) != pages:
+            self._decoder.place(pages)
+            self._placed[size] = pages
+        self._sample(self._decoder, self._draws.setdefault(size, [_Held()] * size))
+        tokens = [row.token for row in rows] + [0] * idle
+        self._decoder.step(tokens, [row.position for row in rows] + [-1] * idle)
+
+    def collect(self) -> list[Drawn]:
+        """See `Runner`."""
+        decoder = self._decoder
+        assert decoder is not None
+        tokens = decoder.tokens()
+        return [
+            Drawn(tokens[i]) if row.draw.on_device else draw(decoder.logits_of(i), row.draw)
+            for i, row in enumerate(self._rows)
+        ]
+
+    def _sample(self, decoder: Decoder, held: list["_Held"]) -> None:
+        """Tell the device how each slot draws; what needs logits or masks is drawn here."""
+        for slot, row in enumerate(self._rows):
+            draw, was = row.draw, held[slot]
+            how = draw.sampling if draw.on_device and not draw.sampling.greedy else None
+            if how != was.how:
+                decoder.sample(slot, how)
+            if how is not None and how.penalized:
+                goes_on = how == was.how and draw.before is was.text
+                if not goes_on or len(draw.before) != was.length + 1:
+                    decoder.remember(slot, draw.before)
+            held[slot] = _Held(how, draw.before, len(draw.before))
+        for slot in range(len(self._rows), decoder.sequences):
+            if held[slot].how is not None:
+                decoder.sample(slot, None)
+                held[slot] = _Held()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a slot of a decoder was last told: its sampling, and the text that it counts."""
+
+    how: Sampling | None = None
+    text: Sequence[int] = ()
+    length: int = 0
+
+
+class SingleRunner:
+    """The general path: one sequence, computed when it is waited for."""
+
+    slots, chunk = 1, _GENERAL_CHUNK
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._row: Row | None = None
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Runner`; there are no pages."""
+        self._executor.fill(tokens, start, end)
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """See `Runner`."""
+        (self._row,) = rows
+
+    def collect(self) -> list[Drawn]:
+        """See `Runner`."""
+        row = self._row
+        assert row is not None
+        self._executor.step(row.token, row.position)
+        if row.draw.on_device and row.draw.sampling.greedy:
+            return [Drawn(self._executor.token())]
+        return [draw(self._executor.logits(), row.draw)]

@@ -1,0 +1,442 @@
+"""Continuous batching: one thread that owns a model and shares it among all who ask.
+
+A turn takes the tokens of the step in flight, computes a piece of the prompts that wait, starts the
+next step of all that run, and only then, while the device works, hands the tokens out. So a long
+prompt delays others' tokens by a piece of it, a sequence begins and ends at any step, and nobody
+who listens slowly holds the device up.
+"""
+
+import threading
+import time
+import traceback
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orinllm.batch import Draw, Drawn, Logprobs, Row, Runner, Words
+from orinllm.cache import Lease, Store
+from orinllm.sampling import Sampling
+
+# Prompts of which a turn computes something, at most: each costs a pass over the weights.
+_PROMPTS = 4
+# Seconds after which a thread without work says that it is alive.
+_HEARTBEAT = 1.0
+
+
+class QueueFullError(Exception):
+    """Too many wait already. `seconds`: when it may be worth another try."""
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        super().__init__(f"{waiting} requests wait already")
+        self.waiting, self.seconds = waiting, seconds
+
+
+class ClosedError(Exception):
+    """The scheduler takes no more."""
+
+
+class Sink(Protocol):
+    """Who gets a sequence's tokens, in the scheduler's thread. Neither call may wait."""
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        """Take a token; True ends the answer here."""
+        ...
+
+    def end(self, reason: str, error: str | None) -> None:
+        """Learn that it is over: stop, length, cut or error; `error` says why for the last."""
+        ...
+
+
+class Constraint(Protocol):
+    """What an answer may look like."""
+
+    def words(self) -> Words:
+        """Return a bit for each token that is allowed now."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """Take the token that was drawn; True says that the answer is complete."""
+        ...
+
+
+class Watch(Protocol):
+    """Who counts."""
+
+    def began(self, sequence: "Sequence", waited: float) -> None:
+        """A sequence left the queue after so many seconds."""
+        ...
+
+    def token(self, sequence: "Sequence", gap: float, first: bool) -> None:
+        """A token came, `gap` seconds after the last one, or after the request."""
+        ...
+
+    def ended(self, sequence: "Sequence", reason: str, seconds: float) -> None:
+        """A sequence ended, so many seconds after it was asked for."""
+        ...
+
+    def preempted(self) -> None:
+        """A sequence gave its memory up and waits again."""
+        ...
+
+    def worked(self, phase: str, seconds: float) -> None:
+        """The device worked on `prefill` or `decode`."""
+        ...
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request for one answer.
+
+    ids: prompt, then prompt and answer so far. most: tokens of the answer at most.
+    client: whose turn it is in the queue. after: begins once that one's prompt is computed.
+    """
+
+    ids: list[int]
+    sampling: Sampling
+    most: int
+    end_ids: frozenset[int]
+    sink: Sink
+    constraint: Constraint | None = None
+    top: int | None = None
+    reuse: bool = True
+    client: str = ""
+    after: "Sequence | None" = None
+    n_prompt: int = field(init=False)
+    n_cached: int = 0
+    asked: float = field(default_factory=time.monotonic)
+    last: float = 0.0  # when its last token came
+    lease: Lease | None = None
+    filled: int = 0  # tokens whose keys and values are computed, or under way
+    began: bool = False
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.n_prompt = len(self.ids)
+
+    @property
+    def n_answer(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.ids) - self.n_prompt
+
+    @property
+    def ready(self) -> bool:
+        """Say whether all but its last token is computed."""
+        return self.filled >= len(self.ids) - 1
+
+
+class FairQueue:
+    """Who waits: each client's requests in order, clients in turns."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, deque[Sequence]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of.values()))
+
+    def push(self, sequence: Sequence) -> None:
+        """Append to a client's requests."""
+        self._of.setdefault(sequence.client, deque()).append(sequence)
+
+    def peek(self) -> Sequence | None:
+        """Return who is next."""
+        return next(iter(self._of.values()))[0] if self._of else None
+
+    def pop(self) -> None:
+        """Remove who is next; its client's other requests are behind all other clients'."""
+        client, waiting = self._of.popitem(last=False)
+        waiting.popleft()
+        if waiting:
+            self._of[client] = waiting
+
+    def remove(self, over: Callable[[Sequence], bool]) -> list[Sequence]:
+        """Remove and return all of a kind."""
+        gone = [s for waiting in self._of.values() for s in waiting if over(s)]
+        for client, waiting in list(self._of.items()):
+            kept = deque(s for s in waiting if not over(s))
+            if kept:
+                self._of[client] = kept
+            else:
+                del self._of[client]
+        return gone
+
+
+class Scheduler:
+    """Shares a runner and its memory.
+
+    queue: requests that may wait. `alive` is called from the thread while it gets on, `handed`
+    after the tokens of a turn went to their sinks, `failed` with one line if the thread ends by an
+    error.
+    """
+
+    def __init__(
+        self, runner: Runner, store: Store, watch: Watch, queue: int, reserve: bool = False
+    ) -> None:
+        self.runner, self.store = runner, store
+        self.alive: Callable[[], None] = lambda: None
+        self.handed: Callable[[], None] = lambda: None
+        self.failed: Callable[[str], None] = lambda why: None
+        self._watch, self._most_waiting, self._reserve = watch, queue, reserve
+        self._wake = threading.Condition()
+        self._waiting, self._again = FairQueue(), deque[Sequence]()
+        self._cancelled: list[Sequence] = []
+        self._cutting = self._closed = False
+        self._running: list[Sequence] = []  # the one that began last is last
+        self._flight: list[Sequence] = []
+        self._news: list[tuple[Sequence, int, Logprobs | None, str | None]] = []
+        self._mean_seconds = 1.0  # of a request
+        self._mark = 0.0  # when the last step ended, or work began
+        self._step_seconds = 0.0  # of a step without prompts, on average
+        self._filled = False  # prompts were computed since the last step
+        self._ended = False
+
+    @property
+    def running(self) -> int:
+        """Sequences that have memory."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have none."""
+        return len(self._waiting) + len(self._again)
+
+    def submit(self, sequences: list[Sequence]) -> None:
+        """Queue sequences, all or none; raises QueueFullError or ClosedError."""
+        with self._wake:
+            if self._closed:
+                raise ClosedError
+            free = self.runner.slots - len(self._running)
+            if self.waiting + len(sequences) > self._most_waiting + max(0, free):
+                turns = 1 + self.waiting // self.runner.slots
+                raise QueueFullError(self.waiting, max(1, round(turns * self._mean_seconds)))
+            for sequence in sequences:
+                self._waiting.push(sequence)
+            self._wake.notify()
+
+    def cancel(self, sequences: list[Sequence]) -> None:
+        """End sequences before the next step; their sinks hear nothing more."""
+        with self._wake:
+            self._cancelled += [sequence for sequence in sequences if not sequence.over]
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Take no more requests; those that were taken go on."""
+        with self._wake:
+            self._closed = True
+
+    def cut(self) -> None:
+        """End all that runs, with what it has, and all that waits."""
+        with self._wake:
+            self._closed = self._cutting = True
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Let `run` return, once all are over."""
+        with self._wake:
+            self._closed = self._ended = True
+            self._wake.notify()
+
+    def run(self) -> None:
+        """Work until `stop`: the one thread that touches the runner."""
+        try:
+            while not (self._ended and not self._busy()):
+                self.alive()
+                with self._wake:
+                    if not self._busy():
+                        self._wake.wait(_HEARTBEAT)
+                        self._mark = time.monotonic()
+                    cancelled, self._cancelled = self._cancelled, []
+                    cutting, self._cutting = self._cutting, False
+                    self._drop(cancelled)
+                    if cutting:
+                        self._cut()
+                    self._admit()
+                self._turn()
+        except Exception as error:
+            traceback.print_exc()
+            with self._wake:
+                self._closed = True
+                everyone = self._running + self._waiting.remove(lambda _: True) + list(self._again)
+            why = f"the engine failed: {type(error).__name__}: {error}"
+            for sequence in everyone:
+                sequence.sink.end("error", why)
+            self.handed()
+            self.failed(" ".join(why.split()))
+
+    def _busy(self) -> bool:
+        return bool(self._running or self._cancelled or self._cutting or self.waiting)
+
+    def _turn(self) -> None:
+        if self._flight:
+            self._collect()
+            self._count_time()
+        self._filled |= self._fill()
+        self._launch()
+        self._hand_out()
+
+    def _count_time(self) -> None:
+        """Tell prompts' time from tokens'.
+
+        The device is waited for once a turn, so a turn with a prompt is taken to be a step without
+        one, and the rest the prompt's.
+        """
+        now = time.monotonic()
+        passed, self._mark = now - self._mark, now
+        decode = min(passed, self._step_seconds or passed) if self._filled else passed
+        if not self._filled:
+            mean = self._step_seconds or passed
+            self._step_seconds = mean + 0.1 * (passed - mean)
+        self._filled = False
+        self._watch.worked("prefill", passed - decode)
+        self._watch.worked("decode", decode)
+
+    def _drop(self, cancelled: list[Sequence]) -> None:
+        for sequence in cancelled:
+            self._retire(sequence, "cancelled")
+        if cancelled:
+            self._waiting.remove(lambda s: s.over)
+            self._again = deque(s for s in self._again if not s.over)
+
+    def _cut(self) -> None:
+        waiting = self._waiting.remove(lambda _: True)
+        again, self._again = list(self._again), deque()
+        for sequence in [*self._running, *again, *waiting]:
+            self._finish(sequence, "cut")
+
+    def _retire(self, sequence: Sequence, reason: str) -> None:
+        """Note that a sequence is over."""
+        if not sequence.over:
+            sequence.over = True
+            self._release(sequence)
+            self._watch.ended(sequence, reason, time.monotonic() - sequence.asked)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take memory and slot from a sequence that needs no more steps."""
+        if sequence.lease is not None:
+            self.store.end(sequence.lease)
+            sequence.lease = None
+            self._running.remove(sequence)
+            self._mean_seconds += 0.1 * (time.monotonic() - sequence.asked - self._mean_seconds)
+
+    def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
+        self._retire(sequence, reason)
+        sequence.sink.end(reason, error)
+
+    def _admit(self) -> None:
+        """Give slots and memory to who waits, who was preempted first."""
+        while len(self._running) < self.runner.slots:
+            again = bool(self._again)
+            sequence = self._again[0] if again else self._waiting.peek()
+            if sequence is None:
+                return
+            first = sequence.after
+            if first is not None and not first.over and not first.ready:
+                return
+            tokens = sequence.n_prompt + sequence.most if self._reserve else len(sequence.ids)
+            lease = self.store.begin(sequence.ids, tokens, sequence.reuse and not self._reserve)
+            if lease is None:
+                return
+            # Who runs already gets the next page first.
+            if not self._reserve and self.store.free < len(self._running):
+                self.store.end(lease)
+                return
+            if again:
+                self._again.popleft()
+            else:
+                self._waiting.pop()
+            sequence.lease, sequence.filled = lease, lease.cached
+            self._running.append(sequence)
+            if not sequence.began:
+                sequence.began, sequence.n_cached = True, lease.cached
+                self._watch.began(sequence, time.monotonic() - sequence.asked)
+
+    def _collect(self) -> None:
+        flight, self._flight = self._flight, []
+        if all(sequence.over for sequence in flight):
+            return
+        for sequence, drawn in zip(flight, self.runner.collect(), strict=True):
+            if not sequence.over and sequence.lease is not None:
+                self._advance(sequence, drawn)
+
+    def _advance(self, sequence: Sequence, drawn: Drawn) -> None:
+        """Note a sequence's new token; it is handed out once the next step is under way."""
+        assert sequence.lease is not None
+        self.store.commit(sequence.lease, sequence.ids, sequence.filled)
+        if drawn.token < 0:
+            why = "the model's logits are no numbers"
+            if sequence.constraint is not None:
+                why = "no token fits the response_format or the tool's schema any more"
+            self._finish(sequence, "error", why)
+            return
+        done = sequence.constraint is not None and sequence.constraint.take(drawn.token)
+        if drawn.token in sequence.end_ids:
+            self._release(sequence)
+            self._news.append((sequence, -1, None, "stop"))
+            return
+        now = time.monotonic()
+        first = sequence.n_answer == 0
+        self._watch.token(sequence, now - (sequence.asked if first else sequence.last), first)
+        sequence.last = now
+        sequence.ids.append(drawn.token)
+        reason = "stop" if done else "length" if sequence.n_answer >= sequence.most else None
+        if reason:
+            self._release(sequence)
+        self._news.append((sequence, drawn.token, drawn.logprobs, reason))
+
+    def _fill(self) -> bool:
+        """Compute a piece of the prompts that wait for it; the one that began first is first."""
+        left, prompts = self.runner.chunk, 0
+        for sequence in self._running:
+            if sequence.ready or left <= 0 or prompts == _PROMPTS:
+                continue
+            end = min(sequence.filled + left, len(sequence.ids) - 1)
+            assert sequence.lease is not None
+            self.runner.fill(sequence.lease.pages, sequence.ids, sequence.filled, end)
+            left -= end - sequence.filled
+            prompts += 1
+            sequence.filled = end
+            self.store.commit(sequence.lease, sequence.ids, end)
+        return prompts > 0
+
+    def _launch(self) -> None:
+        """Start the next token of all whose prompt is computed and whose answer goes on."""
+        going = [sequence for sequence in self._running if sequence.ready]
+        for sequence in going:
+            self._make_room(sequence)
+        self._flight = [s for s in going if s.lease is not None]
+        if not self._flight:
+            return
+        rows = [self._row(sequence) for sequence in self._flight]
+        for sequence in self._flight:
+            sequence.filled = len(sequence.ids)
+        self.runner.launch(rows)
+
+    def _make_room(self, sequence: Sequence) -> None:
+        """Get a sequence the page for its next token, from the one that began last if need be."""
+        while sequence.lease is not None and not self.store.grow(sequence.lease, len(sequence.ids)):
+            newest = self._running.pop()
+            assert newest.lease is not None
+            self.store.end(newest.lease)
+            newest.lease, newest.filled = None, 0
+            self._again.appendleft(newest)
+            self._watch.preempted()
+
+    @staticmethod
+    def _row(sequence: Sequence) -> Row:
+        assert sequence.lease is not None
+        mask = sequence.constraint.words if sequence.constraint is not None else None
+        ids, index = sequence.ids, sequence.n_answer
+        how = Draw(sequence.sampling, ids, index, mask, sequence.top)
+        return Row(ids[-1], len(ids) - 1, sequence.lease.pages, how)
+
+    def _hand_out(self) -> None:
+        """Give the tokens of the last step to their sinks, while the device computes the next."""
+        news, self._news = self._news, []
+        for sequence, token, logprobs, reason in news:
+            if sequence.over:
+                continue
+            if token >= 0 and sequence.sink.take(token, logprobs):
+                reason = "stop"
+            if reason:
+                self._finish(sequence, reason)
+        self.handed()

@@ -1,0 +1,278 @@
+"""The application: which path does what."""
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from orinllm.errors import BadInput
+from orinllm.scheduler import Scheduler
+from orinllm.server import page
+from orinllm.server.answers import Answer
+from orinllm.server.engine import Engine
+from orinllm.server.errors import ApiError
+from orinllm.server.fields import parse_json
+from orinllm.server.jobs import Run, prepare_chat, prepare_completion, submit, tokens_of
+from orinllm.server.metrics import CONTENT_TYPE
+from orinllm.server.options import HttpOptions
+from orinllm.server.protocol import (
+    Common,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
+)
+from orinllm.server.security import Guard
+from orinllm.server.service import Service
+
+#: Bytes of a request at most: a context of 128k tokens is about 1 MB of text.
+MOST_BYTES = 8 << 20
+#: Seconds in which a request must be here.
+BODY_SECONDS = 30.0
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def make_app(service: Service, http: HttpOptions, model: str) -> Starlette:
+    """Return the application of a model that is called `model`."""
+    api = _Api(service, model)
+    table: dict[tuple[str, str], Handler] = {
+        ("POST", "/v1/chat/completions"): api.chat,
+        ("POST", "/v1/completions"): api.complete,
+        ("GET", "/v1/models"): api.models,
+        ("GET", "/v1/models/{name:path}"): api.model,
+        ("POST", "/tokenize"): api.tokenize,
+        ("POST", "/detokenize"): api.detokenize,
+        ("GET", "/health"): api.health,
+        ("GET", "/metrics"): api.metrics,
+        ("GET", "/"): api.page,
+    }
+    routes = [
+        Route(path, _counted(service, path, handler), methods=[method])
+        for (method, path), handler in table.items()
+    ]
+    guard = {"keys": http.keys, "hosts": (http.host, *http.allow_hosts)}
+    middleware = [Middleware(Guard, **guard, origins=http.allow_origins)]
+    if http.allow_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=list(http.allow_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
+        )
+        middleware.insert(0, cors)
+    return Starlette(
+        routes=routes,
+        middleware=middleware,
+        exception_handlers={HTTPException: _of_http, Exception: _of_bug},  # type: ignore[dict-item]
+    )
+
+
+async def _of_http(request: Request, error: HTTPException) -> Response:
+    path = request.url.path
+    messages = {
+        404: f"there is no {path}; /v1/chat/completions, /v1/completions and /v1/models are",
+        405: f"{request.method} is not what {path} takes",
+    }
+    message = messages.get(error.status_code, error.detail)
+    code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
+    return ApiError(error.status_code, message, code=code, headers=error.headers).response()
+
+
+async def _of_bug(request: Request, error: Exception) -> Response:
+    # Starlette raises it once more, and uvicorn writes it down.
+    return ApiError(500, "the server failed; its log says why", code="internal").response()
+
+
+def _counted(service: Service, path: str, handler: Handler) -> Handler:
+    """Return a handler whose answers are counted, and whose ApiErrors are answers."""
+
+    async def handle(request: Request) -> Response:
+        try:
+            response = await handler(request)
+        except ApiError as error:
+            response = error.response()
+        except ClientDisconnect:
+            response = Response(status_code=400)
+        service.metrics.requests.labels(path, str(response.status_code)).inc()
+        return response
+
+    return handle
+
+
+class _Events(Response):
+    """A stream of events that ends, with `close`, when its client goes away."""
+
+    def __init__(self, answer: Answer, close: Callable[[], None]) -> None:
+        self.status_code = 200
+        self._answer, self._close = answer, close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Proxies that collect a stream would hold it back.
+        headers = {"X-Accel-Buffering": "no"}
+        body = self._answer.stream()
+        inner = StreamingResponse(body, media_type="text/event-stream", headers=headers)
+        try:
+            await inner(scope, receive, send)
+        finally:
+            self._close()
+
+
+class _Api:
+    """What each path does."""
+
+    def __init__(self, service: Service, model: str) -> None:
+        self._service, self._model = service, model
+
+    async def chat(self, request: Request) -> Response:
+        asked = read_chat(await _json(request))
+        engine = self._engine(asked.common)
+        client = _client(request)
+        run = await asyncio.to_thread(prepare_chat, engine, asked, client, self._service.post)
+        answer = Answer(engine.tokenizer, asked.common, self._model, run, chat=True)
+        return await self._answer(request, engine, asked.common, run, answer)
+
+    async def complete(self, request: Request) -> Response:
+        asked = read_completion(await _json(request))
+        engine = self._engine(asked.common)
+        client = _client(request)
+        run = await asyncio.to_thread(prepare_completion, engine, asked, client, self._service.post)
+        answer = Answer(engine.tokenizer, asked.common, self._model, run, chat=False)
+        if asked.echo:
+            texts = [p if isinstance(p, str) else engine.tokenizer.decode(p) for p in asked.prompts]
+            answer.echo = [text for text in texts for _ in range(asked.common.n)]
+        return await self._answer(request, engine, asked.common, run, answer)
+
+    async def _answer(
+        self, request: Request, engine: Engine, common: Common, run: Run, answer: Answer
+    ) -> Response:
+        submit(engine, run)
+        if common.stream:
+            return _Events(answer, lambda: engine.scheduler.cancel(run.sequences))
+        return await _whole(request, engine.scheduler, run, answer)
+
+    def _engine(self, common: Common) -> Engine:
+        engine = self._service.engine
+        self._known(common.model)
+        return engine
+
+    def _known(self, name: str) -> None:
+        if name != self._model:
+            message = f"The model '{name}' does not exist; this server has '{self._model}'."
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        self._known(request.path_params["name"])
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        engine = self._service.engine
+        return {
+            "id": self._model,
+            "object": "model",
+            "created": engine.created,
+            "owned_by": "orinllm",
+            "max_model_len": engine.context,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = read_tokenize(await _json(request))
+        engine = self._service.engine
+        if isinstance(asked.prompt, str):
+            if asked.parse_special:
+                ids = engine.tokenizer.encode(asked.prompt, special=True)
+            else:
+                ids = tokens_of(engine, asked.prompt, asked.add_special)
+        elif engine.template is None:
+            raise ApiError(400, "this model has no chat template", param="messages")
+        else:
+            try:
+                ids = engine.template.encode(
+                    asked.prompt,
+                    tools=list(asked.tools) or None,
+                    add_generation_prompt=asked.add_generation_prompt,
+                )
+            except BadInput as error:
+                raise ApiError(400, str(error), param="messages") from None
+        count = {"count": len(ids), "max_model_len": engine.context}
+        return JSONResponse({"tokens": ids, **count})
+
+    async def detokenize(self, request: Request) -> Response:
+        tokens = read_detokenize(await _json(request))
+        engine = self._service.engine
+        tokens_of(engine, tokens)
+        return JSONResponse({"content": engine.tokenizer.decode(tokens, special=True)})
+
+    async def health(self, request: Request) -> Response:
+        scheduler = self._service.engine.scheduler
+        queue = {"running": scheduler.running, "waiting": scheduler.waiting}
+        return JSONResponse({"status": "ok", **queue})
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def page(self, request: Request) -> Response:
+        return page.render(self._model, secrets.token_urlsafe(16))
+
+
+async def _whole(request: Request, scheduler: Scheduler, run: Run, answer: Answer) -> Response:
+    """Wait for an answer, as long as its client does."""
+    done = asyncio.create_task(answer.whole())
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ClientDisconnect
+        return JSONResponse(done.result())
+    finally:
+        scheduler.cancel(run.sequences)
+        for task in (done, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, ApiError):
+                await task
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _client(request: Request) -> str:
+    """Return whose turn a request is: a key's, or an address's."""
+    key = request.headers.get("authorization") or request.headers.get("x-api-key")
+    return key or (request.client.host if request.client else "")
+
+
+async def _json(request: Request) -> Any:
+    """Read a body; raises ApiError for one that is too large, too slow, or no JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        message = f"Content-Type '{kind}' is not application/json"
+        raise ApiError(415, message, code="unsupported_media_type")
+    too_large = ApiError(413, f"a request has at most {MOST_BYTES} bytes", code="request_too_large")
+    if int(request.headers.get("content-length") or 0) > MOST_BYTES:
+        raise too_large
+    raw = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for piece in request.stream():
+                raw += piece
+                if len(raw) > MOST_BYTES:
+                    raise too_large
+    except TimeoutError:
+        why = f"the request was not here after {BODY_SECONDS:g} s"
+        raise ApiError(408, why, code="timeout", headers={"Connection": "close"}) from None
+    return parse_json(bytes(raw))

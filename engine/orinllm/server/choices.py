@@ -1,0 +1,202 @@
+"""From tokens to what a client sees: text, thoughts, calls, and where an answer ends.
+
+Sinks run in the scheduler's thread; what they find goes to the event loop, all of a turn at once.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from orinllm.answer import AnswerReader, Delta
+from orinllm.batch import Logprobs
+from orinllm.tokenizer import Tokenizer
+from orinllm.toolcalls import ToolCall
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a step added to a choice. finish: OpenAI's reason, at its end. error: why it failed."""
+
+    choice: int
+    delta: Delta = field(default_factory=Delta)
+    token: int = -1
+    logprobs: Logprobs | None = None
+    finish: str | None = None
+    error: str | None = None
+
+
+class Post:
+    """Carries events from the scheduler's thread to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._bag: list[tuple[asyncio.Queue[Event], Event]] = []
+
+    def put(self, queue: "asyncio.Queue[Event]", event: Event) -> None:
+        """Keep an event until `flush`."""
+        self._bag.append((queue, event))
+
+    def flush(self) -> None:
+        """Hand all events over."""
+        if self._bag and not self._loop.is_closed():
+            bag, self._bag = self._bag, []
+            self._loop.call_soon_threadsafe(_deliver, bag)
+
+
+def _deliver(bag: "list[tuple[asyncio.Queue[Event], Event]]") -> None:
+    for queue, event in bag:
+        queue.put_nowait(event)
+
+
+class StopTexts:
+    """Ends a text before the first of some texts, and shows nothing that may become one."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops, self._held = stops, ""
+        self._longest = max(map(len, stops), default=1) - 1
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Take more; return what can be shown, and whether a stop text came."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        at = min((i for stop in self._stops if (i := text.find(stop)) >= 0), default=-1)
+        if at >= 0:
+            self._held = ""
+            return text[:at], True
+        keep = next(
+            (n for n in range(min(self._longest, len(text)), 0, -1) if self._may(text, n)), 0
+        )
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep], False
+
+    def flush(self) -> str:
+        """Return what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _may(self, text: str, n: int) -> bool:
+        return any(stop.startswith(text[-n:]) for stop in self._stops)
+
+
+class Choice:
+    """One answer of a request, as a sink of the scheduler."""
+
+    def __init__(self, index: int, stops: tuple[str, ...], put: Callable[[Event], None]) -> None:
+        self.index = index
+        self._stops, self._put = StopTexts(stops), put
+        self._stopped = self._calls = self._any = False
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `Sink`."""
+        self._any = True
+        delta, enough = self._read(token)
+        content, self._stopped = self._stops.push(delta.content)
+        delta = Delta(content, delta.reasoning, delta.tool_calls)
+        self._calls |= bool(delta.tool_calls)
+        self._put(Event(self.index, delta, token, logprobs))
+        return self._stopped or enough
+
+    def end(self, reason: str, error: str | None) -> None:
+        """See `Sink`."""
+        if reason == "cut" and not self._any:
+            error = "the server is shutting down"
+        if error is not None:
+            self._put(Event(self.index, error=error))
+            return
+        rest = Delta()
+        if not self._stopped:
+            found = self._rest()
+            content, stopped = self._stops.push(found.content)
+            if not stopped:
+                content += self._stops.flush()
+            rest = Delta(content, found.reasoning, found.tool_calls)
+            self._calls |= bool(rest.tool_calls)
+        finish = "length" if reason in ("length", "cut") else "stop"
+        if self._calls and finish == "stop":
+            finish = "tool_calls"
+        self._put(Event(self.index, rest, finish=finish))
+
+    def _read(self, token: int) -> tuple[Delta, bool]:
+        """Return what a token adds, and whether that is enough."""
+        raise NotImplementedError
+
+    def _rest(self) -> Delta:
+        """Return what was held back when the answer ended."""
+        raise NotImplementedError
+
+
+class TextChoice(Choice):
+    """A text that goes on."""
+
+    def __init__(
+        self,
+        index: int,
+        stops: tuple[str, ...],
+        put: Callable[[Event], None],
+        tokenizer: Tokenizer,
+    ) -> None:
+        super().__init__(index, stops, put)
+        self._stream = tokenizer.stream()
+
+    def _read(self, token: int) -> tuple[Delta, bool]:
+        return Delta(self._stream.push(token)), False
+
+    def _rest(self) -> Delta:
+        return Delta(self._stream.flush())
+
+
+class ChatChoice(Choice):
+    """A chat's answer. one_call: the first call ends it."""
+
+    def __init__(
+        self,
+        index: int,
+        stops: tuple[str, ...],
+        put: Callable[[Event], None],
+        reader: AnswerReader,
+        one_call: bool,
+    ) -> None:
+        super().__init__(index, stops, put)
+        self._reader, self._one_call = reader, one_call
+
+    def _read(self, token: int) -> tuple[Delta, bool]:
+        return self._limited(self._reader.push(token))
+
+    def _rest(self) -> Delta:
+        if self._calls and self._one_call:
+            return Delta()
+        return self._limited(self._reader.flush())[0]
+
+    def _limited(self, delta: Delta) -> tuple[Delta, bool]:
+        if not self._one_call or not delta.tool_calls:
+            return delta, False
+        return Delta(delta.content, delta.reasoning, delta.tool_calls[:1]), True
+
+
+class CallChoice(Choice):
+    """A call that was asked for: JSON that a grammar keeps to the tool's schema.
+
+    name: the function, if the JSON is its arguments alone; else it is an object that says both.
+    """
+
+    def __init__(
+        self, index: int, put: Callable[[Event], None], tokenizer: Tokenizer, name: str | None
+    ) -> None:
+        super().__init__(index, (), put)
+        self._stream, self._text, self._name = tokenizer.stream(), "", name
+
+    def _read(self, token: int) -> tuple[Delta, bool]:
+        self._text += self._stream.push(token)
+        return Delta(), False
+
+    def _rest(self) -> Delta:
+        try:
+            value = json.loads(self._text + self._stream.flush())
+        except ValueError:  # it was cut off
+            return Delta()
+        name, arguments = self._name, value
+        if name is None:
+            name, arguments = value.pop("name"), next(iter(value.values()))
+        return Delta(tool_calls=(ToolCall(name, json.dumps(arguments, ensure_ascii=False)),))

@@ -1,0 +1,104 @@
+"""A loaded model and its scheduler: what requests become tokens with."""
+
+import time
+from dataclasses import dataclass, field
+
+from orinllm.batch import FusedRunner, Runner, SingleRunner
+from orinllm.cache import OneStore, PagedStore, Store
+from orinllm.device import free_memory
+from orinllm.errors import BadInput
+from orinllm.executor import Executor
+from orinllm.fused import SIZE_CLASSES, FusedExecutor
+from orinllm.grammar import Grammars
+from orinllm.launches.buffers import PAGE
+from orinllm.memory import pages_of, pages_that_fit
+from orinllm.model import Header
+from orinllm.network import Network, make_executor, open_device, plan_network
+from orinllm.plan import Plan
+from orinllm.scheduler import Scheduler, Watch
+from orinllm.server.options import EngineOptions
+from orinllm.template import ChatTemplate
+from orinllm.tokenizer import Tokenizer
+from orinllm.weights import Say, quiet
+
+_MOST_SLOTS = SIZE_CLASSES[-1]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model that answers."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    grammars: Grammars
+    scheduler: Scheduler
+    context: int  # tokens of prompt and answer
+    vocab_size: int  # logits
+    description: str  # one line
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
+
+
+def read_header(options: EngineOptions) -> tuple[Header, ChatTemplate | None]:
+    """Read a file and its template; raises BadInput, one line, for what cannot be served."""
+    header = Header.read(options.model, options.context)
+    if options.template is None:
+        return header, header.template
+    try:
+        source = options.template.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--chat-template {options.template}: {error}") from None
+    return header, ChatTemplate(source, header.tokenizer)
+
+
+def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
+    """Load a model; what raises is BadInput, or the device's own."""
+    header, template = read_header(options)
+    network = header.network
+    plan = plan_network(network, open_device(options.device))
+    pages = pages_of(network.context)
+    if plan.fused and not options.general:
+        pages = _pages(options, plan, network)
+    executor = make_executor(network, plan, options.general, say, pages)
+    runner, store = _shared(executor, options, pages, bool(network.config.layers))
+    say("vocabulary: prepared for grammars")
+    size = network.config.vocab_size
+    scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
+    return Engine(
+        header.tokenizer,
+        template,
+        Grammars(header.tokenizer, size),
+        scheduler,
+        network.context,
+        size,
+        f"{options.model.name}: {executor.name} path on {plan.device}, {runner.slots} "
+        f"slot{'s'[: runner.slots != 1]}, context of {network.context} tokens, {store.total} pages "
+        f"of {PAGE} tokens",
+    )
+
+
+def _shared(
+    executor: Executor, options: EngineOptions, pages: int, resumable: bool
+) -> tuple[Runner, Store]:
+    """Return what several sequences share an executor with."""
+    if not isinstance(executor, FusedExecutor):
+        if options.slots not in (None, 1):
+            raise BadInput(f"--slots {options.slots}: the general path has one")
+        return SingleRunner(executor), OneStore(executor.context, resumable)
+    runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
+    runner.warm()
+    return runner, PagedStore(pages)
+
+
+def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
+    """Return the pages that there is memory for, which sequences share as they need it.
+
+    One sequence's whole context at least, and no more than all slots' whole contexts.
+    """
+    slots = options.slots or _MOST_SLOTS
+    if slots > _MOST_SLOTS:
+        raise BadInput(f"--slots {slots}: at most {_MOST_SLOTS}")
+    one, free = pages_of(network.context), free_memory(plan.device)
+    if free is None:
+        return slots * one
+    room = int((free - plan.weight_bytes) * options.memory)
+    return max(one, min(slots * one, pages_that_fit(network.config, room)))

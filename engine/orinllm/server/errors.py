@@ -1,0 +1,67 @@
+"""Errors as OpenAI's API answers them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import JSONResponse
+
+
+class ApiError(Exception):
+    """A request that is refused, or failed."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error object."""
+        return {
+            "error": {
+                "message": self.message,
+                "type": _TYPES.get(self.status, _type(self.status)),
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def response(self) -> JSONResponse:
+        """Return the answer."""
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+_TYPES = {429: "rate_limit_error", 403: "permission_error"}
+
+
+def _type(status: int) -> str:
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def invalid(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    """Return what a wrong value of a field is answered with."""
+    return ApiError(400, f"{param}: {message}", param=param, code=code)
+
+
+def unsupported(param: str, message: str) -> ApiError:
+    """Return what a field that means something which cannot be done is answered with."""
+    return invalid(param, message, "unsupported_parameter")
+
+
+def context_exceeded(tokens: int, context: int, param: str) -> ApiError:
+    """Return what a prompt is answered with that leaves no room for an answer."""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {context} tokens. However, your prompt has "
+        f"{tokens} tokens, and at least one is needed for the answer.",
+        param=param,
+        code="context_length_exceeded",
+    )

@@ -1,0 +1,142 @@
+"""Reads a JSON object's fields, exactly: a field that nobody asked for is an error."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orinllm.server.errors import ApiError, invalid, unsupported
+
+
+class Fields:
+    """The fields of a request, or of an object in it (`where`). A null is as good as none."""
+
+    def __init__(self, body: Any, where: str = "") -> None:
+        self._where = where
+        if not isinstance(body, Mapping):
+            if not where:
+                raise ApiError(400, "the body is no JSON object", code="invalid_json")
+            raise invalid(where, f"{_kind(body)} where an object was expected")
+        self._body, self._read = body, set[str]()
+
+    def path(self, name: str) -> str:
+        """Return the name of a field as an error says it."""
+        return f"{self._where}.{name}" if self._where else name
+
+    def take(self, name: str) -> Any:
+        """Return a field's value as it is, None without one."""
+        self._read.add(name)
+        return self._body.get(name)
+
+    def need(self, name: str) -> Any:
+        """Return the value of a field that must be there."""
+        value = self.take(name)
+        if value is None:
+            message = "is missing"
+            raise invalid(self.path(name), message, "missing_required_parameter")
+        return value
+
+    def number(self, name: str, default: float, least: float, most: float) -> float:
+        """Return a number of a range."""
+        value = self.take(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise invalid(self.path(name), f"{_kind(value)} where a number was expected")
+        if not least <= value <= most:
+            raise invalid(self.path(name), f"{value} is not from {least:g} to {most:g}")
+        return float(value)
+
+    def integer(self, name: str, default: int, least: int, most: int) -> int:
+        """Return an integer of a range."""
+        return default if (v := self.optional_integer(name, least, most)) is None else v
+
+    def optional_integer(self, name: str, least: int, most: int) -> int | None:
+        """Return an integer of a range, or None."""
+        value = self.take(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise invalid(self.path(name), f"{_kind(value)} where an integer was expected")
+        if not least <= value <= most:
+            raise invalid(self.path(name), f"{value} is not from {least} to {most}")
+        return value
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """Return a boolean."""
+        value = self.take(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise invalid(self.path(name), f"{_kind(value)} where a boolean was expected")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """Return a string, or None."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, str):
+            raise invalid(self.path(name), f"{_kind(value)} where a string was expected")
+        return value
+
+    def need_text(self, name: str) -> str:
+        """Return a string that must be there."""
+        self.need(name)
+        text = self.text(name)
+        assert text is not None
+        return text
+
+    def choice(self, name: str, values: Sequence[str], default: str | None) -> str | None:
+        """Return one of several strings."""
+        value = self.text(name)
+        if value is not None and value not in values:
+            raise invalid(self.path(name), f"'{value}' is none of {', '.join(values)}")
+        return default if value is None else value
+
+    def sequence(self, name: str) -> Sequence[Any] | None:
+        """Return an array, or None."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, list):
+            raise invalid(self.path(name), f"{_kind(value)} where an array was expected")
+        return value
+
+    def mapping(self, name: str) -> Mapping[str, Any] | None:
+        """Return an object, or None."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, dict):
+            raise invalid(self.path(name), f"{_kind(value)} where an object was expected")
+        return value
+
+    def part(self, name: str) -> "Fields | None":
+        """Return an object's fields, or None."""
+        value = self.mapping(name)
+        return None if value is None else Fields(value, self.path(name))
+
+    def only(self, name: str, harmless: Sequence[Any], why: str) -> None:
+        """Refuse a field whose value asks for what cannot be done."""
+        value = self.take(name)
+        if value is not None and value not in harmless:
+            raise unsupported(self.path(name), why)
+
+    def done(self) -> None:
+        """Refuse fields that were not read."""
+        for name, value in self._body.items():
+            if name not in self._read and value is not None:
+                raise invalid(self.path(name), "unknown field", "unknown_parameter")
+
+
+def parse_json(raw: bytes) -> Any:
+    """Return what a body says; raises ApiError where it is no JSON."""
+    try:
+        return json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        why = "nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is no JSON: {why}", code="invalid_json") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _kind(value: Any) -> str:
+    kinds = ((bool, "a boolean"), (str, "a string"), (int | float, "a number"), (list, "an array"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "an object")

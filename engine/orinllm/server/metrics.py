@@ -1,0 +1,86 @@
+"""Figures of the server for Prometheus, in vLLM's and llama-server's terms."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from orinllm.scheduler import Scheduler, Sequence
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+# Seconds: vLLM's borders, of first tokens, of gaps and of whole requests.
+_FIRST = (0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_GAP = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
+_WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
+
+
+class Metrics:
+    """Counts what the scheduler tells, and asks it for the rest when somebody reads."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"orinllm_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"orinllm_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, borders: tuple[float, ...]) -> Histogram:
+            return Histogram(f"orinllm_{name}", text, buckets=borders, registry=registry)
+
+        self.requests = counter("requests", "HTTP requests by path and status.", "path", "status")
+        self._ended = counter("request_success", "Answers by what ended them.", "finished_reason")
+        self._prompt = counter("prompt_tokens", "Tokens of prompts, cached ones among them.")
+        self._cached = counter("prompt_tokens_cached", "Tokens of prompts found done already.")
+        self._queries = counter("prefix_cache_queries", "Tokens of prompts that were looked up.")
+        self._hits = counter("prefix_cache_hits", "Those of them that were found.")
+        self._said = counter("generation_tokens", "Tokens of answers.")
+        self._preempted = counter("num_preemptions", "Answers that waited for memory again.")
+        self._worked = counter("phase_seconds", "Time of the device by phase.", "phase")
+        self._first = histogram("time_to_first_token_seconds", "From request to token.", _FIRST)
+        self._gap = histogram("inter_token_latency_seconds", "Between an answer's tokens.", _GAP)
+        self._queued = histogram("request_queue_time_seconds", "Before work began.", _FIRST)
+        self._whole = histogram("e2e_request_latency_seconds", "From request to end.", _WHOLE)
+        self._running = gauge("num_requests_running", "Answers that have memory.")
+        self._waiting = gauge("num_requests_waiting", "Requests that wait for it.")
+        self._usage = gauge("kv_cache_usage_perc", "Share of pages in use, 0 to 1.")
+        for phase in ("prefill", "decode"):
+            self._worked.labels(phase)
+        for reason in ("stop", "length", "cut", "cancelled", "error"):
+            self._ended.labels(reason)
+
+    def watch(self, scheduler: Scheduler) -> None:
+        """Ask a scheduler from now on."""
+        self._running.set_function(lambda: scheduler.running)
+        self._waiting.set_function(lambda: scheduler.waiting)
+        self._usage.set_function(lambda: scheduler.store.used / scheduler.store.total)
+
+    def text(self) -> bytes:
+        """Return all in Prometheus' format."""
+        return generate_latest(self._registry)
+
+    def began(self, sequence: Sequence, waited: float) -> None:
+        """See `Watch`."""
+        self._queued.observe(waited)
+        self._prompt.inc(sequence.n_prompt)
+        self._queries.inc(sequence.n_prompt if sequence.reuse else 0)
+        self._hits.inc(sequence.n_cached)
+        self._cached.inc(sequence.n_cached)
+
+    def token(self, sequence: Sequence, gap: float, first: bool) -> None:
+        """See `Watch`."""
+        (self._first if first else self._gap).observe(gap)
+        self._said.inc()
+
+    def ended(self, sequence: Sequence, reason: str, seconds: float) -> None:
+        """See `Watch`."""
+        self._ended.labels(reason).inc()
+        self._whole.observe(seconds)
+
+    def preempted(self) -> None:
+        """See `Watch`."""
+        self._preempted.inc()
+
+    def worked(self, phase: str, seconds: float) -> None:
+        """See `Watch`."""
+        self._worked.labels(phase).inc(seconds)

@@ -1,0 +1,24 @@
+"""A page to talk to the model, for a person who opens `/`."""
+
+from functools import cache
+from pathlib import Path
+
+import jinja2
+from starlette.responses import HTMLResponse
+
+
+@cache
+def _template() -> jinja2.Template:
+    source = (Path(__file__).parent / "page.html").read_text()
+    return jinja2.Environment(autoescape=True).from_string(source)
+
+
+def render(model: str, nonce: str) -> HTMLResponse:
+    """Return the page; `nonce` marks its own script and style, and no other runs."""
+    policy = (
+        f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    text = _template().render(model=model, nonce=nonce)
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy})

@@ -1,0 +1,139 @@
+"""Who may ask: the right Host, no foreign Origin, a key, a body of a sane size."""
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from orinllm.errors import BadInput
+from orinllm.server.errors import ApiError
+
+#: Paths that need no key: who watches a server, and the page that asks for one.
+OPEN_PATHS = ("/health", "/")
+_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+]
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Return a file's keys, one a line; raises BadInput for none, or for one nobody can send."""
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
+        raise BadInput(f"--api-key-file {path}: {why}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise BadInput(f"--api-key-file {path}: holds no key; one a line was expected")
+    for number, key in enumerate(keys, 1):
+        if not re.fullmatch(r"[\x21-\x7e]+", key):
+            raise BadInput(f"--api-key-file {path}: key {number} has spaces or is not ASCII")
+    return tuple(keys)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine reaches an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Lets requests through that may come in, and answers the others."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+        origins: Sequence[str] = (),
+    ) -> None:
+        self._app = app
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in keys]
+        name = socket.gethostname().lower()
+        known = ("localhost", name, f"{name.split('.')[0]}.local", *map(str.lower, hosts))
+        self._hosts, self._origins = frozenset(known), frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_safely(message: "dict[str, object]") -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]  # type: ignore[misc]
+            await send(message)
+
+        try:
+            self._check(scope, Headers(scope=scope))
+        except ApiError as error:
+            await error.response()(scope, receive, send_safely)  # type: ignore[arg-type]
+            return
+        await self._app(scope, receive, send_safely)  # type: ignore[arg-type]
+
+    def _check(self, scope: Scope, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if not self._known_host(host):
+            # A page of another name that resolves to this machine (DNS rebinding) says its name.
+            raise ApiError(
+                403, f"Host '{host}' is not this server; --allow-host adds names", code="bad_host"
+            )
+        self._check_origin(scope, headers, host)
+        # A browser asks without a key whether it may ask.
+        if self._keys and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS":
+            self._check_key(headers)
+
+    def _known_host(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+        except ValueError:
+            return False
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _check_origin(self, scope: Scope, headers: Headers, host: str) -> None:
+        origin = headers.get("origin")
+        if origin is None:
+            foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            if not foreign or scope["method"] in ("GET", "HEAD"):
+                return
+        elif origin in (f"http://{host}", f"https://{host}") or self._origins & {origin, "*"}:
+            return
+        raise ApiError(
+            403,
+            f"Origin '{origin}' may not ask this server; --allow-origin adds origins",
+            code="bad_origin",
+        )
+
+    def _check_key(self, headers: Headers) -> None:
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = headers.get("x-api-key", "")
+        digest = hashlib.sha256(given.strip().encode()).digest()
+        # All are compared, so that time says nothing.
+        if not sum([hmac.compare_digest(digest, key) for key in self._keys]):
+            message = "Incorrect API key provided." if given else "You didn't provide an API key."
+            raise ApiError(
+                401,
+                f"{message} Send it as Authorization: Bearer KEY.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )

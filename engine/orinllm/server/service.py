@@ -1,0 +1,101 @@
+"""The model's thread, and how it is: loading, ready, failed."""
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Callable
+
+from orinllm.errors import BadInput
+from orinllm.scheduler import Watch
+from orinllm.server.choices import Post
+from orinllm.server.engine import Engine
+from orinllm.server.errors import ApiError
+from orinllm.server.jobs import stopping
+from orinllm.server.metrics import Metrics
+from orinllm.server.notify import Notifier
+
+# Seconds after which somebody who came while the model loads may try again.
+_RETRY_SECONDS = 5
+
+
+class Service:
+    """Loads a model in a thread of its own, which then is its scheduler's.
+
+    `loaded` and `failed` (one line, and whether the user caused it) are called in the event loop.
+    """
+
+    def __init__(self, load: Callable[[Watch], Engine], notifier: Notifier) -> None:
+        self.metrics, self.notifier = Metrics(), notifier
+        self.loaded: Callable[[Engine], None] = lambda engine: None
+        self.failed: Callable[[str, bool], None] = lambda why, mendable: None
+        self._load = load
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._post: Post | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._work, name="scheduler", daemon=True)
+
+    def start(self) -> None:
+        """Begin to load; called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._post = Post(self._loop)
+        self._thread.start()
+
+    @property
+    def post(self) -> Post:
+        """What carries tokens to the event loop."""
+        assert self._post is not None
+        return self._post
+
+    @property
+    def engine(self) -> Engine:
+        """The model; raises ApiError while there is none."""
+        if self._stopping:
+            raise stopping()
+        if self._engine is None:
+            raise ApiError(
+                503,
+                "the model is loading",
+                code="loading",
+                headers={"Retry-After": str(_RETRY_SECONDS)},
+            )
+        return self._engine
+
+    def stop(self, grace: float) -> None:
+        """Take no more requests; cut off after `grace` seconds what still runs."""
+        assert self._loop is not None
+        self._stopping = True
+        if self._engine is not None:
+            self._engine.scheduler.close()
+            self._loop.call_later(grace, self._engine.scheduler.cut)
+
+    def join(self, seconds: float) -> bool:
+        """Wait for the thread; say whether it ended."""
+        if self._engine is not None:
+            self._engine.scheduler.stop()
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        try:
+            engine = self._load(self.metrics)
+        except BadInput as error:
+            self._tell(self.failed, str(error), True)
+            return
+        except Exception as error:  # each device raises what its libraries do
+            traceback.print_exc()
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            self._tell(self.failed, f"the model does not load: {why}", False)
+            return
+        scheduler = engine.scheduler
+        scheduler.alive, scheduler.handed = self.notifier.alive, self.post.flush
+        scheduler.failed = lambda why: self._tell(self.failed, why, False)
+        self.metrics.watch(scheduler)
+        self._engine = engine
+        self._tell(self.loaded, engine)
+        scheduler.run()
+
+    def _tell(self, call: Callable[..., None], *values: object) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *values)

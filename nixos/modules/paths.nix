@@ -1,0 +1,36 @@
+# What a path of an option has to be: a file of the board, named from the root, that systemd can be told.
+{ lib }:
+rec {
+  inStore = path: lib.hasPrefix builtins.storeDir (toString path);
+  # systemd splits at spaces and colons, and takes % and \ for its own.
+  plain = path: builtins.match "/[^[:space:]:%\\\"']*" (toString path) != null;
+
+  # One assertion for a file outside the store; null is no file. `example` is one that is right.
+  file =
+    {
+      host,
+      option,
+      path,
+      why,
+      example,
+    }:
+    let
+      given = toString path;
+      said = ''host ${host}: ${option} = "${given}"'';
+    in
+    {
+      assertion = path == null || plain path && !inStore path;
+      message =
+        if inStore path then
+          ''
+            host ${host}: ${option} is in the Nix store (${given}), ${why}.
+            Write it as a string that names a file on the board, as in `${option} = "${example}"`.''
+        else if !lib.hasPrefix "/" given then
+          ''
+            ${said} is no absolute path. Write it from the root, as in "${example}".''
+        else
+          ''
+            ${said} holds a space, a quote, or one of : % \, which systemd
+            reads as its own. Rename the file, as in "${example}".'';
+    };
+}

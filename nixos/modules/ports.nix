@@ -1,0 +1,32 @@
+# Every port of our services, so that no two of them get the same one.
+{ config, lib, ... }:
+let
+  cfg = config.orin.ports;
+  host = config.networking.hostName;
+  options = lib.groupBy (option: toString cfg.${option}) (lib.attrNames cfg);
+  twice = lib.filterAttrs (_: names: lib.length names > 1) options;
+in
+{
+  options.orin.ports = lib.mkOption {
+    type = lib.types.attrsOf lib.types.port;
+    default = { };
+    internal = true;
+    description = "The ports of all services that are on, by the option that sets each. The modules set it.";
+  };
+
+  config = {
+    orin.ports = lib.optionalAttrs config.services.openssh.enable (
+      lib.listToAttrs (
+        lib.imap0 (
+          n: port: lib.nameValuePair "services.openssh.ports.[${toString n}]" port
+        ) config.services.openssh.ports
+      )
+    );
+    assertions = lib.mapAttrsToList (port: names: {
+      assertion = false;
+      message = ''
+        host ${host}: ${lib.concatStringsSep " and " names} are both ${port}. Give one of them another port,
+        as in `${lib.head names} = ${toString (lib.toInt port + 1)}`.'';
+    }) twice;
+  };
+}

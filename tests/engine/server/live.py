@@ -1,0 +1,168 @@
+"""Servers for tests: one in this process around any engine, and the command as a user starts it."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import uvicorn
+
+from orinllm.scheduler import Watch
+from orinllm.server.app import make_app
+from orinllm.server.engine import Engine
+from orinllm.server.notify import Notifier
+from orinllm.server.options import HttpOptions
+from orinllm.server.run import Patient
+from orinllm.server.service import Service
+
+#: Seconds that a test waits for what must come.
+PATIENCE = 60.0
+
+
+@dataclass
+class Live:
+    """A server in this process."""
+
+    url: str
+    service: Service
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def engine(self) -> Engine:
+        return self.service.engine
+
+    def client(self) -> openai.OpenAI:
+        return client(self.url)
+
+    def metric(self, name: str) -> float:
+        return metric(self.url, name)
+
+
+def client(url: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=PATIENCE)
+
+
+def metric(url: str, name: str) -> float:
+    """Return the sum of a metric's samples; `name` may have labels."""
+    text = httpx.get(f"{url}/metrics").text
+    values = re.findall(rf"^{re.escape(name)}(?:{{[^}}]*}})? (\S+)$", text, re.MULTILINE)
+    return sum(map(float, values))
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.01)
+
+
+@contextmanager
+def live(load: Callable[[Watch], Engine], **options: Any) -> Iterator[Live]:
+    """Serve an engine on a thread's event loop."""
+    http = HttpOptions(**options)
+    ready, failures = threading.Event(), list[str]()
+    service = Service(load, Notifier())
+
+    def failed(why: str, mendable: bool) -> None:
+        failures.append(why)
+        ready.set()
+
+    service.loaded = lambda engine: ready.set()
+    service.failed = failed
+    config = uvicorn.Config(
+        make_app(service, http, "test"),
+        port=0,
+        http=Patient,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        timeout_graceful_shutdown=5,
+    )
+    server = uvicorn.Server(config)
+
+    async def run() -> None:
+        service.start()
+        await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    wait_until(lambda: server.started, "the server")
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Live(f"http://127.0.0.1:{port}", service, failures)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert service.join(PATIENCE), "the scheduler's thread did not end"
+
+
+@dataclass
+class Started:
+    """`orinllm serve` as a process of its own."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: Path
+
+    def client(self, key: str = "none") -> openai.OpenAI:
+        return client(self.url, key)
+
+
+@contextmanager
+def command(
+    model: Path,
+    log: Path,
+    *flags: str,
+    environment: dict[str, str] | None = None,
+    wait: bool = True,
+) -> Iterator[Started]:
+    """Start the command on a free port; wait until it is ready."""
+    started = start(model, log, *flags, environment=environment)
+    try:
+        if wait:
+            wait_until(lambda: health(started) == 200, "the model")
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+
+
+def start(
+    model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None
+) -> Started:
+    line = [sys.executable, "-m", "orinllm.cli", "serve", str(model), "--device", "CPU"]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*line, "--port", "0", *flags],
+            stderr=out,
+            stdout=out,
+            text=True,
+            env={**os.environ, **(environment or {})},
+        )
+    found: Sequence[str] = ()
+
+    def listens() -> bool:
+        nonlocal found
+        found = re.findall(r"(http://[^/\s]+:\d+)/health", log.read_text())
+        return bool(found) or process.poll() is not None
+
+    wait_until(listens, "the address")
+    return Started(process, found[0] if found else "", log)
+
+
+def health(started: Started) -> int:
+    assert started.process.poll() is None, started.log.read_text()
+    try:
+        return httpx.get(f"{started.url}/health").status_code
+    except httpx.TransportError:
+        return 0

@@ -1,0 +1,289 @@
+"""The scheduler and its pages, on a toy that notices every wrong page."""
+
+import random
+import threading
+from dataclasses import dataclass, field, replace
+
+import pytest
+from tests.engine.server.live import wait_until
+from tests.engine.server.toy import NoWatch, ToyRunner, toy_logits
+
+from orinllm.batch import Draw, Logprobs, draw
+from orinllm.cache import OneStore, PagedStore
+from orinllm.launches.buffers import PAGE
+from orinllm.sampling import Sampling
+from orinllm.scheduler import ClosedError, QueueFullError, Scheduler, Sequence
+
+VOCABULARY = 32000
+GREEDY = Sampling(temperature=0)
+SEEDED = Sampling(temperature=1.2, top_k=0, top_p=1, min_p=0, seed=7)
+
+
+@dataclass
+class Ear:
+    """A sink that keeps what it hears. hold: tokens after which it stops the scheduler's thread."""
+
+    heard: list[int] = field(default_factory=list)
+    reason: str = ""
+    error: str | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        self.heard.append(token)
+        return False
+
+    def end(self, reason: str, error: str | None) -> None:
+        self.reason, self.error = reason, error
+        self.done.set()
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(VOCABULARY), k=length)
+
+
+def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
+    """Return what the toy says when nobody else is there."""
+    ids, answer = list(ids), list[int]()
+    for index in range(most):
+        drawn = draw(toy_logits(ids, VOCABULARY), Draw(sampling, ids, index))
+        ids.append(drawn.token)
+        answer.append(drawn.token)
+    return answer
+
+
+def job(ids: list[int], most: int, sampling: Sampling = GREEDY, **more: object) -> Sequence:
+    return Sequence(list(ids), sampling, most, frozenset(), Ear(), **more)  # type: ignore[arg-type]
+
+
+def ear(sequence: Sequence) -> Ear:
+    assert isinstance(sequence.sink, Ear)
+    return sequence.sink
+
+
+def wait(*jobs: Sequence) -> None:
+    for one in jobs:
+        assert ear(one).done.wait(60), "an answer did not end"
+
+
+class Running:
+    """A scheduler on its thread."""
+
+    def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
+        self.runner, self.store = runner, PagedStore(runner.pages)
+        self.preemptions = 0
+        watch = NoWatch()
+        watch.preempted = self._count  # type: ignore[method-assign]
+        self.scheduler = Scheduler(runner, self.store, watch, queue, reserve)
+        self._thread = threading.Thread(target=self.scheduler.run, daemon=True)
+
+    def _count(self) -> None:
+        self.preemptions += 1
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.scheduler.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+def runner(slots: int = 4, pages: int = 64) -> ToyRunner:
+    return ToyRunner(slots, pages, VOCABULARY)
+
+
+@pytest.mark.parametrize("together", [2, 8, 32])
+def test_answers_are_those_that_each_gives_alone(together: int) -> None:
+    """Slots, chunks of prompts, prefixes and queueing change no token."""
+    lengths = [1, 2, 64, 65, 130, 300, 17, 129]
+    jobs = [
+        job(prompt(i % 5, lengths[i % 8]), 20 + i, replace(SEEDED, seed=i) if i % 2 else GREEDY)
+        for i in range(together)
+    ]
+    with Running(runner(slots=8, pages=80)) as it:
+        for one in jobs:
+            it.scheduler.submit([one])
+        wait(*jobs)
+        for i, one in enumerate(jobs):
+            assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, 20 + i)
+            assert ear(one).reason == "length"
+        assert it.runner.widest == min(together, 8)
+        assert it.store.used == 0
+
+
+def test_memory_that_runs_out_preempts_who_came_last() -> None:
+    """Answers that need three times the pages all come, as each alone; none fails."""
+    jobs = [job(prompt(i, 60), 100, replace(SEEDED, seed=i)) for i in range(6)]
+    with Running(runner(slots=6, pages=6)) as it:
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        assert it.preemptions > 0
+        assert it.runner.widest > 1
+        for one in jobs:
+            assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, 100)
+        assert it.store.used == 0
+    with Running(runner(slots=6, pages=8), reserve=True) as it:
+        jobs = [job(prompt(i, 60), 300) for i in range(3)]
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        assert (it.preemptions, it.runner.widest) == (0, 1)
+
+
+def test_a_beginning_that_is_known_is_not_computed_again() -> None:
+    system = prompt(1, 200)
+    first, second = job([*system, 5, 6, 7], 70), job([*system, 9], 4)
+    with Running(runner()) as it:
+        it.scheduler.submit([first])
+        wait(first)
+        assert (first.n_cached, it.runner.computed) == (0, 202)
+        it.scheduler.submit([second])
+        wait(second)
+        assert second.n_cached == 3 * PAGE
+        assert it.runner.computed == 202 + 200 - 3 * PAGE
+        # A chat that grows finds the answer, too.
+        longer = job([*first.ids, 11, 12], 4)
+        it.scheduler.submit([longer])
+        wait(longer)
+        assert longer.n_cached == (203 + 70 - 1) // PAGE * PAGE
+        assert ear(longer).heard == alone([*first.ids, 11, 12], GREEDY, 4)
+        fresh = job([*system, 9], 4, reuse=False)
+        it.scheduler.submit([fresh])
+        wait(fresh)
+        assert fresh.n_cached == 0
+        assert ear(fresh).heard == ear(second).heard
+
+
+def test_what_is_known_makes_room_the_oldest_first() -> None:
+    old, new, large = job(prompt(1, 129), 1), job(prompt(2, 129), 1), job(prompt(3, 350), 1)
+    with Running(runner(pages=8)) as it:
+        for one in (old, new, large):
+            it.scheduler.submit([one])
+            wait(one)
+        again = [job(prompt(2, 129), 1), job(prompt(1, 129), 1)]
+        for one in again:
+            it.scheduler.submit([one])
+            wait(one)
+    assert [one.n_cached for one in again] == [2 * PAGE, 0]
+
+
+def test_choices_share_their_prompt() -> None:
+    ids = prompt(1, 130)
+    first = job(ids, 5, replace(SEEDED, seed=1))
+    others = [job(ids, 5, replace(SEEDED, seed=s), after=first) for s in (2, 3)]
+    with Running(runner()) as it:
+        it.scheduler.submit([first, *others])
+        wait(first, *others)
+        assert it.runner.computed == 129 + 2 * (129 - 128)
+        assert it.runner.widest == 3
+    for one in (first, *others):
+        assert ear(one).heard == alone(ids, one.sampling, 5)
+
+
+def test_a_cancelled_answer_frees_its_slot_within_a_step() -> None:
+    it = Running(runner(slots=1))
+    it.runner.step_seconds = 0.02
+    endless, waiting = job(prompt(1, 9), 10**6), job(prompt(2, 9), 3)
+    with it:
+        it.scheduler.submit([endless])
+        it.scheduler.submit([waiting])
+        wait_until(lambda: len(ear(endless).heard) > 2, "a token")
+        steps = it.runner.steps
+        it.scheduler.cancel([endless])
+        wait_until(lambda: it.scheduler.running == 1 and waiting.lease is not None, "the other")
+        # The step under way, and perhaps one that began while we asked.
+        assert it.runner.steps - steps <= 2
+        wait(waiting)
+    assert not ear(endless).done.is_set()
+    assert ear(waiting).heard == alone(waiting.ids[:9], GREEDY, 3)
+
+
+def test_a_long_prompt_does_not_stop_others() -> None:
+    """Between two pieces of a prompt all that run get a token."""
+    talker, long = job(prompt(1, 5), 10**6), job(prompt(2, 128 * 12), 1)
+    it = Running(runner(pages=64))
+    with it:
+        it.scheduler.submit([talker])
+        wait_until(lambda: len(ear(talker).heard) > 2, "a token")
+        before = len(ear(talker).heard)
+        it.scheduler.submit([long])
+        wait(long)
+        assert len(ear(talker).heard) - before >= 11
+        it.scheduler.cancel([talker])
+
+
+def test_the_queue_is_fair_and_ends() -> None:
+    it = Running(runner(slots=1), queue=5)
+    it.runner.step_seconds = 0.005
+    running = job(prompt(0, 5), 10**6)
+    greedy = [job(prompt(i, 5), 2, client="many") for i in range(4)]
+    modest = job(prompt(9, 5), 2, client="one")
+    with it:
+        it.scheduler.submit([running])
+        wait_until(lambda: running.lease is not None, "the first")
+        it.scheduler.submit(greedy)
+        it.scheduler.submit([modest])
+        with pytest.raises(QueueFullError) as full:
+            it.scheduler.submit([job([1], 1)])
+        assert (full.value.waiting, full.value.seconds >= 1) == (5, True)
+        it.scheduler.cancel([running])
+        wait(modest)
+        assert sum(ear(one).done.is_set() for one in greedy) <= 2
+        wait(*greedy)
+
+
+def test_cut_ends_with_what_there_is() -> None:
+    it = Running(runner(slots=1))
+    talker, waiting = job(prompt(1, 5), 10**6), job(prompt(2, 5), 5)
+    with it:
+        it.scheduler.submit([talker])
+        it.scheduler.submit([waiting])
+        wait_until(lambda: len(ear(talker).heard) > 2, "a token")
+        it.scheduler.cut()
+        wait(talker, waiting)
+        with pytest.raises(ClosedError):
+            it.scheduler.submit([job([1], 1)])
+    assert (ear(talker).reason, ear(waiting).reason, ear(waiting).heard) == ("cut", "cut", [])
+
+
+def test_an_engine_that_fails_tells_everyone(capsys: pytest.CaptureFixture[str]) -> None:
+    it, failures = Running(runner(slots=1)), list[str]()
+    it.scheduler.failed = failures.append
+
+    def broken(rows: object) -> None:
+        raise OSError("the device is gone")
+
+    it.runner.launch = broken  # type: ignore[method-assign]
+    jobs = [job(prompt(1, 5), 5), job(prompt(2, 5), 5)]
+    with it:
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+    assert failures == ["the engine failed: OSError: the device is gone"]
+    assert {(ear(one).reason, ear(one).error) for one in jobs} == {("error", failures[0])}
+    assert "the device is gone" in capsys.readouterr().err
+
+
+def test_one_sequence_keeps_what_it_held() -> None:
+    store = OneStore(100)
+    first = store.begin([1, 2, 3, 4], 4)
+    assert first is not None and first.cached == 0
+    assert store.begin([1], 1) is None
+    store.commit(first, [1, 2, 3, 4, 5], 5)
+    store.end(first)
+    second = store.begin([1, 2, 3, 9], 4)
+    assert second is not None and second.cached == 3
+    store.end(second)
+    # What was written over is forgotten, even if the request never ran.
+    third = store.begin([1, 2, 3, 4, 5], 5)
+    assert third is not None and third.cached == 3
+    store.end(third)
+    recurrent = OneStore(100, resumable=False)
+    lease = recurrent.begin([1, 2], 2)
+    assert lease is not None
+    recurrent.commit(lease, [1, 2, 3], 3)
+    recurrent.end(lease)
+    longer = recurrent.begin([1, 2, 3, 4], 4)
+    assert longer is not None and longer.cached == 3
+    recurrent.end(longer)
+    other = recurrent.begin([1, 2, 5], 3)
+    assert other is not None and other.cached == 0

@@ -1,0 +1,132 @@
+"""A model without a network: its next token is a hash of all tokens before.
+
+It keeps each token in the page and place that the scheduler gives it, and reads them back from
+there: a page that was given away too early, or that holds something else, changes the answer.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from tests.engine.models import smollm2
+
+from orinllm.batch import Drawn, Row, draw
+from orinllm.cache import PagedStore
+from orinllm.executor import Floats
+from orinllm.grammar import Grammars
+from orinllm.launches.buffers import PAGE
+from orinllm.model import Header
+from orinllm.scheduler import Scheduler, Watch
+from orinllm.server.engine import Engine
+from orinllm.template import ChatTemplate
+
+#: How many tokens have a chance at all.
+CANDIDATES = 24
+
+
+def toy_logits(tokens: Sequence[int], vocabulary: int) -> Floats:
+    """Return the toy's logits after some tokens."""
+    seed = hashlib.blake2b(np.array(tokens, np.int64).tobytes(), digest_size=8).digest()
+    random = np.random.default_rng(int.from_bytes(seed, "little"))
+    logits = np.full(vocabulary, -40, np.float32)
+    # Not the first tokens of the vocabulary: they are control tokens.
+    logits[random.integers(300, 20000, CANDIDATES)] = random.normal(size=CANDIDATES)
+    return logits
+
+
+@dataclass
+class ToyRunner:
+    """`Runner` of the toy. script: tokens of the answer, whatever the prompt, if there are any."""
+
+    slots: int
+    pages: int
+    vocabulary: int
+    chunk: int = 128
+    step_seconds: float = 0.0
+    script: Callable[[int], int] | None = None
+    computed: int = 0  # tokens of prompts
+    steps: int = 0
+    widest: int = 0  # most rows of a step
+    _cells: list[int] = field(default_factory=list)
+    _drawn: list[Drawn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._cells = [-1] * (self.pages * PAGE)
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        assert end - start <= self.chunk
+        for position in range(start, end):
+            self._cells[pages[position // PAGE] * PAGE + position % PAGE] = tokens[position]
+        self.computed += end - start
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        assert 0 < len(rows) <= self.slots
+        self.steps += 1
+        self.widest = max(self.widest, len(rows))
+        self._drawn = [self._token(row) for row in rows]
+
+    def collect(self) -> list[Drawn]:
+        time.sleep(self.step_seconds)
+        return self._drawn
+
+    def _token(self, row: Row) -> Drawn:
+        self._cells[row.pages[row.position // PAGE] * PAGE + row.position % PAGE] = row.token
+        if self.script is not None:
+            return Drawn(self.script(row.draw.index))
+        held = [
+            self._cells[row.pages[i // PAGE] * PAGE + i % PAGE] for i in range(row.position + 1)
+        ]
+        return draw(toy_logits(held, self.vocabulary), row.draw)
+
+
+class NoWatch:
+    """`Watch` that counts nothing."""
+
+    def began(self, sequence: object, waited: float) -> None: ...
+    def token(self, sequence: object, gap: float, first: bool) -> None: ...
+    def ended(self, sequence: object, reason: str, seconds: float) -> None: ...
+    def preempted(self) -> None: ...
+    def worked(self, phase: str, seconds: float) -> None: ...
+
+
+HEADER: list[Header] = []
+
+
+def header() -> Header:
+    """The words of SmolLM2, which the toy speaks."""
+    if not HEADER:
+        HEADER.append(Header.read(smollm2(), 2048))
+    return HEADER[0]
+
+
+def toy(
+    slots: int = 4,
+    pages: int = 256,
+    context: int = 2048,
+    queue: int = 64,
+    *,
+    script: Sequence[int] | None = None,
+    template: str | None = None,
+    step_seconds: float = 0.0,
+    reserve: bool = False,
+) -> Callable[[Watch], Engine]:
+    """Return what makes an engine of the toy."""
+    words = header()
+    ends = sorted(words.tokenizer.end_ids)
+
+    def said(index: int) -> int:
+        assert script is not None
+        return script[index] if index < len(script) else ends[0]
+
+    def load(watch: Watch) -> Engine:
+        size = words.network.config.vocab_size
+        runner = ToyRunner(slots, pages, size, step_seconds=step_seconds)
+        runner.script = None if script is None else said
+        scheduler = Scheduler(runner, PagedStore(pages), watch, queue, reserve)
+        chat = words.template if template is None else ChatTemplate(template, words.tokenizer)
+        grammars = Grammars(words.tokenizer, size)
+        return Engine(words.tokenizer, chat, grammars, scheduler, context, size, "a toy")
+
+    return load

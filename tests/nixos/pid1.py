@@ -1,0 +1,272 @@
+"""A real systemd as PID 1 in namespaces of this machine, with the units of an evaluated host.
+
+No virtual machine, so no KVM: `unshare` gives processes, mounts, network, host name and control
+groups of their own, `pid1.sh` a root folder. Programs of the Nix store are stand-ins under the
+paths that the units name; systemd and the units are the real ones.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.nixos.recorded import STORE
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SYSTEMD = Path("/usr/lib/systemd/systemd")
+#: Units of systemd's own that ours order themselves by.
+TARGETS = ("basic", "local-fs", "multi-user", "network", "network-online", "paths", "shutdown")
+MORE_TARGETS = ("slices", "sockets", "swap", "sysinit", "timers", "umount")
+JOURNAL = ("systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket")
+#: What node_exporter asks systemd through.
+BUS = ("dbus.service", "dbus.socket")
+#: Where the stand-ins find this checkout and its Python: units hide /root and /home.
+PYTHON, CHECKOUT, PACKAGES = "/opt/python", "/opt/checkout", "/opt/packages"
+ROOMS = ("benchmarks", "engine", "simulator", "telemetry")
+_USERS = ("messagebus",)
+_GROUPS = ("systemd-journal", "video", "render", "adm", "utmp", "tty")
+
+
+def refusal() -> str | None:
+    """Why this machine cannot do it, in one line, or None."""
+    if sys.platform != "linux" or not SYSTEMD.exists():
+        return f"no systemd here ({SYSTEMD}): apt-get install systemd"
+    if os.geteuid() != 0:
+        return "a systemd of one's own needs root: run pytest as root"
+    missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
+    if missing:
+        return f"{', '.join(missing)}: not here: apt-get install util-linux iproute2"
+    if _cgroups() is None:
+        return "no control groups of version 2 are mounted here"
+    probe = subprocess.run(
+        ["unshare", *_NAMESPACES, "mount", "-t", "tmpfs", "probe", "/mnt"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    return f"no namespaces here: {probe.stderr.strip()}" if probe.returncode else None
+
+
+_NAMESPACES = ("--mount", "--pid", "--fork", "--cgroup", "--ipc", "--uts", "--net", "--kill-child")
+
+
+def _cgroups() -> Path | None:
+    """Where the control groups of version 2 are mounted."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, where, kind, options, *_ = line.split()
+        if kind == "cgroup2" and "rw" in options.split(","):
+            return Path(where)
+    return None
+
+
+class Machine:
+    """One systemd with its units; a context that ends it.
+
+    units: texts by unit name.
+    programs: shell scripts by their names below `/nix/store/any/bin`.
+    binds: folders and files of this machine by the paths that they get inside.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        units: Mapping[str, str],
+        programs: Mapping[str, str],
+        binds: Mapping[str, Path],
+    ) -> None:
+        self._tree = folder / "tree"
+        self._log = folder / "pid1.log"
+        self._binds = {
+            PYTHON: Path(sys.base_prefix),
+            CHECKOUT: ROOT,
+            PACKAGES: Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}/site-packages",
+            **binds,
+        }
+        users = {user for text in units.values() for user in re.findall(r"(?m)^User=(.+)$", text)}
+        self._write_base([*_USERS, *sorted(users)])
+        for name, text in units.items():
+            self.write(f"/etc/systemd/system/{name}", text)
+            for targets in re.findall(r"(?m)^WantedBy=(.*)$", text):
+                for target in targets.split():
+                    self._want(name, target)
+        for name, script in programs.items():
+            self.write(f"{STORE}/bin/{name}", f"#!/bin/sh\n{script}\n", 0o755)
+        self._outer: subprocess.Popen[bytes] | None = None
+        self._group: Path | None = None
+        self._pid = 0
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        """Write a file into the root folder, before the machine starts."""
+        target = self._tree / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+        target.chmod(mode)
+
+    def folder(self, path: str) -> Path:
+        """A folder of the root folder, to fill before the machine starts."""
+        target = self._tree / path.lstrip("/")
+        target.mkdir(parents=True, exist_ok=True)
+        return target
+
+    def _write_base(self, users: list[str]) -> None:
+        numbered = [(name, 200 + n) for n, name in enumerate(users)]
+        own = "".join(f"{name}:x:{n}:{n}::/:/bin/false\n" for name, n in numbered)
+        nobody = "nobody:x:65534:65534::/:/bin/false\n"
+        self.write("/etc/passwd", f"root:x:0:0::/root:/bin/sh\n{nobody}{own}")
+        numbered += [(name, 50 + n) for n, name in enumerate(_GROUPS)]
+        groups = "".join(f"{name}:x:{n}:\n" for name, n in numbered)
+        self.write("/etc/group", f"root:x:0:\nnogroup:x:65534:\n{groups}")
+        self.write("/etc/machine-id", "0123456789abcdef0123456789abcdef\n")
+        self.write("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n")
+        if (cache := Path("/etc/ld.so.cache")).exists():
+            shutil.copy(cache, self._tree / "etc")
+        if (links := Path("/etc/alternatives")).exists():
+            shutil.copytree(links, self._tree / "etc" / "alternatives", symlinks=True)
+        debian = Path("/usr/lib/systemd/system")
+        targets = [f"{name}.target" for name in TARGETS + MORE_TARGETS]
+        for name in [*targets, *JOURNAL, *BUS]:
+            if (debian / name).exists():
+                self.write(f"/etc/systemd/system/{name}", (debian / name).read_text())
+        for unit in (*JOURNAL[1:], BUS[1]):
+            self._want(unit, "sockets.target")
+        (self._tree / "etc/systemd/system/default.target").symlink_to("multi-user.target")
+
+    def _want(self, unit: str, target: str) -> None:
+        folder = self._tree / "etc/systemd/system" / f"{target}.wants"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / unit).symlink_to(f"/etc/systemd/system/{unit}")
+
+    def __enter__(self) -> "Machine":
+        groups = _cgroups()
+        assert groups is not None
+        self._group = groups / f"orin-pid1-{os.getpid()}-{id(self)}"
+        self._group.mkdir()
+        command = [
+            "sh",
+            "-c",
+            'echo $$ >"$0/cgroup.procs" && exec "$@"',
+            str(self._group),
+            *("unshare", *_NAMESPACES, "--propagation", "private"),
+            *("bash", str(HERE / "pid1.sh"), str(self._tree)),
+            *(f"{source}={target}" for target, source in self._binds.items()),
+        ]
+        with self._log.open("wb") as log:
+            self._outer = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            self._await_manager()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _await_manager(self) -> None:
+        assert self._outer is not None
+        end = time.monotonic() + 60
+        while time.monotonic() < end and self._outer.poll() is None:
+            children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children").read_text()
+            if children:
+                self._pid = int(children.split()[0])
+                systemd = Path(f"/proc/{self._pid}/comm").read_text() == "systemd\n"
+                if systemd and self.run("systemctl", "show", "-P", "Version", check=False).stdout:
+                    return
+            time.sleep(0.1)
+        raise RuntimeError(f"systemd did not start as PID 1:\n{self._log.read_text()}")
+
+    def __exit__(self, *error: object) -> None:
+        assert self._outer is not None and self._group is not None
+        if (kill := self._group / "cgroup.kill").exists():
+            kill.write_text("1")
+        self._outer.kill()
+        self._outer.wait()
+        for folder in sorted(self._group.rglob("*"), reverse=True):
+            if folder.is_dir():
+                _remove_group(folder)
+        _remove_group(self._group)
+
+    def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run a command inside, as root."""
+        done = subprocess.run(
+            ["nsenter", "--all", "--target", str(self._pid), "--wd=/", *command],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={"PATH": "/usr/bin:/usr/sbin", "SYSTEMD_COLORS": "0", "LC_ALL": "C.UTF-8"},
+        )
+        if check and done.returncode:
+            raise AssertionError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+        return done
+
+    def show(self, unit: str, *names: str) -> dict[str, str]:
+        """Properties of a unit, as `systemctl show` has them."""
+        said = self.run("systemctl", "show", unit, *(f"--property={name}" for name in names)).stdout
+        return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+
+    def journal(self, unit: str) -> str:
+        """What the unit and systemd said about it."""
+        return self.run("journalctl", "--no-pager", "--output=cat", f"--unit={unit}").stdout
+
+    def wait(self, unit: str, state: str, seconds: float) -> dict[str, str]:
+        """Wait until a unit's ActiveState is `state`; its properties then."""
+        end = time.monotonic() + seconds
+        while (now := self.show(unit, "ActiveState", "SubState", "MainPID", "NRestarts", "Result"))[
+            "ActiveState"
+        ] != state:
+            if time.monotonic() > end:
+                raise AssertionError(f"{unit} is {now} after {seconds} s:\n{self.journal(unit)}")
+            time.sleep(0.2)
+        return now
+
+    def http(
+        self, url: str, body: Any = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        """Ask a server inside: its status and body; status 0 and the reason where none answers."""
+        spoken = json.dumps({"url": url, "body": body, "headers": dict(headers or {})})
+        python = ("env", f"LD_LIBRARY_PATH={PYTHON}/lib", f"{PYTHON}/bin/python3")
+        status, _, text = self.run(*python, "-c", _CLIENT, spoken).stdout.partition("\n")
+        return int(status), text
+
+
+_CLIENT = """
+import json, sys, urllib.error, urllib.request
+asked = json.loads(sys.argv[1])
+data = None if asked["body"] is None else json.dumps(asked["body"]).encode()
+headers = {"Content-Type": "application/json", **asked["headers"]}
+try:
+    request = urllib.request.Request(asked["url"], data, headers)
+    answer = urllib.request.urlopen(request, timeout=120)
+    print(answer.status, answer.read().decode(), sep="\\n")
+except urllib.error.HTTPError as error:
+    print(error.code, error.read().decode(), sep="\\n")
+except OSError as error:
+    print(0, error, sep="\\n")
+"""
+
+
+def _remove_group(folder: Path) -> None:
+    """Remove a control group whose processes have just been killed."""
+    for _ in range(100):
+        try:
+            return folder.rmdir()
+        except OSError:
+            time.sleep(0.05)
+
+
+def with_checkout(command: str) -> str:
+    """A shell script that runs a command with the Python of this checkout."""
+    path = ":".join([*(f"{CHECKOUT}/{room}" for room in ROOMS), PACKAGES])
+    # A Python of one's own may lie in /root, where it would look for its library.
+    home = f"PYTHONHOME={PYTHON} LD_LIBRARY_PATH={PYTHON}/lib"
+    return f"export {home} PYTHONPATH={path} PYTHONDONTWRITEBYTECODE=1\n{command}"
+
+
+def python_program(module: str) -> str:
+    """A shell script that runs the `main` of a module of this checkout."""
+    start = f"from {module} import main; main()"
+    return with_checkout(f'exec {PYTHON}/bin/python3 -c "{start}" "$@"')

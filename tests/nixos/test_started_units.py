@@ -1,0 +1,134 @@
+"""The evaluated units under a real systemd: order at boot, readback, exporter, Prometheus.
+
+`recorded/` holds the units, `pid1.py` starts them. The programs are this checkout's and Debian's.
+"""
+
+import importlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from tests.nixos.pid1 import (
+    CHECKOUT,
+    PYTHON,
+    Machine,
+    python_program,
+    refusal,
+    with_checkout,
+)
+from tests.nixos.recorded import recorded
+
+from exporter import scenario
+from jetson.replay import FILE, save
+
+MODULES = Path(__file__).resolve().parents[2] / "nixos" / "modules"
+NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
+reason = refusal()
+if reason is None and not (shutil.which("prometheus") and NODE_EXPORTER):
+    reason = "Prometheus: not here: apt-get install prometheus prometheus-node-exporter"
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+PROGRAMS = {
+    "python3": with_checkout(f'exec {PYTHON}/bin/python3 "$@"'),
+    "jetson-exporter": python_program("exporter.cli"),
+    "prometheus": 'exec prometheus "$@"',
+    "node_exporter": f'exec {NODE_EXPORTER} "$@"',
+    # NVIDIA's, which need a board: they leave word that they ran.
+    "setupConf": "sleep 1",
+    "nvpmodel": 'echo "nvpmodel $*" >>/run/asked',
+    "jetson_clocks": "echo jetson_clocks >>/run/asked",
+}
+READBACK = "orin-performance-readback.service"
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A board of files, in the mode that is asked for, with every unit but those of models."""
+    folder = tmp_path_factory.mktemp("machine")
+    kept = recorded()
+    prometheus = json.loads(kept.pop("prometheus.json"))
+    prometheus["rule_files"] = [f"{CHECKOUT}/telemetry/rules/{n}" for n in prometheus["rule_files"]]
+    for key in ("scrape_interval", "evaluation_interval"):
+        prometheus["global"][key] = "1s"
+    units = {name: text for name, text in kept.items() if "llm" not in name and "gpu" not in name}
+    units["jetson-exporter.service"] = units["jetson-exporter.service"].replace(
+        "--listen", "--replay /srv/recording --listen"
+    )
+    units[READBACK] = units[READBACK].replace("--root /", "--root /srv/board")
+    machine = Machine(folder, units, PROGRAMS, {})
+    machine.write("/nix/store/power_mode.py", (MODULES / "power_mode.py").read_text())
+    machine.write("/nix/store/prometheus.yml-checkconfig-checked", json.dumps(prometheus))
+    board = importlib.import_module("fake_board")
+    machine.write("/etc/nvpmodel.conf", board.config())
+    with (machine.folder("/srv/recording") / FILE).open("w") as file:
+        save(scenario.frames(), file)
+    board.write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
+    machine.folder("/var/lib/orin-textfile")
+    with machine:
+        yield machine
+
+
+def until(condition: Callable[[], object], seconds: float = 60) -> object:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "not within the time"
+        time.sleep(0.3)
+    return found
+
+
+def query(machine: Machine, expression: str) -> list[dict[str, object]]:
+    status, text = machine.http(f"http://127.0.0.1:9090/api/v1/query?query={quote(expression)}")
+    return list(json.loads(text)["data"]["result"]) if status == 200 else []
+
+
+def test_the_power_mode_is_set_once_and_before_the_clocks(machine: Machine) -> None:
+    machine.wait(READBACK, "active", 60)
+    assert machine.run("cat", "/run/asked").stdout.splitlines() == [
+        "nvpmodel -f /etc/nvpmodel.conf -m 0",
+        "jetson_clocks",
+    ]
+    units = ("nvpmodel.service", "jetson_clocks.service", READBACK)
+    begun, ended = (
+        [int(machine.show(unit, name)[name]) for unit in units]
+        for name in ("ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic")
+    )
+    assert 0 < ended[0] <= begun[1] and ended[1] <= begun[2]
+
+
+def test_a_board_that_did_not_follow_is_a_failed_unit_with_its_reason(machine: Machine) -> None:
+    assert "the board is in MAXN with pinned clocks" in machine.journal(READBACK)
+    gpu = "/srv/board/sys/devices/platform/17000000.gpu/devfreq_dev/max_freq"
+    machine.run("sh", "-c", f"echo 612000000 >{gpu}")
+    assert machine.run("systemctl", "restart", READBACK, check=False).returncode == 1
+    assert machine.wait(READBACK, "failed", 10)["Result"] == "exit-code"
+    assert "612000000, MAXN wants 1300500000" in machine.journal(READBACK)
+    until(lambda: query(machine, 'ALERTS{alertname="OrinUnitFailed"}'))
+    alert = query(machine, 'ALERTS{alertname="OrinUnitFailed"}')
+    assert [str(each["metric"]).count(READBACK) for each in alert] == [1]
+
+
+def test_every_scrape_of_the_host_is_up_but_that_of_debugfs(machine: Machine) -> None:
+    """The second exporter reads debugfs, which is not in these namespaces."""
+    machine.wait("prometheus.service", "active", 60)
+    jobs = until(lambda: len(found := query(machine, "up == 1")) >= 3 and found)
+    assert isinstance(jobs, list)
+    up = {each["metric"]["job"] for each in jobs}
+    assert {"jetson", "node", "prometheus"} <= up
+    assert until(lambda: query(machine, "jetson_module_power_watts"))
+    _, text = machine.http("http://127.0.0.1:9090/api/v1/rules")
+    rules = [rule for group in json.loads(text)["data"]["groups"] for rule in group["rules"]]
+    assert len(rules) > 10 and not [rule for rule in rules if rule.get("lastError")]
+
+
+def test_an_exporter_that_is_killed_comes_back_as_nobody_in_particular(machine: Machine) -> None:
+    unit = "jetson-exporter.service"
+    before = machine.wait(unit, "active", 30)["MainPID"]
+    assert machine.run("stat", "--format=%u", f"/proc/{before}").stdout.strip() != "0"
+    machine.run("kill", "-KILL", before)
+    until(lambda: machine.show(unit, "MainPID")["MainPID"] not in ("0", before), 30)
+    until(lambda: machine.http("http://127.0.0.1:9401/metrics")[0] == 200, 30)
+    assert machine.show(unit, "NRestarts")["NRestarts"] == "1"
