@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.executor import Executor, Floats
-from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor
+from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor, size_classes
 from orinllm.sampling import Sampling, sample
 
 Words = NDArray[np.uint32]
@@ -110,9 +110,7 @@ class FusedRunner:
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
         self.slots = min(slots, SIZE_CLASSES[-1])
-        self._sizes = [size for size in SIZE_CLASSES if size < self.slots] + [
-            min(size for size in SIZE_CLASSES if size >= self.slots)
-        ]
+        self._sizes = list(size_classes(self.slots))
         if deterministic:
             del self._sizes[:-1]
         self._placed: dict[int, list[tuple[int, ...]]] = {}

@@ -15,12 +15,14 @@ from tinygrad.device import Buffer
 
 from orinbench.model import open_model
 from orinbench.reference import Reference
-from orinllm.fused import SIZE_CLASSES, FusedExecutor
+from orinllm.fused import FusedExecutor, size_classes
 from orinllm.ggml import kernel_types
 from orinllm.launch import Graph
 from orinllm.launches.batch import ArgmaxScratch, argmax, batch_products
 from orinllm.launches.buffers import PAGE, Weight
 from orinllm.launches.gemm import RowProduct
+from orinllm.memory import make_memory, pages_of, pages_that_fit
+from orinllm.network import Network
 
 Array = NDArray[Any]
 DTYPES = {
@@ -249,11 +251,25 @@ def test_a_slot_does_not_depend_on_the_others(
     assert 0 < off(executor.logits(), alone) < EIGHT_BIT
 
 
+def test_a_pool_of_pages(synthetic: Callable[[str, str], Path]) -> None:
+    """So many bytes of it, up to what the kernels address; and the classes of so many slots."""
+    network = Network.read(synthetic("tiny", "F16"), 128)
+    page = 2 * 2 * 2 * PAGE * 64 * 2  # layers, keys and values, heads, tokens, dimensions, bytes
+    assert [pages_that_fit(network.config, n) for n in (0, page - 1, 5 * page)] == [0, 0, 5]
+    most = 2**32 // (page // 4)
+    assert pages_that_fit(network.config, 1 << 50) == most
+    with pytest.raises(ValueError, match=f"a pool of {most + 1} pages; 1 to {most} are possible"):
+        make_memory(network.config, None, "EMU", 128, most + 1)  # type: ignore[arg-type]
+    assert [pages_of(n) for n in (1, PAGE, PAGE + 1)] == [1, 1, 2]
+    assert [size_classes(n) for n in (1, 3, 32)] == [(1,), (1, 2, 4), (1, 2, 4, 8, 16, 32)]
+    with pytest.raises(ValueError, match="33 slots; 1 to 32 are possible"):
+        size_classes(33)
+
+
 def test_bad_batches_and_pages_are_refused(
     emulated: Load, synthetic: Callable[[str, str], Path]
 ) -> None:
     executor = emulated(synthetic("tiny", "F16"), 128, 1)  # a pool below one context
-    assert SIZE_CLASSES == (1, 2, 4, 8, 16, 32)
     with pytest.raises(ValueError, match="33 sequences; a batch has 1 to 32"):
         executor.decoder(33)
     decoder = executor.decoder()
