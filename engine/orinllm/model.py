@@ -10,6 +10,7 @@ from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
 from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
+from orinllm.rendering import renderer
 from orinllm.sampling import Sampling
 from orinllm.speculation import Draft, Proposer
 from orinllm.template import ChatTemplate
@@ -42,9 +43,11 @@ class Header:
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         network = Network.read(path, context)
         metadata = network.gguf.metadata
+        has_template = "tokenizer.chat_template" in metadata
+        if has_template:
+            renderer().start()  # while the vocabulary is read
         try:
             tokenizer = Tokenizer.from_metadata(metadata)
-            has_template = "tokenizer.chat_template" in metadata
             template = ChatTemplate.from_metadata(metadata, tokenizer) if has_template else None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None

@@ -13,6 +13,8 @@ from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil
 _SPLIT_LEAST = 64
 # Rows, of a token and a head, of a block of attention_rows().
 _TILE_ROWS = 64
+# Warps of a block of rope_rows(): ROPE_WARPS of norm_rope.cu.
+_ROPE_WARPS = 8
 #: Head dimensions that the kernels take: whole float4 and tensor core tiles.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
@@ -176,8 +178,8 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             f"  rope_rows<P0>(RopeRows<P0>{{q, cache, qkv, freqs, {q_norm}, {k_norm}, chunk, "
             f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
         ),
-        grid=(attention.heads + 2 * attention.kv_heads, CHUNK, 1),
-        block=32,
+        grid=(CHUNK, 1, 1),
+        block=_ROPE_WARPS * 32,
         writes=("q", "cache"),
     )
 
@@ -203,5 +205,5 @@ def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer)
         grid=(ceil_div(CHUNK, _TILE_ROWS // heads.per_block), heads.blocks, 1),
         block=128,
         writes=("out",),
-        per_sm=4 if attention.head_dim <= 128 else 1,
+        per_sm=4 if attention.head_dim <= 64 else 3 if attention.head_dim <= 128 else 2,
     )
