@@ -59,6 +59,7 @@ from orinbench.record import make_records
 from orinbench.reference import unsupported
 from orinbench.results import RunResult
 from orinbench.runner import Runner
+from orinbench.sampled import sampling_of
 from orinbench.samples import Backend, LeftOutError
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
@@ -99,6 +100,13 @@ def _knob_options(command: Command) -> Command:
 @click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
 @click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
 @click.option("texts", "--ttft", multiple=True, metavar="LIST", help="[largest -p; 0: none]")
+@click.option(
+    "sampling",
+    "--sampling",
+    multiple=True,
+    metavar="FIELD=NUMBER,...",
+    help="tg once more with tokens drawn: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
+)
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
 @processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
@@ -157,6 +165,10 @@ def llama_bench_command(**options: Any) -> int:
         return 0
     check_output(options)
     check_passed_on(options)
+    for text in options["sampling"]:
+        sampling_of(text)
+        if options["path_"] == "general":
+            raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
     plan_options = PlanOptions(options)
     roots = Roots()
     check_board(options, roots)
@@ -174,7 +186,10 @@ def llama_bench_command(**options: Any) -> int:
             require_layers(model)
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
     texts = text_lengths(plan_options, paths, talk)
-    lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings, texts, sms)
+    lanes = make_lanes(
+        *(backends, paths, plan_options.tests, plan_options.settings, texts, sms),
+        options["sampling"],
+    )
     check_contexts(lanes, models)
     plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
     with (

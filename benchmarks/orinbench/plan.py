@@ -126,6 +126,7 @@ class Case:
     settings: Settings = ()
     sms: int | None = None  # multiprocessors of the GPU; None: all
     text: bool = False  # the prompt is a text, and the first of the answer's is waited for
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
     benchmark: ClassVar[str] = "llama-bench"
     unit: ClassVar[str] = "tok/s"
 
@@ -138,7 +139,8 @@ class Case:
         parts = [f"{'ttft' if self.text else 'pp'}{self.n_prompt}"] * (self.n_prompt > 0)
         parts += [f"tg{self.n_gen}"] * (self.n_gen > 0)
         depth = f" @ d{self.n_depth}" if self.n_depth else ""
-        return "+".join(parts) + depth + (f" @ {self.sms} SMs" if self.sms else "")
+        drawn = f" @ {self.sampling}" if self.sampling else ""
+        return "+".join(parts) + depth + drawn + (f" @ {self.sms} SMs" if self.sms else "")
 
     @property
     def n_tokens(self) -> int:
@@ -152,7 +154,7 @@ class Case:
     def test(self, text: str = "") -> Test:
         """Return what a tinygrad worker runs; `text` is the prompt of a case that has one."""
         chunk = int(self.setting("n_ubatch") or TINYGRAD_CHUNK)
-        return Test(self.n_prompt, self.n_gen, self.n_depth, chunk, text)
+        return Test(self.n_prompt, self.n_gen, self.n_depth, chunk, text, self.sampling)
 
 
 @dataclass(frozen=True)
@@ -305,11 +307,13 @@ def make_lanes(
     settings: Sequence[Settings],
     texts: Sequence[int] = (),
     sms: int | None = None,
+    sampling: Sequence[str] = (),
 ) -> tuple[LanePlan, ...]:
     """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
 
-    `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors. Knobs that
-    mean nothing to tinygrad do not multiply its cases.
+    `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors; each of
+    `sampling` is a case more of tinygrad's for every test with a generation. Knobs that mean
+    nothing to tinygrad do not multiply its cases.
     """
     lanes: dict[Lane, dict[Case, None]] = {}
     cases = [Case(*test, sms=sms) for test in tests]
@@ -317,12 +321,15 @@ def make_lanes(
     for backend, model in itertools.product(backends, models):
         for combination, case in itertools.product(settings, cases):
             lane = Lane(backend, model)
+            ways = [case]
             if lane.is_tinygrad:
+                ways += [replace(case, sampling=text) for text in sampling if case.n_gen]
                 threads = dict(combination).get("n_threads")
                 if backend.startswith("tinygrad:CPU") and threads is not None:
                     lane = Lane(backend, model, int(threads))
                 combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
-            lanes.setdefault(lane, {})[replace(case, settings=combination)] = None
+            for way in ways:
+                lanes.setdefault(lane, {})[replace(way, settings=combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
 
 

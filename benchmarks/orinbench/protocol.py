@@ -99,6 +99,7 @@ class Test:
     n_depth: int
     n_ubatch: int
     text: str = ""
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from orinbench.copy_bandwidth import copy_bandwidth
 from orinbench.device_info import gpu_driver, gpu_name, package_version
 from orinbench.envelope import limit_cuda
 from orinbench.prompt_text import encode, tokenizer_of
+from orinbench.sampled import sampling_of
 from orinbench.suite.work import SuiteWork
 from orinbench.tinygrad_paths import DecodePath, EnginePath, JitPath, load_network
 
@@ -217,12 +218,15 @@ class TinygradRunner:
         Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
         end; for tg, one call of the path and one synchronize per token, as llama-bench does. What
         a call holds is the path's `included`. Outside: tokenisation, drawing the random token ids,
-        reading a token back, the prefill of `n_depth`. For a text see `_until_text`.
+        reading a token back, the prefill of `n_depth`. For a text see `_until_text`. With sampling,
+        tokens are drawn as well; the next one is still a random one.
         """
         draw, path = random.Random(seed), self.path
         if test.text:
             return self._until_text(test)
         self._reset()
+        if isinstance(path, EnginePath):
+            path.sample(sampling_of(test.sampling) if test.sampling else None)
         prompt = path.upload_prompt(self._random_ids(draw, test.n_depth + test.n_prompt))
         tokens = path.upload_tokens(self._random_ids(draw, test.n_gen))
         if test.n_depth:

@@ -6,6 +6,7 @@ from pathlib import Path
 from orinllm.batch_list import list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import Target, compile_all, compile_cuda, compile_for, cubin_name
+from orinllm.draws import Draws
 from orinllm.errors import BadInput
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
@@ -27,7 +28,7 @@ def target(arch: str, multiprocessors: int | None) -> Target:
 
 
 def launches_for(network: Network, gpu: Target, sequences: int = 1) -> Iterator[Launch]:
-    """Yield every launch of a token of each sequence, and of a prompt's chunk, as on `gpu`.
+    """Yield every launch of a drawn token of each sequence, and of a prompt's chunk, as on `gpu`.
 
     Raises BadInput for a model that the fused kernels do not run.
     """
@@ -39,7 +40,9 @@ def launches_for(network: Network, gpu: Target, sequences: int = 1) -> Iterator[
     weights = Weights(network.gguf, network.config, device)
     context = round_up(network.context, PAGE)
     memory = make_memory(network.config, weights, device, context, context // PAGE)
-    yield from list_of_tokens(memory, sequences, plan.prompt_obstacle is None).launches
+    tokens = list_of_tokens(memory, sequences, plan.prompt_obstacle is None)
+    yield from tokens.launches
+    yield from Draws(tokens.logits, tokens.state, sequences, context).launches
     if plan.prompt_obstacle is None:
         yield from ChunkList(memory).launches
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.general import GeneralExecutor
+from orinllm.sampling import Sampling, sample
 
 Floats = NDArray[np.float32]
 
@@ -31,11 +32,19 @@ class Executor(Protocol):
         ...
 
     def token(self) -> int:
-        """Wait for the most likely next token; -1 where logits are no numbers."""
+        """Wait for the next token; -1 where logits are no numbers."""
         ...
 
     def logits(self) -> Floats:
         """Wait for the logits after the last token: (vocabulary)."""
+        ...
+
+
+class SamplingExecutor(Executor, Protocol):
+    """An executor whose tokens may be drawn; it takes the most likely ones until `sample`."""
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on; `text` is the sequence so far."""
         ...
 
 
@@ -46,6 +55,9 @@ class Sequential:
         self._path, self.name, self.context = path, path.name, path.context
         self._logits: Floats = np.empty(0, np.float32)
         self._next = 0
+        self._how = Sampling(temperature=0)
+        self._text: list[int] = []  # the sequence so far
+        self._token: int | None = None  # what was drawn from the logits, if anything was
 
     @property
     def vocab_size(self) -> int:
@@ -55,18 +67,27 @@ class Sequential:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Compute keys and values of tokens[start:end] at their positions."""
         if end > start:
-            self._logits, self._next = self._path.prefill(tokens[start:end], start), end
+            self._computed(self._path.prefill(tokens[start:end], start), end)
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         """Compute one token more: the given one, or the one that `token` returns."""
         if token is None:
             token, position = self.token(), self._next
-        self._logits, self._next = self._path.decode(token, position), position + 1
+        self._text[position:] = [token]
+        self._computed(self._path.decode(token, position), position + 1)
+
+    def _computed(self, logits: Floats, end: int) -> None:
+        self._logits, self._next, self._token = logits, end, None
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on; `text` is the sequence so far."""
+        self._how, self._text, self._token = how, list(text), None
 
     def token(self) -> int:
-        """Return the most likely next token; -1 where logits are no numbers."""
-        best = int(self._logits.argmax())
-        return best if np.isfinite(self._logits[best]) else -1
+        """Return the next token, drawn as `sample` says; -1 where logits are no numbers."""
+        if self._token is None:
+            self._token = sample(self._logits, self._how, self._text, self._next)
+        return self._token
 
     def logits(self) -> Floats:
         """Return the logits after the last token: (vocabulary)."""

@@ -14,10 +14,12 @@ from tinygrad import dtypes
 from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import compile_all
+from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
 from orinllm.launches.batch import MOST_SEQUENCES
 from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.memory import Memory
+from orinllm.sampling import Sampling
 from orinllm.token_list import TokenList, copy_ints
 
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
@@ -37,6 +39,7 @@ class Decoder:
         compile_all(memory.device, [launch.source for launch in self.list.launches])
         self.graph = Graph(memory.device, self.list.launches)
         self.sequences = sequences
+        self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
         state = self.list.state
         self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
         rows, width = self.list.logits.size // sequences, memory.context // PAGE
@@ -70,10 +73,49 @@ class Decoder:
                 given = f"{len(tokens)} tokens and {len(positions)} positions"
                 raise ValueError(f"{given} for {self.sequences} slots")
             copy_ints(self.list.state, [*tokens, *positions])
-        self.graph.run()
+        self.next_graph.run()
+        if self._drawn is not None:
+            self._drawn[0].stepped()
+
+    @property
+    def next_graph(self) -> Graph:
+        """What the next step runs: with drawing only where a slot draws, or is masked."""
+        if self._drawn is not None and self._drawn[0].needed:
+            return self._drawn[1]
+        return self.graph
+
+    def sample(self, slot: int, how: Sampling | None) -> None:
+        """Draw a slot's tokens like this from now on; None takes the most likely ones.
+
+        For penalties nothing counts until `remember`. Raises BadInput for a bias of a token that
+        there is not.
+        """
+        if self._drawn is not None or (how is not None and not how.greedy):
+            self._draws().sample(slot, how)
+
+    def mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
+        """Allow only tokens whose bit is set in the next step: (vocabulary + 31) // 32 words.
+
+        None allows all, and so does every step after the next one.
+        """
+        if self._drawn is not None or words is not None:
+            self._draws().mask(slot, words)
+
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """Say what a slot's sequence is so far, for penalties; what it draws is added to it."""
+        if self._drawn is not None:
+            self._draws().remember(slot, tokens)
+
+    def _draws(self) -> Draws:
+        if self._drawn is None:
+            device, context = self.list.memory.device, self.list.memory.context
+            draws = Draws(self.list.logits, self.list.state, self.sequences, context)
+            compile_all(device, [launch.source for launch in draws.launches])
+            self._drawn = draws, Graph(device, (*self.list.launches, *draws.launches))
+        return self._drawn[0]
 
     def tokens(self) -> tuple[int, ...]:
-        """Wait for the most likely token of each sequence; -1 where logits are no numbers."""
+        """Wait for the next token of each sequence; -1 where logits are no numbers."""
         out = memoryview(bytearray(4 * self.sequences))
         return struct.unpack(f"<{self.sequences}i", self._tokens.copyout(out))
 
@@ -157,8 +199,13 @@ class FusedExecutor:
         else:
             self.decoder().step([token], [position])
 
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw the tokens of `step` like this from now on; `text` is the sequence so far."""
+        self.decoder().sample(0, how)
+        self.decoder().remember(0, text)
+
     def token(self) -> int:
-        """Wait for the most likely next token; -1 where logits are no numbers."""
+        """Wait for the next token; -1 where logits are no numbers."""
         return self.decoder().tokens()[0]
 
     def logits(self) -> NDArray[np.float32]:

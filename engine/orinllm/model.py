@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from orinllm.errors import BadInput
-from orinllm.executor import Executor
+from orinllm.executor import SamplingExecutor
 from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
-from orinllm.sampling import Sampling, sample
+from orinllm.rendering import renderer
+from orinllm.sampling import Sampling
 from orinllm.template import ChatTemplate
 from orinllm.tokenizer import Tokenizer
 from orinllm.weights import Say, quiet
@@ -42,9 +41,11 @@ class Header:
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         network = Network.read(path, context)
         metadata = network.gguf.metadata
+        has_template = "tokenizer.chat_template" in metadata
+        if has_template:
+            renderer().start()  # while the vocabulary is read
         try:
             tokenizer = Tokenizer.from_metadata(metadata)
-            has_template = "tokenizer.chat_template" in metadata
             template = ChatTemplate.from_metadata(metadata, tokenizer) if has_template else None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
@@ -93,7 +94,7 @@ class Generation:
 class Model:
     """A model on a device, one request at a time. Several models may share a process."""
 
-    def __init__(self, header: Header, plan: Plan, executor: Executor) -> None:
+    def __init__(self, header: Header, plan: Plan, executor: SamplingExecutor) -> None:
         self.header, self.plan, self.executor = header, plan, executor
         self.tokenizer, self.template = header.tokenizer, header.template
         self._held: list[int] = []  # tokens whose keys and values the executor has
@@ -220,25 +221,19 @@ class _Request:
         executor, ids = self.model.executor, list(self.ids)
         generation.n_cached = cached = self.model.begin(self, ids)
         executor.fill(ids, cached, len(ids) - 1)
+        executor.sample(self.sampling, ids)
         executor.step(ids[-1], len(ids) - 1)
         for index in range(self.most):
             self.model.hold(self, ids)
-            token = self._next(ids, index)
+            token = self._next()
             yield token
             if index + 1 < self.most:
                 self.model.hold(self, ids)
                 ids.append(token)
-                if self.sampling.greedy:
-                    executor.step()
-                else:
-                    executor.step(token, len(ids) - 1)
+                executor.step()
 
-    def _next(self, ids: list[int], index: int) -> int:
-        if self.sampling.greedy:
-            token = self.model.executor.token()
-        else:
-            logits = self.model.executor.logits()
-            token = sample(logits, self.sampling, ids, index) if np.isfinite(logits.max()) else -1
+    def _next(self) -> int:
+        token = self.model.executor.token()
         if token < 0:
             raise BadInput(
                 f"{self.model.header.network.gguf.path}: its logits are no numbers; the file is "

@@ -10,7 +10,7 @@ from orinllm.compiler import provide_compiler
 from orinllm.config import Config
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
-from orinllm.executor import Executor, Sequential
+from orinllm.executor import SamplingExecutor, Sequential
 from orinllm.fused import FusedExecutor
 from orinllm.general import general_executor
 from orinllm.gguf import GGUF
@@ -79,7 +79,7 @@ def plan_network(network: Network, device: str) -> Plan:
 
 def make_executor(
     network: Network, plan: Plan, general: bool = False, say: Say = quiet, sequences: int = 1
-) -> Executor:
+) -> SamplingExecutor:
     """Return what runs a network: fused kernels where the plan allows, else the general path.
 
     `sequences`: how many may have keys and values at once; the general path has one.

@@ -47,7 +47,7 @@ class TokenList:
         self.state = memory.zeros(2 * n + 1 + counters)
         self._tail = Tail(memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32))
         self.table = memory.zeros(n * memory.context // PAGE)
-        self._mixtures = Mixtures(memory, n)
+        self._mixtures = Mixtures(memory, n, rows=False)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -133,7 +133,7 @@ class TokenList:
         memory, config = self.memory, self.memory.config
         part = config.layers[layer].feed_forward
         if part.experts is not None:
-            yield from self._mixtures.of_tokens(layer, self._x)
+            yield from self._mixtures.of_tokens(layer, self._x, self.state)
             return
         both = replace(
             self._product(layer, "gate_up", "GATED", ("ffn_gate", "ffn_up")),

@@ -111,6 +111,8 @@ let
             ++ flag "--api-key-file" (if cfg.apiKeyFile == null then null else keys)
             ++ model.extraFlags
           );
+          # The check before the start says in `systemctl status` what is wrong.
+          NotifyAccess = "exec";
           TimeoutStartSec = cfg.startTimeout;
           # It ends what runs, or cuts it, within the grace.
           TimeoutStopSec = cfg.grace + 15;

@@ -139,7 +139,11 @@ template<class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) {
   emu::warp_barrier();
   return r;
 }
-static inline int atomicAdd(int* p, int v) { int o = *p; *p += v; return o; }
+template<class T> static inline T atomicAdd(T* p, T v) { T o = *p; *p += v; return o; }
+template<class T> static inline T atomicMax(T* p, T v) { T o = *p; if (v > o) *p = v; return o; }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)(((unsigned __int128)a * b) >> 64);
+}
 template<class T> static inline T __ldcg(const T* p) { return *p; }
 static inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 4; i++) c += (int)(int8_t)(a >> (8 * i)) * (int)(int8_t)(b >> (8 * i));
@@ -153,6 +157,7 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
 }
 static inline int __float2int_rn(float f) { return (int)nearbyintf(f); }
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
+static inline int __float_as_int(float f) { int i; memcpy(&i, &f, 4); return i; }
 static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 typedef unsigned char* Shared;

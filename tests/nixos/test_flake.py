@@ -23,6 +23,7 @@ def test_packages_apps_and_shells_have_derivations(flake: Flake, system: str) ->
     assert {
         "default",
         "chat",
+        "serve",
         "llama-bench",
         "synth",
         "nvgpusim",

@@ -1,9 +1,11 @@
-// Experts of a prompt's chunk: tokens grouped by expert, and their products on tensor cores.
+// Experts of a prompt's chunk or of a batch: tokens grouped by expert, and their products on tensor
+// cores.
 //
 // A pair is a token's choice: pair = token * USED + choice, as route() of moe.cu leaves them.
 // Arrays: order, the pairs by expert, and by number within one; hidden halves in that order, times
 // HIDDEN_SCALE; part (pairs, dim) floats. tiles: tiles[0].x is how many there are; tile i is
-// {expert, first place in order, pairs} in tiles[i + 1]. An expert without a pair has no tile.
+// {expert, first place in order, pairs} in tiles[i + 1]. An expert without a pair has no tile, and
+// a pair without an expert no place.
 //
 // group: one block of THREADS threads; a tile has TOKENS pairs at most. expert_rows_gate_up,
 // expert_rows_down: a block, as in tile.cuh with one rank along k, has a tile of pairs. Grid: (row
