@@ -446,15 +446,22 @@ def _weights(gguf: Any, plan: Any) -> str:
 @click.option("--arch", required=True, help="Architecture of the GPU: sm_87 is an Orin's.")
 @click.option("--sms", type=click.IntRange(1), help="Its multiprocessors; known for sm_87, sm_90.")
 @click.option("-c", "--context", type=int, help="Tokens of prompt and answer, as when it runs.")
+@click.option(
+    "--slots",
+    default=1,
+    type=click.IntRange(1, 32),
+    help="Sequences at once, as orinllm serve has them, 1 to 32.",
+)
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder.")
-def compile_(model: Path, arch: str, sms: int | None, context: int | None, out: Path) -> None:
+def compile_(**given: Any) -> None:
     """Compile a model's kernels ahead; ORINLLM_CUBINS=FOLDER then finds them."""
     from orinllm.ahead import compile_ahead, target
     from orinllm.network import Network
 
-    network = Network.read(model, context)
+    network, out = Network.read(given["model"], given["context"]), given["out"]
+    gpu = target(given["arch"], given["sms"])
     with _TALK.status("compiling") as status:
-        n = compile_ahead(network, target(arch, sms), out, lambda text: status.update(text))
+        n = compile_ahead(network, gpu, out, given["slots"], lambda text: status.update(text))
     _say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 

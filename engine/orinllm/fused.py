@@ -4,6 +4,7 @@ Positions, tokens and counters stay on the device, so that one graph launch with
 token of every sequence.
 """
 
+import bisect
 import struct
 from collections.abc import Sequence
 
@@ -29,6 +30,13 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 VERIFIED = (2, 4)
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
+
+
+def size_classes(slots: int) -> tuple[int, ...]:
+    """Return the classes that so many slots need: all below, and the first that holds them."""
+    if not 1 <= slots <= SIZE_CLASSES[-1]:
+        raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
+    return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
 
 
 class Decoder:
