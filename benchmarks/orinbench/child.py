@@ -43,11 +43,11 @@ class Child:
         return self.process.poll()
 
     def last_words(self) -> str:
-        """Return the last line that it wrote."""
+        """Return the last line that it wrote, where that went into the file."""
         self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, self._log.tell() - 4096))
         lines = self._log.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "no reason kept")
 
     def close(self) -> None:
         """End it, and what it started."""

@@ -193,7 +193,7 @@ def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
     room = Room(Path("m.gguf"), slots=8, tokens=640, queue=32)
     where = "--host 127.0.0.1 --port 81"
     ours = " ".join(command_of("orinllm", room, 81, "--deterministic"))
-    assert ours.endswith(f"serve m.gguf -c 704 --slots 8 --queue 32 {where} --deterministic")
+    assert ours.endswith(f"serve m.gguf -c 704 --queue 32 {where} --deterministic")
     theirs = " ".join(command_of("llama-server", room, 81, "-ngl 99"))
     assert theirs.endswith(f"-m m.gguf -c 5632 -np 8 {where} -ngl 99")
 

@@ -45,7 +45,8 @@ def command_of(name: str, room: Room, port: int, more: str) -> list[str]:
     where = ["--host", "127.0.0.1", "--port", str(port), *shlex.split(more)]
     if name == "orinllm":
         program = [sys.executable, "-c", "from orinllm.cli import main; main()", "serve"]
-        context = ["-c", str(room.context), "--slots", str(room.slots), "--queue", str(room.queue)]
+        # Its slots are as many as fit; one on the general path, which takes no other number.
+        context = ["-c", str(room.context), "--queue", str(room.queue)]
         return [*program, str(room.model), *context, *where]
     binary = find_llama_server()
     if binary is None:
