@@ -1,6 +1,6 @@
 """Print how far this engine's logits and llama.cpp's are from the float64 reference.
 
-    python -m tests.engine.llama_cpp_error [SHAPE ...]
+    python -m tests.engine.llama_cpp_error [--quant TYPE] [SHAPE ...]
 
 Run with llama-cpp-python, which is no dependency of the tests, installed beside orinllm. Every
 engine reads the same file and the same prompt on a CPU, with keys and values in halves: llama.cpp,
@@ -31,7 +31,6 @@ from orinllm.network import Network, make_executor, plan_network
 
 CONTEXT = 512
 POSITIONS = (7, 24, 60, 95)
-QUANTS = ("F16", "Q4_K_M")
 Floats = NDArray[np.float64]
 
 
@@ -73,18 +72,19 @@ def main() -> None:
     """Print a row for each shape and type."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("shapes", nargs="*", default=sorted(llama_cpp_golden.CASES))
+    parser.add_argument("--quant", default="Q4_K_M")
+    options = parser.parse_args()
     engines: tuple[Callable[[Path], Floats], ...] = (llama_cpp, fused, general)
     print("| model | type | llama.cpp | fused kernels | general path |\n|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= compiler_path(Path(folder), os.environ)
-        for shape in parser.parse_args().shapes:
-            for quant in QUANTS:
-                path = Path(folder) / f"{shape}-{quant}.gguf"
-                write_synthetic(path, shape, quant, seed=0)
-                reference = Reference(open_model(path), context=CONTEXT)
-                want = reference.logits(llama_cpp_golden.prompt(), last=96)[list(POSITIONS)]
-                errors = " | ".join(f"{error(engine(path), want):.1e}" for engine in engines)
-                print(f"| {shape} | {quant} | {errors} |", flush=True)
+        for shape in options.shapes:
+            path = Path(folder) / f"{shape}.gguf"
+            write_synthetic(path, shape, options.quant, seed=0)
+            reference = Reference(open_model(path), context=CONTEXT)
+            want = reference.logits(llama_cpp_golden.prompt(), last=96)[list(POSITIONS)]
+            errors = " | ".join(f"{error(engine(path), want):.1e}" for engine in engines)
+            print(f"| {shape} | {options.quant} | {errors} |", flush=True)
 
 
 if __name__ == "__main__":

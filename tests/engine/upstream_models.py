@@ -178,7 +178,7 @@ def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
         return -np.abs(drawn)
     if "norm" in name:
         return 1 + drawn / 8
-    return drawn / (2 if name.endswith("bias") else np.float32(np.sqrt(shape[-1])))
+    return drawn / np.float32(2 if name.endswith("bias") else np.sqrt(shape[-1]))
 
 
 def _tensors(name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
