@@ -378,7 +378,7 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
     yield f"template      {'yes' if header.template else 'no: it continues text'}"
     yield f"context       {network.context} tokens (trained for {config.trained_context})"
-    yield f"memory        {_weights(network.gguf, plan)}"
+    yield f"memory        {_weights(network, plan)}"
     yield f"              {cache / 1e6:,.1f} MB of keys and values"
     yield f"device        {plan.device}: {'fused kernels' if plan.fused else 'general path'}"
     for what, why in plan.obstacles.items():
@@ -387,11 +387,12 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
         yield f"prompts       token by token: {plan.prompt_obstacle}"
 
 
-def _weights(gguf: Any, plan: Any) -> str:
-    if plan.fused:
-        return f"{plan.weight_bytes / 1e6:,.1f} MB of weights, as they lie in the file"
-    n_weights = sum(tensor.n_elements for tensor in gguf.tensors.values())
-    return f"{2 * n_weights / 1e6:,.1f} MB of weights, as 16-bit floats"
+def _weights(network: Any, plan: Any) -> str:
+    from orinllm.plan import packed
+
+    as_they_lie = packed(network.config, plan.fused)
+    how = "they lie in the file" if as_they_lie else "16-bit floats"
+    return f"{plan.weight_bytes / 1e6:,.1f} MB of weights, as {how}"
 
 
 @cli.command(name="compile")

@@ -177,8 +177,9 @@ def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDAr
     if name.endswith("ssm_a"):
         return -np.abs(drawn)
     if "norm" in name:
-        return 1 + drawn / 8
-    return drawn / np.float32(2 if name.endswith("bias") else np.sqrt(shape[-1]))
+        return np.float32(1) + drawn / np.float32(8)
+    drawn /= 2 if name.endswith("bias") else np.sqrt(shape[-1])
+    return drawn
 
 
 def _tensors(name: str) -> Iterator[tuple[str, NDArray[np.float32]]]:
