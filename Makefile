@@ -4,15 +4,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2
-# What `make chat` and `make bench` run: a real model of 135 million parameters.
+# What `make chat`, `make serve` and `make bench` run: a real model of 135 million parameters.
 MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
 # Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
 BENCH_FLAGS ?= -p 32 -n 32 -r 6
 
-.PHONY: chat bench test lint types unit verify upstream-tests mutations telemetry-demo clean
+.PHONY: chat serve bench test lint types unit verify upstream-tests mutations telemetry-demo clean
 
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
+
+serve: .venv/.bench .venv/.smollm2
+	$(BIN)/orinllm serve '$(MODEL)'
 
 bench: .venv/.bench .venv/.smollm2
 	@echo 'make: measuring takes about three minutes on two CPUs, less on a GPU'

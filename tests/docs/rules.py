@@ -100,6 +100,8 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"orinbench llama-bench -m model\.gguf( .*)?", Parsed(MINUTES)),
     (r"orinbench compare before\.json after\.json", Run(shows="tg8")),
+    # docs/serve-bench.md
+    (r"orinbench serve-bench .*", Elsewhere("tests/benchmarks/test_serve_bench.py")),
     # docs/benchmarks.md
     (r"orinbench alloc --sizes 4K --device CPU -r 1", Run(shows="driver 4 KiB")),
     (r"orinbench (suite|matmul|launch) ?.*", Parsed(MINUTES)),

@@ -1,0 +1,71 @@
+"""Continuous batching on the fused kernels (the emulated GPU), and drawing from logits."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.engine.conftest import Load
+from tests.engine.server.test_scheduler import GREEDY, SEEDED, ear, job, prompt, wait
+from tests.engine.server.toy import NoWatch
+
+from orinllm.batch import Draw, FusedRunner, draw, logprobs
+from orinllm.cache import PagedStore
+from orinllm.sampling import Sampling
+from orinllm.scheduler import Scheduler, Sequence
+
+Synthetic = Callable[[str, str], Path]
+PAGES = 3
+
+
+def run(runner: FusedRunner, jobs: list[Sequence], reserve: bool = False) -> int:
+    """Let a scheduler answer; return how many pages were in use at its end."""
+    store = PagedStore(PAGES)
+    scheduler = Scheduler(runner, store, NoWatch(), 64, reserve)
+    thread = threading.Thread(target=scheduler.run, daemon=True)
+    scheduler.submit(jobs)
+    thread.start()
+    wait(*jobs)
+    scheduler.stop()
+    thread.join(60)
+    return store.used
+
+
+def jobs_of(n: int) -> list[Sequence]:
+    """A greedy and a seeded one; the emulated GPU takes a second for a token."""
+    prompts = [[token % 900 for token in prompt(i, 3 - i)] for i in range(n)]
+    return [job(ids, 3, replace(SEEDED, seed=i) if i else GREEDY) for i, ids in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_batch_gives_what_each_gives_alone(
+    emulated: Load, synthetic: Synthetic, deterministic: bool
+) -> None:
+    executor = emulated(synthetic("tiny", "Q8_0"), context=64, pages=PAGES)
+    runner = FusedRunner(executor, 2, deterministic)
+    together = jobs_of(2)
+    assert run(runner, together, deterministic) == 0
+    for one, many in zip(jobs_of(2), together, strict=True):
+        run(runner, [one], deterministic)
+        assert ear(many).heard == ear(one).heard
+        assert len(ear(one).heard) == one.most
+
+
+def test_a_mask_holds_and_logarithms_are_of_the_model() -> None:
+    logits = np.array([1.0, 3.0, 2.0, 0.0], np.float32)
+    mask = np.array([0b0101], np.uint32)
+    drawn = draw(logits, Draw(Sampling(temperature=0), [], 0, lambda: mask, 2))
+    assert drawn.token == 2
+    exact = logits - np.log(np.exp(logits.astype(np.float64)).sum())
+    assert drawn.logprobs is not None
+    assert drawn.logprobs.own == pytest.approx(exact[2])
+    assert drawn.logprobs.best == (
+        (1, pytest.approx(exact[1])),
+        (2, pytest.approx(exact[2])),
+    )
+    assert logprobs(logits, 0, 0).best == ()
+    none = np.array([0], np.uint32)
+    assert draw(logits, Draw(Sampling(), [], 0, lambda: none)).token == -1
+    assert draw(np.full(4, np.nan, np.float32), Draw(Sampling(), [], 0)).token == -1
