@@ -17,9 +17,10 @@ from orinllm.answer import Delta
 from orinllm.conversation import Conversation
 from orinllm.errors import BadInput
 from orinllm.sampling import Sampling
+from orinllm.streams import argument, prepare
 
-#: Exit codes: of bad input, and of Ctrl-C (128 + SIGINT).
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
+#: Exit codes: of a system's fault, of bad input, and of Ctrl-C (128 + SIGINT).
+EXIT_OTHER, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 _TALK = Console(stderr=True, highlight=False)
 # What `orinllm chat` knows beside questions.
@@ -213,7 +214,7 @@ def run(
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
     parameters = Sampling(**sampling)
     _check_speculation(lookup, draft, parameters)
-    text = _standard_input() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     loaded = _load(model, context, device, path_)
@@ -468,6 +469,7 @@ def compile_(**given: Any) -> None:
 
 def main() -> None:
     """Run the command; bad input is one line and exit code 2."""
+    prepare()
     try:
         cli(standalone_mode=False)
     except BadInput as error:
@@ -476,6 +478,9 @@ def main() -> None:
         sys.exit(_fail(f"orinllm: {error.format_message()}", EXIT_BAD_INPUT))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:  # a disk that is full behind standard output, for instance
+        what = error.filename or "standard output"
+        sys.exit(_fail(f"orinllm: {what}: {error.strerror}", EXIT_OTHER))
 
 
 def _fail(text: str, code: int) -> int:
