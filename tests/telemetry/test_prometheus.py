@@ -225,7 +225,7 @@ def test_every_variable_of_every_dashboard_has_values(machine: Machine) -> None:
 def test_every_rule_is_evaluated_without_error(machine: Machine) -> None:
     groups = machine.prometheus.get("rules")["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
-    assert len(rules) == 31
+    assert len(rules) == 33
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 
