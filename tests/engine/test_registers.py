@@ -25,13 +25,14 @@ ENTRY = re.compile(
 
 
 def launches(quant: str, arch: str) -> list[Launch]:
-    """Different kernels of one and of four sequences; what no weight is in, with Q6_K alone."""
+    """Different kernels of one, four and a batch; what no weight is in, with Q6_K alone."""
+    batches = [("1b", 32)] + ([("1b", 8), ("1b", 16)] if quant == "Q6_K" else [])
+    cases = [(shape, sequences) for shape in ("1b", "8b") for sequences in (1, 4)]
     found = {
         launch.source: launch
-        for shape in ("1b", "8b")
-        for sequences in (1, 4)
+        for shape, sequences in cases + batches
         for launch in sass.launches(shape, quant, arch, sequences)
-        if quant == "Q6_K" or launch.file in ("gemv.cu", "gemm.cu", "embed.cu")
+        if quant == "Q6_K" or launch.file in ("gemv.cu", "gemm.cu", "batch.cu", "embed.cu")
     }
     return list(found.values())
 
