@@ -37,9 +37,6 @@ class FakeExecutor:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
 
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        assert how.greedy and not text
-
     def token(self) -> int:
         self.calls.append("token")
         return 7
