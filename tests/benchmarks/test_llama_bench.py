@@ -60,23 +60,6 @@ def test_results_go_to_stdout_and_talk_to_stderr(
     assert [row["test"] for row in rows] == ["pp8", "pp16", "tg4"]
 
 
-def test_repetitions_are_shuffled_by_the_seed(
-    bench: list[str], fake_llama_bench: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def calls(seed: str) -> list[list[str]]:
-        log = fake_llama_bench.with_name("argv.log")
-        log.unlink(missing_ok=True)
-        assert run(*bench, "-p", "1-4", "-n", "0", "-r", "2", "--seed", seed) == 0
-        lines = log.read_text().splitlines()
-        return [json.loads(line)[-3:-2] for line in lines[1:]]  # the first is the opening
-
-    first = calls("0")
-    assert first == calls("0")
-    assert first != calls("1")
-    assert sorted(first[:4]) == sorted(first[4:]) == [[str(n)] for n in range(1, 5)]
-    assert first[:4] != first[4:]
-
-
 def test_knobs_reach_llama_cpp_and_multiply_its_rows(
     bench: list[str], fake_llama_bench: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
 from orinbench import protocol
+from orinbench.prompt_text import encode, prompt_text, tokenizer_of
 from orinbench.tinygrad_paths import EnginePath, kernels_of
 from orinbench.tinygrad_runner import CompileMeter, TinygradRunner
+from orinllm.sampling import Sampling
 
 
 class FakeExecutor:
@@ -22,12 +25,16 @@ class FakeExecutor:
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.drawn: list[bool] = []  # whether tokens are drawn, as it was told
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         self.calls.append((token, position))
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        self.drawn.append(not how.greedy)
 
     def token(self) -> int:
         return 7
@@ -98,6 +105,24 @@ def test_tokens_are_timed_one_by_one_at_their_positions(
         *((tokens[0], 4), "sync", (tokens[1], 5), "sync", (tokens[2], 6), "sync"),
     ]
     assert done.ns > 0 and done.kernels_compiled == 0
+
+
+def test_a_text_after_drawn_tokens_is_answered_greedily(
+    runner: TinygradRunner,
+    executor: FakeExecutor,
+    tiny_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner._file = tiny_path
+    text = prompt_text(tiny_path, 6, 0)
+    drawn = protocol.Test(0, 1, 0, 32, sampling="temperature=0.7")
+    for test in (drawn, protocol.Test(6, 0, 0, 32, text)):
+        runner.answer(protocol.Measure(test, seed=0))
+    assert executor.drawn == [True, False]
+    ids = encode(tokenizer_of(tiny_path), text)
+    assert executor.calls[-3:] == ["sync", ("fill", ids[:5], 0), (ids[5], 5)]
+    with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
+        runner.answer(protocol.Measure(protocol.Test(7, 0, 0, 32, text), seed=0))
 
 
 def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExecutor) -> None:
