@@ -66,6 +66,9 @@ from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_device
 from orinllm.compiler import compiler_note
 
+# Sequences that a decoder of the engine takes at most (orinllm/launches/batch.py, which imports
+# tinygrad, as this process does not).
+MOST_SEQUENCES = 32
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")
 # Fresh processes a backend: enough for a verdict on 25 tests at once, and for one where a process
@@ -99,6 +102,13 @@ def _knob_options(command: Command) -> Command:
 @click.option("n_gen", "-n", "--n-gen", multiple=True, metavar="LIST", help="[128]")
 @click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
 @click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
+@click.option(
+    "n_parallel",
+    "-npl",
+    multiple=True,
+    metavar="LIST",
+    help="sequences that -n decodes at once [1]",
+)
 @click.option("texts", "--ttft", multiple=True, metavar="LIST", help="[largest -p; 0: none]")
 @click.option(
     "sampling",
@@ -249,8 +259,17 @@ class PlanOptions:
             numbers(options["n_gen"], "-n", 128),
             [parse_pair(pair, "-pg") for pair in options["pairs"]],
             numbers(options["n_depth"], "-d", 0),
+            check_parallel(numbers(options["n_parallel"], "-npl", 1)),
         )
         self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
+
+
+def check_parallel(sequences: list[int]) -> list[int]:
+    """Return the numbers of sequences; raises BenchError for one that no decoder takes."""
+    for n in sequences:
+        if not 1 <= n <= MOST_SEQUENCES:
+            raise BenchError(f"-npl {n}: 1 to {MOST_SEQUENCES} sequences can be decoded at once")
+    return sequences
 
 
 def text_lengths(plan: PlanOptions, paths: Sequence[Path], talk: Talk) -> list[int]:
@@ -347,10 +366,9 @@ def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> 
         assert lane.lane.model is not None
         model = models[lane.lane.model]
         for case in lane.llama_cases:
-            need = case.n_depth + case.n_tokens
-            if need > model.context_length:
+            if case.context > model.context_length:
                 raise BenchError(
-                    f"{case.label} needs a context of {need} tokens; {model.path} has "
+                    f"{case.label} needs a context of {case.context} tokens; {model.path} has "
                     f"{model.context_length}; use a smaller -p, -n, -pg or -d"
                 )
 

@@ -19,7 +19,7 @@ from tinygrad.llm.model import Transformer
 from orinbench.plan import TINYGRAD_CHUNK
 from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
-from orinllm.launches.buffers import PAGE
+from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
 
@@ -62,7 +62,7 @@ def load_network(model: str, max_context: int, sequences: int = 1) -> SamplingEx
     trained = Network.read(model).config.trained_context
     network = Network.read(model, min(max_context, trained))
     plan = plan_network(network, str(Device.DEFAULT))
-    return make_executor(network, plan, sequences=sequences)
+    return make_executor(network, plan, pages=sequences * pages_of(network.context))
 
 
 def kernels_of(linear: Any) -> tuple[int, int]:
@@ -278,9 +278,22 @@ class DecoderPath:
     included = _FUSED_INCLUDED
 
     def __init__(self, executor: FusedExecutor, sequences: int) -> None:
-        self._decoder = executor.decoder(sequences)
-        pages = executor.context // PAGE
-        self._decoder.place([range(i * pages, (i + 1) * pages) for i in range(sequences)])
+        self._executor, self._decoder = executor, executor.decoder(sequences)
+        pages = pages_of(executor.context)
+        self._pages = [range(i * pages, (i + 1) * pages) for i in range(sequences)]
+        self._decoder.place(self._pages)
+
+    def sample(self, how: Sampling | None) -> None:
+        """Draw every slot's tokens like this from now on; None: take the most likely ones."""
+        for slot in range(self._decoder.sequences):
+            self._decoder.sample(slot, how)
+
+    def fill(self, rows: Sequence[Sequence[int]]) -> None:
+        """Start keys and values of each sequence's row of ids."""
+        for row, pages in zip(rows, self._pages, strict=True):
+            self._executor.place(pages)
+            self._executor.fill(row, 0, len(row))
+        self._executor.place(self._pages[0])
 
     def upload_tokens(self, *rows: Sequence[int]) -> list[Any]:
         """Return the ids of each position, of each sequence's row: `decode` copies them."""

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.executor import Executor, Floats
-from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor
-from orinllm.launches.buffers import PAGE
+from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor, size_classes
 from orinllm.sampling import Sampling, sample
 
 Words = NDArray[np.uint32]
@@ -111,9 +110,7 @@ class FusedRunner:
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
         self.slots = min(slots, SIZE_CLASSES[-1])
-        self._sizes = [size for size in SIZE_CLASSES if size < self.slots] + [
-            min(size for size in SIZE_CLASSES if size >= self.slots)
-        ]
+        self._sizes = list(size_classes(self.slots))
         if deterministic:
             del self._sizes[:-1]
         self._placed: dict[int, list[tuple[int, ...]]] = {}
@@ -211,8 +208,3 @@ class SingleRunner:
         if row.draw.on_device and row.draw.sampling.greedy:
             return [Drawn(self._executor.token())]
         return [draw(self._executor.logits(), row.draw)]
-
-
-def pages_of(tokens: int) -> int:
-    """Return how many pages so many tokens take."""
-    return -(-tokens // PAGE)

@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from orinllm.cpu_executor import MOST_ROWS, CpuExecutor
 from orinllm.general import GeneralExecutor
 from orinllm.sampling import Sampling, sample
 
@@ -47,6 +48,18 @@ class SamplingExecutor(Executor, Protocol):
         """Draw tokens like this from now on; `text` is the sequence so far."""
         ...
 
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most; 1: there is nothing to be gained by it."""
+        ...
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        """Compute neighbours from `position` on; return the token that follows each.
+
+        The sampling must have no penalties: those would depend on the tokens before.
+        """
+        ...
+
 
 class Sequential:
     """The general path as an executor: every call waits for its result."""
@@ -82,6 +95,21 @@ class Sequential:
     def sample(self, how: Sampling, text: Sequence[int]) -> None:
         """Draw tokens like this from now on; `text` is the sequence so far."""
         self._how, self._text, self._token = how, list(text), None
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most: one, but on a CPU."""
+        return MOST_ROWS if isinstance(self._path, CpuExecutor) else 1
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        """Compute neighbours from `position` on; return the token that follows each."""
+        if len(tokens) == 1 or not isinstance(self._path, CpuExecutor):
+            (token,) = tokens
+            self.step(token, position)
+            return [self.token()]
+        rows = self._path.rows(tokens, position)
+        self._computed(rows[-1], position + len(tokens))
+        return [sample(row, self._how, (), at) for at, row in enumerate(rows, position + 1)]
 
     def token(self) -> int:
         """Return the next token, drawn as `sample` says; -1 where logits are no numbers."""

@@ -4,6 +4,7 @@ Positions, tokens and counters stay on the device, so that one graph launch with
 token of every sequence.
 """
 
+import bisect
 import struct
 from collections.abc import Sequence
 
@@ -24,8 +25,18 @@ from orinllm.token_list import TokenList, copy_ints
 
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
 SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
+#: Tokens of one sequence that are computed together for `verify`: each a graph of its own. GEMVs
+#: take no more columns at once, and tensor cores would give other numbers than a token alone.
+VERIFIED = (2, 4)
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
+
+
+def size_classes(slots: int) -> tuple[int, ...]:
+    """Return the classes that so many slots need: all below, and the first that holds them."""
+    if not 1 <= slots <= SIZE_CLASSES[-1]:
+        raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
+    return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
 
 
 class Decoder:
@@ -142,6 +153,9 @@ class FusedExecutor:
     def __init__(self, memory: Memory, chunked: bool = True) -> None:
         self.memory, self.context = memory, memory.context
         self._decoders: dict[int, Decoder] = {}
+        self._verifiers: dict[int, Decoder] = {}
+        self._how = Sampling(temperature=0)
+        self._pages: tuple[int, ...] = ()
         self._prompt: tuple[ChunkList, Graph] | None = None
         if chunked:
             chunk = ChunkList(memory)
@@ -178,7 +192,10 @@ class FusedExecutor:
 
     def place(self, pages: Sequence[int]) -> None:
         """Say which pages the sequence of the coming prompt, and of `step`, is in."""
+        self._pages = tuple(pages)
         self.decoder().place([pages])
+        for rows, verifier in self._verifiers.items():
+            verifier.place([pages] * rows)
         if self._prompt:
             copy_ints(self._prompt[0].table, self.memory.table_row(pages))
 
@@ -201,8 +218,37 @@ class FusedExecutor:
 
     def sample(self, how: Sampling, text: Sequence[int]) -> None:
         """Draw the tokens of `step` like this from now on; `text` is the sequence so far."""
+        self._how = how
         self.decoder().sample(0, how)
         self.decoder().remember(0, text)
+        for rows, verifier in self._verifiers.items():
+            for row in range(rows):
+                verifier.sample(row, how)
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most."""
+        return VERIFIED[-1]
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        """Compute neighbours from `position` on; return the token that follows each.
+
+        The sampling must have no penalties: those would depend on the tokens before.
+        """
+        if len(tokens) == 1:
+            self.step(tokens[0], position)
+            return [self.token()]
+        rows = min(size for size in VERIFIED if size >= len(tokens))
+        if rows not in self._verifiers:
+            verifier = Decoder(TokenList(self.memory, rows, together=True))
+            verifier.place([self._pages] * rows)
+            for row in range(rows):
+                verifier.sample(row, self._how)
+            self._verifiers[rows] = verifier
+        idle = rows - len(tokens)
+        places = [*range(position, position + len(tokens)), *[-1] * idle]
+        self._verifiers[rows].step([*tokens, *[0] * idle], places)
+        return list(self._verifiers[rows].tokens()[: len(tokens)])
 
     def token(self) -> int:
         """Wait for the next token; -1 where logits are no numbers."""

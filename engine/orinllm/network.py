@@ -15,7 +15,7 @@ from orinllm.fused import FusedExecutor
 from orinllm.general import general_executor
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import PAGE, round_up
-from orinllm.memory import make_memory
+from orinllm.memory import make_memory, pages_of
 from orinllm.plan import Plan, cache_bytes, make_plan
 from orinllm.weights import Say, Weights, check_types, quiet
 
@@ -78,11 +78,16 @@ def plan_network(network: Network, device: str) -> Plan:
 
 
 def make_executor(
-    network: Network, plan: Plan, general: bool = False, say: Say = quiet, sequences: int = 1
+    network: Network,
+    plan: Plan,
+    general: bool = False,
+    say: Say = quiet,
+    pages: int | None = None,
 ) -> SamplingExecutor:
     """Return what runs a network: fused kernels where the plan allows, else the general path.
 
-    `sequences`: how many may have keys and values at once; the general path has one.
+    `pages`: of keys and values of all sequences together (memory.py: pages_of, pages_that_fit);
+    without it one sequence's context. The general path has one sequence.
     """
     gguf, config = network.gguf, network.config
     if plan.device.split(":")[0] == "CPU":
@@ -92,7 +97,8 @@ def make_executor(
     context = round_up(network.context, PAGE)
     weights = Weights(gguf, config, plan.device, say)
     say("kernels: compiled or taken from the cache")
-    memory = make_memory(config, weights, plan.device, context, sequences * context // PAGE)
+    pool = pages_of(context) if pages is None else pages
+    memory = make_memory(config, weights, plan.device, context, pool)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 

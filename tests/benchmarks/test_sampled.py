@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from orinbench.errors import BenchError
-from orinbench.plan import make_lanes
+from orinbench.plan import Case, make_lanes
 from orinbench.sampled import sampling_of
 from orinllm.sampling import Sampling
 
@@ -32,7 +32,7 @@ def test_a_text_that_means_nothing(text: str, why: str) -> None:
 
 def test_a_row_more_for_each_generation_on_tinygrad() -> None:
     backends = ["tinygrad:CPU", "llama.cpp"]
-    tests = [(512, 0, 0), (0, 128, 64)]
+    tests = [Case(512, 0, 0), Case(0, 128, 64)]
     lanes = make_lanes(backends, [Path("m.gguf")], tests, [()], sampling=["temperature=0.7"])
     labels = [[case.label for case in lane.cases] for lane in lanes]
     drawn = "tg128 @ d64 @ temperature=0.7"

@@ -134,6 +134,39 @@ def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExe
     assert [entry[1] for entry in executor.calls if isinstance(entry[0], int)] == [7, 27, 28]
 
 
+class FakeBatch:
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def sample(self, how: Sampling | None) -> None:
+        assert how is None
+
+    def fill(self, rows: list[list[int]]) -> None:
+        self.calls.append(("fill", rows))
+
+    def upload_tokens(self, *rows: list[int]) -> list[tuple[int, ...]]:
+        return list(zip(*rows, strict=True))
+
+    def decode(self, tokens: tuple[int, ...], position: int) -> None:
+        self.calls.append((tokens, position))
+
+
+def test_several_sequences_are_timed_together(
+    runner: TinygradRunner, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match="-npl 2: only the fused kernels decode several"):
+        runner.parallel(2)
+    monkeypatch.setattr(runner, "parallel", lambda n: FakeBatch(executor.calls))
+    done = runner.answer(protocol.Measure(protocol.Test(0, 2, 3, 32, n_parallel=2), seed=5))
+    draw = random.Random(5)
+    first, second = ([draw.randrange(1000) for _ in range(5)] for _ in range(2))
+    assert executor.calls == [
+        *(("fill", [first[:3], second[:3]]), "sync"),  # not timed
+        *(((first[3], second[3]), 3), "sync", ((first[4], second[4]), 4), "sync"),
+    ]
+    assert isinstance(done, protocol.Measured) and done.ns > 0
+
+
 class Plain(Compiler):  # type: ignore[misc]  # tinygrad carries no types
     def compile(self, src: str) -> bytes:
         return src.encode()

@@ -74,6 +74,7 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
             assert any(text in message for message in case["got"]), (name, case)
         for message in case["got"]:
             assert message.startswith("host board: "), (name, message)
+    assert sum(len(case["got"]) for case in cases.values()) > 60
 
 
 def test_the_documented_options_are_those_of_the_modules(flake: Flake) -> None:

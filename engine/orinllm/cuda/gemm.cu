@@ -35,34 +35,34 @@ template<typename P> DI void add_ranks(typename Tile<P>::Sums acc, float* sums) 
   }
 }
 
-// A warp's sums to the result. t0: the block's first token, of `tokens`; row: the lane's first.
+// A lane's sums of one row to the result, from token t0 of `tokens` on. What they are added to is
+// read at once: stores and loads of one array would wait for each other.
 template<typename P>
-DI void write_sums(typename Tile<P>::Sums acc, const Gemm& a, const Part& to, int t0, int tokens,
-                   int row) {
+DI void write_row(const float sums[][4], const Gemm& a, const Part& to, int t0, int tokens, int row,
+                  int half) {
   constexpr float S = tile_unit<P::TYPE>();
-  const int j = thread_again() & 3;
+  constexpr int N = P::TOKEN_GROUPS * 2;
+  const float bias = P::MODE != GATED && to.bias ? to.bias[row] : 0.f;
+  const int t1 = t0 + 2 * (thread_again() & 3);
+  const u64 first = (u64)t1 * P::OUT_STRIDE + row;
+  float before[N];
 #pragma unroll
-  for (int i = 0; i < P::ROW_TILES * (P::MODE == GATED ? 1 : 2); i++) {
-    const int r = row + i * 8, tile = P::MODE == GATED ? i : i / 2,
-              c0 = P::MODE == GATED ? 0 : i % 2;
-    if (r >= to.rows) continue;
-    const float bias = P::MODE != GATED && to.bias ? to.bias[r] : 0.f;
+  for (int i = 0; P::MODE == ADD && i < N; i++) {
+    const int t = i / 2 * 8 + i % 2;
+    before[i] = t1 + t < tokens ? ((const float*)to.out)[first + t * P::OUT_STRIDE] : 0.f;
+  }
 #pragma unroll
-    for (int m = 0; m < P::TOKEN_GROUPS; m++)
-#pragma unroll
-      for (int c = 0; c < 2; c++) {
-        const int t = t0 + m * 8 + 2 * j + c;
-        if (t >= tokens) continue;
-        const u64 at = (u64)t * P::OUT_STRIDE + r;
-        const float* sum = acc[tile][m];
-        if constexpr (P::MODE == GATED) {
-          ((u16*)to.out)[at] = f2h(gated<P::ACTIVATION>(sum[c] * S, sum[2 + c] * S) * HIDDEN_SCALE);
-        } else {
-          const float y = sum[2 * c0 + c] * (S * a.undo) + bias;
-          float* o = (float*)to.out + at;
-          *o = P::MODE == ADD ? *o + y * a.factor : y;
-        }
-      }
+  for (int i = 0; i < N; i++) {
+    const int t = i / 2 * 8 + i % 2;
+    if (t1 + t >= tokens) continue;
+    const u64 at = first + t * P::OUT_STRIDE;
+    const float* sum = sums[i / 2] + i % 2;
+    if constexpr (P::MODE == GATED) {
+      ((u16*)to.out)[at] = f2h(gated<P::ACTIVATION>(sum[0] * S, sum[2] * S) * HIDDEN_SCALE);
+    } else {
+      const float y = sum[2 * half] * (S * a.undo) + bias;
+      ((float*)to.out)[at] = P::MODE == ADD ? before[i] + y * a.factor : y;
+    }
   }
 }
 
@@ -85,5 +85,12 @@ template<typename P> DI void gemm(const Gemm& a) {
   const Part to = part_of<P::PARTS>(a.parts, block_again());
   const int row =
       ((block_again() - to.block) * P::ROW_WARPS + again) * S::WARP_ROWS + ((tid & 31) >> 2);
-  write_sums<P>(acc, a, to, t0, n, row);
+#pragma unroll
+  for (int i = 0; i < P::ROW_TILES * (P::MODE == GATED ? 1 : 2); i++)
+    if (row + i * 8 < to.rows) {
+      if constexpr (P::MODE == GATED)
+        write_row<P>(acc[i], a, to, t0, n, row + i * 8, 0);
+      else
+        write_row<P>(acc[i / 2], a, to, t0, n, row + i * 8, i % 2);
+    }
 }

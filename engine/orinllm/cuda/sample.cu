@@ -30,13 +30,13 @@ struct Slot {
 // What the kernels leave for one another of a slot, 8 words, zero between two tokens.
 struct Row {
   u64 random;     // 53 bits, the uppermost
-  u32 most;       // the largest logit as an ordered number; ALL: one is no number
+  u32 most;       // the largest logit as an ordered number; ALL_LANES: one is no number
   int collected;  // candidates in the list
   int arrived;    // blocks
   int pad[3];
 };
 
-#define ALL 0xffffffffu
+#define ALL_LANES 0xffffffffu
 #define ALL64 0xffffffffffffffffull
 #define ONE 1099511627776.f  // 2^40
 #define MASK_WORDS(vocabulary) (((vocabulary) + 31) / 32 + 1)
@@ -126,8 +126,8 @@ DI u64 philox(u64 seed, u64 position) {
 }
 
 DI u64 shuffle64(u64 v, int mask) {
-  const u32 low = __shfl_xor_sync(ALL, (u32)v, mask),
-            high = __shfl_xor_sync(ALL, (u32)(v >> 32), mask);
+  const u32 low = __shfl_xor_sync(ALL_LANES, (u32)v, mask),
+            high = __shfl_xor_sync(ALL_LANES, (u32)(v >> 32), mask);
   return (u64)high << 32 | low;
 }
 // The sum of v of all threads before this one, and of all; sums: THREADS / 32 in shared memory.
@@ -180,13 +180,13 @@ template<typename P> DI void sample_count(const Sample<P>& s) {
   u32 mine = 0;
   each<P>(adjusted(s, n), [&](float l, int) {
     const bool number = fabsf(l) < -NEG_INF;
-    const u32 o = number ? ordered(l) : ALL;
+    const u32 o = number ? ordered(l) : ALL_LANES;
     mine = o > mine ? o : mine;
     if (number) atomicAdd(bins + bin_of(l), 1);
   });
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) {
-    const u32 other = __shfl_xor_sync(ALL, mine, o);
+    const u32 other = __shfl_xor_sync(ALL_LANES, mine, o);
     mine = other > mine ? other : mine;
   }
   if (tid % 32 == 0) atomicMax(&most, mine);
@@ -413,7 +413,7 @@ template<typename P> DI void sample_pick(const Sample<P>& s) {
     });
   if (!last_block(&row.arrived, P::BLOCKS, &flag)) return;
   int token = -1;
-  if (most != ALL && most != 0) {
+  if (most != ALL_LANES && most != 0) {
     const float best = unordered(most);
     const Limits limits = {slot.top_p, __ldcg(&row.random), slot.top_k, slot.scale,
                            best,       best + slot.min_p};

@@ -13,8 +13,9 @@
 //
 // Weights are the operand of 16 rows and stay in registers between unpacking and product; k is
 // permuted alike in both operands, so that a lane's 8 consecutive weights and one 16-byte load of
-// activations feed two mma. A warp loads a unit's raw words at once; behind those of a segment's
-// last unit the next segment is copied, two steps before it is read.
+// activations feed two mma. While one part of a unit is multiplied the next is unpacked. A warp
+// loads a unit's raw words at once, in the second part of the unit before it; behind those of a
+// segment's last unit the next segment is copied.
 #pragma once
 #include "epilogue.cuh"
 #include "unpack.cuh"
@@ -27,7 +28,8 @@ template<int T> struct Segment {
                                                         : 64,
                        UNITS = WEIGHTS / 64, BYTES = bytes_of(WEIGHTS),
                        CHUNKS = (BYTES + 16 - Packed<T>::ALIGN + 15) / 16,
-                       PITCH = (CHUNKS | 1) * 16;
+                       // of loads of 16 bytes eight lanes, two rows, meet at once
+      PITCH = Packed<T>::ALIGN == 16 ? CHUNKS * 16 + 64 : (CHUNKS | 1) * 16;
 };
 
 // Sizes of a block and of its walk along k.
@@ -124,11 +126,53 @@ DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled
   }
 }
 
-// The first 8 * GROUPS tokens, at x, times a lane's 8 weights of its rows. Products of one sum are
-// kept apart: one waits for the other.
+// A unit's raw words of a lane's rows.
+template<typename P> struct Words {
+  Raw<P::TYPE> raw[P::ROW_TILES][2];
+  u32 low[P::ROW_TILES][2];  // of addresses; slots are whole 16 bytes
+  int inside;                // the unit, of its segment
+};
+// raw: of the warp in shared memory. segment, inside: where the unit is.
+template<typename P>
+DI void load_words(Words<P>& to, const u8* raw, const Rows& rows, int segment, int inside) {
+  typedef typename Tile<P>::Piece Piece;
+  const int lane = threadIdx.x & 31;
+  to.inside = inside;
+#pragma unroll
+  for (int s = 0; s < 2 * P::ROW_TILES; s++) {
+    const int slot = s * 8 + (lane >> 2);
+    const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, segment);
+    to.raw[s / 2][s % 2] =
+        load_raw<P::TYPE>(raw + slot * Piece::PITCH + offset, offset, inside, lane & 3);
+  }
+}
+
+// Halves of one part of a unit, of a lane's rows.
+template<typename P> struct Weights {
+  u32 of[P::ROW_TILES][2][4];
+};
+// Those of one row.
+template<typename P> DI void unpack_row(Weights<P>& to, const Words<P>& from, int part, int s) {
+  constexpr int T = P::TYPE;
+  u32* const w = to.of[s / 2][s % 2];
+  to_half<T>(from.raw[s / 2][s % 2], from.low[s / 2][s % 2], from.inside, part, w);
+  if constexpr (T == BF16) {
+#pragma unroll
+    for (int c = 0; c < 4; c++) w[c] = f2h2(f16<T>(w[c]), f16<T>(w[c] >> 16));
+  }
+  if constexpr (T == F16) {  // times 1: as loaded, they would be moved before every product
+#pragma unroll
+    for (int c = 0; c < 4; c++) w[c] = hmul2(w[c], 0x3c003c00u);
+  }
+}
+
+// The first 8 * GROUPS tokens, at x, times `now`, between which `then` is unpacked: tensor cores
+// work while the other units prepare the next part. Products of one sum are kept apart: one waits
+// for the other.
 template<typename P, int GROUPS>
-DI void multiply_groups(typename Tile<P>::Sums acc, const u32 w[][2][4], const u16* x) {
-  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4;
+DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x,
+                        Weights<P>& then, const Words<P>& words, int part) {
+  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4, ROWS = 2 * P::ROW_TILES;
 #pragma unroll
   for (int m = 0; m < GROUPS; m += AT_ONCE) {
     int4 b[AT_ONCE];
@@ -140,38 +184,21 @@ DI void multiply_groups(typename Tile<P>::Sums acc, const u32 w[][2][4], const u
       for (int i = 0; i < AT_ONCE; i++)
 #pragma unroll
         for (int t = 0; t < P::ROW_TILES; t++)
-          mma16816(acc[t][m + i], w[t][0][h], w[t][1][h], w[t][0][h + 1], w[t][1][h + 1],
-                   (u32)(h ? b[i].z : b[i].x), (u32)(h ? b[i].w : b[i].y));
+          mma16816(acc[t][m + i], now.of[t][0][h], now.of[t][1][h], now.of[t][0][h + 1],
+                   now.of[t][1][h + 1], (u32)(h ? b[i].z : b[i].x), (u32)(h ? b[i].w : b[i].y));
+#pragma unroll
+    for (int s = m * ROWS / GROUPS; s < (m + AT_ONCE) * ROWS / GROUPS; s++)
+      unpack_row<P>(then, words, part, s);
   }
 }
 template<typename P>
-DI void multiply_part(typename Tile<P>::Sums acc, const u32 w[][2][4], const u16* x, int filled) {
+DI void multiply_part(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x, int filled,
+                      Weights<P>& then, const Words<P>& words, int part) {
   constexpr int ALL = P::TOKEN_GROUPS;
   if (ALL >= 4 && filled <= 2 * ALL)
-    multiply_groups<P, ALL / 4>(acc, w, x);
-  else if (filled <= 4 * ALL)
-    multiply_groups<P, ALL / 2>(acc, w, x);
+    multiply_groups<P, ALL / 4>(acc, now, x, then, words, part);
   else
-    multiply_groups<P, ALL>(acc, w, x);
-}
-
-// The halves of part p of a unit, of which a lane holds the raw words.
-template<int T, int ROW_TILES>
-DI void unpack_part(u32 w[][2][4], const Raw<T> raw[][2], const u32 low[][2], int unit, int p) {
-#pragma unroll
-  for (int t = 0; t < ROW_TILES; t++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      to_half<T>(raw[t][i], low[t][i], unit, p, w[t][i]);
-      if constexpr (T == BF16) {
-#pragma unroll
-        for (int c = 0; c < 4; c++) w[t][i][c] = f2h2(f16<T>(w[t][i][c]), f16<T>(w[t][i][c] >> 16));
-      }
-      if constexpr (T == F16) {  // times 1: as loaded, they would be moved before every product
-#pragma unroll
-        for (int c = 0; c < 4; c++) w[t][i][c] = hmul2(w[t][i][c], 0x3c003c00u);
-      }
-    }
+    multiply_groups<P, ALL>(acc, now, x, then, words, part);
 }
 
 // A warp's sums over its rank's range of k: acc[t][m][2 * i + c] is token 8 m + 2 (lane % 4) + c
@@ -181,48 +208,41 @@ template<typename P, typename Tokens>
 DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory,
                       const Rows& rows, const Tokens& in, int filled) {
   typedef Tile<P> S;
-  typedef typename S::Piece Piece;
-  constexpr int T = P::TYPE, RT = P::ROW_TILES;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, j = lane & 3,
-            rank = warp / P::ROW_WARPS, first = rank * S::OWN;
+  constexpr int UNITS = S::Piece::UNITS;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = warp / P::ROW_WARPS,
+            first = rank * S::OWN;
 #pragma unroll
-  for (int i = 0; i < RT * P::TOKEN_GROUPS * 4; i++)
+  for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
     acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
-  u8* const mine = memory.raw[warp];
-  const u16* const x = memory.x[0] + (rank * S::TOKENS + g) * 32 + j * 8;
-  copy_rows<P>(mine, rows, first, lane);
+  u8* const raw = memory.raw[warp];
+  const u16* const x = memory.x[0] + (rank * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
+  copy_rows<P>(raw, rows, first, lane);
   copy_tokens<P>(memory.x[0], in, 0, 0, filled);
   cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  Words<P> words;
+  Weights<P> even, odd;  // parts
+  load_words<P>(words, raw, rows, first, 0);
+#pragma unroll
+  for (int s = 0; s < 2 * P::ROW_TILES; s++) unpack_row<P>(even, words, 0, s);
 #pragma unroll 1
   for (int unit = 0; unit < S::OWN_UNITS; unit++) {
-    const int segment = first + unit / Piece::UNITS, inside = unit % Piece::UNITS;
+    const int next = unit + 1;
     const bool there = S::EVEN || rank * S::OWN_UNITS + unit < S::UNITS;
     cp_async_wait<0>();
     __syncthreads();
     copy_tokens<P>(memory.x[1], in, unit, 1, filled);
+    if (next % UNITS == 0 && next < S::OWN_UNITS)
+      copy_rows<P>(raw, rows, first + next / UNITS, lane);
     cp_async_commit();
-    u32 low[RT][2];  // of addresses; slots are whole 16 bytes
-    Raw<T> raw[RT][2];
-#pragma unroll
-    for (int s = 0; s < 2 * RT; s++) {
-      const int slot = s * 8 + g;
-      const u32 offset = low[s / 2][s % 2] = offset_of<P>(rows, slot, segment);
-      raw[s / 2][s % 2] = load_raw<T>(mine + slot * Piece::PITCH + offset, offset, inside, j);
-    }
-    if (inside == Piece::UNITS - 1 && unit + 1 < S::OWN_UNITS) {
-      __syncwarp();
-      copy_rows<P>(mine, rows, segment + 1, lane);
-    }
-    cp_async_commit();
-    u32 w[RT][2][4];
-    unpack_part<T, RT>(w, raw, low, inside, 0);
-    if (there) multiply_part<P>(acc, w, x, filled);
-    cp_async_wait<1>();
+    if (there) multiply_part<P>(acc, even, x, filled, odd, words, 1);
+    cp_async_wait<0>();
     __syncthreads();
-    if (unit + 1 < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, unit + 1, 0, filled);
+    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, next, 0, filled);
     cp_async_commit();
-    unpack_part<T, RT>(w, raw, low, inside, 1);
-    if (there) multiply_part<P>(acc, w, x + S::STAGE, filled);
+    load_words<P>(words, raw, rows, first + next / UNITS, next % UNITS);
+    if (there) multiply_part<P>(acc, odd, x + S::STAGE, filled, even, words, 0);
   }
 }
 // what to_half's scale leaves in the sums

@@ -237,10 +237,11 @@ template<int T> DI void to_half(const Raw<T>& r, u32 low, int unit, int p, u32* 
   }
   if constexpr (T == Q4_K || T == Q5_K) {
     const int q = 2 * pair + p;
-    const u32 scw =
-        h ? (r.h[3] & 0x0f0f0f0fu) | ((r.h[1] >> 2) & 0x30303030u) : r.h[1] & 0x3f3f3f3fu;
-    const u32 mw =
-        h ? ((r.h[3] >> 4) & 0x0f0f0f0fu) | ((r.h[2] >> 2) & 0x30303030u) : r.h[2] & 0x3f3f3f3fu;
+    // By masks, as a choice would become a branch: of the second 128 weights, the upper bits of
+    // scales and minima are with those of the first.
+    const u32 second = 0u - (u32)h, top = second & 0x30303030u, low = 0x3f3f3f3fu ^ top,
+              scw = ((r.h[1] ^ ((r.h[1] ^ r.h[3]) & second)) & low) | ((r.h[1] >> 2) & top),
+              mw = ((r.h[2] ^ ((r.h[2] ^ (r.h[3] >> 4)) & second)) & low) | ((r.h[2] >> 2) & top);
     const u16 s = f2h(h2f((u16)r.h[0]) * (float)((scw >> (8 * q)) & 255) * W_SCALE);
     const u16 m = f2h(h2f((u16)(r.h[0] >> 16)) * (float)((mw >> (8 * q)) & 255) * -W_SCALE);
     const u32 s2 = (u32)s | ((u32)s << 16), m2 = (u32)m | ((u32)m << 16);

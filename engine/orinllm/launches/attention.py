@@ -129,6 +129,33 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
     )
 
 
+def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
+    """Return what stores keys and values of tokens of one sequence, which see one another."""
+    heads = inputs.cache.heads
+    attention = heads.attention
+    more, (k_norm,) = _optional(("kn", inputs.k_norm))
+    return Launch(
+        name=f"store_keys_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
+        file="attention.cu",
+        constants=(_constants(heads, splits),),
+        arguments=(
+            Argument(f"{heads.element}* cache", inputs.cache.buffer),
+            Argument("const float* qkv", inputs.qkv),
+            Argument("const float* freqs", inputs.freqs),
+            Argument("const int* state", state),
+            Argument("const int* table", inputs.cache.table),
+            *more,
+        ),
+        body=(
+            f"  store_keys<P0>(StoreKeys<P0>{{cache, qkv, freqs, {k_norm}, state, table, "
+            f"{inputs.eps!r}f}});"
+        ),
+        grid=(attention.kv_heads, heads.sequences, 1),
+        block=32,
+        writes=("cache",),
+    )
+
+
 def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     """Return a chunk's rotation: q to halves (CHUNK, heads, head_dim), k and v to the cache."""
     heads = inputs.cache.heads

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from orinllm.batch import FusedRunner, Runner, SingleRunner, pages_of
+from orinllm.batch import FusedRunner, Runner, SingleRunner
 from orinllm.cache import OneStore, PagedStore, Store
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
@@ -11,9 +11,10 @@ from orinllm.executor import Executor
 from orinllm.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.grammar import Grammars
 from orinllm.launches.buffers import PAGE
+from orinllm.memory import pages_of, pages_that_fit
 from orinllm.model import Header
-from orinllm.network import make_executor, open_device, plan_network
-from orinllm.plan import Plan, cache_bytes
+from orinllm.network import Network, make_executor, open_device, plan_network
+from orinllm.plan import Plan
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions
 from orinllm.template import ChatTemplate
@@ -54,11 +55,11 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     header, template = read_header(options)
     network = header.network
     plan = plan_network(network, open_device(options.device))
-    sequences = 1
+    pages = pages_of(network.context)
     if plan.fused and not options.general:
-        sequences = _sequences(options, plan, network.context)
-    executor = make_executor(network, plan, options.general, say, sequences)
-    runner, store = _shared(executor, options, sequences, bool(network.config.layers))
+        pages = _pages(options, plan, network)
+    executor = make_executor(network, plan, options.general, say, pages)
+    runner, store = _shared(executor, options, pages, bool(network.config.layers))
     say("vocabulary: prepared for grammars")
     size = network.config.vocab_size
     scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
@@ -76,7 +77,7 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
 
 
 def _shared(
-    executor: Executor, options: EngineOptions, sequences: int, resumable: bool
+    executor: Executor, options: EngineOptions, pages: int, resumable: bool
 ) -> tuple[Runner, Store]:
     """Return what several sequences share an executor with."""
     if not isinstance(executor, FusedExecutor):
@@ -85,16 +86,19 @@ def _shared(
         return SingleRunner(executor), OneStore(executor.context, resumable)
     runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
     runner.warm()
-    return runner, PagedStore(sequences * pages_of(executor.context))
+    return runner, PagedStore(pages)
 
 
-def _sequences(options: EngineOptions, plan: Plan, context: int) -> int:
-    """Return for how many whole contexts there is memory, which sequences share as they need it."""
+def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
+    """Return the pages that there is memory for, which sequences share as they need it.
+
+    One sequence's whole context at least, and no more than all slots' whole contexts.
+    """
     slots = options.slots or _MOST_SLOTS
     if slots > _MOST_SLOTS:
         raise BadInput(f"--slots {slots}: at most {_MOST_SLOTS}")
-    free = free_memory(plan.device)
+    one, free = pages_of(network.context), free_memory(plan.device)
     if free is None:
-        return slots
-    room = (free - plan.weight_bytes) * options.memory
-    return max(1, min(slots, int(room // cache_bytes(plan, context))))
+        return slots * one
+    room = int((free - plan.weight_bytes) * options.memory)
+    return max(one, min(slots * one, pages_that_fit(network.config, room)))
