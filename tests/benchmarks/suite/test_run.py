@@ -14,10 +14,9 @@ from orinbench.errors import BenchError
 from orinbench.export import RENDERERS
 from orinbench.plan import SuiteCase
 from orinbench.protocol import Bandwidth, Prepared
-from orinbench.record import Record
 from orinbench.reports import time_text
 from orinbench.samples import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
-from orinbench.schema import FIELDS
+from orinbench.schema import FIELDS, Record
 from orinbench.suite import run as suite_run
 from orinbench.suite.registry import BENCHMARKS
 from orinbench.suite.run import (
