@@ -21,11 +21,17 @@ from orinllm.sampling import Sampling
 class FakeExecutor:
     """Notes what is asked of it; its token is 7."""
 
-    name, context, vocab_size = "general", 256, 1000
+    name, context, vocab_size, most_verified = "general", 256, 1000, 1
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
-        self.drawn: list[bool] = []  # whether tokens are drawn, as it was told
+        self.how = Sampling()
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        self.how = how
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        raise AssertionError("nothing is guessed here")
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         self.calls.append((token, position))
@@ -33,10 +39,8 @@ class FakeExecutor:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
 
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        self.drawn.append(not how.greedy)
-
     def token(self) -> int:
+        self.calls.append("token")
         return 7
 
     def logits(self) -> Any:
@@ -118,11 +122,25 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
     drawn = protocol.Test(0, 1, 0, 32, sampling="temperature=0.7")
     for test in (drawn, protocol.Test(6, 0, 0, 32, text)):
         runner.answer(protocol.Measure(test, seed=0))
-    assert executor.drawn == [True, False]
+    assert executor.how.greedy
     ids = encode(tokenizer_of(tiny_path), text)
-    assert executor.calls[-3:] == ["sync", ("fill", ids[:5], 0), (ids[5], 5)]
+    assert executor.calls[-4:] == ["sync", ("fill", ids[:5], 0), (ids[5], 5), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
         runner.answer(protocol.Measure(protocol.Test(7, 0, 0, 32, text), seed=0))
+
+
+def test_sampled_tokens_are_drawn_in_the_timed_region(
+    runner: TinygradRunner, executor: FakeExecutor
+) -> None:
+    drawn = protocol.Test(0, 2, 0, 32, sampling="temperature=0.5,top_k=3")
+    runner.answer(protocol.Measure(drawn, seed=5))
+    assert executor.how == Sampling(temperature=0.5, top_k=3)
+    assert [c if isinstance(c, str) else "step" for c in executor.calls] == [
+        *("sync", "step", "token", "sync", "step", "token", "sync")
+    ]
+    runner.answer(protocol.Measure(protocol.Test(0, 1, 0, 32), seed=5))
+    assert executor.how.greedy and executor.calls[-2:][1] == "sync"
+    assert executor.calls.count("token") == 2
 
 
 def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExecutor) -> None:
