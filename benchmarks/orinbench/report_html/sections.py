@@ -27,7 +27,6 @@ ONE_OF = {
     "tok/s": "token",
     "launches/s": "launch",
     "allocs/s": "allocation",
-    "img/s": "image",
     "schedules/s": "schedule",
     "GFLOPS": "GFLOP",
 }
