@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_outline
@@ -231,11 +231,10 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BenchError(f"{Path(command[0]).name}: {last}")
-    return done.stdout + done.stderr
+    done = run(command)
+    if done.status:
+        raise BenchError(f"{Path(command[0]).name}: {done.reason}")
+    return done.out + done.err
 
 
 def markdown(rows: list[Compiled], title: str) -> str:
