@@ -61,7 +61,7 @@ def load_network(model: str, max_context: int, sequences: int = 1) -> Executor:
     trained = Network.read(model).config.trained_context
     network = Network.read(model, min(max_context, trained))
     plan = plan_network(network, str(Device.DEFAULT))
-    return make_executor(network, plan, sequences=sequences)
+    return make_executor(network, plan, pages=sequences * -(-network.context // PAGE))
 
 
 def kernels_of(linear: Any) -> tuple[int, int]:

@@ -78,11 +78,12 @@ def plan_network(network: Network, device: str) -> Plan:
 
 
 def make_executor(
-    network: Network, plan: Plan, general: bool = False, say: Say = quiet, sequences: int = 1
+    network: Network, plan: Plan, general: bool = False, say: Say = quiet, pages: int | None = None
 ) -> Executor:
     """Return what runs a network: fused kernels where the plan allows, else the general path.
 
-    `sequences`: how many may have keys and values at once; the general path has one.
+    `pages`: of PAGE tokens each, which sequences share; None is the context of one sequence, which
+    is what the general path has.
     """
     gguf, config = network.gguf, network.config
     if plan.device.split(":")[0] == "CPU":
@@ -92,7 +93,7 @@ def make_executor(
     context = round_up(network.context, PAGE)
     weights = Weights(gguf, config, plan.device, say)
     say("kernels: compiled or taken from the cache")
-    memory = make_memory(config, weights, plan.device, context, sequences * context // PAGE)
+    memory = make_memory(config, weights, plan.device, context, pages or context // PAGE)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 

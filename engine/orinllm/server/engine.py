@@ -13,7 +13,7 @@ from orinllm.grammar import Grammars
 from orinllm.launches.buffers import PAGE
 from orinllm.model import Header
 from orinllm.network import make_executor, open_device, plan_network
-from orinllm.plan import Plan, cache_bytes
+from orinllm.plan import Plan
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions
 from orinllm.template import ChatTemplate
@@ -54,12 +54,11 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     header, template = read_header(options)
     network = header.network
     plan = plan_network(network, open_device(options.device))
-    sequences = 1
-    if plan.fused and not options.general:
-        sequences = _sequences(options, plan, network.context)
-    executor = make_executor(network, plan, options.general, say, sequences)
-    runner, store = _shared(executor, options, sequences, bool(network.config.layers))
+    pages = _pages(options, plan, network.context) if plan.fused else 0
+    executor = make_executor(network, plan, options.general, say, pages)
+    runner, store = _shared(executor, options, pages, bool(network.config.layers))
     say("vocabulary: prepared for grammars")
+    header.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
     scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
     return Engine(
@@ -76,7 +75,7 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
 
 
 def _shared(
-    executor: Executor, options: EngineOptions, sequences: int, resumable: bool
+    executor: Executor, options: EngineOptions, pages: int, resumable: bool
 ) -> tuple[Runner, Store]:
     """Return what several sequences share an executor with."""
     if not isinstance(executor, FusedExecutor):
@@ -85,16 +84,22 @@ def _shared(
         return SingleRunner(executor), OneStore(executor.context, resumable)
     runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
     runner.warm()
-    return runner, PagedStore(sequences * pages_of(executor.context))
+    return runner, PagedStore(pages)
 
 
-def _sequences(options: EngineOptions, plan: Plan, context: int) -> int:
-    """Return for how many whole contexts there is memory, which sequences share as they need it."""
+def _pages(options: EngineOptions, plan: Plan, context: int) -> int:
+    """Return how many pages there are: what memory allows, at most each slot's whole context."""
     slots = options.slots or _MOST_SLOTS
     if slots > _MOST_SLOTS:
         raise BadInput(f"--slots {slots}: at most {_MOST_SLOTS}")
-    free = free_memory(plan.device)
+    most, free = slots * pages_of(context), free_memory(plan.device)
     if free is None:
-        return slots
-    room = (free - plan.weight_bytes) * options.memory
-    return max(1, min(slots, int(room // cache_bytes(plan, context))))
+        return most
+    room = int((free - plan.weight_bytes) * options.memory)
+    pages = room // (plan.cache_bytes_per_token * PAGE)
+    if pages < pages_of(context):
+        raise BadInput(
+            f"--memory {options.memory:.0%}: {room / 1e9:.1f} GB hold {max(0, pages) * PAGE} "
+            f"tokens, less than a context of {context}; a smaller --context, or more memory"
+        )
+    return min(most, pages)
