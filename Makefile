@@ -1,4 +1,4 @@
-# The commands for machines without Nix: `make chat`, `make bench` and `make test`.
+# The commands for machines without Nix: `make chat`, `make serve`, `make bench` and `make test`.
 # Everything lands in .venv; a second run installs nothing.
 
 PYTHON ?= python3
@@ -9,10 +9,14 @@ MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
 # Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
 BENCH_FLAGS ?= -p 32 -n 32 -r 6
 
-.PHONY: chat bench test lint types unit verify upstream-tests mutations telemetry-demo clean
+.PHONY: chat serve bench test lint types unit verify upstream-tests mutations telemetry-demo clean
 
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
+
+# OpenAI's API on http://127.0.0.1:8000; SERVE_FLAGS='--port 9000' and the like say otherwise.
+serve: .venv/.bench .venv/.smollm2
+	$(BIN)/orinllm serve '$(MODEL)' $(SERVE_FLAGS)
 
 bench: .venv/.bench .venv/.smollm2
 	@echo 'make: measuring takes about three minutes on two CPUs, less on a GPU'

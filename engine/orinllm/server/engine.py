@@ -54,7 +54,10 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     header, template = read_header(options)
     network = header.network
     plan = plan_network(network, open_device(options.device))
-    pages = _pages(options, plan, network.context) if plan.fused else 0
+    fused = plan.fused and not options.general
+    if not fused and options.slots not in (None, 1):
+        raise BadInput(f"--slots {options.slots}: the general path has one")
+    pages = _pages(options, plan, network.context) if fused else 0
     executor = make_executor(network, plan, options.general, say, pages)
     runner, store = _shared(executor, options, pages, bool(network.config.layers))
     say("vocabulary: prepared for grammars")
@@ -79,8 +82,6 @@ def _shared(
 ) -> tuple[Runner, Store]:
     """Return what several sequences share an executor with."""
     if not isinstance(executor, FusedExecutor):
-        if options.slots not in (None, 1):
-            raise BadInput(f"--slots {options.slots}: the general path has one")
         return SingleRunner(executor), OneStore(executor.context, resumable)
     runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
     runner.warm()
