@@ -63,6 +63,7 @@ let
 
   apps = {
     chat = orinllm "chat" "Talk to a model of a GGUF file";
+    serve = orinllm "serve" "Answer over HTTP as OpenAI's API does";
     run = orinllm "run" "Answer one prompt with a model of a GGUF file";
     show = orinllm "show" "Say what a model is, and which path each of its tensors takes";
 

@@ -4,10 +4,17 @@ final: prev: {
   cudaPackages = final.cudaPackages_12_6;
 
   pythonPackagesExtensions = prev.pythonPackagesExtensions ++ [
-    (pyFinal: _: {
-      tinygrad = pyFinal.callPackage ./tinygrad.nix { };
-      tinygrad-orin = pyFinal.callPackage ./tinygrad-orin.nix { };
-    })
+    (
+      pyFinal: pyPrev:
+      {
+        tinygrad = pyFinal.callPackage ./tinygrad.nix { };
+        tinygrad-orin = pyFinal.callPackage ./tinygrad-orin.nix { };
+      }
+      # Its tests want torch, which wants NCCL where CUDA is on, which a Jetson has not.
+      // final.lib.optionalAttrs (final.config.cudaSupport or false) {
+        llguidance = pyPrev.llguidance.overridePythonAttrs { doCheck = false; };
+      }
+    )
   ];
 
   llama-cpp-orin = final.callPackage ./llama-cpp.nix { inherit (prev) llama-cpp; };

@@ -11,6 +11,7 @@
   bcrypt,
   click,
   gguf,
+  httpx,
   jinja2,
   jsonschema,
   llguidance,
@@ -54,6 +55,7 @@ buildPythonPackage {
     bcrypt
     click
     gguf
+    httpx
     jinja2
     jsonschema
     llguidance

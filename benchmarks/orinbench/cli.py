@@ -14,6 +14,7 @@ from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
 from orinbench.report_html.command import report_command
 from orinbench.sass import sass_command
+from orinbench.serve_bench.command import serve_bench_command
 from orinbench.suite.command import COMMANDS as SUITE_COMMANDS
 from orinbench.synth import synth_command
 from orinbench.tune.command import tune_command
@@ -32,6 +33,7 @@ orinbench.add_command(compare_command)
 orinbench.add_command(history_command)
 orinbench.add_command(profile_command)
 orinbench.add_command(report_command)
+orinbench.add_command(serve_bench_command)
 orinbench.add_command(sass_command)
 for command in SUITE_COMMANDS:
     orinbench.add_command(command)

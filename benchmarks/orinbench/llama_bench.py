@@ -59,12 +59,16 @@ from orinbench.record import make_records
 from orinbench.reference import unsupported
 from orinbench.results import RunResult
 from orinbench.runner import Runner
+from orinbench.sampled import sampling_of
 from orinbench.samples import Backend, LeftOutError
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth, probe_device
 from orinllm.compiler import compiler_note
 
+# Sequences that a decoder of the engine takes at most (orinllm/launches/batch.py, which imports
+# tinygrad, as this process does not).
+MOST_SEQUENCES = 32
 # A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
 SEARCH_VARIABLES = ("BEAM", "JITBEAM")
 # Fresh processes a backend: enough for a verdict on 25 tests at once, and for one where a process
@@ -98,7 +102,21 @@ def _knob_options(command: Command) -> Command:
 @click.option("n_gen", "-n", "--n-gen", multiple=True, metavar="LIST", help="[128]")
 @click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
 @click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
+@click.option(
+    "n_parallel",
+    "-npl",
+    multiple=True,
+    metavar="LIST",
+    help="sequences that -n decodes at once [1]",
+)
 @click.option("texts", "--ttft", multiple=True, metavar="LIST", help="[largest -p; 0: none]")
+@click.option(
+    "sampling",
+    "--sampling",
+    multiple=True,
+    metavar="FIELD=NUMBER,...",
+    help="tg once more with tokens drawn: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
+)
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
 @processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
@@ -157,6 +175,10 @@ def llama_bench_command(**options: Any) -> int:
         return 0
     check_output(options)
     check_passed_on(options)
+    for text in options["sampling"]:
+        sampling_of(text)
+        if options["path_"] == "general":
+            raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
     plan_options = PlanOptions(options)
     roots = Roots()
     check_board(options, roots)
@@ -174,7 +196,10 @@ def llama_bench_command(**options: Any) -> int:
             require_layers(model)
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
     texts = text_lengths(plan_options, paths, talk)
-    lanes = make_lanes(backends, paths, plan_options.tests, plan_options.settings, texts, sms)
+    lanes = make_lanes(
+        *(backends, paths, plan_options.tests, plan_options.settings, texts, sms),
+        options["sampling"],
+    )
     check_contexts(lanes, models)
     plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
     with (
@@ -234,8 +259,17 @@ class PlanOptions:
             numbers(options["n_gen"], "-n", 128),
             [parse_pair(pair, "-pg") for pair in options["pairs"]],
             numbers(options["n_depth"], "-d", 0),
+            check_parallel(numbers(options["n_parallel"], "-npl", 1)),
         )
         self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
+
+
+def check_parallel(sequences: list[int]) -> list[int]:
+    """Return the numbers of sequences; raises BenchError for one that no decoder takes."""
+    for n in sequences:
+        if not 1 <= n <= MOST_SEQUENCES:
+            raise BenchError(f"-npl {n}: 1 to {MOST_SEQUENCES} sequences can be decoded at once")
+    return sequences
 
 
 def text_lengths(plan: PlanOptions, paths: Sequence[Path], talk: Talk) -> list[int]:
@@ -332,10 +366,9 @@ def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> 
         assert lane.lane.model is not None
         model = models[lane.lane.model]
         for case in lane.llama_cases:
-            need = case.n_depth + case.n_tokens
-            if need > model.context_length:
+            if case.context > model.context_length:
                 raise BenchError(
-                    f"{case.label} needs a context of {need} tokens; {model.path} has "
+                    f"{case.label} needs a context of {case.context} tokens; {model.path} has "
                     f"{model.context_length}; use a smaller -p, -n, -pg or -d"
                 )
 

@@ -1,11 +1,13 @@
 """llama.cpp's own `llama-bench` as a backend: one call of the binary per repetition.
 
+Several sequences at once are a call of `llama-batched-bench`, which is beside it.
 A case with a text is one start of `llama-server`.
 """
 
 import contextlib
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -34,8 +36,12 @@ from orinbench.tinygrad_backend import FIRST_TOKEN_PROMPT
 
 # The first repetition inside a llama-bench call is slower than the next ones even after its own
 # warm-up (on CUDA by up to a quarter, for prompts), so each call runs two and the first is put
-# aside: it stays in the record as `discarded_ns`.
+# aside: it stays in the record as `discarded_ns`. So it is done with llama-batched-bench.
 REPETITIONS_PER_CALL = 2
+# llama.cpp gives each sequence a multiple of so many tokens (llama-context.cpp).
+CONTEXT_OF_SEQUENCE = 256
+# What says that a repetition has ended: llama-bench's record of all, llama-batched-bench's of each.
+_SAMPLES, _BATCHED = (b'"samples_ns"', 1), (b'"t_tg"', REPETITIONS_PER_CALL)
 # Added to a seed: a text that no round has.
 _OTHER_TEXT = 1 << 32
 
@@ -51,6 +57,17 @@ def find_llama_bench(given: str | None) -> Path | None:
     if not os.access(path, os.X_OK):
         raise BenchError(f"--llama-bench {given}: not executable; try chmod +x {given}")
     return path.absolute()
+
+
+def find_batched_bench(llama_bench: Path) -> Path:
+    """Return llama-batched-bench, beside llama-bench or on PATH; raises BenchError without it."""
+    beside = llama_bench.with_name("llama-batched-bench")
+    found = str(beside) if beside.is_file() else shutil.which("llama-batched-bench")
+    if found is None:
+        raise BenchError(
+            f"-npl: there is no {beside}, which llama.cpp needs for it; build it there"
+        )
+    return Path(found)
 
 
 @dataclass(frozen=True)
@@ -82,8 +99,8 @@ class LlamaCppBackend:
     ) -> None:
         self.plan = plan
         self._preload = preload
-        self._command = [str(binary), "-m", str(plan.lane.model), "-o", "json", *extra]
-        self._extra = extra
+        self._binary, self._extra = binary, tuple(extra)
+        self._batched = find_batched_bench(binary) if plan.most_sequences > 1 else None
         self._timeout = timeout
         self._verbose = verbose
         self._first: Call | None = None
@@ -130,10 +147,13 @@ class LlamaCppBackend:
         """Call the binary and keep the last of its repetitions; it draws its own token ids."""
         if case.text:
             return self._first_text(case, round_, seed)
-        call = self._call(case, REPETITIONS_PER_CALL)
+        if case.n_parallel > 1:
+            call = self._call_batched(case)
+        else:
+            call = self._call(case, REPETITIONS_PER_CALL)
         samples = call.record.get("samples_ns")
         if not isinstance(samples, list) or len(samples) != REPETITIONS_PER_CALL:
-            raise BackendDiedError(f"llama-bench gave no {REPETITIONS_PER_CALL} samples_ns")
+            raise BackendDiedError(f"llama.cpp gave no {REPETITIONS_PER_CALL} samples_ns")
         return Sample(
             round=round_,
             ns=int(samples[-1]),
@@ -146,7 +166,7 @@ class LlamaCppBackend:
 
     def _server(self, case: Case) -> tuple[Path, list[str]]:
         """Return llama-server and its arguments for a case; raises LeftOutError."""
-        binary = find_llama_server(Path(self._command[0]))
+        binary = find_llama_server(self._binary)
         if binary is None:
             raise LeftOutError("no llama-server beside llama-bench or on PATH")
         context = ["-c", str(self.plan.max_context), "-np", "1"]
@@ -204,8 +224,11 @@ class LlamaCppBackend:
         """Nothing runs between calls."""
 
     def _call(self, case: Case, repetitions: int, extra: Sequence[str] = ()) -> Call:
-        arguments = [*self._command, *extra, "-r", str(repetitions), *case_arguments(case)]
-        output, wall_s, ended_s, peak = self._run(arguments)
+        arguments = [
+            *(str(self._binary), "-m", str(self.plan.lane.model), "-o", "json"),
+            *(*self._extra, *extra, "-r", str(repetitions), *case_arguments(case)),
+        ]
+        output, wall_s, ended_s, peak = self._run(arguments, *_SAMPLES)
         try:
             (record,) = json.loads(output)
         except ValueError:
@@ -216,9 +239,27 @@ class LlamaCppBackend:
             raise BackendDiedError(f"llama-bench's record is no object: {output[:200]!r}")
         return Call(record, wall_s, ended_s, peak)
 
-    def _run(self, arguments: Sequence[str]) -> tuple[str, float, float | None, int]:
-        """Return (output, wall seconds, when the record came, peak resident bytes) of one call."""
-        start = time.monotonic()
+    def _call_batched(self, case: Case) -> Call:
+        extra = [word for word in self._extra if word != "--no-warmup"]  # which it does not have
+        arguments = [
+            *(str(self._batched), "-m", str(self.plan.lane.model), *extra),
+            *batched_arguments(case),
+        ]
+        output, wall_s, ended_s, peak = self._run(arguments, *_BATCHED)
+        samples = [float(s) * 1e9 for s in re.findall(r'"t_tg": *([0-9.]+)', output)]
+        # Without a depth it divides by no time at all: a speed may be nan, which is no JSON.
+        fields = re.findall(r'"(n_batch|n_ubatch|n_threads|n_gpu_layers)": *(-?[0-9]+)', output)
+        record: dict[str, Any] = {name: int(value) for name, value in fields}
+        return Call(record | {"samples_ns": samples}, wall_s, ended_s, peak)
+
+    def _run(
+        self, arguments: Sequence[str], marker: bytes, markers: int
+    ) -> tuple[str, float, float | None, int]:
+        """Return (output, wall seconds, when the record came, peak resident bytes) of one call.
+
+        The record has come with so many of `marker`.
+        """
+        start, name = time.monotonic(), Path(arguments[0]).name
         with tempfile.TemporaryFile() as errors:
             try:
                 process = subprocess.Popen(
@@ -230,14 +271,15 @@ class LlamaCppBackend:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise BackendDiedError(f"llama-bench does not start: {error}") from error
+                raise BackendDiedError(f"{name} does not start: {error}") from error
             try:
-                output, ended_s = _read_all(process, start + self._timeout)
+                deadline = start + self._timeout
+                output, ended_s = _read_all(process, deadline, marker, markers)
                 _, status, usage = os.wait4(process.pid, 0)
                 process.returncode = os.waitstatus_to_exitcode(status)
             except TimeoutError:
                 raise BackendDiedError(
-                    f"llama-bench did not end in {self._timeout:g} s (--timeout)"
+                    f"{name} did not end in {self._timeout:g} s (--timeout)"
                 ) from None
             finally:
                 if process.returncode is None:
@@ -248,7 +290,7 @@ class LlamaCppBackend:
             if process.returncode != 0:
                 errors.seek(0)
                 raise BackendDiedError(
-                    f"llama-bench ended with status {process.returncode}: "
+                    f"{name} ended with status {process.returncode}: "
                     f"{_reason(errors.read().decode(errors='replace'))}"
                 )
         try:
@@ -259,7 +301,9 @@ class LlamaCppBackend:
         return output.decode(errors="replace"), wall_s, ended_s, usage.ru_maxrss * 1024
 
 
-def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes, float | None]:
+def _read_all(
+    process: subprocess.Popen[bytes], deadline: float, marker: bytes, markers: int
+) -> tuple[bytes, float | None]:
     """Return standard output, and when its samples were there, in seconds of time.monotonic()."""
     assert process.stdout is not None
     output, ended = b"", None
@@ -271,7 +315,7 @@ def _read_all(process: subprocess.Popen[bytes], deadline: float) -> tuple[bytes,
             if not (data := os.read(pipe.fileno(), 1 << 16)):
                 return output, ended
             output += data
-            if ended is None and b'"samples_ns"' in output:
+            if ended is None and output.count(marker) >= markers:
                 ended = time.monotonic()
 
 
@@ -289,6 +333,19 @@ def case_arguments(case: Case) -> list[str]:
     else:
         arguments = ["-p", str(case.n_prompt), "-n", str(case.n_gen)]
     arguments += ["-d", str(case.n_depth)] if case.n_depth else []
+    for field, value in case.settings:
+        arguments += [KNOB_BY_FIELD[field].flags[0], str(value)]
+    return arguments
+
+
+def batched_arguments(case: Case) -> list[str]:
+    """Return llama-batched-bench's arguments for one case, as often as a call repeats it."""
+    context = -(-case.context // CONTEXT_OF_SEQUENCE) * CONTEXT_OF_SEQUENCE
+    arguments = [
+        *("-c", str(case.n_parallel * context), "-npp", str(case.n_depth)),
+        *("-ntg", str(case.n_gen), "-npl", ",".join([str(case.n_parallel)] * REPETITIONS_PER_CALL)),
+        *("--output-format", "jsonl"),
+    ]
     for field, value in case.settings:
         arguments += [KNOB_BY_FIELD[field].flags[0], str(value)]
     return arguments

@@ -126,6 +126,8 @@ class Case:
     settings: Settings = ()
     sms: int | None = None  # multiprocessors of the GPU; None: all
     text: bool = False  # the prompt is a text, and the first of the answer's is waited for
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
+    n_parallel: int = 1  # sequences that are decoded at once
     benchmark: ClassVar[str] = "llama-bench"
     unit: ClassVar[str] = "tok/s"
 
@@ -133,17 +135,25 @@ class Case:
     def label(self) -> str:
         """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth.
 
-        ttft512 is ours: the time from a text of 512 tokens to the first text of the answer.
+        ttft512 is ours: the time from a text of 512 tokens to the first text of the answer. Several
+        sequences at once are tg128 npl8.
         """
         parts = [f"{'ttft' if self.text else 'pp'}{self.n_prompt}"] * (self.n_prompt > 0)
         parts += [f"tg{self.n_gen}"] * (self.n_gen > 0)
-        depth = f" @ d{self.n_depth}" if self.n_depth else ""
-        return "+".join(parts) + depth + (f" @ {self.sms} SMs" if self.sms else "")
+        depth = f" npl{self.n_parallel}" if self.n_parallel > 1 else ""
+        depth += f" @ d{self.n_depth}" if self.n_depth else ""
+        drawn = f" @ {self.sampling}" if self.sampling else ""
+        return "+".join(parts) + depth + drawn + (f" @ {self.sms} SMs" if self.sms else "")
 
     @property
     def n_tokens(self) -> int:
         """Tokens that the timed region processes."""
-        return self.n_prompt + self.n_gen
+        return self.n_prompt + self.n_gen * self.n_parallel
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.n_depth + self.n_prompt + self.n_gen
 
     def setting(self, field: str) -> str | int | None:
         """Return a knob's value, None if it was not given."""
@@ -152,7 +162,8 @@ class Case:
     def test(self, text: str = "") -> Test:
         """Return what a tinygrad worker runs; `text` is the prompt of a case that has one."""
         chunk = int(self.setting("n_ubatch") or TINYGRAD_CHUNK)
-        return Test(self.n_prompt, self.n_gen, self.n_depth, chunk, text)
+        numbers = (self.n_prompt, self.n_gen, self.n_depth, chunk)
+        return Test(*numbers, text, self.sampling, self.n_parallel)
 
 
 @dataclass(frozen=True)
@@ -218,8 +229,13 @@ class LanePlan:
     @property
     def max_context(self) -> int:
         """The context that all of llama-bench's cases fit in, in steps of CONTEXT_STEP tokens."""
-        need = max(case.n_depth + case.n_tokens for case in self.llama_cases)
+        need = max(case.context for case in self.llama_cases)
         return -(-need // CONTEXT_STEP) * CONTEXT_STEP
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences at once, at most."""
+        return max(case.n_parallel for case in self.llama_cases)
 
 
 @dataclass(frozen=True)
@@ -250,18 +266,20 @@ def make_tests(
     n_gen: Sequence[int],
     pairs: Sequence[tuple[int, int]],
     depths: Sequence[int],
-) -> list[tuple[int, int, int]]:
-    """Return (n_prompt, n_gen, n_depth) of each test, in llama-bench's order, without repeats.
+    parallel: Sequence[int] = (1,),
+) -> list[Case]:
+    """Return each test without settings, in llama-bench's order, without repeats.
 
-    A zero in `n_prompt` or `n_gen` leaves that test out. Raises BenchError if nothing is left.
+    A zero in `n_prompt` or `n_gen` leaves that test out; `n_gen` alone is for each of `parallel`.
+    Raises BenchError if nothing is left.
     """
     tests = [
         test
         for depth in depths
         for test in (
-            *((n, 0, depth) for n in n_prompt if n),
-            *((0, n, depth) for n in n_gen if n),
-            *((prompt, gen, depth) for prompt, gen in pairs),
+            *(Case(n, 0, depth) for n in n_prompt if n),
+            *(Case(0, n, depth, n_parallel=many) for n in n_gen if n for many in parallel),
+            *(Case(prompt, gen, depth) for prompt, gen in pairs),
         )
     ]
     if not tests:
@@ -301,28 +319,33 @@ def _checked(knob: Knob, value: str, text: str) -> str:
 def make_lanes(
     backends: Sequence[str],
     models: Sequence[Path],
-    tests: Sequence[tuple[int, int, int]],
+    tests: Sequence[Case],
     settings: Sequence[Settings],
     texts: Sequence[int] = (),
     sms: int | None = None,
+    sampling: Sequence[str] = (),
 ) -> tuple[LanePlan, ...]:
     """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
 
-    `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors. Knobs that
-    mean nothing to tinygrad do not multiply its cases.
+    `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors; each of
+    `sampling` is a case more of tinygrad's for every test with a generation. Knobs that mean
+    nothing to tinygrad do not multiply its cases.
     """
     lanes: dict[Lane, dict[Case, None]] = {}
-    cases = [Case(*test, sms=sms) for test in tests]
+    cases = [replace(test, sms=sms) for test in tests]
     cases += [Case(n, 0, 0, sms=sms, text=True) for n in texts]
     for backend, model in itertools.product(backends, models):
         for combination, case in itertools.product(settings, cases):
             lane = Lane(backend, model)
+            ways = [case]
             if lane.is_tinygrad:
+                ways += [replace(case, sampling=text) for text in sampling if case.n_gen]
                 threads = dict(combination).get("n_threads")
                 if backend.startswith("tinygrad:CPU") and threads is not None:
                     lane = Lane(backend, model, int(threads))
                 combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
-            lanes.setdefault(lane, {})[replace(case, settings=combination)] = None
+            for way in ways:
+                lanes.setdefault(lane, {})[replace(way, settings=combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
 
 

@@ -39,13 +39,17 @@ def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
     try:
         tokenizer = tokenizer_of(path)
     except BadInput as error:
-        raise LeftOutError(f"{path}: {error}") from None
+        raise LeftOutError(str(error)) from None
     return _exact(n_tokens, seed, lambda text: len(encode(tokenizer, text)))
 
 
+def words_text(n_words: int, seed: int) -> str:
+    """Return so many words, drawn by `seed`."""
+    return " ".join(random.Random(seed).choices(_WORDS.split(), k=n_words))
+
+
 def _exact(n_tokens: int, seed: int, count: Callable[[str], int]) -> str:
-    draw = random.Random(seed)
-    words = draw.choices(_WORDS.split(), k=n_tokens)
+    words = words_text(n_tokens, seed).split()
     low, high = 0, len(words)  # words of which there are surely not too many; at most
     while low < high:
         middle = (low + high + 1) // 2
@@ -59,5 +63,5 @@ def _exact(n_tokens: int, seed: int, count: Callable[[str], int]) -> str:
             break
         text = longer
     if not text or have != n_tokens:
-        raise LeftOutError(f"no text of this vocabulary has {n_tokens} tokens")
+        raise LeftOutError(f"no text has {n_tokens} tokens in this vocabulary")
     return text

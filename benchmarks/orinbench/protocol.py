@@ -54,6 +54,7 @@ class Load:
     model: str
     max_context: int
     general: bool = False
+    sequences: int = 1  # so many contexts fit
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,8 @@ class Test:
     n_depth: int
     n_ubatch: int
     text: str = ""
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
+    n_parallel: int = 1  # sequences that are decoded at once, each with its own depth
 
 
 @dataclass(frozen=True)

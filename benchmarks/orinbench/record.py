@@ -323,7 +323,8 @@ def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> floa
         return _share(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None
     if row.case.n_prompt or lane.model is None:
         return None
-    return 100 * summary.median * lane.model.token_read_bytes / bandwidth
+    tokens = summary.median / row.case.n_parallel  # one reading of the weights serves all sequences
+    return 100 * tokens * lane.model.token_read_bytes / bandwidth
 
 
 def row_warnings(

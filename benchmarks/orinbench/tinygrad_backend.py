@@ -91,7 +91,12 @@ class TinygradBackend:
         )
 
     def _first(self, worker: WorkerProcess) -> tuple[protocol.Loaded, protocol.FirstTokenDone]:
-        load = protocol.Load(str(self.plan.lane.model), self.plan.max_context, self.general)
+        load = protocol.Load(
+            str(self.plan.lane.model),
+            self.plan.max_context,
+            self.general,
+            self.plan.most_sequences,
+        )
         loaded = worker.ask(load, protocol.Loaded)
         chunk = self.plan.llama_cases[0].test().n_ubatch
         request = protocol.FirstToken(self._first_prompt, chunk)

@@ -17,10 +17,11 @@ from tinygrad.engine.realize import Ops
 from tinygrad.llm.model import Transformer
 
 from orinbench.plan import TINYGRAD_CHUNK
-from orinllm.executor import Executor
+from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
-from orinllm.launches.buffers import PAGE
+from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
+from orinllm.sampling import Sampling
 
 
 class DecodePath(Protocol):
@@ -56,12 +57,12 @@ class DecodePath(Protocol):
         ...
 
 
-def load_network(model: str, max_context: int, sequences: int = 1) -> Executor:
+def load_network(model: str, max_context: int, sequences: int = 1) -> SamplingExecutor:
     """Return the engine's executor of a GGUF file on tinygrad's default device."""
     trained = Network.read(model).config.trained_context
     network = Network.read(model, min(max_context, trained))
     plan = plan_network(network, str(Device.DEFAULT))
-    return make_executor(network, plan, pages=sequences * -(-network.context // PAGE))
+    return make_executor(network, plan, pages=sequences * pages_of(network.context))
 
 
 def kernels_of(linear: Any) -> tuple[int, int]:
@@ -217,11 +218,17 @@ class EnginePath:
 
     calls_to_capture = 2
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: SamplingExecutor) -> None:
         self._executor, self.name = executor, executor.name
         fused = isinstance(executor, FusedExecutor)
         self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None
         self.included = _FUSED_INCLUDED if fused else _GENERAL_INCLUDED
+        self._drawn_here = False  # by the host, behind each step
+
+    def sample(self, how: Sampling | None) -> None:
+        """Draw every token like this from now on; None: leave the most likely one."""
+        self._executor.sample(how or Sampling(temperature=0), ())
+        self._drawn_here = how is not None and not isinstance(self._executor, FusedExecutor)
 
     def upload_prompt(self, ids: Sequence[int]) -> Any:
         """Return the ids: `prompt` copies them."""
@@ -239,6 +246,8 @@ class EnginePath:
     def decode(self, token: Any, position: int) -> None:
         """Copy a token and its position to the device; run a token's kernels."""
         self._executor.step(token, position)
+        if self._drawn_here:
+            self._executor.token()
 
     def last_token(self) -> int:
         """Read the most likely token."""
@@ -251,7 +260,7 @@ class EnginePath:
     def counts(self) -> tuple[int | None, int | None]:
         """Count in the token's list; on a CPU it is one program, elsewhere it is not known."""
         if isinstance(self._executor, FusedExecutor):
-            return kernels_of(self._executor.decoder().graph.linear)
+            return kernels_of(self._executor.decoder().next_graph.linear)
         return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
 
 
@@ -269,9 +278,22 @@ class DecoderPath:
     included = _FUSED_INCLUDED
 
     def __init__(self, executor: FusedExecutor, sequences: int) -> None:
-        self._decoder = executor.decoder(sequences)
-        pages = executor.context // PAGE
-        self._decoder.place([range(i * pages, (i + 1) * pages) for i in range(sequences)])
+        self._executor, self._decoder = executor, executor.decoder(sequences)
+        pages = pages_of(executor.context)
+        self._pages = [range(i * pages, (i + 1) * pages) for i in range(sequences)]
+        self._decoder.place(self._pages)
+
+    def sample(self, how: Sampling | None) -> None:
+        """Draw every slot's tokens like this from now on; None: take the most likely ones."""
+        for slot in range(self._decoder.sequences):
+            self._decoder.sample(slot, how)
+
+    def fill(self, rows: Sequence[Sequence[int]]) -> None:
+        """Start keys and values of each sequence's row of ids."""
+        for row, pages in zip(rows, self._pages, strict=True):
+            self._executor.place(pages)
+            self._executor.fill(row, 0, len(row))
+        self._executor.place(self._pages[0])
 
     def upload_tokens(self, *rows: Sequence[int]) -> list[Any]:
         """Return the ids of each position, of each sequence's row: `decode` copies them."""

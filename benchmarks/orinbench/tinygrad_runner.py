@@ -22,8 +22,17 @@ from orinbench.copy_bandwidth import copy_bandwidth
 from orinbench.device_info import gpu_driver, gpu_name, package_version
 from orinbench.envelope import limit_cuda
 from orinbench.prompt_text import encode, tokenizer_of
+from orinbench.sampled import sampling_of
 from orinbench.suite.work import SuiteWork
-from orinbench.tinygrad_paths import DecodePath, EnginePath, JitPath, load_network
+from orinbench.tinygrad_paths import (
+    DecodePath,
+    DecoderPath,
+    EnginePath,
+    JitPath,
+    load_network,
+)
+from orinllm.executor import Executor
+from orinllm.fused import FusedExecutor
 
 
 class CompileMeter:
@@ -96,6 +105,7 @@ class TinygradRunner:
         self.model: Any = None
         self.vocab_size = 0
         self._path: DecodePath | None = None
+        self._executor: Executor | None = None
         self._file = Path()
         self.suite = SuiteWork(self.compiles, self.memory)
 
@@ -112,8 +122,8 @@ class TinygradRunner:
                 return self.open()
             case protocol.MeasureBandwidth(n_bytes, repetitions):
                 return self.measure_bandwidth(n_bytes, repetitions)
-            case protocol.Load(model, max_context, general):
-                return self.load(model, max_context, general)
+            case protocol.Load(model, max_context, general, sequences):
+                return self.load(model, max_context, general, sequences)
             case protocol.FirstToken(n_prompt, n_ubatch):
                 return self.first_token(n_prompt, n_ubatch)
             case protocol.WarmUp(test):
@@ -146,10 +156,12 @@ class TinygradRunner:
         """Time copies of `n_bytes` on the device."""
         return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
-    def load(self, model: str, max_context: int, general: bool = False) -> protocol.Loaded:
+    def load(
+        self, model: str, max_context: int, general: bool = False, sequences: int = 1
+    ) -> protocol.Loaded:
         """Load the GGUF file into the engine, which compiles its kernels here.
 
-        `general` takes tinygrad.llm's own Transformer instead.
+        `general` takes tinygrad.llm's own Transformer instead. So many sequences fit.
         """
         start = time.perf_counter()
         path: DecodePath
@@ -158,7 +170,8 @@ class TinygradRunner:
             self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
             path = JitPath(self.model)
         else:
-            executor = load_network(model, max_context)
+            executor = load_network(model, max_context, sequences)
+            self._executor = executor
             self.vocab_size = executor.vocab_size
             path = EnginePath(executor)
         self._synchronize()
@@ -193,13 +206,14 @@ class TinygradRunner:
             prompt = path.upload_prompt(self._random_ids(draw, n_tokens))
             for _ in range(path.calls_to_capture):
                 path.prompt(prompt, 0, n_tokens, test.n_ubatch)
-        if test.n_gen:
+        if test.n_gen and test.n_parallel == 1:
             for token in path.upload_tokens(self._random_ids(draw, path.calls_to_capture)):
                 path.decode(token, 0)
         repetition_start = time.perf_counter()
         self.measure(test, seed=0)
         repetition_s = time.perf_counter() - repetition_start
-        kernels, launches = path.counts() if test.n_gen else (None, None)
+        counted = self.parallel(test.n_parallel) if test.n_parallel > 1 else path
+        kernels, launches = counted.counts() if test.n_gen else (None, None)
         return protocol.WarmedUp(
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
@@ -217,12 +231,18 @@ class TinygradRunner:
         Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
         end; for tg, one call of the path and one synchronize per token, as llama-bench does. What
         a call holds is the path's `included`. Outside: tokenisation, drawing the random token ids,
-        reading a token back, the prefill of `n_depth`. For a text see `_until_text`.
+        reading a token back, the prefill of `n_depth`. For a text see `_until_text`, for several
+        sequences `_measure_parallel`. With sampling, tokens are drawn as well; the next one is
+        still a random one.
         """
+        if test.n_parallel > 1:
+            return self._measure_parallel(test, seed)
         draw, path = random.Random(seed), self.path
         if test.text:
             return self._until_text(test)
         self._reset()
+        if isinstance(path, EnginePath):
+            path.sample(sampling_of(test.sampling) if test.sampling else None)
         prompt = path.upload_prompt(self._random_ids(draw, test.n_depth + test.n_prompt))
         tokens = path.upload_tokens(self._random_ids(draw, test.n_gen))
         if test.n_depth:
@@ -238,6 +258,28 @@ class TinygradRunner:
             path.decode(token, position + offset)
             self._synchronize()
         return self._measured(time.perf_counter_ns() - start, compiled)
+
+    def _measure_parallel(self, test: protocol.Test, seed: int) -> protocol.Measured:
+        """Time tokens of several sequences: one call and one synchronize for a token of each."""
+        draw, path = random.Random(seed), self.parallel(test.n_parallel)
+        sequences = range(test.n_parallel)
+        rows = [self._random_ids(draw, test.n_depth + test.n_gen) for _ in sequences]
+        path.sample(sampling_of(test.sampling) if test.sampling else None)
+        path.fill([row[: test.n_depth] for row in rows])
+        steps = path.upload_tokens(*[row[test.n_depth :] for row in rows])
+        self._synchronize()
+        compiled = self.compiles.compiled
+        start = time.perf_counter_ns()
+        for offset, tokens in enumerate(steps):
+            path.decode(tokens, test.n_depth + offset)
+            self._synchronize()
+        return self._measured(time.perf_counter_ns() - start, compiled)
+
+    def parallel(self, sequences: int) -> DecoderPath:
+        """Return the path of several sequences; raises RuntimeError on the general path."""
+        if not isinstance(self._executor, FusedExecutor):
+            raise RuntimeError(f"-npl {sequences}: only the fused kernels decode several at once")
+        return DecoderPath(self._executor, sequences)
 
     def _until_text(self, test: protocol.Test) -> protocol.Measured:
         """Time from a text to the first text of the answer, as a user waits for it.

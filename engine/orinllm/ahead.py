@@ -6,7 +6,9 @@ from pathlib import Path
 from orinllm.batch_list import list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import Target, compile_all, compile_cuda, compile_for, cubin_name
+from orinllm.draws import Draws
 from orinllm.errors import BadInput
+from orinllm.fused import size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
@@ -26,10 +28,11 @@ def target(arch: str, multiprocessors: int | None) -> Target:
     return Target(arch, sms)
 
 
-def launches_for(network: Network, gpu: Target, sequences: int = 1) -> Iterator[Launch]:
-    """Yield every launch of a token of each sequence, and of a prompt's chunk, as on `gpu`.
+def launches_for(network: Network, gpu: Target, *sequences: int) -> Iterator[Launch]:
+    """Yield every launch of a drawn token of so many sequences, and of a prompt's chunk, on `gpu`.
 
-    Raises BadInput for a model that the fused kernels do not run.
+    `sequences` are the sizes of batches. Raises BadInput for a model that the fused kernels do not
+    run.
     """
     device = compile_for(gpu)
     plan = make_plan(network.gguf, network.config, device)
@@ -39,14 +42,20 @@ def launches_for(network: Network, gpu: Target, sequences: int = 1) -> Iterator[
     weights = Weights(network.gguf, network.config, device)
     context = round_up(network.context, PAGE)
     memory = make_memory(network.config, weights, device, context, context // PAGE)
-    yield from list_of_tokens(memory, sequences, plan.prompt_obstacle is None).launches
+    for size in sequences:
+        tokens = list_of_tokens(memory, size, plan.prompt_obstacle is None)
+        yield from tokens.launches
+        yield from Draws(tokens.logits, tokens.state, size, context).launches
     if plan.prompt_obstacle is None:
         yield from ChunkList(memory).launches
 
 
-def compile_ahead(network: Network, gpu: Target, folder: Path, say: Say = quiet) -> int:
-    """Write a model's cubins into a folder; return how many there are."""
-    sources = list(dict.fromkeys(launch.source for launch in launches_for(network, gpu)))
+def compile_ahead(
+    network: Network, gpu: Target, folder: Path, slots: int = 1, say: Say = quiet
+) -> int:
+    """Write the cubins of a model of so many slots into a folder; return how many there are."""
+    launches = launches_for(network, gpu, *size_classes(slots))
+    sources = list(dict.fromkeys(launch.source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)
     folder.mkdir(parents=True, exist_ok=True)

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.executor import Executor, Floats
-from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor
-from orinllm.launches.buffers import PAGE
+from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor, size_classes
 from orinllm.sampling import Sampling, sample
 
 Words = NDArray[np.uint32]
@@ -34,14 +33,13 @@ class Draw:
 
     sampling: Sampling
     before: Sequence[int]  # prompt and answer so far
-    index: int  # of the token in its answer
     mask: Callable[[], Words] | None = None  # a bit for each token that is allowed
     top: int | None = None  # how many of `Logprobs.best`; None: no logarithms are wanted
 
     @property
-    def plain(self) -> bool:
-        """Say whether the most likely token is all that is wanted."""
-        return self.sampling.greedy and self.mask is None and self.top is None
+    def on_device(self) -> bool:
+        """Say whether a token is all that is wanted: no mask, which comes late, and no logits."""
+        return self.mask is None and self.top is None
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ def draw(logits: Floats, how: Draw) -> Drawn:
         if not bits.any():
             return Drawn(-1)
         allowed = np.where(bits.astype(bool), logits, np.float32(-np.inf))
-    token = sample(allowed, how.sampling, how.before, how.index)
+    token = sample(allowed, how.sampling, how.before, len(how.before))
     return Drawn(token, None if how.top is None else logprobs(logits, token, how.top))
 
 
@@ -111,19 +109,20 @@ class FusedRunner:
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
         self.slots = min(slots, SIZE_CLASSES[-1])
-        self._sizes = [size for size in SIZE_CLASSES if size < self.slots] + [
-            min(size for size in SIZE_CLASSES if size >= self.slots)
-        ]
+        self._sizes = list(size_classes(self.slots))
         if deterministic:
             del self._sizes[:-1]
         self._placed: dict[int, list[tuple[int, ...]]] = {}
+        self._draws: dict[int, list[_Held]] = {}  # by size: what each slot draws like
         self._rows: list[Row] = []
         self._decoder: Decoder | None = None
 
     def warm(self) -> None:
         """Compile what steps of every size need."""
         for size in self._sizes:
-            self._executor.decoder(size)
+            decoder = self._executor.decoder(size)
+            decoder.sample(0, Sampling())
+            decoder.sample(0, None)
 
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
@@ -142,16 +141,45 @@ class FusedRunner:
         if self._placed.get(size) != pages:
             self._decoder.place(pages)
             self._placed[size] = pages
+        self._sample(self._decoder, self._draws.setdefault(size, [_Held()] * size))
         tokens = [row.token for row in rows] + [0] * idle
         self._decoder.step(tokens, [row.position for row in rows] + [-1] * idle)
 
     def collect(self) -> list[Drawn]:
         """See `Runner`."""
-        assert self._decoder is not None
-        if all(row.draw.plain for row in self._rows):
-            return [Drawn(token) for token in self._decoder.tokens()[: len(self._rows)]]
-        logits = self._decoder.logits()
-        return [draw(logits[i], row.draw) for i, row in enumerate(self._rows)]
+        decoder = self._decoder
+        assert decoder is not None
+        tokens = decoder.tokens()
+        return [
+            Drawn(tokens[i]) if row.draw.on_device else draw(decoder.logits_of(i), row.draw)
+            for i, row in enumerate(self._rows)
+        ]
+
+    def _sample(self, decoder: Decoder, held: list["_Held"]) -> None:
+        """Tell the device how each slot draws; what needs logits or masks is drawn here."""
+        for slot, row in enumerate(self._rows):
+            draw, was = row.draw, held[slot]
+            how = draw.sampling if draw.on_device and not draw.sampling.greedy else None
+            if how != was.how:
+                decoder.sample(slot, how)
+            if how is not None and how.penalized:
+                goes_on = how == was.how and draw.before is was.text
+                if not goes_on or len(draw.before) != was.length + 1:
+                    decoder.remember(slot, draw.before)
+            held[slot] = _Held(how, draw.before, len(draw.before))
+        for slot in range(len(self._rows), decoder.sequences):
+            if held[slot].how is not None:
+                decoder.sample(slot, None)
+                held[slot] = _Held()
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a slot of a decoder was last told: its sampling, and the text that it counts."""
+
+    how: Sampling | None = None
+    text: Sequence[int] = ()
+    length: int = 0
 
 
 class SingleRunner:
@@ -176,11 +204,6 @@ class SingleRunner:
         row = self._row
         assert row is not None
         self._executor.step(row.token, row.position)
-        if row.draw.plain:
+        if row.draw.on_device and row.draw.sampling.greedy:
             return [Drawn(self._executor.token())]
         return [draw(self._executor.logits(), row.draw)]
-
-
-def pages_of(tokens: int) -> int:
-    """Return how many pages so many tokens take."""
-    return -(-tokens // PAGE)

@@ -56,7 +56,7 @@ class BatchList(RowList):
         )
         self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads))
         self.table = memory.zeros(n * memory.context // PAGE)
-        self._mixtures = Mixtures(memory, n)
+        self._mixtures = Mixtures(memory, n, rows=True)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -89,5 +89,5 @@ class BatchList(RowList):
         yield attend_token(self.attention, inputs, parts, self.state)
 
     def mixture(self, layer: int) -> Iterator[Launch]:
-        """Yield each sequence's experts."""
-        return self._mixtures.of_tokens(layer, self.x)
+        """Yield the experts of all sequences that are not idle."""
+        return self._mixtures.of_rows(layer, self.x, self.normed, self.sequences, self.state)

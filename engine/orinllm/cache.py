@@ -14,8 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from orinllm.batch import pages_of
 from orinllm.launches.buffers import PAGE
+from orinllm.memory import pages_of
 
 
 @dataclass

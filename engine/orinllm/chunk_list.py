@@ -12,7 +12,7 @@ from orinllm.launch import Launch
 from orinllm.launches.attention import AttentionInputs, attend_chunk, rotate_chunk
 from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.launches.gemm import RowProduct, chunk_products
-from orinllm.launches.rows import embed_chunk, norm_rows
+from orinllm.launches.rows import embed_chunk
 from orinllm.memory import Memory
 from orinllm.mixtures import Mixtures
 from orinllm.row_list import RowList
@@ -29,7 +29,7 @@ class ChunkList(RowList):
         super().__init__(memory, self.chunk)
         self.table = memory.zeros(memory.context // PAGE)
         self._q = memory.empty(CHUNK * memory.widest_attention, dtypes.uint16)
-        self._mixtures = Mixtures(memory, CHUNK)
+        self._mixtures = Mixtures(memory, CHUNK, rows=True)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -54,7 +54,5 @@ class ChunkList(RowList):
         yield attend_chunk(self.attention, self._q, inputs, self.chunk)
 
     def mixture(self, layer: int) -> Iterator[Launch]:
-        """Yield experts that multiply the rows that chose them together."""
-        norm = self._norm(layer, self.memory.config.ffn_norm)
-        yield norm_rows(norm, self.normed, self.x, self.chunk)
-        yield from self._mixtures.of_chunk(layer, self.x, self.normed, self.chunk)
+        """Yield the experts of all tokens."""
+        return self._mixtures.of_rows(layer, self.x, self.normed, self.chunk)

@@ -69,6 +69,40 @@ def _with_model(command: Command) -> Command:
     return command
 
 
+def _with_speculation(command: Command) -> Command:
+    options = (
+        click.option("--lookup", is_flag=True, help="Guess tokens from earlier text; same answer."),
+        click.option(
+            "--draft",
+            metavar="MODEL",
+            type=click.Path(path_type=Path),
+            help="Guess tokens with a smaller model of the same vocabulary; same answer.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
+    """Let a loaded model have its tokens guessed, if that is asked for."""
+    from orinllm.speculation import Lookup
+
+    if draft is not None:
+        with _TALK.status(f"loading {draft.name}") as status:
+            model.speculate(model.draft(draft, lambda text: status.update(text)))
+    elif lookup:
+        model.speculate(Lookup())
+
+
+def _check_speculation(lookup: bool, draft: Path | None, sampling: Sampling) -> None:
+    if lookup and draft is not None:
+        raise BadInput("--lookup, --draft: two ways to guess tokens; leave one out")
+    if (lookup or draft is not None) and sampling.penalized:
+        flag = "--lookup" if lookup else "--draft"
+        raise BadInput(f"{flag}: guesses no tokens under penalties; leave --repeat-penalty out")
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """Run GGUF language models on tinygrad: an Orin's GPU, any NVIDIA GPU, or the CPU."""
@@ -128,9 +162,12 @@ def _print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
     n, seconds = len(generation.tokens), time.perf_counter() - first
     rate = f", {(n - 1) / seconds:.1f} tok/s" if first and n > 1 else ""
     known = f", {generation.n_cached} of them known" if generation.n_cached else ""
+    guessed = ""
+    if generation.n_proposed:
+        guessed = f", {generation.n_accepted} of {generation.n_proposed} guessed tokens right"
     _say(
-        f"[{n} token{'s'[: n != 1]}{rate}; prompt of {generation.n_prompt} tokens{known}, first "
-        f"token after {(first or time.perf_counter()) - started:.2f} s; ended by "
+        f"[{n} token{'s'[: n != 1]}{rate}{guessed}; prompt of {generation.n_prompt} tokens{known}, "
+        f"first token after {(first or time.perf_counter()) - started:.2f} s; ended by "
         f"{_ENDED[generation.finish_reason]}]",
         "dim",
     )
@@ -158,6 +195,7 @@ def _standard_input() -> str:
 @cli.command()
 @_with_model
 @_with_sampling
+@_with_speculation
 @click.option("-p", "--prompt", required=True, help="Text; - reads standard input.")
 @click.option("--raw", is_flag=True, help="Continue the text; leave the chat template out.")
 def run(
@@ -168,14 +206,18 @@ def run(
     prompt: str,
     raw: bool,
     max_tokens: int | None,
+    lookup: bool,
+    draft: Path | None,
     **sampling: Any,
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
     parameters = Sampling(**sampling)
+    _check_speculation(lookup, draft, parameters)
     text = _standard_input() if prompt == "-" else prompt
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     loaded = _load(model, context, device, path_)
+    _speculate(loaded, lookup, draft)
     if raw or loaded.template is None:
         generation = loaded.generate(text, parameters, max_tokens=max_tokens)
         _print_answer(generation, (Delta(piece.text) for piece in generation))
@@ -191,6 +233,7 @@ def run(
 @cli.command()
 @_with_model
 @_with_sampling
+@_with_speculation
 @click.option("--system", help="Instruction that begins the conversation.")
 def chat(
     model: Path,
@@ -199,6 +242,8 @@ def chat(
     path_: str,
     system: str | None,
     max_tokens: int | None,
+    lookup: bool,
+    draft: Path | None,
     **sampling: Any,
 ) -> None:
     """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends.
@@ -206,7 +251,9 @@ def chat(
     Reads questions from standard input, one a line; piped ones work as typed ones do.
     """
     parameters = Sampling(**sampling)
+    _check_speculation(lookup, draft, parameters)
     loaded = _load(model, context, device, path_)
+    _speculate(loaded, lookup, draft)
     if loaded.template is None:
         raise BadInput(f"{model}: has no chat template; try orinllm run --raw")
     conversation = Conversation(loaded.template, loaded.tokenizer, system)
@@ -399,15 +446,22 @@ def _weights(gguf: Any, plan: Any) -> str:
 @click.option("--arch", required=True, help="Architecture of the GPU: sm_87 is an Orin's.")
 @click.option("--sms", type=click.IntRange(1), help="Its multiprocessors; known for sm_87, sm_90.")
 @click.option("-c", "--context", type=int, help="Tokens of prompt and answer, as when it runs.")
+@click.option(
+    "--slots",
+    default=1,
+    type=click.IntRange(1, 32),
+    help="Sequences at once, as orinllm serve has them, 1 to 32.",
+)
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder.")
-def compile_(model: Path, arch: str, sms: int | None, context: int | None, out: Path) -> None:
+def compile_(**given: Any) -> None:
     """Compile a model's kernels ahead; ORINLLM_CUBINS=FOLDER then finds them."""
     from orinllm.ahead import compile_ahead, target
     from orinllm.network import Network
 
-    network = Network.read(model, context)
+    network, out = Network.read(given["model"], given["context"]), given["out"]
+    gpu = target(given["arch"], given["sms"])
     with _TALK.status("compiling") as status:
-        n = compile_ahead(network, target(arch, sms), out, lambda text: status.update(text))
+        n = compile_ahead(network, gpu, out, given["slots"], lambda text: status.update(text))
     _say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 

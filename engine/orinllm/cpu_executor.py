@@ -24,6 +24,8 @@ from orinllm.gguf import GGUF
 
 #: Tokens of a prompt that go through at once (MAX_CHUNK of cpu/decoder.c).
 CHUNK = 32
+#: Tokens at most whose logits are all wanted.
+MOST_ROWS = 8
 # Dimensions of a head and experts of a token, at most (MAX_HEAD and MAX_USED).
 _MAX_HEAD, _MAX_USED = 512, 32
 _SOURCE = Path(__file__).parent / "cpu" / "decoder.c"
@@ -132,18 +134,34 @@ class CpuExecutor:
                 f"{self.context} tokens"
             )
         for at in range(0, len(tokens), CHUNK):
-            piece = tokens[at : at + CHUNK]
-            self._state.n_tokens, self._state.start = len(piece), start + at
-            self._state.tokens[: len(piece)] = piece
-            ctypes.memset(self._state.progress, 0, 8 * self._state.n_ops)
-            self._program(
-                self._run_buffer._buf, global_size=(self._cores, 1, 1), vals=(None,), wait=True
-            )
+            self._compute(tokens[at : at + CHUNK], start + at)
+        return self._read(1)[0]
+
+    def rows(self, tokens: Sequence[int], start: int) -> Floats:
+        """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary)."""
+        head = _Op.from_address(self._state.ops + ctypes.sizeof(_Op) * (self._state.n_ops - 1))
+        head.last_only = 0
+        self._compute(tokens, start)
+        head.last_only = 1
+        return self._read(len(tokens))
+
+    def _compute(self, tokens: Sequence[int], start: int) -> None:
+        self._state.n_tokens, self._state.start = len(tokens), start
+        self._state.tokens[: len(tokens)] = tokens
+        ctypes.memset(self._state.progress, 0, 8 * self._state.n_ops)
+        self._program(
+            self._run_buffer._buf, global_size=(self._cores, 1, 1), vals=(None,), wait=True
+        )
+
+    def _read(self, rows: int) -> Floats:
         n = self.config.vocab_size
-        raw = (ctypes.c_float * n).from_address(self._logits)
-        logits: Floats = np.array(raw, np.float32) * np.float32(self.config.logit_scale)
+        raw = (ctypes.c_float * (rows * n)).from_address(self._logits)
+        logits: Floats = np.array(raw, np.float32).reshape(rows, n)
+        logits *= np.float32(self.config.logit_scale)
         cap = self.config.logit_softcap
-        return np.tanh(logits / cap) * np.float32(cap) if cap else logits
+        if cap:
+            logits = np.tanh(logits / cap) * np.float32(cap)
+        return logits
 
     def decode(self, token: int, position: int) -> Floats:
         """Append one token at `position`; return the logits after it."""
@@ -237,7 +255,7 @@ class CpuExecutor:
         for index, layer in enumerate(config.layers):
             ops += self._attention(index, layer)
             ops += self._feed_forward(index, layer)
-        self._logits = self._floats("logits", config.vocab_size)
+        self._logits = self._floats("logits", MOST_ROWS * config.vocab_size)
         head = "output" if "output.weight" in self._gguf.tensors else "token_embd"
         norm = self._vector("output_norm.weight")
         part = self._part(head, self._logits)

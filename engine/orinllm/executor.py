@@ -6,7 +6,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from orinllm.cpu_executor import MOST_ROWS, CpuExecutor
 from orinllm.general import GeneralExecutor
+from orinllm.sampling import Sampling, sample
 
 Floats = NDArray[np.float32]
 
@@ -31,11 +33,31 @@ class Executor(Protocol):
         ...
 
     def token(self) -> int:
-        """Wait for the most likely next token; -1 where logits are no numbers."""
+        """Wait for the next token; -1 where logits are no numbers."""
         ...
 
     def logits(self) -> Floats:
         """Wait for the logits after the last token: (vocabulary)."""
+        ...
+
+
+class SamplingExecutor(Executor, Protocol):
+    """An executor whose tokens may be drawn; it takes the most likely ones until `sample`."""
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on; `text` is the sequence so far."""
+        ...
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most; 1: there is nothing to be gained by it."""
+        ...
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        """Compute neighbours from `position` on; return the token that follows each.
+
+        The sampling must have no penalties: those would depend on the tokens before.
+        """
         ...
 
 
@@ -46,6 +68,9 @@ class Sequential:
         self._path, self.name, self.context = path, path.name, path.context
         self._logits: Floats = np.empty(0, np.float32)
         self._next = 0
+        self._how = Sampling(temperature=0)
+        self._text: list[int] = []  # the sequence so far
+        self._token: int | None = None  # what was drawn from the logits, if anything was
 
     @property
     def vocab_size(self) -> int:
@@ -55,18 +80,42 @@ class Sequential:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Compute keys and values of tokens[start:end] at their positions."""
         if end > start:
-            self._logits, self._next = self._path.prefill(tokens[start:end], start), end
+            self._computed(self._path.prefill(tokens[start:end], start), end)
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         """Compute one token more: the given one, or the one that `token` returns."""
         if token is None:
             token, position = self.token(), self._next
-        self._logits, self._next = self._path.decode(token, position), position + 1
+        self._text[position:] = [token]
+        self._computed(self._path.decode(token, position), position + 1)
+
+    def _computed(self, logits: Floats, end: int) -> None:
+        self._logits, self._next, self._token = logits, end, None
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on; `text` is the sequence so far."""
+        self._how, self._text, self._token = how, list(text), None
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most: one, but on a CPU."""
+        return MOST_ROWS if isinstance(self._path, CpuExecutor) else 1
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        """Compute neighbours from `position` on; return the token that follows each."""
+        if len(tokens) == 1 or not isinstance(self._path, CpuExecutor):
+            (token,) = tokens
+            self.step(token, position)
+            return [self.token()]
+        rows = self._path.rows(tokens, position)
+        self._computed(rows[-1], position + len(tokens))
+        return [sample(row, self._how, (), at) for at, row in enumerate(rows, position + 1)]
 
     def token(self) -> int:
-        """Return the most likely next token; -1 where logits are no numbers."""
-        best = int(self._logits.argmax())
-        return best if np.isfinite(self._logits[best]) else -1
+        """Return the next token, drawn as `sample` says; -1 where logits are no numbers."""
+        if self._token is None:
+            self._token = sample(self._logits, self._how, self._text, self._next)
+        return self._token
 
     def logits(self) -> Floats:
         """Return the logits after the last token: (vocabulary)."""

@@ -4,6 +4,7 @@ Positions, tokens and counters stay on the device, so that one graph launch with
 token of every sequence.
 """
 
+import bisect
 import struct
 from collections.abc import Sequence
 
@@ -14,16 +15,28 @@ from tinygrad import dtypes
 from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import compile_all
+from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
 from orinllm.launches.batch import MOST_SEQUENCES
 from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.memory import Memory
+from orinllm.sampling import Sampling
 from orinllm.token_list import TokenList, copy_ints
 
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
 SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
+#: Tokens of one sequence that are computed together for `verify`: each a graph of its own. GEMVs
+#: take no more columns at once, and tensor cores would give other numbers than a token alone.
+VERIFIED = (2, 4)
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
+
+
+def size_classes(slots: int) -> tuple[int, ...]:
+    """Return the classes that so many slots need: all below, and the first that holds them."""
+    if not 1 <= slots <= SIZE_CLASSES[-1]:
+        raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
+    return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
 
 
 class Decoder:
@@ -37,6 +50,7 @@ class Decoder:
         compile_all(memory.device, [launch.source for launch in self.list.launches])
         self.graph = Graph(memory.device, self.list.launches)
         self.sequences = sequences
+        self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
         state = self.list.state
         self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
         rows, width = self.list.logits.size // sequences, memory.context // PAGE
@@ -70,10 +84,49 @@ class Decoder:
                 given = f"{len(tokens)} tokens and {len(positions)} positions"
                 raise ValueError(f"{given} for {self.sequences} slots")
             copy_ints(self.list.state, [*tokens, *positions])
-        self.graph.run()
+        self.next_graph.run()
+        if self._drawn is not None:
+            self._drawn[0].stepped()
+
+    @property
+    def next_graph(self) -> Graph:
+        """What the next step runs: with drawing only where a slot draws, or is masked."""
+        if self._drawn is not None and self._drawn[0].needed:
+            return self._drawn[1]
+        return self.graph
+
+    def sample(self, slot: int, how: Sampling | None) -> None:
+        """Draw a slot's tokens like this from now on; None takes the most likely ones.
+
+        For penalties nothing counts until `remember`. Raises BadInput for a bias of a token that
+        there is not.
+        """
+        if self._drawn is not None or (how is not None and not how.greedy):
+            self._draws().sample(slot, how)
+
+    def mask(self, slot: int, words: NDArray[np.uint32] | None) -> None:
+        """Allow only tokens whose bit is set in the next step: (vocabulary + 31) // 32 words.
+
+        None allows all, and so does every step after the next one.
+        """
+        if self._drawn is not None or words is not None:
+            self._draws().mask(slot, words)
+
+    def remember(self, slot: int, tokens: Sequence[int]) -> None:
+        """Say what a slot's sequence is so far, for penalties; what it draws is added to it."""
+        if self._drawn is not None:
+            self._draws().remember(slot, tokens)
+
+    def _draws(self) -> Draws:
+        if self._drawn is None:
+            device, context = self.list.memory.device, self.list.memory.context
+            draws = Draws(self.list.logits, self.list.state, self.sequences, context)
+            compile_all(device, [launch.source for launch in draws.launches])
+            self._drawn = draws, Graph(device, (*self.list.launches, *draws.launches))
+        return self._drawn[0]
 
     def tokens(self) -> tuple[int, ...]:
-        """Wait for the most likely token of each sequence; -1 where logits are no numbers."""
+        """Wait for the next token of each sequence; -1 where logits are no numbers."""
         out = memoryview(bytearray(4 * self.sequences))
         return struct.unpack(f"<{self.sequences}i", self._tokens.copyout(out))
 
@@ -100,6 +153,9 @@ class FusedExecutor:
     def __init__(self, memory: Memory, chunked: bool = True) -> None:
         self.memory, self.context = memory, memory.context
         self._decoders: dict[int, Decoder] = {}
+        self._verifiers: dict[int, Decoder] = {}
+        self._how = Sampling(temperature=0)
+        self._pages: tuple[int, ...] = ()
         self._prompt: tuple[ChunkList, Graph] | None = None
         if chunked:
             chunk = ChunkList(memory)
@@ -136,7 +192,10 @@ class FusedExecutor:
 
     def place(self, pages: Sequence[int]) -> None:
         """Say which pages the sequence of the coming prompt, and of `step`, is in."""
+        self._pages = tuple(pages)
         self.decoder().place([pages])
+        for rows, verifier in self._verifiers.items():
+            verifier.place([pages] * rows)
         if self._prompt:
             copy_ints(self._prompt[0].table, self.memory.table_row(pages))
 
@@ -157,8 +216,42 @@ class FusedExecutor:
         else:
             self.decoder().step([token], [position])
 
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw the tokens of `step` like this from now on; `text` is the sequence so far."""
+        self._how = how
+        self.decoder().sample(0, how)
+        self.decoder().remember(0, text)
+        for rows, verifier in self._verifiers.items():
+            for row in range(rows):
+                verifier.sample(row, how)
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most."""
+        return VERIFIED[-1]
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        """Compute neighbours from `position` on; return the token that follows each.
+
+        The sampling must have no penalties: those would depend on the tokens before.
+        """
+        if len(tokens) == 1:
+            self.step(tokens[0], position)
+            return [self.token()]
+        rows = min(size for size in VERIFIED if size >= len(tokens))
+        if rows not in self._verifiers:
+            verifier = Decoder(TokenList(self.memory, rows, together=True))
+            verifier.place([self._pages] * rows)
+            for row in range(rows):
+                verifier.sample(row, self._how)
+            self._verifiers[rows] = verifier
+        idle = rows - len(tokens)
+        places = [*range(position, position + len(tokens)), *[-1] * idle]
+        self._verifiers[rows].step([*tokens, *[0] * idle], places)
+        return list(self._verifiers[rows].tokens()[: len(tokens)])
+
     def token(self) -> int:
-        """Wait for the most likely next token; -1 where logits are no numbers."""
+        """Wait for the next token; -1 where logits are no numbers."""
         return self.decoder().tokens()[0]
 
     def logits(self) -> NDArray[np.float32]:

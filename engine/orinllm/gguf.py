@@ -4,6 +4,7 @@ Format: ggml's docs/gguf.md, versions 2 and 3, little-endian. A model may lie in
 `NAME-00001-of-00003.gguf` and so on; they are opened by the first one's name.
 """
 
+import itertools
 import math
 import mmap
 import os
@@ -99,6 +100,10 @@ class GGUF:
         self.tensors: dict[str, TensorInfo] = {}
         self.files = tuple(part.data for part in parts)
         for part in parts:
+            if twice := self.tensors.keys() & part.tensors.keys():
+                raise BadInput(
+                    f"{part.path}: tensor {min(twice)} is in another part of the model, too"
+                )
             self.tensors |= part.tensors
 
     @staticmethod
@@ -109,17 +114,25 @@ class GGUF:
         """
         path = Path(path)
         first = _Part(path, 0)
-        count = first.metadata.get("split.count", 1)
+        count = first.split("split.count", 1)
         if count <= 1:
             return GGUF(path, [first])
         name = _PART.match(str(path))
-        if first.metadata.get("split.no", 0) != 0 or name is None or int(name[2]) != count:
+        if first.split("split.no", 0) != 0 or name is None or int(name[2]) != count:
             raise BadInput(
                 f"{path}: is a part of a model in {count} files; give the first one, whose name "
                 f"ends in -00001-of-{count:05d}.gguf"
             )
         rest = (Path(f"{name[1]}-{n:05d}-of-{count:05d}.gguf") for n in range(2, count + 1))
-        return GGUF(path, [first, *(_Part(part, n) for n, part in enumerate(rest, 1))])
+        parts = [first]
+        for index, of in enumerate(rest, 1):
+            part = _Part(of, index)
+            if (number := part.split("split.no", 0)) != index:
+                raise BadInput(
+                    f"{of}: is part {number + 1} of a model; its name is that of part {index + 1}"
+                )
+            parts.append(part)
+        return GGUF(path, parts)
 
     @property
     def size_bytes(self) -> int:
@@ -184,6 +197,13 @@ class _Part:
             return
         raise BadInput(f"{path}: damaged or truncated in the GGUF header: {reason}")
 
+    def split(self, key: str, default: int) -> int:
+        """Return one of the numbers that say how a model is split."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise BadInput(f"{self.path}: {key} is {value!r}; a whole number was expected")
+        return value
+
     def _check_start(self) -> None:
         magic, version = bytes(self._view[:4]), bytes(self._view[4:8])
         if magic != _MAGIC:
@@ -204,6 +224,8 @@ class _Part:
         at = 24
         for _ in range(n_values):
             key, at = self._string(at)
+            if key in self.metadata:
+                raise _DamagedError(f"{key} stands twice")
             (kind,) = struct.unpack_from("<I", self._view, at)
             at = self._array(key, at + 4) if kind == _ARRAY else self._scalar(key, kind, at + 4)
         found = []
@@ -211,11 +233,17 @@ class _Part:
             entry, at = self._tensor(at)
             found.append(entry)
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1:
+        if isinstance(alignment, bool) or not isinstance(alignment, int) or alignment < 1:
             raise _DamagedError(f"general.alignment is {alignment!r}")
         start = -(-at // alignment) * alignment
         for name, kind, shape, offset in found:
+            if offset % alignment:
+                raise _DamagedError(f"tensor {name} begins at {offset}, no multiple of {alignment}")
             self._add(name, kind, shape, start + offset)
+        in_order = sorted(self.tensors.values(), key=lambda tensor: tensor.offset)
+        for one, other in itertools.pairwise(in_order):
+            if one.offset + one.n_bytes > other.offset:
+                raise _DamagedError(f"tensors {one.name} and {other.name} overlap")
 
     def _string(self, at: int) -> tuple[str, int]:
         (length,) = struct.unpack_from("<Q", self._view, at)

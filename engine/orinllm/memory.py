@@ -9,8 +9,11 @@ from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
 from orinllm.config import Config, Rope
-from orinllm.launches.buffers import PAGE, Cache, Heads
+from orinllm.launches.buffers import PAGE, Cache, Heads, ceil_div
 from orinllm.weights import Weights, floats
+
+# Bytes of a key's or value's element, and the elements that 32 bits address.
+_CACHE_BYTES, _MOST_ELEMENTS = 2, 1 << 32
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,36 @@ class Memory:
         return max(layer.feed_forward.hidden for layer in self.config.layers)
 
 
+def pages_of(tokens: int) -> int:
+    """Return the pages that hold so many tokens."""
+    return ceil_div(tokens, PAGE)
+
+
+def pages_that_fit(config: Config, n_bytes: int) -> int:
+    """Return how many pages of keys and values a pool of so many bytes has; none below one page.
+
+    Kernels address a layer's cache by 32 bits (cache.cuh), so that more bytes may be of no use.
+    """
+    elements = _page_elements(config)
+    return min(n_bytes // (_CACHE_BYTES * sum(elements)), _MOST_ELEMENTS // max(elements))
+
+
+def _page_elements(config: Config) -> list[int]:
+    """Return the elements of a page in each layer's cache."""
+    return [
+        2 * layer.attention.kv_heads * PAGE * layer.attention.head_dim for layer in config.layers
+    ]
+
+
 def make_memory(config: Config, weights: Weights, device: str, context: int, pages: int) -> Memory:
-    """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences."""
-    caches = []
-    for layer in config.layers:
-        attention = layer.attention
-        size = pages * 2 * attention.kv_heads * PAGE * attention.head_dim
-        caches.append(Buffer(device, size, dtypes.uint16).allocate())
+    """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences.
+
+    Raises ValueError for fewer than one page, and for more than the kernels can address.
+    """
+    elements = _page_elements(config)
+    if not 1 <= pages <= (most := _MOST_ELEMENTS // max(elements)):
+        raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
+    caches = [Buffer(device, pages * size, dtypes.uint16).allocate() for size in elements]
     ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
     rotations = {rope: _rotation(device, rope, context) for rope in ropes}
     return Memory(device, config, weights, context, pages, tuple(caches), rotations)

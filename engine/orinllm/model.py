@@ -6,18 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from orinllm.errors import BadInput
-from orinllm.executor import Executor
+from orinllm.executor import SamplingExecutor
 from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
-from orinllm.sampling import Sampling, sample
+from orinllm.rendering import renderer
+from orinllm.sampling import Sampling
+from orinllm.speculation import Draft, Proposer
 from orinllm.template import ChatTemplate
 from orinllm.tokenizer import Tokenizer
 from orinllm.weights import Say, quiet
 
 Message = Mapping[str, Any]
+_TOKENS = "tokenizer.ggml.tokens"
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -42,9 +43,11 @@ class Header:
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         network = Network.read(path, context)
         metadata = network.gguf.metadata
+        has_template = "tokenizer.chat_template" in metadata
+        if has_template:
+            renderer().start()  # while the vocabulary is read
         try:
             tokenizer = Tokenizer.from_metadata(metadata)
-            has_template = "tokenizer.chat_template" in metadata
             template = ChatTemplate.from_metadata(metadata, tokenizer) if has_template else None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
@@ -57,12 +60,14 @@ class Generation:
     tokens: what was said so far, without the token that ends an answer.
     n_prompt, n_cached: tokens of the prompt, and how many of them the model already knew (0 before
       the first piece).
+    n_proposed, n_accepted: tokens that speculation proposed, and those that it proposed right.
     finish_reason: "stop" (the model ended it, or a stop text came), "length", "cancelled"; None
       while it goes on.
     """
 
     def __init__(self, request: "_Request") -> None:
         self.n_prompt, self.n_cached = len(request.ids), 0
+        self.n_proposed = self.n_accepted = 0
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self._pieces, self._cancelled = request.pieces(self), False
@@ -93,11 +98,12 @@ class Generation:
 class Model:
     """A model on a device, one request at a time. Several models may share a process."""
 
-    def __init__(self, header: Header, plan: Plan, executor: Executor) -> None:
+    def __init__(self, header: Header, plan: Plan, executor: SamplingExecutor) -> None:
         self.header, self.plan, self.executor = header, plan, executor
         self.tokenizer, self.template = header.tokenizer, header.template
         self._held: list[int] = []  # tokens whose keys and values the executor has
         self._current: object = None  # the request that has the executor
+        self.proposer: Proposer | None = None
 
     @staticmethod
     def load(
@@ -117,6 +123,36 @@ class Model:
         header = Header.read(path, context)
         plan = plan_network(header.network, open_device(device))
         return Model(header, plan, make_executor(header.network, plan, general, say))
+
+    def speculate(self, proposer: Proposer | None) -> None:
+        """Compute several tokens at once where a proposer guesses them; the text stays the same.
+
+        An answer with penalties is computed token by token. Raises BadInput where the executor
+        takes one token at a time.
+        """
+        if proposer is not None and self.executor.most_verified == 1:
+            raise BadInput(
+                f"speculation: the general path on {self.plan.device} takes one token at a time; "
+                "the fused kernels and the CPU take several"
+            )
+        self.proposer = proposer
+
+    def draft(self, path: str | Path, say: Say = quiet) -> Proposer:
+        """Load a smaller model of the same vocabulary that proposes, onto the same device.
+
+        Raises BadInput for a file that is none.
+        """
+        drafts = Header.read(path, None)
+        own, other = (h.network.gguf.metadata.get(_TOKENS) for h in (self.header, drafts))
+        if own is None or other is None or list(own) != list(other):
+            raise BadInput(
+                f"{path}: its vocabulary is not that of {self.header.network.gguf.path}; a draft "
+                "model has the same tokens"
+            )
+        context = min(self.header.network.context, drafts.network.config.trained_context)
+        network = Network.read(path, context)
+        plan = plan_network(network, self.plan.device)
+        return Draft(make_executor(network, plan, self.executor.name == "general", say))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a text, of messages, or of tokens themselves."""
@@ -220,25 +256,41 @@ class _Request:
         executor, ids = self.model.executor, list(self.ids)
         generation.n_cached = cached = self.model.begin(self, ids)
         executor.fill(ids, cached, len(ids) - 1)
+        executor.sample(self.sampling, ids)
+        if self.model.proposer is not None and not self.sampling.penalized:
+            yield from self._proposed(self.model.proposer, generation, ids)
+            return
         executor.step(ids[-1], len(ids) - 1)
         for index in range(self.most):
             self.model.hold(self, ids)
-            token = self._next(ids, index)
+            token = self._checked(executor.token())
             yield token
             if index + 1 < self.most:
                 self.model.hold(self, ids)
                 ids.append(token)
-                if self.sampling.greedy:
-                    executor.step()
-                else:
-                    executor.step(token, len(ids) - 1)
+                executor.step()
 
-    def _next(self, ids: list[int], index: int) -> int:
-        if self.sampling.greedy:
-            token = self.model.executor.token()
-        else:
-            logits = self.model.executor.logits()
-            token = sample(logits, self.sampling, ids, index) if np.isfinite(logits.max()) else -1
+    def _proposed(
+        self, proposer: Proposer, generation: Generation, ids: list[int]
+    ) -> Iterator[int]:
+        """Yield tokens, several of a pass where the proposer guessed them."""
+        executor, end = self.model.executor, len(ids) + self.most
+        proposer.begin(self.sampling)
+        while len(ids) < end:
+            self.model.hold(self, ids[:-1])
+            room = min(executor.most_verified, end - len(ids)) - 1
+            proposed = proposer.propose(ids, room) if room else []
+            drawn = executor.verify([ids[-1], *proposed], len(ids) - 1)
+            pairs = zip(proposed, drawn, strict=False)
+            right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            generation.n_proposed += len(proposed)
+            generation.n_accepted += right
+            for token in drawn[: right + 1]:
+                self.model.hold(self, ids)
+                yield self._checked(token)
+                ids.append(token)
+
+    def _checked(self, token: int) -> int:
         if token < 0:
             raise BadInput(
                 f"{self.model.header.network.gguf.path}: its logits are no numbers; the file is "

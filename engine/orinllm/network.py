@@ -10,12 +10,12 @@ from orinllm.compiler import provide_compiler
 from orinllm.config import Config
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
-from orinllm.executor import Executor, Sequential
+from orinllm.executor import SamplingExecutor, Sequential
 from orinllm.fused import FusedExecutor
 from orinllm.general import general_executor
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import PAGE, round_up
-from orinllm.memory import make_memory
+from orinllm.memory import make_memory, pages_of
 from orinllm.plan import Plan, cache_bytes, make_plan
 from orinllm.weights import Say, Weights, check_types, quiet
 
@@ -78,12 +78,16 @@ def plan_network(network: Network, device: str) -> Plan:
 
 
 def make_executor(
-    network: Network, plan: Plan, general: bool = False, say: Say = quiet, pages: int | None = None
-) -> Executor:
+    network: Network,
+    plan: Plan,
+    general: bool = False,
+    say: Say = quiet,
+    pages: int | None = None,
+) -> SamplingExecutor:
     """Return what runs a network: fused kernels where the plan allows, else the general path.
 
-    `pages`: of PAGE tokens each, which sequences share; None is the context of one sequence, which
-    is what the general path has.
+    `pages`: of keys and values of all sequences together (memory.py: pages_of, pages_that_fit);
+    without it one sequence's context. The general path has one sequence.
     """
     gguf, config = network.gguf, network.config
     if plan.device.split(":")[0] == "CPU":
@@ -93,7 +97,8 @@ def make_executor(
     context = round_up(network.context, PAGE)
     weights = Weights(gguf, config, plan.device, say)
     say("kernels: compiled or taken from the cache")
-    memory = make_memory(config, weights, plan.device, context, pages or context // PAGE)
+    pool = pages_of(context) if pages is None else pages
+    memory = make_memory(config, weights, plan.device, context, pool)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 

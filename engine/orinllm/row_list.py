@@ -39,7 +39,7 @@ class RowList(ABC):
 
     @abstractmethod
     def mixture(self, layer: int) -> Iterator[Launch]:
-        """Yield x += a layer's mixture of experts of x."""
+        """Yield x += a layer's mixture of experts of x, whose norm is in `normed`."""
 
     @property
     @abstractmethod
@@ -99,10 +99,10 @@ class RowList(ABC):
     def _feed_forward(self, layer: int) -> Iterator[Launch]:
         config = self.memory.config
         part = config.layers[layer].feed_forward
+        yield norm_rows(self._norm(layer, config.ffn_norm), self.normed, self.x, self.count)
         if part.experts is not None:
             yield from self.mixture(layer)
             return
-        yield norm_rows(self._norm(layer, config.ffn_norm), self.normed, self.x, self.count)
         both = replace(
             self._product(layer, "gate_up", "GATED", ("ffn_gate", "ffn_up")),
             out=self._hidden,

@@ -1,17 +1,19 @@
 """How the next token is drawn from logits.
 
 Order and defaults are llama.cpp's (common/common.h, src/llama-sampler.cpp): biases, penalties,
-top-k, top-p, min-p, temperature, draw. The draw is counter-based: a seed gives the same text
-whatever else runs.
+top-k, top-p, min-p, temperature, draw. The draw is counter-based, by the position of the token: a
+seed gives the same text whatever else runs. cuda/sample.cu does the same on a GPU.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orinllm.errors import BadInput
-from orinllm.executor import Floats
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,19 @@ class Sampling:
         return self.repeat_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
-def sample(logits: Floats, sampling: Sampling, before: Sequence[int], index: int) -> int:
-    """Return the next token; `before` is all of the text, `index` counts draws of the request."""
+def sample(logits: Floats, sampling: Sampling, before: Sequence[int], position: int) -> int:
+    """Return the token at `position` of a sequence; -1 if a logit is no number or all are -inf.
+
+    `before` is the sequence so far. Of the draw, seed and position are all that matters.
+    """
     adjusted = _adjusted(logits, sampling, before)
+    if not np.isfinite(adjusted.max()):
+        return -1
     if sampling.temperature == 0:
         return int(adjusted.argmax())
     tokens, kept = candidates(adjusted, sampling)
     weights = np.exp((kept - kept[0]) / sampling.temperature)
-    bits = np.random.Philox(key=sampling.seed, counter=index)
+    bits = np.random.Philox(key=sampling.seed, counter=position)
     drawn = np.random.Generator(bits).random() * weights.sum()
     at = int(np.searchsorted(weights.cumsum(), drawn, side="right"))
     return int(tokens[min(at, len(tokens) - 1)])
@@ -75,8 +82,12 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     """Return the tokens that may be drawn and their logits, the most likely first."""
     size = len(logits)
     k = min(sampling.top_k or size, size)
-    tokens = np.argpartition(-logits, k - 1)[:k] if k < size else np.arange(size)
+    tokens = np.arange(size)
     # Of equal logits the lower token is first.
+    if k < size:
+        last = np.partition(logits, size - k)[size - k]
+        above = np.flatnonzero(logits > last)
+        tokens = np.append(above, np.flatnonzero(logits == last)[: k - len(above)])
     tokens = tokens[np.lexsort((tokens, -logits[tokens]))]
     kept = logits[tokens].astype(np.float64)
     if sampling.top_p < 1:

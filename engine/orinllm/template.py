@@ -1,7 +1,8 @@
 """Chat templates: a conversation to the one text that a model was trained to continue.
 
-A GGUF file carries its template as Jinja. It is code of whoever made the file, so it runs in
-jinja2's sandbox, set up as the `transformers` library does it, and gives the same text.
+A GGUF file carries its template as Jinja. It is code of whoever made the file, so it runs in a
+process of its own (`rendering`), set up as the `transformers` library does it, and gives the same
+text.
 """
 
 from __future__ import annotations
@@ -12,15 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-import jinja2
-import jinja2.ext
-from jinja2 import nodes
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-
 from orinllm.errors import BadInput
 from orinllm.reasoning import TAGS
+from orinllm.rendering import renderer
 from orinllm.tokenizer import GUARD, Tokenizer
 
 Message = Mapping[str, Any]
@@ -28,71 +23,6 @@ _KEY = "tokenizer.chat_template"
 # Names of a message's reasoning; templates read the first, those of gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PROBE = "orinllm-probe"
-
-
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks what a model wrote, for training; here its body is the result."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(line)
-
-
-class _SafeNamespace(Namespace):
-    """A namespace without names that begin with an underscore: they are Python's own."""
-
-    def __init__(*args: Any, **attributes: Any) -> None:
-        self, *values = args
-        given = dict(*values, **attributes)
-        for name in given:
-            _refuse_private(name)
-        Namespace.__init__(self, given)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _refuse_private(name)
-        super().__setitem__(name, value)
-
-
-def _refuse_private(name: str) -> None:
-    if name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"namespace attribute '{name}'")
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as models saw it in training: not escaped for HTML, as jinja2's own filter does."""
-    text = json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-    return text.replace(json.dumps(GUARD)[1:-1], GUARD) if ensure_ascii else text
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-@functools.cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    environment.globals["namespace"] = _SafeNamespace
-    return environment
 
 
 class ChatTemplate:
@@ -118,9 +48,9 @@ class ChatTemplate:
             for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
         try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise BadInput(f"{_KEY}: {_one_line(error)}") from error
+            self._render(None)
+        except BadInput as error:
+            raise BadInput(f"{_KEY}: {error}") from None
 
     @classmethod
     def from_metadata(
@@ -234,20 +164,25 @@ class ChatTemplate:
         add_generation_prompt: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        given = {"bos_token": self._bos, "eos_token": self._eos, "documents": None, **variables}
+        given = {
+            "bos_token": self._bos,
+            "eos_token": self._eos,
+            "documents": None,
+            **variables,
+            "messages": messages,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=list(tools) if tools else None,
-                add_generation_prompt=add_generation_prompt,
-                **given,
-            )
-        except jinja2.TemplateError as error:
-            raise BadInput(f"chat template: {_one_line(error)}") from error
-        except Exception as error:
-            # The template is the file's code: what Python raises in it is its fault or the input's.
-            kind = type(error).__name__
-            raise BadInput(f"chat template: {kind}: {_one_line(error)}") from error
+            return self._render(given)
+        except BadInput as error:
+            raise BadInput(f"chat template: {error}") from None
+
+    def _render(self, variables: Mapping[str, Any] | None) -> str:
+        """Return the template's text; without variables it is only read."""
+        now = datetime.now().isoformat()
+        job = {"source": self.source, "guard": GUARD, "variables": variables, "now": now}
+        return renderer().run(job)
 
     def _prepare(self, message: Message) -> dict[str, Any]:
         """Return a message in the form that this template reads."""
@@ -292,10 +227,6 @@ class ChatTemplate:
         question = {"role": "user", "content": _PROBE}
         asked, text = self._probe(question), self._probe(question, answer)
         return text.count("None") > asked.count("None")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from tinygrad.device import Buffer
 
 from orinllm.device import multiprocessors
 from orinllm.launch import Launch
-from orinllm.launches.attention import AttentionInputs, attend_token, most_splits
+from orinllm.launches.attention import AttentionInputs, attend_token, most_splits, store_keys
 from orinllm.launches.buffers import PAGE, Parts, Weight
 from orinllm.launches.gemv import Product, Tail, products
 from orinllm.launches.rows import Norm, add_norm, embed_tokens, gate
@@ -19,16 +19,18 @@ from orinllm.mixtures import Mixtures
 class TokenList:
     """Scratch of N sequences, and the launches over it, in order.
 
+    `together`: they are neighbours of one sequence, whose numbers are those of one at a time.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
     sequence; `logits` is (N, vocabulary).
     """
 
-    def __init__(self, memory: Memory, sequences: int) -> None:
-        self.memory, self.sequences = memory, sequences
+    def __init__(self, memory: Memory, sequences: int, together: bool = False) -> None:
+        self.memory, self.sequences, self._together = memory, sequences, together
         config, n = memory.config, sequences
         layers = range(len(config.layers))
         heads = [memory.heads(i, n) for i in layers]
-        self._splits = [most_splits(memory.device, h) for h in heads]
+        split = [memory.heads(i, 1) for i in layers] if together else heads
+        self._splits = [most_splits(memory.device, h) for h in split]
         parts = [
             n * h.attention.heads * splits for h, splits in zip(heads, self._splits, strict=True)
         ]
@@ -47,7 +49,7 @@ class TokenList:
         self.state = memory.zeros(2 * n + 1 + counters)
         self._tail = Tail(memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32))
         self.table = memory.zeros(n * memory.context // PAGE)
-        self._mixtures = Mixtures(memory, n)
+        self._mixtures = Mixtures(memory, n, rows=False)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -109,6 +111,8 @@ class TokenList:
             weights.optional(f"{prefix}attn_sinks.weight"),
             config.norm_eps,
         )
+        if self._together:
+            yield store_keys(inputs, self._splits[layer], self.state)
         yield attend_token(self._attention, inputs, parts, self.state)
         out = replace(
             self._product(layer, "out", "ADD", ("attn_output",)),
@@ -133,7 +137,7 @@ class TokenList:
         memory, config = self.memory, self.memory.config
         part = config.layers[layer].feed_forward
         if part.experts is not None:
-            yield from self._mixtures.of_tokens(layer, self._x)
+            yield from self._mixtures.of_tokens(layer, self._x, self.state)
             return
         both = replace(
             self._product(layer, "gate_up", "GATED", ("ffn_gate", "ffn_up")),

@@ -10,8 +10,5 @@
         boot = "ESP";
       };
     };
-
-    # On the board: install -D -m 0400 <(openssl rand -hex 32) /var/lib/secrets/grafana-secret-key
-    telemetry.grafana.secretKeyFile = "/var/lib/secrets/grafana-secret-key";
   };
 }

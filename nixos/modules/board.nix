@@ -32,6 +32,12 @@ let
         or build the host with `tinygrad-orin.lib.mkOrin`.'';
     }
     {
+      assertion = !lib.hasPrefix "xavier" jetpack.som;
+      message = ''
+        host ${host}: hardware.nvidia-jetpack.som is "${jetpack.som}", whose GPU is sm_72 and whose last JetPack
+        is 5: nothing here runs on it. An Orin's is "orin-agx", "orin-nx" or "orin-nano".'';
+    }
+    {
       assertion = jetpack.majorVersion != "5";
       message = ''
         host ${host}: hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35), whose nvgpu

@@ -3,6 +3,8 @@
 Runs as the server's own user, inside its sandbox. Standard library only.
 """
 
+import os
+import socket
 import sys
 from pathlib import Path
 
@@ -26,7 +28,15 @@ def problem(path: Path) -> str | None:
     return None
 
 
+def tell_systemd(why: str) -> None:
+    """Put the reason into `systemctl status`, which shows no log of an earlier start."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as to:
+            to.sendto(f"STATUS={why}".encode(), address.replace("@", "\0", 1))
+
+
 if __name__ == "__main__":
     option, file = sys.argv[1:]
     if found := problem(Path(file)):
+        tell_systemd(f"{option} = {file}: {found}")
         sys.exit(f"{option} = {file}: {found}")

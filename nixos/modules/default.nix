@@ -6,6 +6,7 @@ let
     performance = ./performance.nix;
     telemetry = ./telemetry.nix;
     llm-server = ./llm-server.nix;
+    llm-gateway = ./llm-gateway.nix;
     host = ./host.nix;
   };
 in

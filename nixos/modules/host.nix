@@ -11,6 +11,16 @@ let
   # What nixos/hosts/site.nix holds until its owner has edited it.
   placeholder = "replace-me";
   label = name: "/dev/disk/by-label/${name}";
+  check = import ./check.nix { inherit lib host; };
+  inherit (check) matches rule;
+  kinds = "(sk-)?(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp[0-9]+)(@openssh.com)?";
+  labels = lib.filterAttrs (_: name: name != null) cfg.disk;
+  # Characters that a file system's label may have, and systemd need not escape; FAT has eleven.
+  longest = {
+    root = 16;
+    boot = 11;
+    swap = 15;
+  };
   diskLabel =
     {
       what,
@@ -106,7 +116,44 @@ in
         [
           "root"
           "boot"
-        ];
+        ]
+    ++ map (
+      key:
+      rule "orin.host.sshKeys" key (matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key)
+        ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"''
+    ) cfg.sshKeys
+    ++ [
+      (rule "orin.host.user" cfg.user (cfg.user != "root")
+        ''root logs in with the same keys already; name a user of your own, as in "orin"''
+      )
+      (rule "orin.host.user" cfg.user (matches "[a-z_][a-z0-9_-]{0,30}" cfg.user)
+        ''systemd takes lower-case letters, digits, _ and -, 31 at most, no digit first, as in "orin"''
+      )
+      (rule "orin.host.disk.boot" cfg.disk.boot
+        (cfg.disk.boot == null || cfg.disk.boot != cfg.disk.root && cfg.disk.boot != cfg.disk.swap)
+        ''two file systems would have this label; give each its own, as in "ESP"''
+      )
+      (rule "orin.host.modelFolder" (toString cfg.modelFolder)
+        (!lib.hasPrefix builtins.storeDir (toString cfg.modelFolder))
+        ''the Nix store is read-only; name a folder of the board as a string, as in "/var/lib/models"''
+      )
+    ]
+    ++ lib.mapAttrsToList (
+      name: given:
+      rule "orin.host.disk.${name}" given
+        (matches "[A-Za-z0-9_.-]+" given && lib.stringLength given <= longest.${name})
+        "write the label alone, no path, of letters, digits, _ . and -, ${toString longest.${name}} at most"
+    ) labels
+    ++ lib.concatLists (
+      lib.mapAttrsToList (address: key: [
+        (rule "orin.host.caches.${check.show address}" key (matches "(https?|ssh|s3|file)://.+" address)
+          ''write where the cache is with its scheme, as in "https://cache.example.org"''
+        )
+        (rule "orin.host.caches.${check.show address}" key (matches "[^:[:space:]]+:[A-Za-z0-9+/]{43}=" key)
+          ''write name:key of the public key, as `nix key convert-secret-to-public` prints it''
+        )
+      ]) cfg.caches
+    );
 
     # The configuration evaluates as it is in the repository, so that it can be checked; it must not
     # become a running system with a key that nobody has.
@@ -139,14 +186,18 @@ in
     };
     swapDevices = lib.optional (cfg.disk.swap != null) { device = label cfg.disk.swap; };
 
-    users.users = {
-      ${cfg.user} = {
-        isNormalUser = true;
-        extraGroups = [ "wheel" ];
-        openssh.authorizedKeys.keys = cfg.sshKeys;
-      };
-      root.openssh.authorizedKeys.keys = cfg.sshKeys;
-    };
+    users.users = lib.mkMerge [
+      {
+        root.openssh.authorizedKeys.keys = cfg.sshKeys;
+      }
+      (lib.mkIf (cfg.user != "root") {
+        ${cfg.user} = {
+          isNormalUser = true;
+          extraGroups = [ "wheel" ];
+          openssh.authorizedKeys.keys = cfg.sshKeys;
+        };
+      })
+    ];
     orin.tinygrad.users = [ cfg.user ];
     # There is no password to ask for.
     security.sudo.wheelNeedsPassword = false;

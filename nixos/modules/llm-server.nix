@@ -10,13 +10,39 @@ let
   host = config.networking.hostName;
   listening = import ./listening.nix { inherit lib; };
   paths = import ./paths.nix { inherit lib; };
+  check = import ./check.nix { inherit lib host; };
+  # Flags that options set; a second one would win over them in silence.
+  ours = [
+    "--alias"
+    "--api-key-file"
+    "--context"
+    "--ctx-size"
+    "--device"
+    "--grace"
+    "--host"
+    "--memory"
+    "--model"
+    "--parallel"
+    "--port"
+    "--queue"
+    "--slots"
+  ];
   loopback = listening.isLoopback cfg.host;
   onGpu = cfg.device != "CPU";
   keys = "%d/api-keys";
   # systemd expands % and $ in quotes too; ours is the folder of the credentials.
   arguments =
     list: lib.replaceStrings [ keys "%" "$" ] [ keys "%%" "$$" ] (lib.escapeShellArgs list);
-  keyFiles = lib.filterAttrs (_: file: file != null) { inherit (cfg) apiKeyFile metricsKeyFile; };
+  secrets = import ./secrets.nix { inherit lib host; } [
+    {
+      option = "orin.llm-server.apiKeyFile";
+      file = cfg.apiKeyFile;
+    }
+    {
+      option = "orin.llm-server.metricsKeyFile";
+      file = cfg.metricsKeyFile;
+    }
+  ];
   flag = name: value: lib.optionals (value != null) [ name (toString value) ];
 
   engines = {
@@ -111,6 +137,8 @@ let
             ++ flag "--api-key-file" (if cfg.apiKeyFile == null then null else keys)
             ++ model.extraFlags
           );
+          # The check before the start says in `systemctl status` what is wrong.
+          NotifyAccess = "exec";
           TimeoutStartSec = cfg.startTimeout;
           # It ends what runs, or cuts it, within the grace.
           TimeoutStopSec = cfg.grace + 15;
@@ -165,7 +193,7 @@ let
       };
 
       memory = lib.mkOption {
-        type = lib.types.nullOr (lib.types.strMatching "[1-9][0-9]?%");
+        type = lib.types.nullOr lib.types.str;
         default = null;
         example = "40%";
         description = ''
@@ -357,20 +385,6 @@ in
           host ${host}: orin.llm-server.metricsKeyFile is not set, and the servers ask for a key on /metrics
           too. Set it to a file with one of the keys, or `orin.llm-server.metrics = false`.'';
       }
-      (paths.file {
-        inherit host;
-        option = "orin.llm-server.metricsKeyFile";
-        path = cfg.metricsKeyFile;
-        why = "which everyone can read";
-        example = "/var/lib/secrets/llm-metrics-key";
-      })
-      (paths.file {
-        inherit host;
-        option = "orin.llm-server.apiKeyFile";
-        path = cfg.apiKeyFile;
-        why = "which everyone can read";
-        example = "/var/lib/secrets/llm-keys";
-      })
       (listening.reachable {
         inherit host cfg;
         what = "the server";
@@ -378,8 +392,24 @@ in
         address = "host";
       })
     ]
+    ++ secrets.assertions
+    ++ [ (check.address "orin.llm-server.host" cfg.host) ]
+    ++ check.variables "orin.llm-server.environment" cfg.environment
     ++ lib.concatLists (
       lib.mapAttrsToList (name: model: [
+        (check.unprivileged "orin.llm-server.models.${name}.port" model.port)
+        (check.rule "orin.llm-server.models.${name}.memory" model.memory
+          (model.memory == null || check.matches "([1-9][0-9]?|100)%" model.memory)
+          ''write a share of the free memory, 1% to 100%, without a space, as in "40%"''
+        )
+        (check.rule "orin.llm-server.models.${name}.file" model.file
+          (!lib.hasSuffix "/" model.file && !check.matches "[a-z0-9]+://.*" model.file)
+          ''write a file of the board, no folder and no address, as in "/var/lib/models/model.gguf"''
+        )
+        (check.rule "orin.llm-server.models.${name}.extraFlags" model.extraFlags
+          (lib.all (flag: !lib.elem (lib.head (lib.splitString "=" flag)) ours) model.extraFlags)
+          "an option sets one of these flags; leave it out and set the option, as in `port` for --port"
+        )
         {
           assertion = builtins.match "[a-z0-9][a-z0-9_-]*" name != null;
           message = ''
@@ -411,18 +441,7 @@ in
       lib.mapAttrsToList (_: model: model.port) cfg.models
     );
 
-    # The keys have to lie on the board before a system that reads them becomes the running one.
-    system.preSwitchChecks = lib.mkIf (keyFiles != { }) {
-      orinLlmKeys = lib.concatStrings (
-        lib.mapAttrsToList (option: file: ''
-          if [ ! -s ${lib.escapeShellArg file} ]; then
-            echo "orin.llm-server.${option}: there is no ${file} on this board. Write it first:"
-            echo "  head -c 32 /dev/urandom | base64 | sudo install -D -m 0400 /dev/stdin ${file}"
-            exit 1
-          fi
-        '') keyFiles
-      );
-    };
+    system.preSwitchChecks = secrets.checks "orinLlmKeys";
 
     systemd.services = lib.mapAttrs' (
       name: model: lib.nameValuePair "orin-llm-server-${name}" (unit name model)

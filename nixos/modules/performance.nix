@@ -11,6 +11,47 @@ let
   cfg = config.orin.performance;
   powerMode = "${lib.getExe pkgs.python3} ${./power_mode.py}";
   mode = lib.escapeShellArg cfg.powerMode;
+  check = import ./check.nix {
+    inherit lib;
+    host = config.networking.hostName;
+  };
+  jetpack = config.hardware.nvidia-jetpack or { };
+  som = jetpack.som or "generic";
+  fast = jetpack.super or false;
+  # The modes that a module's files have, of all its sizes (nvpmodel_p3701_*.conf, nvpmodel_p3767_*.conf;
+  # "Supported Modes and Power Efficiency" of the Jetson Linux 36.4 guide). null: not known.
+  modes =
+    {
+      orin-agx = [
+        "MAXN"
+        "MODE_15W"
+        "MODE_30W"
+        "MODE_40W"
+        "MODE_50W"
+      ];
+      orin-nx = [
+        (if fast then "MAXN_SUPER" else "MAXN")
+        "10W"
+        "15W"
+        "20W"
+        "25W"
+      ]
+      ++ lib.optional fast "40W";
+      orin-nano = [
+        "7W"
+        "7W_AI"
+        "7W_CPU"
+        "10W"
+        "15W"
+      ]
+      ++ lib.optionals fast [
+        "25W"
+        "MAXN_SUPER"
+      ];
+    }
+    .${som} or null;
+  # With the newer releases an AGX has super modes too, whose names are not known here.
+  known = if som == "orin-agx" && fast then null else modes;
 in
 {
   imports = [ ./board.nix ];
@@ -20,7 +61,14 @@ in
 
     powerMode = lib.mkOption {
       type = lib.types.str;
-      default = "MAXN";
+      default =
+        if fast then
+          "MAXN_SUPER"
+        else if som == "orin-nano" then
+          "15W"
+        else
+          "MAXN";
+      defaultText = lib.literalMD "the fastest of the module: `MAXN`, on a Nano `15W`, with `hardware.nvidia-jetpack.super` `MAXN_SUPER`";
       example = "MODE_30W";
       description = ''
         The power mode, by its NAME in the board's `/etc/nvpmodel.conf`. On an AGX Orin with
@@ -86,6 +134,26 @@ in
     lib.mkMerge [
       {
         orin.board.required = true;
+        assertions = [
+          (check.rule "orin.performance.powerMode" cfg.powerMode
+            (if known == null then check.matches "[A-Z0-9_]+" cfg.powerMode else lib.elem cfg.powerMode known)
+            "no ${som}${lib.optionalString fast " in super mode"} has it; write ${
+              if known == null then "a NAME of its nvpmodel.conf" else "one of ${lib.concatStringsSep ", " known}"
+            }"
+          )
+          (check.rule "orin.performance.cpuGovernor" cfg.cpuGovernor
+            (lib.elem cfg.cpuGovernor [
+              null
+              "conservative"
+              "ondemand"
+              "performance"
+              "powersave"
+              "schedutil"
+              "userspace"
+            ])
+            ''Linux has none of this name; write "performance", "schedutil", or null for the kernel's''
+          )
+        ];
 
         boot.kernelParams = [ "transparent_hugepage=${cfg.transparentHugepages}" ];
         powerManagement.cpuFreqGovernor = lib.mkIf (cfg.cpuGovernor != null) cfg.cpuGovernor;

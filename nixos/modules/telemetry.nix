@@ -16,32 +16,21 @@ let
   listening = import ./listening.nix { inherit lib; };
   inherit (listening) loopback;
   address = port: "${loopback}:${toString port}";
-  inStore = file: lib.hasPrefix builtins.storeDir (toString file);
-  filesIn =
-    folder: extension:
-    lib.fileset.toSource {
-      root = folder;
-      fileset = lib.fileset.fileFilter (file: file.hasExt extension) folder;
-    };
-
-  # Secrets that the options name: [ { option; file; } ].
-  secrets = lib.filter (secret: secret.file != null) [
+  check = import ./check.nix { inherit lib host; };
+  # Names of jobs that are ours.
+  taken = [
+    "jetson"
+    "jetson-debugfs"
+    "node"
+    "prometheus"
+  ];
+  secrets = import ./secrets.nix { inherit lib host; } [
     {
       option = "orin.telemetry.exporter.webConfigFile";
       file = cfg.exporter.webConfigFile;
       advice = "its format is that of Prometheus' exporter-toolkit; docs/telemetry.md has an example";
     }
-    {
-      option = "orin.telemetry.grafana.secretKeyFile";
-      file = if cfg.grafana.enable then cfg.grafana.secretKeyFile else null;
-    }
-    {
-      option = "orin.telemetry.grafana.adminPasswordFile";
-      file = if cfg.grafana.enable then cfg.grafana.adminPasswordFile else null;
-    }
   ];
-  # systemd hands them over: the files themselves stay root's.
-  credential = name: "$__file{/run/credentials/grafana.service/${name}}";
 
   exporterUnit = description: flags: hardening: {
     inherit description;
@@ -72,6 +61,11 @@ let
   };
 in
 {
+  imports = [
+    ./grafana.nix
+    ./ports.nix
+  ];
+
   options.orin.telemetry = {
     enable = lib.mkEnableOption "telemetry of the board: exporter, Prometheus, Grafana";
 
@@ -262,41 +256,6 @@ in
         description = "Alertmanager's own configuration.";
       };
     };
-
-    grafana = {
-      enable = lib.mkOption {
-        type = lib.types.bool;
-        default = true;
-        example = false;
-        description = "Whether Grafana shows our dashboards.";
-      };
-
-      listenAddress = listening.listenAddress "Grafana's address.";
-
-      port = listening.port 3000 3001 "Grafana's port.";
-
-      openFirewall = listening.openFirewall "Grafana's port";
-
-      secretKeyFile = lib.mkOption {
-        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
-        default = null;
-        example = "/var/lib/secrets/grafana-secret-key";
-        description = ''
-          A file on the board with the key that Grafana encrypts its database's secrets with. Root's
-          alone will do. Write it once: `openssl rand -hex 32`.
-        '';
-      };
-
-      adminPasswordFile = lib.mkOption {
-        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
-        default = null;
-        example = "/var/lib/secrets/grafana-admin";
-        description = ''
-          A file on the board with the first password of Grafana's user `admin`. null is Grafana's
-          own `admin`, which it asks to change; on the loopback only.
-        '';
-      };
-    };
   };
 
   config = lib.mkIf cfg.enable (
@@ -310,12 +269,36 @@ in
             cfg = cfg.exporter;
           })
         ]
-        ++ map (secret: {
-          assertion = !inStore secret.file;
-          message = ''
-            host ${host}: ${secret.option} is in the Nix store (${toString secret.file}), which everyone
-            can read. Write it as a string that names a file on the board: "/var/lib/secrets/...".'';
-        }) secrets;
+        ++ secrets.assertions
+        ++ [
+          (check.rule "orin.telemetry.enable" true (pkgs ? tinygrad-orin)
+            "this nixpkgs has no tinygrad-orin; import nixosModules.default, or add its overlay to nixpkgs.overlays"
+          )
+          (check.address "orin.telemetry.exporter.listenAddress" cfg.exporter.listenAddress)
+          (check.unprivileged "orin.telemetry.exporter.port" cfg.exporter.port)
+          (check.rule "orin.telemetry.exporter.webFiles" (lib.attrNames cfg.exporter.webFiles) (
+            cfg.exporter.webFiles == { } || cfg.exporter.webConfigFile != null
+          ) "nothing names these files; set `orin.telemetry.exporter.webConfigFile` too")
+          (check.rule "orin.telemetry.alertmanager.enable" cfg.alertmanager.enable (
+            cfg.alertmanager.enable -> cfg.prometheus.enable
+          ) "no Prometheus of this host sends it alerts; set `orin.telemetry.prometheus.enable = true`")
+        ];
+
+        orin.ports = {
+          "orin.telemetry.exporter.port" = cfg.exporter.port;
+        }
+        // lib.optionalAttrs cfg.exporter.debugfs.enable {
+          "orin.telemetry.exporter.debugfs.port" = cfg.exporter.debugfs.port;
+        }
+        // lib.optionalAttrs cfg.prometheus.enable {
+          "orin.telemetry.prometheus.port" = cfg.prometheus.port;
+        }
+        // lib.optionalAttrs cfg.alertmanager.enable {
+          "orin.telemetry.alertmanager.port" = cfg.alertmanager.port;
+        }
+        // lib.optionalAttrs cfg.nodeExporter {
+          "services.prometheus.exporters.node.port" = config.services.prometheus.exporters.node.port;
+        };
 
         systemd.services.jetson-exporter = exporterUnit "Jetson sensors for Prometheus" (
           [
@@ -345,9 +328,7 @@ in
               PrivateUsers = false;
             }
         );
-        networking.firewall.allowedTCPPorts =
-          lib.optional cfg.exporter.openFirewall cfg.exporter.port
-          ++ lib.optional (cfg.grafana.enable && cfg.grafana.openFirewall) cfg.grafana.port;
+        networking.firewall.allowedTCPPorts = lib.optional cfg.exporter.openFirewall cfg.exporter.port;
 
         systemd.tmpfiles.rules = [ "d ${toString cfg.textfileDirectory} 0775 root video -" ];
         services.prometheus.exporters.node = lib.mkIf cfg.nodeExporter {
@@ -359,16 +340,7 @@ in
           extraFlags = [ "--collector.textfile.directory=${toString cfg.textfileDirectory}" ];
         };
 
-        # Each secret has to lie on the board before a system that reads it becomes the running one.
-        system.preSwitchChecks.orinSecrets = lib.mkIf (secrets != [ ]) (
-          lib.concatMapStrings (secret: ''
-            if [ ! -s ${lib.escapeShellArg (toString secret.file)} ]; then
-              echo "${secret.option}: there is no ${toString secret.file} on this board. Write it first:"
-              echo "  ${secret.advice or "install -D -m 0400 <(openssl rand -hex 32) ${toString secret.file}"}"
-              exit 1
-            fi
-          '') secrets
-        );
+        system.preSwitchChecks = secrets.checks "orinSecrets";
       }
 
       (lib.mkIf cfg.prometheus.enable {
@@ -387,7 +359,18 @@ in
               Nix store for everyone to read. Use `basic_auth.password_file`, `bearer_token_file`, or
               sigv4's `profile`.'';
           }
-        ];
+          (check.duration "orin.telemetry.prometheus.retention" cfg.prometheus.retention)
+          (check.duration "orin.telemetry.prometheus.scrapeInterval" cfg.prometheus.scrapeInterval)
+        ]
+        ++ map (
+          target: check.url "orin.telemetry.prometheus.remoteWrite" target.url
+        ) cfg.prometheus.remoteWrite
+        ++ map (
+          job:
+          check.rule "orin.telemetry.prometheus.extraScrapeConfigs" job.job_name (
+            !lib.elem job.job_name taken && !lib.hasPrefix "llm-" job.job_name
+          ) ''this host has a job of that name; give yours another, as in "orin-2"''
+        ) cfg.prometheus.extraScrapeConfigs;
         systemd.services.prometheus.serviceConfig = lib.mkIf (llmKey != null) {
           LoadCredential = "llm-metrics:${llmKey}";
         };
@@ -448,75 +431,6 @@ in
             inherit (cfg.alertmanager) port configuration;
           };
         };
-      })
-
-      (lib.mkIf cfg.grafana.enable {
-        assertions = [
-          (listening.reachable {
-            inherit host;
-            what = "Grafana";
-            at = "orin.telemetry.grafana";
-            cfg = cfg.grafana;
-          })
-          {
-            assertion = cfg.grafana.secretKeyFile != null;
-            message = ''
-              host ${host}: orin.telemetry.grafana.secretKeyFile is not set. On the board run
-              `install -D -m 0400 <(openssl rand -hex 32) /var/lib/secrets/grafana-secret-key`, then set
-              `orin.telemetry.grafana.secretKeyFile = "/var/lib/secrets/grafana-secret-key"`.'';
-          }
-          {
-            assertion =
-              !listening.isLoopback cfg.grafana.listenAddress -> cfg.grafana.adminPasswordFile != null;
-            message = ''
-              host ${host}: Grafana listens on ${cfg.grafana.listenAddress} with the password "admin".
-              Set `orin.telemetry.grafana.adminPasswordFile` to a file on the board.'';
-          }
-        ];
-        services.grafana = {
-          enable = true;
-          settings = {
-            server = {
-              http_addr = cfg.grafana.listenAddress;
-              http_port = cfg.grafana.port;
-            };
-            security = {
-              secret_key = credential "secret_key";
-            }
-            // lib.optionalAttrs (cfg.grafana.adminPasswordFile != null) {
-              admin_password = credential "admin_password";
-            };
-            analytics = {
-              reporting_enabled = false;
-              check_for_updates = false;
-              check_for_plugin_updates = false;
-            };
-            "auth.anonymous".enabled = false;
-            users.allow_sign_up = false;
-          };
-          provision = {
-            enable = true;
-            datasources.settings.datasources = lib.optional cfg.prometheus.enable {
-              name = "Prometheus";
-              uid = "prometheus";
-              type = "prometheus";
-              url = "http://${address cfg.prometheus.port}";
-              isDefault = true;
-              jsonData.timeInterval = cfg.prometheus.scrapeInterval;
-            };
-            dashboards.settings.providers = [
-              {
-                name = "tinygrad-orin";
-                options.path = filesIn ../../telemetry/dashboards "json";
-              }
-            ];
-          };
-        };
-        systemd.services.grafana.serviceConfig.LoadCredential =
-          lib.optional (cfg.grafana.secretKeyFile != null) "secret_key:${toString cfg.grafana.secretKeyFile}"
-          ++ lib.optional (
-            cfg.grafana.adminPasswordFile != null
-          ) "admin_password:${toString cfg.grafana.adminPasswordFile}";
       })
     ]
   );

@@ -8,6 +8,22 @@
 let
   cfg = config.orin.tinygrad;
   llm = config.orin.llm-server or { enable = false; };
+  check = import ./check.nix {
+    inherit lib;
+    host = config.networking.hostName;
+  };
+  # tinygrad's own names (tinygrad/device.py), and our driver's.
+  devices = [
+    "AMD"
+    "CL"
+    "CPU"
+    "CUDA"
+    "NULL"
+    "NV"
+    "PYTHON"
+    "QCOM"
+    "WEBGPU"
+  ];
   tuned = lib.importJSON cfg.tuning;
   levels = lib.unique (map (entry: entry.level) (tuned.entries or [ ]));
   groups = [
@@ -118,6 +134,18 @@ in
     lib.mkMerge [
       {
         orin.board.required = true;
+        assertions = [
+          (check.rule "orin.tinygrad.device" cfg.device
+            (cfg.device == null || lib.elem (lib.head (lib.splitString ":" cfg.device)) devices)
+            "tinygrad has none of this name; write NV, CUDA or CPU in capitals, or null"
+          )
+        ]
+        ++ check.variables "orin.tinygrad.environment" cfg.environment
+        ++ map (
+          user:
+          check.rule "orin.tinygrad.users" user (config.users.users ? ${user})
+            "there is no such user on this host; declare it with `users.users.NAME.isNormalUser = true`"
+        ) cfg.users;
 
         environment.systemPackages = [
           (pkgs.python3.withPackages (packages: [ cfg.package ] ++ cfg.extraPythonPackages packages))

@@ -66,7 +66,9 @@ let
       majorVersion = "6";
       som = "orin-agx";
       maxClock = false;
+      super = false;
     };
+    options.services.nvpmodel.enable = lib.mkOption { default = false; };
   };
   # The real thing.
   board =
@@ -86,14 +88,12 @@ let
           host.sshKeys = lib.mkForce [ ];
           host.disk.root = lib.mkForce null;
           llm-server.models = lib.mkForce { };
-          telemetry.grafana.secretKeyFile = lib.mkForce null;
         };
       };
       wanted = [
         "orin.host.sshKeys is empty"
         "orin.host.disk.root is not set"
         "orin.llm-server.models is empty"
-        "orin.telemetry.grafana.secretKeyFile is not set"
       ];
     };
     forAllToSee = {
@@ -121,7 +121,6 @@ let
         "remoteWrite holds a password"
         "the server listens on 127.0.0.1 only"
         "the exporter listens on"
-        ''Grafana listens on 0.0.0.0 with the password "admin"''
       ];
     };
     engine = {
@@ -140,6 +139,202 @@ let
         "orin.telemetry.grafana.openFirewall is true, but Grafana listens on 127.0.0.1 only"
         "remoteWrite holds a password"
       ];
+    };
+
+    # Values of options, as many as one host can have wrong at once.
+    values = {
+      host = imitation {
+        orin.host = {
+          user = lib.mkForce "Bob.Smith";
+          sshKeys = lib.mkForce [ "~/.ssh/id_ed25519.pub" ];
+          disk.root = lib.mkForce "/dev/disk/by-label/nixos";
+          disk.boot = lib.mkForce "EFI-PARTITION";
+          modelFolder = "${./.}";
+          caches."cache.example.org" = "AAAA";
+        };
+        orin.tinygrad = {
+          device = "cuda";
+          environment."DEBUG=2" = "";
+          users = [ "carol" ];
+        };
+        orin.performance = {
+          powerMode = "maxn";
+          cpuGovernor = "fast";
+        };
+        orin.telemetry = {
+          exporter = {
+            listenAddress = "127.0.0.1:9401";
+            port = 80;
+            webFiles."tls.key" = "/var/lib/secrets/tls.key";
+          };
+          grafana = {
+            listenAddress = "*";
+            port = 443;
+            secretKeyFile = "secrets/key";
+            adminPasswordFile = "secrets/key";
+          };
+          prometheus = {
+            retention = "30 days";
+            scrapeInterval = "five seconds";
+            remoteWrite = [ { url = "metrics.example.org"; } ];
+            extraScrapeConfigs = [ { job_name = "node"; } ];
+          };
+        };
+        orin.llm-server = {
+          host = "0.0.0.0:8000";
+          apiKeyFile = "~/keys";
+          environment."A-B" = "1";
+          models = {
+            main = {
+              file = lib.mkForce "/var/lib/models/My Model.gguf";
+              memory = "40 %";
+              port = 9090;
+            };
+            folder = {
+              file = "/var/lib/models/";
+              port = 22;
+              extraFlags = [ "--port=9000" ];
+            };
+            "Big Model" = {
+              file = "https://example.org/model.gguf";
+              port = 8005;
+            };
+          };
+        };
+        orin.llm-gateway = {
+          enable = true;
+          host = "0.0.0.0";
+          servers.orin-1 = {
+            url = "orin-1:8000";
+            models = [ "main" ];
+            keyVariable = "ORIN_KEY";
+          };
+        };
+      };
+      wanted = [
+        ''orin.host.user = "Bob.Smith": systemd takes lower-case letters''
+        ''orin.host.sshKeys = "~/.ssh/id_ed25519.pub": write the content''
+        ''orin.host.disk.root = "/dev/disk/by-label/nixos": write the label alone''
+        ''orin.host.disk.boot = "EFI-PARTITION": write the label alone''
+        "the Nix store is read-only"
+        ''orin.host.caches."cache.example.org" = "AAAA": write where the cache is''
+        ''orin.host.caches."cache.example.org" = "AAAA": write name:key''
+        ''orin.tinygrad.device = "cuda": tinygrad has none of this name''
+        "orin.tinygrad.environment.\"DEBUG=2\""
+        ''orin.tinygrad.users = "carol": there is no such user''
+        ''orin.performance.powerMode = "maxn": no generic has it''
+        ''orin.performance.cpuGovernor = "fast": Linux has none''
+        ''orin.telemetry.exporter.listenAddress = "127.0.0.1:9401": write an address alone''
+        "orin.telemetry.exporter.port = 80: this service does not run as root"
+        "orin.telemetry.exporter.webFiles = [ \"tls.key\" ]: nothing names these files"
+        ''orin.telemetry.grafana.listenAddress = "*": write an address alone''
+        "orin.telemetry.grafana.port = 443: this service does not run as root"
+        ''orin.telemetry.grafana.secretKeyFile = "secrets/key" is no absolute path''
+        ''orin.telemetry.grafana.adminPasswordFile = "secrets/key" is no absolute path''
+        ''orin.telemetry.grafana.adminPasswordFile = "secrets/key": this is `secretKeyFile` too''
+        ''orin.telemetry.prometheus.retention = "30 days": write a number and a unit''
+        ''orin.telemetry.prometheus.scrapeInterval = "five seconds": write a number and a unit''
+        ''orin.telemetry.prometheus.remoteWrite = "metrics.example.org": write the scheme too''
+        ''orin.telemetry.prometheus.extraScrapeConfigs = "node": this host has a job of that name''
+        ''orin.llm-server.host = "0.0.0.0:8000": write an address alone''
+        "orin.llm-server.metricsKeyFile is not set"
+        ''orin.llm-server.apiKeyFile = "~/keys" is no absolute path''
+        "orin.llm-server.environment.\"A-B\""
+        ''orin.llm-server.models.main.file = "/var/lib/models/My Model.gguf" holds a space''
+        ''orin.llm-server.models.main.memory = "40 %": write a share''
+        "orin.llm-server.models.main.port and orin.telemetry.prometheus.port are both 9090"
+        ''orin.llm-server.models.folder.file = "/var/lib/models/": write a file''
+        "orin.llm-server.models.folder.port and services.openssh.ports.[0] are both 22"
+        "orin.llm-server.models.folder.port = 22: this service does not run as root"
+        "orin.llm-server.models.folder.extraFlags = [ \"--port=9000\" ]: an option sets one"
+        ''orin.llm-server.models."Big Model": the name becomes part''
+        ''orin.llm-server.models.Big Model.file = "https://example.org/model.gguf": write a file''
+        ''orin.llm-server.models.Big Model.file = "https://example.org/model.gguf" is no absolute path''
+        ''orin.llm-gateway.host = "0.0.0.0" answers everyone''
+        ''orin.llm-gateway.servers.orin-1.url = "orin-1:8000" is no address''
+        ''orin.llm-gateway.servers.orin-1.keyVariable = "ORIN_KEY", and''
+      ];
+    };
+    # And those that exclude one of the above.
+    others = {
+      host = imitation {
+        orin.host.user = lib.mkForce "root";
+        orin.host.disk.boot = lib.mkForce "nixos";
+        orin.telemetry.alertmanager.enable = true;
+        orin.telemetry.prometheus.enable = lib.mkForce false;
+        orin.llm-server = {
+          host = "0.0.0.0";
+          backend = "llama-cpp";
+          models.main.queue = 4;
+        };
+        orin.llm-gateway.enable = true;
+      };
+      wanted = [
+        ''orin.host.user = "root": root logs in''
+        ''orin.host.disk.boot = "nixos": two file systems''
+        "orin.telemetry.alertmanager.enable = true: no Prometheus of this host"
+        ''orin.llm-server.host = "0.0.0.0" answers everyone who reaches it''
+        "orin.llm-server.models.main: llama.cpp has no `memory` and no `queue`"
+        "orin.llm-gateway.servers names no model"
+      ];
+    };
+    insecure = {
+      host = imitation {
+        orin.llm-server = {
+          insecure = true;
+          apiKeyFile = "/var/lib/secrets/llm-keys";
+          metrics = false;
+        };
+      };
+      wanted = [ "orin.llm-server.insecure is true, and apiKeyFile" ];
+    };
+    # A power mode of another module, and one of the right module.
+    nanoInMaxn = {
+      host = bare "aarch64-linux" {
+        imports = [ jetpackOptions ];
+        orin.board.check = false;
+        hardware.nvidia-jetpack.som = "orin-nano";
+        orin.performance.enable = true;
+        orin.performance.powerMode = "MAXN";
+      };
+      wanted = [ ''orin.performance.powerMode = "MAXN": no orin-nano has it; write one of 7W'' ];
+    };
+    nxSuper = {
+      host = bare "aarch64-linux" {
+        imports = [ jetpackOptions ];
+        orin.board.check = false;
+        hardware.nvidia-jetpack.som = "orin-nx";
+        hardware.nvidia-jetpack.super = true;
+        orin.performance.enable = true;
+      };
+      wanted = [ ];
+    };
+    xavier = {
+      host = bare "aarch64-linux" {
+        imports = [ jetpackOptions ];
+        hardware.nvidia-jetpack.som = "xavier-agx";
+        hardware.nvidia-jetpack.majorVersion = "5";
+      };
+      wanted = [ ''hardware.nvidia-jetpack.som is "xavier-agx", whose GPU is sm_72'' ];
+    };
+    noOverlay = {
+      host = lib.nixosSystem {
+        modules = [
+          self.nixosModules.telemetry
+          {
+            nixpkgs.hostPlatform = "x86_64-linux";
+            networking.hostName = "board";
+            system.stateVersion = "26.05";
+            fileSystems."/" = {
+              device = "none";
+              fsType = "tmpfs";
+            };
+            boot.loader.grub.enable = false;
+            orin.telemetry.enable = true;
+          }
+        ];
+      };
+      wanted = [ "this nixpkgs has no tinygrad-orin" ];
     };
 
     jetpack5 = {

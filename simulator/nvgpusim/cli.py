@@ -31,7 +31,7 @@ _STRICT_EXIT = 3
     "nvgpusim",
     context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False},
     epilog="Other commands: nvgpusim replay FILE, judge FILE, report [FILE], recorder FILE.pyz, "
-    "programs CUBIN PTX, rules. Each has --help.",
+    "programs CUBIN PTX, cuda PROGRAM, rules. Each has --help.",
 )
 @click.option(
     "--profile",
@@ -387,6 +387,34 @@ def judge(file: Path, only: str, show: int) -> int:
     return 1 if wrong else 0
 
 
+@click.command("nvgpusim cuda", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--sanitize",
+    default="",
+    metavar="LIST",
+    help="Watch kernels: race,init,sync,bounds, or all.",
+)
+@click.option("--warps", type=int, metavar="SEED", help="Warps run in an order drawn from SEED.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+def cuda(sanitize: str, warps: int | None, program: tuple[str, ...]) -> int:
+    """Run PROGRAM, a CUDA program, unchanged, on stand-ins for libcudart and libcuda.
+
+    It was made by nvcc -cudart shared -no-compress -gencode arch=compute_87,code=compute_87. The
+    exit status is the program's; 3 where that is 0 and --sanitize found something.
+    """
+    from .cuda.command import run as start
+    from .cuda.server import Server
+
+    server = Server(frozenset(checks(sanitize)), warps)
+    status = start(program, server, os.environ)
+    click.echo(
+        f"nvgpusim: {server.launches} launches, {server.instructions} thread instructions, "
+        f"{len(server.findings)} findings",
+        err=True,
+    )
+    return _STRICT_EXIT if sanitize and server.findings and status == 0 else status
+
+
 @click.command("nvgpusim rules")
 def rules() -> int:
     """List every rule that the model enforces, with its errno and source."""
@@ -402,6 +430,7 @@ _COMMANDS = {
     "judge": judge,
     "recorder": recorder,
     "programs": programs,
+    "cuda": cuda,
     "rules": rules,
 }
 

@@ -17,11 +17,7 @@
       powerMode = "MAXN";
     };
 
-    telemetry = {
-      enable = true;
-      # On the board: install -D -m 0400 <(openssl rand -hex 32) /var/lib/secrets/grafana-secret-key
-      grafana.secretKeyFile = "/var/lib/secrets/grafana-secret-key";
-    };
+    telemetry.enable = true;
 
     llm-server = {
       enable = true;

@@ -63,6 +63,25 @@ def test_a_repetition_is_the_last_of_two(fake_llama_bench: Path) -> None:
     assert calls(fake_llama_bench)[0][-6:] == ["-r", "2", "-p", "0", "-n", "16"]
 
 
+def test_several_sequences_are_llama_batched_benchs(fake_llama_bench: Path) -> None:
+    """Its second row counts; what it says of no prompt is no number."""
+    case = Case(0, 16, 0, (("flash_attn", "on"),), n_parallel=8)
+    with pytest.raises(BenchError, match=r"-npl: there is no .*llama-batched-bench"):
+        backend(fake_llama_bench, case)
+    batched = fake_llama_bench.with_name("llama-batched-bench")
+    rows = [f'{{"n_batch": 2048, "pl": 8, "speed_pp": -nan, "t_tg": {t}}}' for t in ("0.5", "0.25")]
+    said = "\n".join(["", *rows, ""])
+    batched.write_text(f"#!/bin/sh\necho \"$@\" > {batched}.log\ncat <<'END'\n{said}\nEND\n")
+    batched.chmod(0o755)
+    sample = backend(fake_llama_bench, case).measure(case, 1, seed=0)
+    assert (sample.ns, sample.discarded_ns) == (250_000_000, [500_000_000])
+    assert sample.ended_s is not None
+    assert sample.engine_record is not None and sample.engine_record["n_batch"] == 2048
+    given = Path(f"{batched}.log").read_text()
+    wanted = "-c 2048 -npp 0 -ntg 16 -npl 8,8 --output-format jsonl -fa on"
+    assert given == f"-m m.gguf --numa isolate {wanted}\n"
+
+
 def test_it_warms_up_by_itself(fake_llama_bench: Path) -> None:
     lane = backend(fake_llama_bench)
     assert lane.warm_up(CASE) is None

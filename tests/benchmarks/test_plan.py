@@ -25,17 +25,28 @@ MODEL = Path("m.gguf")
 
 def test_tests_come_in_llama_benchs_order() -> None:
     assert make_tests([512], [128], [(64, 32)], [0, 256]) == [
-        (512, 0, 0),
-        (0, 128, 0),
-        (64, 32, 0),
-        (512, 0, 256),
-        (0, 128, 256),
-        (64, 32, 256),
+        Case(512, 0, 0),
+        Case(0, 128, 0),
+        Case(64, 32, 0),
+        Case(512, 0, 256),
+        Case(0, 128, 256),
+        Case(64, 32, 256),
     ]
 
 
+def test_several_sequences_are_decoded_at_once_and_prompts_are_not() -> None:
+    prompt, one, eight = make_tests([512], [128], [], [64], [1, 8])
+    assert (prompt, one) == (Case(512, 0, 64), Case(0, 128, 64))
+    assert eight.label == "tg128 npl8 @ d64"
+    assert (eight.n_tokens, eight.context) == (1024, 192)
+    (lane,) = make_lanes(["llama.cpp"], [MODEL], [one, eight], [(("flash_attn", "on"),)])
+    assert [case.n_parallel for case in lane.llama_cases] == [1, 8]
+    assert (lane.most_sequences, lane.max_context) == (8, 256)
+    assert eight.test().n_parallel == 8
+
+
 def test_zero_leaves_a_test_out_and_repeats_count_once() -> None:
-    assert make_tests([0], [16, 16], [], [0]) == [(0, 16, 0)]
+    assert make_tests([0], [16, 16], [], [0]) == [Case(0, 16, 0)]
     with pytest.raises(BenchError, match="nothing to run"):
         make_tests([0], [0], [], [0])
 
@@ -78,7 +89,7 @@ def test_every_knob_has_its_own_field_and_flags() -> None:
 
 def test_knobs_of_llama_cpp_do_not_multiply_tinygrads_cases() -> None:
     settings = parse_settings({"n_batch": ["128,256"], "n_ubatch": ["32,64"]})
-    lanes = make_lanes(["tinygrad:CPU", "llama.cpp"], [MODEL], [(512, 0, 0)], settings)
+    lanes = make_lanes(["tinygrad:CPU", "llama.cpp"], [MODEL], [Case(512, 0, 0)], settings)
     assert [len(lane.cases) for lane in lanes] == [2, 4]
     assert [case.test().n_ubatch for case in lanes[0].llama_cases] == [32, 64]
 
@@ -86,7 +97,7 @@ def test_knobs_of_llama_cpp_do_not_multiply_tinygrads_cases() -> None:
 def test_threads_make_lanes_of_the_cpu_device_alone() -> None:
     settings = parse_settings({"n_threads": ["1,2"]})
     backends = ["tinygrad:CPU", "tinygrad:CUDA", "llama.cpp"]
-    lanes = make_lanes(backends, [MODEL], [(0, 8, 0)], settings)
+    lanes = make_lanes(backends, [MODEL], [Case(0, 8, 0)], settings)
     assert [(lane.lane.backend, lane.lane.n_threads, len(lane.cases)) for lane in lanes] == [
         ("tinygrad:CPU", 1, 1),
         ("tinygrad:CPU", 2, 1),

@@ -13,6 +13,7 @@ from tinygrad.engine.realize import Ops
 from orinbench import protocol
 from orinbench.tinygrad_paths import EnginePath, kernels_of
 from orinbench.tinygrad_runner import CompileMeter, TinygradRunner
+from orinllm.sampling import Sampling
 
 
 class FakeExecutor:
@@ -28,6 +29,9 @@ class FakeExecutor:
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        assert how.greedy and not text
 
     def token(self) -> int:
         return 7
@@ -107,6 +111,39 @@ def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExe
     (_, _, start) = next(entry for entry in executor.calls[3:] if entry[0] == "fill")
     assert start == 8
     assert [entry[1] for entry in executor.calls if isinstance(entry[0], int)] == [7, 27, 28]
+
+
+class FakeBatch:
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls = calls
+
+    def sample(self, how: Sampling | None) -> None:
+        assert how is None
+
+    def fill(self, rows: list[list[int]]) -> None:
+        self.calls.append(("fill", rows))
+
+    def upload_tokens(self, *rows: list[int]) -> list[tuple[int, ...]]:
+        return list(zip(*rows, strict=True))
+
+    def decode(self, tokens: tuple[int, ...], position: int) -> None:
+        self.calls.append((tokens, position))
+
+
+def test_several_sequences_are_timed_together(
+    runner: TinygradRunner, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError, match="-npl 2: only the fused kernels decode several"):
+        runner.parallel(2)
+    monkeypatch.setattr(runner, "parallel", lambda n: FakeBatch(executor.calls))
+    done = runner.answer(protocol.Measure(protocol.Test(0, 2, 3, 32, n_parallel=2), seed=5))
+    draw = random.Random(5)
+    first, second = ([draw.randrange(1000) for _ in range(5)] for _ in range(2))
+    assert executor.calls == [
+        *(("fill", [first[:3], second[:3]]), "sync"),  # not timed
+        *(((first[3], second[3]), 3), "sync", ((first[4], second[4]), 4), "sync"),
+    ]
+    assert isinstance(done, protocol.Measured) and done.ns > 0
 
 
 class Plain(Compiler):  # type: ignore[misc]  # tinygrad carries no types

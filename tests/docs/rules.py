@@ -90,6 +90,15 @@ RULES: list[tuple[str, Answer]] = [
         r"orinllm run (\.venv/)?SmolLM2-135M-Instruct\.Q4_1\.gguf -p .*",
         Elsewhere("tests/engine/test_cli.py::test_run_prints_the_answer_and_nothing_else"),
     ),
+    # docs/server.md
+    (
+        r"orinllm serve .*",
+        Elsewhere("tests/engine/server/test_fields.py::test_an_answer_and_its_counts"),
+    ),
+    (
+        r"curl http://127\.0\.0\.1:8000/v1/chat/completions .*",
+        Elsewhere("tests/engine/server/test_clients.py::test_hosts_and_origins"),
+    ),
     # docs/llama-bench.md
     (
         r"orinbench llama-bench -m model\.gguf -o json > before\.json",
@@ -100,6 +109,8 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"orinbench llama-bench -m model\.gguf( .*)?", Parsed(MINUTES)),
     (r"orinbench compare before\.json after\.json", Run(shows="tg8")),
+    # docs/serve-bench.md
+    (r"orinbench serve-bench .*", Elsewhere("tests/benchmarks/test_serve_bench.py")),
     # docs/benchmarks.md
     (r"orinbench alloc --sizes 4K --device CPU -r 1", Run(shows="driver 4 KiB")),
     (r"orinbench (suite|matmul|launch) ?.*", Parsed(MINUTES)),

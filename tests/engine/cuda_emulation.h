@@ -139,7 +139,11 @@ template<class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) {
   emu::warp_barrier();
   return r;
 }
-static inline int atomicAdd(int* p, int v) { int o = *p; *p += v; return o; }
+template<class T> static inline T atomicAdd(T* p, T v) { T o = *p; *p += v; return o; }
+template<class T> static inline T atomicMax(T* p, T v) { T o = *p; if (v > o) *p = v; return o; }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+  return (unsigned long long)(((unsigned __int128)a * b) >> 64);
+}
 template<class T> static inline T __ldcg(const T* p) { return *p; }
 static inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 4; i++) c += (int)(int8_t)(a >> (8 * i)) * (int)(int8_t)(b >> (8 * i));
@@ -153,6 +157,7 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
 }
 static inline int __float2int_rn(float f) { return (int)nearbyintf(f); }
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
+static inline int __float_as_int(float f) { int i; memcpy(&i, &f, 4); return i; }
 static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
 typedef unsigned char* Shared;
@@ -161,6 +166,8 @@ static inline void cp_async16(Shared dst, const unsigned char* src) {
   if ((uintptr_t)dst % 16 || (uintptr_t)src % 16) emu::fail("misaligned cp.async");
   emu::fibers[emu::current].copies.push_back({dst, src, emu::fibers[emu::current].group});
 }
+alignas(16) static const unsigned char zeros[16] = {};
+static inline void cp_async16_or_zero(Shared dst, const unsigned char* src, bool there) { cp_async16(dst, there ? src : zeros); }
 static inline void prefetch_l2(const void* p) { emu::prefetched.push_back(p); }
 extern "C" EXPORTED size_t emulated_prefetched(const void** out, size_t n) {
   for (size_t i = 0; i < n && i < emu::prefetched.size(); i++) out[i] = emu::prefetched[i];
@@ -184,6 +191,24 @@ static inline float exp2_(float x) { return exp2f(x); }
 static inline int thread_again() { return emu::tid.x; }
 static inline int block_again() { return emu::bid.x; }
 static inline int load_again(const int* p) { return *p; }
+// ldmatrix.x4: lane 8 i + r has the address of row r of matrix i
+static inline void load_matrices_of(unsigned* r, Shared row, bool across) {
+  if ((uintptr_t)row % 16) emu::fail("misaligned ldmatrix");
+  memcpy(emu::exchange[emu::current], &row, sizeof(row));
+  emu::warp_barrier();
+  int base = emu::current & ~31, lane = emu::current & 31, g = lane / 4, j = lane % 4;
+  for (int i = 0; i < 4; i++) {
+    unsigned short h[2];
+    for (int c = 0; c < 2; c++) {
+      unsigned char* from; memcpy(&from, emu::exchange[base + 8 * i + (across ? 2 * j + c : g)], sizeof(from));
+      memcpy(&h[c], from + 2 * (across ? g : 2 * j + c), 2);
+    }
+    r[i] = h[0] | ((unsigned)h[1] << 16);
+  }
+  emu::warp_barrier();
+}
+static inline void load_matrices(unsigned* r, Shared row) { load_matrices_of(r, row, false); }
+static inline void load_matrices_across(unsigned* r, Shared row) { load_matrices_of(r, row, true); }
 // m16n8k16, row.col: lane = 4*group + t. A: (group | group+8, 2t.. | 2t+8..); B: (2t.. | 2t+8.., group); C: (group | group+8, 2t, 2t+1)
 static inline void mma16816(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
   unsigned r[6] = {a0, a1, a2, a3, b0, b1};

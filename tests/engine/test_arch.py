@@ -202,6 +202,7 @@ def test_other_networks_are_refused_by_name(name: object, hint: str) -> None:
         ("tiny", "attention.head_count", [4], "2 whole numbers above 0, one a layer"),
         ("tiny", "attention.head_count", "4", "a whole number of at least 1 was expected"),
         ("tiny", "block_count", True, "a whole number of at least 1 was expected"),
+        ("tiny", "block_count", 10**15, "block_count is 1000000000000000, more than the file's"),
         ("tiny", "block_count", 3, "tensor blk.2.attn_norm.weight is missing"),
         ("tiny", "block_count", 1, "tensor blk.1.attn_q.weight (and 8 more) is not part of"),
         ("tiny", "attention.temperature_scale", 0.1, "a scale of queries by position"),

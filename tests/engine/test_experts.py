@@ -23,19 +23,19 @@ from orinllm.launch import Graph
 from orinllm.launches.buffers import CHUNK
 from orinllm.launches.experts import (
     Choice,
-    ChunkExperts,
     Groups,
     Router,
+    RowExperts,
     Stack,
     TokenExperts,
     choose_experts,
-    chunk_hidden,
-    chunk_parts,
     combine,
     expert_hidden,
     expert_parts,
     group_by_expert,
     most_tiles,
+    rows_hidden,
+    rows_parts,
 )
 from orinllm.launches.rows import Norm
 
@@ -340,7 +340,7 @@ def test_token(experts: Experts, shape: Shape, sequences: int, rng: np.random.Ge
 
 def groups_of(experts: Experts) -> Groups:
     """Buffers that hold no valid pair or tile yet."""
-    tiles = np.full((most_tiles(experts) + 1, 4), -1, np.int32)
+    tiles = np.full((most_tiles(experts, CHUNK) + 1, 4), -1, np.int32)
     return Groups(buffer(np.full(CHUNK * experts.used, -1, np.int32)), buffer(tiles))
 
 
@@ -390,13 +390,14 @@ def test_chunk(experts: Experts, shape: Shape, tokens: int, rng: np.random.Gener
     hidden = buffer(np.full((CHUNK * experts.used, experts.hidden), np.nan, np.float16))
     part = buffer(np.full((CHUNK * experts.used, shape.dim), np.nan, np.float32))
     out, held, counted = buffer(padded(x)), groups_of(experts), chunk_of(tokens)
-    chunk = ChunkExperts(
-        mixture.gate, mixture.up, mixture.down, shape.activation, choice, held, experts
+    chunk = RowExperts(
+        *(mixture.gate, mixture.up, mixture.down, shape.activation, choice, held, experts),
+        tokens=CHUNK,
     )
     launches = [
         group_by_expert(experts, held, choice, counted),
-        chunk_hidden(chunk, hidden, buffer(padded(halves))),
-        chunk_parts(chunk, part, hidden),
+        rows_hidden(chunk, hidden, buffer(padded(halves))),
+        rows_parts(chunk, part, hidden),
         combine(out, part, experts.used, 0.5, counted),
     ]
     Graph(DEVICE, launches).run()
@@ -425,3 +426,36 @@ def test_router_of_a_chunk(rng: np.random.Generator) -> None:
     assert (got[tokens:] == -1).all()
     found = read(choice.weights).reshape(CHUNK, experts.used)[:tokens]
     np.testing.assert_allclose(found, weights, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tokens", [3, 6])
+def test_idle_sequences_have_no_experts(tokens: int, rng: np.random.Generator) -> None:
+    """They are in no group, and nothing of an expert is read or written for them."""
+    experts, dim = Experts(8, 2, 256, Gating.SOFTMAX, normalized=True), 256
+    x, norm, w = floats(rng, tokens, dim), floats(rng, dim), floats(rng, experts.count, dim)
+    router = Router(buffer(w), None, Norm(buffer(norm), EPS), experts)
+    positions = np.array([[4, -1, 0], [-1, 9, -1]], np.int32).reshape(-1)[:tokens]
+    state = buffer(np.concatenate([np.zeros(tokens, np.int32), positions]))
+    choice, groups = choice_of(tokens, experts), groups_of(experts)
+    launches = [
+        choose_experts(router, buffer(x), choice, tokens, state),
+        group_by_expert(experts, groups, choice, tokens),
+    ]
+    mixture = make_mixture(rng, experts, Shape(("Q8_0", "Q8_0"), dim, False, False))
+    few = TokenExperts(
+        *(mixture.gate, mixture.up, mixture.down, Activation.SILU, router.norm, choice),
+        used=experts.used,
+        sequences=tokens,
+    )
+    hidden = buffer(np.full((tokens, experts.used, experts.hidden), np.nan, np.float32))
+    Graph(DEVICE, [*launches, expert_hidden(DEVICE, few, hidden, buffer(x))]).run()
+    ids, _ = chosen(normed(x, norm) @ w.T.astype(np.float64), experts)
+    idle = positions < 0
+    ids[idle] = -1
+    assert (read(choice.ids, np.int32).reshape(ids.shape) == ids).all()
+    pairs = [p for p in np.argsort(ids.reshape(-1), kind="stable") if ids.reshape(-1)[p] >= 0]
+    assert read(groups.order, np.int32)[: len(pairs)].tolist() == pairs
+    tiles = read(groups.tiles, np.int32).reshape(-1, 4)
+    assert tiles[1 : tiles[0, 0] + 1, 2].sum() == len(pairs)
+    made = np.isfinite(read(hidden).reshape(tokens, -1))
+    assert made[~idle].all() and not made[idle].any()

@@ -1,9 +1,11 @@
 """Answers of a model on the fused kernels: what is kept, where they end, which path is taken."""
 
+import itertools
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.engine.conftest import Load
 from tests.engine.models import tokenizer
@@ -13,7 +15,7 @@ from orinllm.errors import BadInput
 from orinllm.fused import FusedExecutor
 from orinllm.model import Header, Model
 from orinllm.network import Network, make_executor, plan_network
-from orinllm.sampling import Sampling
+from orinllm.sampling import Sampling, sample
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 Synthetic = Callable[[str, str], Path]
@@ -55,12 +57,47 @@ def test_an_answer_ends_with_the_context(emulated: Load, synthetic: Synthetic) -
         one.generate(PROMPT[:64])
 
 
-def test_temperature_samples(emulated: Load, synthetic: Synthetic) -> None:
+def test_sampled_tokens_are_those_of_the_host(emulated: Load, synthetic: Synthetic) -> None:
+    """Drawn on the device, step after step, with penalties that count the answer."""
     path = synthetic("tiny", "Q8_0")
-    one = model(path, emulated(path), 128)
-    drawn = tokens(one, PROMPT[:4], 6, temperature=30.0)
-    assert all(0 <= token < 1024 for token in drawn)
-    assert drawn != tokens(one, PROMPT[:4], 6, temperature=0.0)
+    executor = emulated(path)
+    one = model(path, executor, 128)
+    for parameters in ({"temperature": 30.0, "seed": 2}, {"repeat_penalty": 3.0, "top_k": 3}):
+        how = Sampling(**parameters)  # type: ignore[arg-type]
+        text = PROMPT[:4]
+        answer = iter(one.generate(text, how, max_tokens=6))
+        for piece in itertools.islice(answer, 5):
+            assert piece.token == sample(executor.logits(), how, text, len(text))
+            text = [*text, piece.token]
+    greedy = tokens(one, PROMPT[:4], 6, temperature=0.0)
+    assert greedy != text[4:]
+    assert greedy == tokens(model(path, emulated(path), 128), PROMPT[:4], 6, temperature=0.0)
+
+
+def test_slots_sample_each_in_its_own_way(emulated: Load, synthetic: Synthetic) -> None:
+    """Four slots, one idle, one greedy: tokens stay on the device from step to step."""
+    executor = emulated(synthetic("tiny", "Q8_0"), pages=8)
+    decoder = executor.decoder(4)
+    decoder.place([[2 * i, 2 * i + 1] for i in range(4)])
+    how = [Sampling(temperature=9.0), None, Sampling(), Sampling(seed=7, presence_penalty=4.0)]
+    texts = [[5 + i] for i in range(4)]
+    for slot, each in enumerate(how):
+        decoder.sample(slot, each)
+        decoder.remember(slot, texts[slot])
+    decoder.step([text[0] for text in texts], [0, 0, -1, 0])
+    for _ in range(4):
+        logits, got = decoder.logits(), decoder.tokens()
+        for slot in (0, 1, 3):
+            each, text = how[slot] or Sampling(temperature=0), texts[slot]
+            assert got[slot] == sample(logits[slot], each, text, len(text))
+            text.append(got[slot])
+        decoder.step()
+    for slot in range(4):
+        decoder.sample(slot, None)
+    decoder.mask(0, np.array([0, 1 << 4, *[0] * 30], np.uint32))
+    decoder.step()
+    assert decoder.tokens()[0] == 36
+    assert decoder.tokens()[1] == decoder.logits()[1].argmax()
 
 
 def test_greedy_tokens_are_those_of_the_general_path(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -157,6 +157,48 @@ def test_a_length_beyond_all_memory(path: Path) -> None:
     assert "goes on beyond the end" in refused(path)
 
 
+def offset_of(path: Path, name: str, offset: int) -> Path:
+    """Say that a matrix begins so many bytes behind the header."""
+    whole = bytearray(path.read_bytes())
+    at = whole.index(name.encode()) + len(name) + struct.calcsize("<IQQI")
+    struct.pack_into("<Q", whole, at, offset)
+    path.write_bytes(whole)
+    return path
+
+
+def test_tensors_that_overlap_or_begin_anywhere(path: Path) -> None:
+    text = refused(offset_of(path, "blk.1.weight", 224))
+    assert "tensors blk.0.weight and blk.1.weight overlap" in text
+    assert "tensor blk.1.weight begins at 258, no multiple of 32" in refused(
+        offset_of(path, "blk.1.weight", 258)
+    )
+
+
+def test_a_key_that_stands_twice(path: Path) -> None:
+    writer = GGUFWriter(path, "llama")
+    writer.add_bool("a.bool", True)
+    writer.add_bool("a.byte", True)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    path.write_bytes(path.read_bytes().replace(b"a.byte", b"a.bool"))
+    assert "a.bool stands twice" in refused(path)
+
+
+@pytest.mark.parametrize(
+    ("count", "says"), [("2", "split.count is '2'"), (-5, "split.count is -5")]
+)
+def test_a_count_of_parts_that_is_none(tmp_path: Path, count: str | int, says: str) -> None:
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    kind = GGUFValueType.STRING if isinstance(count, str) else GGUFValueType.INT32
+    writer.add_key_value("split.count", count, kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert f"{says}; a whole number was expected" in refused(tmp_path / "m.gguf")
+
+
 @pytest.fixture
 def split(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
     """Write a model in three files; give the path of one."""
@@ -183,6 +225,9 @@ def test_split_files(split: Callable[[int], Path]) -> None:
 def test_a_part_that_is_missing_or_renamed(split: Callable[[int], Path]) -> None:
     split(2).rename(split(2).with_name("other.gguf"))
     with pytest.raises(BadInput, match=r"m-00003-of-00003\.gguf: no such file"):
+        GGUF.open(split(0))
+    split(2).symlink_to(split(0))
+    with pytest.raises(BadInput, match=r"is part 1 of a model; its name is that of part 3"):
         GGUF.open(split(0))
     renamed = split(0).rename(split(0).with_name("first.gguf"))
     assert "is a part of a model in 3 files" in refused(renamed)

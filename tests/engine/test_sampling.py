@@ -43,6 +43,9 @@ def test_what_may_be_drawn(parameters: dict[str, float], want: list[int]) -> Non
 def test_of_equal_logits_the_lower_token_is_first() -> None:
     tokens, _ = candidates(np.zeros(5, np.float32), Sampling(top_p=1.0, min_p=0.0))
     assert list(tokens) == [0, 1, 2, 3, 4]
+    few = Sampling(top_k=3, top_p=1.0, min_p=0.0)
+    tokens, _ = candidates(np.array([0, 0, 0, 0, 0, 0, 1, 0], np.float32), few)
+    assert list(tokens) == [6, 0, 1]
 
 
 def test_temperature_comes_after_the_limits() -> None:
@@ -79,6 +82,13 @@ def test_draws_follow_the_softmax(temperature: float, seed: int) -> None:
     odds = np.exp(logits.astype(np.float64) / temperature)
     expected = n * odds / odds.sum()
     assert ((counts - expected) ** 2 / expected).sum() < 29.6
+
+
+def test_logits_that_are_no_numbers_give_no_token() -> None:
+    for how in (Sampling(), Sampling(temperature=0), Sampling(repeat_penalty=2.0)):
+        for bad in (np.nan, np.inf):
+            assert sample(np.array([1, bad, 2], np.float32), how, [1], 1) == -1
+        assert sample(np.full(3, -np.inf, np.float32), how, [1], 1) == -1
 
 
 def test_draws_of_a_request_depend_on_seed_and_index_alone() -> None:

@@ -2,7 +2,7 @@
 
 The CUDA C runs on the CPU (`cuda_emulation`). Three readers of packed weights: one weight
 (packed.cuh), the inner product with int8 or half activations (dot.cuh, in the whole GEMV), and
-halves for tensor cores (unpack.cuh, alone and in the whole GEMM).
+halves for tensor cores (unpack.cuh; test_gemm.py has the whole GEMM).
 """
 
 import ctypes
@@ -37,7 +37,6 @@ SCALES = {
     "IQ4_XS": (0,),
 }
 ROWS, LARGE, SMALL = 5, 1536, 256  # weights of a row: a whole unit of the GEMV and a tail; a tail
-TOKENS = 21  # of the GEMM
 SMEM = 48 << 10
 
 
@@ -47,10 +46,6 @@ template<int K> struct Gemved {{
     SEGMENTS = 1, WARPS = 2, GRID = 2, COLUMNS = 2, OUT_STRIDE = {rows},
     ACTIVATION = SILU;
   static constexpr bool NORM = false;
-}};
-struct Gemmed {{
-  static constexpr int TYPE = {name}, COLS = {small}, OUT_STRIDE = {rows}, MODE = STORE, WARPS = 2,
-    PARTS = 1, ACTIVATION = SILU;
 }};
 template<int K> DI void rows_times_x(u8* smem, float* out, const u8* w, const float* x) {{
   const Seg seg[] = {{{{w, {rows}}}}};
@@ -82,19 +77,14 @@ extern "C" __global__ void __launch_bounds__(64, 1) entry(
       }}
   if (*what == 2) rows_times_x<{large}>(smem, out, w, (const float*)in);
   if (*what == 3) rows_times_x<{small}>(smem, out, w, (const float*)in);
-  if (*what == 4) {{
-    const int chunk[2] = {{0, {tokens}}};
-    const Part parts[] = {{{{out, w, 0, {rows}, 0}}}};
-    gemm<Gemmed>(Gemm{{parts, (const u16*)in, 0, chunk, 1.f, 1.f}});
-  }}
 }}
 """
 
 
 @functools.cache
 def library(name: str) -> ctypes.CDLL:
-    entry = ENTRY.format(name=name, rows=ROWS, large=LARGE, small=SMALL, smem=SMEM, tokens=TOKENS)
-    path = cuda_emulation.compile_emulated(flat("gemv.cu", "gemm.cu") + "\n" + entry)
+    entry = ENTRY.format(name=name, rows=ROWS, large=LARGE, small=SMALL, smem=SMEM)
+    path = cuda_emulation.compile_emulated(flat("gemv.cu", "unpack.cuh") + "\n" + entry)
     return ctypes.CDLL(path.decode())
 
 
@@ -250,12 +240,3 @@ def test_gemv_of_extreme_blocks(type_: KernelType, rng: np.random.Generator) -> 
     got = packed.run(2, 2 * ROWS, x, 2).reshape(2, ROWS)
     seen, weights = seen_by_gemv(type_, x), packed.values()
     close(got, seen @ weights.T, np.abs(seen) @ np.abs(weights).T, 2e-6)
-
-
-@by_name
-def test_gemm(type_: KernelType, rng: np.random.Generator) -> None:
-    packed = random_rows(rng, type_, SMALL)
-    x = rng.standard_normal((TOKENS, SMALL)).astype(np.float16)
-    got = packed.run(4, TOKENS * ROWS, x).reshape(TOKENS, ROWS)
-    weights = packed.values()
-    close(got, x @ weights.T, np.abs(x).astype(np.float64) @ np.abs(weights).T, 2.0**-10)

@@ -25,6 +25,7 @@ UNITS = (
     "jetson_clocks.service",
     "nvpmodel.service",
     "orin-gpu.service",
+    "orin-grafana-secrets.service",
     "orin-llm-server-main.service",
     "orin-performance-readback.service",
     "prometheus.service",
@@ -33,13 +34,25 @@ UNITS = (
 EXPRESSION = """
 names: host: let
   inherit (host.extendModules {
-    modules = [ { orin.telemetry.exporter.debugfs.enable = true; } ];
+    modules = [
+      {
+        orin.telemetry.exporter.debugfs.enable = true;
+        orin.llm-gateway = {
+          enable = true;
+          servers = builtins.mapAttrs (_: url: { inherit url; models = [ "tiny" ]; }) {
+            orin-1 = "http://127.0.0.1:8101";
+            orin-2 = "http://127.0.0.1:8102";
+          };
+        };
+      }
+    ];
   }) config;
   p = config.services.prometheus;
 in {
   units = builtins.listToAttrs (map
     (name: { inherit name; value = config.systemd.units.${name}.text; })
     (builtins.fromJSON names));
+  litellm = config.services.litellm.settings;
   prometheus = {
     global = p.globalConfig;
     rule_files = map (file: baseNameOf file) p.ruleFiles;
@@ -75,12 +88,20 @@ def evaluated(flake: Callable[[str, str], Any]) -> dict[str, str]:
     # In the store a file's name has its hash in front.
     prometheus["rule_files"] = [name.split("-", 1)[-1] for name in prometheus["rule_files"]]
     files = {name: generic(text) for name, text in said["units"].items()}
-    return files | {"prometheus.json": json.dumps(prometheus, indent=2, sort_keys=True) + "\n"}
+    others = {"prometheus.json": prometheus, "litellm.json": said["litellm"]}
+    return files | {
+        name: json.dumps(value, indent=2, sort_keys=True) + "\n" for name, value in others.items()
+    }
 
 
 def recorded() -> dict[str, str]:
     """The files of `recorded/`, by name."""
     return {path.name: path.read_text() for path in FOLDER.iterdir()}
+
+
+def units() -> dict[str, str]:
+    """The units among them."""
+    return {name: text for name, text in recorded().items() if name in UNITS}
 
 
 def _nix(attribute: str, apply: str) -> Any:

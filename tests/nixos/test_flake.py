@@ -23,6 +23,7 @@ def test_packages_apps_and_shells_have_derivations(flake: Flake, system: str) ->
     assert {
         "default",
         "chat",
+        "serve",
         "llama-bench",
         "synth",
         "nvgpusim",
@@ -73,6 +74,7 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
             assert any(text in message for message in case["got"]), (name, case)
         for message in case["got"]:
             assert message.startswith("host board: "), (name, message)
+    assert sum(len(case["got"]) for case in cases.values()) > 60
 
 
 def test_the_documented_options_are_those_of_the_modules(flake: Flake) -> None:

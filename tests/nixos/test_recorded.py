@@ -12,7 +12,7 @@ def test_the_kept_files_are_the_evaluated_ones(flake: Callable[..., Any]) -> Non
 
 
 def test_each_unit_is_kept_and_nothing_else() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {*UNITS, "prometheus.json"}
+    assert {path.name for path in FOLDER.iterdir()} == {*UNITS, "litellm.json", "prometheus.json"}
 
 
 def test_hashes_and_versions_are_left_out_and_nothing_more() -> None:

@@ -5,6 +5,7 @@
 
 import importlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from tests.nixos.pid1 import (
     refusal,
     with_checkout,
 )
-from tests.nixos.recorded import recorded
+from tests.nixos.recorded import recorded, units
 
 from exporter import scenario
 from jetson.replay import FILE, save
@@ -49,18 +50,17 @@ READBACK = "orin-performance-readback.service"
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """A board of files, in the mode that is asked for, with every unit but those of models."""
     folder = tmp_path_factory.mktemp("machine")
-    kept = recorded()
-    prometheus = json.loads(kept.pop("prometheus.json"))
+    prometheus = json.loads(recorded()["prometheus.json"])
     prometheus["rule_files"] = [f"{CHECKOUT}/telemetry/rules/{n}" for n in prometheus["rule_files"]]
     for key in ("scrape_interval", "evaluation_interval"):
         prometheus["global"][key] = "1s"
-    units = {name: text for name, text in kept.items() if "llm" not in name and "gpu" not in name}
-    units["jetson-exporter.service"] = units["jetson-exporter.service"].replace(
-        "--listen", "--replay /srv/recording --listen"
-    )
-    units[READBACK] = units[READBACK].replace("--root /", "--root /srv/board")
-    machine = Machine(folder, units, PROGRAMS, {})
-    machine.write("/nix/store/power_mode.py", (MODULES / "power_mode.py").read_text())
+    texts = {name: text for name, text in units().items() if not re.search("llm|gpu", name)}
+    exporter = "jetson-exporter.service"
+    texts[exporter] = texts[exporter].replace("--listen", "--replay /srv/recording --listen")
+    texts[READBACK] = texts[READBACK].replace("--root /", "--root /srv/board")
+    machine = Machine(folder, texts, PROGRAMS, {})
+    for program in ("power_mode.py", "make_secrets.py"):
+        machine.write(f"/nix/store/{program}", (MODULES / program).read_text())
     machine.write("/nix/store/prometheus.yml-checkconfig-checked", json.dumps(prometheus))
     board = importlib.import_module("fake_board")
     machine.write("/etc/nvpmodel.conf", board.config())
@@ -91,9 +91,9 @@ def test_the_power_mode_is_set_once_and_before_the_clocks(machine: Machine) -> N
         "nvpmodel -f /etc/nvpmodel.conf -m 0",
         "jetson_clocks",
     ]
-    units = ("nvpmodel.service", "jetson_clocks.service", READBACK)
+    order = ("nvpmodel.service", "jetson_clocks.service", READBACK)
     begun, ended = (
-        [int(machine.show(unit, name)[name]) for unit in units]
+        [int(machine.show(unit, name)[name]) for unit in order]
         for name in ("ExecMainStartTimestampMonotonic", "ExecMainExitTimestampMonotonic")
     )
     assert 0 < ended[0] <= begun[1] and ended[1] <= begun[2]
@@ -132,3 +132,16 @@ def test_an_exporter_that_is_killed_comes_back_as_nobody_in_particular(machine: 
     until(lambda: machine.show(unit, "MainPID")["MainPID"] not in ("0", before), 30)
     until(lambda: machine.http("http://127.0.0.1:9401/metrics")[0] == 200, 30)
     assert machine.show(unit, "NRestarts")["NRestarts"] == "1"
+
+
+def test_a_board_makes_the_secrets_of_its_grafana_once(machine: Machine) -> None:
+    unit = "orin-grafana-secrets.service"
+    machine.run("systemctl", "start", unit)
+    folder = "/var/lib/orin-grafana"
+    listed = machine.run("stat", "--format=%a %U", folder, f"{folder}/grafana-secret-key")
+    assert listed.stdout.split("\n")[:2] == ["700 root", "400 root"]
+    password = machine.run("cat", f"{folder}/grafana-admin-password").stdout
+    assert password in machine.run("cat", "/dev/console").stdout
+    assert password not in machine.journal(unit)
+    machine.run("systemctl", "restart", unit)
+    assert machine.run("cat", f"{folder}/grafana-admin-password").stdout == password

@@ -29,6 +29,33 @@ def test_a_wait_leaves_the_cpu_alone(tegra: Tegra) -> None:  # noqa: F811
     assert run.said["share"] < 0.15
 
 
+# What the event costs a token: the waiting thread's own CPU time from where the kernel has woken it
+# until wait() has returned, which a busy machine does not stretch as it does time by the clock.
+LATENCY = """
+real, woken, ended = d.iface.poller.poll, [0.0], []
+class Poller:
+    def poll(self, timeout):
+        shown = real(timeout)
+        woken[0] = time.thread_time()
+        ended.append(bool(shown))
+        return shown
+d.iface.poller, costs = Poller(), []
+for _ in range(40):
+    before = len(ended)
+    token()
+    costs.append(time.thread_time() - woken[0])
+    assert len(ended) > before
+costs.sort()
+say(least_us=1e6 * costs[0], median_us=1e6 * costs[20], by_event=sum(ended), tokens=len(costs))
+"""
+
+
+def test_an_event_ends_the_wait_and_costs_a_token_little(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(TOKENS + LATENCY)
+    assert run.said["least_us"] < 50  # of 40 tokens, the one that other processes disturb least
+    assert run.said["by_event"] >= run.said["tokens"]
+
+
 NO_EVENTS = """
 from nvgpusim.kernel.tsg import Tsg
 Tsg.post, slept, real_sleep = (lambda *args: None), [], time.sleep

@@ -5,7 +5,8 @@
 UPSTREAM is a checkout of tinygrad at the tag of the base (v0.13.0); its tests are not part of this
 repository. Each file is a process of its own, so that a GPU error ends only its file.
 Prints a table and the reason of every test that failed or was skipped; exit status 1 when one
-failed. torch, the reference of test_ops, has to be installed; test_gguf downloads.
+failed. With --strict the simulator watches every launch, and a finding is a failure. torch, the
+reference of test_ops, has to be installed; test_gguf downloads.
 """
 
 import argparse
@@ -19,6 +20,8 @@ from collections import Counter
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+FINDINGS = 3
+"""Exit status of nvgpusim --strict where the program itself succeeded."""
 FILES = (
     "test/test_tiny.py",
     "test/device/test_hcq.py",
@@ -45,16 +48,20 @@ def environment(upstream: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def run(file: str, upstream: Path, timeout: float) -> list[tuple[str, str, str]]:
-    """(test, outcome, reason) of each test of a file."""
+def run(
+    file: str, upstream: Path, timeout: float, strict: bool, only: str
+) -> list[tuple[str, str, str]]:
+    """(test, outcome, reason) of each test of a file; `only` is for pytest's -k."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "junit.xml"
         pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
         pytest.append("--import-mode=append")
-        command = [sys.executable, "-m", "nvgpusim", "--quiet", "--", *pytest]
+        pytest += ["-k", only] if only else []
+        flags = ["--strict"] if strict else []
+        command = [sys.executable, "-m", "nvgpusim", "--quiet", *flags, "--", *pytest]
         command += [f"--junitxml={result}", file]
         try:
-            subprocess.run(
+            done = subprocess.run(
                 command, cwd=upstream, env=environment(upstream), timeout=timeout,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
@@ -70,6 +77,8 @@ def run(file: str, upstream: Path, timeout: float) -> list[tuple[str, str, str]]
                     outcome = "skipped" if child.tag == "skipped" else "failed"
                     reason = (child.get("message") or "").splitlines()[0][:160]
             found.append((f"{case.get('classname')}::{case.get('name')}", outcome, reason))
+        if done.returncode == FINDINGS:
+            found.append((file, "failed", "the simulator has notes: nvgpusim report"))
         return found
 
 
@@ -79,15 +88,19 @@ def main() -> int:
     parser.add_argument("upstream", type=Path, help="tinygrad at the tag of the base")
     parser.add_argument("files", nargs="*", default=FILES, help="default: those that matter here")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds a file (3600)")
+    parser.add_argument(
+        "--strict", action="store_true", help="watch kernels: findings are failures"
+    )
+    parser.add_argument("-k", default="", metavar="TESTS", help="pytest's -k")
     options = parser.parse_args()
     if not (options.upstream / "test/test_tiny.py").is_file():
         parser.error(f"{options.upstream}: has no test/test_tiny.py; want a checkout of tinygrad")
     upstream = options.upstream.resolve()
     rows, reasons = [], []
     for file in options.files:
-        outcomes = run(file, upstream, options.timeout)
-        print(f"{file}: {len(outcomes)} tests", file=sys.stderr, flush=True)
+        outcomes = run(file, upstream, options.timeout, options.strict, options.k)
         count = Counter(outcome for _, outcome, _ in outcomes)
+        print(f"{file}: {dict(count)}", file=sys.stderr, flush=True)
         rows.append(f"| {file} | {count['passed']} | {count['failed']} | {count['skipped']} |")
         reasons += [f"- {o}: {test}: {why}" for test, o, why in outcomes if o != "passed"]
     print("| file | passed | failed | skipped |\n|---|---|---|---|", *rows, sep="\n")

@@ -256,10 +256,9 @@ def _cases(options: dict[str, Any]) -> tuple[Case, ...]:
         return [n for text in options[name] for n in parse_int_list(text, flag)] or [default]
 
     pairs = [parse_pair(pair, "-pg") for pair in options["pairs"]]
-    tests = make_tests(
-        numbers("n_prompt", 512), numbers("n_gen", 128), pairs, numbers("n_depth", 0)
+    return tuple(
+        make_tests(numbers("n_prompt", 512), numbers("n_gen", 128), pairs, numbers("n_depth", 0))
     )
-    return tuple(Case(*test) for test in tests)
 
 
 def _one_model(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:

@@ -106,8 +106,14 @@ class Header:
 
     @property
     def n_layers(self) -> int:
-        """Number of layers."""
-        return self.count("block_count")
+        """Number of layers; each has tensors of its own."""
+        layers = self.count("block_count")
+        if layers > len(self.tensors):
+            raise BadInput(
+                f"{self.architecture}.block_count is {layers}, more than the file's "
+                f"{len(self.tensors)} tensors"
+            )
+        return layers
 
     def without(self, keys: Mapping[str, str]) -> None:
         """Refuse the file if one of `keys` is set and not 0; each says what it would stand for."""

@@ -202,3 +202,28 @@ template<typename P, typename Out> DI void attention(const Attention<P, Out>& a)
     store_kv(a.out + (first + g) * HD + d, num / den);
   }
 }
+
+// Keys and values of tokens of one sequence, before any of them attends. Grid: (KV heads, N), one
+// warp. attention() stores them once more, the same ones.
+template<typename P> struct StoreKeys {
+  typename P::Element* cache;
+  const float *qkv, *freqs, *kn;
+  const int *state, *table;
+  float eps;
+};
+template<typename P> DI void store_keys(const StoreKeys<P>& a) {
+  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP;
+  __shared__ float turned[HD];
+  const int kvh = blockIdx.x, seq = blockIdx.y, lane = threadIdx.x;
+  const int pos = a.state[P::SEQUENCES + seq];
+  if (pos < 0) return;
+  const float* qkv = a.qkv + (u64)seq * (G + 2) * KVH * HD + (KVH * G + kvh) * HD;
+  rope_head<P>(turned, qkv, a.freqs + (u64)pos * P::ROTATED, a.kn, a.eps, 1.f, lane);
+  __syncwarp();
+  const int page = a.table[seq * P::PAGES + pos / P::PAGE];
+  typename P::Element* key = a.cache + key_offset<P>(page, kvh, pos);
+  for (int i = lane; i < HD; i += 32) {
+    store_kv(key + i, turned[i]);
+    store_kv(key + value_offset<P>() + i, qkv[KVH * HD + i]);
+  }
+}

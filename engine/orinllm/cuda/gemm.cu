@@ -1,8 +1,7 @@
 // A prompt's products on tensor cores: out (T x LD) = or += in (T x K halves) * W^T.
 //
-// A block: 64 tokens, WARPS * 16 rows of W, all of K (tile.cuh). Grid: (row blocks of all matrices,
-// token blocks). GATED: the first of a lane's two rows is of gate, the second of up.
-#include "epilogue.cuh"
+// Blocks and their warps are those of tile.cuh, over all of K; sums of ranks along k meet in shared
+// memory at the end. Grid: (row blocks of all matrices, token blocks).
 #include "matrix.cuh"
 #include "tile.cuh"
 
@@ -15,52 +14,83 @@ struct Gemm {
   float undo, factor;
 };
 
-template<typename P> DI void gemm(const Gemm& a) {
-  constexpr int T = P::TYPE, K = P::COLS, LD = P::OUT_STRIDE, MODE = P::MODE, WARPS = P::WARPS,
-                PARTS = P::PARTS;
-  constexpr int BM = TILE_ROWS, NT = 2, ROWB = K / Packed<T>::BW * Packed<T>::BB;
-  __shared__ TileStage __align__(16) xs[2];
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, g = lane >> 2;
-  const int t0 = blockIdx.y * BM, n = a.chunk[1];
-  if (t0 >= n) return;
-  const u8* rows[NT];
-  const Part mine = part_of<PARTS>(a.parts, blockIdx.x);
+// Sums of all ranks of k to the first; the others are done. Not called for one rank.
+template<typename P> DI void add_ranks(typename Tile<P>::Sums acc, float* sums) {
+  constexpr int RT = P::ROW_TILES, NT = P::TOKEN_GROUPS, LANES = P::ROW_WARPS * 32;
+  const int rank = threadIdx.x / LANES, at = threadIdx.x % LANES;
+#pragma unroll 1
+  for (int from = 1; from < P::K_WARPS; from++) {
+    __syncthreads();
 #pragma unroll
-  for (int i = 0; i < NT; i++) {
-    const int at = ((int)blockIdx.x - mine.block) * WARPS + warp,
-              r = MODE == GATED ? at * 8 + g : at * 16 + i * 8 + g;
-    rows[i] =
-        (MODE == GATED && i ? a.up : mine.w) + (u64)(r < mine.rows ? r : mine.rows - 1) * ROWB;
+    for (int i = 0; i < RT * NT * 4; i++) {
+      float* const sum = acc[i / NT / 4][i / 4 % NT] + i % 4;
+      if (rank == from) sums[i * LANES + at] = *sum;
+    }
+    __syncthreads();
+    if (rank == 0) {
+#pragma unroll
+      for (int i = 0; i < RT * NT * 4; i++)
+        acc[i / NT / 4][i / 4 % NT][i % 4] += sums[i * LANES + at];
+    }
   }
-  TileSums acc;
-  multiply_tile<T, K, WARPS>(acc, xs, rows, a.in + (u64)t0 * K + (tid & 15) * 8, BM,
-                             [&](int m) { return m < n - t0 ? m : n - t0 - 1; });
-  constexpr float S = tile_unit<T>();
-  const int tid2 = thread_again(), tokens = load_again(a.chunk + 1), g2 = (tid2 & 31) >> 2,
-            j2 = tid2 & 3;
-  const Part to = part_of<PARTS>(a.parts, block_again());
+}
+
+// A lane's sums of one row to the result, from token t0 of `tokens` on. What they are added to is
+// read at once: stores and loads of one array would wait for each other.
+template<typename P>
+DI void write_row(const float sums[][4], const Gemm& a, const Part& to, int t0, int tokens, int row,
+                  int half) {
+  constexpr float S = tile_unit<P::TYPE>();
+  constexpr int N = P::TOKEN_GROUPS * 2;
+  const float bias = P::MODE != GATED && to.bias ? to.bias[row] : 0.f;
+  const int t1 = t0 + 2 * (thread_again() & 3);
+  const u64 first = (u64)t1 * P::OUT_STRIDE + row;
+  float before[N];
+#pragma unroll
+  for (int i = 0; P::MODE == ADD && i < N; i++) {
+    const int t = i / 2 * 8 + i % 2;
+    before[i] = t1 + t < tokens ? ((const float*)to.out)[first + t * P::OUT_STRIDE] : 0.f;
+  }
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    const int t = i / 2 * 8 + i % 2;
+    if (t1 + t >= tokens) continue;
+    const u64 at = first + t * P::OUT_STRIDE;
+    const float* sum = sums[i / 2] + i % 2;
+    if constexpr (P::MODE == GATED) {
+      ((u16*)to.out)[at] = f2h(gated<P::ACTIVATION>(sum[0] * S, sum[2] * S) * HIDDEN_SCALE);
+    } else {
+      const float y = sum[2 * half] * (S * a.undo) + bias;
+      ((float*)to.out)[at] = P::MODE == ADD ? before[i] + y * a.factor : y;
+    }
+  }
+}
+
+template<typename P> DI void gemm(const Gemm& a) {
+  typedef Tile<P> S;
+  __shared__ typename S::Memory __align__(16) memory;
+  const int t0 = blockIdx.y * S::TOKENS, n = a.chunk[1], warp = threadIdx.x >> 5;
+  if (t0 >= n) return;
+  const Part mine = part_of<P::PARTS>(a.parts, blockIdx.x);
+  const int place = ((int)blockIdx.x - mine.block) * P::ROW_WARPS + warp % P::ROW_WARPS;
+  typename S::Sums acc;
+  multiply_tile<P>(acc, memory, Rows{mine.w, a.up, place * S::WARP_ROWS, mine.rows},
+                   TokensInTurn<P>{a.in + (u64)t0 * P::COLS}, n - t0);
+  if constexpr (P::K_WARPS > 1) {
+    static_assert(P::ROW_WARPS * P::ROW_TILES * P::TOKEN_GROUPS * 512 <= sizeof(memory), "");
+    add_ranks<P>(acc, (float*)&memory);
+  }
+  const int tid = thread_again(), again = tid >> 5;
+  if (again >= P::ROW_WARPS) return;
+  const Part to = part_of<P::PARTS>(a.parts, block_again());
   const int row =
-      ((block_again() - to.block) * WARPS + (tid2 >> 5)) * (MODE == GATED ? 8 : 16) + g2;
+      ((block_again() - to.block) * P::ROW_WARPS + again) * S::WARP_ROWS + ((tid & 31) >> 2);
 #pragma unroll
-  for (int m = 0; m < BM / 8; m++)
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-      const int t = (int)blockIdx.y * BM + m * 8 + 2 * j2 + c;
-      if (t >= tokens) continue;
-      if constexpr (MODE == GATED) {
-        const float gate = acc[m][c] * S, up = acc[m][2 + c] * S;
-        if (row < to.rows)
-          ((u16*)to.out)[(u64)t * LD + row] = f2h(gated<P::ACTIVATION>(gate, up) * HIDDEN_SCALE);
-      } else {
-#pragma unroll
-        for (int i = 0; i < NT; i++) {
-          const int r = row + i * 8;
-          if (r >= to.rows) continue;
-          float* o = (float*)to.out + (u64)t * LD + r;
-          float y = acc[m][2 * i + c] * (S * a.undo);
-          if (to.bias) y += to.bias[r];
-          *o = MODE == ADD ? *o + y * a.factor : y;
-        }
-      }
+  for (int i = 0; i < P::ROW_TILES * (P::MODE == GATED ? 1 : 2); i++)
+    if (row + i * 8 < to.rows) {
+      if constexpr (P::MODE == GATED)
+        write_row<P>(acc[i], a, to, t0, n, row + i * 8, 0);
+      else
+        write_row<P>(acc[i / 2], a, to, t0, n, row + i * 8, i % 2);
     }
 }

@@ -18,6 +18,11 @@ DI Shared shared_address(void* p) { return (u32)__cvta_generic_to_shared(p); }
 DI void cp_async16(Shared dst, const u8* src) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
+DI void cp_async16_or_zero(Shared dst, const u8* src, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src),
+               "r"(there ? 16 : 0)
+               : "memory");
+}
 DI void prefetch_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 DI void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template<int N> DI void cp_async_wait() {
@@ -72,6 +77,21 @@ DI void mma16816(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Four 8 x 8 matrices of halves; lanes 8 i and on have the addresses of matrix i's rows. A lane
+// gets of each two halves of row lane / 4, from 2 * (lane % 4) on.
+DI void load_matrices(u32* r, Shared row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+// The same of columns: column lane / 4, two rows from 2 * (lane % 4) on.
+DI void load_matrices_across(u32* r, Shared row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
 }
 #endif
 // Fewer than 128 registers, which leave room for two blocks of 256 threads. Launch bounds would

@@ -23,6 +23,7 @@ struct Route {
   const void* w;          // (EXPERTS, K)
   const float* bias;      // of the logits, or 0
   const float* choice;    // added to the probabilities for the choice alone, or 0
+  const int* positions;   // of each token's sequence, below 0 of an idle one; or 0
   int* counters;          // one for each block of tokens, zero between launches
   int tokens;
   float eps, scale;
@@ -47,9 +48,14 @@ template<int T, int K> DI float4 router_weights(const void* w, int expert, int k
   }
 }
 
-// A warp chooses USED of the experts of one token. Of equal ones it takes the lower.
+// A warp chooses USED of the experts of one token. Of equal ones it takes the lower. An idle
+// sequence has no expert: -1.
 template<typename P> DI void choose(const Route& r, int token, int lane) {
   constexpr int E = P::EXPERTS, USED = P::USED, PER_LANE = (E + 31) / 32;
+  if (r.positions && r.positions[token] < 0) {
+    if (lane < USED) r.ids[token * USED + lane] = -1;
+    return;
+  }
   const float* logits = r.logits + (u64)token * E;
   float l[PER_LANE], top = NEG_INF, sum = 0.f;
 #pragma unroll
@@ -170,6 +176,7 @@ template<typename P> DI const u8* expert_rows(const u8* stack, int expert) {
 template<typename P> DI void expert_gate_up(const Chosen& c) {
   constexpr int K = P::COLS, ROWS = P::ROWS;
   const int choice = blockIdx.y, expert = c.ids[choice];
+  if (expert < 0) return;
   Seg seg[2];
   const float* bias[2];
 #pragma unroll
@@ -186,6 +193,7 @@ template<typename P> DI void expert_gate_up(const Chosen& c) {
 template<typename P> DI void expert_down(const Chosen& c) {
   constexpr int K = P::COLS, ROWS = P::ROWS;
   const int choice = blockIdx.y, expert = c.ids[choice];
+  if (expert < 0) return;
   const Seg seg[] = {{expert_rows<P>(c.w[0], expert), ROWS}};
   const float* const bias[] = {c.bias[0] ? c.bias[0] + (u64)expert * ROWS : 0};
   const Plain<K> x = {c.x + (u64)choice * K};

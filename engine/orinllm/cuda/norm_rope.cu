@@ -63,7 +63,8 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
 
 // q of a prompt's chunk normed, rotated and scaled to halves (T, heads, HD); k and v into the
 // cache. chunk: first position, number of tokens, then the tokens; table: the sequence's pages.
-// Grid: (heads + 2 KV heads, T), a warp each.
+// Grid: (T), a warp for a head at a time.
+#define ROPE_WARPS 8
 template<typename P> struct RopeRows {
   u16* q;
   typename P::Element* cache;
@@ -72,26 +73,24 @@ template<typename P> struct RopeRows {
   float eps, scale;
 };
 template<typename P> DI void rope_rows(const RopeRows<P>& a) {
-  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP;
-  __shared__ float buf[HD];
-  const int head = blockIdx.x, t = blockIdx.y, lane = threadIdx.x;
+  typedef typename P::Element KV;
+  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP, ALL = NH + 2 * KVH;
+  const int t = blockIdx.x, lane = threadIdx.x & 31;
   if (t >= a.chunk[1]) return;
-  const int pos = a.chunk[0] + t;
-  const float *src = a.qkv + ((u64)t * (NH + 2 * KVH) + head) * HD,
-              *fr = a.freqs + (u64)pos * P::ROTATED;
-  if (head < NH) {
-    rope_head<P>(buf, src, fr, a.qn, a.eps, a.scale * LOG2E, lane);
-    __syncwarp();
-    for (int i = lane; i < HD; i += 32) a.q[((u64)t * NH + head) * HD + i] = f2h(buf[i]);
-    return;
+  const int pos = a.chunk[0] + t, page = a.table[pos / P::PAGE];
+  const float* freqs = a.freqs + (u64)pos * P::ROTATED;
+#pragma unroll 2
+  for (int head = threadIdx.x >> 5; head < ALL; head += ROPE_WARPS) {
+    const float* src = a.qkv + ((u64)t * ALL + head) * HD;
+    u16* q = a.q + ((u64)t * NH + head) * HD;
+    KV* key = a.cache + key_offset<P>(page, (head - NH) % KVH, pos);
+    if (head < NH)
+      rope_head<P>([&](int i, float x) { q[i] = f2h(x); }, src, freqs, a.qn, a.eps, a.scale * LOG2E,
+                   lane);
+    else if (head < NH + KVH)
+      rope_head<P>([&](int i, float x) { store_kv(key + i, x); }, src, freqs, a.kn, a.eps, 1.f,
+                   lane);
+    else
+      for (int i = lane; i < HD; i += 32) store_kv(key + value_offset<P>() + i, src[i]);
   }
-  const int kvh = (head - NH) % KVH, page = a.table[pos / P::PAGE];
-  typename P::Element* key = a.cache + key_offset<P>(page, kvh, pos);
-  if (head >= NH + KVH) {
-    for (int i = lane; i < HD; i += 32) store_kv(key + value_offset<P>() + i, src[i]);
-    return;
-  }
-  rope_head<P>(buf, src, fr, a.kn, a.eps, 1.f, lane);
-  __syncwarp();
-  for (int i = lane; i < HD; i += 32) store_kv(key + i, buf[i]);
 }

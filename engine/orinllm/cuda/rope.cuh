@@ -2,11 +2,12 @@
 #pragma once
 #include "gpu.cuh"
 
-// dst (HD) = src normed, its first ROTATED dimensions turned, times mul. freqs: cosines and sines,
+// put(i, x): x is element i of src (HD) normed, its first ROTATED dimensions turned, times mul.
+// freqs: cosines and sines,
 // ROTATED / 2 each, of this position. Dimensions i and i + ROTATED/2 pair up; INTERLEAVED rows hold
 // the pair side by side (llama), and leave here apart: keys and queries alike.
-template<typename P>
-DI void rope_head(float* dst, const float* src, const float* freqs, const float* norm, float eps,
+template<typename P, typename Put>
+DI void rope_head(Put put, const float* src, const float* freqs, const float* norm, float eps,
                   float mul, int lane) {
   constexpr int HD = P::HEAD_DIM, HALF = P::ROTATED / 2;
   float rs = 1.f;
@@ -23,9 +24,15 @@ DI void rope_head(float* dst, const float* src, const float* freqs, const float*
       b *= rs * norm[with];
     }
     const float c = freqs[i], s = freqs[HALF + i];
-    dst[i] = (a * c - b * s) * mul;
-    dst[i + HALF] = (b * c + a * s) * mul;
+    put(i, (a * c - b * s) * mul);
+    put(i + HALF, (b * c + a * s) * mul);
   }
   for (int i = 2 * HALF + lane; i < HD; i += 32)
-    dst[i] = P::QK_NORM ? src[i] * rs * norm[i] * mul : src[i] * mul;
+    put(i, P::QK_NORM ? src[i] * rs * norm[i] * mul : src[i] * mul);
+}
+// The same to dst (HD).
+template<typename P>
+DI void rope_head(float* dst, const float* src, const float* freqs, const float* norm, float eps,
+                  float mul, int lane) {
+  rope_head<P>([dst](int i, float x) { dst[i] = x; }, src, freqs, norm, eps, mul, lane);
 }

@@ -1,88 +1,248 @@
-// Tensor cores over packed weights: 64 rows of halves times the transpose of 16 rows of W a warp.
+// Tensor cores over packed weights, in tiles that turn a weight into halves once for many tokens.
 //
-// Weights are the operand of 16 rows, so that neither their halves nor one 16-byte load of
-// activations need be moved between registers; k is permuted alike in both operands so that a
-// lane's 8 consecutive weights and that load feed two mma. Activations pass through shared memory,
-// 128 columns at a time.
+// A block multiplies TOKENS = 8 * TOKEN_GROUPS rows of halves, "tokens", with ROW_WARPS * 16 *
+// ROW_TILES rows of W (in GATED half as many of each matrix). Its warps are ROW_WARPS times
+// K_WARPS: those of one rank along k have a range of K to themselves.
+//
+// Shared memory:
+//   raw  a warp's 16 * ROW_TILES rows of a segment of packed weights as they lie in the file, from
+//        the 16 bytes on that the segment begins in; slot = row tile * 16 + lane's row * 8 + lane
+//        / 4. PITCH is an odd number of 16 bytes: eight rows lie in different banks.
+//   x    two stages for each rank of k: TOKENS rows of 32 halves, which are one part of a unit
+//        (unpack.cuh). Two rows fill the banks once, so that 16-byte loads of lanes never collide.
+//
+// Weights are the operand of 16 rows and stay in registers between unpacking and product; k is
+// permuted alike in both operands, so that a lane's 8 consecutive weights and one 16-byte load of
+// activations feed two mma. While one part of a unit is multiplied the next is unpacked. A warp
+// loads a unit's raw words at once, in the second part of the unit before it; behind those of a
+// segment's last unit the next segment is copied.
 #pragma once
+#include "epilogue.cuh"
 #include "unpack.cuh"
 
-#define TILE_ROWS 64    // of activations
-#define TILE_PITCH 160  // halves of a row in shared memory: 64 bytes past 128
-typedef u16 TileStage[TILE_ROWS * TILE_PITCH];  // activations of one step of 128 columns
-// acc[m][2 * i + c]: row 8 m + 2 j + c of the activations times row i of the lane's two of W, where
-// j is lane % 4; W's rows are those of lane / 4.
-typedef float TileSums[TILE_ROWS / 8][4];
+// Weights of a row that are copied at once, at most 224 bytes of them.
+template<int T> struct Segment {
+  static constexpr DI int bytes_of(int weights) { return weights / Packed<T>::BW * Packed<T>::BB; }
+  static constexpr int WEIGHTS = bytes_of(256) <= 224   ? 256
+                                 : bytes_of(128) <= 224 ? 128
+                                                        : 64,
+                       UNITS = WEIGHTS / 64, BYTES = bytes_of(WEIGHTS),
+                       CHUNKS = (BYTES + 16 - Packed<T>::ALIGN + 15) / 16,
+                       // of loads of 16 bytes eight lanes, two rows, meet at once
+      PITCH = Packed<T>::ALIGN == 16 ? CHUNKS * 16 + 64 : (CHUNKS | 1) * 16;
+};
 
-// The first 8 * GROUPS rows of activations, at x, times a lane's 8 weights of both rows.
-template<int GROUPS> DI void multiply_run(TileSums acc, const u32 w[2][4], const u16* x) {
-#pragma unroll
-  for (int m = 0; m < GROUPS; m++) {
-    const int4 b = *(const int4*)(x + m * 8 * TILE_PITCH);
-    mma16816(acc[m], w[0][0], w[1][0], w[0][1], w[1][1], (u32)b.x, (u32)b.y);
-    mma16816(acc[m], w[0][2], w[1][2], w[0][3], w[1][3], (u32)b.z, (u32)b.w);
+// Sizes of a block and of its walk along k.
+template<typename P> struct Tile : P {
+  using P::ROW_TILES, P::ROW_WARPS, P::K_WARPS, P::TOKEN_GROUPS, P::COLS, P::TYPE;
+  typedef Segment<TYPE> Piece;
+  static constexpr int SLOTS = 16 * ROW_TILES, WARPS = ROW_WARPS * K_WARPS, THREADS = WARPS * 32,
+                       TOKENS = 8 * TOKEN_GROUPS, UNITS = COLS / 64,
+                       SEGMENTS = (UNITS + Piece::UNITS - 1) / Piece::UNITS,
+                       OWN_LEAST = (SEGMENTS + K_WARPS - 1) / K_WARPS,
+                       // segments of a rank of k: an even number of units
+      OWN = Piece::UNITS % 2 ? (OWN_LEAST + 1) / 2 * 2 : OWN_LEAST, OWN_UNITS = OWN * Piece::UNITS,
+                       ROW_BYTES = Piece::bytes_of(COLS), STAGE = K_WARPS * TOKENS * 32,
+                       WARP_ROWS = P::MODE == GATED ? SLOTS / 2 : SLOTS;
+  static constexpr bool EVEN = K_WARPS * OWN_UNITS == UNITS;
+  typedef float Sums[ROW_TILES][TOKEN_GROUPS][4];
+  struct Memory {
+    u8 raw[WARPS][SLOTS * Piece::PITCH];
+    u16 x[2][STAGE];
+  };
+};
+
+// Where a warp's rows of W are.
+struct Rows {
+  const u8 *w, *up;
+  int first, count;  // of the warp, of the matrix
+};
+// Of a slot, the row; one that does not exist is the last one.
+template<typename P> DI int row_of(const Rows& rows, int slot) {
+  const int r = rows.first + (P::MODE == GATED ? (slot >> 4) * 8 + (slot & 7) : slot);
+  return r < rows.count ? r : rows.count - 1;
+}
+template<typename P> DI const u8* matrix_of(const Rows& rows, int slot) {
+  return P::MODE == GATED && (slot & 8) ? rows.up : rows.w;
+}
+// Bytes by which a segment begins behind 16 bytes: alike for all rows of most matrices.
+template<typename P> DI u32 offset_of(const Rows& rows, int slot, int segment) {
+  typedef Tile<P> S;
+  if (Packed<P::TYPE>::ALIGN == 16) return 0;
+  const u32 first = (u32)(u64)matrix_of<P>(rows, slot) + segment * S::Piece::BYTES;
+  return (S::ROW_BYTES % 16 ? first + row_of<P>(rows, slot) * S::ROW_BYTES : first) & 15;
+}
+
+// Starts the copy of a segment of a warp's rows; eight or sixteen lanes a row.
+template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, int lane) {
+  typedef Tile<P> S;
+  typedef typename S::Piece Piece;
+  constexpr int LANES = Piece::CHUNKS <= 8 ? 8 : 16;
+  constexpr int TAIL = S::ROW_BYTES - (S::SEGMENTS - 1) * Piece::BYTES;
+  if (segment >= S::SEGMENTS) return;
+  const int bytes = segment == S::SEGMENTS - 1 ? TAIL : Piece::BYTES, chunk = lane % LANES * 16;
+#pragma unroll 4
+  for (int i = 0; i < S::SLOTS; i += 32 / LANES) {
+    const int slot = i + lane / LANES;
+    const u32 before = offset_of<P>(rows, slot, segment);
+    const u8* start = matrix_of<P>(rows, slot) + (u64)row_of<P>(rows, slot) * S::ROW_BYTES +
+                      (segment * Piece::BYTES + chunk);
+    if (chunk < bytes + (int)before)
+      cp_async16(shared_address(raw + slot * Piece::PITCH + chunk), start - before);
   }
 }
 
-// xs: two stages in shared memory. w_rows: the lane's two rows of W. in: this thread's first
-// column, 8 * (threadIdx.x % 16), of rows of K halves, of which row_of(m) is the tile's row m; only
-// the first `filled` are of interest. All threads of a block of WARPS warps call this.
-template<int T, int K, int WARPS, typename Rows>
-DI void multiply_tile(TileSums acc, TileStage* xs, const u8* const* w_rows, const u16* in,
-                      int filled, Rows row_of) {
-  constexpr int UNITS = K / 64, STEPS = (K + 127) / 128, NT = 2;
-  const int tid = threadIdx.x, lane = tid & 31, g = lane >> 2, j = lane & 3;
-  auto fetch = [&](int step) {
-    if (K % 128 && step * 128 + (tid & 15) * 8 >= K) return cp_async_commit();
-#pragma unroll
-    for (int i = 0; i < TILE_ROWS * 16 / (WARPS * 32); i++) {
-      const int m = (tid >> 4) + i * (WARPS * 2);
-      cp_async16(shared_address(&xs[step & 1][m * TILE_PITCH + (tid & 15) * 8]),
-                 (const u8*)(in + (u32)(row_of(m) * K + step * 128)));
-    }
-    cp_async_commit();
-  };
-#pragma unroll
-  for (int m = 0; m < TILE_ROWS / 8; m++)
-#pragma unroll
-    for (int c = 0; c < 4; c++) acc[m][c] = 0.f;
+// Where a block's tokens are: rows of COLS halves one behind the other, or in the order of a list.
+template<typename P> struct TokensInTurn {
+  const u16* first;
+  DI const u16* operator()(int row, int more) const {
+    return first + (u64)(row * P::COLS) + more * P::COLS;
+  }
+};
+template<typename P> struct TokensOfList {
+  const u16* all;
+  const int* list;
+  DI const u16* operator()(int row, int more) const {
+    return all + (u64)list[row + more] * P::COLS;
+  }
+};
 
-  fetch(0);
-  Raw<T> raw[NT];
+// Starts the copy of a part of a unit of each rank's tokens; `filled` of these are of interest.
+template<typename P, typename Tokens>
+DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled) {
+  typedef Tile<P> S;
+  constexpr int T = P::TYPE;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 + run_at<T>(part, tid & 3);
+  const int first = rank * S::OWN_UNITS * 64 + column;
+  const Shared to = shared_address(stage) + tid * 16;
 #pragma unroll
-  for (int i = 0; i < NT; i++) raw[i] = load_raw<T>(w_rows[i], 0, j);
-#pragma unroll 1  // unrolled, ptxas loads so far ahead that registers run out
-  for (int unit = 0; unit < UNITS; unit++) {
-    const int step = unit >> 1;
-    if (unit % 2 == 0) {
-      cp_async_wait<0>();
-      __syncthreads();
-      if (step + 1 < STEPS) fetch(step + 1);
-    }
-    u32 w[2][NT][4];
+  for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
+    const int more_rows = i / 4 % S::TOKENS, more_ranks = i / 4 / S::TOKENS;
+    const bool there = S::EVEN || (rank + more_ranks) * S::OWN_UNITS + unit < S::UNITS;
+    if (row < filled - more_rows && there)
+      cp_async16(to + i * 16,
+                 (const u8*)(in(row, more_rows) + (first + more_ranks * S::OWN_UNITS * 64)));
+  }
+}
+
+// A unit's raw words of a lane's rows.
+template<typename P> struct Words {
+  Raw<P::TYPE> raw[P::ROW_TILES][2];
+  u32 low[P::ROW_TILES][2];  // of addresses; slots are whole 16 bytes
+  int inside;                // the unit, of its segment
+};
+// raw: of the warp in shared memory. segment, inside: where the unit is.
+template<typename P>
+DI void load_words(Words<P>& to, const u8* raw, const Rows& rows, int segment, int inside) {
+  typedef typename Tile<P>::Piece Piece;
+  const int lane = threadIdx.x & 31;
+  to.inside = inside;
 #pragma unroll
-    for (int i = 0; i < NT; i++) {
-      to_half<T>(raw[i], w_rows[i], unit, 0, w[0][i]);
-      to_half<T>(raw[i], w_rows[i], unit, 1, w[1][i]);
-      raw[i] = load_raw<T>(w_rows[i], unit + 1 < UNITS ? unit + 1 : unit, j);
-    }
+  for (int s = 0; s < 2 * P::ROW_TILES; s++) {
+    const int slot = s * 8 + (lane >> 2);
+    const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, segment);
+    to.raw[s / 2][s % 2] =
+        load_raw<P::TYPE>(raw + slot * Piece::PITCH + offset, offset, inside, lane & 3);
+  }
+}
+
+// Halves of one part of a unit, of a lane's rows.
+template<typename P> struct Weights {
+  u32 of[P::ROW_TILES][2][4];
+};
+// Those of one row.
+template<typename P> DI void unpack_row(Weights<P>& to, const Words<P>& from, int part, int s) {
+  constexpr int T = P::TYPE;
+  u32* const w = to.of[s / 2][s % 2];
+  to_half<T>(from.raw[s / 2][s % 2], from.low[s / 2][s % 2], from.inside, part, w);
+  if constexpr (T == BF16) {
 #pragma unroll
-    for (int p = 0; p < 2; p++) {
-      if constexpr (T == BF16) {  // only now: converted in to_half, they spill
+    for (int c = 0; c < 4; c++) w[c] = f2h2(f16<T>(w[c]), f16<T>(w[c] >> 16));
+  }
+  if constexpr (T == F16) {  // times 1: as loaded, they would be moved before every product
 #pragma unroll
-        for (int i = 0; i < NT; i++)
+    for (int c = 0; c < 4; c++) w[c] = hmul2(w[c], 0x3c003c00u);
+  }
+}
+
+// The first 8 * GROUPS tokens, at x, times `now`, between which `then` is unpacked: tensor cores
+// work while the other units prepare the next part. Products of one sum are kept apart: one waits
+// for the other.
+template<typename P, int GROUPS>
+DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x,
+                        Weights<P>& then, const Words<P>& words, int part) {
+  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4, ROWS = 2 * P::ROW_TILES;
 #pragma unroll
-          for (int c = 0; c < 4; c++)
-            w[p][i][c] = f2h2(f16<T>(w[p][i][c]), f16<T>(w[p][i][c] >> 16));
-      }
-      const u16* x = xs[step & 1] + g * TILE_PITCH + quarter_of<T>(unit, p) * 32 + run_at<T>(p, j);
-      if (filled <= TILE_ROWS / 4)
-        multiply_run<TILE_ROWS / 32>(acc, w[p], x);
-      else if (filled <= TILE_ROWS / 2)
-        multiply_run<TILE_ROWS / 16>(acc, w[p], x);
-      else
-        multiply_run<TILE_ROWS / 8>(acc, w[p], x);
-    }
+  for (int m = 0; m < GROUPS; m += AT_ONCE) {
+    int4 b[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) b[i] = *(const int4*)(x + (m + i) * 8 * 32);
+#pragma unroll
+    for (int h = 0; h < 4; h += 2)
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++)
+#pragma unroll
+        for (int t = 0; t < P::ROW_TILES; t++)
+          mma16816(acc[t][m + i], now.of[t][0][h], now.of[t][1][h], now.of[t][0][h + 1],
+                   now.of[t][1][h + 1], (u32)(h ? b[i].z : b[i].x), (u32)(h ? b[i].w : b[i].y));
+#pragma unroll
+    for (int s = m * ROWS / GROUPS; s < (m + AT_ONCE) * ROWS / GROUPS; s++)
+      unpack_row<P>(then, words, part, s);
+  }
+}
+template<typename P>
+DI void multiply_part(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x, int filled,
+                      Weights<P>& then, const Words<P>& words, int part) {
+  constexpr int ALL = P::TOKEN_GROUPS;
+  if (ALL >= 4 && filled <= 2 * ALL)
+    multiply_groups<P, ALL / 4>(acc, now, x, then, words, part);
+  else
+    multiply_groups<P, ALL>(acc, now, x, then, words, part);
+}
+
+// A warp's sums over its rank's range of k: acc[t][m][2 * i + c] is token 8 m + 2 (lane % 4) + c
+// times row lane / 4 of the t-th row tile, i: of the second matrix in GATED, else 8 rows on. All
+// threads of the block call this.
+template<typename P, typename Tokens>
+DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memory,
+                      const Rows& rows, const Tokens& in, int filled) {
+  typedef Tile<P> S;
+  constexpr int UNITS = S::Piece::UNITS;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = warp / P::ROW_WARPS,
+            first = rank * S::OWN;
+#pragma unroll
+  for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
+    acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
+  u8* const raw = memory.raw[warp];
+  const u16* const x = memory.x[0] + (rank * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
+  copy_rows<P>(raw, rows, first, lane);
+  copy_tokens<P>(memory.x[0], in, 0, 0, filled);
+  cp_async_commit();
+  cp_async_wait<0>();
+  __syncwarp();
+  Words<P> words;
+  Weights<P> even, odd;  // parts
+  load_words<P>(words, raw, rows, first, 0);
+#pragma unroll
+  for (int s = 0; s < 2 * P::ROW_TILES; s++) unpack_row<P>(even, words, 0, s);
+#pragma unroll 1
+  for (int unit = 0; unit < S::OWN_UNITS; unit++) {
+    const int next = unit + 1;
+    const bool there = S::EVEN || rank * S::OWN_UNITS + unit < S::UNITS;
+    cp_async_wait<0>();
+    __syncthreads();
+    copy_tokens<P>(memory.x[1], in, unit, 1, filled);
+    if (next % UNITS == 0 && next < S::OWN_UNITS)
+      copy_rows<P>(raw, rows, first + next / UNITS, lane);
+    cp_async_commit();
+    if (there) multiply_part<P>(acc, even, x, filled, odd, words, 1);
+    cp_async_wait<0>();
+    __syncthreads();
+    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, next, 0, filled);
+    cp_async_commit();
+    load_words<P>(words, raw, rows, first + next / UNITS, next % UNITS);
+    if (there) multiply_part<P>(acc, odd, x + S::STAGE, filled, even, words, 0);
   }
 }
 // what to_half's scale leaves in the sums

@@ -9,6 +9,10 @@
 
 #define W_SCALE 256.f
 
+// The word that holds a byte, of whose address `low` has the low bits. A mask of the pointer would
+// hide from the compiler that it is one of shared memory.
+DI const u32* word_of(const u8* p, u32 low) { return (const u32*)(p - (low & 3)); }
+
 template<int T> struct Raw;
 template<> struct Raw<Q6_K> {
   u32 l[3], c[3];
@@ -63,15 +67,16 @@ template<int T> DI int run_at(int p, int j) {
   return j * 8;
 }
 
-template<int T> DI Raw<T> load_nibbles(const u8* row, int unit, int j) {
+template<int T> DI Raw<T> load_nibbles(const u8* row, u32 low, int unit, int j) {
   constexpr int ALIGN = Nibbles<T>::ALIGN, FIFTH = Nibbles<T>::FIFTH;
   Raw<T> r;
   const int g = 2 * unit + (j >> 1);
   const u8 *b = row + block_at<T>(g), *at = row + nibbles_at<T>(g) + 8 * (j & 1);
-  const u32* w = (const u32*)((u64)at & ~3ull);
+  const u32* w = word_of(at, low + nibbles_at<T>(g));
   r.l[0] = w[0];
   r.l[1] = w[1];
-  if constexpr (ALIGN < 4) r.l[2] = (u32)(u64)at & (4 - ALIGN) ? w[2] : 0;  // not beyond the row
+  if constexpr (ALIGN < 4)
+    r.l[2] = (low + nibbles_at<T>(g)) & (4 - ALIGN) ? w[2] : 0;  // not beyond the row
   r.d = ALIGN == 4 ? *(const u32*)b : ALIGN == 2 ? *(const u16*)b : *b;
   if constexpr (FIFTH) {
     r.fifth[0] = b[FIFTH + (j & 1)];
@@ -81,15 +86,18 @@ template<int T> DI Raw<T> load_nibbles(const u8* row, int unit, int j) {
   return r;
 }
 
-template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
+// The raw words of lane j of a row, of whose address `low` has the low bits.
+template<int T> DI Raw<T> load_raw(const u8* row, u32 low, int unit, int j) {
   Raw<T> r;
-  if constexpr (Nibbles<T>::YES) r = load_nibbles<T>(row, unit, j);
-  const u8* b = row + (u32)(Packed<T>::BW == 32 ? unit : unit >> 2) *
-                          (Packed<T>::BW == 32 ? 2 * Packed<T>::BB : Packed<T>::BB);
+  if constexpr (Nibbles<T>::YES) r = load_nibbles<T>(row, low, unit, j);
+  const u32 first = (Packed<T>::BW == 32 ? unit : unit >> 2) *
+                    (Packed<T>::BW == 32 ? 2 * Packed<T>::BB : Packed<T>::BB);
+  const u8* b = row + first;
+  low += first;
   const int h = (unit >> 1) & 1, pair = unit & 1;
   if constexpr (T == Q6_K) {
-    const u32 *ql = (const u32*)((u64)(b + h * 64 + pair * 32 + 8 * j) & ~3ull),
-              *qh = (const u32*)((u64)(b + 128 + h * 32 + 8 * j) & ~3ull);
+    const u32 *w = word_of(b, low), *ql = w + h * 16 + pair * 8 + 2 * j,
+              *qh = w + 32 + h * 8 + 2 * j;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
       r.l[i] = ql[i];
@@ -118,8 +126,7 @@ template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
     r.d = w[20];
   }
   if constexpr (T == Q3_K) {
-    const u32 *qs = (const u32*)((u64)(b + 32 + h * 32 + 8 * j) & ~3ull),
-              *top = (const u32*)((u64)(b + 8 * j) & ~3ull);
+    const u32 *w = word_of(b, low), *qs = w + 8 + h * 8 + 2 * j, *top = w + 2 * j;
 #pragma unroll
     for (int i = 0; i < 3; i++) {
       r.l[i] = qs[i];
@@ -135,8 +142,8 @@ template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
   if constexpr (T == Q8_0) {
 #pragma unroll
     for (int p = 0; p < 2; p++) {
-      const u32 odd = ((u32)(u64)b + 34 * p + 2) & 2;
-      const u32* w = (const u32*)((u64)(b + 34 * p + 2 + 8 * j) & ~3ull);
+      const u32 odd = (low + 34 * p + 2) & 2;
+      const u32* w = word_of(b + 34 * p + 2 + 8 * j, low + 34 * p + 2);
       r.l[p][0] = w[0];
       r.l[p][1] = w[1];
       r.l[p][2] = odd ? w[2] : 0;
@@ -149,6 +156,10 @@ template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
   }
   return r;
 }
+// The same of a row whose address is known.
+template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
+  return load_raw<T>(row, (u32)(u64)row, unit, j);
+}
 // 4 bytes below 1024 to 4 halves, less `bias`
 DI void bytes_to_half(u32 w, u32 bias, u32* out) {
   out[0] = hsub2(__byte_perm(w, 0x64646464u, 0x4140), bias);
@@ -158,11 +169,11 @@ DI u32 both(u16 h) { return (u32)h | ((u32)h << 16); }
 DI u32 scaled_half(float f) { return both(f2h(f * W_SCALE)); }
 
 // A lane of a warp: threadIdx.x says which.
-template<int T> DI void nibbles_to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {
+template<int T> DI void nibbles_to_half(const Raw<T>& r, u32 low, int unit, int p, u32* out) {
   constexpr int ALIGN = Nibbles<T>::ALIGN;
   const int j = threadIdx.x & 3, g = 2 * unit + (j >> 1);
   const bool high = p ^ (j >> 1);
-  const u32 by = ((u32)(u64)row + nibbles_at<T>(g)) & (4 - ALIGN);
+  const u32 by = (low + nibbles_at<T>(g)) & (4 - ALIGN);
   u32 scale, bias = 0, min = 0;
   if constexpr (T == MXFP4) {
     scale = scaled_half(__int_as_float((int)(r.d << 23)));
@@ -205,14 +216,14 @@ template<int T> DI void nibbles_to_half(const Raw<T>& r, const u8* row, int unit
       o[k] = Nibbles<T>::MIN ? hfma2(o[k], scale, min) : hmul2(o[k], scale);
   }
 }
-template<int T>
-DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {  // part p: 8 halves
-  if constexpr (Nibbles<T>::YES) nibbles_to_half<T>(r, row, unit, p, out);
+// Part p of a unit: 8 halves.
+template<int T> DI void to_half(const Raw<T>& r, u32 low, int unit, int p, u32* out) {
+  if constexpr (Nibbles<T>::YES) nibbles_to_half<T>(r, low, unit, p, out);
   const int h = (unit >> 1) & 1, pair = unit & 1;
   if constexpr (T == Q6_K) {
     const u16 s = f2h(h2f((u16)r.d) * (float)r.sc[p] * W_SCALE);
     const u32 s2 = (u32)s | ((u32)s << 16),
-              sh = (((u32)(u64)row + 2 * (unit >> 2)) & 2) * 8;  // 210 is 2 modulo 4
+              sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 210 is 2 modulo 4
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const u32 l = __funnelshift_r(r.l[i], r.l[i + 1], sh),
@@ -226,10 +237,11 @@ DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {  //
   }
   if constexpr (T == Q4_K || T == Q5_K) {
     const int q = 2 * pair + p;
-    const u32 scw =
-        h ? (r.h[3] & 0x0f0f0f0fu) | ((r.h[1] >> 2) & 0x30303030u) : r.h[1] & 0x3f3f3f3fu;
-    const u32 mw =
-        h ? ((r.h[3] >> 4) & 0x0f0f0f0fu) | ((r.h[2] >> 2) & 0x30303030u) : r.h[2] & 0x3f3f3f3fu;
+    // By masks, as a choice would become a branch: of the second 128 weights, the upper bits of
+    // scales and minima are with those of the first.
+    const u32 second = 0u - (u32)h, top = second & 0x30303030u, low = 0x3f3f3f3fu ^ top,
+              scw = ((r.h[1] ^ ((r.h[1] ^ r.h[3]) & second)) & low) | ((r.h[1] >> 2) & top),
+              mw = ((r.h[2] ^ ((r.h[2] ^ (r.h[3] >> 4)) & second)) & low) | ((r.h[2] >> 2) & top);
     const u16 s = f2h(h2f((u16)r.h[0]) * (float)((scw >> (8 * q)) & 255) * W_SCALE);
     const u16 m = f2h(h2f((u16)(r.h[0] >> 16)) * (float)((mw >> (8 * q)) & 255) * -W_SCALE);
     const u32 s2 = (u32)s | ((u32)s << 16), m2 = (u32)m | ((u32)m << 16);
@@ -254,9 +266,9 @@ DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {  //
     }
   }
   if constexpr (T == Q3_K) {
-    const u32 low = r.low[p] >> (4 * h), top = r.high[p] >> (4 * h + 2 * pair);
-    const u32 s = scaled_half(h2f((u16)r.d) * (float)((int)((low & 15) | ((top & 3) << 4)) - 32)),
-              sh = (((u32)(u64)row + 2 * (unit >> 2)) & 2) * 8;  // 110 is 2 modulo 4
+    const u32 four = r.low[p] >> (4 * h), top = r.high[p] >> (4 * h + 2 * pair);
+    const u32 s = scaled_half(h2f((u16)r.d) * (float)((int)((four & 15) | ((top & 3) << 4)) - 32)),
+              sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 110 is 2 modulo 4
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const u32 two = __funnelshift_r(r.l[i], r.l[i + 1], sh) >> (4 * pair + 2 * p),
@@ -283,4 +295,7 @@ DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {  //
     out[2] = (u32)r.l[p].z;
     out[3] = (u32)r.l[p].w;
   }
+}
+template<int T> DI void to_half(const Raw<T>& r, const u8* row, int unit, int p, u32* out) {
+  to_half<T>(r, (u32)(u64)row, unit, p, out);
 }

@@ -13,6 +13,8 @@ from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil
 _SPLIT_LEAST = 64
 # Rows, of a token and a head, of a block of attention_rows().
 _TILE_ROWS = 64
+# Warps of a block of rope_rows(): ROPE_WARPS of norm_rope.cu.
+_ROPE_WARPS = 8
 #: Head dimensions that the kernels take: whole float4 and tensor core tiles.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
@@ -127,6 +129,33 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
     )
 
 
+def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
+    """Return what stores keys and values of tokens of one sequence, which see one another."""
+    heads = inputs.cache.heads
+    attention = heads.attention
+    more, (k_norm,) = _optional(("kn", inputs.k_norm))
+    return Launch(
+        name=f"store_keys_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
+        file="attention.cu",
+        constants=(_constants(heads, splits),),
+        arguments=(
+            Argument(f"{heads.element}* cache", inputs.cache.buffer),
+            Argument("const float* qkv", inputs.qkv),
+            Argument("const float* freqs", inputs.freqs),
+            Argument("const int* state", state),
+            Argument("const int* table", inputs.cache.table),
+            *more,
+        ),
+        body=(
+            f"  store_keys<P0>(StoreKeys<P0>{{cache, qkv, freqs, {k_norm}, state, table, "
+            f"{inputs.eps!r}f}});"
+        ),
+        grid=(attention.kv_heads, heads.sequences, 1),
+        block=32,
+        writes=("cache",),
+    )
+
+
 def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     """Return a chunk's rotation: q to halves (CHUNK, heads, head_dim), k and v to the cache."""
     heads = inputs.cache.heads
@@ -149,8 +178,8 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             f"  rope_rows<P0>(RopeRows<P0>{{q, cache, qkv, freqs, {q_norm}, {k_norm}, chunk, "
             f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
         ),
-        grid=(attention.heads + 2 * attention.kv_heads, CHUNK, 1),
-        block=32,
+        grid=(CHUNK, 1, 1),
+        block=_ROPE_WARPS * 32,
         writes=("q", "cache"),
     )
 
@@ -176,5 +205,5 @@ def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer)
         grid=(ceil_div(CHUNK, _TILE_ROWS // heads.per_block), heads.blocks, 1),
         block=128,
         writes=("out",),
-        per_sm=4 if attention.head_dim <= 128 else 1,
+        per_sm=4 if attention.head_dim <= 64 else 3 if attention.head_dim <= 128 else 2,
     )

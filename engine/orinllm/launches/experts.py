@@ -1,8 +1,8 @@
-"""Mixtures of experts: cuda/moe.cu, and moe_prompt.cu for a chunk of a prompt.
+"""Mixtures of experts: cuda/moe.cu, and moe_prompt.cu for a chunk of a prompt and a batch.
 
-One token of each of N sequences: choose_experts, expert_hidden, expert_parts, combine. A chunk:
-choose_experts, group_by_expert, chunk_hidden, chunk_parts, combine. A shared expert is an ordinary
-feed-forward part beside them.
+One token of each of few sequences: choose_experts, expert_hidden, expert_parts, combine. A chunk,
+or a batch of more: choose_experts, group_by_expert, rows_hidden, rows_parts, combine. A shared
+expert is an ordinary feed-forward part beside them.
 """
 
 from dataclasses import dataclass, replace
@@ -13,15 +13,16 @@ from orinllm.config import Activation, Experts
 from orinllm.device import blocks_per_sm, multiprocessors
 from orinllm.ggml import KernelType
 from orinllm.launch import Argument, Constants, Launch
-from orinllm.launches.buffers import CHUNK, ceil_div
+from orinllm.launches.buffers import ceil_div
 from orinllm.launches.gemv import GemvConstants, plan_gemv, shared_memory
 from orinllm.launches.rows import Norm, count_of
+from orinllm.launches.tile import Tile, TileConstants
 
 _THREADS = 256
 #: Experts that a token may have: a lane of the choosing warp has one of them.
 MOST_USED = 32
-# Warps of a router's block. In a chunk a warp makes logits of several experts for several tokens,
-# which share what it reads.
+# Warps of a router's block. Of more tokens than these a warp makes logits of several experts for
+# several tokens, which share what it reads.
 _ROUTER_WARPS, _ROUTED, _ROUTED_TOKENS = 4, 4, 4
 
 
@@ -107,16 +108,21 @@ def _floats(name: str, buffer: Buffer | None) -> tuple[tuple[Argument, ...], str
     return ((), "0") if buffer is None else ((Argument(f"const float* {name}", buffer),), name)
 
 
-def choose_experts(router: Router, x: Buffer, choice: Choice, tokens: int | Buffer) -> Launch:
-    """Return the router: `choice` for each row of x (tokens, cols)."""
+def choose_experts(
+    router: Router, x: Buffer, choice: Choice, tokens: int | Buffer, state: Buffer | None = None
+) -> Launch:
+    """Return the router: `choice` for each row of x (tokens, cols).
+
+    Sequences that `state` (attention.cu) has as idle get no expert.
+    """
     count, most, more = count_of(tokens)
     experts, cols = router.experts, router.norm.weight.size
-    chunked = not isinstance(tokens, int)
-    routed, together = (_ROUTED, _ROUTED_TOKENS) if chunked else (1, 1)
+    routed, together = (_ROUTED, _ROUTED_TOKENS) if most > _ROUTED_TOKENS else (1, 1)
     grid = ceil_div(experts.count, routed * _ROUTER_WARPS)
     type_name = "F32" if router.type is None else router.type.name
     bias, bias_name = _floats("bias", router.bias)
     choice_bias, choice_name = _floats("choice", router.choice_bias)
+    positions = "0" if state is None else f"state + {most}"
     return Launch(
         name=f"route_{type_name.lower()}_{experts.used}_of_{experts.count}x{cols}",
         file="moe.cu",
@@ -144,12 +150,13 @@ def choose_experts(router: Router, x: Buffer, choice: Choice, tokens: int | Buff
             Argument("int* counters", choice.counters),
             *bias,
             *choice_bias,
+            *([] if state is None else [Argument("const int* state", state)]),
             *more,
         ),
         body=(
             "  __shared__ int flag;\n"
             f"  route<P0>(Route{{ids, weights, logits, x, norm, w, {bias_name}, {choice_name}, "
-            f"counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag);"
+            f"{positions}, counters, {count}, {router.norm.eps!r}f, {experts.scale!r}f}}, &flag);"
         ),
         grid=(grid, ceil_div(most, together), 1),
         block=_ROUTER_WARPS * 32,
@@ -292,10 +299,10 @@ def combine(x: Buffer, part: Buffer, used: int, factor: float, tokens: int | Buf
     )
 
 
-# ---- a chunk of a prompt: cuda/moe_prompt.cu
+# ---- rows of halves, of a chunk or of a batch: cuda/moe_prompt.cu
 
-# Warps of a block, the rows of each of gated and of plain products, and pairs of a tile (tile.cuh).
-_TILE_WARPS, _GATED_ROWS, _PLAIN_ROWS, _TILE = 8, 8, 16, 64
+# Of a block: 64 pairs at most, as an expert of a chunk has few.
+_TILE = Tile(2, 8, 4, 1, 3)
 # Threads of the block that groups, and the experts that it can tell apart.
 _GROUP_THREADS = 1024
 
@@ -306,17 +313,14 @@ class GroupConstants(Constants):
 
     experts: int
     threads: int
+    tokens: int
 
 
 @dataclass(frozen=True)
-class TileConstants(Constants):
+class ExpertTileConstants(TileConstants):
     """P of expert_rows_gate_up() and expert_rows_down()."""
 
-    type: str
-    cols: int
-    mode: str
     activation: str
-    warps: int
     used: int
     rows: int
     stacked_rows: int
@@ -324,15 +328,15 @@ class TileConstants(Constants):
 
 @dataclass(frozen=True)
 class Groups:
-    """Buffers of a chunk's pairs of token and choice, by expert."""
+    """Buffers of the pairs of token and choice, by expert."""
 
-    order: Buffer  # int32 (CHUNK * used)
+    order: Buffer  # int32 (tokens * used)
     tiles: Buffer  # int32 (most_tiles() + 1, 4)
 
 
 @dataclass(frozen=True)
-class ChunkExperts:
-    """The experts of a chunk."""
+class RowExperts:
+    """The experts of at most `tokens` rows of halves."""
 
     gate: Stack
     up: Stack
@@ -341,29 +345,33 @@ class ChunkExperts:
     choice: Choice
     groups: Groups
     experts: Experts
+    tokens: int
 
 
-def most_tiles(experts: Experts) -> int:
-    """Return the tiles of a chunk at most: each expert may leave one that is not full."""
-    pairs = CHUNK * experts.used
-    return pairs // _TILE + min(experts.count, pairs)
+def most_tiles(experts: Experts, tokens: int) -> int:
+    """Return the tiles of so many tokens at most: each expert may leave one that is not full."""
+    pairs = tokens * experts.used
+    return pairs // _TILE.tokens + min(experts.count, pairs)
 
 
-def group_by_expert(experts: Experts, groups: Groups, choice: Choice, chunk: Buffer) -> Launch:
-    """Return the grouping of a chunk's choices."""
+def group_by_expert(
+    experts: Experts, groups: Groups, choice: Choice, tokens: int | Buffer
+) -> Launch:
+    """Return the grouping of the choices of so many tokens, or of the chunk's."""
+    count, _, more = count_of(tokens)
     if experts.count > _GROUP_THREADS:
         raise ValueError(f"{experts.count} experts, at most {_GROUP_THREADS} are supported")
     return Launch(
         name=f"group_{experts.used}_of_{experts.count}",
         file="moe_prompt.cu",
-        constants=(GroupConstants(experts.count, _GROUP_THREADS),),
+        constants=(GroupConstants(experts.count, _GROUP_THREADS, _TILE.tokens),),
         arguments=(
             Argument("int* order", groups.order),
             Argument("int* tiles", groups.tiles),
             Argument("const int* ids", choice.ids),
-            Argument("const int* chunk", chunk),
+            *more,
         ),
-        body=f"  group<P0>(order, (int4*)tiles, ids, chunk[1] * {experts.used});",
+        body=f"  group<P0>(order, (int4*)tiles, ids, {count} * {experts.used});",
         grid=(1, 1, 1),
         block=_GROUP_THREADS,
         writes=("order", "tiles"),
@@ -371,19 +379,19 @@ def group_by_expert(experts: Experts, groups: Groups, choice: Choice, chunk: Buf
 
 
 def _tiles(
-    name: str, chunk: ChunkExperts, stacks: tuple[Stack, ...], out: Argument, inp: Buffer
+    name: str, chosen: RowExperts, stacks: tuple[Stack, ...], out: Argument, inp: Buffer
 ) -> Launch:
     """Return a product of all tiles: of gate and up, or of down alone."""
-    gated, stack, used = len(stacks) == 2, stacks[0], chunk.experts.used
+    gated, stack, used = len(stacks) == 2, stacks[0], chosen.experts.used
     if any(other.type != stack.type for other in stacks):
         names = " and ".join(other.type.name for other in stacks)
         raise ValueError(f"gate and up are {names}: they share a launch")
     arguments = [
         out,
         Argument("const u16* in", inp),
-        Argument("const int* tiles", chunk.groups.tiles),
-        Argument("const int* order", chunk.groups.order),
-        Argument("const float* weights", chunk.choice.weights),
+        Argument("const int* tiles", chosen.groups.tiles),
+        Argument("const int* order", chosen.groups.order),
+        Argument("const float* weights", chosen.choice.weights),
     ]
     biases = []
     for i, each in enumerate(stacks):
@@ -394,20 +402,13 @@ def _tiles(
     ws = [f"w{i}" for i in range(len(stacks))]
     given = [", ".join([*both, "0"][:2]) for both in (ws, biases)]
     function = "expert_rows_gate_up" if gated else "expert_rows_down"
-    block_rows = _TILE_WARPS * (_GATED_ROWS if gated else _PLAIN_ROWS)
     return Launch(
         name=f"{name}_{stack.type.name.lower()}_{stack.rows}x{stack.cols}",
         file="moe_prompt.cu",
         constants=(
-            TileConstants(
-                type=stack.type.name,
-                cols=stack.cols,
-                mode="GATED" if gated else "STORE",
-                activation=chunk.activation.name,
-                warps=_TILE_WARPS,
-                used=used,
-                rows=stack.rows,
-                stacked_rows=stack.stacked_rows,
+            ExpertTileConstants(
+                *(stack.type.name, stack.cols, "GATED" if gated else "STORE", *_TILE.constants),
+                *(chosen.activation.name, used, stack.rows, stack.stacked_rows),
             ),
         ),
         arguments=tuple(arguments),
@@ -415,21 +416,25 @@ def _tiles(
             f"  {function}<P0>(Grouped{{out, in, (const int4*)tiles, order, weights, "
             f"{{{given[0]}}}, {{{given[1]}}}}});"
         ),
-        grid=(ceil_div(stack.rows, block_rows), most_tiles(chunk.experts), 1),
-        block=_TILE_WARPS * 32,
+        grid=(
+            ceil_div(stack.rows, _TILE.rows // 2 if gated else _TILE.rows),
+            most_tiles(chosen.experts, chosen.tokens),
+            1,
+        ),
+        block=_TILE.threads,
         writes=("out",),
-        operations=2 * CHUNK * used * stack.rows * len(stacks) * stack.cols,
-        n_bytes=stack.expert_bytes * chunk.experts.count * len(stacks),
-        per_sm=2,
+        operations=2 * chosen.tokens * used * stack.rows * len(stacks) * stack.cols,
+        n_bytes=stack.expert_bytes * chosen.experts.count * len(stacks),
+        per_sm=_TILE.per_sm,
     )
 
 
-def chunk_hidden(chunk: ChunkExperts, out: Buffer, normed: Buffer) -> Launch:
-    """Return gate and up of a chunk's pairs: out in halves (CHUNK * used, hidden), by expert."""
-    stacks = (chunk.gate, chunk.up)
-    return _tiles("experts_rows_gate_up", chunk, stacks, Argument("u16* out", out), normed)
+def rows_hidden(chosen: RowExperts, out: Buffer, normed: Buffer) -> Launch:
+    """Return gate and up of all pairs: out in halves (tokens * used, hidden), by expert."""
+    stacks = (chosen.gate, chosen.up)
+    return _tiles("experts_rows_gate_up", chosen, stacks, Argument("u16* out", out), normed)
 
 
-def chunk_parts(chunk: ChunkExperts, out: Buffer, hidden: Buffer) -> Launch:
-    """Return weighted results of a chunk's pairs: out (CHUNK, used, dim) floats."""
-    return _tiles("experts_rows_down", chunk, (chunk.down,), Argument("float* out", out), hidden)
+def rows_parts(chosen: RowExperts, out: Buffer, hidden: Buffer) -> Launch:
+    """Return weighted results of all pairs: out (tokens, used, dim) floats."""
+    return _tiles("experts_rows_down", chosen, (chosen.down,), Argument("float* out", out), hidden)

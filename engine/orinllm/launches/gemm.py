@@ -6,25 +6,23 @@ from dataclasses import dataclass
 
 from tinygrad.device import Buffer
 
-from orinllm.launch import Argument, Constants, Launch
+from orinllm.device import multiprocessors
+from orinllm.launch import Argument, Launch
 from orinllm.launches.buffers import CHUNK, Weight, ceil_div
+from orinllm.launches.tile import Tile, TileConstants, tile_for
 
-#: Tokens and warps of a block, and the multiple that columns must be (gemm.cu).
-TILE_TOKENS, WARPS, COLUMN_STEP = 64, 8, 64
+#: The multiple that columns must be (tile.cuh).
+COLUMN_STEP = 64
 # Rows of a warp: of each matrix in GATED, else of one.
 _GATED_ROWS, _ROWS = 8, 16
 
 
 @dataclass(frozen=True)
-class GemmConstants(Constants):
+class GemmConstants(TileConstants):
     """P of gemm()."""
 
-    type: str
-    cols: int
     out_stride: int
-    mode: str
     activation: str
-    warps: int
     parts: int
 
 
@@ -125,29 +123,32 @@ def neighbours(product: RowProduct) -> Iterator[Neighbours]:
 
 def chunk_products(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
-    return map(_launch, neighbours(product))
+    for group in neighbours(product):
+        rows, _ = group.shape
+        yield tiled(group, tile_for(multiprocessors(product.out.device), rows, CHUNK))
 
 
-def _launch(group: Neighbours) -> Launch:
+def tiled(group: Neighbours, tile: Tile) -> Launch:
+    """Return the launch of a chunk's product in tiles of one kind."""
     product, (rows, cols) = group.product, group.shape
     type_ = group.members[0][0].type
-    parts, blocks = group.parts(WARPS * group.warp_rows)
+    parts, blocks = group.parts(tile.rows // 2 if product.gated else tile.rows)
     assert isinstance(product.count, Buffer)
     return Launch(
         name=f"gemm_{product.role}_{type_.name.lower()}_{rows}x{cols}",
         file="gemm.cu",
         constants=(
             GemmConstants(
-                *(type_.name, cols, product.stride, product.mode, product.activation),
-                *(WARPS, len(parts)),
+                *(type_.name, cols, product.mode, *tile.constants),
+                *(product.stride, product.activation, len(parts)),
             ),
         ),
         arguments=(*group.arguments, Argument("const int* chunk", product.count)),
         body=group.body("gemm<P0>(Gemm", parts, "chunk, "),
-        grid=(blocks, CHUNK // TILE_TOKENS, 1),
-        block=WARPS * 32,
+        grid=(blocks, ceil_div(CHUNK, tile.tokens), 1),
+        block=tile.threads,
         writes=("out",),
         operations=2 * CHUNK * rows * cols,
         n_bytes=group.n_bytes,
-        per_sm=2,
+        per_sm=tile.per_sm,
     )

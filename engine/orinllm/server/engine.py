@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass, field
 
-from orinllm.batch import FusedRunner, Runner, SingleRunner, pages_of
+from orinllm.batch import FusedRunner, Runner, SingleRunner
 from orinllm.cache import OneStore, PagedStore, Store
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
@@ -11,8 +11,9 @@ from orinllm.executor import Executor
 from orinllm.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.grammar import Grammars
 from orinllm.launches.buffers import PAGE
+from orinllm.memory import pages_of, pages_that_fit
 from orinllm.model import Header
-from orinllm.network import make_executor, open_device, plan_network
+from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions
@@ -54,10 +55,11 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     header, template = read_header(options)
     network = header.network
     plan = plan_network(network, open_device(options.device))
-    fused = plan.fused and not options.general
-    if not fused and options.slots not in (None, 1):
+    pages = pages_of(network.context)
+    if plan.fused and not options.general:
+        pages = _pages(options, plan, network)
+    elif options.slots not in (None, 1):
         raise BadInput(f"--slots {options.slots}: the general path has one")
-    pages = _pages(options, plan, network.context) if fused else 0
     executor = make_executor(network, plan, options.general, say, pages)
     runner, store = _shared(executor, options, pages, bool(network.config.layers))
     say("vocabulary: prepared for grammars")
@@ -88,19 +90,16 @@ def _shared(
     return runner, PagedStore(pages)
 
 
-def _pages(options: EngineOptions, plan: Plan, context: int) -> int:
-    """Return how many pages there are: what memory allows, at most each slot's whole context."""
+def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
+    """Return the pages that there is memory for, which sequences share as they need it.
+
+    One sequence's whole context at least, and no more than all slots' whole contexts.
+    """
     slots = options.slots or _MOST_SLOTS
     if slots > _MOST_SLOTS:
         raise BadInput(f"--slots {slots}: at most {_MOST_SLOTS}")
-    most, free = slots * pages_of(context), free_memory(plan.device)
+    one, free = pages_of(network.context), free_memory(plan.device)
     if free is None:
-        return most
+        return slots * one
     room = int((free - plan.weight_bytes) * options.memory)
-    pages = room // (plan.cache_bytes_per_token * PAGE)
-    if pages < pages_of(context):
-        raise BadInput(
-            f"--memory {options.memory:.0%}: {room / 1e9:.1f} GB hold {max(0, pages) * PAGE} "
-            f"tokens, less than a context of {context}; a smaller --context, or more memory"
-        )
-    return min(most, pages)
+    return max(one, min(slots * one, pages_that_fit(network.config, room)))

@@ -98,6 +98,15 @@ class _Server(uvicorn.Server):
 
 def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     """Serve a model until a signal; return the exit code. Raises BadInput, one line."""
+    try:
+        return _serve(options, http, insecure, tell)
+    except BadInput as error:
+        # `systemctl status` keeps it when the log of this start is out of its sight.
+        Notifier().send(f"STATUS={error}")
+        raise
+
+
+def _serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     if not http.keys and not insecure and not is_loopback(http.host):
         raise BadInput(
             f"--host {http.host}: others would reach this server, and it asks for no key; add "

@@ -91,8 +91,8 @@ def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
 
 def alone_of(prompt: list[int], how: Sampling, vocabulary: int) -> list[int]:
     ids = list(prompt)
-    for index in range(6):
-        ids.append(draw(toy_logits(ids, vocabulary), Draw(how, ids, index)).token)
+    for _ in range(6):
+        ids.append(draw(toy_logits(ids, vocabulary), Draw(how, ids)).token)
     return ids[len(prompt) :]
 
 

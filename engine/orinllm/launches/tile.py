@@ -1,0 +1,75 @@
+"""How blocks share a product on tensor cores: cuda/tile.cuh."""
+
+from dataclasses import dataclass
+
+from orinllm.launch import Constants
+from orinllm.launches.buffers import ceil_div
+
+# Rows of a warp's tensor core instruction, and tokens.
+_ROWS, _TOKENS = 16, 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A block's part of a product.
+
+    A warp has `row_tiles` times 16 rows (half as many of each matrix where two are gated) and
+    8 * `token_groups` tokens. `per_sm` blocks share a multiprocessor, by registers and memory.
+    """
+
+    row_tiles: int
+    token_groups: int
+    row_warps: int
+    k_warps: int  # that share the columns
+    per_sm: int
+
+    @property
+    def constants(self) -> tuple[int, int, int, int]:
+        """The last fields of TileConstants."""
+        return self.row_tiles, self.token_groups, self.row_warps, self.k_warps
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.row_warps * self.k_warps
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return _ROWS * self.row_tiles * self.row_warps
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a block."""
+        return _TOKENS * self.token_groups
+
+
+@dataclass(frozen=True)
+class TileConstants(Constants):
+    """What of P tile.cuh reads."""
+
+    type: str
+    cols: int
+    mode: str
+    row_tiles: int
+    token_groups: int
+    row_warps: int
+    k_warps: int
+
+
+#: From the largest, which turns each weight into halves least often, to the smallest.
+TILES = (
+    Tile(2, 16, 4, 1, 2),
+    Tile(2, 8, 4, 1, 3),
+    Tile(2, 8, 2, 2, 2),
+    Tile(1, 8, 4, 2, 2),
+)
+
+
+def tile_for(multiprocessors: int, rows: int, tokens: int) -> Tile:
+    """Return the largest tile of which there are enough to keep every multiprocessor busy."""
+    for tile in TILES:
+        blocks = ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
+        if blocks >= multiprocessors * tile.per_sm:
+            return tile
+    return TILES[-1]

@@ -1,0 +1,155 @@
+# Grafana with our dashboards, on the loopback. Its key and its password are of this board alone: made at
+# the first boot where no option names a file.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  telemetry = config.orin.telemetry;
+  cfg = telemetry.grafana;
+  host = config.networking.hostName;
+  listening = import ./listening.nix { inherit lib; };
+  check = import ./check.nix { inherit lib host; };
+  secrets = import ./secrets.nix { inherit lib host; } [
+    {
+      option = "orin.telemetry.grafana.secretKeyFile";
+      file = cfg.secretKeyFile;
+    }
+    {
+      option = "orin.telemetry.grafana.adminPasswordFile";
+      file = cfg.adminPasswordFile;
+    }
+  ];
+  # Secret by name: where it is, and whether this board makes it.
+  folder = "/var/lib/orin-grafana";
+  files = {
+    grafana-secret-key = cfg.secretKeyFile;
+    grafana-admin-password = cfg.adminPasswordFile;
+  };
+  made = lib.attrNames (lib.filterAttrs (_: file: file == null) files);
+  # systemd hands them over: the files themselves stay root's.
+  credential = name: "$__file{/run/credentials/grafana.service/${name}}";
+  file = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
+in
+{
+  imports = [ ./ports.nix ];
+
+  options.orin.telemetry.grafana = {
+    enable = lib.mkOption {
+      type = lib.types.bool;
+      default = true;
+      example = false;
+      description = "Whether Grafana shows our dashboards.";
+    };
+
+    listenAddress = listening.listenAddress "Grafana's address.";
+
+    port = listening.port 3000 3001 "Grafana's port.";
+
+    openFirewall = listening.openFirewall "Grafana's port";
+
+    secretKeyFile = lib.mkOption {
+      type = file;
+      default = null;
+      example = "/run/agenix/grafana-secret-key";
+      description = ''
+        A file on the board with the key that Grafana encrypts its database's secrets with. Root's
+        alone will do. null: one is made at the first boot, `${folder}/grafana-secret-key`.
+      '';
+    };
+
+    adminPasswordFile = lib.mkOption {
+      type = file;
+      default = null;
+      example = "/run/secrets/grafana-admin";
+      description = ''
+        A file on the board with the first password of Grafana's user `admin`. null: one is made at the
+        first boot, `${folder}/grafana-admin-password`, and said once on the console.
+      '';
+    };
+  };
+
+  config = lib.mkIf (telemetry.enable && cfg.enable) {
+    assertions = secrets.assertions ++ [
+      (listening.reachable {
+        inherit host cfg;
+        what = "Grafana";
+        at = "orin.telemetry.grafana";
+      })
+      (check.address "orin.telemetry.grafana.listenAddress" cfg.listenAddress)
+      (check.unprivileged "orin.telemetry.grafana.port" cfg.port)
+      (check.rule "orin.telemetry.grafana.adminPasswordFile" cfg.adminPasswordFile (
+        cfg.adminPasswordFile == null || toString cfg.adminPasswordFile != toString cfg.secretKeyFile
+      ) "this is `secretKeyFile` too; the password is typed by people, the key is not: give each a file")
+    ];
+    system.preSwitchChecks = secrets.checks "orinGrafana";
+    networking.firewall.allowedTCPPorts = lib.optional cfg.openFirewall cfg.port;
+    orin.ports."orin.telemetry.grafana.port" = cfg.port;
+
+    systemd.services.orin-grafana-secrets = lib.mkIf (made != [ ]) {
+      description = "Grafana's key and password, where nobody has set them";
+      requiredBy = [ "grafana.service" ];
+      before = [ "grafana.service" ];
+      serviceConfig = {
+        Type = "oneshot";
+        RemainAfterExit = true;
+        StateDirectory = baseNameOf folder;
+        StateDirectoryMode = "0700";
+        ExecStart = "${lib.getExe pkgs.python3} ${./make_secrets.py} ${folder} ${toString made}";
+        PrivateNetwork = true;
+        PrivateTmp = true;
+        ProtectHome = true;
+        ProtectSystem = "strict";
+        NoNewPrivileges = true;
+        UMask = "0077";
+      };
+    };
+
+    systemd.services.grafana.serviceConfig.LoadCredential = lib.mapAttrsToList (
+      name: given: "${name}:${if given == null then "${folder}/${name}" else toString given}"
+    ) files;
+
+    services.grafana = {
+      enable = true;
+      settings = {
+        server = {
+          http_addr = cfg.listenAddress;
+          http_port = cfg.port;
+        };
+        security = {
+          secret_key = credential "grafana-secret-key";
+          admin_password = credential "grafana-admin-password";
+        };
+        analytics = {
+          reporting_enabled = false;
+          check_for_updates = false;
+          check_for_plugin_updates = false;
+        };
+        "auth.anonymous".enabled = false;
+        users.allow_sign_up = false;
+      };
+      provision = {
+        enable = true;
+        datasources.settings.datasources = lib.optional telemetry.prometheus.enable {
+          name = "Prometheus";
+          uid = "prometheus";
+          type = "prometheus";
+          url = "http://${listening.loopback}:${toString telemetry.prometheus.port}";
+          isDefault = true;
+          jsonData.timeInterval = telemetry.prometheus.scrapeInterval;
+        };
+        dashboards.settings.providers = [
+          {
+            name = "tinygrad-orin";
+            options.path = lib.fileset.toSource {
+              root = ../../telemetry/dashboards;
+              fileset = lib.fileset.fileFilter (each: each.hasExt "json") ../../telemetry/dashboards;
+            };
+          }
+        ];
+      };
+    };
+  };
+}

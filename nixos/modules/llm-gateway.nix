@@ -1,0 +1,220 @@
+# One address in front of several boards' language model servers: LiteLLM, which nixpkgs has. It knows
+# which boards answer, sends a request to the one with the fewest under way, and to another one when a
+# board fails before its first token.
+{
+  config,
+  lib,
+  ...
+}:
+let
+  cfg = config.orin.llm-gateway;
+  host = config.networking.hostName;
+  listening = import ./listening.nix { inherit lib; };
+  paths = import ./paths.nix { inherit lib; };
+
+  # One entry for each model of each board; those of one name are one group to choose from.
+  entries = lib.concatLists (
+    lib.mapAttrsToList (
+      board: server:
+      map (model: {
+        model_name = model;
+        litellm_params = {
+          model = "openai/${model}";
+          api_base = "${lib.removeSuffix "/" server.url}/v1";
+          # LiteLLM wants some key; a server that asks for none ignores it.
+          api_key = if server.keyVariable == null then "none" else "os.environ/${server.keyVariable}";
+          timeout = cfg.timeout;
+          stream_timeout = cfg.firstTokenTimeout;
+          # The OpenAI client below LiteLLM would try the same board again.
+          max_retries = 0;
+        };
+        model_info.id = "${board}/${model}";
+      }) server.models
+    ) cfg.servers
+  );
+  names = lib.attrNames cfg.servers;
+in
+{
+  imports = [ ./ports.nix ];
+
+  options.orin.llm-gateway = {
+    enable = lib.mkEnableOption "a gateway in front of several boards' language model servers";
+
+    servers = lib.mkOption {
+      type = lib.types.attrsOf (
+        lib.types.submodule {
+          options = {
+            url = lib.mkOption {
+              type = lib.types.str;
+              example = "http://orin-1:8000";
+              description = "Where the server is, without `/v1`.";
+            };
+            models = lib.mkOption {
+              type = lib.types.listOf lib.types.str;
+              example = [ "small" ];
+              description = ''
+                The models that it has, by the names in its `orin.llm-server.models`. Boards with a model of
+                the same name share its requests.
+              '';
+            };
+            keyVariable = lib.mkOption {
+              type = lib.types.nullOr (lib.types.strMatching "[A-Z][A-Z0-9_]*");
+              default = null;
+              example = "ORIN_1_KEY";
+              description = "The variable of `environmentFile` with the key that this server wants.";
+            };
+          };
+        }
+      );
+      default = { };
+      example = lib.literalExpression ''
+        {
+          orin-1 = { url = "http://orin-1:8000"; models = [ "small" ]; keyVariable = "ORIN_KEY"; };
+          orin-2 = { url = "http://orin-2:8000"; models = [ "small" ]; keyVariable = "ORIN_KEY"; };
+        }
+      '';
+      description = "The servers behind the gateway, by a name for each.";
+    };
+
+    environmentFile = lib.mkOption {
+      type = lib.types.nullOr lib.types.str;
+      default = null;
+      example = "/var/lib/secrets/llm-gateway";
+      description = ''
+        A file on this machine with lines `NAME=VALUE`: `LITELLM_MASTER_KEY`, the key (`sk-...`) that
+        clients show, and the variables that the servers' `keyVariable` name. Root's alone will do.
+      '';
+    };
+
+    host = listening.listenAddress ''
+      The address to listen on. Beyond the loopback it needs `orin.llm-gateway.environmentFile`.
+    '';
+
+    port = listening.port 4000 4001 "The port to listen on.";
+
+    openFirewall = listening.openFirewall "the gateway's port";
+
+    retries = lib.mkOption {
+      type = lib.types.ints.unsigned;
+      default = 2;
+      example = 4;
+      description = ''
+        How often a request that has not had its first token is tried again, on another board if there
+        is one. An answer that has begun is never repeated: its client is told that it broke.
+      '';
+    };
+
+    timeout = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 600;
+      example = 120;
+      description = "Seconds until a whole answer must be there.";
+    };
+
+    firstTokenTimeout = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 120;
+      example = 30;
+      description = "Seconds until a streamed answer must begin.";
+    };
+
+    restAfterFailure = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 15;
+      example = 60;
+      description = "Seconds that a board which failed gets no request.";
+    };
+
+    healthInterval = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 60;
+      example = 300;
+      description = "Seconds between two checks of every board, each a request of one token.";
+    };
+  };
+
+  config = lib.mkIf cfg.enable {
+    assertions = [
+      {
+        assertion = entries != [ ];
+        message = ''
+          host ${host}: orin.llm-gateway.servers names no model. Set it as in
+          `orin.llm-gateway.servers.orin-1 = { url = "http://orin-1:8000"; models = [ "small" ]; }`.'';
+      }
+      {
+        assertion = listening.isLoopback cfg.host || cfg.environmentFile != null;
+        message = ''
+          host ${host}: orin.llm-gateway.host = "${cfg.host}" answers everyone who reaches it. Set
+          `orin.llm-gateway.environmentFile` to a file with `LITELLM_MASTER_KEY=sk-...`.'';
+      }
+      (paths.file {
+        inherit host;
+        option = "orin.llm-gateway.environmentFile";
+        path = cfg.environmentFile;
+        why = "which everyone can read";
+        example = "/var/lib/secrets/llm-gateway";
+      })
+      (listening.reachable {
+        inherit host cfg;
+        what = "the gateway";
+        at = "orin.llm-gateway";
+        address = "host";
+      })
+    ]
+    ++ map (name: {
+      assertion = builtins.match "https?://[^/]+/?" cfg.servers.${name}.url != null;
+      message = ''
+        host ${host}: orin.llm-gateway.servers.${name}.url = "${
+          cfg.servers.${name}.url
+        }" is no address of a server. Write
+        scheme, host and port alone, as in "http://${name}:8000".'';
+    }) names
+    ++ map (name: {
+      assertion = cfg.servers.${name}.keyVariable != null -> cfg.environmentFile != null;
+      message = ''
+        host ${host}: orin.llm-gateway.servers.${name}.keyVariable = "${toString cfg.servers.${name}.keyVariable}", and
+        there is no `orin.llm-gateway.environmentFile` that could set it.'';
+    }) names;
+
+    orin.ports."orin.llm-gateway.port" = cfg.port;
+
+    services.litellm = {
+      enable = true;
+      inherit (cfg)
+        host
+        port
+        openFirewall
+        environmentFile
+        ;
+      environment = {
+        SCARF_NO_ANALYTICS = "True";
+        DO_NOT_TRACK = "True";
+        ANONYMIZED_TELEMETRY = "False";
+        # Prices of models elsewhere, which it would fetch at each start.
+        LITELLM_LOCAL_MODEL_COST_MAP = "True";
+      };
+      settings = {
+        model_list = entries;
+        router_settings = {
+          routing_strategy = "least-busy";
+          num_retries = cfg.retries;
+          # One failure and a board rests; the next request goes elsewhere.
+          allowed_fails = 0;
+          cooldown_time = cfg.restAfterFailure;
+        };
+        litellm_settings = {
+          callbacks = [ "prometheus" ];
+          # /metrics is behind the key otherwise, and Prometheus of this machine reads it.
+          require_auth_for_metrics_endpoint = false;
+        };
+        general_settings = {
+          background_health_checks = true;
+          health_check_interval = cfg.healthInterval;
+        }
+        // lib.optionalAttrs (cfg.environmentFile != null) {
+          master_key = "os.environ/LITELLM_MASTER_KEY";
+        };
+      };
+    };
+  };
+}

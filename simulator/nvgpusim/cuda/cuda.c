@@ -1,0 +1,207 @@
+// libcuda's stand-in: the driver API for programs that load PTX. See cudart.c.
+#include "standin.h"
+#include <cuda.h>
+
+#define API __attribute__((visibility("default")))
+typedef struct {
+  uint32_t module;
+  Kernel kernel;
+} Function;
+static char context;
+
+API CUresult cuInit(unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
+API CUresult cuDriverGetVersion(int* version) {
+  *version = CUDA_VERSION;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetCount(int* n) {
+  *n = 1;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGet(CUdevice* device, int n) {
+  *device = 0;
+  return n ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
+  (void)device;
+  snprintf(name, (size_t)size, "Orin (nvgpusim)");
+  return CUDA_SUCCESS;
+}
+API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
+  (void)device;
+  *bytes = 4ull << 30;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute what, CUdevice device) {
+  (void)device;
+  switch ((int)what) {
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
+      *value = 8;
+      break;
+    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
+      *value = 7;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
+      *value = 16;
+      break;
+    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
+      *value = 32;
+      break;
+    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
+      *value = 1024;
+      break;
+    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
+      *value = 1;
+      break;
+    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
+      *value = 1;
+      break;
+    default:
+      *value = 0;
+  }
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuDevicePrimaryCtxRetain(CUcontext* c, CUdevice device) {
+  (void)device;
+  *c = (CUcontext)&context;
+  return CUDA_SUCCESS;
+}
+API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
+  (void)device;
+  return CUDA_SUCCESS;
+}
+API CUresult cuCtxSetCurrent(CUcontext c) {
+  (void)c;
+  return CUDA_SUCCESS;
+}
+// before CUDA 13 (flags, device), since then (parameters, flags, device)
+#undef cuCtxCreate
+API CUresult cuCtxCreate_v2(CUcontext* c, unsigned flags, CUdevice device) {
+  (void)flags;
+  return cuDevicePrimaryCtxRetain(c, device);
+}
+API CUresult cuCtxCreate_v4(CUcontext* c, CUctxCreateParams* params, unsigned flags,
+                            CUdevice device) {
+  (void)params, (void)flags;
+  return cuDevicePrimaryCtxRetain(c, device);
+}
+API CUresult cuCtxDestroy_v2(CUcontext c) {
+  (void)c;
+  return CUDA_SUCCESS;
+}
+API CUresult cuCtxSynchronize(void) { return CUDA_SUCCESS; }
+
+API CUresult cuModuleLoadData(CUmodule* module, const void* image) {
+  uint32_t magic, id = 0;
+  uint64_t size = strlen((const char*)image);
+  memcpy(&magic, image, 4);
+  if (magic == 0xBA55ED50) size = image_size(image);
+  const int error = ask(MODULE, 0, 0, image, size, &id, sizeof id);
+  *module = (CUmodule)(uintptr_t)(id + 1);
+  return (CUresult)error;
+}
+API CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned n, CUjit_option* keys,
+                                void** values) {
+  (void)n, (void)keys, (void)values;
+  return cuModuleLoadData(module, image);
+}
+API CUresult cuModuleLoad(CUmodule* module, const char* path) {
+  FILE* f = fopen(path, "rb");
+  if (!f) return CUDA_ERROR_FILE_NOT_FOUND;
+  fseek(f, 0, SEEK_END);
+  const long size = ftell(f);
+  char* image = calloc(1, (size_t)size + 16);
+  rewind(f);
+  const size_t got = fread(image, 1, (size_t)size, f);
+  fclose(f);
+  const CUresult error =
+      got == (size_t)size ? cuModuleLoadData(module, image) : CUDA_ERROR_FILE_NOT_FOUND;
+  free(image);
+  return error;
+}
+API CUresult cuModuleUnload(CUmodule module) {
+  (void)module;
+  return CUDA_SUCCESS;
+}
+API CUresult cuModuleGetFunction(CUfunction* f, CUmodule module, const char* name) {
+  Function* made = calloc(1, sizeof *made);
+  made->module = (uint32_t)(uintptr_t)module - 1;
+  const int error = sim_kernel(made->module, name, &made->kernel);
+  *f = (CUfunction)made;
+  return error == 98 ? CUDA_ERROR_NOT_FOUND : (CUresult)error;
+}
+API CUresult cuModuleGetGlobal_v2(CUdeviceptr* at, size_t* size, CUmodule module,
+                                  const char* name) {
+  const uint64_t a[] = {(uint64_t)(uintptr_t)module - 1};
+  uint64_t found[2] = {0, 0};
+  const int error = ask(VARIABLE, a, 1, name, strlen(name), found, sizeof found);
+  if (at) *at = found[0];
+  if (size) *size = found[1];
+  return error ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
+                            unsigned by, unsigned bz, unsigned shared, CUstream stream, void** args,
+                            void** extra) {
+  const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
+  (void)stream;
+  if (extra) return CUDA_ERROR_NOT_SUPPORTED;
+  const int error = sim_launch(&((Function*)f)->kernel, grid, block, shared, args);
+  return error == 9 ? CUDA_ERROR_INVALID_VALUE : (CUresult)error;
+}
+
+API CUresult cuMemAlloc_v2(CUdeviceptr* p, size_t size) {
+  if (!size) return CUDA_ERROR_INVALID_VALUE;
+  return (CUresult)sim_malloc((uint64_t*)p, size);
+}
+API CUresult cuMemFree_v2(CUdeviceptr p) { return (CUresult)sim_free(p); }
+static CUresult copy(void* to, const void* from, size_t size, const void* device) {
+  if (size && !is_device(device)) return CUDA_ERROR_INVALID_VALUE;
+  memmove(to, from, size);
+  wrote(to, size);
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t size) {
+  return copy((void*)to, from, size, (void*)to);
+}
+API CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t size) {
+  return copy(to, (void*)from, size, (void*)from);
+}
+API CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size) {
+  return copy((void*)to, (void*)from, size, (void*)from);
+}
+API CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char value, size_t n) {
+  if (!is_device((void*)p)) return CUDA_ERROR_INVALID_VALUE;
+  memset((void*)p, value, n);
+  wrote((void*)p, n);
+  return CUDA_SUCCESS;
+}
+API CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned value, size_t n) {
+  if (!is_device((void*)p)) return CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < n; i++) ((unsigned*)p)[i] = value;
+  wrote((void*)p, 4 * n);
+  return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamCreate(CUstream* s, unsigned flags) {
+  (void)flags;
+  *s = malloc(1);
+  return CUDA_SUCCESS;
+}
+API CUresult cuStreamSynchronize(CUstream s) {
+  (void)s;
+  return CUDA_SUCCESS;
+}
+API CUresult cuStreamDestroy_v2(CUstream s) {
+  free(s);
+  return CUDA_SUCCESS;
+}
+API CUresult cuGetErrorName(CUresult error, const char** name) {
+  static char text[32];
+  snprintf(text, sizeof text, error ? "CUDA error %d" : "CUDA_SUCCESS", (int)error);
+  *name = text;
+  return CUDA_SUCCESS;
+}
+API CUresult cuGetErrorString(CUresult error, const char** text) {
+  return cuGetErrorName(error, text);
+}

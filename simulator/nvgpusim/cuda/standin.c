@@ -1,0 +1,93 @@
+// The process's end of the socket; see standin.h.
+#include "standin.h"
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static int channel = -1, memory = -1;
+static uint64_t arena;
+uint64_t arena_size;
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER;
+
+static void all(int out, const void* data, size_t size) {
+  for (char* p = (char*)data; size;) {
+    const ssize_t n = out ? write(channel, p, size) : read(channel, p, size);
+    if (n <= 0) {
+      fprintf(stderr, "nvgpusim: the interpreter has gone\n");
+      _exit(125);
+    }
+    p += n;
+    size -= (size_t)n;
+  }
+}
+static void connect_once(void) {
+  const char* given = getenv("NVGPUSIM_CUDA");
+  unsigned long long base, size;
+  if (!given || sscanf(given, "%d %d %llx %llx", &channel, &memory, &base, &size) != 4) {
+    fprintf(stderr, "nvgpusim: start this program by `nvgpusim cuda`\n");
+    _exit(125);
+  }
+  arena = base;
+  arena_size = size;
+  void* at = mmap((void*)arena, size, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_FIXED_NOREPLACE | MAP_NORESERVE, memory, 0);
+  if (at != (void*)arena) {
+    fprintf(stderr, "nvgpusim: %#llx is taken in this process\n", base);
+    _exit(125);
+  }
+}
+int ask(uint32_t op, const uint64_t* a, int n, const void* data, size_t size, void* out,
+        size_t room) {
+  Request r = {op, (uint32_t)size, {0}};
+  Answer answer;
+  char rest;
+  memcpy(r.a, a, (size_t)n * sizeof *a);
+  pthread_mutex_lock(&turn);
+  if (channel < 0) connect_once();
+  fflush(stdout);  // kernels print too
+  all(1, &r, sizeof r);
+  all(1, data, size);
+  all(0, &answer, sizeof answer);
+  const size_t fits = answer.size < room ? answer.size : room;
+  all(0, out, fits);
+  for (size_t i = fits; i < answer.size; i++) all(0, &rest, 1);
+  pthread_mutex_unlock(&turn);
+  return answer.error;
+}
+int is_device(const void* p) {
+  return channel >= 0 && (uint64_t)p >= arena && (uint64_t)p < arena + arena_size;
+}
+int sim_malloc(uint64_t* at, size_t size) {
+  const uint64_t a[] = {size};
+  return ask(MALLOC, a, 1, 0, 0, at, sizeof *at);
+}
+int sim_free(uint64_t at) {
+  const uint64_t a[] = {at};
+  return at ? ask(FREE, a, 1, 0, 0, 0, 0) : 0;
+}
+void wrote(const void* p, size_t size) {
+  const uint64_t a[] = {(uint64_t)p, size};
+  if (is_device(p) && size) ask(WRITTEN, a, 2, 0, 0, 0, 0);
+}
+int sim_kernel(uint32_t module, const char* name, Kernel* k) {
+  const uint64_t a[] = {module};
+  return ask(KERNEL, a, 1, name, strlen(name), k, sizeof *k);
+}
+int sim_launch(const Kernel* k, const unsigned* grid, const unsigned* block, size_t shared,
+               void** args) {
+  const uint64_t a[] = {k->id, grid[0] | (uint64_t)grid[1] << 32,
+                        grid[2] | (uint64_t)block[0] << 32, block[1] | (uint64_t)block[2] << 32,
+                        shared};
+  char* params = calloc(1, k->bytes + 1);
+  for (uint32_t i = 0; i < k->count; i++) memcpy(params + k->at[i], args[i], k->size[i]);
+  const int error = ask(LAUNCH, a, 5, params, k->bytes, 0, 0);
+  free(params);
+  return error;
+}
+size_t image_size(const void* data) {  // magic, u16 version, u16 size of the header, u64 the rest
+  uint64_t size;
+  uint16_t header;
+  memcpy(&header, (const char*)data + 6, 2);
+  memcpy(&size, (const char*)data + 8, 8);
+  return header + size;
+}

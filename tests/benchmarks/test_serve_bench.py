@@ -1,0 +1,237 @@
+"""Load on a server whose delays are known: the client's figures are the server's."""
+
+import json
+import socket
+import stat
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import uvicorn
+from tests.benchmarks import fake_openai
+from tests.benchmarks.fake_openai import FakeOpenAI
+from tests.benchmarks.orinbench_command import orinbench
+
+from orinbench.errors import BenchError
+from orinbench.serve_bench.client import Answer
+from orinbench.serve_bench.figures import figures_of, parse_goals
+from orinbench.serve_bench.load import Load, Stretch, arrivals
+from orinbench.serve_bench.servers import Room, command_of
+
+run = partial(orinbench, "serve-bench")
+FIRST_S, GAP_S = 0.05, 0.02
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[FakeOpenAI, str]]:
+    """A running server in a thread, and its address."""
+    fake = FakeOpenAI(FIRST_S, GAP_S)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        host = uvicorn.Server(uvicorn.Config(fake.app, log_level="error"))
+        thread = threading.Thread(target=host.run, kwargs={"sockets": [listener]})
+        thread.start()
+        while not host.started:
+            time.sleep(0.01)
+        yield fake, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        host.should_exit = True
+        thread.join()
+
+
+def stretch(*answers: Answer, seconds: float = 2.0) -> Stretch:
+    return Stretch(list(answers), seconds, 0.1)
+
+
+def test_figures_of_known_answers() -> None:
+    def answer(ttft: float, gaps: list[float], tokens: int) -> Answer:
+        first = 10.0 + ttft
+        return Answer(10.0, first, first + sum(gaps), gaps, 100, 40, tokens)
+
+    found = figures_of(
+        [
+            stretch(answer(0.1, [0.02, 0.03], 3), answer(0.3, [0.04], 3)),
+            stretch(answer(0.2, [], 1), Answer(1.0, error="status 429: full")),
+        ],
+        {"ttft": 250, "tpot": 30},
+    )
+    assert (found.requests, found.failed, found.errors) == (4, 1, {"status 429: full": 1})
+    assert (found.seconds, found.prompt_tokens, found.cached_tokens) == (4.0, 300, 120)
+    assert (found.output_tokens, found.output_tokens_s) == (7, 7 / 4)
+    assert (found.requests_s, found.total_tokens_s) == (3 / 4, 307 / 4)
+    assert found.ttft_ms["p50"] == pytest.approx(200)
+    assert found.ttft_ms["p90"] == pytest.approx(280)  # as numpy's and vllm's percentiles
+    assert found.itl_ms["mean"] == pytest.approx(30) and found.itl_ms["p50"] == pytest.approx(30)
+    # (20 + 30) / 2 and 40 / 2; the answer of one token has none.
+    assert found.tpot_ms["mean"] == pytest.approx((25 + 20) / 2)
+    assert found.e2e_ms["p99"] == pytest.approx(200 + 0.98 * 140)
+    assert found.goodput_s == 2 / 4  # the second is late
+    nothing = figures_of([stretch(Answer(1.0, error="x"))], {})
+    assert nothing.ttft_ms == {} and nothing.goodput_s is None and nothing.output_tokens_s == 0
+
+
+def test_closed_loop_figures_are_what_the_server_did(
+    server: tuple[FakeOpenAI, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, url = server
+    arguments = ["--url", url, "--concurrency", "3", "--requests", "7", "-p", "20", "-n", "5"]
+    assert run(*arguments, "-r", "2", "-o", "json", "--goodput", "e2el:60000") == 0
+    found = json.loads(capsys.readouterr().out)
+    (result,) = found["results"]
+    figures = result["figures"]
+    timed = [seen for seen in fake.seen if seen.body["max_tokens"] == 5 and len(seen.sent) == 5]
+    # Before each round's load three go untimed, with as many tokens, since five are few.
+    assert len(timed) == 2 * (7 + 3) and figures["requests"] == 14 and figures["failed"] == 0
+    assert fake.most == 3
+    assert (figures["output_tokens"], figures["prompt_tokens"]) == (14 * 5, 14 * 20)
+    assert len({seen.body["prompt"] for seen in fake.seen}) == len(fake.seen)
+    assert timed[0].body["ignore_eos"] and timed[0].body["stream_options"] == {
+        "include_usage": True
+    }
+    assert len(result["rounds"]) == 2
+    assert figures["goodput_s"] == pytest.approx(figures["requests_s"])
+    # What the client saw of a request lies behind what the server did, by the way there and back.
+    by_server = sorted(timed, key=lambda seen: seen.came)
+    by_server = [s for i in (0, 1) for s in by_server[10 * i + 3 : 10 * i + 10]]
+    answers = [a for r in result["rounds"] for a in r["answers"]]
+    for seen, answer in zip(by_server, sorted(answers, key=lambda a: a["due"]), strict=True):
+        assert answer["due"] <= seen.came
+        assert answer["first"] >= seen.sent[0] and answer["last"] >= seen.sent[-1]
+        gaps = [later - earlier for earlier, later in pairwise(seen.sent)]
+        assert sum(answer["gaps_s"]) == pytest.approx(answer["last"] - answer["first"])
+        assert statistics.mean(gaps) > GAP_S * 0.9
+    server_ttft = statistics.median(seen.sent[0] - seen.came for seen in by_server)
+    assert figures["ttft_ms"]["p50"] >= 1e3 * FIRST_S
+    assert figures["ttft_ms"]["p50"] / 1e3 - server_ttft < 1.0
+    assert figures["e2e_ms"]["p50"] >= 1e3 * (FIRST_S + 4 * GAP_S * 0.9)
+
+
+def test_an_open_loop_does_not_wait_for_answers(
+    server: tuple[FakeOpenAI, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake, url = server
+    fake.first_s = 0.5
+    arguments = ["--url", url, "--rate", "40", "--requests", "12", "-p", "4", "-n", "2", "-r", "1"]
+    assert run(*arguments, "--endpoint", "chat") == 0
+    out = capsys.readouterr().out
+    assert fake.most >= 4  # twelve arrive in 0.3 s, and each takes half a second
+    assert "40/s" in out and "first text (TTFT)" in out and "on average 4 tokens of prompt" in out
+    assert "messages" in fake.seen[0].body
+
+
+def test_arrivals_have_their_rate_and_burstiness() -> None:
+    for burstiness, deviation in ((1.0, 1.0), (4.0, 0.5), (0.25, 2.0)):
+        times = arrivals(20_001, 5.0, burstiness, 3)
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert times[0] == 0.0
+        assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.05)
+        assert statistics.stdev(gaps) * 5 == pytest.approx(deviation, rel=0.05)
+    assert arrivals(5, 5.0, 1.0, 3) == arrivals(5, 5.0, 1.0, 3) != arrivals(5, 5.0, 1.0, 4)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("teapot", "16 failed: status 429: the queue is full."),
+        ("broken", "16 failed: in the stream: out of pages."),
+        ("silent", "16 failed: the answer has no usage, so its tokens are not known."),
+    ],
+)
+def test_failures_are_counted_and_said(
+    server: tuple[FakeOpenAI, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    word: str,
+    says: str,
+) -> None:
+    fake, url = server
+    fake.first_s = 0.0
+    monkeypatch.setattr(
+        "orinbench.serve_bench.command.words_text", lambda n, seed: f"{word} {seed}"
+    )
+    assert run("--url", url, "--concurrency", "4", "-n", "1", "-r", "1") == 1
+    assert says in capsys.readouterr().out
+
+
+@pytest.fixture
+def fake_server_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A llama-server on PATH that is the fake."""
+    script = tmp_path / "llama-server"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake_openai.__file__}" "$@"\n')
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return script
+
+
+def test_servers_are_started_in_turns_and_compared(
+    server: tuple[FakeOpenAI, str],
+    fake_server_binary: Path,
+    tiny_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake, url = server
+    fake.first_s = 0.2  # ten times the other's
+    arguments = ["--url", url, "--start", "llama-server", "-m", str(tiny_path), "-p", "16"]
+    assert run(*arguments, "-n", "2", "--concurrency", "4", "--requests", "4", "-r", "2") == 0
+    captured = capsys.readouterr()
+    assert "llama-server" in captured.out and url in captured.out
+    assert "4 at once, time to first text, p50: too few rounds for a verdict" in captured.out
+    assert "times as good as llama-server (2 rounds)" in captured.out
+    assert "llama-server: round 2 of 2: 4 at once" in captured.err
+    flags = ["--llama-server-flags", "--dies now"]
+    assert run(*arguments, "-r", "1", *flags) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == "orinbench: llama-server: ended with status 1: error: now"
+
+
+def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
+    room = Room(Path("m.gguf"), slots=8, tokens=640, queue=32)
+    where = "--host 127.0.0.1 --port 81"
+    ours = " ".join(command_of("orinllm", room, 81, "--deterministic"))
+    assert ours.endswith(f"serve m.gguf -c 704 --queue 32 {where} --deterministic")
+    theirs = " ".join(command_of("llama-server", room, 81, "-ngl 99"))
+    assert theirs.endswith(f"-m m.gguf -c 5632 -np 8 {where} -ngl 99")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--url or --start: no server; give --url URL, or --start with -m FILE"),
+        (["--url", "localhost:8000"], "--url localhost:8000: no address; right is http://127"),
+        (["--start", "vllm", "-m", "/nowhere"], "/nowhere: "),
+        (["--start", "orinllm"], "--start orinllm: serves a file; name it with -m FILE"),
+        (["--url", "http://h", "--rate", "1,x"], "--rate 1,x: 'x' is no number of requests"),
+        (["--url", "http://h", "--concurrency", "0"], "--concurrency 0: 0 is too small"),
+        (["--url", "http://h", "--goodput", "ttfb:3"], "--goodput ttfb:3: 'ttfb:3' is no limit"),
+        (["--url", "http://h", "--goodput", "ttft:x"], "--goodput ttft:x: 'ttft:x' is no limit"),
+        (["--url", "http://h", "--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot"),
+        (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models: "),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert run(*arguments) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"orinbench: {says}")
+
+
+def test_an_unknown_server_and_a_wrong_key(
+    server: tuple[FakeOpenAI, str],
+    tiny_path: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--start", "vllm", "-m", str(tiny_path)) == 2
+    assert "--start vllm: unknown; there are orinllm, llama-server" in capsys.readouterr().err
+    (tmp_path / "key").write_text("wrong\n")
+    assert run("--url", server[1], "--api-key-file", str(tmp_path / "key")) == 2
+    assert "answers 401; see --api-key-file" in capsys.readouterr().err
+    with pytest.raises(BenchError, match="'tpot:inf' is no limit"):
+        parse_goals("tpot:inf")
+    assert Load(4).label == "4 at once" and Load(rate=2.5).label == "2.5/s"

@@ -1,0 +1,159 @@
+"""A prompt's products in large tiles against float64, on the emulated GPU.
+
+Every type in one tile; every tile with one type; tails of rows, tokens and columns; sums, gates,
+biases and several matrices in one launch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+from numpy.typing import NDArray
+from tests.engine import cuda_emulation
+from tests.engine.test_types import ROWS, TYPES, close, random_rows
+from tinygrad import Context, dtypes
+from tinygrad.device import Buffer
+
+from orinllm.ggml import KernelType
+from orinllm.launch import Graph
+from orinllm.launches.buffers import CHUNK, Weight, ceil_div
+from orinllm.launches.gemm import RowProduct, neighbours, tiled
+from orinllm.launches.tile import Tile
+
+Array = NDArray[Any]
+DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
+NAMED = {t.name: t for t in TYPES}
+SMALL = Tile(1, 4, 1, 1, 2)
+# A half of the largest, in both directions, and ranks of k; few warps, for the emulation's sake.
+TILES = [Tile(2, 16, 1, 1, 2), Tile(2, 8, 1, 2, 2), Tile(1, 8, 2, 2, 2), Tile(1, 4, 1, 4, 2)]
+
+
+@pytest.fixture(autouse=True)
+def emulated() -> Iterator[None]:
+    cuda_emulation.install()
+    with Context(DEV="EMU"):
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20261122)
+
+
+def buffer(values: Array) -> Buffer:
+    values = np.ascontiguousarray(values)
+    made = Buffer("EMU", values.size, DTYPES[values.dtype.str[1:]]).allocate()
+    return made.copyin(values.view(np.uint8).data.cast("B"))
+
+
+def read(source: Buffer, dtype: Any) -> Array:
+    out = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
+    source.copyout(out.data.cast("B"))
+    return out
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A packed matrix and its values."""
+
+    weight: Weight
+    values: Array
+
+    @staticmethod
+    def random(rng: np.random.Generator, type_: KernelType, rows: int, cols: int) -> "Matrix":
+        made = [random_rows(rng, type_, cols).rows for _ in range(ceil_div(rows, ROWS))]
+        packed = np.concatenate(made)[:rows]
+        values = quants.dequantize(packed, GGMLQuantizationType(type_.id)).astype(np.float64)
+        return Matrix(Weight(buffer(packed), type_, rows, cols), values)
+
+
+def multiply(
+    rng: np.random.Generator,
+    matrices: list[Matrix],
+    tile: Tile,
+    tokens: int,
+    mode: str = "STORE",
+    **more: Any,
+) -> tuple[Array, Array, Array]:
+    """Return what a product leaves, what was there before, and the activations."""
+    cols, width = matrices[0].weight.cols, sum(m.weight.rows for m in matrices)
+    if mode == "GATED":
+        width //= 2
+    x = rng.standard_normal((CHUNK, cols)).astype(np.float16)
+    x[tokens:] = np.nan
+    kind = np.float16 if mode == "GATED" else np.float32
+    before = rng.standard_normal((CHUNK, width)).astype(kind)
+    out = buffer(before)
+    product = RowProduct(
+        "test",
+        mode,
+        tuple(m.weight for m in matrices),
+        out,
+        buffer(x),
+        buffer(np.array([7, tokens, *[0] * CHUNK], np.int32)),
+        **more,
+    )
+    Graph("EMU", [tiled(group, tile) for group in neighbours(product)]).run()
+    got = read(out, kind).reshape(CHUNK, width)
+    assert (got[tokens:] == before[tokens:]).all()
+    return got[:tokens].astype(np.float64), before[:tokens].astype(np.float64), x[:tokens]
+
+
+def expect(got: Array, x: Array, values: Array) -> None:
+    exact = x.astype(np.float64)
+    close(got, exact @ values.T, np.abs(exact) @ np.abs(values).T, 2.0**-10)
+
+
+@pytest.mark.parametrize("type_", TYPES, ids=lambda t: t.name)
+def test_every_type(type_: KernelType, rng: np.random.Generator) -> None:
+    """Three segments of the smallest kind and a tail, rows and tokens that fill no tile."""
+    cols = 512 if type_.block_values == 256 else 448
+    matrix = Matrix.random(rng, type_, 13, cols)
+    got, _, x = multiply(rng, [matrix], SMALL, 43)
+    expect(got, x, matrix.values)
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("name", ["Q6_K", "Q8_0"])
+def test_every_tile(name: str, tile: Tile, rng: np.random.Generator) -> None:
+    """Ranks of k with unequal segments, one of them with none; a few tokens in the last tile."""
+    cols = 768 if name == "Q6_K" else 320
+    matrix = Matrix.random(rng, NAMED[name], tile.rows + 5, cols)
+    got, _, x = multiply(rng, [matrix], tile, tile.tokens + 3)
+    expect(got, x, matrix.values)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 17, 33, 64])
+def test_tokens(tokens: int, rng: np.random.Generator) -> None:
+    matrix = Matrix.random(rng, NAMED["Q4_K"], 32, 256)
+    got, _, x = multiply(rng, [matrix], Tile(2, 8, 1, 1, 2), tokens)
+    expect(got, x, matrix.values)
+
+
+def test_matrices_side_by_side(rng: np.random.Generator) -> None:
+    """Neighbours of a type share a launch; another type and a bias have their own places."""
+    names, rows = ("Q6_K", "Q6_K", "Q4_0"), (40, 12, 8)
+    matrices = [Matrix.random(rng, NAMED[n], r, 256) for n, r in zip(names, rows, strict=True)]
+    bias = rng.standard_normal(12).astype(np.float32) * 100
+    got, _, x = multiply(rng, matrices, SMALL, 9, biases=(None, buffer(bias), None))
+    got[:, 40:52] -= bias
+    expect(got, x, np.concatenate([m.values for m in matrices]))
+
+
+def test_added(rng: np.random.Generator) -> None:
+    matrix = Matrix.random(rng, NAMED["F16"], 24, 320)
+    got, before, x = multiply(rng, [matrix], SMALL, 40, "ADD", factor=0.5, of_hidden=True)
+    # HIDDEN_SCALE is 1/16
+    expect((got - before) / 8, x, matrix.values)
+
+
+@pytest.mark.parametrize("tile", [Tile(2, 4, 1, 1, 2), Tile(1, 8, 2, 2, 2)], ids=str)
+def test_gated(tile: Tile, rng: np.random.Generator) -> None:
+    pair = [Matrix.random(rng, NAMED["Q8_0"], 27, 256) for _ in range(2)]
+    got, _, x = multiply(rng, pair, tile, 37, "GATED")
+    gate, up = (x.astype(np.float64) @ m.values.T for m in pair)
+    want = gate / (1 + np.exp(-gate)) * up / 16
+    np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * 2e-3)

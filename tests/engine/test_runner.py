@@ -1,0 +1,64 @@
+"""A step of several requests on the fused kernels: each token is the one that the host draws."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from tests.engine.conftest import Load
+
+from orinllm.batch import Draw, FusedRunner, Row
+from orinllm.launches.buffers import PAGE
+from orinllm.sampling import Sampling, sample
+
+
+class Request:
+    """A sequence in two pages of its own, and what its next token must be."""
+
+    def __init__(self, sampling: Sampling, number: int, **wanted: int) -> None:
+        self.sampling, self.text = sampling, [number, number + 1]
+        self.pages, self.top = [2 * number, 2 * number + 1], wanted.get("top")
+        self.only = wanted.get("only")
+
+    def mask(self) -> np.ndarray:
+        """Allow one token."""
+        return np.packbits(np.arange(1024) == self.only, bitorder="little").view(np.uint32)
+
+    def row(self) -> Row:
+        """Return what a step is given."""
+        mask = None if self.only is None else self.mask
+        how = Draw(self.sampling, self.text, 0, mask, self.top)
+        return Row(self.text[-1], len(self.text) - 1, self.pages, how)
+
+    def wanted(self, logits: np.ndarray) -> int:
+        """Return the token that the host draws."""
+        return self.only or sample(logits, self.sampling, self.text, len(self.text))
+
+
+def step(runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int], object]) -> None:
+    runner.launch([request.row() for request in requests])
+    logits = decoder_of(len(requests)).logits()  # type: ignore[attr-defined]
+    for i, (request, drawn) in enumerate(zip(requests, runner.collect(), strict=True)):
+        assert drawn.token == request.wanted(logits[i])
+        assert (drawn.logprobs is None) == (request.top is None)
+        request.text.append(drawn.token)
+
+
+def test_requests_share_steps(emulated: Load, synthetic: Callable[[str, str], Path]) -> None:
+    """They draw, take the best, are masked or want logarithms; they change slots and sizes."""
+    executor = emulated(synthetic("tiny", "Q8_0"), context=2 * PAGE, pages=10)
+    runner = FusedRunner(executor, 4)
+    counted = Request(Sampling(temperature=3.0, presence_penalty=6.0, penalty_tokens=3), 0)
+    drawing = Request(Sampling(temperature=5.0, seed=4), 1)
+    best = Request(Sampling(temperature=0), 2)
+    masked = Request(Sampling(), 3, only=77)
+    known = Request(Sampling(temperature=8.0), 4, top=2)
+    for request in (counted, drawing, best, masked, known):
+        runner.fill(request.pages, request.text, 0, 1)
+    for requests in (
+        *[[counted, drawing, best, masked]] * 2,
+        *[[known, counted]] * 2,
+        [counted, best],
+        [drawing, counted],
+        [counted, known, best, drawing],
+    ):
+        step(runner, list(requests), executor.decoder)

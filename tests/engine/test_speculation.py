@@ -1,0 +1,100 @@
+"""Tokens that are guessed and computed together: the text is the one that comes without."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from tests.engine.conftest import Load
+from tests.engine.models import smollm2, tokenizer
+
+from orinllm.errors import BadInput
+from orinllm.fused import FusedExecutor
+from orinllm.model import Header, Model
+from orinllm.network import Network, plan_network
+from orinllm.sampling import Sampling
+from orinllm.speculation import Draft, Lookup, Proposer
+
+PROMPT = [(37 * i) % 1000 + 3 for i in range(66)]
+GREEDY, DRAWN = Sampling(temperature=0), Sampling(temperature=9.0, seed=5)
+
+
+class Oracle:
+    """Proposes what is known to follow, and something else for every third token."""
+
+    def __init__(self, whole: Sequence[int]) -> None:
+        self._whole = whole
+
+    def begin(self, how: Sampling) -> None:
+        pass
+
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        places = range(len(text), min(len(text) + most, len(self._whole)))
+        return [self._whole[at] ^ (at % 3 == 0) for at in places]
+
+
+def test_lookup_finds_what_came_after() -> None:
+    lookup = Lookup()
+    lookup.begin(GREEDY)
+    assert lookup.propose([1, 2, 3, 4], 3) == []
+    assert lookup.propose([1, 2, 3, 4, 1, 2], 3) == [3, 4, 1]
+    # The longest match goes before the latest one.
+    text = [1, 2, 3, 4, 1, 2, 7, 2, 3, 9, 5, 1, 2, 3]
+    assert lookup.propose(text, 2) == [4, 1]
+    assert lookup.propose([*text, 9], 2) == [5, 1]
+    lookup.begin(GREEDY)
+    assert lookup.propose([3, 9], 2) == []
+
+
+def model(path: Path, executor: FusedExecutor) -> Model:
+    network = Network.read(path, 128)
+    plan = plan_network(network, "EMU")
+    return Model(Header(network, tokenizer("gpt-2"), None), plan, executor)
+
+
+def answer(model: Model, how: Sampling, proposer: Proposer | None) -> tuple[list[int], int, int]:
+    """The tokens of an answer, how many were proposed and how many of them right."""
+    model.speculate(proposer)
+    model.begin(None, [-1])
+    said = model.generate(PROMPT, how, max_tokens=11)
+    assert [piece.token for piece in said if piece.token >= 0] == said.tokens
+    return said.tokens, said.n_proposed, said.n_accepted
+
+
+def test_fused_text_is_the_same(emulated: Load, synthetic: Callable[[str, str], Path]) -> None:
+    """Over a page's end, too: tokens of one pass see one another."""
+    path = synthetic("tiny", "Q8_0")
+    one = model(path, emulated(path))
+    for how in (GREEDY, DRAWN):
+        alone, *none = answer(one, how, None)
+        assert none == [0, 0]
+        guessed, proposed, right = answer(one, how, Oracle([*PROMPT, *alone]))
+        assert guessed == alone
+        assert 0 < right < proposed
+        again, proposed, right = answer(one, how, Draft(emulated(path)))
+        assert again == alone
+        assert right == proposed > 0  # the same model, which draws by the same numbers
+    penalized = Sampling(temperature=0, repeat_penalty=1.5)
+    assert answer(one, penalized, Lookup())[1] == 0
+
+
+@pytest.fixture(scope="module")
+def smol() -> Model:
+    return Model.load(smollm2(), device="CPU", context=512)
+
+
+@pytest.mark.parametrize("how", [GREEDY, Sampling(seed=3)])
+def test_a_real_model_says_the_same(smol: Model, how: Sampling) -> None:
+    question = [{"role": "user", "content": "Repeat: one two three, one two three, one two three."}]
+    texts = []
+    for proposer in (None, Lookup()):
+        smol.speculate(proposer)
+        smol.begin(None, [-1])
+        said = smol.generate(question, how, max_tokens=16)
+        texts.append(said.text)
+    assert texts[0] == texts[1]
+    assert 0 < said.n_accepted <= said.n_proposed
+
+
+def test_a_draft_of_another_vocabulary(smol: Model, synthetic: Callable[[str, str], Path]) -> None:
+    with pytest.raises(BadInput, match=r"tiny-Q6_K\.gguf: its vocabulary is not that of "):
+        smol.draft(synthetic("tiny", "Q6_K"))

@@ -1,0 +1,163 @@
+"""CUDA programs, compiled by nvcc from sources that know nothing of the simulator, run on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.patches.conftest import wheel_file
+
+from nvgpusim.cuda.command import build
+from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
+from nvgpusim.cuda.server import BAD_SIZE, BASE, INVALID, NO_IMAGE, NO_KERNEL, SIZE, Server
+
+SOURCES = Path(__file__).parent / "programs"
+PROGRAMS = sorted(path.stem for path in SOURCES.glob("*.cu") if path.stem != "all")
+FLAGS = ("-no-compress", "-gencode", "arch=compute_87,code=compute_87", "-std=c++17")
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Path:
+    """CUDA's folder: nvcc, headers."""
+    return wheel_file("cu13/bin/nvcc").parents[1]
+
+
+@pytest.fixture(scope="module")
+def programs(cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All programs in one executable: nvcc reads CUDA's headers once."""
+    folder = tmp_path_factory.mktemp("cuda")
+    library = build(cuda / "include", folder)
+    command: list[str | Path] = [cuda / "bin/nvcc", *FLAGS, "-cudart", "none", SOURCES / "all.cu"]
+    command += [f"-L{library}", "-lcudart", "-lcuda", "-o", folder / "all"]
+    subprocess.run(list(map(str, command)), check=True)
+    return folder / "all"
+
+
+def run(cuda: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nvgpusim", "cuda", *map(str, arguments)]
+    environment = os.environ | {"CUDA_PATH": str(cuda)} | variables
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_dozen_programs_run_unchanged(cuda: Path, programs: Path) -> None:
+    right = [name for name in PROGRAMS if name != "errors"]
+    assert len(PROGRAMS) > 12
+    done = run(cuda, "--sanitize", "all", "--warps", "1", programs, *right)
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = [line.split(":")[0] for line in done.stdout.splitlines() if ": passed" in line]
+    assert passed == right
+    assert "thread 0 of say, 1.00\nthread 1 of say, 1.00\nsays: passed" in done.stdout
+    assert re.fullmatch(
+        r"nvgpusim: 1\d launches, \d+ thread instructions, 0 findings\n", done.stderr
+    )
+
+
+def test_errors_are_cudas_own(cuda: Path, programs: Path) -> None:
+    done = run(cuda, programs, "errors")
+    assert (done.returncode, done.stdout) == (0, "errors: passed\n"), done.stderr
+    assert "MMU fault: write of" in done.stderr
+    assert "after the end of buffer" in done.stderr
+
+
+def test_a_finding_is_an_exit_status(cuda: Path, programs: Path) -> None:
+    assert run(cuda, "--sanitize", "bounds", programs, "errors").returncode == 3
+
+
+def test_a_program_alone_says_how_it_is_started(cuda: Path, programs: Path) -> None:
+    folder = str(build(cuda / "include", programs.parent))
+    done = subprocess.run(
+        [programs, "reduce"],
+        env={"LD_LIBRARY_PATH": folder},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 125
+    assert done.stderr == "nvgpusim: start this program by `nvgpusim cuda`\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "said"),
+    [
+        (("./none",), {}, "./none: No such file or directory"),
+        (
+            ("./none",),
+            {"CUDA_PATH": "/nowhere", "PATH": ""},
+            "no cuda_runtime_api.h: set CUDA_PATH to the CUDA that the program was compiled with",
+        ),
+        (
+            ("--sanitize", "heap", "./none"),
+            {},
+            "--sanitize heap: expected some of race,init,sync,bounds, or all",
+        ),
+    ],
+)
+def test_bad_use_is_one_line(
+    cuda: Path, arguments: tuple[str, ...], variables: dict[str, str], said: str
+) -> None:
+    done = run(cuda, *arguments, **variables)
+    assert (done.returncode, done.stderr) == (2, f"nvgpusim: error: {said}\n")
+
+
+def fat_binary(kind: int, packed: int, content: bytes) -> bytes:
+    image = struct.pack("<HHIQI", kind, 1, 64, len(content), packed).ljust(64, b"\0") + content
+    return struct.pack("<IHHQ", MAGIC, 1, 16, len(image)) + image
+
+
+def test_ptx_of_images() -> None:
+    assert ptx_of(fat_binary(1, 0, b".version 8.0\0\0\0")) == ".version 8.0"
+    assert ptx_of(b"// a comment\n.version 8.0\n\0") == "// a comment\n.version 8.0\n"
+    for image, said in (
+        (fat_binary(1, 9, b"xxxx"), "compressed: compile with nvcc -no-compress"),
+        (fat_binary(2, 0, b"\x7fELF"), "no PTX among its 1 images: compile with nvcc -gencode"),
+        (b"\x7fELF and more than that", "neither a fat binary nor PTX"),
+    ):
+        with pytest.raises(NoPtxError, match=re.escape(said)):
+            ptx_of(image)
+
+
+KERNEL = b"""
+.version 8.0
+.target sm_87
+.address_size 64
+.visible .entry k(.param .u64 p, .param .u8 c) .maxntid 64, 1, 1 { .shared .b8 s[40]; ret; }
+.visible .entry odd(.param .u64 p) { .reg .u64 %d<2>; no.such.thing %d0, %d1; ret; }
+"""
+
+
+def test_the_server_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server()
+    assert server.load(KERNEL) == (0, struct.pack("<I", 0))
+    assert server.load(b".version 8.0\n.address_size 32\n")[0] == NO_IMAGE
+    assert server.kernel(0, "none") == (NO_KERNEL, b"")
+    assert server.kernel(1, "k") == (NO_KERNEL, b"")
+    error, data = server.kernel(0, "k")
+    words = struct.unpack("<518I", data)
+    assert (error, words[:2], words[2:6]) == (0, (0, 2), (40, 0, 64, 9))
+    assert (words[6:8], words[262:264]) == ((0, 8), (8, 1))
+    assert server.kernel(0, "odd")[0] == 801
+    assert "a gap of the simulator" in capsys.readouterr().err
+    one = 1 << 32 | 1
+    assert server.launch((0, one, one, one, 0), bytes(9)) == 0
+    assert server.launch((0, one, 65 << 32 | 1, one, 0), bytes(9)) == BAD_SIZE
+    assert server.launch((0, 1 << 32, one, one, 0), bytes(9)) == BAD_SIZE
+    assert server.launch((0, one, one, one, 164 << 10), bytes(9)) == INVALID
+    assert server.launch((7, one, one, one, 0), b"") == NO_KERNEL
+
+
+def test_memory_comes_back() -> None:
+    server = Server()
+    first, second, third = (server.malloc(n) for n in (1, 5000, 4096))
+    assert (first, second, third) == (BASE, BASE + 8192, BASE + 8192 + 12288)
+    assert server.free(second + 4) == INVALID
+    assert server.free(second) == 0
+    assert server.free(first) == 0
+    assert server.malloc(12000) == BASE  # both places in one
+    assert server.malloc(SIZE) == 0
+    assert server.vm.find(third) is not None
+    assert server.vm.find(third + 4096) is None  # a page that belongs to nobody
