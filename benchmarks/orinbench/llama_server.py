@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from orinbench.errors import BenchError
-from orinbench.greedy import Engine, Generation, Say, prefixed, quiet
+from orinbench.greedy import Engine, Generation, Say, context_of, prefixed, quiet
 from orinbench.model import ModelInfo
 from orinbench.plan import KNOB_BY_FIELD, Settings
 from orinbench.samples import LeftOutError
@@ -49,8 +49,8 @@ def llama_cpp_engine(binary: Path, model: ModelInfo, timeout: float, say: Say = 
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        context = max(len(prompt) for prompt in prompts) + n_tokens + 1
-        arguments = ["-m", str(model.path), "-c", str(context), "-np", "1"]
+        context = str(context_of(prompts, n_tokens))
+        arguments = ["-m", str(model.path), "-c", context, "-np", "1"]
         say("llama-server loads the model")
         generations = []
         with serving(binary, arguments, timeout) as connect:

@@ -17,9 +17,10 @@ from orinllm.answer import Delta
 from orinllm.conversation import Conversation
 from orinllm.errors import BadInput
 from orinllm.sampling import Sampling
+from orinllm.streams import argument, prepare
 
-#: Exit codes: of bad input, and of Ctrl-C (128 + SIGINT).
-EXIT_BAD_INPUT, EXIT_INTERRUPTED = 2, 130
+#: Exit codes: of a system's fault, of bad input, and of Ctrl-C (128 + SIGINT).
+EXIT_OTHER, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 _TALK = Console(stderr=True, highlight=False)
 # What `orinllm chat` knows beside questions.
@@ -213,7 +214,7 @@ def run(
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
     parameters = Sampling(**sampling)
     _check_speculation(lookup, draft, parameters)
-    text = _standard_input() if prompt == "-" else prompt
+    text = _standard_input() if prompt == "-" else argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     loaded = _load(model, context, device, path_)
@@ -425,7 +426,7 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
     yield f"template      {'yes' if header.template else 'no: it continues text'}"
     yield f"context       {network.context} tokens (trained for {config.trained_context})"
-    yield f"memory        {_weights(network.gguf, plan)}"
+    yield f"memory        {_weights(network, plan)}"
     yield f"              {cache / 1e6:,.1f} MB of keys and values"
     yield f"device        {plan.device}: {'fused kernels' if plan.fused else 'general path'}"
     for what, why in plan.obstacles.items():
@@ -434,11 +435,12 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
         yield f"prompts       token by token: {plan.prompt_obstacle}"
 
 
-def _weights(gguf: Any, plan: Any) -> str:
-    if plan.fused:
-        return f"{plan.weight_bytes / 1e6:,.1f} MB of weights, as they lie in the file"
-    n_weights = sum(tensor.n_elements for tensor in gguf.tensors.values())
-    return f"{2 * n_weights / 1e6:,.1f} MB of weights, as 16-bit floats"
+def _weights(network: Any, plan: Any) -> str:
+    from orinllm.plan import packed
+
+    as_they_lie = packed(network.config, plan.fused)
+    how = "they lie in the file" if as_they_lie else "16-bit floats"
+    return f"{plan.weight_bytes / 1e6:,.1f} MB of weights, as {how}"
 
 
 @cli.command(name="compile")
@@ -467,6 +469,7 @@ def compile_(**given: Any) -> None:
 
 def main() -> None:
     """Run the command; bad input is one line and exit code 2."""
+    prepare()
     try:
         cli(standalone_mode=False)
     except BadInput as error:
@@ -475,6 +478,9 @@ def main() -> None:
         sys.exit(_fail(f"orinllm: {error.format_message()}", EXIT_BAD_INPUT))
     except (click.Abort, KeyboardInterrupt):
         sys.exit(EXIT_INTERRUPTED)
+    except OSError as error:  # a disk that is full behind standard output, for instance
+        what = error.filename or "standard output"
+        sys.exit(_fail(f"orinllm: {what}: {error.strerror}", EXIT_OTHER))
 
 
 def _fail(text: str, code: int) -> int:

@@ -26,6 +26,9 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+# Characters of a text, and more for each byte of its job: what a template adds to a conversation.
+_TEXT, _LONGER = 1 << 20, 4
+
 
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what a model wrote, for training; here its body is the result."""
@@ -97,14 +100,17 @@ def _compiled(source: str, guard: str) -> jinja2.Template:
     return _environment(guard).from_string(source)
 
 
-def _answer(job: Mapping[str, Any]) -> dict[str, str]:
-    """Return the text of a job, or what is wrong with its template."""
+def _answer(job: Mapping[str, Any], most: int) -> dict[str, str]:
+    """Return the text of a job, of at most `most` characters, or what is wrong with it."""
     try:
         template = _compiled(job["source"], job["guard"])
         if (variables := job["variables"]) is None:
             return {"text": ""}
         now = datetime.fromisoformat(job["now"])
-        return {"text": template.render(**variables, strftime_now=now.strftime)}
+        text = template.render(**variables, strftime_now=now.strftime)
+        if len(text) <= most:
+            return {"text": text}
+        said = f"it makes a text of {len(text):,} characters, more than {most:,}"
     except jinja2.TemplateError as error:
         said = str(error)
     except MemoryError:
@@ -132,7 +138,7 @@ def main() -> None:
         # Beyond the limit a signal ends the process; whoever gave the job sees that.
         _limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + seconds)
         try:
-            said = json.dumps(_answer(json.loads(line)))
+            said = json.dumps(_answer(json.loads(line), _TEXT + _LONGER * len(line)))
         except MemoryError:
             said = too_much
         print(said, flush=True)

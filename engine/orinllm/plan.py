@@ -23,7 +23,7 @@ class Plan:
     device: str
     obstacles: dict[str, str]  # tensor or part -> why the fused kernels cannot run it
     prompt_obstacle: str | None  # why prompts go through token by token
-    weight_bytes: int
+    weight_bytes: int  # in the device's memory, where they may be 16-bit floats
     cache_bytes_per_token: int
 
     @property
@@ -50,11 +50,20 @@ def make_plan(gguf: GGUF, config: Config, device: str) -> Plan:
         device=device,
         obstacles=obstacles,
         prompt_obstacle=None if obstacles else _of_prompts(gguf),
-        weight_bytes=gguf.size_bytes,
+        weight_bytes=gguf.size_bytes if packed(config, not obstacles) else _as_halves(gguf),
         cache_bytes_per_token=sum(
             2 * 2 * layer.attention.kv_heads * layer.attention.head_dim for layer in config.layers
         ),
     )
+
+
+def packed(config: Config, fused: bool) -> bool:
+    """Say whether weights stay as they lie in the file: for the kernels, and in tinygrad.llm."""
+    return fused or not config.layers
+
+
+def _as_halves(gguf: GGUF) -> int:
+    return 2 * sum(tensor.n_elements for tensor in gguf.tensors.values())
 
 
 def cache_bytes(plan: Plan, context: int) -> int:

@@ -23,7 +23,7 @@ class Renderer:
     A template may take `seconds` of CPU time, and all of them `memory` bytes.
     """
 
-    def __init__(self, seconds: int = 10, memory: int = 1 << 30) -> None:
+    def __init__(self, seconds: int = 3, memory: int = 1 << 30) -> None:
         self.seconds, self.memory = seconds, memory
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None

@@ -38,17 +38,20 @@ def prompt() -> list[int]:
     return tokens
 
 
-def logits(path: Path, context: int) -> NDArray[np.float64]:
-    """Return llama.cpp's logits after each token of the prompt."""
+def logits(
+    path: Path, context: int, halves: bool = False, tokens: list[int] | None = None
+) -> NDArray[np.float64]:
+    """Return llama.cpp's logits after each token of the prompt; keys and values may be halves."""
     import llama_cpp as llama  # type: ignore[import-not-found]
 
-    tokens = prompt()
+    tokens = tokens or prompt()
     parameters = llama.llama_model_default_params()
     parameters.n_gpu_layers = 0
     model = llama.llama_model_load_from_file(str(path).encode(), parameters)
     options: Any = llama.llama_context_default_params()
     options.n_ctx, options.n_batch, options.n_ubatch = context, 512, 512
-    options.type_k, options.type_v, options.flash_attn_type = 0, 0, 0
+    options.type_k = options.type_v = int(halves)  # GGML_TYPE_F32 is 0, GGML_TYPE_F16 is 1
+    options.flash_attn_type = 0
     session = llama.llama_init_from_model(model, options)
     batch = llama.llama_batch_init(len(tokens), 0, 1)
     batch.n_tokens = len(tokens)

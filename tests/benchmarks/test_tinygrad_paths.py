@@ -19,10 +19,17 @@ from orinllm.sampling import Sampling
 class FakeExecutor:
     """Notes what is asked of it; its token is 7."""
 
-    name, context, vocab_size = "general", 256, 1000
+    name, context, vocab_size, most_verified = "general", 256, 1000, 1
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.how = Sampling()
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        self.how = how
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        raise AssertionError("nothing is guessed here")
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         self.calls.append((token, position))
@@ -30,10 +37,8 @@ class FakeExecutor:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
 
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        assert how.greedy and not text
-
     def token(self) -> int:
+        self.calls.append("token")
         return 7
 
     def logits(self) -> Any:
@@ -102,6 +107,20 @@ def test_tokens_are_timed_one_by_one_at_their_positions(
         *((tokens[0], 4), "sync", (tokens[1], 5), "sync", (tokens[2], 6), "sync"),
     ]
     assert done.ns > 0 and done.kernels_compiled == 0
+
+
+def test_sampled_tokens_are_drawn_in_the_timed_region(
+    runner: TinygradRunner, executor: FakeExecutor
+) -> None:
+    drawn = protocol.Test(0, 2, 0, 32, sampling="temperature=0.5,top_k=3")
+    runner.answer(protocol.Measure(drawn, seed=5))
+    assert executor.how == Sampling(temperature=0.5, top_k=3)
+    assert [c if isinstance(c, str) else "step" for c in executor.calls] == [
+        *("sync", "step", "token", "sync", "step", "token", "sync")
+    ]
+    runner.answer(protocol.Measure(protocol.Test(0, 1, 0, 32), seed=5))
+    assert executor.how.greedy and executor.calls[-2:][1] == "sync"
+    assert executor.calls.count("token") == 2
 
 
 def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExecutor) -> None:

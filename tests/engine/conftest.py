@@ -24,18 +24,19 @@ def emulated() -> Iterator[Load]:
     from tinygrad import Context
 
     cuda_emulation.install()
-
-    def load(path: Path, context: int = 128, pages: int | None = None) -> FusedExecutor:
-        gguf = GGUF.open(path)
-        config = config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
-        plan = make_plan(gguf, config, "EMU")
-        assert plan.fused, plan.obstacles
-        weights = Weights(gguf, config, "EMU")
-        memory = make_memory(config, weights, "EMU", context, pages or context // PAGE)
-        return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
-
     with Context(DEV="EMU"):
-        yield load
+        yield load_emulated
+
+
+def load_emulated(path: Path, context: int = 128, pages: int | None = None) -> FusedExecutor:
+    """Load a file on the emulated GPU, which is installed and the default device."""
+    gguf = GGUF.open(path)
+    config = config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
+    plan = make_plan(gguf, config, "EMU")
+    assert plan.fused, plan.obstacles
+    weights = Weights(gguf, config, "EMU")
+    memory = make_memory(config, weights, "EMU", context, pages or context // PAGE)
+    return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 
 @pytest.fixture(scope="session")

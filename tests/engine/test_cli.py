@@ -4,6 +4,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -40,6 +41,30 @@ def test_run_prints_the_answer_and_nothing_else() -> None:
         r"^\[7 tokens, [\d.]+ tok/s; prompt of 37 tokens, first token after", talk, re.M
     )
     assert "ended by the model]" in talk
+
+
+@pytest.mark.parametrize("guess", [["--lookup"], ["--draft", MODEL]])
+def test_guessed_tokens_leave_the_answer_as_it_is(guess: list[str]) -> None:
+    words = ["run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL]
+    code, out, talk = orinllm(*words, *guess)
+    assert (code, out) == (0, f"{PARIS}\n")
+    found = re.search(r"^\[7 tokens, .*tok/s, (\d+) of (\d+) guessed tokens right; ", talk, re.M)
+    assert found
+    assert 0 < int(found[1]) <= int(found[2])
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--lookup", "--draft", MODEL], "--lookup, --draft: two ways to guess tokens; "),
+        (["--lookup", "--repeat-penalty", "1.2"], "--lookup: guesses no tokens under penalties; "),
+        (["--draft", "/nowhere.gguf"], "/nowhere.gguf: "),
+    ],
+)
+def test_guesses_that_cannot_be(flags: list[str], why: str) -> None:
+    code, out, talk = orinllm("run", MODEL, "-p", "x", *SMALL, *flags)
+    assert (code, out) == (2, "")
+    assert talk.splitlines()[-1].startswith(f"orinllm: {why}")
 
 
 def test_run_reads_standard_input_and_continues_text() -> None:
@@ -115,6 +140,34 @@ def test_standard_input_that_is_no_text() -> None:
     code, out, talk = orinllm("run", MODEL, "-p", "-", stdin=b"\xff\xfe")
     assert (code, out) == (2, "")
     assert talk == "orinllm: standard input: is not UTF-8; text was expected\n"
+
+
+def test_text_is_utf_8_whatever_the_locale() -> None:
+    """The model answers in words that it was told to repeat, of two and of four bytes."""
+    place = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    words = ["--temperature", "0", "-n", "6", *SMALL]
+    said = "Grüße, 🙂 and"
+    typed = orinllm("run", MODEL, "-p", said, "--raw", *words, environment=place)
+    read = orinllm("run", MODEL, "-p", "-", "--raw", *words, stdin=said.encode(), environment=place)
+    assert typed[0] == read[0] == 0 and typed[1] == read[1] != "\n"
+    code, _, talk = orinllm("chat", MODEL, *words, stdin="Grüße 🙂\n".encode(), environment=place)
+    assert code == 0 and "ended by" in talk and "Unicode" not in talk
+    code, _, talk = orinllm("chat", MODEL, *words, stdin=b"Gr\xfc\n", environment=place)
+    assert code == 2
+    assert talk.endswith("orinllm: standard input: is not UTF-8; text was expected\n")
+
+
+def test_streams_that_are_closed_or_full() -> None:
+    words = [*ORINLLM, "run", MODEL, "-p", "x", "-n", "2", *SMALL]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            words, stdout=full, stderr=subprocess.PIPE, timeout=SECONDS, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr.decode().endswith("\norinllm: standard output: No space left on device\n")
+    shell = f"{shlex.join([*ORINLLM, 'chat', MODEL, *SMALL])} <&-"
+    done = subprocess.run(shell, shell=True, capture_output=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
 
 
 def test_show_says_what_a_model_is() -> None:

@@ -190,9 +190,16 @@ def test_bad_metadata_is_one_line(tmp_path: Path, key: str, value: str, says: st
     assert "\n" not in str(found.value)
 
 
-def test_a_context_larger_than_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinllm.network.free_memory", lambda device: 150_000_000)
-    with pytest.raises(BadInput, match=r"0\.1 GB that CPU has free: 2304 tokens fit"):
+@pytest.mark.parametrize(
+    ("free", "says"),
+    [(320_000_000, "0.3 GB that CPU has free: 2176 tokens fit"), (150_000_000, "not even its wei")],
+)
+def test_a_context_larger_than_memory(
+    monkeypatch: pytest.MonkeyPatch, free: int, says: str
+) -> None:
+    """On a CPU the weights are 16-bit floats, 269 MB, whatever the file holds."""
+    monkeypatch.setattr("orinllm.network.free_memory", lambda device: free)
+    with pytest.raises(BadInput, match=says):
         Model.load(smollm2(), device="CPU", context=8192)
 
 

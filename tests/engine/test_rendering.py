@@ -42,6 +42,7 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
         ("{{ '%999999999d' % 3 }}", "it takes more than 256 MB of memory"),
         ("{{ 'x' * 10**11 }}", "it takes more than 256 MB of memory"),
         ("{{ messages | tojson(indent=10**9) }}", "it takes more than 256 MB of memory"),
+        ("{{ 'x' * 2000000 }}", "it makes a text of 2,000,000 characters, more than 1,04"),
         ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
         ("{% import 'os' as os %}", "no loader for this environment"),
         ("{{ ''.__class__.__mro__ }}", "access to attribute '__class__' of 'str' object is unsafe"),

@@ -43,6 +43,10 @@ def test_what_may_be_drawn(parameters: dict[str, float], want: list[int]) -> Non
 def test_of_equal_logits_the_lower_token_is_first() -> None:
     tokens, _ = candidates(np.zeros(5, np.float32), Sampling(top_p=1.0, min_p=0.0))
     assert list(tokens) == [0, 1, 2, 3, 4]
+    many = np.zeros(300, np.float32)
+    many[7] = 1
+    tokens, _ = candidates(many, Sampling(top_k=0, top_p=1.0, min_p=0.0))
+    assert list(tokens) == [7, *(t for t in range(300) if t != 7)]
     few = Sampling(top_k=3, top_p=1.0, min_p=0.0)
     tokens, _ = candidates(np.array([0, 0, 0, 0, 0, 0, 1, 0], np.float32), few)
     assert list(tokens) == [6, 0, 1]
@@ -59,6 +63,9 @@ def test_penalties_by_hand() -> None:
     logits = np.array([2.0, -2.0, 1.0, 1.9], np.float32)
     # 2 / 1.5 = 1.33 < 1.9: token 3 wins; -2 becomes -3.
     assert sample(logits, Sampling(temperature=0, repeat_penalty=1.5), [0, 1], 0) == 3
+    # A small positive logit becomes smaller, too: 0.9 / 1.5 < 0.8.
+    small = np.array([0.9, 0.8], np.float32)
+    assert sample(small, Sampling(temperature=0, repeat_penalty=1.5), [0], 0) == 1
     # 2 - 2 * 0.06 = 1.88 < 1.9 for a token seen twice, not for one seen once.
     often = Sampling(temperature=0, frequency_penalty=0.06)
     assert (sample(logits, often, [0, 0], 0), sample(logits, often, [0], 0)) == (3, 0)
