@@ -20,7 +20,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.greedy import Engine, Generation, Say, quiet
+from orinbench.greedy import Engine, Generation, Say, context_of, quiet
 from orinbench.model import ModelInfo
 from orinbench.nonfinite import fault_of, origin, require_layers
 from orinbench.reference import Reference, log_softmax
@@ -136,10 +136,12 @@ def run_check(
     """
     number = 0
     require_layers(model)
-    reference = Reference(
-        model, lambda text: say(f"float64 reference of prompt {number} of {len(prompts)}: {text}")
-    )
     prompts = sample_prompts(model, n_tokens, seed)
+    reference = Reference(
+        model,
+        lambda text: say(f"float64 reference of prompt {number} of {len(prompts)}: {text}"),
+        context=context_of(prompts, n_tokens),
+    )
     verdicts = []
     for candidate in candidates:
         generations = candidate.engine(prompts, n_tokens)

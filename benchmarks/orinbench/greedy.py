@@ -79,6 +79,11 @@ def tinygrad_greedy(
     return Generation(tokens, np.stack(logits), fused=executor.name == "fused")
 
 
+def context_of(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:
+    """Return the context that engine and reference run with: a rotation may depend on it."""
+    return max(len(prompt) for prompt in prompts) + n_tokens + 1
+
+
 def tinygrad_engine(
     model: Path,
     environment: Mapping[str, str],
@@ -176,9 +181,8 @@ def main() -> None:
     request = json.load(sys.stdin)
     say("loading the model")
     prompts, n_tokens = request["prompts"], request["n_tokens"]
-    longest = max(len(prompt) for prompt in prompts) + n_tokens + 1
     load = JitExecutor if request["general"] else load_network
-    executor = load(request["model"], longest)
+    executor = load(request["model"], context_of(prompts, n_tokens))
     arrays = {}
     for index, prompt in enumerate(prompts):
         of = prefixed(say, f"prompt {index + 1} of {len(prompts)}")

@@ -8,12 +8,13 @@ from orinllm.chunk_list import ChunkList
 from orinllm.device import Target, compile_all, compile_cuda, compile_for, cubin_name
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
-from orinllm.fused import size_classes
+from orinllm.fused import VERIFIED, size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
 from orinllm.network import Network
 from orinllm.plan import make_plan
+from orinllm.token_list import TokenList
 from orinllm.weights import Say, Weights, quiet
 
 #: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).
@@ -28,11 +29,13 @@ def target(arch: str, multiprocessors: int | None) -> Target:
     return Target(arch, sms)
 
 
-def launches_for(network: Network, gpu: Target, *sequences: int) -> Iterator[Launch]:
+def launches_for(
+    network: Network, gpu: Target, *sequences: int, guesses: bool = False
+) -> Iterator[Launch]:
     """Yield every launch of a drawn token of so many sequences, and of a prompt's chunk, on `gpu`.
 
-    `sequences` are the sizes of batches. Raises BadInput for a model that the fused kernels do not
-    run.
+    `sequences` are the sizes of batches, `guesses` adds what guessed tokens take. Raises BadInput
+    for a model that the fused kernels do not run.
     """
     device = compile_for(gpu)
     plan = make_plan(network.gguf, network.config, device)
@@ -42,10 +45,11 @@ def launches_for(network: Network, gpu: Target, *sequences: int) -> Iterator[Lau
     weights = Weights(network.gguf, network.config, device)
     context = round_up(network.context, PAGE)
     memory = make_memory(network.config, weights, device, context, context // PAGE)
-    for size in sequences:
-        tokens = list_of_tokens(memory, size, plan.prompt_obstacle is None)
+    lists = [list_of_tokens(memory, n, plan.prompt_obstacle is None) for n in sequences]
+    lists += [TokenList(memory, n, together=True) for n in VERIFIED if guesses]
+    for tokens in lists:
         yield from tokens.launches
-        yield from Draws(tokens.logits, tokens.state, size, context).launches
+        yield from Draws(tokens.logits, tokens.state, tokens.sequences, context).launches
     if plan.prompt_obstacle is None:
         yield from ChunkList(memory).launches
 
@@ -54,7 +58,7 @@ def compile_ahead(
     network: Network, gpu: Target, folder: Path, slots: int = 1, say: Say = quiet
 ) -> int:
     """Write the cubins of a model of so many slots into a folder; return how many there are."""
-    launches = launches_for(network, gpu, *size_classes(slots))
+    launches = launches_for(network, gpu, *size_classes(slots), guesses=True)
     sources = list(dict.fromkeys(launch.source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)

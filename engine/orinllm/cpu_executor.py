@@ -135,7 +135,8 @@ class CpuExecutor:
             )
         for at in range(0, len(tokens), CHUNK):
             self._compute(tokens[at : at + CHUNK], start + at)
-        return self._read(1)[0]
+        logits: Floats = self._read(1)[0]
+        return logits
 
     def rows(self, tokens: Sequence[int], start: int) -> Floats:
         """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary)."""
@@ -160,7 +161,8 @@ class CpuExecutor:
         logits *= np.float32(self.config.logit_scale)
         cap = self.config.logit_softcap
         if cap:
-            logits = np.tanh(logits / cap) * np.float32(cap)
+            np.tanh(logits / np.float32(cap), out=logits)
+            logits *= np.float32(cap)
         return logits
 
     def decode(self, token: int, position: int) -> Floats:

@@ -86,9 +86,7 @@ in
       '';
     };
 
-    host = listening.listenAddress ''
-      The address to listen on. Beyond the loopback it needs `orin.llm-gateway.environmentFile`.
-    '';
+    host = listening.listenAddress "The address to listen on.";
 
     port = listening.port 4000 4001 "The port to listen on.";
 
@@ -142,10 +140,10 @@ in
           `orin.llm-gateway.servers.orin-1 = { url = "http://orin-1:8000"; models = [ "small" ]; }`.'';
       }
       {
-        assertion = listening.isLoopback cfg.host || cfg.environmentFile != null;
+        assertion = cfg.environmentFile != null;
         message = ''
-          host ${host}: orin.llm-gateway.host = "${cfg.host}" answers everyone who reaches it. Set
-          `orin.llm-gateway.environmentFile` to a file with `LITELLM_MASTER_KEY=sk-...`.'';
+          host ${host}: orin.llm-gateway.environmentFile is not set, and LiteLLM starts with a key alone. Set it
+          to a file on this machine with a line `LITELLM_MASTER_KEY=sk-...`.'';
       }
       (paths.file {
         inherit host;
@@ -168,12 +166,6 @@ in
           cfg.servers.${name}.url
         }" is no address of a server. Write
         scheme, host and port alone, as in "http://${name}:8000".'';
-    }) names
-    ++ map (name: {
-      assertion = cfg.servers.${name}.keyVariable != null -> cfg.environmentFile != null;
-      message = ''
-        host ${host}: orin.llm-gateway.servers.${name}.keyVariable = "${toString cfg.servers.${name}.keyVariable}", and
-        there is no `orin.llm-gateway.environmentFile` that could set it.'';
     }) names;
 
     orin.ports."orin.llm-gateway.port" = cfg.port;
@@ -210,8 +202,6 @@ in
         general_settings = {
           background_health_checks = true;
           health_check_interval = cfg.healthInterval;
-        }
-        // lib.optionalAttrs (cfg.environmentFile != null) {
           master_key = "os.environ/LITELLM_MASTER_KEY";
         };
       };

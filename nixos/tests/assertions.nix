@@ -207,7 +207,6 @@ let
           servers.orin-1 = {
             url = "orin-1:8000";
             models = [ "main" ];
-            keyVariable = "ORIN_KEY";
           };
         };
       };
@@ -250,9 +249,8 @@ let
         ''orin.llm-server.models."Big Model": the name becomes part''
         ''orin.llm-server.models.Big Model.file = "https://example.org/model.gguf": write a file''
         ''orin.llm-server.models.Big Model.file = "https://example.org/model.gguf" is no absolute path''
-        ''orin.llm-gateway.host = "0.0.0.0" answers everyone''
+        "orin.llm-gateway.environmentFile is not set"
         ''orin.llm-gateway.servers.orin-1.url = "orin-1:8000" is no address''
-        ''orin.llm-gateway.servers.orin-1.keyVariable = "ORIN_KEY", and''
       ];
     };
     # And those that exclude one of the above.
@@ -267,7 +265,10 @@ let
           backend = "llama-cpp";
           models.main.queue = 4;
         };
-        orin.llm-gateway.enable = true;
+        orin.llm-gateway = {
+          enable = true;
+          environmentFile = "${./assertions.nix}";
+        };
       };
       wanted = [
         ''orin.host.user = "root": root logs in''
@@ -276,6 +277,7 @@ let
         ''orin.llm-server.host = "0.0.0.0" answers everyone who reaches it''
         "orin.llm-server.models.main: llama.cpp has no `memory` and no `queue`"
         "orin.llm-gateway.servers names no model"
+        "orin.llm-gateway.environmentFile is in the Nix store"
       ];
     };
     insecure = {

@@ -40,9 +40,9 @@
         assert len(models["data"]) == 1, models
 
     with subtest("a completion"):
-        body = json.dumps({"model": "tiny", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]})
-        answer = json.loads(machine.succeed(f"curl -sf -d '{body}' {url}/v1/chat/completions"))
-        assert answer["object"] == "chat.completion", answer
+        body = json.dumps({"model": "tiny", "max_tokens": 4, "prompt": "a"})
+        answer = json.loads(machine.succeed(f"curl -sf -d '{body}' {url}/v1/completions"))
+        assert answer["object"] == "text_completion", answer
         assert answer["usage"]["completion_tokens"] <= 4, answer
 
     with subtest("it is counted"):

@@ -299,6 +299,14 @@ def test_tinygrad_passes_and_fails_against_another_rotation(
         require(judged(broken, recorded))
 
 
+def test_reference_and_engine_rotate_for_the_same_context(tmp_path: Path) -> None:
+    # A context that the factors for long texts are not for, of a file that has them.
+    write_synthetic(path := tmp_path / "phi3.gguf", "tiny-phi3", "F16", 0)
+    model = open_model(path)
+    engine = tinygrad_engine(path, worker_environment("CPU", tmp_path), 900)
+    require(judged(model, engine))
+
+
 def test_a_device_that_does_not_open_is_one_line(tiny: ModelInfo) -> None:
     engine = tinygrad_engine(tiny.path, {"DEV": "NOSUCH"}, 120)
     with pytest.raises(BenchError) as caught:

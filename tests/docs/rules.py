@@ -201,6 +201,10 @@ RULES: list[tuple[str, Answer]] = [
         r"nvgpusim recorder recorder\.pyz( && scp recorder\.pyz board:)?",
         Run("nvgpusim recorder recorder.pyz", shows="copy it to the board"),
     ),
+    (
+        r"nvgpusim cuda .*\./program.*|nvcc -cudart shared .* program\.cu",
+        Elsewhere("tests/simulator/cuda/test_cuda.py::test_a_dozen_programs_run_unchanged"),
+    ),
     (r"nvgpusim rules", Run(shows="profile\\.read-all-sm")),
     (r"python3 recorder\.pyz -o trace\.jsonl -- script\.py", NotHere(BOARD)),
     (r"python3 -c \"from tinygrad import Tensor;.*", Run(shows=re.escape("[2.0, 2.0, 2.0, 2.0]"))),

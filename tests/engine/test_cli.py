@@ -43,6 +43,30 @@ def test_run_prints_the_answer_and_nothing_else() -> None:
     assert "ended by the model]" in talk
 
 
+@pytest.mark.parametrize("guess", [["--lookup"], ["--draft", MODEL]])
+def test_guessed_tokens_leave_the_answer_as_it_is(guess: list[str]) -> None:
+    words = ["run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL]
+    code, out, talk = orinllm(*words, *guess)
+    assert (code, out) == (0, f"{PARIS}\n")
+    found = re.search(r"^\[7 tokens, .*tok/s, (\d+) of (\d+) guessed tokens right; ", talk, re.M)
+    assert found
+    assert 0 < int(found[1]) <= int(found[2])
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--lookup", "--draft", MODEL], "--lookup, --draft: two ways to guess tokens; "),
+        (["--lookup", "--repeat-penalty", "1.2"], "--lookup: guesses no tokens under penalties; "),
+        (["--draft", "/nowhere.gguf"], "/nowhere.gguf: "),
+    ],
+)
+def test_guesses_that_cannot_be(flags: list[str], why: str) -> None:
+    code, out, talk = orinllm("run", MODEL, "-p", "x", *SMALL, *flags)
+    assert (code, out) == (2, "")
+    assert talk.splitlines()[-1].startswith(f"orinllm: {why}")
+
+
 def test_run_reads_standard_input_and_continues_text() -> None:
     words = ["run", MODEL, "-p", "-", "--temperature", "0", *SMALL]
     assert orinllm(*words, stdin=FRANCE.encode())[:2] == (0, f"{PARIS}\n")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from orinllm.launch import Graph
 from orinllm.sampling import Sampling, sample
 
 CONTEXT, SLOTS = 256, 5
-PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 class Machine:

@@ -39,6 +39,7 @@ names: host: let
         orin.telemetry.exporter.debugfs.enable = true;
         orin.llm-gateway = {
           enable = true;
+          environmentFile = "/var/lib/secrets/llm-gateway";
           servers = builtins.mapAttrs (_: url: { inherit url; models = [ "tiny" ]; }) {
             orin-1 = "http://127.0.0.1:8101";
             orin-2 = "http://127.0.0.1:8102";

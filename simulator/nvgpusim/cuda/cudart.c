@@ -154,6 +154,12 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void
   if (*n > 16) *n = 16;
   return done(0);
 }
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, const void* f,
+                                                                       int threads, size_t shared,
+                                                                       unsigned flags) {
+  (void)flags;
+  return cudaOccupancyMaxActiveBlocksPerMultiprocessor(n, f, threads, shared);
+}
 
 // Memory
 

@@ -190,14 +190,16 @@ class Server:
         threads = block[0] * block[1] * block[2]
         if not all(grid) or not 0 < threads <= min(THREADS_MOST, code.kernel.max_threads):
             return BAD_SIZE
-        if code.shared_bytes + a[4] > SHARED_MOST:
+        # what the launch asks for begins at a multiple of 16
+        shared = -(-code.shared_bytes // 16) * 16 + a[4] if code.dynamic else code.shared_bytes
+        if shared > SHARED_MOST:
             return INVALID
         banks = {0: bytes(0x160) + params}
         if loaded.constants[1]:
             at = loaded.constants[0] - BASE
             banks[3] = self.arena[at : at + loaded.constants[1]].tobytes()
         launch = Launch(
-            code, self.vm, grid, block, banks, shared_bytes=code.shared_bytes + a[4],
+            code, self.vm, grid, block, banks, shared_bytes=shared,
             symbols=loaded.symbols, warps=self.warps, watch=self.watch,
         )  # fmt: skip
         error = self._run(launch, code.kernel.name)

@@ -126,6 +126,9 @@ KERNEL = b"""
 .target sm_87
 .address_size 64
 .visible .entry k(.param .u64 p, .param .u8 c) .maxntid 64, 1, 1 { .shared .b8 s[40]; ret; }
+.extern .shared .align 16 .b8 more[];
+.visible .entry grows(.param .u64 p) {
+  .reg .u32 %r<2>; mov.u32 %r0, more; st.shared.u32 [%r0], %r1; ret; }
 .visible .entry odd(.param .u64 p) { .reg .u64 %d<2>; no.such.thing %d0, %d1; ret; }
 """
 
@@ -141,12 +144,14 @@ def test_the_server_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> No
     assert (error, words[:2], words[2:6]) == (0, (0, 2), (40, 0, 64, 9))
     assert (words[6:8], words[262:264]) == ((0, 8), (8, 1))
     assert server.kernel(0, "odd")[0] == 801
+    assert server.kernel(0, "grows")[0] == 0
     assert "a gap of the simulator" in capsys.readouterr().err
     one = 1 << 32 | 1
     assert server.launch((0, one, one, one, 0), bytes(9)) == 0
     assert server.launch((0, one, 65 << 32 | 1, one, 0), bytes(9)) == BAD_SIZE
     assert server.launch((0, 1 << 32, one, one, 0), bytes(9)) == BAD_SIZE
-    assert server.launch((0, one, one, one, 164 << 10), bytes(9)) == INVALID
+    assert server.launch((1, one, one, one, 163 << 10), bytes(8)) == 0
+    assert server.launch((1, one, one, one, 164 << 10), bytes(8)) == INVALID
     assert server.launch((7, one, one, one, 0), b"") == NO_KERNEL
 
 

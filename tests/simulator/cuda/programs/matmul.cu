@@ -1,20 +1,22 @@
-// A product in tiles, whose shared memory the launch asks for.
+// A product in tiles, whose shared memory the launch asks for, beside a byte of the kernel's own.
 #include "check.h"
 #include <cmath>
 
 __global__ void matmul(const float* a, const float* b, float* c, int n) {
   extern __shared__ float tiles[];
+  __shared__ char one;
   const int t = blockDim.x, x = threadIdx.x, y = threadIdx.y;
   float *ta = tiles, *tb = tiles + t * t, sum = 0;
   const int row = blockIdx.y * t + y, col = blockIdx.x * t + x;
   for (int k = 0; k < n; k += t) {
     ta[y * t + x] = a[row * n + k + x];
     tb[y * t + x] = b[(k + y) * n + col];
+    if (x + y == 0) one = 1;
     __syncthreads();
     for (int i = 0; i < t; i++) sum += ta[y * t + i] * tb[i * t + x];
     __syncthreads();
   }
-  c[row * n + col] = sum;
+  c[row * n + col] = sum * one;
 }
 int main() {
   const int n = 48, t = 16;
