@@ -1,10 +1,10 @@
-# The commands for machines without Nix: `make chat`, `make bench` and `make test`.
+# The commands for machines without Nix: `make chat`, `make serve`, `make bench` and `make test`.
 # Everything lands in .venv; a second run installs nothing.
 
 PYTHON ?= python3
 BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2
-# What `make chat`, `make serve` and `make bench` run: a real model of 135 million parameters.
+# What `make chat` and `make bench` run: a real model of 135 million parameters.
 MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
 # Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
 BENCH_FLAGS ?= -p 32 -n 32 -r 6
@@ -14,8 +14,9 @@ BENCH_FLAGS ?= -p 32 -n 32 -r 6
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
 
+# OpenAI's API on http://127.0.0.1:8000; SERVE_FLAGS='--port 9000' and the like say otherwise.
 serve: .venv/.bench .venv/.smollm2
-	$(BIN)/orinllm serve '$(MODEL)'
+	$(BIN)/orinllm serve '$(MODEL)' $(SERVE_FLAGS)
 
 bench: .venv/.bench .venv/.smollm2
 	@echo 'make: a sentence of the model, then figures; all takes about three minutes on two CPUs'

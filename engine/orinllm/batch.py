@@ -33,7 +33,6 @@ class Draw:
 
     sampling: Sampling
     before: Sequence[int]  # prompt and answer so far
-    index: int  # of the token in its answer
     mask: Callable[[], Words] | None = None  # a bit for each token that is allowed
     top: int | None = None  # how many of `Logprobs.best`; None: no logarithms are wanted
 

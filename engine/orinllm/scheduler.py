@@ -425,8 +425,8 @@ class Scheduler:
     def _row(sequence: Sequence) -> Row:
         assert sequence.lease is not None
         mask = sequence.constraint.words if sequence.constraint is not None else None
-        ids, index = sequence.ids, sequence.n_answer
-        how = Draw(sequence.sampling, ids, index, mask, sequence.top)
+        ids = sequence.ids
+        how = Draw(sequence.sampling, ids, mask, sequence.top)
         return Row(ids[-1], len(ids) - 1, sequence.lease.pages, how)
 
     def _hand_out(self) -> None:

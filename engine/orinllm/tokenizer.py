@@ -181,6 +181,11 @@ class Tokenizer:
             )
         return text.replace(_SPACE, " ").encode(errors="surrogateescape")
 
+    @functools.cached_property
+    def longest(self) -> int:
+        """Bytes of the longest token: a text has at least its bytes divided by them tokens."""
+        return max(len(self.token_bytes(token)) for token in range(self.vocab_size))
+
     def is_control(self, token: int) -> bool:
         """Say if a token is one that only templates write and that no reader of an answer sees."""
         return token in self._control_ids

@@ -90,6 +90,15 @@ RULES: list[tuple[str, Answer]] = [
         r"orinllm run (\.venv/)?SmolLM2-135M-Instruct\.Q4_1\.gguf -p .*",
         Elsewhere("tests/engine/test_cli.py::test_run_prints_the_answer_and_nothing_else"),
     ),
+    # docs/server.md
+    (
+        r"orinllm serve .*",
+        Elsewhere("tests/engine/server/test_fields.py::test_an_answer_and_its_counts"),
+    ),
+    (
+        r"curl http://127\.0\.0\.1:8000/v1/chat/completions .*",
+        Elsewhere("tests/engine/server/test_clients.py::test_hosts_and_origins"),
+    ),
     # docs/llama-bench.md
     (
         r"orinbench llama-bench -m model\.gguf -o json > before\.json",

@@ -26,7 +26,7 @@ class Request:
     def row(self) -> Row:
         """Return what a step is given."""
         mask = None if self.only is None else self.mask
-        how = Draw(self.sampling, self.text, 0, mask, self.top)
+        how = Draw(self.sampling, self.text, mask, self.top)
         return Row(self.text[-1], len(self.text) - 1, self.pages, how)
 
     def wanted(self, logits: np.ndarray) -> int:

@@ -193,9 +193,9 @@ class _Api:
         engine = self._service.engine
         if isinstance(asked.prompt, str):
             if asked.parse_special:
-                ids = engine.tokenizer.encode(asked.prompt, special=True)
+                ids = await asyncio.to_thread(engine.tokenizer.encode, asked.prompt, special=True)
             else:
-                ids = tokens_of(engine, asked.prompt, asked.add_special)
+                ids = await asyncio.to_thread(tokens_of, engine, asked.prompt, asked.add_special)
         elif engine.template is None:
             raise ApiError(400, "this model has no chat template", param="messages")
         else:

@@ -58,9 +58,12 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     pages = pages_of(network.context)
     if plan.fused and not options.general:
         pages = _pages(options, plan, network)
+    elif options.slots not in (None, 1):
+        raise BadInput(f"--slots {options.slots}: the general path has one")
     executor = make_executor(network, plan, options.general, say, pages)
     runner, store = _shared(executor, options, pages, bool(network.config.layers))
     say("vocabulary: prepared for grammars")
+    header.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
     scheduler = Scheduler(runner, store, watch, options.queue, reserve=options.deterministic)
     return Engine(
@@ -81,8 +84,6 @@ def _shared(
 ) -> tuple[Runner, Store]:
     """Return what several sequences share an executor with."""
     if not isinstance(executor, FusedExecutor):
-        if options.slots not in (None, 1):
-            raise BadInput(f"--slots {options.slots}: the general path has one")
         return SingleRunner(executor), OneStore(executor.context, resumable)
     runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
     runner.warm()

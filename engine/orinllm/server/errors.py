@@ -56,12 +56,15 @@ def unsupported(param: str, message: str) -> ApiError:
     return invalid(param, message, "unsupported_parameter")
 
 
-def context_exceeded(tokens: int, context: int, param: str) -> ApiError:
-    """Return what a prompt is answered with that leaves no room for an answer."""
+def context_exceeded(tokens: int, context: int, param: str, least: bool = False) -> ApiError:
+    """Return what a prompt is answered with that leaves no room for an answer.
+
+    `least`: it was not counted, but has at least so many tokens.
+    """
     return ApiError(
         400,
         f"This model's maximum context length is {context} tokens. However, your prompt has "
-        f"{tokens} tokens, and at least one is needed for the answer.",
+        f"{'at least ' * least}{tokens} tokens, and at least one is needed for the answer.",
         param=param,
         code="context_length_exceeded",
     )

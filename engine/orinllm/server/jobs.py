@@ -59,6 +59,8 @@ def prepare_chat(engine: Engine, request: ChatRequest, client: str, post: Post) 
     template = engine.template
     if template is None:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="model")
+    for message in request.messages:
+        _refuse_too_long(engine, _texts(message["content"]), "messages")
     tools = list(request.tools.tools) or None
     variables = _variables(template.for_tools(tools), request)
     source = template.for_tools(tools).source
@@ -101,11 +103,23 @@ def tokens_of(engine: Engine, prompt: str | Sequence[int], add_special: bool = T
                 most = tokenizer.vocab_size - 1
                 raise invalid("prompt", f"token {token} is not from 0 to {most}")
         return list(prompt)
+    _refuse_too_long(engine, prompt, "prompt")
     first = [tokenizer.bos_id] if add_special and tokenizer.add_bos else []
     try:
         return [token for token in first if token is not None] + tokenizer.encode(prompt)
     except BadInput as error:
         raise invalid("prompt", str(error)) from None
+
+
+def _refuse_too_long(engine: Engine, text: str, param: str) -> None:
+    """Refuse a text that cannot fit: to count the tokens of megabytes would take seconds."""
+    least = len(text.encode(errors="replace")) // engine.tokenizer.longest
+    if least >= engine.context:
+        raise context_exceeded(least, engine.context, param, least=True)
+
+
+def _texts(content: Any) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def submit(engine: Engine, run: Run) -> None:

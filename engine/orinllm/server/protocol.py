@@ -344,7 +344,8 @@ def _message(part: Fields) -> dict[str, Any]:
     calls = part.sequence("tool_calls") if role == "assistant" else None
     if content is None and not calls:
         raise invalid(part.path("content"), "is missing", "missing_required_parameter")
-    message["content"] = content
+    # Not every template knows null, and nothing is as good for all.
+    message["content"] = "" if content is None else content
     if calls:
         message["tool_calls"] = [
             _call(Fields(call, f"{part.path('tool_calls')}[{i}]")) for i, call in enumerate(calls)

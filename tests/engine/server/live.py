@@ -67,8 +67,8 @@ def wait_until(true: Callable[[], bool], what: str) -> None:
 
 
 @contextmanager
-def live(load: Callable[[Watch], Engine], **options: Any) -> Iterator[Live]:
-    """Serve an engine on a thread's event loop."""
+def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> Iterator[Live]:
+    """Serve an engine on a thread's event loop; `wait` until it is loaded."""
     http = HttpOptions(**options)
     ready, failures = threading.Event(), list[str]()
     service = Service(load, Notifier())
@@ -96,7 +96,7 @@ def live(load: Callable[[Watch], Engine], **options: Any) -> Iterator[Live]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
-    wait_until(lambda: server.started, "the server")
+    wait_until(lambda: server.started and (ready.is_set() or not wait), "the server")
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield Live(f"http://127.0.0.1:{port}", service, failures)

@@ -204,9 +204,11 @@ def test_models_tokens_and_health(api: openai.OpenAI, smol: Started, words: Head
 
 
 def test_metrics_count(api: openai.OpenAI, smol: Started) -> None:
-    names = ("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total")
-    names += ("time_to_first_token_seconds_count", "inter_token_latency_seconds_count")
-    names += ("phase_seconds_total", "request_success_total")
+    names = [
+        *("prompt_tokens_total", "generation_tokens_total", "prefix_cache_hits_total"),
+        *("time_to_first_token_seconds_count", "inter_token_latency_seconds_count"),
+        *("phase_seconds_total", "request_success_total"),
+    ]
     before = {name: metric(smol.url, f"orinllm_{name}") for name in names}
     usage = ask(api).usage
     after = {name: metric(smol.url, f"orinllm_{name}") - before[name] for name in names}

@@ -44,8 +44,8 @@ def prompt(seed: int, length: int) -> list[int]:
 def alone(ids: list[int], sampling: Sampling, most: int) -> list[int]:
     """Return what the toy says when nobody else is there."""
     ids, answer = list(ids), list[int]()
-    for index in range(most):
-        drawn = draw(toy_logits(ids, VOCABULARY), Draw(sampling, ids, index))
+    for _ in range(most):
+        drawn = draw(toy_logits(ids, VOCABULARY), Draw(sampling, ids))
         ids.append(drawn.token)
         answer.append(drawn.token)
     return answer

@@ -27,7 +27,7 @@ SCHEMAS: dict[str, Any] = {
     "boolean": {"type": "boolean"},
     "null": {"type": "null"},
     "integer range": {"type": "integer", "minimum": -20, "maximum": 120},
-    "number range": {"type": "number", "minimum": 0, "maximum": 1},
+    "number range": {"type": "number", "minimum": 0, "maximum": 9, "multipleOf": 0.5},
     "exclusive": {"type": "integer", "exclusiveMinimum": 3, "exclusiveMaximum": 6},
     "multiple": {"type": "integer", "minimum": 0, "maximum": 100, "multipleOf": 5},
     "short string": {"type": "string", "minLength": 2, "maxLength": 8},
@@ -63,9 +63,7 @@ SCHEMAS: dict[str, Any] = {
     },
     "recursive": {
         "$ref": "#/$defs/node",
-        "$defs": {
-            "node": obj(n=DIGIT, next={"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}]})
-        },
+        "$defs": {"node": obj(n=DIGIT, children=array({"$ref": "#/$defs/node"}, 0, 1))},
     },
     "map": {
         "type": "object",

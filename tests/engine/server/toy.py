@@ -51,6 +51,8 @@ class ToyRunner:
     widest: int = 0  # most rows of a step
     _cells: list[int] = field(default_factory=list)
     _drawn: list[Drawn] = field(default_factory=list)
+    _texts: list[Sequence[int]] = field(default_factory=list)  # kept, so that no id comes again
+    _first: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._cells = [-1] * (self.pages * PAGE)
@@ -74,7 +76,10 @@ class ToyRunner:
     def _token(self, row: Row) -> Drawn:
         self._cells[row.pages[row.position // PAGE] * PAGE + row.position % PAGE] = row.token
         if self.script is not None:
-            return Drawn(self.script(row.draw.index))
+            # An answer is known by its text, which grows in place.
+            self._texts.append(row.draw.before)
+            first = self._first.setdefault(id(row.draw.before), len(row.draw.before))
+            return Drawn(self.script(len(row.draw.before) - first))
         held = [
             self._cells[row.pages[i // PAGE] * PAGE + i % PAGE] for i in range(row.position + 1)
         ]

@@ -1,0 +1,352 @@
+"""Many clients, rude clients, and clients that may not ask; a toy answers."""
+
+import http.client
+import json
+import os
+import random
+import re
+import resource
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+from tests.engine.server.live import Live, client, live, wait_until
+from tests.engine.server.toy import ToyRunner, header, toy, toy_logits
+
+from orinllm.batch import Draw, draw
+from orinllm.sampling import Sampling
+from orinllm.server.app import MOST_BYTES
+
+PAGE = "https://page.example"
+ASK: Any = {"model": "test", "messages": [{"role": "user", "content": "Hello"}]}
+
+
+def complete(server: Live, prompt: list[int], **fields: Any) -> str:
+    given: Any = {"model": "test", "prompt": prompt, "max_tokens": 12, "temperature": 0, **fields}
+    return str(httpx.post(f"{server.url}/v1/completions", json=given, timeout=120).json())
+
+
+def runner(server: Live) -> ToyRunner:
+    found = server.engine.scheduler.runner
+    assert isinstance(found, ToyRunner)
+    return found
+
+
+def connect(server: Live) -> socket.socket:
+    where = urlsplit(server.url)
+    return socket.create_connection((where.hostname, where.port), timeout=30)
+
+
+def post(server: Live, body: bytes, path: str = "/v1/chat/completions", **headers: str) -> bytes:
+    """Return a request as it goes over the wire."""
+    lines = {
+        "Host": urlsplit(server.url).netloc,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **{name.replace("_", "-"): value for name, value in headers.items()},
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+@pytest.mark.parametrize("clients", [1, 8, 32, 128])
+def test_each_of_many_gets_what_it_gets_alone(clients: int) -> None:
+    """Prompts that share beginnings, greedy and seeded, in fewer slots than clients."""
+    vocabulary = header().network.config.vocab_size
+    shared = random.Random(0).choices(range(300, 9000), k=140)
+
+    def request(i: int) -> tuple[list[int], Sampling]:
+        own = random.Random(i).choices(range(300, 9000), k=5 + i % 90)
+        greedy = Sampling(temperature=0)
+        wild = Sampling(temperature=1, top_k=0, top_p=1, min_p=0, seed=i)
+        return [*shared, *own] if i % 2 else own, wild if i % 3 else greedy
+
+    def ask(i: int) -> list[str]:
+        prompt, how = request(i)
+        given = {"temperature": how.temperature, "seed": how.seed, "stream": i % 4 == 0}
+        more: Any = {"model": "test", "prompt": prompt, "max_tokens": 6, "logprobs": 0, **given}
+        answer: Any = server.client().completions.create(**more)
+        chunks = list(answer) if given["stream"] else [answer]
+        texts = [t for c in chunks if c.choices[0].logprobs for t in c.choices[0].logprobs.tokens]
+        return texts
+
+    with live(toy(slots=16, pages=200, queue=128)) as server, ThreadPoolExecutor(clients) as pool:
+        answers = list(pool.map(ask, range(clients)))
+        if clients >= 32:
+            assert runner(server).widest > 8
+    words = header().tokenizer
+    for i in range(0, clients, max(1, clients // 16)):
+        prompt, how = request(i)
+        tokens = alone_of(prompt, how, vocabulary)
+        assert answers[i] == [words.token_bytes(t).decode(errors="replace") for t in tokens]
+
+
+def alone_of(prompt: list[int], how: Sampling, vocabulary: int) -> list[int]:
+    ids = list(prompt)
+    for _ in range(6):
+        ids.append(draw(toy_logits(ids, vocabulary), Draw(how, ids)).token)
+    return ids[len(prompt) :]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_goes_away_frees_the_slot_within_a_step(stream: bool) -> None:
+    body = json.dumps({**ASK, "stream": stream, "max_tokens": 1500, "ignore_eos": True}).encode()
+    with live(toy(slots=1, step_seconds=0.05)) as server:
+        with closing(connect(server)) as gone:
+            gone.sendall(post(server, body))
+            wait_until(lambda: runner(server).steps > 3, "an answer")
+        left, steps = time.monotonic(), runner(server).steps
+        wait_until(lambda: server.engine.scheduler.running == 0, "the slot")
+        assert time.monotonic() - left < 5
+        assert runner(server).steps - steps <= 2
+        assert server.metric('orinllm_request_success_total{finished_reason="cancelled"}') == 1
+
+
+def test_slow_readers_do_not_slow_others() -> None:
+    """A client that reads nothing of a long answer holds up nobody."""
+    body = json.dumps({**ASK, "stream": True, "max_tokens": 1900, "ignore_eos": True}).encode()
+    with live(toy(slots=4, script=[5000] * 2000)) as server:
+        readers = [connect(server) for _ in range(3)]
+        for reader in readers:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.sendall(post(server, body))
+        wait_until(lambda: server.engine.scheduler.running == 3, "the slow ones")
+        assert "length" in complete(server, [500, 501])
+        wait_until(lambda: server.engine.scheduler.running == 0, "their ends")
+        for reader in readers:
+            reader.close()
+
+
+def test_half_requests_and_idle_connections() -> None:
+    """500 that say nothing, and some that stop in the middle, are nobody's trouble."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    with live(toy()) as server:
+        idle = [connect(server) for _ in range(500)]
+        halves = [post(server, b'{"model": "te')[:-5], b"POST /v1/chat", b"GET / HTTP/1.1\r\nHost"]
+        for half in halves * 10:
+            idle.append(connect(server))
+            idle[-1].sendall(half)
+        began = time.monotonic()
+        answer = server.client().chat.completions.create(**ASK, max_tokens=5)
+        assert answer.usage is not None and answer.usage.completion_tokens == 5
+        assert time.monotonic() - began < 10
+        for one in idle:
+            one.close()
+        wait_until(lambda: server.metric("process_open_fds") < 200, "the descriptors")
+
+
+def test_a_client_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orinllm.server.run._CLIENT_SECONDS", 0.3)
+    monkeypatch.setattr("orinllm.server.app.BODY_SECONDS", 0.2)
+    with live(toy()) as server:
+        with closing(connect(server)) as silent:
+            assert silent.recv(10) == b""
+        with closing(connect(server)) as half:
+            half.sendall(post(server, b"x" * 100)[:-50])
+            assert half.recv(12) == b"HTTP/1.1 408"
+
+
+def test_more_connections_than_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest idle one goes, and who asks gets an answer."""
+    monkeypatch.setattr("orinllm.server.run.most_connections", lambda: 4)
+    with live(toy()) as server:
+        idle = [connect(server) for _ in range(8)]
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert idle[0].recv(10) == b""
+        for one in idle:
+            one.close()
+
+
+def test_large_and_broken_bodies() -> None:
+    with live(toy()) as server:
+        large = b'{"prompt": "' + b"x" * (10 << 20) + b'"}'
+        with closing(connect(server)) as one:
+            one.sendall(post(server, large[:1000], Content_Length=str(len(large))))
+            assert one.recv(12) == b"HTTP/1.1 413"
+
+        def pieces() -> Any:
+            yield from (large[i : i + 65536] for i in range(0, len(large), 65536))
+
+        headers = {"Content-Type": "application/json"}
+        try:
+            status = httpx.post(
+                f"{server.url}/v1/completions", content=pieces(), headers=headers
+            ).status_code
+        except httpx.WriteError:  # the server hung up while it was still being told
+            status = 413
+        assert status == 413
+        deep = b"[" * 200_000
+        for body in (deep, b'{"model": NaN}', b"\xff\xfe", b"[]", b"null", b""):
+            reply = httpx.post(f"{server.url}/v1/completions", content=body, headers=headers)
+            assert (reply.status_code, "error" in reply.json()) == (400, True)
+        # As large as it may be, and too long for the context: both numbers, and nothing computed.
+        words = "word " * (MOST_BYTES // 5 - 100)
+        fields = {"model": "test", "prompt": words}
+        reply = httpx.post(f"{server.url}/v1/completions", json=fields, timeout=120)
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        assert re.search(r"2048 tokens.*at least \d+ tokens", reply.json()["error"]["message"])
+        assert runner(server).computed == 0
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    with live(toy(slots=1, queue=1, step_seconds=0.02)) as server:
+        asked = {**ASK, "stream": True, "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+        first = server.client().chat.completions.create(**asked)
+        next(iter(first))
+        second = server.client().chat.completions.create(**asked)
+        with pytest.raises(openai.RateLimitError) as full:
+            server.client().chat.completions.create(**asked)
+        assert int(full.value.response.headers["retry-after"]) >= 1
+        assert full.value.code == "queue_full"
+        assert server.metric("orinllm_num_requests_waiting") == 1
+        first.close()
+        next(iter(second))
+        second.close()
+
+
+def test_while_it_loads() -> None:
+    go = threading.Event()
+
+    def slowly(watch: Any) -> Any:
+        assert go.wait(60)
+        return toy()(watch)
+
+    with live(slowly, wait=False) as server:
+        reply = httpx.get(f"{server.url}/health")
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "5")
+        with pytest.raises(openai.InternalServerError, match="the model is loading"):
+            server.client().chat.completions.create(**ASK)
+        go.set()
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200, "the model")
+
+
+def test_a_failure_in_the_middle_is_an_event() -> None:
+    """The stream ends with the error, the whole answer is one, and the next request is told."""
+    with live(toy(step_seconds=0.02)) as server:
+        stream = server.client().chat.completions.create(**ASK, stream=True, max_tokens=1000)
+        chunks = iter(stream)
+        next(chunks)
+
+        def broken(rows: object) -> None:
+            raise OSError("the device is gone")
+
+        runner(server).launch = broken  # type: ignore[method-assign]
+        with pytest.raises(openai.APIError, match="the device is gone"):
+            list(chunks)
+        assert server.failures == ["the engine failed: OSError: the device is gone"]
+        with pytest.raises(openai.InternalServerError, match="shutting down"):
+            server.client().chat.completions.create(**ASK)
+
+
+def test_logits_that_are_no_numbers_fail_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    with live(toy(script=[5, 6, -1])) as server:
+        with pytest.raises(openai.InternalServerError, match="logits are no numbers"):
+            server.client().chat.completions.create(**ASK)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:80"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "board.example"}, 200),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "https://page.example"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Host": "localhost:80", "Origin": "http://localhost:80"}, 200),
+        ({"Content-Type": "text/plain", "Origin": "https://evil.example"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+    ],
+)
+def test_hosts_and_origins(headers: dict[str, str], status: int) -> None:
+    allowed: Any = {"allow_hosts": ("board.example",), "allow_origins": (PAGE,)}
+    with live(toy(), **allowed) as server:
+        where = urlsplit(server.url)
+        with closing(http.client.HTTPConnection(where.hostname or "", where.port)) as connection:
+            body = json.dumps({**ASK, "max_tokens": 2})
+            given = {"Content-Type": "application/json", **headers}
+            connection.request("POST", "/v1/chat/completions", body, given)
+            reply = connection.getresponse()
+            assert (reply.status, "error" in json.loads(reply.read())) == (status, status != 200)
+            cors = reply.getheader("Access-Control-Allow-Origin")
+        asked_from_page = headers.get("Origin") == "https://page.example"
+        assert cors == ("https://page.example" if asked_from_page else None)
+
+
+def test_keys() -> None:
+    with live(toy(), keys=("first-key", "second-key")) as server:
+        for key in ("first-key", "second-key"):
+            assert [m.id for m in client(server.url, key).models.list()] == ["test"]
+            alike = httpx.get(f"{server.url}/v1/models", headers={"X-Api-Key": key})
+            assert alike.status_code == 200
+        for wrong in ("first-ke", "first-key2", '"'):
+            header = {"Authorization": f"Bearer {wrong}"}
+            reply = httpx.get(f"{server.url}/v1/models", headers=header)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+        with pytest.raises(openai.AuthenticationError):
+            client(server.url, "third").models.list()
+        assert httpx.get(f"{server.url}/metrics").status_code == 401
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/").status_code == 200
+
+
+def test_the_page() -> None:
+    """It runs its own script alone, and loads nothing from elsewhere."""
+    with live(toy()) as server:
+        reply = httpx.get(server.url)
+        policy = reply.headers["content-security-policy"]
+        nonce = re.search(r"script-src 'nonce-([^']+)'", policy)
+        assert nonce is not None and f'<script nonce="{nonce[1]}">' in reply.text
+        assert "default-src 'none'" in policy
+        assert not re.search(r"(src|href)=\"(https?:)?//", reply.text)
+        assert httpx.get(server.url).headers["content-security-policy"] != policy
+
+
+def growth(server: Live, requests: int) -> tuple[int, int]:
+    """Return how many descriptors and bytes of memory so many requests leave behind."""
+
+    def ask(i: int) -> None:
+        given = {"model": "test", "prompt": [300 + i % 5000, 7], "max_tokens": 2}
+        with httpx.Client() as web:
+            url = f"{server.url}/v1/completions"
+            if i % 5 == 0:  # goes away in the middle
+                with web.stream("POST", url, json={**given, "stream": True, "max_tokens": 50}):
+                    pass
+            elif i % 7 == 0:
+                assert web.post(url, json={**given, "bad": 1}).status_code == 400
+            else:
+                assert web.post(url, json=given).status_code == 200
+
+    def now() -> tuple[int, int]:
+        wait_until(lambda: server.engine.scheduler.running == 0, "the end")
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return len(os.listdir("/proc/self/fd")), pages * resource.getpagesize()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask, range(max(100, requests // 4))))
+        before = now()
+        list(pool.map(ask, range(requests)))
+        after = now()
+    return after[0] - before[0], after[1] - before[1]
+
+
+def test_requests_leave_nothing_behind() -> None:
+    """REQUESTS=100000 in the environment runs as many as that."""
+    requests = int(os.environ.get("REQUESTS", "200"))
+    with live(toy(slots=8)) as server:
+        descriptors, memory = growth(server, requests)
+        assert descriptors <= 5
+        assert memory < (20 << 20) + 200 * requests
+        assert server.engine.scheduler.store.used == 0

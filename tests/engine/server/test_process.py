@@ -1,0 +1,197 @@
+"""`orinllm serve` as a process: how it begins, what systemd hears, how it ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.engine.models import smollm2
+from tests.engine.server.live import PATIENCE, Started, command, health, start, wait_until
+
+FLAGS = ("--context", "512", "--alias", "test")
+ASK: Any = {"model": "test", "messages": [{"role": "user", "content": "Count to a hundred."}]}
+ENDLESS: Any = {**ASK, "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+Synthetic = Callable[[str, str], Path]
+
+
+class Systemd:
+    """The socket on which systemd listens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.heard = folder / "notify", list[str]()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while text := self._socket.recv(4096).decode():
+            self.heard += text.splitlines()
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[Systemd]:
+    yield Systemd(tmp_path)
+
+
+def test_systemd_hears_when_it_answers_and_when_it_stops(systemd: Systemd, tmp_path: Path) -> None:
+    """SIGTERM lets an answer end, takes no new one, and the exit code is 0."""
+    environment = {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": "2000000"}
+    with command(smollm2(), tmp_path / "log", *FLAGS, environment=environment) as started:
+        wait_until(lambda: "READY=1" in systemd.heard, "READY=1")
+        wait_until(lambda: systemd.heard.count("WATCHDOG=1") > 1, "the watchdog's sign")
+        asked = {**ENDLESS, "max_tokens": 40}
+        stream = iter(started.client().chat.completions.create(**asked, stream=True))
+        next(stream)
+        started.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "STOPPING=1" in systemd.heard, "STOPPING=1")
+        chunks = list(stream)
+        said = [c for c in chunks if c.choices[0].delta.content]
+        # Some of the 40 tokens are none that a reader sees.
+        assert len(said) >= 20
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert started.process.wait(PATIENCE) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{started.url}/health")
+
+
+def test_the_watchdog_hears_nothing_from_a_thread_that_hangs(
+    systemd: Systemd, tmp_path: Path
+) -> None:
+    """The signs come from the scheduler, and not from the part that only talks HTTP."""
+    program = (
+        "import time\n"
+        "from orinllm.batch import SingleRunner\n"
+        "def hang(self): time.sleep(1000)\n"
+        "SingleRunner.collect = hang\n"
+        "from orinllm.cli import main\n"
+        "main()\n"
+    )
+    line = [sys.executable, "-c", program, "serve", str(smollm2()), "--device", "CPU"]
+    environment = {"NOTIFY_SOCKET": str(systemd.path), "WATCHDOG_USEC": "1000000"}
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*line, "--port", "0", *FLAGS], stderr=out, env={**os.environ, **environment}
+        )
+    try:
+        wait_until(lambda: "READY=1" in systemd.heard, "READY=1")
+        wait_until(lambda: systemd.heard.count("WATCHDOG=1") > 1, "the watchdog's sign")
+        url = log.read_text().split("; ")[1].split("/health")[0]
+        with pytest.raises(openai.APITimeoutError):
+            Started(process, url, log).client().chat.completions.create(**ASK, timeout=1)  # type: ignore[arg-type]
+        heard = systemd.heard.count("WATCHDOG=1")
+        time.sleep(1.5)
+        assert systemd.heard.count("WATCHDOG=1") == heard
+        assert httpx.get(f"{url}/health").status_code == 200
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_grace_cuts_what_takes_too_long(tmp_path: Path) -> None:
+    """What runs ends with what it has, and who waits is told; both get an answer."""
+    with command(smollm2(), tmp_path / "log", *FLAGS, "--grace", "0.5") as started:
+        stream = iter(started.client().chat.completions.create(**ENDLESS, stream=True))
+        next(stream)
+        errors: list[openai.APIStatusError] = []
+
+        def wait_in_line() -> None:
+            try:
+                started.client().chat.completions.create(**ENDLESS)
+            except openai.APIStatusError as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=wait_in_line)
+        waiting.start()
+        wait_until(lambda: httpx.get(f"{started.url}/health").json()["waiting"] == 1, "the other")
+        began = time.monotonic()
+        started.process.send_signal(signal.SIGTERM)
+        chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert started.process.wait(PATIENCE) == 0
+        assert time.monotonic() - began < 10
+        waiting.join()
+    (error,) = errors
+    assert (error.status_code, "shutting down" in error.message) == (503, True)
+
+
+def test_killed_under_load_it_starts_again(tmp_path: Path) -> None:
+    """kill -9: who listened hears the end of the connection, and the address is free at once."""
+    with command(smollm2(), tmp_path / "log", *FLAGS) as started:
+        stream = iter(started.client().chat.completions.create(**ENDLESS, stream=True))
+        next(stream)
+        started.process.kill()
+        with pytest.raises((openai.APIError, httpx.TransportError)):
+            list(stream)
+        started.process.wait()
+        port = started.url.rpartition(":")[2]
+        with command(smollm2(), tmp_path / "again", *FLAGS, "--port", port) as again:
+            assert again.url == started.url
+            answer = again.client().chat.completions.create(**ASK, max_tokens=3)
+            assert answer.usage is not None and answer.usage.completion_tokens == 3
+
+
+def test_stopped_while_it_loads(tmp_path: Path) -> None:
+    started = start(smollm2(), tmp_path / "log", *FLAGS)
+    assert health(started) in (503, 200)
+    started.process.send_signal(signal.SIGTERM)
+    assert started.process.wait(PATIENCE) == 0
+
+
+def fails(*flags: str, model: Path | str | None = None) -> tuple[int, str]:
+    """Return exit code and standard error of a server that does not start."""
+    line = [sys.executable, "-m", "orinllm.cli", "serve", str(model or smollm2())]
+    done = subprocess.run(
+        [*line, "--device", "CPU", "--port", "0", *flags],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--host", "0.0.0.0"), "--host 0.0.0.0: others would reach this server"),
+        (("--host", "192.0.2.1", "--insecure"), "--host 192.0.2.1 --port 0: "),
+        (("--api-key-file", "/none"), "--api-key-file /none: No such file"),
+        (("--api-key-file", "/dev/null"), "--api-key-file /dev/null: holds no key"),
+        (("--memory", "0%"), "--memory 0%: a share such as 70%"),
+        (("--slots", "2"), "--slots 2: the general path has one"),
+        (("--context", "99999999"), "the model was trained for 1 to 8192"),
+        (("--chat-template", "/none"), "--chat-template /none: "),
+    ],
+)
+def test_what_cannot_be_is_one_line(flags: tuple[str, ...], says: str) -> None:
+    code, text = fails(*flags)
+    assert code == 2
+    assert says in text.splitlines()[-1]
+    assert "Traceback" not in text
+
+
+def test_a_wrong_model_is_one_line(tmp_path: Path, synthetic: Synthetic) -> None:
+    none = tmp_path / "none.gguf"
+    code, text = fails(model=none)
+    assert (code, len(text.splitlines())) == (2, 1)
+    assert str(none) in text
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(smollm2().read_bytes()[:200_000])
+    code, text = fails(model=broken)
+    assert code == 2 and str(broken) in text.splitlines()[-1]
+
+
+def test_a_device_that_does_not_open_is_found_while_loading(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "orinllm.cli", "serve", str(smollm2()), "--device", "NOSUCH"]
+    done = subprocess.run([*line, "--port", "0"], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2
+    assert "--device NOSUCH: does not open" in done.stderr.splitlines()[-1]
