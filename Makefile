@@ -19,7 +19,8 @@ serve: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm serve '$(MODEL)' $(SERVE_FLAGS)
 
 bench: .venv/.bench .venv/.smollm2
-	@echo 'make: measuring takes about three minutes on two CPUs, less on a GPU'
+	@echo 'make: a sentence of the model, then figures; all takes about three minutes on two CPUs'
+	$(BIN)/orinllm run '$(MODEL)' -p 'What is a GPU?' -n 24 --temperature 0
 	$(BIN)/orinbench llama-bench -m '$(MODEL)' $(BENCH_FLAGS)
 
 test: lint types unit verify

@@ -91,9 +91,7 @@ let
     alloc = measure "alloc" "Time getting device memory and giving it back";
     bandwidth = measure "bandwidth" "Measure how fast the device reads, writes and copies its memory";
     batch = measure "batch" "Measure a llama by batch and by prompt length";
-    conv = measure "conv" "Measure ResNet-50, MobileNetV2 and EfficientNet-B0 in images a second";
     copy = measure "copy" "Measure copies between host and device and on the device";
-    elementwise = measure "elementwise" "Measure operations that memory bounds";
     gpt2 = measure "gpt2" "Measure GPT-2 decoding with random weights of the real shape";
     launch = measure "launch" "Time launches of small kernels, their percentiles and their jitter";
     matmul = measure "matmul" "Measure matrix products, and the share of the device's peak";

@@ -8,11 +8,11 @@ import ctypes
 import importlib.util
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+from orinbench.child import run
 from orinbench.errors import BenchError
 
 #: Of a worker's or llama.cpp's environment: how many, and where the library says what it did.
@@ -124,20 +124,11 @@ def build(folder: Path) -> Path:
     library = folder / "green_context.so"
     command = [*compiler, "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
     try:
-        done = subprocess.run(
-            [*command, "-lpthread"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_BUILD_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run([*command, "-lpthread"], _BUILD_SECONDS)
+    except OSError as error:
         raise BenchError(f"--sms: {compiler[0]} does not build its library: {error}") from None
-    if done.returncode:
-        said = next(
-            (line for line in done.stderr.splitlines() if "error" in line), "it says nothing"
-        )
+    if done.status != 0:
+        said = next((line for line in done.err.splitlines() if "error" in line), done.reason)
         raise BenchError(f"--sms: {compiler[0]} does not build its library: {said}")
     return library
 

@@ -4,6 +4,8 @@
 EXIT_BAD_INPUT = 2
 # Rows without a result among others.
 EXIT_FAILED_ROWS = 1
+# A comparison in which something became slower.
+EXIT_SLOWER = 1
 # Ctrl-C, as a shell reports it: 128 + SIGINT.
 EXIT_INTERRUPTED = 130
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orinbench.record import Record, to_json
+from orinbench.record import to_json
 from orinbench.reports import render_md
-from orinbench.schema import FIELDS
+from orinbench.schema import FIELDS, Record
 
 # What llama-bench writes where nothing was given (0.5.0, tools/llama-bench). Its own
 # compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orinbench.plan import TINYGRAD_CHUNK
-from orinbench.record import Record
+from orinbench.schema import Record
 
 # What makes two records the same measurement, whatever machine and version took them.
 KEY_FIELDS = (

@@ -8,14 +8,18 @@ next. docs/statistics.md has what the judge says of samples whose truth is known
 import itertools
 import math
 import statistics as stdlib_statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
+from orinbench.identity import case_test, identity
 from orinbench.ranks import Floats, RankTest, rank_sum, signed_rank
+from orinbench.schema import Record
+from orinbench.tables import markdown_table
 
 SIGNIFICANCE = 0.05
 # Of n samples, the chance that all lie on one side of the median is 2 / 2^n: the least n that
@@ -252,3 +256,132 @@ def slope(medians: Sequence[float] | Floats) -> float:
     logs = np.log(np.asarray(medians, dtype=np.float64))
     pairs = itertools.combinations(range(len(logs)), 2)
     return float(np.expm1(np.median([(logs[j] - logs[i]) / (j - i) for i, j in pairs])))
+
+
+def verdict_text(
+    comparison: Comparison, ours: str, theirs: str, unit: str, more: str = "-r 10"
+) -> str:
+    """Say in one line what a comparison shows: `unit` is a "pair" of processes or a "process".
+
+    `more` is the flag that gets more of them.
+    """
+    low, high = comparison.ci_low, comparison.ci_high
+    count = {
+        "pair": f"{comparison.n} pair{'s' * (comparison.n != 1)} of processes",
+        "process": f"{comparison.n} process{'es' * (comparison.n != 1)} a side",
+    }[unit]
+    inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
+    measured = f"{times(comparison.ratio)} of the throughput of {theirs} ({inside}{count})"
+    match comparison.verdict:
+        case Verdict.FASTER:
+            return f"{ours} is faster: {measured}"
+        case Verdict.SLOWER:
+            return (
+                f"{ours} is slower: {measured}; {theirs} is {times(1 / comparison.ratio)} times "
+                "as fast"
+            )
+        case Verdict.NO_DIFFERENCE:
+            return f"no difference shown: {ours} has {measured}"
+        case Verdict.TOO_FEW:
+            return f"too few processes for a verdict: {ours} has {measured}; use {more}"
+
+
+def times(ratio: float) -> str:
+    """Return a ratio in three digits, or in as many as tell one near 1 from 1."""
+    return f"{ratio:.4f}" if 0.9 < ratio < 1.1 else f"{ratio:.3g}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One test of both sides: `unit` is what was counted, a "pair" or a "process"."""
+
+    label: str
+    backend: str
+    comparison: Comparison
+    unit: str
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        comparison = self.comparison
+        return {
+            "backend": self.backend,
+            "test": self.label,
+            "n": comparison.n,
+            "ratio": comparison.ratio,
+            "ci95_low": comparison.ci_low,
+            "ci95_high": comparison.ci_high,
+            "p_value": comparison.p_value,
+            "verdict": comparison.verdict.value,
+        }
+
+
+NoiseOf = Callable[[Record, Record], Noise | None]
+
+
+def no_noise(before: Record, after: Record) -> Noise | None:
+    """Know nothing of how runs differ."""
+    return None
+
+
+def judge_saved(
+    before: Sequence[Record], after: Sequence[Record], noise_of: NoiseOf = no_noise
+) -> list[Judged]:
+    """Compare each record of `after` with the same measurement in `before`, all judged at once.
+
+    `noise_of` says how much runs of a measurement differ by themselves. Records without samples on
+    a side, such as those of llama.cpp's sql, are left out.
+    """
+    old = {identity(record): record for record in before if record["samples_ts"]}
+    pairs = [
+        (old[identity(record)], record)
+        for record in after
+        if record["samples_ts"] and identity(record) in old
+    ]
+    comparisons = adjusted(
+        [compare_separate(medians(new), medians(then), noise_of(then, new)) for then, new in pairs]
+    )
+    return [
+        Judged(case_test(record), record["backend"], comparison, "process")
+        for (_, record), comparison in zip(pairs, comparisons, strict=True)
+    ]
+
+
+def medians(record: Record) -> list[float]:
+    """Return the medians of a record's processes."""
+    return list(process_medians(record["samples_ts"], record["processes"]).values())
+
+
+def is_slower(judged: Sequence[Judged]) -> bool:
+    """Whether anything became slower."""
+    return any(test.comparison.verdict is Verdict.SLOWER for test in judged)
+
+
+def markdown(judged: Sequence[Judged], notes: Sequence[str], ours: str, theirs: str) -> str:
+    """Return the table, what differs, and a line for each test."""
+    table = markdown_table(
+        ("backend", "test", f"{ours} / {theirs}", "95 % interval", "n", "p", "verdict"),
+        [
+            (
+                *(test.backend, test.label, times(test.comparison.ratio)),
+                _interval(test.comparison),
+                *(str(test.comparison.n), f"{test.comparison.p_value:.2g}"),
+                test.comparison.verdict.value,
+            )
+            for test in judged
+        ],
+        right=("n", "p", f"{ours} / {theirs}"),
+    )
+    lines = [f"- {note}" for note in notes]
+    for test in judged:
+        more = "--rounds 10" if test.unit == "pair" else "results of -r 10"
+        text = verdict_text(test.comparison, ours, theirs, test.unit, more)
+        lines.append(f"- {test.backend} {test.label}: {text}.")
+    if len(judged) > 1:
+        lines.append(f"- p after Holm's correction for {len(judged)} tests at once.")
+    return "\n".join([table, "", *lines])
+
+
+def _interval(comparison: Comparison) -> str:
+    if comparison.ci_low is None or comparison.ci_high is None:
+        return ""
+    return f"{times(comparison.ci_low)} – {times(comparison.ci_high)}"

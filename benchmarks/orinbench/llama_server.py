@@ -3,11 +3,9 @@
 import contextlib
 import http.client
 import json
-import os
 import shutil
 import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from orinbench.child import Child
 from orinbench.errors import BenchError
 from orinbench.greedy import Engine, Generation, Say, context_of, prefixed, quiet
 from orinbench.model import ModelInfo
@@ -204,41 +203,26 @@ def serving(
     are its environment's.
     """
     with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
-        path, log_path = Path(directory, "llama.sock"), Path(directory, "log")
+        path = Path(directory, "llama.sock")
 
         def connect() -> http.client.HTTPConnection:
             return _UnixConnection(path, timeout)
 
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(
-                [str(binary), "--host", str(path), *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **variables},
-            )
         try:
-            _await_health(process, connect, log_path, time.monotonic() + timeout)
-            yield connect
-        except (OSError, http.client.HTTPException) as error:
-            raise BenchError(f"llama-server: {error}: {_last_line(log_path)}") from error
-        finally:
-            process.terminate()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with Child([str(binary), "--host", str(path), *arguments], variables) as child:
+                try:
+                    _await_health(child, connect, time.monotonic() + timeout)
+                    yield connect
+                except (OSError, http.client.HTTPException) as error:
+                    raise BenchError(f"llama-server: {error}: {child.last_words()}") from error
+        except OSError as error:
+            raise BenchError(f"llama-server: does not start: {error.strerror}") from error
 
 
-def _await_health(
-    process: subprocess.Popen[bytes], connect: Connect, log_path: Path, deadline: float
-) -> None:
+def _await_health(child: Child, connect: Connect, deadline: float) -> None:
     while True:
-        if process.poll() is not None:
-            raise BenchError(
-                f"llama-server: ended with status {process.returncode}: {_last_line(log_path)}"
-            )
+        if (status := child.status()) is not None:
+            raise BenchError(f"llama-server: ended with status {status}: {child.last_words()}")
         with (
             contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
             contextlib.closing(connect()) as connection,
@@ -247,10 +231,5 @@ def _await_health(
             if connection.getresponse().status == 200:
                 return
         if time.monotonic() > deadline:
-            raise BenchError(f"llama-server: not ready in time: {_last_line(log_path)}")
+            raise BenchError(f"llama-server: not ready in time: {child.last_words()}")
         time.sleep(_POLL_SECONDS)
-
-
-def _last_line(log_path: Path) -> str:
-    lines = log_path.read_text(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")

@@ -19,8 +19,8 @@ from orinbench.board import check_cooldown, check_requirements, requirements
 from orinbench.errors import BenchError
 from orinbench.export import RENDERERS
 from orinbench.history.store import History, history_path
-from orinbench.record import Record
 from orinbench.reports import render_md
+from orinbench.schema import Record
 
 Command = Callable[..., int]
 

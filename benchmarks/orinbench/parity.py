@@ -1,13 +1,12 @@
 """What `orinbench llama-bench` owes to those who type llama-bench's own command lines."""
 
-import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from orinbench.child import run
 from orinbench.device_info import package_version
 from orinbench.errors import BenchError
 from orinbench.plan import TINYGRAD_DEVICES
@@ -130,17 +129,11 @@ def list_devices(binary: Path | None) -> str:
 
 def _of_llama_cpp(binary: Path) -> Sequence[str]:
     try:
-        done = subprocess.run(
-            [binary, "--list-devices"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIST_SECONDS,
-            env=os.environ,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
+        done = run([binary, "--list-devices"], LIST_SECONDS)
+    except OSError as error:
         return [f"llama.cpp: {binary} --list-devices: {error}"]
-    if done.returncode:
-        return [f"llama.cpp: {binary} --list-devices ended with status {done.returncode}"]
-    return ["llama.cpp:", *(f"  {line.strip()}" for line in done.stdout.splitlines() if line)]
+    if done.status is None:
+        return [f"llama.cpp: {binary} --list-devices did not end in {LIST_SECONDS} s"]
+    if done.status:
+        return [f"llama.cpp: {binary} --list-devices ended with status {done.status}"]
+    return ["llama.cpp:", *(f"  {line.strip()}" for line in done.out.splitlines() if line)]

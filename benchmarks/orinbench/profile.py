@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.profile_log import KernelTime, read_log
 from orinbench.tinygrad_backend import probe_device
@@ -64,17 +64,10 @@ def grouped(kernels: Iterable[KernelTime]) -> dict[str, list[ClassTime]]:
 def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str, str]) -> str:
     """Run the worker in a mode and return what it printed; raises BenchError if it fails."""
     command = [sys.executable, "-m", "orinbench.profile_worker", mode, str(model)]
-    done = subprocess.run(
-        [*command, str(n_prompt), str(depth)],
-        env={**os.environ, **env},
-        text=True,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BenchError(f"{model}: profiling on {env['DEV']} failed: {last}")
-    return done.stdout
+    done = run([*command, n_prompt, depth], environment=env)
+    if done.status:
+        raise BenchError(f"{model}: profiling on {env['DEV']} failed: {done.reason}")
+    return done.out
 
 
 def _first_that_opens() -> str:

@@ -11,12 +11,12 @@ from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.clocks import clock_warnings
 from orinbench.envelope import estimate
 from orinbench.environment import Environment
-from orinbench.judge import Comparison, Verdict, adjusted, compare_paired, process_medians
+from orinbench.judge import adjusted, compare_paired, process_medians, verdict_text
 from orinbench.model import ModelInfo
 from orinbench.plan import AnyCase, Case
 from orinbench.protocol import Prepared
 from orinbench.results import LaneResult, RowResult, RunResult
-from orinbench.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION
+from orinbench.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION, Record
 from orinbench.statistics import BenchWarning, Summary, WarningKind, sample_warnings, summarize
 
 EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
@@ -29,8 +29,6 @@ BUSY_SHARE = 0.25
 # A read or a write alone passes the bandwidth of a copy by a little; what passes it by more than
 # this, in percent of it, did not come from the device's memory.
 CACHE_PERCENT = 125
-
-Record = dict[str, Any]
 
 
 def make_records(run: RunResult) -> list[Record]:
@@ -440,39 +438,6 @@ def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowRes
 
 def _same_test(left: AnyCase, right: AnyCase) -> bool:
     return (left.benchmark, left.label) == (right.benchmark, right.label)
-
-
-def verdict_text(
-    comparison: Comparison, ours: str, theirs: str, unit: str, more: str = "-r 10"
-) -> str:
-    """Say in one line what a comparison shows: `unit` is a "pair" of processes or a "process".
-
-    `more` is the flag that gets more of them.
-    """
-    low, high = comparison.ci_low, comparison.ci_high
-    count = {
-        "pair": f"{comparison.n} pair{'s' * (comparison.n != 1)} of processes",
-        "process": f"{comparison.n} process{'es' * (comparison.n != 1)} a side",
-    }[unit]
-    inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
-    measured = f"{times(comparison.ratio)} of the throughput of {theirs} ({inside}{count})"
-    match comparison.verdict:
-        case Verdict.FASTER:
-            return f"{ours} is faster: {measured}"
-        case Verdict.SLOWER:
-            return (
-                f"{ours} is slower: {measured}; {theirs} is {times(1 / comparison.ratio)} times "
-                "as fast"
-            )
-        case Verdict.NO_DIFFERENCE:
-            return f"no difference shown: {ours} has {measured}"
-        case Verdict.TOO_FEW:
-            return f"too few processes for a verdict: {ours} has {measured}; use {more}"
-
-
-def times(ratio: float) -> str:
-    """Return a ratio in three digits, or in as many as tell one near 1 from 1."""
-    return f"{ratio:.4f}" if 0.9 < ratio < 1.1 else f"{ratio:.3g}"
 
 
 def to_json(value: Any) -> str:

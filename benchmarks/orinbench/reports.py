@@ -7,7 +7,7 @@ from typing import Any
 from orinbench.board import energy_note
 from orinbench.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.plan import KNOBS
-from orinbench.record import Record
+from orinbench.schema import Record
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_outline
@@ -35,8 +35,11 @@ _CONTEXT = 4096
 # much of them as its blocks use.
 _SMS, _HERTZ, _SHEET, _BEST = 16, 1.3e9, 204.8e9, 168e9
 _REGISTERS, _WARPS, _BLOCKS, _SHARED = 65536, 48, 16, 164 << 10
-# Tokens of a prompt for which a GEMM turns a weight into halves once, and of a whole chunk.
-_GEMM_TOKENS, _CHUNK_TOKENS = 64, 512
+# Tokens of a whole chunk of a prompt.
+_CHUNK_TOKENS = 512
+# Half-precision operations a second of the tensor cores, dense: a quarter of the data sheet's 170
+# sparse int8 TOPS.
+_TENSOR = 42.5e12
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class Compiled:
     memory_s: float
     issue_s: float | None
     limiter: str
+    tensor_s: float | None = None  # of a prompt's products on tensor cores
 
 
 def _tool(name: str) -> str:
@@ -140,6 +144,24 @@ def main_loop(sass: str) -> list[str]:
     return opcodes
 
 
+def of_full_tiles(loop: list[str], products: int) -> list[str]:
+    """Leave out of a loop the pieces with fewer tensor-core instructions than a full tile has.
+
+    They are the copies of the loop for prompts that fill no tile.
+    """
+    pieces: list[list[str]] = [[]]
+    for op in loop:
+        pieces[-1].append(op)
+        if op.startswith("BRA"):
+            pieces.append([])
+    kept = []
+    for piece in pieces:
+        found = sum(op.startswith("HMMA") for op in piece)
+        if not 0 < found < products:
+            kept += piece
+    return kept
+
+
 def load_bytes(loop: list[str]) -> str:
     """Return how many loads from memory of how many bytes a loop has, as "4x16, 12x4"."""
     sizes = Counter(
@@ -160,6 +182,8 @@ def blocks_per_sm(registers: int, shared: int, threads: int) -> int:
 
 def compile_launch(launch: "Launch", arch: str) -> Compiled:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
+    from orinllm.launches.tile import TileConstants
+
     ptx = _nvrtc(arch).compile(launch.source)
     with tempfile.TemporaryDirectory() as folder:
         text, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
@@ -174,15 +198,20 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
             ("shared", r"(\d+) bytes smem"),
         )
     }
-    is_gemm = launch.name.startswith("gemm")
+    tile = next((c for c in launch.constants if isinstance(c, TileConstants)), None)
     rows = next((c.rows_per_item for c in launch.constants if hasattr(c, "rows_per_item")), 0)
-    per_lane = 32 * (rows or is_gemm)  # of a gemm two rows, a quarter of 64 weights of each
+    per_lane, passes, tensor = 32 * rows, 1, None
+    weights = launch.operations // 2
+    if tile is not None:  # a lane has two rows of each row tile, 16 weights of each
+        loop = of_full_tiles(loop, 2 * tile.row_tiles * tile.token_groups)
+        per_lane, passes = 32 * tile.row_tiles, _CHUNK_TOKENS // (8 * tile.token_groups)
+        weights //= _CHUNK_TOKENS
+        tensor = launch.operations / _TENSOR
     each = len(loop) / per_lane if per_lane else None
     memory = launch.n_bytes / _BEST
-    tokens = _CHUNK_TOKENS // _GEMM_TOKENS if is_gemm else 1
-    weights = launch.operations // (2 * _CHUNK_TOKENS if is_gemm else 2)
-    issue = weights * tokens * each / 32 / (_SMS * 4 * _HERTZ) if each else None
-    limiter = "latency" if issue is None else "memory" if memory > issue else "instructions"
+    issue = weights * passes * each / 32 / (_SMS * 4 * _HERTZ) if each else None
+    times = {"memory": memory, "instructions": issue or 0.0, "tensor cores": tensor or 0.0}
+    limiter = "latency" if issue is None else max(times, key=lambda name: times[name])
     blocks = blocks_per_sm(numbers["registers"], numbers["shared"], launch.block)
     return Compiled(
         name=launch.name,
@@ -197,15 +226,15 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
         memory_s=memory,
         issue_s=issue,
         limiter=limiter,
+        tensor_s=tensor,
     )
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise BenchError(f"{Path(command[0]).name}: {last}")
-    return done.stdout + done.stderr
+    done = run(command)
+    if done.status:
+        raise BenchError(f"{Path(command[0]).name}: {done.reason}")
+    return done.out + done.err
 
 
 def markdown(rows: list[Compiled], title: str) -> str:
@@ -213,22 +242,22 @@ def markdown(rows: list[Compiled], title: str) -> str:
     lines = [f"### {title}", ""]
     lines += ["| kernel | registers | spills | shared | blocks an SM | occupancy | loop |"]
     lines[-1] += " per weight | loads (n x"
-    lines[-1] += " bytes) | memory us | issue us | limit |"
-    lines += ["| --- |" + " ---: |" * 7 + " --- | ---: | ---: | --- |"]
+    lines[-1] += " bytes) | memory us | issue us | tensor us | limit |"
+    lines += ["| --- |" + " ---: |" * 7 + " --- | ---: | ---: | ---: | --- |"]
     for r in rows:
         each = f"{r.instructions_per_weight:.1f}" if r.instructions_per_weight else ""
         issue = f"{r.issue_s * 1e6:.0f}" if r.issue_s is not None else ""
+        tensor = f"{r.tensor_s * 1e6:.0f}" if r.tensor_s is not None else ""
         lines.append(
             f"| {r.name} | {r.registers} | {r.spill_bytes} | {r.shared_bytes} | {r.blocks_per_sm} |"
             f" {100 * r.occupancy:.0f} % | {r.loop_instructions} | {each} | {r.load_bytes} |"
-            f" {r.memory_s * 1e6:.0f} | {issue} | {r.limiter} |"
+            f" {r.memory_s * 1e6:.0f} | {issue} | {tensor} | {r.limiter} |"
         )
     lines += [
         "",
         f"Memory at {_BEST / 1e9:.0f} GB/s (data sheet {_SHEET / 1e9:.1f}), issue on {_SMS} SMs at"
         f" {_HERTZ / 1e9:.1f} GHz; a loop is counted whole, with what only a row's end executes."
-        f" Instructions a weight of a gemm are for {_GEMM_TOKENS} tokens, its times for"
-        f" {_CHUNK_TOKENS}.",
+        f" Of a gemm: instructions a weight of one tile of tokens, times of {_CHUNK_TOKENS}.",
     ]
     return "\n".join(lines)
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from orinbench.errors import BenchError
 from orinbench.plan import Case
-from orinbench.record import Record
-from orinbench.schema import FIELDS, SCHEMA_VERSION
+from orinbench.schema import FIELDS, SCHEMA_VERSION, Record
 from orinbench.statistics import summarize
 
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into

@@ -3,7 +3,11 @@
 `SCHEMA_VERSION` rises when a field changes its meaning or goes; a new field does not raise it.
 """
 
+from typing import Any
+
 SCHEMA_VERSION = 1
+#: A row: the fields below, by name.
+Record = dict[str, Any]
 
 _SQL_TYPES = {"I": "INTEGER", "R": "REAL", "T": "TEXT"}
 

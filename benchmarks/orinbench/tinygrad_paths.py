@@ -17,7 +17,7 @@ from tinygrad.engine.realize import Ops
 from tinygrad.llm.model import Transformer
 
 from orinbench.plan import TINYGRAD_CHUNK
-from orinllm.executor import SamplingExecutor
+from orinllm.executor import Executor, SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
@@ -213,12 +213,20 @@ class JitExecutor:
         return logits
 
 
+class Drawing(Executor, Protocol):
+    """An executor that draws tokens: all of one that is timed."""
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on; `text` is the sequence so far."""
+        ...
+
+
 class EnginePath:
     """An executor of the engine (orinllm): fused kernels on CUDA and NV, else its general path."""
 
     calls_to_capture = 2
 
-    def __init__(self, executor: SamplingExecutor) -> None:
+    def __init__(self, executor: Drawing) -> None:
         self._executor, self.name = executor, executor.name
         fused = isinstance(executor, FusedExecutor)
         self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None

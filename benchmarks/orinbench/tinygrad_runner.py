@@ -238,11 +238,11 @@ class TinygradRunner:
         if test.n_parallel > 1:
             return self._measure_parallel(test, seed)
         draw, path = random.Random(seed), self.path
-        if test.text:
-            return self._until_text(test)
         self._reset()
         if isinstance(path, EnginePath):
             path.sample(sampling_of(test.sampling) if test.sampling else None)
+        if test.text:
+            return self._until_text(test)
         prompt = path.upload_prompt(self._random_ids(draw, test.n_depth + test.n_prompt))
         tokens = path.upload_tokens(self._random_ids(draw, test.n_gen))
         if test.n_depth:
@@ -288,7 +288,6 @@ class TinygradRunner:
         """
         path, tokenizer = self.path, tokenizer_of(self._file)
         answer = tokenizer.stream()
-        self._reset()
         self._synchronize()
         compiled = self.compiles.compiled
         start = time.perf_counter_ns()

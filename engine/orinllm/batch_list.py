@@ -17,7 +17,7 @@ from orinllm.row_list import RowList
 from orinllm.token_list import TokenList, head_matrix
 
 #: Sequences up to which products are GEMVs.
-GEMV_SEQUENCES = 4
+GEMV_SEQUENCES = 2
 
 
 def list_of_tokens(

@@ -51,6 +51,11 @@ class Header:
             template = ChatTemplate.from_metadata(metadata, tokenizer) if has_template else None
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
+        if tokenizer.vocab_size > (rows := network.config.vocab_size):
+            raise BadInput(
+                f"{path}: its vocabulary has {tokenizer.vocab_size} tokens and its matrices {rows} "
+                "rows; a row for each token was expected"
+            )
         return Header(network, tokenizer, template)
 
 
@@ -187,6 +192,9 @@ class Model:
         context. Raises BadInput for a prompt that does not fit the context.
         """
         ids = self.encode(prompt)
+        most = self.header.network.config.vocab_size
+        if wrong := [token for token in ids if not 0 <= token < most]:
+            raise BadInput(f"the prompt has a token {wrong[0]}, which is not from 0 to {most - 1}")
         if not ids:
             raise BadInput("the prompt is empty: at least one token is needed")
         if len(ids) >= self.header.network.context:

@@ -1,5 +1,6 @@
 """The standard streams of a command: UTF-8 whatever the locale, and there even if closed."""
 
+import contextlib
 import io
 import os
 import sys
@@ -16,8 +17,9 @@ def prepare() -> None:
         (sys.stdout, "replace"),
         (sys.stderr, "backslashreplace"),
     ):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors=errors)
+        with contextlib.suppress(OSError):  # of a stream that something else holds, too
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def argument(name: str, text: str) -> str:

@@ -49,7 +49,7 @@ def fake_llama_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     Its behaviour is the value of FAKE_LLAMA_BENCH; see fake_llama_bench.py.
     """
     script = tmp_path / "llama-bench"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$0" "$@"\n')
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -E "{FAKE}" "$0" "$@"\n')
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
     monkeypatch.delenv("FAKE_LLAMA_BENCH", raising=False)
     yield script

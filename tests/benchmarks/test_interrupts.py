@@ -15,7 +15,7 @@ from orinbench.interrupts import Interrupts
 # The bench in a process of its own, with llama-bench's stand-in as its only backend.
 COMMAND = (
     *(sys.executable, "-m", "orinbench", "llama-bench", "--backend", "llama.cpp", "-p", "8"),
-    *("-n", "0", "-r", "1000", "--no-check", "--progress", "-o", "json"),
+    *("-n", "0", "--ttft", "0", "-r", "1000", "--no-check", "--progress", "-o", "json"),
 )
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from jetson.replay import Stage
 from orinbench import llama_bench
 from orinbench.cli import main
 from orinbench.llama_cpp import LlamaCppBackend
-from orinbench.plan import BACKEND_NAMES, KNOBS
+from orinbench.plan import BACKEND_NAMES, KNOBS, Case, Lane, LanePlan
+from orinbench.results import RunResult
 from orinbench.schema import FIELDS
 from orinbench.talk import PlainTalk
 from orinbench.tinygrad_backend import TinygradBackend
@@ -58,23 +60,6 @@ def test_results_go_to_stdout_and_talk_to_stderr(
     rows = list(csv.DictReader(io.StringIO(table)))
     assert list(rows[0]) == list(FIELDS)
     assert [row["test"] for row in rows] == ["pp8", "pp16", "tg4"]
-
-
-def test_repetitions_are_shuffled_by_the_seed(
-    bench: list[str], fake_llama_bench: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def calls(seed: str) -> list[list[str]]:
-        log = fake_llama_bench.with_name("argv.log")
-        log.unlink(missing_ok=True)
-        assert run(*bench, "-p", "1-4", "-n", "0", "-r", "2", "--seed", seed) == 0
-        lines = log.read_text().splitlines()
-        return [json.loads(line)[-3:-2] for line in lines[1:]]  # the first is the opening
-
-    first = calls("0")
-    assert first == calls("0")
-    assert first != calls("1")
-    assert sorted(first[:4]) == sorted(first[4:]) == [[str(n)] for n in range(1, 5)]
-    assert first[:4] != first[4:]
 
 
 def test_knobs_reach_llama_cpp_and_multiply_its_rows(
@@ -234,8 +219,6 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
 def test_a_beam_search_is_not_repeated_for_a_cold_start(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from orinbench.plan import Case, Lane, LanePlan
-
     plan = LanePlan(Lane("tinygrad:CPU", tiny_path), (Case(0, 1, 0),))
     options: dict[str, Any] = {"cold_start": None, "timeout": 1.0, "verbose": False}
     options["path_"] = "auto"
@@ -457,6 +440,15 @@ def test_a_killed_run_is_told_of_at_the_next_start(
     assert "orinbench: an earlier run was killed; its samples are in " in error
     assert f"{lost.name}" in error
     assert json.loads(lost.read_text().splitlines()[0])["backend"] == "llama.cpp"
+
+
+def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., RunResult]) -> None:
+    times = {Case(0, 4, 0): [8.0]}
+    alone = recorded_run({"tinygrad:CPU": times})
+    assert "a CPU is not what it is for" in (llama_bench.last_words(alone) or "")
+    assert llama_bench.last_words(recorded_run({"tinygrad:CPU": times, "llama.cpp": times})) is None
+    alone.partial = True
+    assert llama_bench.last_words(alone) is None
 
 
 def test_flags_that_the_fused_path_ignores_are_said() -> None:

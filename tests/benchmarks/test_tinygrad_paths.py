@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
 from orinbench import protocol
+from orinbench.prompt_text import encode, prompt_text, tokenizer_of
 from orinbench.tinygrad_paths import EnginePath, kernels_of
 from orinbench.tinygrad_runner import CompileMeter, TinygradRunner
 from orinllm.sampling import Sampling
@@ -107,6 +109,24 @@ def test_tokens_are_timed_one_by_one_at_their_positions(
         *((tokens[0], 4), "sync", (tokens[1], 5), "sync", (tokens[2], 6), "sync"),
     ]
     assert done.ns > 0 and done.kernels_compiled == 0
+
+
+def test_a_text_after_drawn_tokens_is_answered_greedily(
+    runner: TinygradRunner,
+    executor: FakeExecutor,
+    tiny_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner._file = tiny_path
+    text = prompt_text(tiny_path, 6, 0)
+    drawn = protocol.Test(0, 1, 0, 32, sampling="temperature=0.7")
+    for test in (drawn, protocol.Test(6, 0, 0, 32, text)):
+        runner.answer(protocol.Measure(test, seed=0))
+    assert executor.how.greedy
+    ids = encode(tokenizer_of(tiny_path), text)
+    assert executor.calls[-4:] == ["sync", ("fill", ids[:5], 0), (ids[5], 5), "token"]
+    with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
+        runner.answer(protocol.Measure(protocol.Test(7, 0, 0, 32, text), seed=0))
 
 
 def test_sampled_tokens_are_drawn_in_the_timed_region(

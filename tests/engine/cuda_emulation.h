@@ -99,7 +99,10 @@ static void entry() {
 static void run(void (*k)(void*), void* args, const int* grid, const int* block) {
   kernel = k; kernel_args = args; nthreads = block[0]; prefetched.clear();
   if (block[1] != 1 || block[2] != 1 || nthreads > 1024 || nthreads % 32) fail("block shape");
-  for (int z = 0; z < grid[2]; z++) for (int y = 0; y < grid[1]; y++) for (int x = 0; x < grid[0]; x++) {
+  const int blocks = grid[0] * grid[1] * grid[2];
+  const bool backwards = getenv("EMULATION_BACKWARDS");  // blocks have no order on a GPU
+  for (int i = 0; i < blocks; i++) {
+    const int b = backwards ? blocks - 1 - i : i, x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
     bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0;
     for (int i = 0; i < nthreads; i++) {
       Fiber& f = fibers[i];

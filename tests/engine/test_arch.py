@@ -1,5 +1,6 @@
 """The architecture table: what it makes of files, and what it refuses."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,8 +127,10 @@ def test_the_27b_of_gemma_scales_scores_by_its_width() -> None:
         for name, tensor in list(file.tensors.items()):
             if name.startswith("blk.0."):
                 file.tensors[name.replace("blk.0.", f"blk.{index}.")] = tensor
-    file.set("attention.key_length", 64)
-    assert file.config().layers[0].attention.scale == (256 // 4) ** -0.5
+        for part, shape in (("attn_q", (128, 256)), ("attn_output", (256, 128))):
+            file.tensors[f"blk.{index}.{part}.weight"] = Tensor(shape)
+    file.set("attention.head_count", 2)
+    assert file.config().layers[0].attention.scale == (256 // 2) ** -0.5
     assert File("tiny-gemma3").config().layers[0].attention.scale == 64**-0.5
 
 
@@ -153,6 +156,33 @@ def test_llama_3s_factors_divide_the_frequencies() -> None:
     plain, scaled = (File(n).config().layers[0].attention.rope for n in ("tiny", "tiny-llama3"))
     assert plain is not None and scaled is not None
     assert plain.frequencies[-1] / scaled.frequencies[-1] == pytest.approx(3)
+
+
+def test_yarn_by_hand() -> None:
+    """Pairs between those that turn 32 times and once over 4,096 tokens are mixed in a line."""
+    file = File("tiny-yarn").set("rope.freq_base", 10000.0).set("rope.scaling.factor", 32.0)
+    file.set("rope.scaling.original_context_length", 4096)
+    rope = file.config().layers[0].attention.rope
+    # 64 ln(4096 / (32 * 2 pi)) / (2 ln 10000) = 10.5, and with one turn 22.5.
+    assert rope is not None and len(rope.frequencies) == 32
+    for pair, kept in ((10, 1.0), (11, 1 - 1 / 13), (22, 1 - 12 / 13), (23, 0.0), (24, 0.0)):
+        plain = 10000 ** (-2 * pair / 64)
+        assert rope.frequencies[pair] == pytest.approx(plain * (kept + (1 - kept) / 32))
+    assert rope.magnitude == pytest.approx(1 + 0.1 * math.log(32))
+    scaled = file.set("rope.scaling.yarn_log_multiplier", 0.5).config().layers[0].attention.rope
+    assert scaled is not None
+    assert scaled.magnitude == pytest.approx((1 + 0.1 * math.log(32)) / (1 + 0.05 * math.log(32)))
+
+
+def test_keys_that_files_leave_out_or_set_to_nothing() -> None:
+    windows = File("tiny-gptoss").set("attention.sliding_window_pattern", 0).config().layers
+    assert all(layer.attention.window for layer in windows)
+    granite = File("tiny-granite").set("rope.scaling.finetuned", False).config()
+    assert granite.layers[0].attention.rope is None
+    file = File("tiny-qwen3moe").set("feed_forward_length", 1024).set("expert_weights_scale", 0.0)
+    del file.metadata["qwen3moe.expert_feed_forward_length"]
+    experts = file.config().layers[0].feed_forward.experts
+    assert experts is not None and (experts.hidden, experts.scale) == (256, 1.0)
 
 
 def test_a_pattern_of_windows_may_be_a_list() -> None:

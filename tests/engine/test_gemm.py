@@ -21,7 +21,8 @@ from orinllm.ggml import KernelType
 from orinllm.launch import Graph
 from orinllm.launches.buffers import CHUNK, Weight, ceil_div
 from orinllm.launches.gemm import RowProduct, neighbours, tiled
-from orinllm.launches.tile import Tile
+from orinllm.launches.tile import TILES as ALL_TILES
+from orinllm.launches.tile import Tile, tile_for
 
 Array = NDArray[Any]
 DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
@@ -157,3 +158,25 @@ def test_gated(tile: Tile, rng: np.random.Generator) -> None:
     gate, up = (x.astype(np.float64) @ m.values.T for m in pair)
     want = gate / (1 + np.exp(-gate)) * up / 16
     np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("multiprocessors", "rows", "tile"),
+    [
+        (14, 2048, (128, 128, 1)),  # AGX Orin 32GB
+        (16, 2048, (128, 128, 1)),
+        (16, 576, (128, 64, 1)),  # 20 tiles of the largest kind, 40 of this
+        (132, 16384, (128, 128, 1)),
+        (132, 6144, (128, 64, 1)),
+        (132, 2048, (64, 64, 2)),
+        (132, 1024, (64, 64, 2)),
+    ],
+)
+def test_tiles_by_machine(multiprocessors: int, rows: int, tile: tuple[int, int, int]) -> None:
+    found = tile_for(multiprocessors, rows, CHUNK)
+    assert (found.rows, found.tokens, found.k_warps) == tile
+
+
+def test_sizes_of_a_tile() -> None:
+    assert (ALL_TILES[0].threads, ALL_TILES[0].rows, ALL_TILES[0].tokens) == (128, 128, 128)
+    assert (ALL_TILES[-1].threads, ALL_TILES[-1].rows, ALL_TILES[-1].tokens) == (256, 64, 64)

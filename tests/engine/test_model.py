@@ -3,6 +3,7 @@
 import itertools
 import re
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -201,6 +202,27 @@ def test_a_context_larger_than_memory(
     monkeypatch.setattr("orinllm.network.free_memory", lambda device: free)
     with pytest.raises(BadInput, match=says):
         Model.load(smollm2(), device="CPU", context=8192)
+
+
+@pytest.mark.parametrize("token", [-1, 49152, 10**9])
+def test_tokens_that_the_model_does_not_know(smol: Model, token: int) -> None:
+    says = f"the prompt has a token {token}, which is not from 0 to 49151"
+    with pytest.raises(BadInput, match=says):
+        smol.generate([1, token, 2])
+
+
+def test_more_words_than_rows(tmp_path: Path) -> None:
+    """A token's row would be read behind the table."""
+    path, rows = tmp_path / "short.gguf", 40_000
+    path.write_bytes(smollm2().read_bytes())
+    whole = bytearray(path.read_bytes())
+    name = b"token_embd.weight"
+    at = whole.index(name) + len(name) + struct.calcsize("<IQ")
+    assert struct.unpack_from("<Q", whole, at) == (49152,)
+    struct.pack_into("<Q", whole, at, rows)
+    path.write_bytes(whole)
+    with pytest.raises(BadInput, match="its vocabulary has 49152 tokens and its matrices 40000 ro"):
+        Model.load(path, device="CPU", context=64)
 
 
 def test_a_device_that_does_not_open() -> None:

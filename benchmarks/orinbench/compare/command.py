@@ -7,23 +7,22 @@ from typing import Any
 
 import click
 
-from orinbench.compare.judge import (
-    EXIT_SLOWER,
+from orinbench.compare.revisions import Built, Revision, build, find_revision
+from orinbench.compare.rounds import Bench, Measured, measure
+from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, EXIT_SLOWER, BenchError
+from orinbench.history.store import Filter, History, history_path
+from orinbench.history.trend import case_key, read_trends, run_noise
+from orinbench.identity import differences
+from orinbench.interrupts import Interrupts
+from orinbench.judge import (
     Judged,
     NoiseOf,
     is_slower,
     judge_saved,
     markdown,
     no_noise,
+    pairs_needed,
 )
-from orinbench.compare.revisions import Built, Revision, build, find_revision
-from orinbench.compare.rounds import Bench, Measured, measure
-from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
-from orinbench.history.store import Filter, History, history_path
-from orinbench.history.trend import case_key, read_trends, run_noise
-from orinbench.identity import differences
-from orinbench.interrupts import Interrupts
-from orinbench.judge import pairs_needed
 from orinbench.llama_bench import (
     best_tinygrad,
     check_contexts,
@@ -33,8 +32,8 @@ from orinbench.model import open_model
 from orinbench.options import Command, check_repetitions, history_option, keep, with_options
 from orinbench.plan import Case, Lane, LanePlan, check_backend_name, make_tests
 from orinbench.ranges import parse_int_list, parse_pair
-from orinbench.record import Record
 from orinbench.saved import load_results
+from orinbench.schema import Record
 from orinbench.talk import Talk, make_talk
 
 # Options that say what is measured: without a meaning for results that are there already.

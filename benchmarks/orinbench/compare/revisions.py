@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.journal import journal_directory
 from orinbench.talk import Talk
@@ -114,29 +115,19 @@ def _parent_directories() -> list[str]:
 
 def _run(revision: Revision, command: Sequence[str]) -> str:
     """Return what a step of the build prints, without PYTHONPATH: it may have a tinygrad too."""
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": ""},
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
-        raise BenchError(f"{revision.name}: cannot be built: {last}")
-    return done.stdout
+    done = run(command, environment={"PYTHONPATH": ""})
+    if done.status:
+        raise BenchError(f"{revision.name}: cannot be built: {done.reason}")
+    return done.out
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
     """Return what git prints, None if it fails or is not there."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False
-        )
+        done = run(["git", "-C", directory, *arguments])
     except OSError:
         return None
-    return None if done.returncode else done.stdout.strip()
+    return None if done.status else done.out.strip()
 
 
 @contextmanager

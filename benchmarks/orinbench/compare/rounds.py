@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orinbench.compare.judge import Judged
 from orinbench.compare.revisions import Built
 from orinbench.environment import PATCHED
 from orinbench.errors import BenchError
 from orinbench.gate import Gate
 from orinbench.interrupts import Interrupts
-from orinbench.judge import adjusted, compare_paired
+from orinbench.judge import Judged, adjusted, compare_paired
 from orinbench.model import ModelInfo
 from orinbench.plan import Case, Lane, LanePlan, Plan
 from orinbench.process import WorkerProcess
 from orinbench.protocol import Bandwidth
-from orinbench.record import Record, make_records
+from orinbench.record import make_records
 from orinbench.results import RunResult
 from orinbench.runner import Runner
 from orinbench.samples import BackendDiedError, Identity
+from orinbench.schema import Record
 from orinbench.talk import RichTalk, Talk
 from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth
 

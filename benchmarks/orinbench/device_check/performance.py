@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orinbench.device_check.process import run
+from orinbench.child import run
 from orinbench.device_check.switches import ratios
 
 PROBE = (sys.executable, "-m", "orinbench.device_check.performance_probe")

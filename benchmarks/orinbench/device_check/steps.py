@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.board import board_state
+from orinbench.child import Ended, run
 from orinbench.device_check import performance as performance_module
 from orinbench.device_check.kernel_log import gpu_lines
-from orinbench.device_check.process import Ended, run
 from orinbench.device_check.switches import probe_runner, switch
 from orinbench.environment import read_environment
 from orinbench.llama_cpp import find_llama_bench

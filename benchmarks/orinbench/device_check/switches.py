@@ -20,8 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from orinbench.child import run
 from orinbench.device_check.patch_probes import WITH_MODEL
-from orinbench.device_check.process import run
 from orinbench.errors import BenchError
 
 # The probe of each patch that a board can show.

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from orinbench.compare.judge import EXIT_SLOWER, is_slower, judge_saved, markdown
-from orinbench.errors import BenchError
+from orinbench.errors import EXIT_SLOWER, BenchError
 from orinbench.history.store import Filter, History
 from orinbench.history.trend import (
     Change,
@@ -19,6 +18,7 @@ from orinbench.history.trend import (
     run_noise,
 )
 from orinbench.identity import differences
+from orinbench.judge import is_slower, judge_saved, markdown
 
 
 @click.command("check")

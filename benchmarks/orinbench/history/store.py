@@ -16,8 +16,9 @@ from typing import Any
 
 from orinbench.errors import BenchError
 from orinbench.identity import device_label, identity
-from orinbench.record import Record, to_json
+from orinbench.record import to_json
 from orinbench.saved import completed
+from orinbench.schema import Record
 
 # "orin" in ASCII: tells a history from any other SQLite file (PRAGMA application_id).
 APPLICATION_ID = 0x6F72696E

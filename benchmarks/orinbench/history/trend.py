@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orinbench.compare.judge import medians
 from orinbench.history.store import Filter, History
 from orinbench.identity import case_label, context, device_label, differences, identity
 from orinbench.judge import (
@@ -16,10 +15,11 @@ from orinbench.judge import (
     adjusted,
     change_points,
     compare_separate,
+    medians,
     noise_of,
     slope,
 )
-from orinbench.record import Record
+from orinbench.schema import Record
 
 
 @dataclass

@@ -13,10 +13,10 @@ from markupsafe import Markup
 from orinbench.errors import BenchError
 from orinbench.identity import case_test, device_label
 from orinbench.profile import Profile
-from orinbench.record import Record
 from orinbench.report_html import plots
 from orinbench.report_html.sections import all_sections, each, measured_ones
 from orinbench.saved import completed
+from orinbench.schema import Record
 
 HEROES = 4
 FEW_NAMES = 3

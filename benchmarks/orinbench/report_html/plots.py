@@ -13,8 +13,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from orinbench.figures import GRID, INK, MARKERS, MUTED, SERIES, legible, new_figure
 from orinbench.identity import case_test
 from orinbench.profile import Profile
-from orinbench.record import Record
 from orinbench.report_html.timeline import Moment
+from orinbench.schema import Record
 
 # Tests up to which each has a panel with a scale of its own.
 PANELS = 8

@@ -14,11 +14,11 @@ from orinbench.board import FEW_READINGS, readings_of_power
 from orinbench.figures import series_style, style
 from orinbench.identity import case_test, device_label
 from orinbench.profile import Profile
-from orinbench.record import Record
 from orinbench.report_html import plots
 from orinbench.report_html.svg import inline_svg
 from orinbench.report_html.timeline import Moment, read_moments
 from orinbench.reports import included_notes, memory_text
+from orinbench.schema import Record
 
 # A figure is drawn twice and shown once: letters of a wide one are too small on a phone.
 WIDTHS = {"narrow": 3.6, "wide": 9.4}  # inches
@@ -27,7 +27,6 @@ ONE_OF = {
     "tok/s": "token",
     "launches/s": "launch",
     "allocs/s": "allocation",
-    "img/s": "image",
     "schedules/s": "schedule",
     "GFLOPS": "GFLOP",
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 from jetson.board import JUNCTION
 from orinbench.identity import case_test
-from orinbench.record import Record
+from orinbench.schema import Record
 
 
 @dataclass(frozen=True)

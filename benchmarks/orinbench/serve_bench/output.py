@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orinbench.environment import read_environment
-from orinbench.judge import Comparison, Verdict
-from orinbench.record import times
+from orinbench.judge import Comparison, Verdict, times
 from orinbench.serve_bench.figures import Figures
 from orinbench.serve_bench.load import Load
 from orinbench.serve_bench.run import Results

@@ -11,8 +11,9 @@ from orinbench.interrupts import Interrupts
 from orinbench.journal import Journal
 from orinbench.plan import TINYGRAD_DEVICES, Lane, LanePlan, Plan, check_backend_name
 from orinbench.protocol import Bandwidth
-from orinbench.record import Record, make_records
+from orinbench.record import make_records
 from orinbench.runner import Runner
+from orinbench.schema import Record
 from orinbench.suite.backend import SuiteBackend
 from orinbench.suite.registry import BENCHMARKS
 from orinbench.talk import Talk

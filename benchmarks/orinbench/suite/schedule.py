@@ -1,8 +1,6 @@
 """`schedule`: host time from Tensor to launch, a guard against rewrites that become slow."""
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -10,11 +8,12 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from orinbench.child import run
 from orinbench.plan import SuiteCase
 from orinbench.suite.benchmark import Benchmark, Choice, words
 from orinbench.suite.task import Task, expect_close
 
-MODELS = ("llama", "gpt2_block", "resnet_block")
+MODELS = ("llama", "gpt2_block")
 PHASES = ("graph", "schedule", "lower", "launch")
 
 
@@ -104,17 +103,13 @@ def match_stats(model: str) -> dict[str, Any]:
 
     tinygrad instruments its pattern matchers at import, and is slower for it.
     """
-    done = subprocess.run(
+    done = run(
         [sys.executable, "-m", "orinbench.suite.match_stats", model],
-        env={**os.environ, "TRACK_MATCH_STATS": "1", "PRINT_MATCH_STATS": "0"},
-        capture_output=True,
-        text=True,
-        check=False,
+        environment={"TRACK_MATCH_STATS": "1", "PRINT_MATCH_STATS": "0"},
     )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"TRACK_MATCH_STATS=1: {last}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if done.status:
+        raise RuntimeError(f"TRACK_MATCH_STATS=1: {done.reason}")
+    found: dict[str, Any] = json.loads(done.out.splitlines()[-1])
     return found
 
 

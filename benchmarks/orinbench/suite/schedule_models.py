@@ -14,9 +14,7 @@ from tinygrad.llm.model import Transformer
 from orinbench.model import open_model
 from orinbench.reference import Reference
 from orinbench.suite.arrays import tensor
-from orinbench.suite.gpt2_model import SHAPES, NumpyGpt2, TinygradGpt2
-from orinbench.suite.gpt2_model import random_weights as gpt2_weights
-from orinbench.suite.networks import NumpyOps, Shapes, TinygradOps, bottleneck, random_weights
+from orinbench.suite.gpt2_model import SHAPES, NumpyGpt2, TinygradGpt2, random_weights
 from orinbench.synth import cached_synthetic
 
 _TOKENS = [3, 141, 592, 65]
@@ -53,7 +51,7 @@ def llama() -> Model:
 def gpt2_block() -> Model:
     """A layer of GPT-2's real width, one token at position 0."""
     shape = SHAPES["124m"]
-    weights = gpt2_weights(type(shape)(1, shape.n_embd, shape.n_heads, 8, 8), 0)
+    weights = random_weights(type(shape)(1, shape.n_embd, shape.n_heads, 8, 8), 0)
     narrow = type(shape)(1, shape.n_embd, shape.n_heads, 8, 8)
     model = TinygradGpt2(narrow, weights, "float32")
     values = np.random.default_rng(0).standard_normal((1, shape.n_embd), np.float32)
@@ -62,26 +60,4 @@ def gpt2_block() -> Model:
     return Model(lambda: model.block(0, x, 0), answer, 1e-3)
 
 
-def resnet_block() -> Model:
-    """A bottleneck of ResNet-50's second stage: 256 channels, 14 pixels squared."""
-    shapes = Shapes()
-    image = (1, 256, 14, 14)
-    bottleneck(shapes, image, 128, 2)
-    weights = random_weights(shapes.shapes, 0)
-    values = np.random.default_rng(0).standard_normal(image, np.float32)
-    ops = TinygradOps({name: tensor(value, "float32") for name, value in weights.items()})
-    x = tensor(values, "float32")
-
-    def graph() -> Any:
-        ops.restart()
-        return bottleneck(ops, x, 128, 2)
-
-    answer = bottleneck(NumpyOps(weights), values.astype(np.float64), 128, 2)
-    return Model(graph, answer, 1e-3)
-
-
-MODELS: dict[str, Callable[[], Model]] = {
-    "llama": llama,
-    "gpt2_block": gpt2_block,
-    "resnet_block": resnet_block,
-}
+MODELS: dict[str, Callable[[], Model]] = {"llama": llama, "gpt2_block": gpt2_block}

@@ -79,7 +79,8 @@ template<typename P> DI void expert_rows_gate_up(const Grouped& a) {
   __shared__ int tokens[S::TOKENS];
   if ((int)blockIdx.y >= a.tiles[0].x) return;
   const int4 tile = a.tiles[blockIdx.y + 1];
-  for (int i = threadIdx.x; i < tile.z; i += S::THREADS) tokens[i] = a.order[tile.y + i] / P::USED;
+  for (int i = threadIdx.x; i < S::TOKENS; i += S::THREADS)
+    tokens[i] = a.order[tile.y + (i < tile.z ? i : 0)] / P::USED;
   __syncthreads();
   typename S::Sums acc;
   multiply_tile<P>(acc, memory, rows_of_expert<P>(a, tile.x), TokensOfList<P>{a.in, tokens},

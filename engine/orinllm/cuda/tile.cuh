@@ -79,7 +79,6 @@ template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, i
   typedef typename S::Piece Piece;
   constexpr int LANES = Piece::CHUNKS <= 8 ? 8 : 16;
   constexpr int TAIL = S::ROW_BYTES - (S::SEGMENTS - 1) * Piece::BYTES;
-  if (segment >= S::SEGMENTS) return;
   const int bytes = segment == S::SEGMENTS - 1 ? TAIL : Piece::BYTES, chunk = lane % LANES * 16;
 #pragma unroll 4
   for (int i = 0; i < S::SLOTS; i += 32 / LANES) {
@@ -107,7 +106,7 @@ template<typename P> struct TokensOfList {
   }
 };
 
-// Starts the copy of a part of a unit of each rank's tokens; `filled` of these are of interest.
+// Starts the copy of a part of a unit of each rank's tokens; those from `filled` on become zero.
 template<typename P, typename Tokens>
 DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled) {
   typedef Tile<P> S;
@@ -120,9 +119,10 @@ DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled
   for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
     const int more_rows = i / 4 % S::TOKENS, more_ranks = i / 4 / S::TOKENS;
     const bool there = S::EVEN || (rank + more_ranks) * S::OWN_UNITS + unit < S::UNITS;
-    if (row < filled - more_rows && there)
-      cp_async16(to + i * 16,
-                 (const u8*)(in(row, more_rows) + (first + more_ranks * S::OWN_UNITS * 64)));
+    if (there)
+      cp_async16_or_zero(to + i * 16,
+                         (const u8*)(in(row, more_rows) + (first + more_ranks * S::OWN_UNITS * 64)),
+                         row < filled - more_rows);
   }
 }
 
@@ -210,7 +210,10 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
   typedef Tile<P> S;
   constexpr int UNITS = S::Piece::UNITS;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = warp / P::ROW_WARPS,
-            first = rank * S::OWN;
+            // a rank without a segment copies the last one, and multiplies nothing
+      first = rank * S::OWN < S::SEGMENTS ? rank * S::OWN : S::SEGMENTS - 1,
+            left = S::UNITS - rank * S::OWN_UNITS,
+            units = S::EVEN || left > S::OWN_UNITS ? S::OWN_UNITS : left;
 #pragma unroll
   for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
     acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
@@ -228,21 +231,19 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
   for (int s = 0; s < 2 * P::ROW_TILES; s++) unpack_row<P>(even, words, 0, s);
 #pragma unroll 1
   for (int unit = 0; unit < S::OWN_UNITS; unit++) {
-    const int next = unit + 1;
-    const bool there = S::EVEN || rank * S::OWN_UNITS + unit < S::UNITS;
+    const int next = unit + 1, loaded = next < units ? next : units > 0 ? units - 1 : 0;
     cp_async_wait<0>();
     __syncthreads();
     copy_tokens<P>(memory.x[1], in, unit, 1, filled);
-    if (next % UNITS == 0 && next < S::OWN_UNITS)
-      copy_rows<P>(raw, rows, first + next / UNITS, lane);
+    if (next % UNITS == 0 && next < units) copy_rows<P>(raw, rows, first + next / UNITS, lane);
     cp_async_commit();
-    if (there) multiply_part<P>(acc, even, x, filled, odd, words, 1);
+    if (unit < units) multiply_part<P>(acc, even, x, filled, odd, words, 1);
     cp_async_wait<0>();
     __syncthreads();
     if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, next, 0, filled);
     cp_async_commit();
-    load_words<P>(words, raw, rows, first + next / UNITS, next % UNITS);
-    if (there) multiply_part<P>(acc, odd, x + S::STAGE, filled, even, words, 0);
+    load_words<P>(words, raw, rows, first + loaded / UNITS, loaded % UNITS);
+    if (unit < units) multiply_part<P>(acc, odd, x + S::STAGE, filled, even, words, 0);
   }
 }
 // what to_half's scale leaves in the sums

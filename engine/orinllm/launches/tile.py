@@ -64,12 +64,15 @@ TILES = (
     Tile(2, 8, 2, 2, 2),
     Tile(1, 8, 4, 2, 2),
 )
+# Blocks for each multiprocessor from which on a tile is worth its size: by timing all of them for
+# the matrices of 1B and 8B on an H200 (docs/performance.md). 1.9 rather than 2: 256 blocks on 132.
+_ENOUGH = 1.9
 
 
 def tile_for(multiprocessors: int, rows: int, tokens: int) -> Tile:
     """Return the largest tile of which there are enough to keep every multiprocessor busy."""
     for tile in TILES:
         blocks = ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
-        if blocks >= multiprocessors * tile.per_sm:
+        if blocks >= _ENOUGH * multiprocessors:
             return tile
     return TILES[-1]

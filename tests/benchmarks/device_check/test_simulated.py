@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orinbench.device_check.process import Ended, run
+from orinbench.child import Ended, run
 from orinbench.device_check.report import load_report
 
 ROOT = Path(__file__).resolve().parents[3]

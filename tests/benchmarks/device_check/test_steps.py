@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from orinbench.child import run
 from orinbench.device_check import kernel_log, steps
-from orinbench.device_check.process import run
 from orinbench.device_check.steps import STEPS, Check, NotRun, OutOfTime
 
 

@@ -26,7 +26,7 @@ def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: pytest.MonkeyPat
     bandwidth = Bandwidth(1 << 20, [10.0])
     monkeypatch.setattr("orinbench.llama_bench.copy_bandwidth", lambda *_: bandwidth)
     return [
-        *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check"),
+        *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check", "--ttft", "0"),
         *("--llama-bench", str(fake_llama_bench)),
         *("-p", "8", "-n", "4", "-r", "2", "-o", "json"),
     ]

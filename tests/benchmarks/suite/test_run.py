@@ -14,10 +14,9 @@ from orinbench.errors import BenchError
 from orinbench.export import RENDERERS
 from orinbench.plan import SuiteCase
 from orinbench.protocol import Bandwidth, Prepared
-from orinbench.record import Record
 from orinbench.reports import time_text
 from orinbench.samples import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
-from orinbench.schema import FIELDS
+from orinbench.schema import FIELDS, Record
 from orinbench.suite import run as suite_run
 from orinbench.suite.registry import BENCHMARKS
 from orinbench.suite.run import (
@@ -318,8 +317,8 @@ def test_selections() -> None:
     assert parse_selection("launch,alloc") == {
         name: BENCHMARKS[name].preset("full") for name in ("alloc", "launch")
     }
-    mixed = parse_selection("tiny,matmul,-conv")
-    assert "conv" not in mixed and mixed["gpt2"]["shape"] == "tiny"
+    mixed = parse_selection("tiny,matmul,-copy")
+    assert "copy" not in mixed and mixed["gpt2"]["shape"] == "tiny"
     assert mixed["matmul"]["sizes"] == "512,1024,2048,4096,8192"
 
 
@@ -338,13 +337,12 @@ def test_selections() -> None:
         (["copy", "--ways", "up"], "--ways up: no such choice; there are h2d, d2h, d2d"),
         (["launch", "--seconds", "x"], "--seconds x: not a number of seconds"),
         (["launch", "--seconds", "-1"], "--seconds -1: it must be 0 to leave it out, or more"),
-        (["conv", "--resolution", "8"], "--resolution 8: too small for these networks; the least"),
         (["gpt2", "-n", "2000"], "-n 2000: 124m has a context of 1024 tokens; use less"),
         (["batch", "-m", "/nowhere.gguf"], "/nowhere.gguf: "),
         (["batch", "--shape", "huge"], "--shape huge: no such shape; there are tiny, tiny-llama3"),
         (["batch", "--shape", "tiny", "-p", "9999"], "-p, -n: 9999 tokens; "),
         (["schedule", "--models", "bert"], "--models bert: no such choice; there are llama"),
-        (["elementwise", "--ops", ""], "--ops: no value given; there are add, "),
+        (["copy", "--ways", ""], "--ways: no value given; there are h2d, "),
         (["bandwidth", "--kinds", "peek"], "--kinds peek: no such choice; there are read, write"),
         (["alloc", "--max-call", "0"], "Invalid value for '--max-call'"),
         (["alloc", "--require", "cold"], "--require cold: no condition is called 'cold'"),
