@@ -119,8 +119,10 @@ def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list
     columns: list[Column] = []
     titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
     for knob in KNOBS:
-        values = {str(record[knob.field]) for record in records if record["backend"] == "llama.cpp"}
-        others = {str(record[knob.field]) for record in records if record["backend"] != "llama.cpp"}
+        # llama-batched-bench says nothing of its settings: that is no other value.
+        said = [record for record in records if record[knob.field] is not None]
+        values = {str(record[knob.field]) for record in said if record["backend"] == "llama.cpp"}
+        others = {str(record[knob.field]) for record in said if record["backend"] != "llama.cpp"}
         if len(values) > 1 or len(others) > 1 or knob.field in always:
             field = knob.field
             columns.append(

@@ -105,8 +105,14 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch
     assert sass.compile_launch(launch, "sm_87").limiter == "instructions"
     launch.name, launch.constants = "attention_x", ()
     assert sass.compile_launch(launch, "sm_87").limiter == "latency"
-    row = "| gemv_x | 72 | 4 | 30496 | 3 | 50 % | 4 | 0.1 | 1x16 | 6 | 0 | memory |"
+    row = "| gemv_x | 72 | 4 | 30496 | 3 | 50 % | 4 | 0.1 | 1x16 | 6 | 0 |  | memory |"
     assert row in sass.markdown([made], "title")
+
+
+def test_a_tile_that_is_not_full_is_not_counted() -> None:
+    full, short = ["LDS", *["HMMA.16816.F32"] * 4, "IADD3", "BRA"], ["HMMA.16816.F32", "BRA"]
+    loop = ["BAR.SYNC", "BRA", *full, *short, *full, "BRA"]
+    assert sass.of_full_tiles(loop, 4) == ["BAR.SYNC", "BRA", *full, *full, "BRA"]
 
 
 def test_without_tools_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

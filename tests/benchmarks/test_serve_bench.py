@@ -99,11 +99,17 @@ def test_closed_loop_figures_are_what_the_server_did(
     by_server = sorted(timed, key=lambda seen: seen.came)
     by_server = [s for i in (0, 1) for s in by_server[10 * i + 3 : 10 * i + 10]]
     answers = [a for r in result["rounds"] for a in r["answers"]]
-    for seen, answer in zip(by_server, sorted(answers, key=lambda a: a["due"]), strict=True):
-        assert answer["due"] <= seen.came
-        assert answer["first"] >= seen.sent[0] and answer["last"] >= seen.sent[-1]
-        gaps = [later - earlier for earlier, later in pairwise(seen.sent)]
+    # Requests that come together may be in another order here and there: ranks are compared.
+    for ours, theirs in (
+        ((seen.came for seen in by_server), (answer["due"] for answer in answers)),
+        ((answer["first"] for answer in answers), (seen.sent[0] for seen in by_server)),
+        ((answer["last"] for answer in answers), (seen.sent[-1] for seen in by_server)),
+    ):
+        assert all(late >= soon for late, soon in zip(sorted(ours), sorted(theirs), strict=True))
+    for answer in answers:
         assert sum(answer["gaps_s"]) == pytest.approx(answer["last"] - answer["first"])
+    for seen in by_server:
+        gaps = [later - earlier for earlier, later in pairwise(seen.sent)]
         assert statistics.mean(gaps) > GAP_S * 0.9
     server_ttft = statistics.median(seen.sent[0] - seen.came for seen in by_server)
     assert figures["ttft_ms"]["p50"] >= 1e3 * FIRST_S

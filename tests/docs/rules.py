@@ -257,6 +257,7 @@ RULES: list[tuple[str, Answer]] = [
 NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/nixos.md", "power-mode: the board"): "an error message",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
+    ("docs/server.md", "curl "): "a client; tests/engine/server/test_fields.py asks the same",
     ("docs/simulator-use.md", "    again  nvgpusim"): "the end of a report",
     ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
