@@ -16,8 +16,8 @@ PAGE = "docs/environment.md"
 # What other programs own and ours read too.
 GENERAL = {
     "CC", "CCACHE", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DEV", "HOME", "LD_LIBRARY_PATH",
-    "LD_PRELOAD", "NO_COLOR", "PATH", "PYTEST_XDIST_WORKER", "PYTHONPATH", "TMPDIR", "USER", "XDG_CACHE_HOME",
-    "XDG_STATE_HOME",
+    "LD_PRELOAD", "NO_COLOR", "PATH", "PYTEST_XDIST_WORKER", "PYTHONPATH", "TMPDIR", "USER",
+    "XDG_CACHE_HOME", "XDG_STATE_HOME",
 }  # fmt: skip
 
 
