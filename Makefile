@@ -8,13 +8,15 @@ PYTEST_FLAGS ?= -n 2
 MODEL ?= .venv/SmolLM2-135M-Instruct.Q4_1.gguf
 # Sizes that two CPUs finish in three minutes; on a GPU try BENCH_FLAGS='-p 512 -n 128'.
 BENCH_FLAGS ?= -p 32 -n 32 -r 6
+# Of `make serve`: SERVE_FLAGS='--port 9000' and the like.
+SERVE_FLAGS ?=
 
 .PHONY: chat serve bench test lint types unit verify upstream-tests mutations telemetry-demo clean
 
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
 
-# OpenAI's API on http://127.0.0.1:8000; SERVE_FLAGS='--port 9000' and the like say otherwise.
+# OpenAI's API on http://127.0.0.1:8000.
 serve: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm serve '$(MODEL)' $(SERVE_FLAGS)
 

@@ -69,6 +69,10 @@ RULES: list[tuple[str, Answer]] = [
     # README, CONTRIBUTING
     (r"git clone <this repository> && cd tinygrad-orin", NotHere("the repository's own address")),
     (r"make chat", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
+    (
+        r"make serve",
+        Elsewhere("tests/engine/server/test_process.py::test_killed_under_load_it_starts_again"),
+    ),
     (r"make bench", Elsewhere(".ci/run", "make bench")),
     (r"make test", Elsewhere(".ci/run", "make test")),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
@@ -257,7 +261,6 @@ RULES: list[tuple[str, Answer]] = [
 NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/nixos.md", "power-mode: the board"): "an error message",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
-    ("docs/server.md", "curl "): "a client; tests/engine/server/test_fields.py asks the same",
     ("docs/simulator-use.md", "    again  nvgpusim"): "the end of a report",
     ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
