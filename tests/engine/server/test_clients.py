@@ -242,6 +242,7 @@ def test_a_failure_in_the_middle_is_an_event() -> None:
         runner(server).launch = broken  # type: ignore[method-assign]
         with pytest.raises(openai.APIError, match="the device is gone"):
             list(chunks)
+        wait_until(lambda: bool(server.failures), "the failure")  # said after the event
         assert server.failures == ["the engine failed: OSError: the device is gone"]
         with pytest.raises(openai.InternalServerError, match="shutting down"):
             server.client().chat.completions.create(**ASK)
