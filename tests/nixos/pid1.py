@@ -40,9 +40,9 @@ def refusal() -> str | None:
         return f"no systemd here ({SYSTEMD}): apt-get install systemd"
     if os.geteuid() != 0:
         return "a systemd of one's own needs root: run pytest as root"
-    missing = [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]
-    if missing:
-        return f"{', '.join(missing)}: not here: apt-get install util-linux iproute2"
+    tools = ("unshare", "nsenter", "ip", "dbus-daemon")
+    if missing := [tool for tool in tools if shutil.which(tool) is None]:
+        return f"{', '.join(missing)}: not here: apt-get install util-linux iproute2 dbus"
     if _cgroups() is None:
         return "no control groups of version 2 are mounted here"
     probe = subprocess.run(
