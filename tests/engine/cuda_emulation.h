@@ -193,6 +193,7 @@ static inline unsigned hfma2(unsigned a, unsigned b, unsigned c) {
 static inline float exp2_(float x) { return exp2f(x); }
 static inline int thread_again() { return emu::tid.x; }
 static inline int block_again() { return emu::bid.x; }
+static inline int token_block_again() { return emu::bid.y; }
 static inline int load_again(const int* p) { return *p; }
 // ldmatrix.x4: lane 8 i + r has the address of row r of matrix i
 static inline void load_matrices_of(unsigned* r, Shared row, bool across) {

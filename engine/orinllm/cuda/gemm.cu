@@ -69,13 +69,13 @@ DI void write_row(const float sums[][4], const Gemm& a, const Part& to, int t0, 
 template<typename P> DI void gemm(const Gemm& a) {
   typedef Tile<P> S;
   __shared__ typename S::Memory __align__(16) memory;
-  const int t0 = blockIdx.y * S::TOKENS, n = a.chunk[1], warp = threadIdx.x >> 5;
-  if (t0 >= n) return;
+  const int t0 = blockIdx.y * S::TOKENS, filled = a.chunk[1] - t0, warp = threadIdx.x >> 5;
+  if (filled <= 0) return;
   const Part mine = part_of<P::PARTS>(a.parts, blockIdx.x);
   const int place = ((int)blockIdx.x - mine.block) * P::ROW_WARPS + warp % P::ROW_WARPS;
   typename S::Sums acc;
   multiply_tile<P>(acc, memory, Rows{mine.w, a.up, place * S::WARP_ROWS, mine.rows},
-                   TokensInTurn<P>{a.in + (u64)t0 * P::COLS}, n - t0);
+                   TokensInTurn<P>{a.in + (u64)t0 * P::COLS}, filled);
   if constexpr (P::K_WARPS > 1) {
     static_assert(P::ROW_WARPS * P::ROW_TILES * P::TOKEN_GROUPS * 512 <= sizeof(memory), "");
     add_ranks<P>(acc, (float*)&memory);
@@ -83,14 +83,15 @@ template<typename P> DI void gemm(const Gemm& a) {
   const int tid = thread_again(), again = tid >> 5;
   if (again >= P::ROW_WARPS) return;
   const Part to = part_of<P::PARTS>(a.parts, block_again());
+  const int again_t0 = token_block_again() * S::TOKENS, n = again_t0 + filled;
   const int row =
       ((block_again() - to.block) * P::ROW_WARPS + again) * S::WARP_ROWS + ((tid & 31) >> 2);
 #pragma unroll
   for (int i = 0; i < P::ROW_TILES * (P::MODE == GATED ? 1 : 2); i++)
     if (row + i * 8 < to.rows) {
       if constexpr (P::MODE == GATED)
-        write_row<P>(acc[i], a, to, t0, n, row + i * 8, 0);
+        write_row<P>(acc[i], a, to, again_t0, n, row + i * 8, 0);
       else
-        write_row<P>(acc[i / 2], a, to, t0, n, row + i * 8, i % 2);
+        write_row<P>(acc[i / 2], a, to, again_t0, n, row + i * 8, i % 2);
     }
 }

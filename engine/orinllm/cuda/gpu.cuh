@@ -60,6 +60,11 @@ DI int thread_again() {
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(r));
   return (int)r;
 }
+DI int token_block_again() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(r));
+  return (int)r;
+}
 DI int block_again() {
   u32 r;
   asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(r));
