@@ -170,6 +170,17 @@ def test_a_beginning_that_is_known_is_not_computed_again() -> None:
         assert ear(fresh).heard == ear(second).heard
 
 
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    """Its logits are wanted, even where its page is known and full."""
+    store, ids = PagedStore(4), prompt(1, 2 * PAGE)
+    first = store.begin(ids, len(ids))
+    assert first is not None
+    store.commit(first, ids, len(ids))
+    store.end(first)
+    second = store.begin(ids, len(ids))
+    assert second is not None and second.cached == PAGE
+
+
 def test_a_page_that_two_share_stays_while_one_runs() -> None:
     shared = prompt(1, 129)
     it = Running(runner(slots=3, pages=8))
