@@ -200,6 +200,11 @@ class Scheduler:
         """Sequences that have none."""
         return len(self._waiting) + len(self._again)
 
+    @property
+    def most_at_once(self) -> int:
+        """Sequences that an idle scheduler takes."""
+        return self._most_waiting + self.runner.slots
+
     def submit(self, sequences: list[Sequence]) -> None:
         """Queue sequences, all or none; raises QueueFullError or ClosedError."""
         with self._wake:
@@ -257,6 +262,8 @@ class Scheduler:
             with self._wake:
                 self._closed = True
                 everyone = self._running + self._waiting.remove(lambda _: True) + list(self._again)
+            # Who has the last token already, and was not told yet.
+            everyone += [s for s, _, _, reason in self._news if reason and not s.over]
             why = f"the engine failed: {type(error).__name__}: {error}"
             for sequence in everyone:
                 sequence.sink.end("error", why)
@@ -295,7 +302,6 @@ class Scheduler:
             self._retire(sequence, "cancelled")
         if cancelled:
             self._waiting.remove(lambda s: s.over)
-            self._again = deque(s for s in self._again if not s.over)
 
     def _cut(self) -> None:
         waiting = self._waiting.remove(lambda _: True)
@@ -317,10 +323,15 @@ class Scheduler:
             sequence.lease = None
             self._running.remove(sequence)
             self._mean_seconds += 0.1 * (time.monotonic() - sequence.asked - self._mean_seconds)
+        elif sequence in self._again:
+            self._again.remove(sequence)
 
     def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
         self._retire(sequence, reason)
-        sequence.sink.end(reason, error)
+        try:
+            sequence.sink.end(reason, error)
+        except Exception as bug:  # one answer that cannot be read is no reason to end the others
+            sequence.sink.end("error", _unreadable(bug))
 
     def _admit(self) -> None:
         """Give slots and memory to who waits, who was preempted first."""
@@ -435,8 +446,18 @@ class Scheduler:
         for sequence, token, logprobs, reason in news:
             if sequence.over:
                 continue
-            if token >= 0 and sequence.sink.take(token, logprobs):
-                reason = "stop"
+            try:
+                if token >= 0 and sequence.sink.take(token, logprobs):
+                    reason = "stop"
+            except Exception as bug:
+                self._finish(sequence, "error", _unreadable(bug))
+                continue
             if reason:
                 self._finish(sequence, reason)
         self.handed()
+
+
+def _unreadable(bug: Exception) -> str:
+    """Write a sink's failure down; return one line for its client."""
+    traceback.print_exception(bug)
+    return " ".join(f"the answer could not be read: {type(bug).__name__}: {bug}".split())

@@ -237,7 +237,7 @@ def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
         return dict(call)
     try:
         parsed = json.loads(arguments) if arguments.strip() else {}
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise BadInput(
             f"tool call '{function.get('name')}': its arguments are no JSON: {error}"
         ) from None

@@ -15,14 +15,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from orinllm.errors import BadInput
 from orinllm.scheduler import Scheduler
 from orinllm.server import page
 from orinllm.server.answers import Answer
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import parse_json
-from orinllm.server.jobs import Run, prepare_chat, prepare_completion, submit, tokens_of
+from orinllm.server.jobs import (
+    Run,
+    check_tokens,
+    prepare_chat,
+    prepare_completion,
+    submit,
+    tokens_of_request,
+)
 from orinllm.server.metrics import CONTENT_TYPE
 from orinllm.server.options import HttpOptions
 from orinllm.server.protocol import (
@@ -71,11 +77,13 @@ def make_app(service: Service, http: HttpOptions, model: str) -> Starlette:
             allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
         )
         middleware.insert(0, cors)
-    return Starlette(
+    app = Starlette(
         routes=routes,
         middleware=middleware,
         exception_handlers={HTTPException: _of_http, Exception: _of_bug},  # type: ignore[dict-item]
     )
+    app.router.redirect_slashes = False  # a path that is not there is 404 with an error object
+    return app
 
 
 async def _of_http(request: Request, error: HTTPException) -> Response:
@@ -104,6 +112,9 @@ def _counted(service: Service, path: str, handler: Handler) -> Handler:
             response = error.response()
         except ClientDisconnect:
             response = Response(status_code=400)
+        except Exception:
+            service.metrics.requests.labels(path, "500").inc()
+            raise
         service.metrics.requests.labels(path, str(response.status_code)).inc()
         return response
 
@@ -191,29 +202,17 @@ class _Api:
     async def tokenize(self, request: Request) -> Response:
         asked = read_tokenize(await _json(request))
         engine = self._service.engine
-        if isinstance(asked.prompt, str):
-            if asked.parse_special:
-                ids = await asyncio.to_thread(engine.tokenizer.encode, asked.prompt, special=True)
-            else:
-                ids = await asyncio.to_thread(tokens_of, engine, asked.prompt, asked.add_special)
-        elif engine.template is None:
-            raise ApiError(400, "this model has no chat template", param="messages")
-        else:
-            try:
-                ids = engine.template.encode(
-                    asked.prompt,
-                    tools=list(asked.tools) or None,
-                    add_generation_prompt=asked.add_generation_prompt,
-                )
-            except BadInput as error:
-                raise ApiError(400, str(error), param="messages") from None
-        count = {"count": len(ids), "max_model_len": engine.context}
-        return JSONResponse({"tokens": ids, **count})
+        if asked.model is not None:
+            self._known(asked.model)
+        ids = await asyncio.to_thread(tokens_of_request, engine, asked)
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.context})
 
     async def detokenize(self, request: Request) -> Response:
-        tokens = read_detokenize(await _json(request))
+        model, tokens = read_detokenize(await _json(request))
         engine = self._service.engine
-        tokens_of(engine, tokens)
+        if model is not None:
+            self._known(model)
+        check_tokens(engine, tokens, "tokens")
         return JSONResponse({"content": engine.tokenizer.decode(tokens, special=True)})
 
     async def health(self, request: Request) -> Response:

@@ -194,7 +194,7 @@ class CallChoice(Choice):
     def _rest(self) -> Delta:
         try:
             value = json.loads(self._text + self._stream.flush())
-        except ValueError:  # it was cut off
+        except (ValueError, RecursionError):  # it was cut off, or is nested beyond reason
             return Delta()
         name, arguments = self._name, value
         if name is None:

@@ -19,7 +19,8 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.code = status, code
+        self.message, self.param = _sendable(message), param and _sendable(param)
         self.headers = dict(headers or {})
 
     @property
@@ -37,6 +38,11 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         """Return the answer."""
         return JSONResponse(self.body, self.status, self.headers)
+
+
+def _sendable(text: str) -> str:
+    """Return a text that may repeat what a client sent, which may be no Unicode."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 _TYPES = {429: "rate_limit_error", 403: "permission_error"}

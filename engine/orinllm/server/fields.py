@@ -127,7 +127,7 @@ class Fields:
 def parse_json(raw: bytes) -> Any:
     """Return what a body says; raises ApiError where it is no JSON."""
     try:
-        return json.loads(raw, parse_constant=_refuse_constant)
+        return json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_refuse_doubles)
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is no JSON: {why}", code="invalid_json") from None
@@ -135,6 +135,15 @@ def parse_json(raw: bytes) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _refuse_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in fields:
+            raise ValueError(f"'{name}' is there more than once")
+        fields[name] = value
+    return fields
 
 
 def _kind(value: Any) -> str:

@@ -16,7 +16,7 @@ from orinllm.scheduler import Sequence as Job
 from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, Post, TextChoice
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
-from orinllm.server.protocol import ChatRequest, Common, CompletionRequest
+from orinllm.server.protocol import ChatRequest, Common, CompletionRequest, TokenizeRequest
 from orinllm.template import ChatTemplate
 from orinllm.toolcalls import format_of
 
@@ -59,8 +59,8 @@ def prepare_chat(engine: Engine, request: ChatRequest, client: str, post: Post) 
     template = engine.template
     if template is None:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="model")
-    for message in request.messages:
-        _refuse_too_long(engine, _texts(message["content"]), "messages")
+    _refuse_too_many(engine, 1, request.common.n)
+    _refuse_long_messages(engine, request.messages)
     tools = list(request.tools.tools) or None
     variables = _variables(template.for_tools(tools), request)
     source = template.for_tools(tools).source
@@ -86,6 +86,7 @@ def prepare_chat(engine: Engine, request: ChatRequest, client: str, post: Post) 
 
 def prepare_completion(engine: Engine, request: CompletionRequest, client: str, post: Post) -> Run:
     """Return a completion's sequences; raises ApiError for what cannot be."""
+    _refuse_too_many(engine, len(request.prompts), request.common.n)
     prompts = [tokens_of(engine, prompt) for prompt in request.prompts]
 
     def choice(index: int, put: Put) -> Choice:
@@ -94,19 +95,44 @@ def prepare_completion(engine: Engine, request: CompletionRequest, client: str, 
     return _run(engine, request.common, prompts, "prompt", client, (_Form(), choice, post))
 
 
-def tokens_of(engine: Engine, prompt: str | Sequence[int], add_special: bool = True) -> list[int]:
-    """Return a prompt's tokens."""
+def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
+    """Return what /tokenize is asked for; raises ApiError."""
+    if isinstance(asked.prompt, str):
+        return tokens_of(engine, asked.prompt, asked.add_special, asked.parse_special)
+    if engine.template is None:
+        raise ApiError(400, "this model has no chat template", param="messages")
+    _refuse_long_messages(engine, asked.prompt)
+    try:
+        return engine.template.encode(
+            asked.prompt,
+            tools=list(asked.tools) or None,
+            add_generation_prompt=asked.add_generation_prompt,
+        )
+    except BadInput as error:
+        raise ApiError(400, str(error), param="messages") from None
+
+
+def check_tokens(engine: Engine, tokens: Sequence[int], param: str) -> None:
+    """Refuse numbers that are no tokens."""
+    for token in tokens:
+        if not 0 <= token < engine.tokenizer.vocab_size:
+            most = engine.tokenizer.vocab_size - 1
+            raise invalid(param, f"token {token} is not from 0 to {most}")
+
+
+def tokens_of(
+    engine: Engine, prompt: str | Sequence[int], add_special: bool = True, special: bool = False
+) -> list[int]:
+    """Return a prompt's tokens. special: names of control tokens in it are those tokens."""
     tokenizer = engine.tokenizer
     if not isinstance(prompt, str):
-        for token in prompt:
-            if not 0 <= token < tokenizer.vocab_size:
-                most = tokenizer.vocab_size - 1
-                raise invalid("prompt", f"token {token} is not from 0 to {most}")
+        check_tokens(engine, prompt, "prompt")
         return list(prompt)
     _refuse_too_long(engine, prompt, "prompt")
-    first = [tokenizer.bos_id] if add_special and tokenizer.add_bos else []
+    first = [tokenizer.bos_id] if add_special and tokenizer.add_bos and not special else []
     try:
-        return [token for token in first if token is not None] + tokenizer.encode(prompt)
+        ids = tokenizer.encode(prompt, special=special)
+        return [token for token in first if token is not None] + ids
     except BadInput as error:
         raise invalid("prompt", str(error)) from None
 
@@ -116,6 +142,19 @@ def _refuse_too_long(engine: Engine, text: str, param: str) -> None:
     least = len(text.encode(errors="replace")) // engine.tokenizer.longest
     if least >= engine.context:
         raise context_exceeded(least, engine.context, param, least=True)
+
+
+def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> None:
+    for message in messages:
+        _refuse_too_long(engine, _texts(message["content"]), "messages")
+
+
+def _refuse_too_many(engine: Engine, n_prompts: int, n: int) -> None:
+    """Refuse a request that would never fit into the queue: to try again would not help."""
+    most = engine.scheduler.most_at_once
+    if n_prompts * n > most:
+        param = "n" if n > 1 else "prompt"
+        raise invalid(param, f"{n_prompts * n} answers, of which this server takes {most} at once")
 
 
 def _texts(content: Any) -> str:

@@ -3,6 +3,7 @@
 A field that is not known, or asks for what this server cannot do, is an error that names it.
 """
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,8 +72,9 @@ class CompletionRequest:
 
 @dataclass(frozen=True)
 class TokenizeRequest:
-    """POST /tokenize. prompt: a text, or messages."""
+    """POST /tokenize. prompt: a text, or messages. model: need not be said."""
 
+    model: str | None
     prompt: str | tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...]
     add_special: bool
@@ -141,12 +143,13 @@ def read_completion(body: Any) -> CompletionRequest:
 def read_tokenize(body: Any) -> TokenizeRequest:
     """Read a request for a text's tokens; raises ApiError."""
     fields = Fields(body)
-    fields.text("model")
+    model = fields.text("model")
     text, messages = fields.text("content"), fields.sequence("messages")
     given = fields.text("prompt")
     if sum(value is not None for value in (text, given, messages)) != 1:
         raise invalid("content", "one of content, prompt (the same) and messages is needed")
     request = TokenizeRequest(
+        model,
         text if text is not None else given if given is not None else _messages(fields),
         _tools(fields).tools if messages is not None else (),
         fields.boolean("add_special", messages is None),
@@ -157,13 +160,12 @@ def read_tokenize(body: Any) -> TokenizeRequest:
     return request
 
 
-def read_detokenize(body: Any) -> tuple[int, ...]:
-    """Read a request for tokens' text; raises ApiError."""
+def read_detokenize(body: Any) -> tuple[str | None, tuple[int, ...]]:
+    """Read a request for tokens' text: the model, if it is said, and tokens; raises ApiError."""
     fields = Fields(body)
-    fields.text("model")
-    tokens = _tokens(fields.need("tokens"), "tokens")
+    model, tokens = fields.text("model"), _tokens(fields.need("tokens"), "tokens")
     fields.done()
-    return tokens
+    return model, tokens
 
 
 def _common(fields: Fields, max_tokens: int | None, top: int | None) -> Common:
@@ -214,7 +216,7 @@ def _sampling(fields: Fields) -> Sampling:
 def _logit_bias(fields: Fields) -> dict[int, float]:
     biases = {}
     for key, value in (fields.mapping("logit_bias") or {}).items():
-        if not key.isdecimal():
+        if not re.fullmatch("[0-9]{1,10}", key):
             raise invalid("logit_bias", f"'{key}' is no token's number")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise invalid("logit_bias", f"the bias of token {key} is no number")
@@ -226,7 +228,7 @@ def _logit_bias(fields: Fields) -> dict[int, float]:
 
 def _stop(fields: Fields) -> tuple[str, ...]:
     value = fields.take("stop")
-    texts = [value] if isinstance(value, str) else value or []
+    texts = [value] if isinstance(value, str) else [] if value is None else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise invalid("stop", "neither a string nor an array of strings")
     if len(texts) > _MOST_STOPS or not all(texts):

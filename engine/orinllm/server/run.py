@@ -9,12 +9,14 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orinllm.errors import BadInput
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load, read_header
+from orinllm.server.errors import ApiError
 from orinllm.server.notify import Notifier
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.security import is_loopback
@@ -53,6 +55,18 @@ class Patient(H11Protocol):
         ]
         if idle:
             min(idle, key=lambda other: other._deadline.when()).transport.abort()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP as everything else that is wrong."""
+        body = ApiError(400, msg, code="invalid_http").response().body
+        kind = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        for event in (
+            h11.Response(status_code=400, headers=[*kind, ("connection", "close")]),
+            h11.Data(data=bytes(body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     @property
     def busy(self) -> bool:

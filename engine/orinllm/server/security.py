@@ -117,9 +117,10 @@ class Guard:
                 return
         elif origin in (f"http://{host}", f"https://{host}") or self._origins & {origin, "*"}:
             return
+        who = "a page of another site" if origin is None else f"Origin '{origin}'"
         raise ApiError(
             403,
-            f"Origin '{origin}' may not ask this server; --allow-origin adds origins",
+            f"{who} may not ask this server; --allow-origin adds origins",
             code="bad_origin",
         )
 

@@ -3,6 +3,7 @@
 import random
 import threading
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from tests.engine.server.live import wait_until
@@ -21,8 +22,9 @@ SEEDED = Sampling(temperature=1.2, top_k=0, top_p=1, min_p=0, seed=7)
 
 @dataclass
 class Ear:
-    """A sink that keeps what it hears. hold: tokens after which it stops the scheduler's thread."""
+    """A sink that keeps what it hears. most: tokens after which it has enough."""
 
+    most: int = 10**9
     heard: list[int] = field(default_factory=list)
     reason: str = ""
     error: str | None = None
@@ -30,7 +32,7 @@ class Ear:
 
     def take(self, token: int, logprobs: Logprobs | None) -> bool:
         self.heard.append(token)
-        return False
+        return len(self.heard) >= self.most
 
     def end(self, reason: str, error: str | None) -> None:
         self.reason, self.error = reason, error
@@ -131,6 +133,19 @@ def test_memory_that_runs_out_preempts_who_came_last() -> None:
         assert (it.preemptions, it.runner.widest) == (0, 1)
 
 
+@pytest.mark.parametrize("most", range(1, 8))
+def test_who_has_enough_while_preempted_is_gone(most: int) -> None:
+    """A stop text may come with the very token after which another takes the memory."""
+    first, second = job(prompt(1, 60), 100), job(prompt(2, 60), 100)
+    ear(second).most = most
+    with Running(runner(slots=2, pages=3)) as it:
+        it.scheduler.submit([first, second])
+        wait(first, second)
+        wait_until(lambda: it.scheduler.running + it.scheduler.waiting == 0, "an idle scheduler")
+        assert (it.store.used, ear(second).reason) == (0, "stop")
+        assert ear(second).heard == alone(prompt(2, 60), GREEDY, most)
+
+
 def test_a_beginning_that_is_known_is_not_computed_again() -> None:
     system = prompt(1, 200)
     first, second = job([*system, 5, 6, 7], 70), job([*system, 9], 4)
@@ -153,6 +168,17 @@ def test_a_beginning_that_is_known_is_not_computed_again() -> None:
         wait(fresh)
         assert fresh.n_cached == 0
         assert ear(fresh).heard == ear(second).heard
+
+
+def test_the_last_token_of_a_prompt_is_always_computed() -> None:
+    """Its logits are wanted, even where its page is known and full."""
+    store, ids = PagedStore(4), prompt(1, 2 * PAGE)
+    first = store.begin(ids, len(ids))
+    assert first is not None
+    store.commit(first, ids, len(ids))
+    store.end(first)
+    second = store.begin(ids, len(ids))
+    assert second is not None and second.cached == PAGE
 
 
 def test_a_page_that_two_share_stays_while_one_runs() -> None:
@@ -280,6 +306,52 @@ def test_an_engine_that_fails_tells_everyone(capsys: pytest.CaptureFixture[str])
     assert failures == ["the engine failed: OSError: the device is gone"]
     assert {(ear(one).reason, ear(one).error) for one in jobs} == {("error", failures[0])}
     assert "the device is gone" in capsys.readouterr().err
+
+
+def test_who_has_its_last_token_is_told_of_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    it, failures = Running(runner(slots=2)), list[str]()
+    it.scheduler.failed = failures.append
+    launch = it.runner.launch
+
+    def second_breaks(rows: Any) -> None:
+        if it.runner.steps:
+            raise OSError("the device is gone")
+        launch(rows)
+
+    it.runner.launch = second_breaks  # type: ignore[method-assign]
+    short, long = job(prompt(1, 5), 1), job(prompt(2, 5), 5)
+    with it:
+        it.scheduler.submit([short, long])
+        wait_until(lambda: bool(failures), "the failure")
+    assert (ear(short).reason, ear(long).reason) == ("error", "error")
+    assert "the device is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["take", "end"])
+def test_an_answer_that_cannot_be_read_ends_alone(
+    where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad, good = job(prompt(1, 5), 3), job(prompt(2, 5), 9)
+    end = ear(bad).end
+
+    def take(token: int, logprobs: object) -> bool:
+        raise RecursionError("too deep")
+
+    def only_errors(reason: str, error: str | None) -> None:
+        if error is None:
+            raise RecursionError("too deep")
+        end(reason, error)
+
+    replaced = take if where == "take" else only_errors
+    setattr(ear(bad), where, replaced)
+    with Running(runner()) as it:
+        it.scheduler.submit([bad, good])
+        wait(bad, good)
+        assert it.store.used == 0
+    assert (ear(bad).reason, ear(good).reason) == ("error", "length")
+    assert ear(bad).error == "the answer could not be read: RecursionError: too deep"
+    assert ear(good).heard == alone(prompt(2, 5), GREEDY, 9)
+    assert "too deep" in capsys.readouterr().err
 
 
 def test_one_sequence_keeps_what_it_held() -> None:

@@ -1,0 +1,126 @@
+"""What no honest client sends: each gets one error object that names the field, and nobody else."""
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import httpx
+import pytest
+from tests.engine.server.live import Live, live
+from tests.engine.server.test_clients import connect, runner
+from tests.engine.server.toy import toy
+
+from orinllm.server.choices import CallChoice, Event
+
+USER: Any = {"role": "user", "content": "Hello"}
+CALL = {"id": "1", "function": {"name": "f", "arguments": "[" * 100_000}}
+HALF = "\ud800"  # of a surrogate pair: JSON can say it, UTF-8 cannot
+JSON_TYPE = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live(toy(slots=2, queue=3)) as found:
+        yield found
+
+
+def ask(server: Live, path: str, body: str) -> httpx.Response:
+    return httpx.post(f"{server.url}{path}", content=body, headers=JSON_TYPE, timeout=30)
+
+
+CHAT = [
+    ({HALF: 1}, "\\ud800", "unknown field"),
+    ({"messages": [{"role": HALF, "content": "x"}]}, "messages[0].role", "is none of system"),
+    ({"chat_template_kwargs": {HALF: 1}}, "chat_template_kwargs", "reads no"),
+    ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages", "no JSON"),
+    ({"stop": {}}, "stop", "neither a string"),
+    ({"stop": 0}, "stop", "neither a string"),
+    ({"stop": False}, "stop", "neither a string"),
+    ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is no token's number"),
+    ({"logit_bias": {"\u0663": 1}}, "logit_bias", "is no token's number"),
+    ({"n": 6}, "n", "6 answers, of which this server takes 5 at once"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "says"), CHAT)
+def test_chats(server: Live, fields: dict[str, Any], param: str, says: str) -> None:
+    body = json.dumps({"model": "test", "messages": [USER], **fields})
+    reply = ask(server, "/v1/chat/completions", body)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param)
+    assert says in error["message"]
+
+
+OTHERS = [
+    ("/v1/completions", {"model": "test", "prompt": ["a"] * 6}, 400, "prompt", "6 answers"),
+    ("/v1/completions", {"model": HALF, "prompt": "a"}, 404, "model", "does not exist"),
+    ("/tokenize", {"content": HALF, "parse_special": True}, 400, "prompt", "surrogate"),
+    ("/tokenize", {"content": "a " * 10**6, "parse_special": True}, 400, "prompt", "at least"),
+    ("/tokenize", {"messages": [USER | {"content": "a " * 10**6}]}, 400, "messages", "at least"),
+    ("/tokenize", {"content": "a", "model": "other"}, 404, "model", "does not exist"),
+    ("/detokenize", {"tokens": [1], "model": "other"}, 404, "model", "does not exist"),
+    ("/detokenize", {"tokens": [-1]}, 400, "tokens", "token -1 is not from 0 to"),
+]
+
+
+@pytest.mark.parametrize(("path", "fields", "status", "param", "says"), OTHERS)
+def test_other_paths(
+    server: Live, path: str, fields: dict[str, Any], status: int, param: str, says: str
+) -> None:
+    reply = ask(server, path, json.dumps(fields))
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (status, param)
+    assert says in error["message"]
+    assert runner(server).computed == 0
+
+
+def test_a_field_that_is_there_twice(server: Live) -> None:
+    reply = ask(server, "/tokenize", '{"content": "a", "content": "b"}')
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, "invalid_json")
+    assert "'content' is there more than once" in error["message"]
+
+
+def test_a_path_with_a_slash_too_many_is_no_other(server: Live) -> None:
+    reply = ask(server, "/v1/chat/completions/", "{}")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_url")
+
+
+@pytest.mark.parametrize("raw", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
+def test_what_is_no_http(server: Live, raw: bytes) -> None:
+    with closing(connect(server)) as one:
+        one.sendall(raw)
+        head, _, body = b"".join(iter(lambda: one.recv(4096), b"")).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+
+
+def test_a_page_of_another_site_is_called_so(server: Live) -> None:
+    headers = {"Sec-Fetch-Site": "cross-site"}
+    reply = httpx.post(f"{server.url}/tokenize", json={"content": "a"}, headers=headers)
+    assert reply.status_code == 403
+    assert reply.json()["error"]["message"].startswith("a page of another site may not ask")
+
+
+def test_failures_are_counted(server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError("a bug")
+
+    monkeypatch.setattr("orinllm.server.app.check_tokens", broken)
+    name = 'orinllm_requests_total{path="/detokenize",status="500"}'
+    reply = ask(server, "/detokenize", '{"tokens": [1]}')
+    assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")
+    text = httpx.get(f"{server.url}/metrics").text
+    assert f"{name} 1.0" in text
+
+
+def test_a_call_that_is_nested_beyond_reason_is_none(server: Live) -> None:
+    heard = list[Event]()
+    tokenizer = server.engine.tokenizer
+    choice = CallChoice(0, heard.append, tokenizer, "f")
+    for token in tokenizer.encode("[" * 5000):
+        choice.take(token, None)
+    choice.end("length", None)
+    assert (heard[-1].finish, heard[-1].error) == ("length", None)
+    assert not any(event.delta.tool_calls for event in heard)
