@@ -41,7 +41,7 @@ template<typename P> struct Scratch {
 };
 
 // A block's heads and tokens.
-template<typename P> struct Work {
+template<typename P> struct BlockWork {
   int kvh, g0, first;      // KV head, first head of its group, and of all sequences' heads
   int seq, pos;            // sequence, and its token's position
   int split, active;       // of so many splits that have tokens
@@ -55,10 +55,10 @@ template<int GT> struct Sums {
   float m[GT], l[GT];
 };
 
-template<typename P> DI Work<P> work_of_block(int pos) {
+template<typename P> DI BlockWork<P> work_of_block(int pos) {
   typedef Sizes<P> S;
   constexpr int PARTS = S::G / S::GT;
-  Work<P> w;
+  BlockWork<P> w;
   w.kvh = blockIdx.x / PARTS;
   w.g0 = (blockIdx.x % PARTS) * S::GT;
   w.split = blockIdx.y;
@@ -78,7 +78,7 @@ template<typename P> DI Work<P> work_of_block(int pos) {
 // The block's queries turned into shared memory; of the token's own split, its key and value too,
 // which go to the cache.
 template<typename P, typename Out>
-DI void load_heads(const Attention<P, Out>& a, const Work<P>& w, const Scratch<P>& s) {
+DI void load_heads(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s) {
   typedef Sizes<P> S;
   constexpr int HD = S::HD, KVH = S::KVH, G = S::G;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
@@ -104,7 +104,7 @@ DI void load_heads(const Attention<P, Out>& a, const Work<P>& w, const Scratch<P
 
 // No sums yet; a sink is one key more, of no value.
 template<typename P>
-DI void clear_sums(Sums<P::HEADS_PER_BLOCK>& sums, const float* sinks, const Work<P>& w) {
+DI void clear_sums(Sums<P::HEADS_PER_BLOCK>& sums, const float* sinks, const BlockWork<P>& w) {
   constexpr int GT = P::HEADS_PER_BLOCK;
 #pragma unroll
   for (int g = 0; g < GT; g++) sums.acc[g] = make_float4(0.f, 0.f, 0.f, 0.f);
@@ -185,7 +185,7 @@ template<typename P> DI void weigh_tile(const Scratch<P>& s, Sums<P::HEADS_PER_B
 
 // The sums of all threads: the result where the block is alone, else its part.
 template<typename P, typename Out>
-DI void leave_sums(const Attention<P, Out>& a, const Work<P>& w, const Scratch<P>& s,
+DI void leave_sums(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s,
                    const Sums<P::HEADS_PER_BLOCK>& sums) {
   typedef Sizes<P> S;
   constexpr int HD = S::HD, GT = S::GT;
@@ -218,7 +218,7 @@ DI void leave_sums(const Attention<P, Out>& a, const Work<P>& w, const Scratch<P
 
 // The result of all splits' parts, by the last block that left one.
 template<typename P, typename Out>
-DI void combine_parts(const Attention<P, Out>& a, const Work<P>& w) {
+DI void combine_parts(const Attention<P, Out>& a, const BlockWork<P>& w) {
   typedef Sizes<P> S;
   constexpr int HD = S::HD;
   for (int i = threadIdx.x; i < S::GT * HD; i += S::THREADS) {
@@ -264,7 +264,7 @@ template<typename P, typename Out> DI void attention(const Attention<P, Out>& a)
   // All pages, so that nothing waits for the position first.
   const int seq = blockIdx.z, pos = a.state[P::SEQUENCES + seq];
   for (int i = threadIdx.x; i < P::PAGES; i += S::THREADS) pages[i] = a.table[seq * P::PAGES + i];
-  const Work<P> w = work_of_block<P>(pos);
+  const BlockWork<P> w = work_of_block<P>(pos);
   if (w.split >= w.active) return;
   load_heads<P>(a, w, s);
   Sums<GT> sums;
