@@ -176,7 +176,7 @@ def rail_choice(spec: str | None, roots: Roots | None = None) -> tuple[str, ...]
 
 
 def idle_watts(roots: Roots | None = None, rails: tuple[str, ...] = ()) -> float | None:
-    """What the machine draws before any work; None, and at once, without a sensor."""
+    """Return the watts drawn before any work; None, and at once, without a sensor."""
     with EnergySampler(roots, BENCHMARK_HERTZ, rails=rails) as sampler:
         if sampler.energy().boundary is not None:
             time.sleep(IDLE_SECONDS)

@@ -69,7 +69,7 @@ class Child:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; `status` is None when its time ran out."""
+    """The end of a command; `status` is None when its time ran out."""
 
     status: int | None
     out: str

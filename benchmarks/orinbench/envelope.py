@@ -29,7 +29,7 @@ _BUILD_SECONDS = 120
 
 
 class GreenContext:
-    """What tinygrad's CUDA device makes instead of its context; `sms` is how many it was given."""
+    """A green context for tinygrad's CUDA device; `sms` is how many it was given."""
 
     def __init__(self, wanted: int) -> None:
         self.wanted, self.sms = wanted, 0

@@ -29,7 +29,7 @@ MIN_UNITS = 6
 
 
 class Verdict(Enum):
-    """What a comparison may say."""
+    """The verdicts of a comparison."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -39,7 +39,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a backend's throughput relates to another's: ratio above 1 means faster.
+    """A backend's throughput over another's: ratio above 1 means faster.
 
     `n` is the number of processes of the side that had fewer. The interval is None where so few
     processes have none; `least_p` is the least p that they can give.
@@ -56,7 +56,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Noise:
-    """How much runs of the same software on the same machine differ: of the logarithm's sd."""
+    """The noise between runs of the same software on the same machine: of the logarithm's sd."""
 
     sd: float
     degrees: int
@@ -352,7 +352,7 @@ def medians(record: Record) -> list[float]:
 
 
 def is_slower(judged: Sequence[Judged]) -> bool:
-    """Whether anything became slower."""
+    """True if anything became slower."""
     return any(test.comparison.verdict is Verdict.SLOWER for test in judged)
 
 

@@ -78,7 +78,7 @@ def smoke() -> dict[str, Any]:
 
 
 def _events() -> bool:
-    """Whether waits of some milliseconds have ended by an event of the driver's."""
+    """Return true if waits of some milliseconds have ended by an event of the driver's."""
     gpu = device()
     for _ in range(3):
         block = gpu.new_signal(value=0)

@@ -1,4 +1,4 @@
-"""What the driver's choices are worth on this board: each against its alternative, in turns.
+"""The worth of the driver's choices on this board: each against its alternative, in turns.
 
 A question is a program of `performance_probe.py` with two choices; it runs with the driver's own,
 the other, the other, the own, so that a drift of the board does not look like a choice. The verdict

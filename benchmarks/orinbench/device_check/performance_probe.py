@@ -1,4 +1,4 @@
-"""What a choice of the driver is worth: `performance_probe.py OUT PROBE CHOICE SIZES [MODEL]`.
+"""One choice of the driver, timed: `performance_probe.py OUT PROBE CHOICE SIZES [MODEL]`.
 
 Each program runs with one choice of the driver, in a process of its own, on the installed
 tinygrad. What it finds is one JSON object in the file OUT: numbers that end in a unit, or `error`.

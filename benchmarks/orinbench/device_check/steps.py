@@ -239,7 +239,7 @@ def patches(check: Check, seconds: float) -> Any:
 
 
 def performance(check: Check, seconds: float) -> Any:
-    """What the driver's choices are worth, each against its alternative in turns."""
+    """Time the driver's choices, each against its alternative in turns."""
     so_far: dict[str, Any] = {}
     until = time.monotonic() + seconds
     shape = "tiny" if check.sizes == "tiny" else "160m"
@@ -253,7 +253,7 @@ def performance(check: Check, seconds: float) -> Any:
 
 
 def memory(check: Check, seconds: float) -> dict[str, Any]:
-    """Where memory ends: with an error of the driver, 1 GiB before the board has none."""
+    """Find where memory ends: with an error of the driver, 1 GiB before the board has none."""
     reserve = performance_module.Choice("1 GiB", {"TEGRA_RESERVE_MB": "1024"})
     runner = performance_module.probe_runner(check.environment, check.sizes, Path)
     return runner("memory", reserve, False, seconds)
