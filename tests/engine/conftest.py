@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orinbench.synth import write_synthetic
@@ -18,14 +19,26 @@ Load = Callable[..., FusedExecutor]
 
 
 @pytest.fixture
-def emulated() -> Iterator[Load]:
-    """Load a file on the emulated GPU."""
+def emulation() -> Iterator[None]:
+    """The emulated GPU as the default device."""
     from tests.engine import cuda_emulation
     from tinygrad import Context
 
     cuda_emulation.install()
     with Context(DEV="EMU"):
-        yield load_emulated
+        yield
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """The same numbers for every test."""
+    return np.random.default_rng(20261122)
+
+
+@pytest.fixture
+def emulated(emulation: None) -> Load:
+    """Load a file on the emulated GPU."""
+    return load_emulated
 
 
 def load_emulated(path: Path, context: int = 128, pages: int | None = None) -> FusedExecutor:

@@ -4,15 +4,13 @@ Heads of every size, grouped 1 to 8, windows at their borders, sinks; splits of 
 output projection combines while it reads them; and what is asked of the L2 ahead.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.engine import cuda_emulation
-from tinygrad import Context, dtypes
+from tests.engine.emulated_buffers import Array, buffer, read
 from tinygrad.device import Buffer
 
 from orinllm.config import Attention, Rope
@@ -28,12 +26,11 @@ from orinllm.launches.attention import (
 from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, Weight
 from orinllm.launches.gemv import Product, products
 
-Array = NDArray[Any]
+pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-6
 # Tokens of a context whose splits are more than FEW: of more than 192 tokens each if they were few.
 LONG = 832
 F16 = next(t for t in kernel_types().values() if t.name == "F16")
-DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
 
 
 @dataclass(frozen=True)
@@ -72,30 +69,6 @@ CASES = [
     Case(256, 1, 4, normed=True, window=64),
 ]
 by_case = pytest.mark.parametrize("case", CASES, ids=str)
-
-
-@pytest.fixture(autouse=True)
-def emulated() -> Iterator[None]:
-    cuda_emulation.install()
-    with Context(DEV="EMU"):
-        yield
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(20261122)
-
-
-def buffer(values: Array) -> Buffer:
-    values = np.ascontiguousarray(values)
-    made = Buffer("EMU", values.size, DTYPES[values.dtype.str[1:]]).allocate()
-    return made.copyin(values.view(np.uint8).data.cast("B"))
-
-
-def read(source: Buffer, dtype: Any = np.float32) -> Array:
-    out = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
-    source.copyout(out.data.cast("B"))
-    return out
 
 
 def unset(*shape: int, dtype: Any = np.float32) -> Buffer:

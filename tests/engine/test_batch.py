@@ -1,17 +1,13 @@
 """Batches on tensor cores, on the emulated GPU: products, choice of tokens, whole models."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from numpy.typing import NDArray
-from tests.engine import cuda_emulation
 from tests.engine.conftest import Load
-from tinygrad import Context, dtypes
-from tinygrad.device import Buffer
+from tests.engine.emulated_buffers import Array, buffer, read
 
 from orinbench.model import open_model
 from orinbench.reference import Reference
@@ -24,43 +20,12 @@ from orinllm.launches.gemm import RowProduct
 from orinllm.memory import make_memory, pages_of, pages_that_fit
 from orinllm.network import Network
 
-Array = NDArray[Any]
-DTYPES = {
-    "f4": dtypes.float32,
-    "u1": dtypes.uint8,
-    "i4": dtypes.int32,
-    "f2": dtypes.uint16,
-    "u2": dtypes.uint16,
-}
+pytestmark = pytest.mark.usefixtures("emulation")
 BY_NAME = {t.name: t for t in kernel_types().values()}
 HIDDEN_SCALE = 0.0625
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 # What halves leave in the logits, of their norm; int8 activations, which GEMVs have, leave more.
 HALVES, EIGHT_BIT = 0.005, 0.05
-
-
-@pytest.fixture(autouse=True)
-def emulation() -> Iterator[None]:
-    cuda_emulation.install()
-    with Context(DEV="EMU"):
-        yield
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(20261122)
-
-
-def buffer(values: Array) -> Buffer:
-    values = np.ascontiguousarray(values)
-    made = Buffer("EMU", values.size, DTYPES[values.dtype.str[1:]]).allocate()
-    return made.copyin(values.view(np.uint8).data.cast("B"))
-
-
-def read(source: Buffer, dtype: Any = np.float32) -> Array:
-    out = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
-    source.copyout(out.data.cast("B"))
-    return out
 
 
 def matrix(rng: np.random.Generator, name: str, rows: int, cols: int) -> tuple[Weight, Array]:

@@ -5,16 +5,13 @@ under compute-sanitizer with CUDA.
 """
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from numpy.typing import NDArray
-from tests.engine import cuda_emulation
-from tinygrad import Context, dtypes
+from tests.engine.emulated_buffers import Array, buffer, read
+from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.config import Activation, Experts, Gating
@@ -39,41 +36,10 @@ from orinllm.launches.experts import (
 )
 from orinllm.launches.rows import Norm
 
-Array = NDArray[Any]
+pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-5
 DEVICE = os.environ.get("ORINLLM_TEST_DEVICE", "EMU")
-DTYPES = {
-    "f4": dtypes.float32,
-    "u1": dtypes.uint8,
-    "i4": dtypes.int32,
-    "f2": dtypes.uint16,
-    "u2": dtypes.uint16,
-}
 BY_NAME = {t.name: t for t in kernel_types().values()}
-
-
-@pytest.fixture(autouse=True)
-def emulated() -> Iterator[None]:
-    cuda_emulation.install()
-    with Context(DEV=DEVICE):
-        yield
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(20261122)
-
-
-def buffer(values: Array) -> Buffer:
-    values = np.ascontiguousarray(values)
-    made = Buffer(DEVICE, values.size, DTYPES[values.dtype.str[1:]]).allocate()
-    return made.copyin(values.view(np.uint8).data.cast("B"))
-
-
-def read(source: Buffer, dtype: Any = np.float32) -> Array:
-    out = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
-    source.copyout(out.data.cast("B"))
-    return out
 
 
 def floats(rng: np.random.Generator, *shape: int) -> Array:

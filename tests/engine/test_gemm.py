@@ -4,18 +4,14 @@ Every type in one tile; every tile with one type; tails of rows, tokens and colu
 biases and several matrices in one launch.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
-from numpy.typing import NDArray
-from tests.engine import cuda_emulation
+from tests.engine.emulated_buffers import Array, buffer, read
 from tests.engine.test_types import ROWS, TYPES, close, random_rows
-from tinygrad import Context, dtypes
-from tinygrad.device import Buffer
 
 from orinllm.ggml import KernelType
 from orinllm.launch import Graph
@@ -24,36 +20,11 @@ from orinllm.launches.gemm import RowProduct, neighbours, tiled
 from orinllm.launches.tile import TILES as ALL_TILES
 from orinllm.launches.tile import Tile, tile_for
 
-Array = NDArray[Any]
-DTYPES = {"f4": dtypes.float32, "u1": dtypes.uint8, "i4": dtypes.int32, "f2": dtypes.uint16}
+pytestmark = pytest.mark.usefixtures("emulation")
 NAMED = {t.name: t for t in TYPES}
 SMALL = Tile(1, 4, 1, 1, 2)
 # A half of the largest, in both directions, and ranks of k; few warps, for the emulation's sake.
 TILES = [Tile(2, 16, 1, 1, 2), Tile(2, 8, 1, 2, 2), Tile(1, 8, 2, 2, 2), Tile(1, 4, 1, 4, 2)]
-
-
-@pytest.fixture(autouse=True)
-def emulated() -> Iterator[None]:
-    cuda_emulation.install()
-    with Context(DEV="EMU"):
-        yield
-
-
-@pytest.fixture
-def rng() -> np.random.Generator:
-    return np.random.default_rng(20261122)
-
-
-def buffer(values: Array) -> Buffer:
-    values = np.ascontiguousarray(values)
-    made = Buffer("EMU", values.size, DTYPES[values.dtype.str[1:]]).allocate()
-    return made.copyin(values.view(np.uint8).data.cast("B"))
-
-
-def read(source: Buffer, dtype: Any) -> Array:
-    out = np.empty(source.nbytes // np.dtype(dtype).itemsize, dtype)
-    source.copyout(out.data.cast("B"))
-    return out
 
 
 @dataclass(frozen=True)
