@@ -116,9 +116,8 @@ RULES: list[tuple[str, Answer]] = [
     # docs/serve-bench.md
     (r"orinbench serve-bench .*", Elsewhere("tests/benchmarks/test_serve_bench.py")),
     # docs/benchmarks.md
-    (r"orinbench alloc --sizes 4K --device CPU -r 1", Run(shows="driver 4 KiB")),
-    (r"orinbench (suite|matmul|launch) ?.*", Parsed(MINUTES)),
-    (r"orinbench batch -m model\.gguf .*", Parsed(MINUTES)),
+    (r"orinbench suite --select 'alloc \* 4 KiB' --device CPU -r 1", Run(shows="driver 4 KiB")),
+    (r"orinbench suite ?.*", Parsed(MINUTES)),
     # docs/history.md
     (r"orinbench history", Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out")),
     (r"orinbench history --test .* --plot trend\.svg", Elsewhere(f"{HISTORY}::test_plot")),
