@@ -12,7 +12,7 @@ from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command
 from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
-from orinbench.report_html.command import report_command
+from orinbench.report.command import report_command
 from orinbench.sass import sass_command
 from orinbench.serve_bench.command import serve_bench_command
 from orinbench.suite.command import suite_command

@@ -119,8 +119,10 @@ RULES: list[tuple[str, Answer]] = [
     (r"orinbench suite --select 'alloc \* 4 KiB' --device CPU -r 1", Run(shows="driver 4 KiB")),
     (r"orinbench suite ?.*", Parsed(MINUTES)),
     # docs/history.md
-    (r"orinbench history", Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out")),
-    (r"orinbench history --test .* --plot trend\.svg", Elsewhere(f"{HISTORY}::test_plot")),
+    (
+        r"orinbench history( --test tg128 --device Orin)?",
+        Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out"),
+    ),
     (r"orinbench history -o csv", Elsewhere(f"{HISTORY}::test_machine_forms")),
     (r"orinbench history (pin baseline 3|check)", Elsewhere(f"{HISTORY}::test_pins")),
     (r"orinbench history (import|show) .*", Elsewhere(f"{HISTORY}::test_import_and_show")),
