@@ -17,10 +17,10 @@ from click.core import ParameterSource
 from jetson.files import Roots
 from orinbench.board import check_cooldown, check_requirements, requirements
 from orinbench.errors import BenchError
-from orinbench.export import RENDERERS
+from orinbench.export.forms import RENDERERS
+from orinbench.export.schema import Record
+from orinbench.export.table import render_md
 from orinbench.history.store import History, history_path
-from orinbench.reports import render_md
-from orinbench.schema import Record
 
 Command = Callable[..., int]
 
@@ -37,7 +37,7 @@ def output_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            *("-o", "--output"), default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
+            "-o", "--output", default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
         ),
         click.option("-oe", "--output-err", metavar="FORM", help="a second form on stderr"),
         history_option("where the run is kept"),
@@ -54,7 +54,8 @@ def output_options(command: Command) -> Command:
 def history_option(purpose: str) -> Callable[[Command], Command]:
     """Return the option that names the history's file."""
     return click.option(
-        *("history", "--history"),
+        "history",
+        "--history",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="PATH",
         help=f"{purpose} [~/.local/state/tinygrad-orin/history.db]",

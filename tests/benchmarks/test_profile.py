@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orinbench import profile
 from orinbench.errors import BenchError
-from orinbench.profile import Profile, difference, grouped, load, markdown, profile_command
-from orinbench.profile_log import classify, read_log
+from orinbench.profile import command as profile
+from orinbench.profile.command import Profile, difference, grouped, load, markdown, profile_command
+from orinbench.profile.log import classify, read_log
 from orinbench.synth import write_synthetic
 from orinllm.compiler import write_clang
 
@@ -134,7 +134,7 @@ def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_a_device_it_takes_the_first_that_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orinbench import profile
+    from orinbench.profile import command as profile
 
     opens = {"NV": "no such device", "CUDA": None, "CPU": None}
     monkeypatch.setattr(profile, "probe_device", opens.__getitem__)

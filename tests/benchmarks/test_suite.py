@@ -15,27 +15,25 @@ import pytest
 from tests.benchmarks.orinbench_command import orinbench
 from tests.patches.conftest import COMPILERS, wheel_file
 
-from orinbench import protocol
-from orinbench.clocks import ClockState
+from orinbench.benchmark import protocol
+from orinbench.benchmark.backend import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
+from orinbench.benchmark.plan import SuiteCase
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.protocol import Bandwidth, Prepared
+from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.errors import BenchError
-from orinbench.export import RENDERERS
-from orinbench.plan import SuiteCase
-from orinbench.process import WorkerProcess
-from orinbench.protocol import Bandwidth, Prepared
-from orinbench.reports import time_text
-from orinbench.samples import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
-from orinbench.schema import FIELDS
+from orinbench.export.forms import RENDERERS
+from orinbench.export.schema import FIELDS
+from orinbench.export.table import time_text
 from orinbench.suite import command, peaks
 from orinbench.suite.cases import CASES, UNITS, select
 from orinbench.suite.peaks import RATES, peak
 from orinbench.suite.tasks import WrongResultError, expect_close
 from orinbench.suite.work import percentiles
 from orinbench.talk import PlainTalk
-from orinbench.tinygrad_backend import worker_environment
 
 ORINBENCH = (sys.executable, "-m", "orinbench")
 Prepare = Callable[..., protocol.Prepared]
-STATE = ClockState(("performance",), 1, None, None, None)
 
 
 @pytest.fixture(scope="module")
@@ -172,10 +170,10 @@ def test_a_larger_case_of_a_slow_family_is_left_out_unseen(prepare: Prepare) -> 
 
 WRONG = """
 from tinygrad.device import Buffer
-from orinbench import copy_bandwidth
+from orinbench.benchmark import copy_bandwidth
 from orinbench.suite import gpt2, tasks
 {change}
-from orinbench.worker import main
+from orinbench.benchmark.worker import main
 main()
 """
 
@@ -242,17 +240,17 @@ def test_the_rates_give_the_figures_of_their_sources() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arch", "devfreq", "nvml", "want"),
+    ("name", "arch", "hertz", "want"),
     [
-        ("NV", "sm_87", 1_300_000_000, None, 16 * 1.3e9 * 2048),
-        ("CUDA", "sm_90", None, 1980, 16 * 1.98e9 * 4096),
-        ("CUDA", "sm_75", None, 1500, None),
-        ("CUDA", "sm_90", None, None, None),
-        ("CPU", "sm_90", None, 1980, None),
+        ("NV", "sm_87", 1_300_000_000, 16 * 1.3e9 * 2048),
+        ("CUDA", "sm_90", 1_980_000_000, 16 * 1.98e9 * 4096),
+        ("CUDA", "sm_75", 1_500_000_000, None),
+        ("CUDA", "sm_90", None, None),
+        ("CPU", "sm_90", 1_980_000_000, None),
     ],
 )
 def test_a_peak_is_multiprocessors_times_clock_times_rate(
-    name: str, arch: str, devfreq: Any, nvml: Any, want: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, arch: str, hertz: Any, want: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Devices:
         DEFAULT = name
@@ -260,11 +258,10 @@ def test_a_peak_is_multiprocessors_times_clock_times_rate(
         def __getitem__(self, asked: str) -> Any:
             return SimpleNamespace(renderer=SimpleNamespace(target=SimpleNamespace(arch=arch)))
 
-    gpus = [SimpleNamespace(max_hz=devfreq)] if devfreq else []
+    gpus = [SimpleNamespace(max_hz=hertz)] if hertz else []
     state = SimpleNamespace(readings=SimpleNamespace(gpus=gpus))
     monkeypatch.setattr(peaks, "Device", Devices())
     monkeypatch.setattr(peaks, "read_state", lambda: state)
-    monkeypatch.setattr(peaks, "nvml_value", lambda read: nvml)
     monkeypatch.setattr(peaks, "multiprocessors", lambda name: 16)
     found = peak("float16")
     assert found is None if want is None else found is not None and found[0] == want

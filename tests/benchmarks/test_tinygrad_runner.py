@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orinbench import protocol
-from orinbench.plan import Case, Lane, LanePlan
-from orinbench.process import WorkerProcess
-from orinbench.samples import BackendDiedError
-from orinbench.tinygrad_backend import (
+from orinbench.benchmark import protocol
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.tinygrad_backend import (
     TinygradBackend,
     copy_bandwidth,
     probe_device,
@@ -91,7 +91,7 @@ def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> Non
 
 
 def test_bandwidth_is_of_this_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinbench.tinygrad_backend.CPU_COPY_BYTES", 16 << 20)
+    monkeypatch.setattr("orinbench.benchmark.tinygrad_backend.CPU_COPY_BYTES", 16 << 20)
     found = copy_bandwidth("CPU", 300)
     assert found.n_bytes == 16 << 20
     assert len(found.samples_gb_s) == 7

@@ -7,14 +7,25 @@ from typing import Any
 
 import click
 
+from orinbench.benchmark.command import (
+    best_tinygrad,
+    check_contexts,
+    model_paths,
+)
+from orinbench.benchmark.plan import Case, Lane, LanePlan, check_backend_name, make_tests
+from orinbench.benchmark.ranges import parse_int_list, parse_pair
 from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, EXIT_SLOWER, BenchError
+from orinbench.export.identity import differences
+from orinbench.export.load import load_results
+from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History, history_path
 from orinbench.history.trend import case_key, read_trends, run_noise
-from orinbench.identity import differences
 from orinbench.interrupts import Interrupts
-from orinbench.judge import (
+from orinbench.model import open_model
+from orinbench.options import Command, check_repetitions, history_option, keep, with_options
+from orinbench.statistics.judge import (
     Judged,
     NoiseOf,
     is_slower,
@@ -23,17 +34,6 @@ from orinbench.judge import (
     no_noise,
     pairs_needed,
 )
-from orinbench.llama_bench import (
-    best_tinygrad,
-    check_contexts,
-    model_paths,
-)
-from orinbench.model import open_model
-from orinbench.options import Command, check_repetitions, history_option, keep, with_options
-from orinbench.plan import Case, Lane, LanePlan, check_backend_name, make_tests
-from orinbench.ranges import parse_int_list, parse_pair
-from orinbench.saved import load_results
-from orinbench.schema import Record
 from orinbench.talk import Talk, make_talk
 
 # Options that say what is measured: without a meaning for results that are there already.
@@ -194,10 +194,9 @@ def _compare_revisions(
     model = open_model(path)
     backend = _backend(options["backend"], talk)
     check_contexts([LanePlan(Lane(backend, path), cases)], {path: model})
-    bench = Bench(
-        *(backend, model, cases, options["rounds"], check_repetitions(options["repetitions"])),
-        *(options["seed"], options["check"], options["timeout"], options["verbose"]),
-    )
+    named = {name: options[name] for name in ("rounds", "seed", "check", "timeout", "verbose")}
+    repetitions = check_repetitions(options["repetitions"])
+    bench = Bench(backend, model, cases, repetitions=repetitions, **named)
     with Interrupts() as interrupts:
         try:
             built = (build(sides[0], talk), build(sides[1], talk))

@@ -10,23 +10,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orinbench.benchmark.backend import BackendDiedError, Identity
+from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.results import RunResult
+from orinbench.benchmark.runner import Runner
+from orinbench.benchmark.tinygrad_backend import TinygradBackend, copy_bandwidth
+from orinbench.board.environment import PATCHED
+from orinbench.check.gate import Gate
 from orinbench.compare.revisions import Built
-from orinbench.environment import PATCHED
 from orinbench.errors import BenchError
-from orinbench.gate import Gate
+from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.interrupts import Interrupts
-from orinbench.judge import Judged, adjusted, compare_paired
 from orinbench.model import ModelInfo
-from orinbench.plan import Case, Lane, LanePlan, Plan
-from orinbench.process import WorkerProcess
-from orinbench.protocol import Bandwidth
-from orinbench.record import make_records
-from orinbench.results import RunResult
-from orinbench.runner import Runner
-from orinbench.samples import BackendDiedError, Identity
-from orinbench.schema import Record
+from orinbench.statistics.judge import Judged, adjusted, compare_paired
 from orinbench.talk import RichTalk, Talk
-from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth
 
 SIDES = 2
 
@@ -55,7 +55,7 @@ class RevisionBackend(TinygradBackend):
         return identity
 
     def _start(self) -> WorkerProcess:
-        command = (str(self.built.python), "-m", "orinbench.worker")
+        command = (str(self.built.python), "-m", "orinbench.benchmark.worker")
         return WorkerProcess(self.environment, self._timeout, command, self._verbose)
 
 

@@ -7,13 +7,14 @@ import click
 from orinbench.compare.command import saved_records
 from orinbench.history.store import history_path
 from orinbench.options import history_option
-from orinbench.profile import load
+from orinbench.profile.command import load
 
 
 @click.command("report", context_settings={"max_content_width": 100})
 @click.argument("results", nargs=-1, required=True, metavar="RESULT...")
 @click.option(
-    *("-o", "--output"),
+    "-o",
+    "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE.html",

@@ -12,13 +12,33 @@ from typing import Any
 import click
 
 from jetson.files import Roots
-from orinbench import protocol
+from orinbench.benchmark import protocol
+from orinbench.benchmark.backend import FirstToken, Identity, LeftOutError, Sample, WarmUp
+from orinbench.benchmark.journal import Journal, journal_directory
+from orinbench.benchmark.plan import (
+    TINYGRAD_DEVICES,
+    Lane,
+    LanePlan,
+    Plan,
+    SuiteCase,
+    check_backend_name,
+)
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.runner import Runner
+from orinbench.benchmark.tinygrad_backend import (
+    copy_bandwidth,
+    identity_of,
+    probe_device,
+    sample_of,
+    worker_environment,
+)
 from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
-from orinbench.export import render_json
+from orinbench.export.forms import render_json
+from orinbench.export.record import make_records
+from orinbench.export.schema import Record
+from orinbench.export.table import render_md
 from orinbench.interrupts import Interrupts
-from orinbench.journal import Journal, journal_directory
-from orinbench.judge import MIN_UNITS
 from orinbench.options import (
     check_board,
     check_output,
@@ -29,22 +49,9 @@ from orinbench.options import (
     run_options,
     write_results,
 )
-from orinbench.plan import TINYGRAD_DEVICES, Lane, LanePlan, Plan, SuiteCase, check_backend_name
-from orinbench.process import WorkerProcess
-from orinbench.record import make_records
-from orinbench.reports import render_md
-from orinbench.runner import Runner
-from orinbench.samples import FirstToken, Identity, LeftOutError, Sample, WarmUp
-from orinbench.schema import Record
+from orinbench.statistics.judge import MIN_UNITS
 from orinbench.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
 from orinbench.talk import Talk, make_talk
-from orinbench.tinygrad_backend import (
-    copy_bandwidth,
-    identity_of,
-    probe_device,
-    sample_of,
-    worker_environment,
-)
 from orinllm.compiler import compiler_note
 
 

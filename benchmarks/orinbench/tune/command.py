@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from orinbench.device_info import package_version
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.board.device_info import package_version
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
-from orinbench.samples import BackendDiedError
 from orinbench.talk import duration, make_talk
 from orinbench.tune import tuning
 from orinbench.tune.events import chosen_device, events

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.errors import BenchError
-from orinbench.process import WorkerProcess
-from orinbench.samples import BackendDiedError
-from orinbench.tinygrad_backend import worker_environment
 from orinllm.compiler import compiler_hint
 
 TUNE_WORKER = (sys.executable, "-m", "orinbench.tune.worker")
@@ -60,8 +60,8 @@ def events(
 
 def chosen_device(asked: str | None) -> str:
     """Return tinygrad's device: as asked, as DEV says, or the first that opens."""
-    from orinbench.plan import TINYGRAD_DEVICES
-    from orinbench.tinygrad_backend import probe_device
+    from orinbench.benchmark.plan import TINYGRAD_DEVICES
+    from orinbench.benchmark.tinygrad_backend import probe_device
 
     if asked or os.environ.get("DEV"):
         return asked or os.environ["DEV"]

@@ -82,7 +82,9 @@ class FakeExecutor:
 
 def test_a_token_and_a_prompt_are_timed_when_they_are_warm(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = FakeExecutor()
-    monkeypatch.setattr("orinbench.tinygrad_paths.load_network", lambda model, context: executor)
+    monkeypatch.setattr(
+        "orinbench.benchmark.tinygrad_paths.load_network", lambda model, context: executor
+    )
     found = performance_probe.decode("tiny", "model.gguf")
     assert found["token_us"] > 0 and found["prompt_us"] > 0
     length, count = performance_probe.DECODED["tiny"]

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
 from orinbench.compare.revisions import Revision
-from orinbench.export import render_json
+from orinbench.export.forms import render_json
+from orinbench.export.load import load_results
+from orinbench.export.record import make_records
 from orinbench.history.store import History
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.results import RunResult
-from orinbench.saved import load_results
 
 TG = Case(0, 16, 0)
 Build = Callable[..., RunResult]

@@ -18,6 +18,11 @@ import pytest
 from tests.benchmarks.history.test_compare import run
 
 import orinbench
+from orinbench.benchmark.backend import BackendDiedError, Identity
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.results import RunResult
+from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.compare import command, rounds
 from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
@@ -25,12 +30,7 @@ from orinbench.errors import BenchError
 from orinbench.history.store import History
 from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
-from orinbench.plan import Case
-from orinbench.protocol import Bandwidth
-from orinbench.results import RunResult
-from orinbench.samples import BackendDiedError, Identity
 from orinbench.talk import PlainTalk
-from orinbench.tinygrad_backend import TinygradBackend
 
 SERIES = """\
 import pathlib, shutil, sys

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
 from orinbench.errors import BenchError
-from orinbench.export import RENDERERS, as_llama_bench
-from orinbench.identity import context, device_label, identity
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.results import RunResult
-from orinbench.saved import completed, load_results
-from orinbench.schema import FIELDS
+from orinbench.export.forms import RENDERERS, as_llama_bench
+from orinbench.export.identity import context, device_label, identity
+from orinbench.export.load import completed, load_results
+from orinbench.export.record import make_records
+from orinbench.export.schema import FIELDS
 
 DATA = Path(__file__).with_name("data")
 TG = Case(0, 16, 0)
@@ -99,6 +99,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(b"[\xff")
     with pytest.raises(BenchError, match="cannot be read"):
         load_results(path)
-    monkeypatch.setattr("orinbench.saved.MAX_BYTES", 1)
+    monkeypatch.setattr("orinbench.export.load.MAX_BYTES", 1)
     with pytest.raises(BenchError, match="larger than 0 MiB, which no result is"):
         load_results(path)

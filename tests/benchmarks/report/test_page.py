@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.benchmarks.report.conftest import figures_of
 
-from orinbench.profile import ClassTime, Profile
+from orinbench.export.load import completed, load_results
+from orinbench.profile.command import ClassTime, Profile
 from orinbench.report.charts import short
 from orinbench.report.page import render
 from orinbench.report.timeline import read_moments
-from orinbench.saved import completed, load_results
 
 DATA = Path(__file__).parents[1] / "history" / "data"
 Record = dict[str, Any]
