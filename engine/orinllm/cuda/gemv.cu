@@ -411,8 +411,8 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
 #pragma unroll
     for (int r = 0; r < R; r++) {
       const u32 off = (slot * R + r) * S::SLOT + ((align[r] + unit * S::UB) & 15);
-      dot_unit<T, K % 1024 != 0, N>(memory.ring, off, a, memory.act + unit * 2048, M::KP * M::ACT,
-                                    lane, K - unit * 1024, sums.acc[r]);
+      const Unit row = {memory.ring, off, lane, K - unit * 1024};
+      dot_unit<T, K % 1024 != 0, N>(row, a, memory.act + unit * 2048, M::KP * M::ACT, sums.acc[r]);
     }
     __syncwarp();
     producer.advance(items, step + D, slot);
