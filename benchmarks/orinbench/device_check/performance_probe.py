@@ -6,7 +6,6 @@ tinygrad. What it finds is one JSON object in the file OUT: numbers that end in 
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from orinbench.child import Child
 from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
 from orinbench.device_check.patch_probes import SIZES
 
@@ -89,7 +89,7 @@ def preemption(sizes: str, model: str) -> dict[str, Any]:
     launch()
     alone = median(seconds_of(launch) for _ in range(launches))
     command = [sys.executable, "-m", "orinbench.device_check.performance_probe"]
-    with subprocess.Popen([*command, "-", "rival", "", sizes], text=True) as rival:
+    with Child([*command, "-", "rival", "", sizes]) as rival:
         time.sleep(seconds / 5)
         beside = [seconds_of(launch) for _ in range(launches)]
         status = rival.wait()
