@@ -338,6 +338,9 @@ def _lines() -> Iterator[str]:
 @click.option("--allow-origin", multiple=True, help="A web page's origin that may ask (CORS).")
 @click.option("--alias", help="The model's name. Default: the file's, without .gguf.")
 @click.option("--chat-template", "template", type=click.Path(path_type=Path), help="Jinja file.")
+@click.option(
+    "--pooling", type=click.Choice(["mean", "last"]), help="Of embeddings. Default: the file's."
+)
 @click.option("--slots", type=click.IntRange(1), help="Answers at once. Default: as many as fit.")
 @click.option("--memory", default="70%", show_default=True, help="Of what is free after loading.")
 @click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="May wait.")
@@ -369,6 +372,7 @@ def serve(
         given["queue"],
         given["deterministic"],
         given["template"],
+        given["pooling"],
     )
     keys = read_keys(given["api_key_file"]) if given["api_key_file"] else ()
     http = HttpOptions(

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from orinllm.scheduler import Scheduler
 from orinllm.server import page
 from orinllm.server.answers import Answer
+from orinllm.server.embeddings import Embeddings, read_embeddings
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import parse_json
@@ -55,6 +56,7 @@ def make_app(service: Service, http: HttpOptions, model: str) -> Starlette:
     table: dict[tuple[str, str], Handler] = {
         ("POST", "/v1/chat/completions"): api.chat,
         ("POST", "/v1/completions"): api.complete,
+        ("POST", "/v1/embeddings"): api.embed,
         ("GET", "/v1/models"): api.models,
         ("GET", "/v1/models/{name:path}"): api.model,
         ("POST", "/tokenize"): api.tokenize,
@@ -164,6 +166,13 @@ class _Api:
             answer.echo = [text for text in texts for _ in range(asked.common.n)]
         return await self._answer(request, engine, asked.common, run, answer)
 
+    async def embed(self, request: Request) -> Response:
+        asked = read_embeddings(await _json(request))
+        engine = self._service.engine
+        self._known(asked.model)
+        answer = Embeddings(engine, asked, _client(request), self._service.post)
+        return await _whole(request, engine.scheduler, answer.run, answer)
+
     async def _answer(
         self, request: Request, engine: Engine, common: Common, run: Run, answer: Answer
     ) -> Response:
@@ -197,6 +206,7 @@ class _Api:
             "created": engine.created,
             "owned_by": "orinllm",
             "max_model_len": engine.context,
+            "pooling": engine.pooling,
         }
 
     async def tokenize(self, request: Request) -> Response:
@@ -227,7 +237,9 @@ class _Api:
         return page.render(self._model, secrets.token_urlsafe(16))
 
 
-async def _whole(request: Request, scheduler: Scheduler, run: Run, answer: Answer) -> Response:
+async def _whole(
+    request: Request, scheduler: Scheduler, run: Run, answer: Answer | Embeddings
+) -> Response:
     """Wait for an answer, as long as its client does."""
     done = asyncio.create_task(answer.whole())
     gone = asyncio.create_task(_gone(request))

@@ -3,10 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from orinllm.states import Pooling
+
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How a model is loaded and shared. memory: share of the free memory, 0 to 1."""
+    """How a model is loaded and shared.
+
+    memory: share of the free memory, 0 to 1. pooling: of embeddings; None: the file's, or the mean.
+    """
 
     model: Path
     device: str | None = None
@@ -17,6 +22,7 @@ class EngineOptions:
     queue: int = 64
     deterministic: bool = False
     template: Path | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True)
