@@ -18,7 +18,7 @@ from orinllm.plan import Plan
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions
 from orinllm.states import Pooling, pooling_of
-from orinllm.template import ChatTemplate
+from orinllm.template import KEY, ChatTemplate
 from orinllm.tokenizer import Tokenizer
 from orinllm.weights import Say, quiet
 
@@ -48,9 +48,10 @@ def read_header(options: EngineOptions) -> tuple[Header, ChatTemplate | None]:
         return header, header.template
     try:
         source = options.template.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--chat-template {options.template}: {error}") from None
-    return header, ChatTemplate(source, header.tokenizer)
+        return header, ChatTemplate(source, header.tokenizer)
+    except (OSError, UnicodeDecodeError, BadInput) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{KEY}: ")
+        raise BadInput(f"--chat-template {options.template}: {why}") from None
 
 
 def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
