@@ -346,6 +346,13 @@ let
       };
       wanted = [ ''hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35)'' ];
     };
+    jetpack7 = {
+      host = bare "aarch64-linux" {
+        imports = [ jetpackOptions ];
+        hardware.nvidia-jetpack.majorVersion = "7";
+      };
+      wanted = [ ''hardware.nvidia-jetpack.majorVersion is "7" (Jetson Linux r39, CUDA 13)'' ];
+    };
     genericModule = {
       host = bare "aarch64-linux" {
         imports = [ jetpackOptions ];

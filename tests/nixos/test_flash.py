@@ -101,7 +101,7 @@ def test_the_script_of_this_board_is_built_and_run(usb: Path) -> None:
     """In a process of its own, which becomes the script."""
     plug(usb, "7223")
     start = (
-        f"import sys; sys.path.insert(0, {str(Path(flash.__file__).parent)!r}); import flash\n"
+        f"import sys; sys.path.insert(0, {str(Path(str(flash.__file__)).parent)!r}); import flash\n"
         f"from pathlib import Path; flash.USB = Path({str(usb / 'usb')!r}); flash.main({[AGX]!r})"
     )
     subprocess.run(["python3", "-c", start], input=AGX, text=True, check=True, timeout=60)
