@@ -269,6 +269,16 @@ let
           enable = true;
           environmentFile = "${./assertions.nix}";
         };
+        orin.upgrade = {
+          enable = true;
+          units = [ "orin-gpu" ];
+        };
+        orin.cache = {
+          enable = true;
+          openFirewall = true;
+          port = 9401;
+        };
+        orin.backup.enable = true;
       };
       wanted = [
         ''orin.host.user = "root": root logs in''
@@ -277,6 +287,11 @@ let
         ''orin.llm-server.host = "0.0.0.0" answers everyone who reaches it''
         "orin.llm-server.models.main: llama.cpp has no `memory` and no `queue`"
         "orin.llm-gateway.servers names no model"
+        "orin.upgrade.units = [ \"orin-gpu\" ]: name at least one unit, with its ending"
+        "the cache listens on 127.0.0.1 only"
+        "orin.cache.port and orin.telemetry.exporter.port are both 9401"
+        ''orin.backup.repository = "": write where to''
+        "orin.backup.passwordFile = null: name a file"
         "orin.llm-gateway.environmentFile is in the Nix store"
       ];
     };

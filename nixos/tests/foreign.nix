@@ -29,6 +29,13 @@ let
         enable = true;
         models.main.file = "/srv/model.gguf";
       };
+      upgrade.enable = true;
+      cache.enable = true;
+      backup = {
+        enable = true;
+        repository = "/mnt/usb/attic";
+        passwordFile = "/var/lib/secrets/backup";
+      };
     };
   };
   attic = evaluated (
@@ -78,6 +85,23 @@ let
     "nix.gc.automatic" = !attic.nix.gc.automatic;
     # Root's without a password on the serial console, where that is asked for, and nowhere else.
     "orin.host.rescueLogin" = rescue attic && !rescue alone.host;
+    "orin.upgrade.units" =
+      attic.orin.upgrade.units == [
+        "orin-gpu.service"
+        "orin-performance-readback.service"
+        "jetson-exporter.service"
+        "prometheus.service"
+        "grafana.service"
+        "orin-llm-server-main.service"
+      ];
+    "services.restic.backups.orin" =
+      lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db"
+        attic.services.restic.backups.orin.backupPrepareCommand;
+    "systemd.services.harmonia" =
+      attic.systemd.services.orin-cache-key.requiredBy == [ "harmonia.service" ]
+      && lib.hasInfix "/var/lib/orin-cache/secret-key" (
+        toString attic.systemd.services.harmonia.serviceConfig.LoadCredential
+      );
     # Ours follow: Grafana asks the stranger's Prometheus.
     "services.grafana.provision" =
       (lib.head attic.services.grafana.provision.datasources.settings.datasources).url
