@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from . import locks, programs
+from .extents import EXTENTS
 from .kernel import Kernel
 from .kernel.available import MEMINFO, meminfo
 from .kernel.core import NODES
@@ -192,6 +193,7 @@ class Simulation:
         self.seam.install()
         for name, hook in locks.client_hooks().items():
             self.seam.replace(gc, name, hook)
+        EXTENTS.keeps_writes = "init" in self.options.checks
         programs.install()
         Simulation.current = self
         atexit.register(Simulation.finish)
@@ -220,6 +222,7 @@ class Simulation:
         """Take the seam out again (for tests)."""
         self.seam.remove()
         self.kernel.close()
+        EXTENTS.keeps_writes = True
         Simulation.current = None
 
 
