@@ -103,6 +103,10 @@ class SimBackend(Backend):
             raise
         return NotImplemented if got is None else (got[0], (got[1], fd, offset))
 
+    def shares(self, token: Any) -> bool:
+        """nvmap does (nvmap_dmabuf.c:456); nvgpu's doorbell does not (ioctl_ctrl.c:2861)."""
+        return isinstance(token[0], DmaBuf)
+
     def mapped(self, address: int, length: int, token: Any) -> None:
         """The host kernel has mapped."""
         if token is None:
