@@ -127,5 +127,14 @@ let
       ];
     };
   };
+
+  # NVIDIA's flashing tools are programs for x86_64.
+  onDesk = lib.optionalAttrs pkgs.stdenv.hostPlatform.isx86_64 {
+    flash = {
+      type = "app";
+      program = lib.getExe (self.lib.flashProgram pkgs);
+      meta.description = "Flash a board's firmware, as flake.lock has it, over USB";
+    };
+  };
 in
-apps // { default = apps.llama-bench; }
+apps // onDesk // { default = apps.llama-bench; }
