@@ -13,9 +13,9 @@ from hypothesis import settings
 
 from exporter.scenario import agx_orin
 from jetson.replay import Stage
-from orinbench.benchmark.backend import FirstToken, Identity, Sample, WarmUp
+from orinbench.benchmark.backend import FirstToken, Sample
 from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board.environment import read_environment
 from orinbench.model import ModelInfo, open_model
@@ -97,7 +97,7 @@ def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
     def lane(backend: str, milliseconds: dict[Case, list[float]], **fields: Any) -> LaneResult:
         is_llama = backend == "llama.cpp"
         plan = LanePlan(Lane(backend, tiny_model.path), tuple(milliseconds))
-        warm_up = None if is_llama else WarmUp(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
+        warm_up = None if is_llama else WarmedUp(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
         engine = {"build_commit": "abc", "backends": "CPU", "n_threads": 2, "n_ubatch": 512}
         rows = [
             RowResult(

@@ -13,13 +13,11 @@ from orinbench.benchmark.backend import (
     Backend,
     BackendDiedError,
     FirstToken,
-    Identity,
     Sample,
-    WarmUp,
 )
 from orinbench.benchmark.journal import Journal
 from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
 from orinbench.benchmark.results import LaneResult, RunResult
 from orinbench.benchmark.runner import Runner
 from orinbench.board import FEW_READINGS, readings_of_power
@@ -52,9 +50,9 @@ class FakeBackend:
         self._note("first token")
         return FirstToken(32, None, 1.0, None, None, None)
 
-    def warm_up(self, case: Case) -> WarmUp | None:
+    def warm_up(self, case: Case) -> WarmedUp | None:
         self._note(f"warm up {case.label}")
-        return WarmUp(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
+        return WarmedUp(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         self._note(f"measure {case.label} round {round_} seed {seed}")

@@ -16,10 +16,10 @@ from tests.benchmarks.orinbench_command import orinbench
 from tests.patches.conftest import COMPILERS, wheel_file
 
 from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
+from orinbench.benchmark.backend import BackendDiedError, LeftOutError, Sample
 from orinbench.benchmark.plan import SuiteCase
 from orinbench.benchmark.process import WorkerProcess
-from orinbench.benchmark.protocol import Bandwidth, Prepared
+from orinbench.benchmark.protocol import Bandwidth, Identity, Prepared, WarmedUp
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
@@ -286,10 +286,14 @@ class FakeSuiteBackend:
         self._note("open")
         return Identity("tinygrad 1", "1", None, self.device, None, None, None, None)
 
-    def warm_up(self, case: SuiteCase) -> WarmUp:
+    def warm_up(self, case: SuiteCase) -> WarmedUp:
         self._note(f"warm up {case.label}")
         on_gpu = self.device != "CPU"
-        prepared = Prepared(
+        return Prepared(
+            seconds=1.0,
+            repetition_s=0.5,
+            compile_s=0.1,
+            kernels_compiled=3,
             work=8.0,
             calls=4,
             flops=2e9,
@@ -299,7 +303,6 @@ class FakeSuiteBackend:
             included="all of it",
             extra={"kernels": 3, "peak_source": "a guess" if on_gpu else None},
         )
-        return WarmUp(1.0, 0.5, 0.1, 3, None, None, prepared=prepared)
 
     def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
         self._note(f"measure {case.label} round {round_}")

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from orinbench.benchmark.plan import AnyCase
-from orinbench.benchmark.protocol import Prepared
+from orinbench.benchmark.protocol import Identity, WarmedUp
 from orinbench.board.clocks import ClockState
 from orinbench.statistics import BenchWarning
 
@@ -20,22 +20,6 @@ class LeftOutError(Exception):
 
 
 @dataclass(frozen=True)
-class Identity:
-    """What a backend says of itself when it opens."""
-
-    software: str  # e.g. "tinygrad 0.13.0+orin.0123456789ab"
-    build_commit: str
-    build_number: int | None
-    device: str  # tinygrad's device, or llama.cpp's backends field
-    device_name: str | None
-    driver: str | None
-    arch: str | None
-    n_threads: int | None
-    renderer: str | None = None
-    sms: int | None = None  # multiprocessors, where not all of the device are used
-
-
-@dataclass(frozen=True)
 class FirstToken:
     """Time to the first token, from the start of the process, for a prompt of `n_prompt` tokens."""
 
@@ -48,21 +32,6 @@ class FirstToken:
     decode_path: str | None = None  # tinygrad's "jit" or "fused"
     included: str | None = None  # what its timed region holds, for people
     chunk: int | None = None  # prompt tokens that go through at once; None: as -ub says
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """What it took to get a case ready."""
-
-    seconds: float
-    repetition_s: float  # of which a whole repetition, depth and preparation included
-    compile_s: float
-    kernels_compiled: int
-    kernels_per_token: int | None  # None for a case that decodes nothing
-    launches_per_token: int | None
-    type_k: str | None = None
-    type_v: str | None = None
-    prepared: Prepared | None = None  # of the suite's cases: what a repetition is
 
 
 @dataclass(frozen=True)
@@ -101,7 +70,7 @@ class BackendOf(Protocol[CaseT]):
         """Measure the time to the first token."""
         ...
 
-    def warm_up(self, case: CaseT) -> WarmUp | None:
+    def warm_up(self, case: CaseT) -> WarmedUp | None:
         """Get a case ready to be timed; None where each repetition does that for itself.
 
         Raises LeftOutError for a case that the device is too small or too slow for.

@@ -17,15 +17,14 @@ from typing import Any
 from orinbench.benchmark.backend import (
     BackendDiedError,
     FirstToken,
-    Identity,
     LeftOutError,
     Sample,
-    WarmUp,
 )
 from orinbench.benchmark.envelope import Preload
 from orinbench.benchmark.llama_server import find_llama_server, first_text, server_arguments
 from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, LanePlan
 from orinbench.benchmark.prompt_text import prompt_text
+from orinbench.benchmark.protocol import Identity, WarmedUp
 from orinbench.benchmark.tinygrad_backend import FIRST_TOKEN_PROMPT
 from orinbench.child import Child
 from orinbench.errors import BenchError
@@ -133,7 +132,7 @@ class LlamaCppBackend:
             kernels_compiled=None,
         )
 
-    def warm_up(self, case: Case) -> WarmUp | None:
+    def warm_up(self, case: Case) -> WarmedUp | None:
         """Do nothing: every call of a binary warms up by itself. Raises LeftOutError."""
         if case.text:
             self._server(case)

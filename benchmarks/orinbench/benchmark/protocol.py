@@ -15,16 +15,18 @@ class Open:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """The device is open and computes."""
+class Identity:
+    """What a backend says of itself when its device is open and computes."""
 
-    device: str  # tinygrad's canonical name, e.g. "CPU"
-    arch: str
-    renderer: str
-    tinygrad_version: str
+    software: str  # e.g. "tinygrad 0.13.0+orin.0123456789ab"
+    build_commit: str
+    build_number: int | None
+    device: str  # tinygrad's device, or llama.cpp's backends field
     device_name: str | None  # as the vendor calls it, where that can be read
     driver: str | None
+    arch: str | None
     n_threads: int | None  # threads that kernels may use, on the CPU device
+    renderer: str | None = None
     sms: int | None = None  # multiprocessors, where not all of the device are used
 
 
@@ -113,16 +115,16 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """The test's kernels are compiled and its graphs captured."""
+    """What it took to get a case ready: its kernels are compiled and its graphs captured."""
 
-    seconds: float
-    repetition_s: float  # of which a whole repetition, depth and preparation included
-    compile_s: float
-    kernels_compiled: int
-    kernels_per_token: int | None  # kernels launched per decoded token, those in graphs included
-    launches_per_token: int | None  # calls that the host makes for them
-    type_k: str
-    type_v: str
+    seconds: float = 0.0
+    repetition_s: float = 0.0  # of which a whole repetition, depth and preparation included
+    compile_s: float = 0.0
+    kernels_compiled: int = 0
+    kernels_per_token: int | None = None  # of a decoded token, those in graphs included
+    launches_per_token: int | None = None  # calls that the host makes for them
+    type_k: str | None = None
+    type_v: str | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Prepare:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(WarmedUp):
     """What one repetition of a case is, or why the case is left out."""
 
     left_out: str | None = None
@@ -163,10 +165,6 @@ class Prepared:
     peak_flops: float | None = None  # what the device can do at most a second, in this type
     check: str = ""  # what the check of the result has found
     included: str = ""  # what the timed region holds, for people
-    seconds: float = 0.0
-    repetition_s: float = 0.0
-    compile_s: float = 0.0
-    kernels_compiled: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -199,7 +197,7 @@ class Failed:
 
 
 Request = Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure | Prepare | Repeat
-Reply = Opened | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured | Prepared
+Reply = Identity | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured | Prepared
 Message = Request | Reply | Failed
 
 _MESSAGES: dict[str, type[Any]] = {

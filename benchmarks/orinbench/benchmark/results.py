@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orinbench.benchmark.backend import FirstToken, Identity, Sample, WarmUp
+from orinbench.benchmark.backend import FirstToken, Sample
 from orinbench.benchmark.plan import AnyCase, Case, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.protocol import Bandwidth, Identity, Prepared, WarmedUp
 from orinbench.board.environment import Environment
 from orinbench.model import ModelInfo
 
@@ -16,7 +16,7 @@ class RowResult:
     """One case of one lane."""
 
     case: AnyCase
-    warm_up: WarmUp | None = None
+    warm_up: WarmedUp | None = None
     samples: list[Sample] = field(default_factory=list)
     error: str | None = None
     left_out: str | None = None  # why it was not run, which is no failure
@@ -26,8 +26,13 @@ class RowResult:
         """Units of work in one repetition: tokens, or what the warm-up of the suite's case says."""
         if isinstance(self.case, Case):
             return self.case.n_tokens
-        assert self.warm_up is not None and self.warm_up.prepared is not None
-        return self.warm_up.prepared.work
+        assert self.prepared is not None
+        return self.prepared.work
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """What a repetition of a suite's case is."""
+        return self.warm_up if isinstance(self.warm_up, Prepared) else None
 
     @property
     def processes(self) -> list[int]:

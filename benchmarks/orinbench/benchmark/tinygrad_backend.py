@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import BackendDiedError, FirstToken, Identity, Sample, WarmUp
+from orinbench.benchmark.backend import BackendDiedError, FirstToken, Sample
 from orinbench.benchmark.envelope import SMS
 from orinbench.benchmark.plan import TINYGRAD_CHUNK, Case, LanePlan
 from orinbench.benchmark.process import WorkerProcess
@@ -54,7 +54,6 @@ class TinygradBackend:
         if cold_start:
             self.environment["CACHEDB"] = str(self._directory / "cache.db")
         self._worker: WorkerProcess | None = None
-        self.opened: protocol.Opened | None = None
 
     @property
     def worker(self) -> WorkerProcess:
@@ -62,11 +61,10 @@ class TinygradBackend:
         assert self._worker is not None, "first_token() comes before anything that needs the model"
         return self._worker
 
-    def open(self) -> Identity:
+    def open(self) -> protocol.Identity:
         """Open the device in a process of its own and say what it is."""
         with self._start() as worker:
-            self.opened = worker.ask(protocol.Open(), protocol.Opened)
-        return identity_of(self.opened)
+            return worker.ask(protocol.Open(), protocol.Identity)
 
     def first_token(self) -> FirstToken:
         """Measure the time to the first token; the process of the warm one stays."""
@@ -106,19 +104,9 @@ class TinygradBackend:
     def _first_prompt(self) -> int:
         return min(FIRST_TOKEN_PROMPT, self.plan.max_context)
 
-    def warm_up(self, case: Case) -> WarmUp:
+    def warm_up(self, case: Case) -> protocol.WarmedUp:
         """Compile and capture what `case` needs."""
-        warm = self.worker.ask(protocol.WarmUp(self._test(case, 0)), protocol.WarmedUp)
-        return WarmUp(
-            seconds=warm.seconds,
-            repetition_s=warm.repetition_s,
-            compile_s=warm.compile_s,
-            kernels_compiled=warm.kernels_compiled,
-            kernels_per_token=warm.kernels_per_token,
-            launches_per_token=warm.launches_per_token,
-            type_k=warm.type_k,
-            type_v=warm.type_v,
-        )
+        return self.worker.ask(protocol.WarmUp(self._test(case, 0)), protocol.WarmedUp)
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         """Time one repetition in the worker."""
@@ -153,22 +141,6 @@ def sample_of(measured: protocol.Measured, round_: int) -> Sample:
     return Sample(round=round_, **asdict(measured))
 
 
-def identity_of(opened: protocol.Opened) -> Identity:
-    """Return what a worker that has opened its device is."""
-    return Identity(
-        software=f"tinygrad {opened.tinygrad_version}",
-        build_commit=opened.tinygrad_version,
-        build_number=None,
-        device=opened.device,
-        device_name=opened.device_name,
-        driver=opened.driver,
-        arch=opened.arch,
-        n_threads=opened.n_threads,
-        renderer=opened.renderer,
-        sms=opened.sms,
-    )
-
-
 def worker_environment(
     device: str, directory: Path, n_threads: int | None = None
 ) -> dict[str, str]:
@@ -199,7 +171,7 @@ def probe_device(device: str, timeout: float = 120.0) -> str | None:
         environment = {**worker_environment(device, Path(directory)), "CCACHE": "0"}
         try:
             with WorkerProcess(environment, timeout) as worker:
-                worker.ask(protocol.Open(), protocol.Opened)
+                worker.ask(protocol.Open(), protocol.Identity)
         except BackendDiedError as error:
             return str(error)
     return None

@@ -135,17 +135,20 @@ class TinygradRunner:
             case protocol.Repeat(label, seed):
                 return self.suite.repeat(label, seed)
 
-    def open(self) -> protocol.Opened:
+    def open(self) -> protocol.Identity:
         """Compile and run one kernel: a device that opens may still lack its compiler."""
         device = Device[Device.DEFAULT]
         if (Tensor([1.0, 2.0]) + 1).tolist() != [2.0, 3.0]:
             raise RuntimeError(f"{Device.DEFAULT} computes 1 + 1 wrongly")
         on_gpu = Device.DEFAULT != "CPU"
-        return protocol.Opened(
+        version = package_version("tinygrad") or "unknown"
+        return protocol.Identity(
+            software=f"tinygrad {version}",
+            build_commit=version,
+            build_number=None,
             device=Device.DEFAULT,
             arch=str(getattr(device, "arch", "") or device.renderer.target.arch),
             renderer=type(device.renderer).__name__,
-            tinygrad_version=package_version("tinygrad") or "unknown",
             device_name=gpu_name() if on_gpu else None,
             driver=gpu_driver() if on_gpu else None,
             n_threads=None if on_gpu else CPU_COUNT.value,

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orinbench.benchmark.backend import BackendDiedError, Identity
+from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
 from orinbench.benchmark.process import WorkerProcess
-from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.protocol import Bandwidth, Identity
 from orinbench.benchmark.results import RunResult
 from orinbench.benchmark.runner import Runner
 from orinbench.benchmark.tinygrad_backend import TinygradBackend, copy_bandwidth

@@ -246,7 +246,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
             "kernels_per_token": row.warm_up.kernels_per_token,
             "launches_per_token": row.warm_up.launches_per_token,
         }
-    prepared = row.warm_up.prepared if row.warm_up else None
+    prepared = row.prepared
     if prepared is not None:
         fields |= _prepared_fields(lane, row, prepared)
     if isinstance(row.case, Case) or prepared is not None:
@@ -317,7 +317,7 @@ def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> floa
         return None
     bandwidth = stdlib_statistics.median(lane.bandwidth.samples_gb_s) * 1e9
     if not isinstance(row.case, Case):
-        prepared = row.warm_up.prepared if row.warm_up else None
+        prepared = row.prepared
         return _share(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None
     if row.case.n_prompt or lane.model is None:
         return None

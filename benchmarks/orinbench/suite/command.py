@@ -13,7 +13,7 @@ import click
 
 from jetson.files import Roots
 from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import FirstToken, Identity, LeftOutError, Sample, WarmUp
+from orinbench.benchmark.backend import FirstToken, LeftOutError, Sample
 from orinbench.benchmark.journal import Journal, journal_directory
 from orinbench.benchmark.plan import (
     TINYGRAD_DEVICES,
@@ -27,7 +27,6 @@ from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.runner import Runner
 from orinbench.benchmark.tinygrad_backend import (
     copy_bandwidth,
-    identity_of,
     probe_device,
     sample_of,
     worker_environment,
@@ -81,15 +80,15 @@ class SuiteBackend:
         )
         self._worker = self._start()
 
-    def open(self) -> Identity:
+    def open(self) -> protocol.Identity:
         """Open the device."""
-        return identity_of(self._worker.ask(protocol.Open(), protocol.Opened))
+        return self._worker.ask(protocol.Open(), protocol.Identity)
 
     def first_token(self) -> FirstToken:
         """Raise: there is no model."""
         raise AssertionError("the suite's lanes have no model")
 
-    def warm_up(self, case: SuiteCase) -> WarmUp:
+    def warm_up(self, case: SuiteCase) -> protocol.Prepared:
         """Make a case ready and check its result; raises LeftOutError."""
         request = protocol.Prepare(
             benchmark=case.benchmark,
@@ -104,15 +103,7 @@ class SuiteBackend:
         prepared = self._worker.ask(request, protocol.Prepared)
         if prepared.left_out is not None:
             raise LeftOutError(prepared.left_out)
-        return WarmUp(
-            seconds=prepared.seconds,
-            repetition_s=prepared.repetition_s,
-            compile_s=prepared.compile_s,
-            kernels_compiled=prepared.kernels_compiled,
-            kernels_per_token=None,
-            launches_per_token=None,
-            prepared=prepared,
-        )
+        return prepared
 
     def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
         """Time one repetition in the worker."""

@@ -18,9 +18,9 @@ import pytest
 from tests.benchmarks.history.test_compare import run
 
 import orinbench
-from orinbench.benchmark.backend import BackendDiedError, Identity
+from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.plan import Case
-from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.protocol import Bandwidth, Identity
 from orinbench.benchmark.results import RunResult
 from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.compare import command, rounds
