@@ -8,7 +8,7 @@ nothing else. Ctrl-C ends the run and keeps what is there.
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,6 +38,7 @@ Check = Callable[[LaneResult, Backend], dict[str, Any]]
 BandwidthProbe = Callable[[str], Bandwidth]
 
 
+@dataclass
 class Runner:
     """One run. `backends` and `models` are in the order of the plan's lanes.
 
@@ -51,45 +52,33 @@ class Runner:
     all would take longer than this.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        backends: Sequence[Backend],
-        models: Sequence[ModelInfo | None],
-        talk: Talk,
-        gate: Check | None,
-        probe: BandwidthProbe | None,
-        delay: float = 0.0,
-        warm_up: bool = True,
-        cooldown: float | None = None,
-        roots: Roots | None = None,
-        journal: Journal | None = None,
-        rails: tuple[str, ...] = (),
-        interrupts: Interrupts | None = None,
-        fit_seconds: float | None = None,
-        least_processes: int = 1,
-    ) -> None:
-        self.plan = plan = replace(plan, processes=min(plan.processes, plan.repetitions))
-        self.backends = backends
-        self.talk = talk
-        self.gate = gate
-        self.probe = probe
-        self.delay = delay
-        self.warm_up = warm_up
-        self.cooldown = cooldown
-        self.roots = roots
-        self.journal = journal
-        self.rails = rails
-        self.idle: float | None = None
-        self.interrupts = interrupts or Interrupts()
-        self.fit_seconds = fit_seconds
-        self.least_processes = least_processes
+    plan: Plan
+    backends: Sequence[Backend]
+    models: Sequence[ModelInfo | None]
+    talk: Talk
+    gate: Check | None = None
+    probe: BandwidthProbe | None = None
+    delay: float = 0.0
+    warm_up: bool = True
+    cooldown: float | None = None
+    roots: Roots | None = None
+    journal: Journal | None = None
+    rails: tuple[str, ...] = ()
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    fit_seconds: float | None = None
+    least_processes: int = 1
+    idle: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the result."""
+        fewer = min(self.plan.processes, self.plan.repetitions)
+        self.plan = replace(self.plan, processes=fewer)
         self.result = RunResult(
-            plan=plan,
+            plan=self.plan,
             environment=read_environment(),
             lanes=[
                 LaneResult(lane, model, [RowResult(case) for case in lane.cases])
-                for lane, model in zip(plan.lanes, models, strict=True)
+                for lane, model in zip(self.plan.lanes, self.models, strict=True)
             ],
             started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
