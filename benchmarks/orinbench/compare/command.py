@@ -216,20 +216,20 @@ def _report(
         f"tinygrad {side.version}"
         for letter, side in zip("AB", built, strict=True)
     ]
-    rounds = f"{len(measured.runs)} rounds of fresh processes"
+    rounds = f"{measured.rounds} rounds of fresh processes"
     notes.append(f"both: {bench.backend}, {bench.model.path.name}, {rounds}")
-    if measured.partial:
-        notes.append(f"interrupted in round {len(measured.runs) + 1} of {bench.rounds}")
+    if measured.run.partial:
+        notes.append(f"interrupted; {bench.rounds} rounds were planned")
     notes += measured.errors()
     _print(judged, notes, output)
-    if history is not None and measured.runs:
+    if history is not None and measured.rounds:
         for side in range(len(built)):
             keep(measured.records(side), history)
     return _exit_code(measured, judged)
 
 
 def _exit_code(measured: Measured, judged: Sequence[Judged]) -> int:
-    if measured.partial:
+    if measured.run.partial:
         return EXIT_INTERRUPTED
     if is_slower(judged):
         return EXIT_SLOWER
