@@ -15,6 +15,8 @@ import click
 from click.core import ParameterSource
 
 from jetson.files import Roots
+from orinbench.benchmark.plan import BACKEND_NAMES, Case, make_tests
+from orinbench.benchmark.ranges import parse_int_list, parse_pair
 from orinbench.board import check_cooldown, check_requirements, requirements
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
@@ -48,6 +50,70 @@ def output_options(command: Command) -> Command:
             metavar="FILE.html",
             help="a page with plots, for a phone, a screen or paper",
         ),
+    )
+
+
+def model_options(command: Command) -> Command:
+    """Add the options that name a model, or the synthetic one that stands in for it."""
+    return with_options(
+        command,
+        click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s)."),
+        click.option(
+            "--shape", default="160m", help="shape of the synthetic model used without -m [160m]"
+        ),
+        click.option("--quant", default="Q6_K", help="its type [Q6_K]"),
+    )
+
+
+def backend_options(command: Command) -> Command:
+    """Add the options that choose what computes."""
+    return with_options(
+        command,
+        click.option(
+            "backends",
+            "--backend",
+            multiple=True,
+            metavar="LIST",
+            help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
+        ),
+        click.option(
+            "--llama-bench",
+            metavar="PATH",
+            help="llama.cpp's llama-bench, and its neighbour llama-server [from PATH]",
+        ),
+    )
+
+
+def case_options(command: Command) -> Command:
+    """Add llama-bench's options that make tests; `tests_of` reads them."""
+    options = {
+        ("n_prompt", "-p", "--n-prompt"): ("LIST", "[512]"),
+        ("n_gen", "-n", "--n-gen"): ("LIST", "[128]"),
+        ("pairs", "-pg"): ("PP,TG", "prompt, then generation"),
+        ("n_depth", "-d", "--n-depth"): ("LIST", "prefilled [0]"),
+    }
+    return with_options(
+        command,
+        *(
+            click.option(*names, multiple=True, metavar=form, help=text)
+            for names, (form, text) in options.items()
+        ),
+    )
+
+
+def numbers_of(texts: Sequence[str], flag: str, default: int) -> list[int]:
+    """Return the numbers of a LIST that was given several times, or the default."""
+    return [value for text in texts for value in parse_int_list(text, flag)] or [default]
+
+
+def tests_of(options: dict[str, Any], parallel: Sequence[int] = (1,)) -> list[Case]:
+    """Return the tests of `case_options`; raises BenchError for what cannot be run."""
+    return make_tests(
+        numbers_of(options["n_prompt"], "-p", 512),
+        numbers_of(options["n_gen"], "-n", 128),
+        [parse_pair(pair, "-pg") for pair in options["pairs"]],
+        numbers_of(options["n_depth"], "-d", 0),
+        parallel,
     )
 
 

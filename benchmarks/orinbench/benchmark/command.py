@@ -24,7 +24,6 @@ from orinbench.benchmark.parity import (
     passed_on,
 )
 from orinbench.benchmark.plan import (
-    BACKEND_NAMES,
     KNOBS,
     TINYGRAD_DEVICES,
     TINYGRAD_KNOBS,
@@ -32,11 +31,9 @@ from orinbench.benchmark.plan import (
     Plan,
     check_backend_name,
     make_lanes,
-    make_tests,
     parse_settings,
 )
 from orinbench.benchmark.prompt_text import prompt_text
-from orinbench.benchmark.ranges import parse_int_list, parse_pair
 from orinbench.benchmark.results import RunResult
 from orinbench.benchmark.runner import Runner
 from orinbench.benchmark.sampled import sampling_of
@@ -50,13 +47,18 @@ from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import (
     Command,
+    backend_options,
+    case_options,
     check_board,
     check_output,
     check_processes,
     check_repetitions,
+    model_options,
+    numbers_of,
     output_options,
     processes_option,
     run_options,
+    tests_of,
     with_options,
     write_results,
 )
@@ -97,11 +99,8 @@ def _knob_options(command: Command) -> Command:
 
 
 @click.command("llama-bench", cls=WholeFlags, context_settings={"max_content_width": 100})
-@click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s).")
-@click.option("n_prompt", "-p", "--n-prompt", multiple=True, metavar="LIST", help="[512]")
-@click.option("n_gen", "-n", "--n-gen", multiple=True, metavar="LIST", help="[128]")
-@click.option("pairs", "-pg", multiple=True, metavar="PP,TG", help="prompt, then generation")
-@click.option("n_depth", "-d", "--n-depth", multiple=True, metavar="LIST", help="prefilled [0]")
+@model_options
+@case_options
 @click.option(
     "n_parallel",
     "-npl",
@@ -120,14 +119,7 @@ def _knob_options(command: Command) -> Command:
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
 @processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
-@click.option(
-    "backends",
-    "--backend",
-    multiple=True,
-    metavar="LIST",
-    help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
-)
-@click.option("--llama-bench", metavar="PATH", help="llama.cpp's llama-bench [from PATH]")
+@backend_options
 @click.option(
     "--path",
     "path_",
@@ -141,8 +133,6 @@ def _knob_options(command: Command) -> Command:
     metavar="N",
     help="only N multiprocessors of the GPU (CUDA): 16 shows what an Orin's can do",
 )
-@click.option("--shape", default="160m", help="shape of the synthetic model used without -m [160m]")
-@click.option("--quant", default="Q6_K", help="its type [Q6_K]")
 @click.option(
     "--check/--no-check",
     default=None,
@@ -254,22 +244,13 @@ class PlanOptions:
     """The options that make the plan, parsed; raises BenchError for what cannot be run."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        def numbers(texts: Sequence[str], flag: str, default: int) -> list[int]:
-            values = [value for text in texts for value in parse_int_list(text, flag)]
-            return values or [default]
-
         self.repetitions = check_repetitions(options["repetitions"])
         self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
-        n_prompt = numbers(options["n_prompt"], "-p", 512)
+        n_prompt = numbers_of(options["n_prompt"], "-p", 512)
         self.asks_text = bool(options["texts"])
-        self.texts = [n for n in numbers(options["texts"], "--ttft", max(n_prompt)) if n]
-        self.tests = make_tests(
-            n_prompt,
-            numbers(options["n_gen"], "-n", 128),
-            [parse_pair(pair, "-pg") for pair in options["pairs"]],
-            numbers(options["n_depth"], "-d", 0),
-            check_parallel(numbers(options["n_parallel"], "-npl", 1)),
-        )
+        self.texts = [n for n in numbers_of(options["texts"], "--ttft", max(n_prompt)) if n]
+        parallel = check_parallel(numbers_of(options["n_parallel"], "-npl", 1))
+        self.tests = tests_of(options, parallel)
         self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
 
 

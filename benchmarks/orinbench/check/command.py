@@ -10,29 +10,18 @@ import click
 
 from orinbench.benchmark.command import choose_backends, model_paths
 from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
-from orinbench.benchmark.plan import BACKEND_NAMES
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, CheckReport, run_check
 from orinbench.check.greedy import Say, tinygrad_engine
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
+from orinbench.options import backend_options, model_options
 from orinbench.talk import make_talk
 
 
 @click.command("check", context_settings={"max_content_width": 100})
-@click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s).")
-@click.option(
-    "backends",
-    "--backend",
-    multiple=True,
-    metavar="LIST",
-    help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
-)
-@click.option(
-    "--llama-bench", metavar="PATH", help="llama-bench, whose neighbour llama-server runs"
-)
-@click.option("--shape", default="160m", help="shape of the synthetic model used without -m [160m]")
-@click.option("--quant", default="Q6_K", help="its type [Q6_K]")
+@model_options
+@backend_options
 @click.option("n_tokens", "-n", default=12, type=click.IntRange(1), help="tokens a prompt [12]")
 @click.option("--seed", default=0, type=click.IntRange(0), help="of the prompts [0]")
 @click.option(

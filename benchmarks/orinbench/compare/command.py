@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from orinbench.benchmark.command import (
     best_tinygrad,
     check_contexts,
     model_paths,
 )
-from orinbench.benchmark.plan import Case, Lane, LanePlan, check_backend_name, make_tests
-from orinbench.benchmark.ranges import parse_int_list, parse_pair
+from orinbench.benchmark.plan import Lane, LanePlan, check_backend_name
 from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, EXIT_SLOWER, BenchError
@@ -24,7 +24,14 @@ from orinbench.history.store import Filter, History, history_path
 from orinbench.history.trend import case_key, read_trends, run_noise
 from orinbench.interrupts import Interrupts
 from orinbench.model import open_model
-from orinbench.options import Command, check_repetitions, history_option, keep, with_options
+from orinbench.options import (
+    case_options,
+    check_repetitions,
+    history_option,
+    keep,
+    model_options,
+    tests_of,
+)
 from orinbench.statistics.judge import (
     Judged,
     NoiseOf,
@@ -36,29 +43,6 @@ from orinbench.statistics.judge import (
 )
 from orinbench.talk import Talk, make_talk
 
-# Options that say what is measured: without a meaning for results that are there already.
-BENCH_OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "model": (("-m", "--model"), {"multiple": True, "metavar": "FILE", "help": "GGUF file"}),
-    "n_prompt": (("-p", "--n-prompt"), {"multiple": True, "metavar": "LIST", "help": "[512]"}),
-    "n_gen": (("-n", "--n-gen"), {"multiple": True, "metavar": "LIST", "help": "[128]"}),
-    "pairs": (("-pg",), {"multiple": True, "metavar": "PP,TG", "help": "prompt, then generation"}),
-    "n_depth": (("-d", "--n-depth"), {"multiple": True, "metavar": "LIST", "help": "[0]"}),
-    "rounds": (("--rounds",), {"type": click.IntRange(1), "help": "pairs of processes [10]"}),
-    "repetitions": (("-r", "--repetitions"), {"metavar": "N", "help": "in each round [3]"}),
-    "backend": (("--backend",), {"help": "one tinygrad device [the best that opens]"}),
-    "seed": (("--seed",), {"type": click.IntRange(0), "help": "of order and token ids [0]"}),
-    "shape": (("--shape",), {"help": "shape of the synthetic model used without -m [160m]"}),
-    "quant": (("--quant",), {"help": "its type [Q6_K]"}),
-    "check": (("--check/--no-check",), {"default": None, "help": "check the numbers first"}),
-    "timeout": (("--timeout",), {"type": click.FloatRange(1), "help": "seconds a step [1800]"}),
-    "verbose": (("-v", "--verbose"), {"is_flag": True, "help": "let the backends talk"}),
-}
-
-
-def _bench_options(command: Command) -> Command:
-    options = BENCH_OPTIONS.items()
-    return with_options(command, *(click.option(n, *flags, **how) for n, (flags, how) in options))
-
 
 @click.command("compare", context_settings={"max_content_width": 100})
 @click.argument("before", metavar="A")
@@ -66,9 +50,25 @@ def _bench_options(command: Command) -> Command:
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @history_option("where ids are looked up, and revisions are kept")
 @click.option("--no-history", is_flag=True, help="do not keep what is measured")
-@_bench_options
+@model_options
+@case_options
+@click.option("--rounds", default=10, type=click.IntRange(1), help="pairs of processes [10]")
+@click.option("-r", "--repetitions", default="3", metavar="N", help="in each round [3]")
+@click.option("--backend", help="one tinygrad device [the best that opens]")
+@click.option("--seed", default=0, type=click.IntRange(0), help="of order and token ids [0]")
+@click.option("--check/--no-check", default=None, help="check the numbers first")
+@click.option("--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]")
+@click.option("-v", "--verbose", is_flag=True, help="let the backends talk")
+@click.pass_context
 def compare_command(
-    before: str, after: str, output: str, history: Path | None, no_history: bool, **options: Any
+    context: click.Context,
+    /,
+    before: str,
+    after: str,
+    output: str,
+    history: Path | None,
+    no_history: bool,
+    **options: Any,
 ) -> int:
     """Say for each test whether B is faster or slower than A.
 
@@ -89,9 +89,11 @@ def compare_command(
         raise BenchError(
             f"{before}, {after}: one is a git revision and one a result; both must be of a kind"
         )
-    if given := [name for name in BENCH_OPTIONS if options[name] not in (None, (), False)]:
-        flag = BENCH_OPTIONS[given[0]][0][0]
-        raise BenchError(f"{flag}: says what to measure, which is for git revisions only")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in options and source is ParameterSource.COMMANDLINE:
+            flag = parameter.opts[0]
+            raise BenchError(f"{flag}: says what to measure, which is for git revisions only")
     old, new = sides
     assert not isinstance(old, Revision) and not isinstance(new, Revision)
     judged = judge_saved(old, new, _noise_of(before, after, path))
@@ -184,8 +186,7 @@ def _compare_revisions(
     options: dict[str, Any],
     talk: Talk,
 ) -> int:
-    options = _with_defaults(options)
-    cases = _cases(options)
+    cases = tuple(tests_of(options))
     if options["rounds"] < (need := pairs_needed(len(cases))):
         raise BenchError(
             f"--rounds {options['rounds']}: a verdict on {len(cases)} tests at once takes {need}"
@@ -234,29 +235,6 @@ def _exit_code(measured: Measured, judged: Sequence[Judged]) -> int:
     if is_slower(judged):
         return EXIT_SLOWER
     return EXIT_FAILED_ROWS if measured.errors() else 0
-
-
-def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    defaults = {
-        "rounds": 10,
-        "repetitions": "3",
-        "seed": 0,
-        "shape": "160m",
-        "quant": "Q6_K",
-        "timeout": 1800.0,
-    }
-    return options | {name: value for name, value in defaults.items() if options[name] is None}
-
-
-def _cases(options: dict[str, Any]) -> tuple[Case, ...]:
-    def numbers(name: str, default: int) -> list[int]:
-        flag = BENCH_OPTIONS[name][0][0]
-        return [n for text in options[name] for n in parse_int_list(text, flag)] or [default]
-
-    pairs = [parse_pair(pair, "-pg") for pair in options["pairs"]]
-    return tuple(
-        make_tests(numbers("n_prompt", 512), numbers("n_gen", 128), pairs, numbers("n_depth", 0))
-    )
 
 
 def _one_model(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:

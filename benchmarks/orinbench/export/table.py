@@ -7,6 +7,7 @@ from typing import Any
 from orinbench.benchmark.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.benchmark.plan import KNOBS
 from orinbench.board import energy_note
+from orinbench.export.markdown import markdown_table
 from orinbench.export.schema import Record
 
 GIB = 1 << 30
@@ -26,8 +27,7 @@ def render_md(records: Sequence[Record], whole: bool = False) -> str:
         for rows, columns in ((models, of_models), (others, _suite_columns))
         if rows
     ]
-    lines = [line for table in tables for line in (*table, "")]
-    return "\n".join([*lines, *_notes(records), ""])
+    return "\n".join([*(f"{table}\n" for table in tables), *_notes(records), ""])
 
 
 Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
@@ -215,25 +215,10 @@ def _energy_columns(
     ]
 
 
-def _table(records: Sequence[Record], columns: Sequence[Column]) -> list[str]:
+def _table(records: Sequence[Record], columns: Sequence[Column]) -> str:
     rows = [[cell(record) for _, _, cell in columns] for record in records]
-    widths = [
-        max(len(title), *(len(row[index]) for row in rows))
-        for index, (title, _, _) in enumerate(columns)
-    ]
-
-    def line(cells: Sequence[str]) -> str:
-        padded = (
-            cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, (_, right, _) in zip(cells, widths, columns, strict=True)
-        )
-        return f"| {' | '.join(padded)} |"
-
-    rule = [
-        "-" * (width - 1) + (":" if right else "-")
-        for width, (_, right, _) in zip(widths, columns, strict=True)
-    ]
-    return [line([title for title, _, _ in columns]), line(rule), *(line(row) for row in rows)]
+    right = [title for title, is_right, _ in columns if is_right]
+    return markdown_table([title for title, _, _ in columns], rows, right)
 
 
 def _throughput(record: Record) -> str:
