@@ -1,7 +1,7 @@
 """The options that every command that measures has, and what is done with their values.
 
 A command takes them as `**options`, calls `check_output` and `check_board` before it writes or
-opens anything, and hands its records, whole or not, to `write_results`.
+opens anything, and hands its records, whole or not, to `write_records`.
 """
 
 import os
@@ -192,7 +192,7 @@ def check_output(options: dict[str, Any]) -> None:
             raise BenchError(f"{flag} {form}: no such format; there are {', '.join(RENDERERS)}")
 
 
-def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
+def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:
     """Print the records, keep them in the history, print them in the second form, draw the page.
 
     A history that cannot be written costs a line, not the results. Raises BenchError for a page

@@ -438,20 +438,15 @@ def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) ->
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])
 def test_ctrl_c_and_a_crash_keep_what_was_measured(
-    end: type[BaseException], fake: type[FakeSuiteBackend], suite: Any, tmp_path: Path,
+    end: type[BaseException], fake: type[FakeSuiteBackend], suite: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    seen: list[int] = []
-    kept = tmp_path / "new" / "suite.json"
-
     def hook(line: str) -> None:
-        if line == "CPU open":
-            seen.append(len(json.loads(kept.read_text())) if kept.exists() else 0)
         if line.startswith("CPU measure jit waited") and line.endswith("round 1"):
             raise end
 
     fake.hook = staticmethod(hook)
-    flags = ("--device", "CPU", "-r", "3", "--no-roofline", "--save", str(tmp_path / "new"))
+    flags = ("--device", "CPU", "-r", "3", "--no-roofline")
     if end is KeyboardInterrupt:
         code, records, _ = suite("tiny", *flags)
         assert code == 130
@@ -465,10 +460,6 @@ def test_ctrl_c_and_a_crash_keep_what_was_measured(
     launches = [record for record in records if record["benchmark"] == "launch"]
     assert any(record["partial"] for record in launches)
     assert 2 <= sum(len(record["samples_ns"]) for record in launches) < 6
-    assert seen == [0, 3, 6, 8]  # the report grows with each benchmark
-    assert [r["test"] for r in json.loads(kept.read_text())] == [r["test"] for r in records]
-    assert "Interrupted" in kept.with_suffix(".md").read_text()
-    assert not list(kept.parent.glob(".*.part"))
 
 
 def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
@@ -512,7 +503,6 @@ def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
         (["--device", "TPU"], "--device TPU: unknown; there are NV, CUDA, CPU"),
         (["-r", "0"], "-r 0: not a number of repetitions; it must be 1 or more"),
         (["-o", "xml"], "-o xml: no such format; there are csv, json, jsonl, md, sql"),
-        (["--save", "/proc/none"], "--save /proc/none: cannot be made: "),
         (["--max-call", "0"], "Invalid value for '--max-call'"),
         (["--require", "cold"], "--require cold: no condition is called 'cold'"),
     ],

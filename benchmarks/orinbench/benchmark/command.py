@@ -60,7 +60,7 @@ from orinbench.options import (
     run_options,
     tests_of,
     with_options,
-    write_results,
+    write_records,
 )
 from orinbench.reference import unsupported
 from orinbench.statistics.judge import pairs_needed
@@ -407,7 +407,7 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
         record["ignored_flags"] = ignored_flags(
             record["backend"], record["decode_path"] == "fused", options
         )
-    write_results(records, options)
+    write_records(records, options)
     if options["textfile"]:
         textfile(records, options["textfile"])
 

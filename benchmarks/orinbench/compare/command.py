@@ -18,7 +18,7 @@ from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, EXIT_SLOWER, BenchError
 from orinbench.export.identity import differences
-from orinbench.export.load import load_results
+from orinbench.export.load import load_records
 from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History, history_path
 from orinbench.history.trend import case_key, read_trends, run_noise
@@ -141,7 +141,7 @@ def _resolve(name: str, history: Path) -> list[Record] | Revision:
     )
 
 
-def saved_records(name: str, history: Path) -> list[Record]:
+def find_records(name: str, history: Path) -> list[Record]:
     """Return the records of a file or of a run of the history; raises BenchError."""
     if (records := _find_saved(name, history)) is None:
         raise BenchError(f"{name}: no such file, and no run of {history}")
@@ -151,11 +151,11 @@ def saved_records(name: str, history: Path) -> list[Record]:
 def _find_saved(name: str, history: Path) -> list[Record] | None:
     kind, colon, rest = name.partition(":")
     if colon and kind == "file":
-        return load_results(Path(rest))
+        return load_records(Path(rest))
     if colon and kind == "run":
         return _from_history(rest, history)
     if Path(name).exists():
-        return load_results(Path(name))
+        return load_records(Path(name))
     if (run := _run_of(name, history)) is not None:
         with History(history) as store:
             return store.records(run)

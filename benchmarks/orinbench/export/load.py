@@ -24,7 +24,7 @@ LISTS_OF_STATES = ("clocks", "board_before", "board_after", "ignored_flags")
 CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
 
 
-def load_results(path: Path) -> list[Record]:
+def load_records(path: Path) -> list[Record]:
     """Return the records of a file written with `-o json` or `-o jsonl`.
 
     The file may be ours or llama.cpp's; `completed` says what the records have. Raises BenchError

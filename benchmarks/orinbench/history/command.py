@@ -12,7 +12,7 @@ import click
 
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
-from orinbench.export.load import load_results
+from orinbench.export.load import load_records
 from orinbench.export.markdown import markdown_table
 from orinbench.history.check import check_command, pin_command, unpin_command
 from orinbench.history.store import Filter, History, Run, history_path
@@ -113,7 +113,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 @click.pass_obj
 def import_command(path: Path, files: Sequence[Path]) -> None:
     """Keep results that were saved: ours or llama.cpp's, of -o json or jsonl."""
-    results = [load_results(file) for file in files]
+    results = [load_records(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):
             run, new = history.add(records, f"import of {file.name}")

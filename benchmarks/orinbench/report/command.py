@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from orinbench.compare.command import saved_records
+from orinbench.compare.command import find_records
 from orinbench.history.store import history_path
 from orinbench.options import history_option
 from orinbench.profile.command import load
@@ -43,7 +43,7 @@ def report_command(
     history.
     """
     records = [
-        record for name in results for record in saved_records(name, history or history_path())
+        record for name in results for record in find_records(name, history or history_path())
     ]
     loaded = [load(path) for path in profiles]
     from orinbench.report.page import write_report  # jinja2 is slow to load

@@ -33,10 +33,8 @@ from orinbench.benchmark.tinygrad_backend import (
 )
 from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
-from orinbench.export.forms import render_json
 from orinbench.export.record import make_records
 from orinbench.export.schema import Record
-from orinbench.export.table import render_md
 from orinbench.interrupts import Interrupts
 from orinbench.options import (
     check_board,
@@ -46,7 +44,7 @@ from orinbench.options import (
     output_options,
     processes_option,
     run_options,
-    write_results,
+    write_records,
 )
 from orinbench.statistics.judge import MIN_UNITS
 from orinbench.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
@@ -55,7 +53,7 @@ from orinllm.compiler import compiler_note
 
 
 @dataclass
-class SuiteResult:
+class SuiteRun:
     """What was measured; `partial` says that Ctrl-C cut it short."""
 
     records: list[Record] = field(default_factory=list)
@@ -130,12 +128,6 @@ class SuiteBackend:
     help=f"{', '.join(SELECTIONS)}; {', '.join(UNITS)}; patterns as 'matmul bf16*'; -NAME: without "
     "[quick]",
 )
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="keep suite.md and suite.json there, renewed after each benchmark",
-)
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]")
 @processes_option(f"fresh ones a device, over which the rounds are spread [{MIN_UNITS}]")
 @click.option(
@@ -168,9 +160,7 @@ def suite_command(**options: Any) -> int:
     options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
     check_board(options, Roots())
     selection = select(options["select"])
-    if (save := options["save"]) is not None:
-        make_directory(save)
-    result = SuiteResult()
+    result = SuiteRun()
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
             if note := compiler_note(os.environ):
@@ -180,7 +170,6 @@ def suite_command(**options: Any) -> int:
             for name, cases in selection.items():
                 make = functools.partial(_runner, name, cases, devices, options, probe)
                 run_one(make(interrupts, journal), result)
-                keep(result, save)
                 if result.partial:
                     break
                 interrupts.release()
@@ -188,9 +177,8 @@ def suite_command(**options: Any) -> int:
             result.partial = True
         finally:
             interrupts.hold()
-            keep(result, save)
             if result.records:
-                write_results(result.records, options)
+                write_records(result.records, options)
             journal.written()
     return result.exit_code
 
@@ -223,7 +211,7 @@ def _runner(
     )
 
 
-def run_one(runner: Runner, result: SuiteResult) -> None:
+def run_one(runner: Runner, result: SuiteRun) -> None:
     """Run one benchmark and add its records to `result`, also where something is raised."""
     try:
         result.partial = runner.run().partial
@@ -255,23 +243,3 @@ def choose_devices(given: Sequence[str], talk: Talk) -> list[str]:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise BenchError(f"--device: none opens ({why})")
     return [name for name in TINYGRAD_DEVICES if name not in reasons]
-
-
-def make_directory(path: Path) -> None:
-    """Make the directory of a report; raises BenchError if that cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"--save {path}: cannot be made: {error.strerror}") from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise BenchError(f"--save {path}: not writable for this user")
-
-
-def keep(result: SuiteResult, directory: Path | None) -> None:
-    """Write the report so far, each file whole or not at all."""
-    if directory is None or not result.records:
-        return
-    for name, render in (("suite.md", render_md), ("suite.json", render_json)):
-        part = directory / f".{name}.part"
-        part.write_text(render(result.records))
-        part.replace(directory / name)
