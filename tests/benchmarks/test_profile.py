@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from orinbench.benchmark import tinygrad_backend
 from orinbench.errors import BenchError
 from orinbench.profile import command as profile
 from orinbench.profile.command import Profile, difference, grouped, load, markdown, profile_command
@@ -134,11 +135,11 @@ def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_a_device_it_takes_the_first_that_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orinbench.profile import command as profile
-
     opens = {"NV": "no such device", "CUDA": None, "CPU": None}
-    monkeypatch.setattr(profile, "probe_device", opens.__getitem__)
-    assert profile._first_that_opens() == "CUDA"
+    monkeypatch.delenv("DEV", raising=False)
+    monkeypatch.setattr(tinygrad_backend, "probe_device", opens.__getitem__)
+    assert tinygrad_backend.chosen_device(None) == "CUDA"
+    assert tinygrad_backend.chosen_device("CPU") == "CPU"
     opens["CUDA"] = opens["CPU"] = "no compiler"
     with pytest.raises(BenchError, match="no device opens: NV: no such device; CUDA: no compiler"):
-        profile._first_that_opens()
+        tinygrad_backend.chosen_device(None)

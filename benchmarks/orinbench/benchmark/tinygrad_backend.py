@@ -10,9 +10,10 @@ from pathlib import Path
 from orinbench.benchmark import protocol
 from orinbench.benchmark.backend import BackendDiedError, FirstToken, Sample
 from orinbench.benchmark.envelope import SMS
-from orinbench.benchmark.plan import TINYGRAD_CHUNK, Case, LanePlan
+from orinbench.benchmark.plan import TINYGRAD_CHUNK, TINYGRAD_DEVICES, Case, LanePlan
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.prompt_text import prompt_text
+from orinbench.errors import BenchError
 from orinllm.compiler import compiler_path
 
 # Copy buffers: beyond any cache, and small enough to leave room for the model.
@@ -163,6 +164,21 @@ def copy_bandwidth(device: str, timeout: float) -> protocol.Bandwidth:
         WorkerProcess(worker_environment(device, Path(directory)), timeout) as worker,
     ):
         return worker.ask(request, protocol.Bandwidth)
+
+
+def chosen_device(asked: str | None) -> str:
+    """Return tinygrad's device: as asked, as DEV says, or the first that opens.
+
+    Raises BenchError, which says why none does.
+    """
+    if asked or os.environ.get("DEV"):
+        return asked or os.environ["DEV"]
+    why = []
+    for device in TINYGRAD_DEVICES:
+        if (reason := probe_device(device)) is None:
+            return device
+        why.append(f"{device}: {reason}")
+    raise BenchError(f"no device opens: {'; '.join(why)}")
 
 
 def probe_device(device: str, timeout: float = 120.0) -> str | None:

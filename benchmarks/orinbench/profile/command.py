@@ -1,7 +1,6 @@
 """`orinbench profile`: where the time of a token and of a prompt goes, kernel class by class."""
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from orinbench.benchmark.tinygrad_backend import probe_device
+from orinbench.benchmark.tinygrad_backend import chosen_device
 from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.plain import read
@@ -68,16 +67,6 @@ def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str,
     if done.status:
         raise BenchError(f"{model}: profiling on {env['DEV']} failed: {done.reason}")
     return done.out
-
-
-def _first_that_opens() -> str:
-    why = {}
-    for device in _DEVICES:
-        reason = probe_device(device)
-        if reason is None:
-            return device
-        why[device] = reason
-    raise BenchError("profile: no device opens: " + "; ".join(f"{d}: {r}" for d, r in why.items()))
 
 
 def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
@@ -209,6 +198,6 @@ def profile_command(
             raise BenchError(f"{log}: holds no kernel times; run tinygrad with DEBUG=2")
         result = Profile(log, "log", sections)
     else:
-        chosen = device or os.environ.get("DEV") or _first_that_opens()
+        chosen = chosen_device(device)
         result = measure(Path(str(model)), chosen, n_prompt, n_depth)
     click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))
