@@ -26,7 +26,7 @@ from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, LanePlan
 from orinbench.benchmark.prompt_text import prompt_text
 from orinbench.benchmark.protocol import Identity, WarmedUp
 from orinbench.benchmark.tinygrad_backend import FIRST_TOKEN_PROMPT
-from orinbench.child import Child
+from orinbench.child import PIPE, Child
 from orinbench.errors import BenchError
 
 # The first repetition inside a llama-bench call is slower than the next ones even after its own
@@ -267,7 +267,7 @@ class LlamaCppBackend:
         """
         name = Path(arguments[0]).name
         try:
-            child = Child(arguments, self._variables, self._verbose, talks=True)
+            child = Child(arguments, self._variables, self._verbose, out=PIPE)
         except OSError as error:
             raise BackendDiedError(f"{name} does not start: {error}") from error
         output, ended_s = b"", None

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from orinbench.benchmark import protocol
 from orinbench.benchmark.backend import BackendDiedError
-from orinbench.child import Child
+from orinbench.child import PIPE, Child
 from orinllm.compiler import compiler_hint
 
 WORKER = (sys.executable, "-m", "orinbench.benchmark.worker")
@@ -35,7 +35,7 @@ class WorkerProcess:
         verbose: bool = False,
     ) -> None:
         self._timeout = timeout
-        self._child = Child(command, environment, verbose, talks=True, hears=True)
+        self._child = Child(command, environment, verbose, out=PIPE, hears=True)
         self.started = self._child.started
         self._buffer = b""
 

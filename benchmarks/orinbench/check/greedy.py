@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.child import Child
+from orinbench.child import PIPE, Child
 from orinbench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def tinygrad_engine(
 def _run_worker(request: object, environment: Mapping[str, str], timeout: float, say: Say) -> None:
     who = f"tinygrad on {environment.get('DEV', 'the default device')}"
     command = [sys.executable, "-m", "orinbench.check.greedy"]
-    with Child(command, environment, talks=True, hears=True) as child:
+    with Child(command, environment, out=PIPE, hears=True) as child:
         with contextlib.suppress(BrokenPipeError):
             child.tell(json.dumps(request).encode(), last=True)
         try:

@@ -165,10 +165,11 @@ def suite_command(**options: Any) -> int:
         try:
             if note := compiler_note(os.environ):
                 make_talk(False).line(note)
-            devices = choose_devices(options["devices"], make_talk(options["progress"]))
+            talk = make_talk(options["progress"])
+            options["devices"] = choose_devices(options["devices"], talk)
             probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
             for name, cases in selection.items():
-                make = functools.partial(_runner, name, cases, devices, options, probe)
+                make = functools.partial(_runner, name, cases, options, probe)
                 run_one(make(interrupts, journal), result)
                 if result.partial:
                     break
@@ -186,13 +187,13 @@ def suite_command(**options: Any) -> int:
 def _runner(
     benchmark: str,
     cases: Sequence[SuiteCase],
-    devices: Sequence[str],
     options: Mapping[str, Any],
     probe: Callable[[str], protocol.Bandwidth],
     interrupts: Interrupts,
     journal: Journal,
 ) -> Runner:
     """Return the runner of one benchmark on all devices, interleaved."""
+    devices: Sequence[str] = options["devices"]
     max_call_s = options["max_call"] or MOST_SECONDS[benchmark]
     lanes = tuple(LanePlan(Lane(f"tinygrad:{device}"), tuple(cases)) for device in devices)
     return Runner(
