@@ -163,7 +163,6 @@ def load(path: Path) -> Profile:
 )
 @click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
 @click.option("-d", "--n-depth", default=0, type=click.IntRange(0), help="tokens before them [0]")
-@click.option("--log", type=click.Path(exists=True, dir_okay=False), help="read a DEBUG=2 log")
 @click.option(
     "--diff",
     nargs=2,
@@ -177,27 +176,17 @@ def profile_command(
     device: str | None,
     n_prompt: int,
     n_depth: int,
-    log: str | None,
     diff: tuple[str, str] | None,
     output: str,
 ) -> None:
     """Show where the time of a token and of a prompt goes.
 
-    Give a MODEL to measure it, --log for the output of a run with DEBUG=2, or --diff for two
-    results of -o json.
+    Give a MODEL to measure it, or --diff for two results of -o json.
     """
-    if sum(map(bool, (model, log, diff))) != 1:
-        raise BenchError("profile: give one of MODEL, --log FILE or --diff BEFORE AFTER")
+    if (model is None) == (diff is None):
+        raise BenchError("profile: give one of MODEL and --diff BEFORE AFTER")
     if diff:
         click.echo(difference(load(Path(diff[0])), load(Path(diff[1]))))
         return
-    if log:
-        with open(log, errors="replace") as lines:
-            sections = grouped(read_log(lines))
-        if not sections:
-            raise BenchError(f"{log}: holds no kernel times; run tinygrad with DEBUG=2")
-        result = Profile(log, "log", sections)
-    else:
-        chosen = chosen_device(device)
-        result = measure(Path(str(model)), chosen, n_prompt, n_depth)
+    result = measure(Path(str(model)), chosen_device(device), n_prompt, n_depth)
     click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))
