@@ -6,7 +6,6 @@ tinygrad. What it finds is one JSON object in the file OUT: numbers that end in 
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from orinbench.child import Child
 from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
 from orinbench.device_check.patch_probes import SIZES
 
@@ -108,7 +108,7 @@ def preemption(sizes: str, model: str) -> dict[str, Any]:
     alone = median(seconds_of(launch) for _ in range(launches))
     command = [sys.executable, "-m", "orinbench.device_check.performance_probe"]
     # The kernels that a switch has to stop are the rival's: it goes with the same choice.
-    with subprocess.Popen([*command, "-", "rival", _choice, sizes], text=True) as rival:
+    with Child([*command, "-", "rival", _choice, sizes]) as rival:
         time.sleep(seconds / 5)
         beside = [seconds_of(launch) for _ in range(launches)]
         status = rival.wait()
