@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import Access
+from ..memory import Access, MmuFault
 from .compile import Code
 from .floats import Value
+from .ops_mem import source
 from .ops_warp import ballot
 from .run import Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import KernelFault, State
-from .tree import FUNCTIONS
 
 if TYPE_CHECKING:
     from .clocks import Sanitizer
@@ -129,8 +129,8 @@ class Launch:
             return self.stack_top - code.local_bytes + code.local[name]
         if name in code.kernel.params:
             return self.param_base + code.kernel.params[name].offset
-        if name not in self.symbols and name in code.module.functions:
-            return FUNCTIONS + 16 * code.module.functions.index(name)
+        if name not in self.symbols and (at := code.module.function(name)):
+            return at
         if name not in self.symbols:
             raise KernelFault(0, f"variable {name} has no address: no relocation placed it")
         return self.symbols[name]
@@ -235,7 +235,16 @@ class Launch:
                 ids = np.arange(first, last) if order is None else order[first:last]
                 st = self._chunk(ids, threads)
                 rng = None if draws is None else np.random.default_rng([*draws, first])
-                Run(self, st, rng).go()
+                run = Run(self, st, rng)
+                run.go()
+                for (
+                    copy
+                ) in st.copies:  # nobody waits for them: they read their sources all the same
+                    try:
+                        source(st, copy)
+                    except (KernelFault, MmuFault) as e:
+                        run.name(e, copy.instr)
+                        raise
 
     def _chunk(self, ids: NDArray[np.int64], threads: int) -> State:
         """Some blocks at their first instruction."""

@@ -430,9 +430,8 @@ class Run:
         rows = bar.reshape(-1, st.threads)
         alive = live.reshape(-1, st.threads)
         first = np.where(alive, rows, -1).max(axis=1)
-        simple = ((rows == first[:, None]) | ~alive).all(axis=1) & (
-            want.reshape(rows.shape) < 0
-        ).all(axis=1)
+        simple = (first >= 0) & ((rows == first[:, None]) | ~alive).all(axis=1)
+        simple &= (want.reshape(rows.shape) < 0).all(axis=1)
         go.reshape(rows.shape)[simple] = alive[simple]
         for block in np.flatnonzero(~simple & alive.any(axis=1)):
             here = slice(block * st.threads, (block + 1) * st.threads)

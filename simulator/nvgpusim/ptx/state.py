@@ -47,7 +47,10 @@ class KernelFault(Exception):  # noqa: N818 - the hardware's name
 
 @dataclass
 class Async:
-    """One cp.async of some lanes, not yet done; `group`: the lanes' commits before it."""
+    """One cp.async of some lanes, not yet done.
+
+    `group`: the lanes' commits before it. `begun`: its source when it was issued, if watched.
+    """
 
     lanes: Lanes
     group: NDArray[np.int64]
@@ -55,12 +58,16 @@ class Async:
     src: NDArray[np.uint64]
     size: int
     source_size: NDArray[np.int64]
+    instr: Instr
+    site: int
+    begun: NDArray[np.uint32] | None = None
 
     def part(self, which: NDArray[np.bool_]) -> Async:
         """The copies of some of the lanes."""
         return Async(
             self.lanes[which], self.group[which], self.dst[which], self.src[which], self.size,
-            self.source_size[which],
+            self.source_size[which], self.instr, self.site,
+            None if self.begun is None else self.begun[which],
         )  # fmt: skip
 
 
