@@ -216,9 +216,14 @@ class Clocks:
         heard = self.heard[lane]
         when = (record >> np.uint64(TICK)).astype(np.int64)
         fine: NDArray[np.bool_] = when < self.o.forgot
+        first, last = int(np.minimum.reduce(when)), int(np.maximum.reduce(heard))
         for release in reversed(self.o.releases):
+            if release.tick > last:
+                continue
+            if release.tick < first or np.count_nonzero(fine) == len(fine):
+                break
             able = ~fine & (when <= release.tick) & (release.tick <= heard)
-            if not able.any():
+            if not np.count_nonzero(able):
                 continue
             at = np.minimum(np.searchsorted(release.threads, thread), len(release.threads) - 1)
             hit = (release.threads[at] == thread) & (record <= release.fenced[at])
