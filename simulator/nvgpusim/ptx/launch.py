@@ -35,6 +35,9 @@ STACK_TOP = 0xFFFDC0
 """Initial stack pointer, the word at 0x28 of constant bank 0; 0x240 bytes below 16 MiB."""
 
 
+NO_BYTES = np.zeros((0, 0), np.uint8)
+
+
 class Memory(Protocol):
     """What a launch needs of a GPU address space (nvgpusim.memory.GpuAddressSpace)."""
 
@@ -269,7 +272,7 @@ class Launch:
             lane=lane,
             warp=warp,
             warp_base=warp_base,
-            shared=np.full((blocks, shared), 0xDB, np.uint8),
+            shared=np.full((blocks, shared), 0xDB, np.uint8) if shared else NO_BYTES,
             local=local,
             first_block=ids,
         )

@@ -35,6 +35,7 @@ FRONTS = 4
 SWITCH, SIDEWAYS = 1 / 8, 1 / 4
 """How often another front goes on after a piece of code, and how often min-PC is not obeyed."""
 
+NO_MASKS = np.zeros(0, np.uint32)
 Front = dict[int, Lanes | None]
 Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
 
@@ -51,7 +52,7 @@ class Run:
         self.arrived: dict[tuple[int, int], int] = {}
         self.meeting: dict[int, Lanes] = {}
         self.waiting: dict[int, tuple[Lanes, Instr]] = {}
-        self.masks = np.zeros(0, np.uint32)
+        self.masks = NO_MASKS
         self.spun = False
 
     def go(self) -> None:

@@ -30,6 +30,9 @@ CONTAINER = {
 """How a register of so many bits is kept."""
 
 
+ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)
+
+
 class KernelFault(Exception):  # noqa: N818 - the hardware's name
     """A thread did what the SM traps: `esr` is the warp_esr code, `lane` the first offender.
 
@@ -91,9 +94,9 @@ class State:
     m: Lanes | None = None
     live: NDArray[np.bool_] | None = None
     fault_mask: Lanes | None = None
-    carry: Value = field(default_factory=lambda: np.uint32(0))
+    carry: Value = ZERO
     copies: list[Async] = field(default_factory=list)
-    commits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    commits: NDArray[np.int64] = field(default_factory=lambda: NO_COMMITS)
     at: Instr | None = None
     site: int = 0
     shadow: Shadow | None = None
