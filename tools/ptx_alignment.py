@@ -98,6 +98,7 @@ class Alignment:
 
     @staticmethod
     def targets(opcode: str, operands: list[str]) -> list[str]:
+        """The registers that a statement writes."""
         if opcode.split(".")[0] in ("st", "bra", "bar", "ret", "red", "membar", _LABEL):
             return []
         return _REGISTER.findall(operands[0]) if operands else []
