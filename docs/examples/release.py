@@ -1,13 +1,16 @@
 """What a tinygrad release costs on the host: `PARALLEL=0 CCACHE=0 python docs/examples/release.py`.
 
-CPU seconds, which other programs on the machine do not change: of a product on the CPU device by
-thread, and of scheduling and code generation for decoder blocks, where nothing is computed.
+CPU time, which other programs on the machine hardly change: of a product on the CPU device by
+thread, of scheduling and code generation for decoder blocks, where nothing is computed, and of a
+copy into a buffer of the host and out of it, where nothing but tinygrad's own work is left.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tinygrad import Context, Tensor, TinyJit, nn
+from tinygrad import Context, Tensor, TinyJit, dtypes, nn
+from tinygrad.device import Buffer
 from tinygrad.engine.realize import compile_linear
 
 from orinllm.compiler import provide_compiler
@@ -62,6 +65,26 @@ def kernels() -> None:
           f"{scheduled - start:.2f}, code generation {done - scheduled:.2f}")  # fmt: skip
 
 
+def copies() -> None:
+    """Say what 256 bytes into a buffer and out of it cost."""
+    buffer, calls = Buffer("PYTHON", 256, dtypes.uint8).allocate(), list[Callable[[], object]]()
+    given, taken = memoryview(bytearray(256)), memoryview(bytearray(256))
+    if hasattr(buffer, "copyin"):  # 0.13.0
+        calls += [lambda: buffer.copyin(given), lambda: buffer.copyout(taken)]
+    else:  # 0.14.0
+        source, target = (Buffer("PYTHON", 256, dtypes.uint8, opaque=m) for m in (given, taken))
+        calls += [lambda: buffer.copy_from(source), lambda: target.copy_from(buffer)]
+    spent = []
+    for _ in range(10):
+        start = time.process_time()
+        for _ in range(50):
+            for call in calls:
+                call()
+        spent.append(time.process_time() - start)
+    print(f"256 bytes in and out: {1e6 * min(spent) / 50:.0f} us")
+
+
 provide_compiler()
 product()
 kernels()
+copies()

@@ -237,7 +237,7 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (
         r"PARALLEL=0 CCACHE=0 python docs/examples/release\.py",
-        Run(shows="(?s)CPU seconds by thread: .*code generation"),
+        Run(shows="(?s)CPU seconds by thread: .*code generation.*256 bytes in and out"),
     ),
     (r"cd /tmp/port && git checkout -b new base && git rm -qr \.", Run()),
     (
