@@ -14,7 +14,7 @@
 // Weights are the operand of 16 rows and stay in registers between unpacking and product; k is
 // permuted alike in both operands, so that a lane's 8 consecutive weights and one 16-byte load of
 // activations feed two mma. While one part of a unit is multiplied the next is unpacked. A warp
-// loads a unit's raw words at once, in the second part of the unit before it; behind those of a
+// loads a unit's raw words row by row, in the second part of the unit before it; behind those of a
 // segment's last unit the next segment is copied.
 #pragma once
 #include "epilogue.cuh"
@@ -132,19 +132,18 @@ template<typename P> struct Words {
   u32 low[P::ROW_TILES][2];  // of addresses; slots are whole 16 bytes
   int inside;                // the unit, of its segment
 };
-// raw: of the warp in shared memory. segment, inside: where the unit is.
-template<typename P>
-DI void load_words(Words<P>& to, const u8* raw, const Rows& rows, int segment, int inside) {
+// Where a warp's next unit is: its raw bytes in shared memory, and the unit of the matrix.
+struct Unit {
+  const u8* raw;
+  int segment, inside;
+};
+// The words of one row of a lane's.
+template<typename P> DI void load_row(Words<P>& to, const Unit& unit, const Rows& rows, int s) {
   typedef typename Tile<P>::Piece Piece;
-  const int lane = threadIdx.x & 31;
-  to.inside = inside;
-#pragma unroll
-  for (int s = 0; s < 2 * P::ROW_TILES; s++) {
-    const int slot = s * 8 + (lane >> 2);
-    const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, segment);
-    to.raw[s / 2][s % 2] =
-        load_raw<P::TYPE>(raw + slot * Piece::PITCH + offset, offset, inside, lane & 3);
-  }
+  const int lane = threadIdx.x & 31, slot = s * 8 + (lane >> 2);
+  const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, unit.segment);
+  to.raw[s / 2][s % 2] =
+      load_raw<P::TYPE>(unit.raw + slot * Piece::PITCH + offset, offset, unit.inside, lane & 3);
 }
 
 // Halves of one part of a unit, of a lane's rows.
@@ -167,17 +166,28 @@ template<typename P> DI void unpack_row(Weights<P>& to, const Words<P>& from, in
 }
 
 // The first 8 * GROUPS tokens, at x, times `now`, between which `then` is unpacked: tensor cores
-// work while the other units prepare the next part. Products of one sum are kept apart: one waits
-// for the other.
-template<typename P, int GROUPS>
+// work while the other units prepare the next part. With part 0 its words are loaded too, one row
+// ahead. Products of one sum are kept apart: one waits for the other.
+template<typename P, int GROUPS, int PART>
 DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x,
-                        Weights<P>& then, const Words<P>& words, int part) {
-  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4, ROWS = 2 * P::ROW_TILES;
+                        Weights<P>& then, Words<P>& words, const Unit& unit, const Rows& rows) {
+  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4, ROWS = 2 * P::ROW_TILES,
+                EACH = ROWS * AT_ONCE / GROUPS;
+  static_assert(EACH * GROUPS == ROWS * AT_ONCE, "whole rows between the products");
+  if (PART == 0) {
+    words.inside = unit.inside;
+#pragma unroll
+    for (int s = 0; s < EACH; s++) load_row<P>(words, unit, rows, s);
+  }
 #pragma unroll
   for (int m = 0; m < GROUPS; m += AT_ONCE) {
+    const int first = m / AT_ONCE * EACH;
     int4 b[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) b[i] = *(const int4*)(x + (m + i) * 8 * 32);
+#pragma unroll
+    for (int s = first + EACH; PART == 0 && s < first + 2 * EACH && s < ROWS; s++)
+      load_row<P>(words, unit, rows, s);
 #pragma unroll
     for (int h = 0; h < 4; h += 2)
 #pragma unroll
@@ -187,18 +197,17 @@ DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const
           mma16816(acc[t][m + i], now.of[t][0][h], now.of[t][1][h], now.of[t][0][h + 1],
                    now.of[t][1][h + 1], (u32)(h ? b[i].z : b[i].x), (u32)(h ? b[i].w : b[i].y));
 #pragma unroll
-    for (int s = m * ROWS / GROUPS; s < (m + AT_ONCE) * ROWS / GROUPS; s++)
-      unpack_row<P>(then, words, part, s);
+    for (int s = first; s < first + EACH; s++) unpack_row<P>(then, words, PART, s);
   }
 }
-template<typename P>
+template<typename P, int PART>
 DI void multiply_part(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x, int filled,
-                      Weights<P>& then, const Words<P>& words, int part) {
+                      Weights<P>& then, Words<P>& words, const Unit& unit, const Rows& rows) {
   constexpr int ALL = P::TOKEN_GROUPS;
   if (ALL >= 4 && filled <= 2 * ALL)
-    multiply_groups<P, ALL / 4>(acc, now, x, then, words, part);
+    multiply_groups<P, ALL / 4, PART>(acc, now, x, then, words, unit, rows);
   else
-    multiply_groups<P, ALL>(acc, now, x, then, words, part);
+    multiply_groups<P, ALL, PART>(acc, now, x, then, words, unit, rows);
 }
 
 // A warp's sums over its rank's range of k: acc[t][m][2 * i + c] is token 8 m + 2 (lane % 4) + c
@@ -226,9 +235,12 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
   __syncwarp();
   Words<P> words;
   Weights<P> even, odd;  // parts
-  load_words<P>(words, raw, rows, first, 0);
+  words.inside = 0;
 #pragma unroll
-  for (int s = 0; s < 2 * P::ROW_TILES; s++) unpack_row<P>(even, words, 0, s);
+  for (int s = 0; s < 2 * P::ROW_TILES; s++) {
+    load_row<P>(words, Unit{raw, first, 0}, rows, s);
+    unpack_row<P>(even, words, 0, s);
+  }
 #pragma unroll 1
   for (int unit = 0; unit < S::OWN_UNITS; unit++) {
     const int next = unit + 1, loaded = next < units ? next : units > 0 ? units - 1 : 0;
@@ -237,13 +249,13 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
     copy_tokens<P>(memory.x[1], in, unit, 1, filled);
     if (next % UNITS == 0 && next < units) copy_rows<P>(raw, rows, first + next / UNITS, lane);
     cp_async_commit();
-    if (unit < units) multiply_part<P>(acc, even, x, filled, odd, words, 1);
+    const Unit after = {raw, first + loaded / UNITS, loaded % UNITS};
+    if (unit < units) multiply_part<P, 1>(acc, even, x, filled, odd, words, after, rows);
     cp_async_wait<0>();
     __syncthreads();
     if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, next, 0, filled);
     cp_async_commit();
-    load_words<P>(words, raw, rows, first + loaded / UNITS, loaded % UNITS);
-    if (unit < units) multiply_part<P>(acc, odd, x + S::STAGE, filled, even, words, 0);
+    if (unit < units) multiply_part<P, 0>(acc, odd, x + S::STAGE, filled, even, words, after, rows);
   }
 }
 // what to_half's scale leaves in the sums
