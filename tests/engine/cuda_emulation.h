@@ -23,9 +23,11 @@
 struct uint3_ { unsigned x, y, z; };
 struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -134,13 +136,16 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
 static inline void __syncthreads() { emu::block_barrier(); }
 static inline void __syncwarp() { emu::warp_barrier(); }
 static inline void __threadfence() {}
-template<class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) {
+template<class T> static inline T __shfl_sync(unsigned, T v, int lane) {
   static_assert(sizeof(T) == 4, "");
   memcpy(&emu::exchange[emu::current][0], &v, 4);
   emu::warp_barrier();
-  T r; memcpy(&r, &emu::exchange[emu::current ^ mask][0], 4);
+  T r; memcpy(&r, &emu::exchange[emu::current / 32 * 32 + lane % 32][0], 4);
   emu::warp_barrier();
   return r;
+}
+template<class T> static inline T __shfl_xor_sync(unsigned all, T v, int mask) {
+  return __shfl_sync(all, v, (emu::current & 31) ^ mask);
 }
 template<class T> static inline T atomicAdd(T* p, T v) { T o = *p; *p += v; return o; }
 template<class T> static inline T atomicMax(T* p, T v) { T o = *p; if (v > o) *p = v; return o; }

@@ -109,6 +109,9 @@ DI void load_matrices_across(u32* r, Shared row) {
 #define LOG2E 1.4426950408889634f
 #define NEG_INF __int_as_float(0xff800000)
 DI float exp_(float x) { return exp2_(x * LOG2E); }
+// a float to memory, as it is or as a half
+DI void put(float* p, float v) { *p = v; }
+DI void put(u16* p, float v) { *p = f2h(v); }
 DI float warp_sum(float v) {
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);

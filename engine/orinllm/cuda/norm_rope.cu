@@ -67,30 +67,34 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
 #define ROPE_WARPS 8
 template<typename P> struct RopeRows {
   u16* q;
-  typename P::Element* cache;
+  Cached<P> cache;
   const float *qkv, *freqs, *qn, *kn;
   const int *chunk, *table;
   float eps, scale;
 };
 template<typename P> DI void rope_rows(const RopeRows<P>& a) {
-  typedef typename P::Element KV;
   constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP, ALL = NH + 2 * KVH;
+  __shared__ float keys[ROPE_WARPS][HD];
   const int t = blockIdx.x, lane = threadIdx.x & 31;
   if (t >= a.chunk[1]) return;
   const int pos = a.chunk[0] + t, page = a.table[pos / P::PAGE];
   const float* freqs = a.freqs + (u64)pos * P::ROTATED;
+  float* const turned = keys[threadIdx.x >> 5];
 #pragma unroll 2
   for (int head = threadIdx.x >> 5; head < ALL; head += ROPE_WARPS) {
     const float* src = a.qkv + ((u64)t * ALL + head) * HD;
     u16* q = a.q + ((u64)t * NH + head) * HD;
-    KV* key = a.cache + key_offset<P>(page, (head - NH) % KVH, pos);
-    if (head < NH)
+    const u32 key = key_offset<P>(page, (head - NH) % KVH, pos);
+    if (head < NH) {
       rope_head<P>([&](int i, float x) { q[i] = f2h(x); }, src, freqs, a.qn, a.eps, a.scale * LOG2E,
                    lane);
-    else if (head < NH + KVH)
-      rope_head<P>([&](int i, float x) { store_kv(key + i, x); }, src, freqs, a.kn, a.eps, 1.f,
-                   lane);
-    else
-      for (int i = lane; i < HD; i += 32) store_kv(key + value_offset<P>() + i, src[i]);
+    } else if (head < NH + KVH) {
+      __syncwarp();
+      rope_head<P>(turned, src, freqs, a.kn, a.eps, 1.f, lane);
+      __syncwarp();
+      store_row<P>(a.cache, key, turned, lane);
+    } else {
+      store_row<P>(a.cache, key + value_offset<P>(), src, lane);
+    }
   }
 }

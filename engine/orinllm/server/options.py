@@ -17,6 +17,7 @@ class EngineOptions:
     queue: int = 64
     deterministic: bool = False
     template: Path | None = None
+    kv: str = "f16"  # a name of KEY_TYPES
 
 
 @dataclass(frozen=True)
