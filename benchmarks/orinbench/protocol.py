@@ -143,10 +143,8 @@ class Prepare:
     """
 
     benchmark: str
-    unit: str
     label: str
     parameters: dict[str, Any]
-    needs_bytes: int
     family: str
     cost: float
     seed: int
