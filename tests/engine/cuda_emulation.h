@@ -203,6 +203,7 @@ static inline unsigned hfma2(unsigned a, unsigned b, unsigned c) {
   return f2h2(h2f(a) * h2f(b) + h2f(c), h2f(a >> 16) * h2f(b >> 16) + h2f(c >> 16));
 }
 static inline float exp2_(float x) { return exp2f(x); }
+static inline float divide(float a, float b) { return fabsf(b) > 0x1p126f ? 0.f : a / b; }
 static inline int thread_again() { return emu::tid.x; }
 static inline int block_again() { return emu::bid.x; }
 static inline int token_block_again() { return emu::bid.y; }

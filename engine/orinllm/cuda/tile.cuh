@@ -58,8 +58,11 @@ struct Rows {
   int first, count;  // of the warp, of the matrix
 };
 // Of a slot, the row; one that does not exist is the last one.
+template<typename P> DI constexpr int row_in_warp(int slot) {
+  return P::MODE == GATED ? (slot >> 4) * 8 + (slot & 7) : slot;
+}
 template<typename P> DI int row_of(const Rows& rows, int slot) {
-  const int r = rows.first + (P::MODE == GATED ? (slot >> 4) * 8 + (slot & 7) : slot);
+  const int r = rows.first + row_in_warp<P>(slot);
   return r < rows.count ? r : rows.count - 1;
 }
 template<typename P> DI const u8* matrix_of(const Rows& rows, int slot) {
@@ -80,7 +83,23 @@ template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, i
   constexpr int LANES = Piece::CHUNKS <= 8 ? 8 : 16;
   constexpr int TAIL = S::ROW_BYTES - (S::SEGMENTS - 1) * Piece::BYTES;
   const int bytes = segment == S::SEGMENTS - 1 ? TAIL : Piece::BYTES, chunk = lane % LANES * 16;
-#pragma unroll 4
+  if (S::ROW_BYTES % 16 == 0 && rows.first + S::WARP_ROWS <= rows.count) {
+    // Rows begin alike and all are there: addresses are a few constants from one of each matrix.
+    const Shared to = shared_address(raw + lane / LANES * Piece::PITCH + chunk);
+#pragma unroll
+    for (int m = 0; m < (P::MODE == GATED ? 2 : 1); m++) {
+      const u32 before = offset_of<P>(rows, 8 * m, segment);
+      const u8* from = (m ? rows.up : rows.w) + (u64)(rows.first + lane / LANES) * S::ROW_BYTES +
+                       (segment * Piece::BYTES + chunk) - before;
+      if (chunk < bytes + (int)before)
+#pragma unroll
+        for (int i = 0; i < S::SLOTS; i += 32 / LANES)
+          if (P::MODE != GATED || i / 8 % 2 == m)
+            cp_async16(to + i * Piece::PITCH, from + row_in_warp<P>(i) * S::ROW_BYTES);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int i = 0; i < S::SLOTS; i += 32 / LANES) {
     const int slot = i + lane / LANES;
     const u32 before = offset_of<P>(rows, slot, segment);
@@ -92,28 +111,34 @@ template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, i
 }
 
 // Where a block's tokens are: rows of COLS halves one behind the other, or in the order of a list.
+// of(row, column) is the same from there on.
 template<typename P> struct TokensInTurn {
   const u16* first;
-  DI const u16* operator()(int row, int more) const {
-    return first + (u64)(row * P::COLS) + more * P::COLS;
-  }
+  DI TokensInTurn of(int row, int column) const { return {first + (u32)(row * P::COLS + column)}; }
+  DI const u16* operator()(int row) const { return first + row * P::COLS; }
 };
 template<typename P> struct TokensOfList {
   const u16* all;
   const int* list;
-  DI const u16* operator()(int row, int more) const {
-    return all + (u64)list[row + more] * P::COLS;
-  }
+  DI TokensOfList of(int row, int column) const { return {all + column, list + row}; }
+  DI const u16* operator()(int row) const { return all + (u64)list[row] * P::COLS; }
 };
 
+// What of the tokens a thread copies of every part: from its row, rank and run of part 0 on. As
+// addresses that stay, they need no computing in every part.
+template<typename P, typename Tokens> DI Tokens own_tokens(const Tokens& in) {
+  typedef Tile<P> S;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  return in.of(row, rank * S::OWN_UNITS * 64 + run_at<P::TYPE>(0, tid & 3));
+}
 // Starts the copy of a part of a unit of each rank's tokens; those from `filled` on become zero.
 template<typename P, typename Tokens>
-DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled) {
+DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int filled) {
   typedef Tile<P> S;
   constexpr int T = P::TYPE;
   const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
-  const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 + run_at<T>(part, tid & 3);
-  const int first = rank * S::OWN_UNITS * 64 + column;
+  const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 +
+                     (run_at<T>(part, tid & 3) - run_at<T>(0, tid & 3));
   const Shared to = shared_address(stage) + tid * 16;
 #pragma unroll
   for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
@@ -121,7 +146,7 @@ DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled
     const bool there = S::EVEN || (rank + more_ranks) * S::OWN_UNITS + unit < S::UNITS;
     if (there)
       cp_async16_or_zero(to + i * 16,
-                         (const u8*)(in(row, more_rows) + (first + more_ranks * S::OWN_UNITS * 64)),
+                         (const u8*)(own(more_rows) + (column + more_ranks * S::OWN_UNITS * 64)),
                          row < filled - more_rows);
   }
 }
@@ -228,8 +253,9 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
     acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
   u8* const raw = memory.raw[warp];
   const u16* const x = memory.x[0] + (rank * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
+  const Tokens own = own_tokens<P>(in);
   copy_rows<P>(raw, rows, first, lane);
-  copy_tokens<P>(memory.x[0], in, 0, 0, filled);
+  copy_tokens<P>(memory.x[0], own, 0, 0, filled);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
@@ -246,14 +272,14 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
     const int next = unit + 1, loaded = next < units ? next : units > 0 ? units - 1 : 0;
     cp_async_wait<0>();
     __syncthreads();
-    copy_tokens<P>(memory.x[1], in, unit, 1, filled);
+    copy_tokens<P>(memory.x[1], own, unit, 1, filled);
     if (next % UNITS == 0 && next < units) copy_rows<P>(raw, rows, first + next / UNITS, lane);
     cp_async_commit();
     const Unit after = {raw, first + loaded / UNITS, loaded % UNITS};
     if (unit < units) multiply_part<P, 1>(acc, even, x, filled, odd, words, after, rows);
     cp_async_wait<0>();
     __syncthreads();
-    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, next, 0, filled);
+    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], own, next, 0, filled);
     cp_async_commit();
     if (unit < units) multiply_part<P, 0>(acc, odd, x + S::STAGE, filled, even, words, after, rows);
   }
