@@ -14,7 +14,7 @@ from orinbench.greedy import Say, tinygrad_engine
 from orinbench.llama_bench import choose_backends, model_paths
 from orinbench.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.model import ModelInfo, open_model
-from orinbench.plan import BACKEND_NAMES
+from orinbench.plan import BACKEND_NAMES, KEY_TYPES
 from orinbench.talk import make_talk
 from orinbench.tinygrad_backend import worker_environment
 
@@ -38,6 +38,8 @@ from orinbench.tinygrad_backend import worker_environment
 @click.option(
     "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an engine [1800]"
 )
+@click.option("-ctk", "--cache-type-k", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
+@click.option("-ctv", "--cache-type-v", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
 @click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def check_command(**options: Any) -> int:
     """Check greedy tokens and logits of tinygrad and llama.cpp against a float64 reference.
@@ -45,6 +47,8 @@ def check_command(**options: Any) -> int:
     Exit code 3 says that numbers are wrong, 1 that an engine did not answer, 130 that Ctrl-C left
     some out.
     """
+    if (key := options["cache_type_k"]) != (value := options["cache_type_v"]):
+        raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
     talk = make_talk(False)
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
@@ -100,5 +104,9 @@ def _candidate(
         engine = llama_cpp_engine(server, model, options["timeout"], say)
         return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
     environment = worker_environment(name.removeprefix("tinygrad:"), directory)
-    engine = tinygrad_engine(model.path, environment, options["timeout"], say)
-    return Candidate(name, engine, HALF_WEIGHTS)
+    engine = tinygrad_engine(
+        model.path, environment, options["timeout"], say, key_type=options["cache_type_k"]
+    )
+    # Bytes that share a scale by 32 are rounded as 8-bit activations are.
+    halves = options["cache_type_k"] == "f16"
+    return Candidate(name, engine, HALF_WEIGHTS if halves else EIGHT_BIT_ACTIVATIONS)

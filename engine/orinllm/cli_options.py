@@ -74,7 +74,7 @@ def with_model(command: Command) -> Command:
     ) -> None:
         command(Source(model, context, device, path_ == "general", kv), **given)
 
-    command = with_keys(with_source)
+    whole: Command = with_keys(with_source)
     options = (
         click.argument("model", type=click.Path(path_type=Path)),
         click.option("-c", "--context", type=int, help="Tokens of prompt and answer."),
@@ -89,8 +89,8 @@ def with_model(command: Command) -> Command:
         ),
     )
     for option in reversed(options):
-        command = option(command)
-    return command
+        whole = option(whole)
+    return whole
 
 
 def with_speculation(command: Command) -> Command:

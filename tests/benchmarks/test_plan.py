@@ -116,8 +116,9 @@ def test_types_of_keys_and_values_make_lanes_of_gpus() -> None:
         ("tinygrad:CUDA", "f16", 1),
         ("tinygrad:CUDA", "q8_0", 1),
     ]
-    for knobs in ({"type_k": ["q8_0"]}, {"type_k": ["q4_0"], "type_v": ["q4_0"]}):
-        (lane,) = make_lanes(backends[1:], [MODEL], [Case(0, 8, 0)], parse_settings(knobs))
+    for key, value in (("q8_0", "f16"), ("q4_0", "q4_0")):
+        settings = parse_settings({"type_k": [key], "type_v": [value]})
+        (lane,) = make_lanes(backends[1:], [MODEL], [Case(0, 8, 0)], settings)
         assert lane.lane.key_type == "f16"
 
 
