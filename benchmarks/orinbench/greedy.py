@@ -161,7 +161,7 @@ def main() -> None:
     prompts, n_tokens = request["prompts"], request["n_tokens"]
     model, context = request["model"], context_of(prompts, n_tokens)
     if request["general"]:
-        executor: "Executor" = JitExecutor(model, context)
+        executor: Executor = JitExecutor(model, context)
     else:
         executor = load_network(model, context, key_type=request["key_type"])
     arrays = {}

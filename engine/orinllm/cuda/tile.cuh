@@ -158,12 +158,12 @@ template<typename P> struct Words {
   int inside;                // the unit, of its segment
 };
 // Where a warp's next unit is: its raw bytes in shared memory, and the unit of the matrix.
-struct Unit {
+struct NextUnit {
   const u8* raw;
   int segment, inside;
 };
 // The words of one row of a lane's.
-template<typename P> DI void load_row(Words<P>& to, const Unit& unit, const Rows& rows, int s) {
+template<typename P> DI void load_row(Words<P>& to, const NextUnit& unit, const Rows& rows, int s) {
   typedef typename Tile<P>::Piece Piece;
   const int lane = threadIdx.x & 31, slot = s * 8 + (lane >> 2);
   const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, unit.segment);
@@ -195,7 +195,7 @@ template<typename P> DI void unpack_row(Weights<P>& to, const Words<P>& from, in
 // ahead. Products of one sum are kept apart: one waits for the other.
 template<typename P, int GROUPS, int PART>
 DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x,
-                        Weights<P>& then, Words<P>& words, const Unit& unit, const Rows& rows) {
+                        Weights<P>& then, Words<P>& words, const NextUnit& unit, const Rows& rows) {
   constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4, ROWS = 2 * P::ROW_TILES,
                 EACH = ROWS * AT_ONCE / GROUPS;
   static_assert(EACH * GROUPS == ROWS * AT_ONCE, "whole rows between the products");
@@ -227,7 +227,7 @@ DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const
 }
 template<typename P, int PART>
 DI void multiply_part(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x, int filled,
-                      Weights<P>& then, Words<P>& words, const Unit& unit, const Rows& rows) {
+                      Weights<P>& then, Words<P>& words, const NextUnit& unit, const Rows& rows) {
   constexpr int ALL = P::TOKEN_GROUPS;
   if (ALL >= 4 && filled <= 2 * ALL)
     multiply_groups<P, ALL / 4, PART>(acc, now, x, then, words, unit, rows);
@@ -264,7 +264,7 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
   words.inside = 0;
 #pragma unroll
   for (int s = 0; s < 2 * P::ROW_TILES; s++) {
-    load_row<P>(words, Unit{raw, first, 0}, rows, s);
+    load_row<P>(words, NextUnit{raw, first, 0}, rows, s);
     unpack_row<P>(even, words, 0, s);
   }
 #pragma unroll 1
@@ -275,7 +275,7 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
     copy_tokens<P>(memory.x[1], own, unit, 1, filled);
     if (next % UNITS == 0 && next < units) copy_rows<P>(raw, rows, first + next / UNITS, lane);
     cp_async_commit();
-    const Unit after = {raw, first + loaded / UNITS, loaded % UNITS};
+    const NextUnit after = {raw, first + loaded / UNITS, loaded % UNITS};
     if (unit < units) multiply_part<P, 1>(acc, even, x, filled, odd, words, after, rows);
     cp_async_wait<0>();
     __syncthreads();
