@@ -67,7 +67,7 @@ TILES = (
 # Blocks for each multiprocessor from which on a tile is worth its size: by timing all of them for
 # the matrices of 1B and 8B on an H200 (docs/performance.md). 1.9 rather than 2: 256 blocks on 132.
 _ENOUGH = 1.9
-#: Of 128 tokens as well, by two ranks of one warp: where three on each multiprocessor have work, and
+#: Of 128 tokens as well, by two ranks of one warp: where three a multiprocessor have work, and
 #: columns are many, before the ranks are added. By the same timing: ffn_down of 8B.
 DEEP = Tile(2, 16, 1, 2, 3)
 _DEEP_COLUMNS = 8192
