@@ -8,6 +8,7 @@ import shutil
 import string
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,16 @@ def write_synthetic(
     quant_name: str,
     seed: int,
     progress: ProgressCallback | None = None,
+    context: int | None = None,
 ) -> None:
     """Write the synthetic model of a shape, quantization and seed to `path`, all of it or nothing.
 
-    Tensors are made and written in chunks, so memory stays small whatever the shape. Raises
-    BenchError for an unknown shape or quantization and when the disk is too small or fails.
+    `context` is the tokens it says it was trained for, where not the shape's. Tensors are made and
+    written in chunks, so memory stays small whatever the shape. Raises BenchError for an unknown
+    shape or quantization and when the disk is too small or fails.
     """
     shape, quant = shape_named(shape_name), quant_named(quant_name)
+    shape = replace(shape, context_length=context or shape.context_length)
     total = sum(n_bytes for _, _, _, n_bytes in _tensors(shape, quant))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -282,16 +286,19 @@ def progress_bar(description: str, console: Console | None = None) -> Iterator[P
     help=f"Type of the matrices: {', '.join(QUANTS)}.",
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Random seed.")
+@click.option("--context", type=click.IntRange(1), help="Tokens of a sequence. [the shape's]")
 @click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT.gguf")
-def synth_command(shape: str, quant: str, seed: int, force: bool, out: Path) -> None:
+def synth_command(
+    shape: str, quant: str, seed: int, context: int | None, force: bool, out: Path
+) -> None:
     """Write a synthetic model: a real shape with random weights, the same for the same seed."""
     if out.is_dir():
         raise BenchError(f"{out}: is a directory; the file to write was expected")
     if out.exists() and not force:
         raise BenchError(f"{out}: exists already; pass --force to replace it")
     with progress_bar(f"synthetic {shape} {quant}") as progress:
-        write_synthetic(out, shape, quant, seed, progress)
+        write_synthetic(out, shape, quant, seed, progress, context)
     model = open_model(out)
     click.echo(
         f"{out}: {model.name}: {model.type_label}, {model.n_params / 1e6:,.1f} M weights, "

@@ -38,13 +38,14 @@ def launches_for(
     for a model that the fused kernels do not run.
     """
     device = compile_for(gpu)
-    plan = make_plan(network.gguf, network.config, device)
+    plan = make_plan(network.gguf, network.config, device, network.kv)
     if not plan.fused:
         what, why = next(iter(plan.obstacles.items()))
         raise BadInput(f"{network.gguf.path}: the fused kernels do not run it: {what}: {why}")
     weights = Weights(network.gguf, network.config, device)
     context = round_up(network.context, PAGE)
-    memory = make_memory(network.config, weights, device, context, context // PAGE)
+    pages = context // PAGE
+    memory = make_memory(network.config, weights, device, context, pages, network.kv)
     lists = [list_of_tokens(memory, n, plan.prompt_obstacle is None) for n in sequences]
     lists += [TokenList(memory, n, together=True) for n in VERIFIED if guesses]
     for tokens in lists:

@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orinllm.answer import Delta
+from orinllm.cli_options import Source, with_keys, with_model, with_sampling, with_speculation
 from orinllm.conversation import Conversation
 from orinllm.errors import BadInput
 from orinllm.sampling import Sampling
@@ -28,61 +29,10 @@ _COMMANDS = (
     "/reset forgets the conversation, /system TEXT also sets the instruction, /quit or Ctrl-D ends"
 )
 
-Command = Callable[..., None]
-
 
 def _say(text: str, style: str = "") -> None:
     """Print a line for people, which is not folded."""
     _TALK.print(text, style=style, markup=False, soft_wrap=True)
-
-
-def _with_sampling(command: Command) -> Command:
-    options = (
-        click.option("--temperature", default=0.8, show_default=True, help="0: most likely token."),
-        click.option("--top-k", default=40, show_default=True, help="Best tokens kept; 0: all."),
-        click.option("--top-p", default=0.95, show_default=True, help="Probability mass kept."),
-        click.option("--min-p", default=0.05, show_default=True, help="Least share of the best."),
-        click.option("--repeat-penalty", default=1.0, show_default=True, help="1: none."),
-        click.option("--seed", default=0, show_default=True, help="Same seed, same text."),
-        click.option("-n", "--max-tokens", type=click.IntRange(1), help="Tokens of an answer."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _with_model(command: Command) -> Command:
-    options = (
-        click.argument("model", type=click.Path(path_type=Path)),
-        click.option("-c", "--context", type=int, help="Tokens of prompt and answer."),
-        click.option("--device", help="tinygrad device: NV, CUDA, CPU. Default: best that opens."),
-        click.option(
-            "--path",
-            "path_",
-            type=click.Choice(["auto", "general"]),
-            default="auto",
-            show_default=True,
-            help="general: leave the fused kernels out.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-def _with_speculation(command: Command) -> Command:
-    options = (
-        click.option("--lookup", is_flag=True, help="Guess tokens from earlier text; same answer."),
-        click.option(
-            "--draft",
-            metavar="MODEL",
-            type=click.Path(path_type=Path),
-            help="Guess tokens with a smaller model of the same vocabulary; same answer.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
 
 
 def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
@@ -109,21 +59,23 @@ def cli() -> None:
     """Run GGUF language models on tinygrad: an Orin's GPU, any NVIDIA GPU, or the CPU."""
 
 
-def _load(model: Path, context: int | None, device: str | None, path: str) -> Any:
+def _load(source: Source) -> Any:
+    from orinllm.launches.buffers import KEY_TYPES
     from orinllm.model import Model
 
     started = time.perf_counter()
-    with _TALK.status(f"loading {model.name}") as status:
+    with _TALK.status(f"loading {source.model.name}") as status:
         loaded = Model.load(
-            model,
-            device=device,
-            context=context,
-            general=path == "general",
+            source.model,
+            device=source.device,
+            context=source.context,
+            general=source.general,
+            kv=KEY_TYPES[source.kv],
             say=lambda text: status.update(text),
         )
     seconds = time.perf_counter() - started
     _say(
-        f"{model.name}: {loaded.executor.name} path on {loaded.plan.device}, context of "
+        f"{source.model.name}: {loaded.executor.name} path on {loaded.plan.device}, context of "
         f"{loaded.header.network.context} tokens, loaded in {seconds:.1f} s",
         "dim",
     )
@@ -194,16 +146,13 @@ def _standard_input() -> str:
 
 
 @cli.command()
-@_with_model
-@_with_sampling
-@_with_speculation
+@with_model
+@with_sampling
+@with_speculation
 @click.option("-p", "--prompt", required=True, help="Text; - reads standard input.")
 @click.option("--raw", is_flag=True, help="Continue the text; leave the chat template out.")
 def run(
-    model: Path,
-    context: int | None,
-    device: str | None,
-    path_: str,
+    source: Source,
     prompt: str,
     raw: bool,
     max_tokens: int | None,
@@ -217,7 +166,7 @@ def run(
     text = _standard_input() if prompt == "-" else argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
-    loaded = _load(model, context, device, path_)
+    loaded = _load(source)
     _speculate(loaded, lookup, draft)
     if raw or loaded.template is None:
         generation = loaded.generate(text, parameters, max_tokens=max_tokens)
@@ -232,15 +181,12 @@ def run(
 
 
 @cli.command()
-@_with_model
-@_with_sampling
-@_with_speculation
+@with_model
+@with_sampling
+@with_speculation
 @click.option("--system", help="Instruction that begins the conversation.")
 def chat(
-    model: Path,
-    context: int | None,
-    device: str | None,
-    path_: str,
+    source: Source,
     system: str | None,
     max_tokens: int | None,
     lookup: bool,
@@ -253,10 +199,10 @@ def chat(
     """
     parameters = Sampling(**sampling)
     _check_speculation(lookup, draft, parameters)
-    loaded = _load(model, context, device, path_)
+    loaded = _load(source)
     _speculate(loaded, lookup, draft)
     if loaded.template is None:
-        raise BadInput(f"{model}: has no chat template; try orinllm run --raw")
+        raise BadInput(f"{source.model}: has no chat template; try orinllm run --raw")
     conversation = Conversation(loaded.template, loaded.tokenizer, system)
     if sys.stdin.isatty():
         _say(_COMMANDS, "dim")
@@ -329,7 +275,7 @@ def _lines() -> Iterator[str]:
 
 
 @cli.command()
-@_with_model
+@with_model
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line.")
@@ -346,13 +292,7 @@ def _lines() -> Iterator[str]:
 @click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="May wait.")
 @click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds.")
 @click.option("--deterministic", is_flag=True, help="Same bits, whoever else asks; slower.")
-def serve(
-    model: Path,
-    context: int | None,
-    device: str | None,
-    path_: str,
-    **given: Any,
-) -> None:
+def serve(source: Source, **given: Any) -> None:
     """Answer over HTTP as OpenAI's API does: orinllm serve model.gguf.
 
     Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end
@@ -363,16 +303,17 @@ def serve(
     from orinllm.server.security import check_host, check_origin, read_keys
 
     options = EngineOptions(
-        model,
-        device,
-        path_ == "general",
-        context,
+        source.model,
+        source.device,
+        source.general,
+        source.context,
         given["slots"],
         share(given["memory"]),
         given["queue"],
         given["deterministic"],
         given["template"],
         given["pooling"],
+        source.kv,
     )
     keys = read_keys(given["api_key_file"], _say) if given["api_key_file"] else ()
     http = HttpOptions(
@@ -389,21 +330,22 @@ def serve(
 
 
 @cli.command()
-@_with_model
-def show(model: Path, context: int | None, device: str | None, path_: str) -> None:
+@with_model
+def show(source: Source) -> None:
     """Say what a model is and which path each tensor takes on a device, and why."""
+    from orinllm.launches.buffers import KEY_TYPES
     from orinllm.model import Header
     from orinllm.network import open_device
     from orinllm.plan import cache_bytes, make_plan, type_name
 
-    header = Header.read(model, context)
+    header = Header.read(source.model, source.context, KEY_TYPES[source.kv])
     network = header.network
-    plan = make_plan(network.gguf, network.config, open_device(device))
+    plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
     for line in _summary(header, plan, cache_bytes(plan, network.context)):
         print(line)
     table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
     for tensor in network.gguf.tensors.values():
-        reason = "asked for" if path_ == "general" else plan.reason(tensor.name)
+        reason = "asked for" if source.general else plan.reason(tensor.name)
         taken = "fused kernels" if reason is None else f"general path: {reason}"
         shape = " x ".join(map(str, tensor.shape))
         table.add_row(tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken)
@@ -441,6 +383,7 @@ def _weights(network: Any, plan: Any) -> str:
 @click.option("--arch", required=True, help="Architecture of the GPU: sm_87 is an Orin's.")
 @click.option("--sms", type=click.IntRange(1), help="Its multiprocessors; known for sm_87, sm_90.")
 @click.option("-c", "--context", type=int, help="Tokens of prompt and answer, as when it runs.")
+@with_keys
 @click.option(
     "--slots",
     default=1,
@@ -451,9 +394,11 @@ def _weights(network: Any, plan: Any) -> str:
 def compile_(**given: Any) -> None:
     """Compile a model's kernels ahead; ORINLLM_CUBINS=FOLDER then finds them."""
     from orinllm.ahead import compile_ahead, target
+    from orinllm.launches.buffers import KEY_TYPES
     from orinllm.network import Network
 
-    network, out = Network.read(given["model"], given["context"]), given["out"]
+    network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
+    out = given["out"]
     gpu = target(given["arch"], given["sms"])
     with _TALK.status("compiling") as status:
         n = compile_ahead(network, gpu, out, given["slots"], lambda text: status.update(text))

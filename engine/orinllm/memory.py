@@ -9,11 +9,11 @@ from tinygrad.device import Buffer
 from tinygrad.dtype import DType
 
 from orinllm.config import Config, Rope
-from orinllm.launches.buffers import PAGE, Cache, Heads, ceil_div
+from orinllm.launches.buffers import F16, PAGE, Cache, Heads, KeyType, ceil_div
 from orinllm.weights import Weights, floats
 
-# Bytes of a key's or value's element, and the elements that 32 bits address.
-_CACHE_BYTES, _MOST_ELEMENTS = 2, 1 << 32
+# The elements that 32 bits address.
+_MOST_ELEMENTS = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Memory:
     pages: int
     caches: tuple[Buffer, ...]  # one a layer
     rotations: dict[Rope | None, Buffer]
+    kv: KeyType = F16
+    scales: tuple[Buffer, ...] = ()  # of the caches, where the type has them
 
     def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
         """Return an uninitialised buffer of `size` elements."""
@@ -51,11 +53,12 @@ class Memory:
 
     def heads(self, layer: int, sequences: int) -> Heads:
         """Return a layer's heads."""
-        return Heads(self.config.layers[layer].attention, self.context, sequences)
+        return Heads(self.config.layers[layer].attention, self.context, sequences, self.kv)
 
     def cache(self, layer: int, sequences: int, table: Buffer) -> Cache:
         """Return a layer's keys and values as a list of launches sees them."""
-        return Cache(self.heads(layer, sequences), self.caches[layer], table)
+        scales = self.scales[layer] if self.scales else None
+        return Cache(self.heads(layer, sequences), self.caches[layer], scales, table)
 
     @property
     def widest_qkv(self) -> int:
@@ -81,13 +84,13 @@ def pages_of(tokens: int) -> int:
     return ceil_div(tokens, PAGE)
 
 
-def pages_that_fit(config: Config, n_bytes: int) -> int:
+def pages_that_fit(config: Config, n_bytes: int, kv: KeyType = F16) -> int:
     """Return how many pages of keys and values a pool of so many bytes has; none below one page.
 
     Kernels address a layer's cache by 32 bits (cache.cuh), so that more bytes may be of no use.
     """
     elements = _page_elements(config)
-    return min(n_bytes // (_CACHE_BYTES * sum(elements)), _MOST_ELEMENTS // max(elements))
+    return min(n_bytes // kv.bytes_of(sum(elements)), _MOST_ELEMENTS // max(elements))
 
 
 def _page_elements(config: Config) -> list[int]:
@@ -97,7 +100,14 @@ def _page_elements(config: Config) -> list[int]:
     ]
 
 
-def make_memory(config: Config, weights: Weights, device: str, context: int, pages: int) -> Memory:
+def make_memory(
+    config: Config,
+    weights: Weights,
+    device: str,
+    context: int,
+    pages: int,
+    kv: KeyType = F16,
+) -> Memory:
     """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences.
 
     Raises ValueError for fewer than one page, and for more than the kernels can address.
@@ -105,10 +115,12 @@ def make_memory(config: Config, weights: Weights, device: str, context: int, pag
     elements = _page_elements(config)
     if not 1 <= pages <= (most := _MOST_ELEMENTS // max(elements)):
         raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
-    caches = [Buffer(device, pages * size, dtypes.uint16).allocate() for size in elements]
+    caches = tuple(Buffer(device, pages * size, kv.dtype).allocate() for size in elements)
+    groups = [pages * size // kv.group for size in elements] if kv.group else []
+    scales = tuple(Buffer(device, size, dtypes.uint16).allocate() for size in groups)
     ropes = dict.fromkeys(layer.attention.rope for layer in config.layers)
     rotations = {rope: _rotation(device, rope, context) for rope in ropes}
-    return Memory(device, config, weights, context, pages, tuple(caches), rotations)
+    return Memory(device, config, weights, context, pages, caches, rotations, kv, scales)
 
 
 def _rotation(device: str, rope: Rope | None, context: int) -> Buffer:

@@ -8,6 +8,7 @@ from typing import Any
 
 from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
+from orinllm.launches.buffers import F16, KeyType
 from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
 from orinllm.rendering import renderer
@@ -39,9 +40,9 @@ class Header:
     template: ChatTemplate | None  # None: the model continues text and does not chat
 
     @staticmethod
-    def read(path: str | Path, context: int | None = None) -> "Header":
+    def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> "Header":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
-        network = Network.read(path, context)
+        network = Network.read(path, context, kv)
         metadata = network.gguf.metadata
         has_template = "tokenizer.chat_template" in metadata
         if has_template:
@@ -117,15 +118,16 @@ class Model:
         device: str | None = None,
         context: int | None = None,
         general: bool = False,
+        kv: KeyType = F16,
         say: Say = quiet,
     ) -> "Model":
         """Load a GGUF file onto a tinygrad device (None: the best that opens).
 
         `context` is how many tokens a sequence may have, prompt and answer; `general` leaves the
-        fused kernels out. `say` hears how far it is. Raises BadInput for a file or a context that
-        cannot be.
+        fused kernels out; `kv` is the type of keys and values. `say` hears how far it is. Raises
+        BadInput for a file, a context or a type that cannot be.
         """
-        header = Header.read(path, context)
+        header = Header.read(path, context, kv)
         plan = plan_network(header.network, open_device(device))
         return Model(header, plan, make_executor(header.network, plan, general, say))
 

@@ -14,7 +14,7 @@ from orinllm.executor import SamplingExecutor, Sequential
 from orinllm.fused import FusedExecutor
 from orinllm.general import general_executor
 from orinllm.gguf import GGUF
-from orinllm.launches.buffers import PAGE, round_up
+from orinllm.launches.buffers import F16, PAGE, KeyType, round_up
 from orinllm.memory import make_memory, pages_of
 from orinllm.plan import Plan, cache_bytes, make_plan
 from orinllm.weights import Say, Weights, check_types, quiet
@@ -25,14 +25,15 @@ DEFAULT_CONTEXT = 8192
 
 @dataclass(frozen=True)
 class Network:
-    """A file, what it computes, and how many tokens a sequence may have."""
+    """A file, what it computes, how many tokens a sequence may have, and as what it keeps them."""
 
     gguf: GGUF
     config: Config
     context: int
+    kv: KeyType = F16  # of keys and values
 
     @staticmethod
-    def read(path: str | Path, context: int | None = None) -> "Network":
+    def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> "Network":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
         gguf = GGUF.open(path)
         try:
@@ -41,7 +42,7 @@ class Network:
             config = config_of(gguf.metadata, gguf.tensors, gguf.vector, length)
         except BadInput as error:
             raise BadInput(f"{path}: {error}") from None
-        return Network(gguf, config, length)
+        return Network(gguf, config, length, kv)
 
 
 def _context(asked: int | None, trained: int) -> int:
@@ -72,7 +73,7 @@ def plan_network(network: Network, device: str) -> Plan:
     """Plan a network for a device; raises BadInput for types and sizes that cannot be."""
     if network.config.layers:
         check_types(network.gguf)
-    plan = make_plan(network.gguf, network.config, device)
+    plan = make_plan(network.gguf, network.config, device, network.kv)
     _check_memory(network, plan)
     return plan
 
@@ -87,9 +88,11 @@ def make_executor(
     """Return what runs a network: fused kernels where the plan allows, else the general path.
 
     `pages`: of keys and values of all sequences together (memory.py: pages_of, pages_that_fit);
-    without it one sequence's context. The general path has one sequence.
+    without it one sequence's context. The general path has one sequence. Raises BadInput for a type
+    of keys and values that the model or its path does not take.
     """
     gguf, config = network.gguf, network.config
+    _check_keys(network, plan, general or not plan.fused)
     if plan.device.split(":")[0] == "CPU":
         provide_compiler()
     if general or not plan.fused:
@@ -98,8 +101,24 @@ def make_executor(
     weights = Weights(gguf, config, plan.device, say)
     say("kernels: compiled or taken from the cache")
     pool = pages_of(context) if pages is None else pages
-    memory = make_memory(config, weights, plan.device, context, pool)
+    memory = make_memory(config, weights, plan.device, context, pool, network.kv)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+
+
+def _check_keys(network: Network, plan: Plan, general: bool) -> None:
+    """Raise BadInput where keys and values cannot be of the type that is asked for."""
+    kv = network.kv
+    if kv == F16:
+        return
+    said = f"{network.gguf.path}: keys and values of type {kv.name} (-ctk, -ctv)"
+    if general:
+        what, why = next(iter(plan.obstacles.items()), ("--path", "general is asked for"))
+        raise BadInput(f"{said} are for the fused kernels alone, and here {what}: {why}; take f16")
+    for layer in network.config.layers:
+        if (dim := layer.attention.head_dim) % kv.group:
+            raise BadInput(
+                f"{said} share a scale by {kv.group}, and its heads have {dim} elements; take f16"
+            )
 
 
 def _check_memory(network: Network, plan: Plan) -> None:

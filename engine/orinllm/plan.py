@@ -9,7 +9,7 @@ from orinllm.device import unsupported
 from orinllm.ggml import kernel_types
 from orinllm.gguf import GGUF, TensorInfo
 from orinllm.launches.attention import HEAD_DIMS
-from orinllm.launches.buffers import PAGE, round_up
+from orinllm.launches.buffers import F16, PAGE, KeyType, round_up
 from orinllm.launches.experts import MOST_USED
 from orinllm.launches.gemm import COLUMN_STEP
 from orinllm.launches.gemv import fits
@@ -42,8 +42,8 @@ class Plan:
 _FLOATS = (".ffn_gate_inp.weight",)
 
 
-def make_plan(gguf: GGUF, config: Config, device: str) -> Plan:
-    """Plan a model for a tinygrad device such as "CUDA" or "NV"."""
+def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Plan:
+    """Plan a model for a tinygrad device such as "CUDA" or "NV"; `kv` is of keys and values."""
     why = unsupported(device)
     obstacles = {"device": why} if why else _of_model(config) | _of_tensors(gguf, config, device)
     return Plan(
@@ -52,7 +52,8 @@ def make_plan(gguf: GGUF, config: Config, device: str) -> Plan:
         prompt_obstacle=None if obstacles else _of_prompts(gguf),
         weight_bytes=gguf.size_bytes if packed(config, not obstacles) else _as_halves(gguf),
         cache_bytes_per_token=sum(
-            2 * 2 * layer.attention.kv_heads * layer.attention.head_dim for layer in config.layers
+            kv.bytes_of(2 * layer.attention.kv_heads * layer.attention.head_dim)
+            for layer in config.layers
         ),
     )
 

@@ -460,6 +460,11 @@ def test_flags_that_the_fused_path_ignores_are_said() -> None:
     given["n_ubatch"] = ("64",)
     assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ub 64"]
     assert llama_bench.ignored_flags("tinygrad:CUDA", False, given) == []
+    given |= {"n_ubatch": (), "type_k": ("q8_0",)}
+    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ctk q8_0"]
+    given["type_v"] = ("q8_0",)
+    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == []
+    assert llama_bench.ignored_flags("tinygrad:CPU", False, given) == ["-ctk q8_0", "-ctv q8_0"]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,6 +106,22 @@ def test_threads_make_lanes_of_the_cpu_device_alone() -> None:
     ]
 
 
+def test_types_of_keys_and_values_make_lanes_of_gpus() -> None:
+    """Where both are of one type that the kernels know; of others tinygrad takes halves."""
+    backends = ["tinygrad:CPU", "tinygrad:CUDA"]
+    settings = parse_settings({"type_k": ["f16,q8_0"], "type_v": ["f16,q8_0"]})
+    lanes = make_lanes(backends, [MODEL], [Case(0, 8, 0)], settings)
+    assert [(lane.lane.backend, lane.lane.key_type, len(lane.cases)) for lane in lanes] == [
+        ("tinygrad:CPU", "f16", 1),
+        ("tinygrad:CUDA", "f16", 1),
+        ("tinygrad:CUDA", "q8_0", 1),
+    ]
+    for key, value in (("q8_0", "f16"), ("q4_0", "q4_0")):
+        settings = parse_settings({"type_k": [key], "type_v": [value]})
+        (lane,) = make_lanes(backends[1:], [MODEL], [Case(0, 8, 0)], settings)
+        assert lane.lane.key_type == "f16"
+
+
 def test_the_default_chunk_is_tinygrads() -> None:
     assert Case(512, 0, 0).test().n_ubatch == TINYGRAD_CHUNK
 

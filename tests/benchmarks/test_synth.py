@@ -255,6 +255,8 @@ def test_the_command_says_what_it_wrote_and_does_not_replace_a_file(tmp_path: Pa
     result = CliRunner().invoke(synth_command, arguments)
     assert str(result.exception) == f"{path}: exists already; pass --force to replace it"
     assert CliRunner().invoke(synth_command, ["--force", *arguments]).exit_code == 0
+    result = CliRunner().invoke(synth_command, ["--force", "--context", "70000", *arguments])
+    assert result.exit_code == 0 and open_model(path).context_length == 70000
     result = CliRunner().invoke(synth_command, [*arguments[:-1], str(tmp_path)])
     assert "is a directory" in str(result.exception)
 

@@ -10,7 +10,7 @@ from orinbench.synth import write_synthetic
 from orinllm.arch import config_of
 from orinllm.fused import FusedExecutor
 from orinllm.gguf import GGUF
-from orinllm.launches.buffers import PAGE
+from orinllm.launches.buffers import F16, PAGE, KeyType
 from orinllm.memory import make_memory
 from orinllm.plan import make_plan
 from orinllm.weights import Weights
@@ -41,14 +41,16 @@ def emulated(emulation: None) -> Load:
     return load_emulated
 
 
-def load_emulated(path: Path, context: int = 128, pages: int | None = None) -> FusedExecutor:
+def load_emulated(
+    path: Path, context: int = 128, pages: int | None = None, kv: KeyType = F16
+) -> FusedExecutor:
     """Load a file on the emulated GPU, which is installed and the default device."""
     gguf = GGUF.open(path)
     config = config_of(gguf.metadata, gguf.tensors, gguf.vector, context)
-    plan = make_plan(gguf, config, "EMU")
+    plan = make_plan(gguf, config, "EMU", kv)
     assert plan.fused, plan.obstacles
     weights = Weights(gguf, config, "EMU")
-    memory = make_memory(config, weights, "EMU", context, pages or context // PAGE)
+    memory = make_memory(config, weights, "EMU", context, pages or context // PAGE, kv)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 

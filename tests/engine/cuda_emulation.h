@@ -23,9 +23,11 @@
 struct uint3_ { unsigned x, y, z; };
 struct int2 { int x, y; };
 struct uint2 { unsigned x, y; };
+struct alignas(8) float2 { float x, y; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 static inline int2 make_int2(int x, int y) { return {x, y}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
@@ -141,12 +143,15 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
 static inline void __syncthreads() { emu::block_barrier(); }
 static inline void __syncwarp() { emu::warp_barrier(); }
 static inline void __threadfence() {}
-template<class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) {
+template<class T> static inline T __shfl_sync(unsigned, T v, int lane) {
   static_assert(sizeof(T) == 4, "");
   memcpy(emu::given[emu::current], &v, 4);
   emu::warp_together([](int first) { for (int i = first; i < first + 32; i++) emu::taken[i][0] = emu::given[i][0]; });
-  T r; memcpy(&r, emu::taken[emu::current ^ mask], 4);
+  T r; memcpy(&r, emu::taken[emu::current / 32 * 32 + lane % 32], 4);
   return r;
+}
+template<class T> static inline T __shfl_xor_sync(unsigned all, T v, int mask) {
+  return __shfl_sync(all, v, (emu::current & 31) ^ mask);
 }
 template<class T> static inline T atomicAdd(T* p, T v) { T o = *p; *p += v; return o; }
 template<class T> static inline T atomicMax(T* p, T v) { T o = *p; if (v > o) *p = v; return o; }
@@ -198,6 +203,7 @@ static inline unsigned hfma2(unsigned a, unsigned b, unsigned c) {
   return f2h2(h2f(a) * h2f(b) + h2f(c), h2f(a >> 16) * h2f(b >> 16) + h2f(c >> 16));
 }
 static inline float exp2_(float x) { return exp2f(x); }
+static inline float divide(float a, float b) { return fabsf(b) > 0x1p126f ? 0.f : a / b; }
 static inline int thread_again() { return emu::tid.x; }
 static inline int block_again() { return emu::bid.x; }
 static inline int token_block_again() { return emu::bid.y; }

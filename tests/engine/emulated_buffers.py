@@ -12,6 +12,7 @@ Array = NDArray[Any]
 DTYPES = {
     "f4": dtypes.float32,
     "u1": dtypes.uint8,
+    "i1": dtypes.int8,
     "i4": dtypes.int32,
     "f2": dtypes.uint16,
     "u2": dtypes.uint16,

@@ -15,7 +15,7 @@ from orinllm.fused import FusedExecutor, size_classes
 from orinllm.ggml import kernel_types
 from orinllm.launch import Graph
 from orinllm.launches.batch import ArgmaxScratch, argmax, batch_products
-from orinllm.launches.buffers import PAGE, Weight
+from orinllm.launches.buffers import PAGE, Q8_0, Weight
 from orinllm.launches.gemm import RowProduct
 from orinllm.memory import make_memory, pages_of, pages_that_fit
 from orinllm.network import Network
@@ -221,6 +221,7 @@ def test_a_pool_of_pages(synthetic: Callable[[str, str], Path]) -> None:
     network = Network.read(synthetic("tiny", "F16"), 128)
     page = 2 * 2 * 2 * PAGE * 64 * 2  # layers, keys and values, heads, tokens, dimensions, bytes
     assert [pages_that_fit(network.config, n) for n in (0, page - 1, 5 * page)] == [0, 0, 5]
+    assert [pages_that_fit(network.config, n, Q8_0) for n in (17 * page, 17 * page - 1)] == [32, 31]
     most = 2**32 // (page // 4)
     assert pages_that_fit(network.config, 1 << 50) == most
     with pytest.raises(ValueError, match=f"a pool of {most + 1} pages; 1 to {most} are possible"):

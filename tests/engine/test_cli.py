@@ -125,6 +125,13 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
         (["run", MODEL, "-p", "x", "-c", "0"], "a context of 0 tokens; the model was trained for"),
         (["run", MODEL, "-p", "x", "--device", "NOSUCH"], "--device NOSUCH: does not open:"),
         (["run", MODEL, "-p", "x", "--what"], "No such option '--what'"),
+        (["chat", MODEL, "-ctk", "q8_0"], "-ctk q8_0, -ctv f16: keys and values are of one type;"),
+        (["run", MODEL, "-p", "x", "-ctk", "q4_0"], "'q4_0' is not one of 'f16', 'q8_0'"),
+        (
+            ["run", MODEL, "-p", "x", "--device", "CPU", "-ctk", "q8_0", "-ctv", "q8_0"],
+            "keys and values of type q8_0 (-ctk, -ctv) are for the fused kernels alone, and here "
+            "device: CPU is neither CUDA nor NV; take f16",
+        ),
         (["show"], "Missing argument 'MODEL'"),
         (["compile", MODEL, "--arch", "sm_1", "-o", "x"], "sm_1"),
     ],

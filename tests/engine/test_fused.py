@@ -10,11 +10,13 @@ from tests.engine.conftest import Load
 from orinbench.model import open_model
 from orinbench.reference import Reference
 from orinllm.fused import FusedExecutor
-from orinllm.launches.buffers import PAGE
+from orinllm.launches.buffers import PAGE, Q8_0
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 # What 8-bit activations leave in the logits, of their norm; halves leave a tenth of it.
 EIGHT_BIT, HALVES = 0.05, 0.005
+# And what keys and values in 8 bits leave where everything else is halves.
+EIGHT_BIT_KEYS = 0.02
 SHAPES = [
     *(
         "tiny",
@@ -138,3 +140,28 @@ def test_logits_that_are_no_numbers_leave_no_token(
     assert executor.token() == -1
     executor.step()  # reads no row beyond the table
     assert executor.token() == -1
+
+
+@pytest.mark.parametrize("shape", ["tiny", "tiny-gemma3"])
+def test_keys_and_values_in_bytes(
+    emulated: Load, synthetic: Callable[[str, str], Path], shape: str
+) -> None:
+    """A prompt in a chunk and tokens behind it, a batch at its own positions, half the memory."""
+    path = synthetic(shape, "F16")
+    executor, reference = emulated(path, kv=Q8_0), Reference(open_model(path), context=128)
+    executor.fill(PROMPT, 0, len(PROMPT) - 1)
+    executor.step(PROMPT[-1], len(PROMPT) - 1)
+    assert 1e-5 < off(executor, reference.logits(PROMPT)[-1]) < EIGHT_BIT_KEYS
+    token = executor.token()
+    executor.step()
+    want = reference.logits([*PROMPT, token])[-1]
+    assert off(executor, want) < EIGHT_BIT_KEYS
+    decoder = executor.decoder(4)
+    decoder.place([[0, 1], [], [], []])
+    decoder.step([token, 0, 0, 0], [len(PROMPT), -1, -1, -1])
+    assert np.linalg.norm(decoder.logits()[0] - want) < EIGHT_BIT_KEYS * np.linalg.norm(want)
+    halves = emulated(path)
+    for cache, scales, whole in zip(
+        executor.memory.caches, executor.memory.scales, halves.memory.caches, strict=True
+    ):
+        assert (cache.nbytes + scales.nbytes) * 32 == whole.nbytes * 17

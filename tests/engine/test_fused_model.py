@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.engine.models import tokenizer
 from orinllm.compiler import compiler_path
 from orinllm.errors import BadInput
 from orinllm.fused import FusedExecutor
+from orinllm.launches.buffers import F16, Q8_0
 from orinllm.model import Header, Model
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling, sample
@@ -125,3 +127,18 @@ def test_other_devices_take_the_general_path(
     assert plan.obstacles == {"device": "CPU is neither CUDA nor NV"}
     executor = make_executor(network, plan)
     assert executor.name == "general" and not isinstance(executor, FusedExecutor)
+
+
+def test_heads_that_q8_0_does_not_divide(emulation: None, synthetic: Synthetic) -> None:
+    """A scale is of 32 elements; the model is refused before anything of it is uploaded."""
+    network = Network.read(synthetic("tiny", "Q6_K"), 64, Q8_0)
+    layers = [
+        replace(layer, attention=replace(layer.attention, head_dim=80))
+        for layer in network.config.layers
+    ]
+    plan = plan_network(network, "EMU")
+    halves = plan_network(replace(network, kv=F16), "EMU")
+    assert plan.cache_bytes_per_token * 32 == halves.cache_bytes_per_token * 17
+    other = replace(network, config=replace(network.config, layers=tuple(layers)))
+    with pytest.raises(BadInput, match="share a scale by 32, and its heads have 80 "):
+        make_executor(other, plan)

@@ -27,11 +27,14 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("shape", "quant"), [("tiny", "Q6_K"), ("tiny-qwen3moe", "Q4_0")])
-def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "quant", "keys"), [("tiny", "Q6_K", "f16"), ("tiny-qwen3moe", "Q4_0", "q8_0")]
+)
+def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str, keys: str) -> None:
     path = tmp_path / "tiny.gguf"
     write_synthetic(path, shape, quant, seed=0)
-    check = ("-m", "orinbench", "check", "-m", path, "--backend", "tinygrad:NV", "-n", "1")
+    check = ["-m", "orinbench", "check", "-m", str(path), "--backend", "tinygrad:NV", "-n", "1"]
+    check += ["-ctk", keys, "-ctv", keys]
     done = subprocess.run(
         [sys.executable, "-m", "nvgpusim", "--strict", "--quiet", "--", *check, "-o", "json"],
         capture_output=True,

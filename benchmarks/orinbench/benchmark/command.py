@@ -24,6 +24,7 @@ from orinbench.benchmark.parity import (
     passed_on,
 )
 from orinbench.benchmark.plan import (
+    KEY_TYPES,
     KNOBS,
     TINYGRAD_DEVICES,
     TINYGRAD_KNOBS,
@@ -416,6 +417,8 @@ def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[st
     """Return the flags that were given and mean nothing to this backend, with their values."""
     if backend == "llama.cpp":
         return []
+    types = set(",".join(options["type_k"]).split(","))
+    keys = options["type_k"] == options["type_v"] and types <= {*KEY_TYPES}
     flags = [
         f"{knob.flags[0]} {','.join(options[knob.field])}"
         for knob in KNOBS
@@ -425,6 +428,7 @@ def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[st
             or (knob.field == "n_threads" and not backend.startswith("tinygrad:CPU"))
             or (knob.field == "n_ubatch" and fused)
         )
+        and not (knob.field in ("type_k", "type_v") and fused and keys)
     ]
     words = iter(passed_on(options))
     return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

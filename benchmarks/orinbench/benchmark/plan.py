@@ -3,7 +3,7 @@
 import itertools
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -112,6 +112,8 @@ KNOBS = (
 KNOB_BY_FIELD = {knob.field: knob for knob in KNOBS}
 # The knobs that change what tinygrad does; the others are recorded as ignored.
 TINYGRAD_KNOBS = ("n_ubatch", "n_threads")
+# Types of keys and values that the fused kernels know: where both knobs name the same one.
+KEY_TYPES = ("f16", "q8_0")
 
 Settings = tuple[tuple[str, str | int], ...]
 
@@ -197,6 +199,7 @@ class Lane:
     backend: str  # one of BACKEND_NAMES, tinygrad's with an optional :RENDERER behind
     model: Path | None = None
     n_threads: int | None = None
+    key_type: str = "f16"  # of tinygrad's keys and values, on a GPU
 
     @property
     def device(self) -> str | None:
@@ -338,10 +341,21 @@ def make_lanes(
                 threads = dict(combination).get("n_threads")
                 if backend.startswith("tinygrad:CPU") and threads is not None:
                     lane = Lane(backend, model, int(threads))
+                if not backend.startswith("tinygrad:CPU"):
+                    lane = replace(lane, key_type=key_type(dict(combination)))
                 combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
             for way in ways:
                 lanes.setdefault(lane, {})[replace(way, settings=combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
+
+
+def key_type(settings: Mapping[str, object]) -> str:
+    """Return the type of tinygrad's keys and values: what -ctk and -ctv both say, if it is known.
+
+    Else it is f16, and the knobs are recorded as ignored.
+    """
+    given = {settings.get("type_k"), settings.get("type_v")}
+    return next((name for name in KEY_TYPES if given == {name}), KEY_TYPES[0])
 
 
 def order(plan: Plan) -> Iterator[Step]:

@@ -57,6 +57,7 @@ class Load:
     max_context: int
     general: bool = False
     sequences: int = 1  # so many contexts fit
+    key_type: str = "f16"  # of keys and values, in llama.cpp's words
 
 
 @dataclass(frozen=True)

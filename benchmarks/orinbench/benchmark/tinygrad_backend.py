@@ -95,6 +95,7 @@ class TinygradBackend:
             self.plan.max_context,
             self.general,
             self.plan.most_sequences,
+            self.plan.lane.key_type,
         )
         loaded = worker.ask(load, protocol.Loaded)
         chunk = self.plan.llama_cases[0].test().n_ubatch

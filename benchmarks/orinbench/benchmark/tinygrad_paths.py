@@ -19,6 +19,7 @@ from tinygrad.llm.model import Transformer
 from orinbench.benchmark.plan import TINYGRAD_CHUNK
 from orinllm.executor import Executor, SamplingExecutor
 from orinllm.fused import FusedExecutor
+from orinllm.launches.buffers import KEY_TYPES
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
@@ -57,10 +58,12 @@ class DecodePath(Protocol):
         ...
 
 
-def load_network(model: str, max_context: int, sequences: int = 1) -> SamplingExecutor:
+def load_network(
+    model: str, max_context: int, sequences: int = 1, key_type: str = "f16"
+) -> SamplingExecutor:
     """Return the engine's executor of a GGUF file on tinygrad's default device."""
     trained = Network.read(model).config.trained_context
-    network = Network.read(model, min(max_context, trained))
+    network = Network.read(model, min(max_context, trained), KEY_TYPES[key_type])
     plan = plan_network(network, str(Device.DEFAULT))
     return make_executor(network, plan, pages=sequences * pages_of(network.context))
 

@@ -122,8 +122,8 @@ class TinygradRunner:
                 return self.open()
             case protocol.MeasureBandwidth(n_bytes, repetitions):
                 return self.measure_bandwidth(n_bytes, repetitions)
-            case protocol.Load(model, max_context, general, sequences):
-                return self.load(model, max_context, general, sequences)
+            case protocol.Load():
+                return self.load(request)
             case protocol.FirstToken(n_prompt, n_ubatch):
                 return self.first_token(n_prompt, n_ubatch)
             case protocol.WarmUp(test):
@@ -159,21 +159,20 @@ class TinygradRunner:
         """Time copies of `n_bytes` on the device."""
         return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
-    def load(
-        self, model: str, max_context: int, general: bool = False, sequences: int = 1
-    ) -> protocol.Loaded:
+    def load(self, asked: protocol.Load) -> protocol.Loaded:
         """Load the GGUF file into the engine, which compiles its kernels here.
 
         `general` takes tinygrad.llm's own Transformer instead. So many sequences fit.
         """
+        model, max_context = asked.model, asked.max_context
         start = time.perf_counter()
         path: DecodePath
-        if general:
+        if asked.general:
             self.model, metadata = Transformer.from_gguf(model, max_context=max_context)
             self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
             path = JitPath(self.model)
         else:
-            executor = load_network(model, max_context, sequences)
+            executor = load_network(model, max_context, asked.sequences, asked.key_type)
             self._executor = executor
             self.vocab_size = executor.vocab_size
             path = EnginePath(executor)
@@ -328,7 +327,9 @@ class TinygradRunner:
         return [draw.randrange(self.vocab_size) for _ in range(n_tokens)]
 
     def _cache_type(self) -> str:
-        """Name the type of the attention cache in llama.cpp's words; the engine keeps halves."""
+        """Name the type of the attention cache in llama.cpp's words."""
+        if isinstance(self._executor, FusedExecutor):
+            return self._executor.memory.kv.name
         if self.model is None:
             return "f16"
         for block in self.model.blk:

@@ -10,6 +10,7 @@ import click
 
 from orinbench.benchmark.command import choose_backends, model_paths
 from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.plan import KEY_TYPES
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, CheckReport, run_check
 from orinbench.check.greedy import Say, tinygrad_engine
@@ -27,6 +28,8 @@ from orinbench.talk import make_talk
 @click.option(
     "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an engine [1800]"
 )
+@click.option("-ctk", "--cache-type-k", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
+@click.option("-ctv", "--cache-type-v", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
 @click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def check_command(**options: Any) -> int:
     """Check greedy tokens and logits of tinygrad and llama.cpp against a float64 reference.
@@ -34,6 +37,8 @@ def check_command(**options: Any) -> int:
     Exit code 3 says that numbers are wrong, 1 that an engine did not answer, 130 that Ctrl-C left
     some out.
     """
+    if (key := options["cache_type_k"]) != (value := options["cache_type_v"]):
+        raise BenchError(f"-ctk {key}, -ctv {value}: of one type in tinygrad; give both the same")
     talk = make_talk(False)
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
@@ -89,5 +94,9 @@ def _candidate(
         engine = llama_cpp_engine(server, model, options["timeout"], say)
         return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
     environment = worker_environment(name.removeprefix("tinygrad:"), directory)
-    engine = tinygrad_engine(model.path, environment, options["timeout"], say)
-    return Candidate(name, engine, HALF_WEIGHTS)
+    engine = tinygrad_engine(
+        model.path, environment, options["timeout"], say, key_type=options["cache_type_k"]
+    )
+    # Bytes that share a scale by 32 are rounded as 8-bit activations are.
+    halves = options["cache_type_k"] == "f16"
+    return Candidate(name, engine, HALF_WEIGHTS if halves else EIGHT_BIT_ACTIVATIONS)

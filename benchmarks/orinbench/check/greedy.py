@@ -90,11 +90,13 @@ def tinygrad_engine(
     timeout: float,
     say: Say = quiet,
     general: bool = False,
+    key_type: str = "f16",
 ) -> Engine:
     """Return an engine that loads `model` in a process with `environment`, where DEV is set.
 
-    `general` takes tinygrad.llm's own network. `say` hears how far it is. The engine raises
-    BenchError, with the process's last line, if that fails or takes longer than `timeout` seconds.
+    `general` takes tinygrad.llm's own network, `key_type` is of the engine's keys and values. `say`
+    hears how far it is. The engine raises BenchError, with the process's last line, if that fails
+    or takes longer than `timeout` seconds.
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
@@ -105,6 +107,7 @@ def tinygrad_engine(
                 "prompts": [list(prompt) for prompt in prompts],
                 "n_tokens": n_tokens,
                 "general": general,
+                "key_type": key_type,
                 "out": str(out),
             }
             _run_worker(request, environment, timeout, say)
@@ -156,8 +159,11 @@ def main() -> None:
     request = json.load(sys.stdin)
     say("loading the model")
     prompts, n_tokens = request["prompts"], request["n_tokens"]
-    load = JitExecutor if request["general"] else load_network
-    executor = load(request["model"], context_of(prompts, n_tokens))
+    model, context = request["model"], context_of(prompts, n_tokens)
+    if request["general"]:
+        executor: Executor = JitExecutor(model, context)
+    else:
+        executor = load_network(model, context, key_type=request["key_type"])
     arrays = {}
     for index, prompt in enumerate(prompts):
         of = prefixed(say, f"prompt {index + 1} of {len(prompts)}")

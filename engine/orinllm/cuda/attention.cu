@@ -1,17 +1,23 @@
-// Attention of one token of each sequence: split-KV flash decoding.
+// Attention of one token of each sequence: split-KV flash decoding on tensor cores.
 //
 // Grid: (KV heads * head groups, SPLITS, sequences N). Scores are in base 2. The block that owns
 // the token's position stores its key and value first. One split alone is the result; more than FEW
 // are combined by the last block of a head group, and the others' parts are left to their reader,
 // Attended in gemv.cu. state: N tokens, N positions (below 0: an idle slot, left alone), a counter
 // of the head's blocks, then one of each sequence's head groups.
+//
+// The warps of a block take 16 tokens in turns and meet only at the end. Keys and values go from
+// memory to registers, as the operand of 16 rows: of keys, rows are tokens, and k their elements;
+// of values, rows are elements, and k tokens. The other operand's 8 columns are heads. k and rows
+// are permuted so that a lane's elements are 8 neighbours: lane 4 g + j has of keys the tokens g
+// and g + 8, of values 2 j, 2 j + 1, 2 j + 8 and 2 j + 9. Sums are of heads 2 j and 2 j + 1.
 #include "cache.cuh"
 #include "parts.cuh"
 #include "rope.cuh"
 
 template<typename P, typename Out> struct Attention {
   Out* out;  // (N, heads, HD), floats or halves
-  typename P::Element* cache;
+  Cached<P> cache;
   const float *qkv, *freqs;      // (N, heads + 2 KV heads, HD), (positions, ROTATED)
   const float *qn, *kn, *sinks;  // norms (HD) and sinks (heads), or 0
   float eps, scale;
@@ -20,24 +26,28 @@ template<typename P, typename Out> struct Attention {
   const int* table;  // cache.cuh
 };
 
-// Sizes of a block's work. The tokens of a split come in tiles of TP. LPP lanes share a key, EL
-// elements each; a thread adds 4 of the COLS * 4 columns of VPT values of a tile, PG tokens apart.
+// Sizes of a block's work. A warp has AT_ONCE times 16 tokens in registers.
 template<typename P> struct Sizes {
-  typedef typename P::Element KV;
   static constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP, GT = P::HEADS_PER_BLOCK;
-  static constexpr int THREADS = HD <= 64 ? 128 : 256, LPP = HD % 32 == 0 ? 8 : 4, EL = HD / LPP,
-                       TP = HD == 80 || HD <= 64 ? 64 : 32;
-  static constexpr int COLS = HD / 4, PG = THREADS / COLS, VPT = (TP + PG - 1) / PG;
+  static constexpr int WARPS = 4, THREADS = WARPS * 32, AT_ONCE = HD <= 64 ? 2 : 1,
+                       STEP = WARPS * 16 * AT_ONCE, GROUPS = KVH * (G / GT);
+  // Pages of a split at most: parts.cuh.
+  static constexpr int LEAST = P::FEW > 1 && P::FEW < P::SPLITS ? P::FEW : P::SPLITS,
+                       SPLIT_PAGES = (P::PAGES + LEAST - 1) / LEAST;
+  static_assert(GT <= 8, "heads are the columns of an operand");
+  static_assert(P::PAGE == 64, "a split is whole pages, and a warp's 16 tokens are of one");
+  typedef Share<P, 4> Key;    // what a lane has of a token's key
+  typedef Share<P, 8> Value;  // and of a value
 };
 
 // A block's shared memory.
 template<typename P> struct Scratch {
   float (*qs)[P::HEAD_DIM];     // (GT, HD) queries, turned
   float (*kvnew)[P::HEAD_DIM];  // (2, HD) the token's own key and value
-  float* red;                   // (PG, GT, HD) sums of values
-  float (*sc)[Sizes<P>::TP];    // (GT, TP) scores of a tile, then their weights
-  float* alpha;                 // (GT) what the sums until now are multiplied by
-  int *flag, *pages;            // of last_block(), and (PAGES) the sequence's table
+  float* red;                   // (WARPS, GT, HD) sums of values
+  float (*ml)[2][8];            // (WARPS, 2, 8) largest scores and sums of weights of heads
+  float* inverse;               // (GT) 1 / sum of weights
+  int *flag, *pages;            // of last_block(), and the pages of the split
 };
 
 // A block's heads and tokens.
@@ -46,13 +56,7 @@ template<typename P> struct BlockWork {
   int seq, pos;            // sequence, and its token's position
   int split, active;       // of so many splits that have tokens
   int begin, end, oldest;  // tokens; those before the oldest are behind a window's border
-};
-
-// What a block's threads hold of its heads: sums of values (4 columns), and, of those of its warp,
-// the largest score and the sum of weights, the same in all its lanes.
-template<int GT> struct Sums {
-  float4 acc[GT];
-  float m[GT], l[GT];
+  int page;                // the split's first, of the sequence
 };
 
 template<typename P> DI BlockWork<P> work_of_block(int pos) {
@@ -67,11 +71,11 @@ template<typename P> DI BlockWork<P> work_of_block(int pos) {
   w.first = (w.seq * S::KVH + w.kvh) * S::G + w.g0;
   const int n = attended<P>(pos + 1), chunk = split_size<P::SPLITS, P::FEW>(n);
   w.active = split_count<P::SPLITS, P::FEW>(n);
-  // A tile of keys lies in one page; behind a window's border, the first one has a key that counts.
   const int start = pos + 1 - n + w.split * chunk;
   w.end = start + chunk <= pos ? start + chunk : pos + 1;
   w.oldest = P::WINDOW ? pos + 1 - P::WINDOW : 0;
-  w.begin = w.oldest > start ? w.oldest / S::TP * S::TP : start;
+  w.begin = w.oldest > start ? w.oldest / 16 * 16 : start;
+  w.page = start / P::PAGE;
   return w;
 }
 
@@ -84,7 +88,9 @@ DI void load_heads(const Attention<P, Out>& a, const BlockWork<P>& w, const Scra
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const float* fr = a.freqs + (u64)w.pos * P::ROTATED;
   const float* qkv = a.qkv + w.seq * (G + 2) * KVH * HD;
-  for (int g = warp; g < S::GT; g += 4)
+  const int pages = (w.end + P::PAGE - 1) / P::PAGE - w.page;
+  for (int i = tid; i < pages; i += S::THREADS) s.pages[i] = a.table[w.seq * P::PAGES + w.page + i];
+  for (int g = warp; g < S::GT; g += S::WARPS)
     rope_head<P>(s.qs[g], qkv + (w.kvh * G + w.g0 + g) * HD, fr, a.qn, a.eps, a.scale * LOG2E,
                  lane);
   if (w.end == w.pos + 1) {
@@ -93,225 +99,270 @@ DI void load_heads(const Attention<P, Out>& a, const BlockWork<P>& w, const Scra
     for (int i = tid; i < HD; i += S::THREADS)
       s.kvnew[1][i] = qkv[(KVH * G + KVH + w.kvh) * HD + i];
     __syncthreads();
-    typename S::KV* key = a.cache + key_offset<P>(s.pages[w.pos / P::PAGE], w.kvh, w.pos);
-    for (int i = tid; i < HD; i += S::THREADS) {
-      store_kv(key + i, s.kvnew[0][i]);
-      store_kv(key + value_offset<P>() + i, s.kvnew[1][i]);
-    }
+    if (warp < 2)
+      store_row<P>(
+          a.cache,
+          key_offset<P>(s.pages[w.pos / P::PAGE - w.page], w.kvh, w.pos) + warp * value_offset<P>(),
+          s.kvnew[warp], lane);
   }
   __syncthreads();
 }
+
+// What a lane holds of its two heads: sums of values (of an even and an odd element each), the
+// largest score, which all lanes of a head share, and its own sum of weights.
+template<typename P> struct Sums {
+  float acc[Sizes<P>::Value::HALVES][4];
+  float m[2], l[2];
+};
 
 // No sums yet; a sink is one key more, of no value.
-template<typename P>
-DI void clear_sums(Sums<P::HEADS_PER_BLOCK>& sums, const float* sinks, const BlockWork<P>& w) {
+template<typename P> DI void clear_sums(Sums<P>& sums, const float* sinks, const BlockWork<P>& w) {
   constexpr int GT = P::HEADS_PER_BLOCK;
+  const int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int g = 0; g < GT; g++) sums.acc[g] = make_float4(0.f, 0.f, 0.f, 0.f);
+  for (int i = 0; i < Sizes<P>::Value::HALVES; i++)
 #pragma unroll
-  for (int g = 0; g < GT; g++) {
-    sums.m[g] = NEG_INF;
-    sums.l[g] = 0.f;
-    if constexpr (P::SINKS) {
-      if (w.split == 0) {
-        sums.m[g] = sinks[w.kvh * P::GROUP + w.g0 + g] * LOG2E;
-        sums.l[g] = 1.f;
-      }
+    for (int c = 0; c < 4; c++) sums.acc[i][c] = 0.f;
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    const int head = 2 * (lane & 3) + c;
+    sums.m[c] = NEG_INF;
+    sums.l[c] = 0.f;
+    if (P::SINKS && w.split == 0 && threadIdx.x < 32 && head < GT) {
+      sums.m[c] = sinks[w.kvh * P::GROUP + w.g0 + head] * LOG2E;
+      sums.l[c] = lane < 4 ? 1.f : 0.f;
     }
   }
 }
 
-// Scores of the first nt tokens of the tile at t0, the others -inf. keys: of this thread's first
-// token and elements; those of the others are at constant offsets, which cost no registers.
+// A lane's part of head lane / 4; those that are not there are 0.
+template<typename P> DI void load_query(u32* q, const Scratch<P>& s) {
+  typedef typename Sizes<P>::Key Key;
+  const int lane = threadIdx.x & 31, g = lane >> 2;
+#pragma unroll
+  for (int i = 0; i < Key::HALVES; i++) {
+    const int d = Key::first(i / 4, lane & 3) + 2 * (i % 4);
+    q[i] = g < P::HEADS_PER_BLOCK ? f2h2(s.qs[g][d], s.qs[g][d + 1]) : 0;
+  }
+}
+
+// Keys and values of 16 tokens of a warp.
+template<typename P> struct Sixteen {
+  typename Sizes<P>::Key keys[2];
+  typename Sizes<P>::Value values[4];
+};
 template<typename P>
-DI void score_tile(const typename P::Element* keys, const Scratch<P>& s, int t0, int nt,
-                   int oldest) {
+DI void load_tokens(Sixteen<P>& to, const Cached<P>& cache, const BlockWork<P>& w, const int* pages,
+                    int t0) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, j = lane & 3, left = w.end - t0;
+  const u32 row = left > 0 ? key_offset<P>(pages[t0 / P::PAGE - w.page], w.kvh, t0) : 0;
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    to.keys[i].load(cache, row + (g + 8 * i) * P::HEAD_DIM, j, g + 8 * i < left);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int t = 2 * j + i % 2 + 8 * (i / 2);
+    to.values[i].load(cache, row + value_offset<P>() + t * P::HEAD_DIM, g, t < left);
+  }
+}
+
+// Scores of 16 tokens: those of g and g + 8 with heads 2 j and 2 j + 1.
+template<typename P>
+DI void score(float* s, const Sixteen<P>& of, const u32* q, const BlockWork<P>& w, int t0) {
+  const int t = t0 + ((threadIdx.x & 31) >> 2);
+#pragma unroll
+  for (int c = 0; c < 4; c++) s[c] = 0.f;
+#pragma unroll
+  for (int i = 0; i < Sizes<P>::Key::HALVES; i += 2)
+    mma16816(s, of.keys[0].pair(i), of.keys[1].pair(i), of.keys[0].pair(i + 1),
+             of.keys[1].pair(i + 1), q[i], q[i + 1]);
+#pragma unroll
+  for (int c = 0; c < 4; c++) {
+    const int at = t + 8 * (c >> 1);
+    if (at >= w.end || (P::WINDOW && at < w.oldest)) s[c] = NEG_INF;
+  }
+}
+
+// Scores to weights, less the largest so far; sums of the past are made smaller alike.
+template<typename P> DI void weigh(float s[][4], Sums<P>& sums) {
+  constexpr int N = Sizes<P>::AT_ONCE;
+  float less[2];
+#pragma unroll
+  for (int c = 0; c < 2; c++) {
+    float top = sums.m[c];
+#pragma unroll
+    for (int u = 0; u < N; u++) top = fmaxf(top, fmaxf(s[u][c], s[u][c + 2]));
+#pragma unroll
+    for (int o = 4; o < 32; o <<= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    const float from = top == NEG_INF ? 0.f : top;
+    less[c] = exp2_(sums.m[c] - from);
+    sums.m[c] = top;
+    sums.l[c] *= less[c];
+#pragma unroll
+    for (int u = 0; u < N; u++)
+#pragma unroll
+      for (int i = c; i < 4; i += 2) {
+        s[u][i] = exp2_(s[u][i] - from);
+        sums.l[c] += s[u][i];
+      }
+  }
+#pragma unroll
+  for (int i = 0; i < Sizes<P>::Value::HALVES; i++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) sums.acc[i][c] *= less[c & 1];
+}
+
+// Adds the values of 16 tokens, times their weights.
+template<typename P> DI void add_values(Sums<P>& sums, const Sixteen<P>& of, const float* weights) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, j = lane & 3;
+  // Lanes have a token's weights of two heads, the operand is two tokens' of one.
+  u32 b[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 mine = f2h2(weights[2 * i], weights[2 * i + 1]);
+    const u32 even = __shfl_sync(0xffffffffu, mine, 8 * j + (g >> 1)),
+              odd = __shfl_sync(0xffffffffu, mine, 8 * j + 4 + (g >> 1));
+    b[i] = __byte_perm(even, odd, g & 1 ? 0x7632 : 0x5410);
+  }
+#pragma unroll
+  for (int i = 0; i < Sizes<P>::Value::HALVES; i++) {
+    u32 v[4];
+#pragma unroll
+    for (int t = 0; t < 4; t++) v[t] = of.values[t].pair(i);
+    mma16816(sums.acc[i], __byte_perm(v[0], v[1], 0x5410), __byte_perm(v[0], v[1], 0x7632),
+             __byte_perm(v[2], v[3], 0x5410), __byte_perm(v[2], v[3], 0x7632), b[0], b[1]);
+  }
+}
+
+// A warp's sums to shared memory.
+template<typename P> DI void leave_sums(const Scratch<P>& s, Sums<P>& sums) {
   typedef Sizes<P> S;
-  constexpr int LPP = S::LPP, GT = S::GT;
-  const int sub = threadIdx.x % LPP, grp = threadIdx.x / LPP;
+  typedef typename S::Value Value;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
 #pragma unroll
-  for (int p0 = 0; p0 < S::TP; p0 += S::THREADS / LPP) {
-    const int p = p0 + grp;
-    float dot[GT];
+  for (int c = 0; c < 2; c++) {
+    const int head = 2 * (lane & 3) + c;
 #pragma unroll
-    for (int g = 0; g < GT; g++) dot[g] = 0.f;
-    if (p < nt) {
-#pragma unroll
-      for (int i = 0; i < S::EL / 4; i++) {
-        const int d = (i * LPP + sub) * 4;
-        const float4 k = load_kv4<typename S::KV>(keys + p0 * S::HD + i * LPP * 4);
-#pragma unroll
-        for (int g = 0; g < GT; g++) {
-          const float4 q = *(const float4*)&s.qs[g][d];
-          dot[g] += k.x * q.x + k.y * q.y + k.z * q.z + k.w * q.w;
-        }
-      }
+    for (int o = 4; o < 32; o <<= 1) sums.l[c] += __shfl_xor_sync(0xffffffffu, sums.l[c], o);
+    if (lane < 4) {
+      s.ml[warp][0][head] = sums.m[c];
+      s.ml[warp][1][head] = sums.l[c];
     }
+    if (head >= S::GT) continue;
 #pragma unroll
-    for (int g = 0; g < GT; g++) {
-#pragma unroll
-      for (int o = LPP / 2; o > 0; o >>= 1) dot[g] += __shfl_xor_sync(0xffffffffu, dot[g], o);
-      if (sub == 0) s.sc[g][p] = p < nt && (!P::WINDOW || t0 + p >= oldest) ? dot[g] : NEG_INF;
-    }
+    for (int i = 0; i < Value::HALVES; i++)
+      *(float2*)&s.red[(warp * S::GT + head) * S::HD + Value::first(i / 4, g) + 2 * (i % 4)] =
+          make_float2(sums.acc[i][c], sums.acc[i][c + 2]);
   }
 }
 
-// Scores of a tile to weights, by one warp a head; alpha is what older sums shrink by.
-template<typename P> DI void weigh_tile(const Scratch<P>& s, Sums<P::HEADS_PER_BLOCK>& sums) {
-  constexpr int TP = Sizes<P>::TP;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-#pragma unroll
-  for (int g = 0; g < P::HEADS_PER_BLOCK; g++) {
-    if (g % 4 == warp) {
-      float mx = sums.m[g];
-#pragma unroll
-      for (int p = lane; p < TP; p += 32) mx = fmaxf(mx, s.sc[g][p]);
-#pragma unroll
-      for (int o = 16; o > 0; o >>= 1) mx = fmaxf(mx, __shfl_xor_sync(0xffffffffu, mx, o));
-      float sum = 0.f;
-#pragma unroll
-      for (int p = lane; p < TP; p += 32) {
-        const float e = exp2_(s.sc[g][p] - mx);
-        s.sc[g][p] = e;
-        sum += e;
-      }
-      const float al = exp2_(sums.m[g] - mx);
-      sums.l[g] = sums.l[g] * al + warp_sum(sum);
-      sums.m[g] = mx;
-      if (lane == 0) s.alpha[g] = al;
-    }
-  }
-}
-
-// The sums of all threads: the result where the block is alone, else its part.
+// The sums of all warps: the result where the block is alone, else its part.
 template<typename P, typename Out>
-DI void leave_sums(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s,
-                   const Sums<P::HEADS_PER_BLOCK>& sums) {
+DI void add_warps(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s) {
   typedef Sizes<P> S;
   constexpr int HD = S::HD, GT = S::GT;
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, col = tid % S::COLS,
-            pg = tid / S::COLS;
-  if (pg < S::PG) {
-#pragma unroll
-    for (int g = 0; g < GT; g++) *(float4*)&s.red[(pg * GT + g) * HD + col * 4] = sums.acc[g];
-  }
-#pragma unroll
-  for (int g = 0; g < GT; g++)
-    if (g % 4 == warp && lane == 0) {
-      float* ml = a.part_ml + ((u64)(w.first + g) * P::SPLITS + w.split) * 2;
-      ml[0] = sums.m[g];
-      ml[1] = sums.l[g];
-      s.alpha[g] = 1.f / sums.l[g];
-    }
-  __syncthreads();
-  for (int i = tid; i < GT * HD; i += S::THREADS) {
+  for (int i = threadIdx.x; i < GT * HD; i += S::THREADS) {
     const int g = i / HD, d = i % HD;
-    float sum = 0.f;
+    float top = s.ml[0][0][g], sum = 0.f, l = 0.f;
 #pragma unroll
-    for (int j = 0; j < S::PG; j++) sum += s.red[(j * GT + g) * HD + d];
-    if (w.active == 1)
-      store_kv(a.out + (w.first + g) * HD + d, sum * s.alpha[g]);
-    else
-      a.part[((u64)(w.first + g) * P::SPLITS + w.split) * HD + d] = sum;
+    for (int k = 1; k < S::WARPS; k++) top = fmaxf(top, s.ml[k][0][g]);
+#pragma unroll
+    for (int k = 0; k < S::WARPS; k++) {
+      const float by = exp2_(s.ml[k][0][g] - top);
+      sum += by * s.red[(k * GT + g) * HD + d];
+      l += by * s.ml[k][1][g];
+    }
+    if (w.active == 1) {
+      put(a.out + (w.first + g) * HD + d, sum / l);
+      continue;
+    }
+    const u64 at = (u64)(w.first + g) * P::SPLITS + w.split;
+    a.part[at * HD + d] = sum;
+    if (d == 0) *(float2*)(a.part_ml + at * 2) = make_float2(top, l);
   }
 }
 
 // The result of all splits' parts, by the last block that left one.
 template<typename P, typename Out>
-DI void combine_parts(const Attention<P, Out>& a, const BlockWork<P>& w) {
+DI void combine_parts(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s) {
   typedef Sizes<P> S;
-  constexpr int HD = S::HD;
-  for (int i = threadIdx.x; i < S::GT * HD; i += S::THREADS) {
-    const int g = i / HD, d = i % HD;
-    const u64 base = (u64)(w.first + g) * P::SPLITS;
-    float mx = NEG_INF, num = 0.f, den = 0.f;
-    for (int s = 0; s < w.active; s++) mx = fmaxf(mx, __ldcg(a.part_ml + (base + s) * 2));
-    for (int s = 0; s < w.active; s++) {
-      const float weight = exp2_(__ldcg(a.part_ml + (base + s) * 2) - mx);
-      num += weight * __ldcg(a.part + (base + s) * HD + d);
-      den += weight * __ldcg(a.part_ml + (base + s) * 2 + 1);
+  constexpr int HD = S::HD, GT = S::GT;
+  static_assert(P::SPLITS <= S::WARPS * HD, "the weights of all splits fit where sums were");
+  const int lane = threadIdx.x & 31;
+  float* const weights = s.red;  // (GT, SPLITS)
+  for (int g = threadIdx.x >> 5; g < GT; g += S::WARPS) {
+    const float* ml = a.part_ml + (u64)(w.first + g) * P::SPLITS * 2;
+    float top = NEG_INF, sum = 0.f;
+    for (int i = lane; i < w.active; i += 32) top = fmaxf(top, __ldcg(ml + 2 * i));
+#pragma unroll
+    for (int o = 16; o > 0; o >>= 1) top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    for (int i = lane; i < w.active; i += 32) {
+      const float weight = exp2_(__ldcg(ml + 2 * i) - top);
+      weights[g * P::SPLITS + i] = weight;
+      sum += weight * __ldcg(ml + 2 * i + 1);
     }
-    store_kv(a.out + (w.first + g) * HD + d, num / den);
+    sum = warp_sum(sum);
+    if (lane == 0) s.inverse[g] = 1.f / sum;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x * 2; i < GT * HD; i += S::THREADS * 2) {
+    const int g = i / HD;
+    const float *part = a.part + (u64)(w.first + g) * P::SPLITS * HD + i % HD,
+                *weight = weights + g * P::SPLITS;
+    float sum[2] = {0.f, 0.f};
+#pragma unroll 16
+    for (int k = 0; k < w.active; k++) {
+      const float2 v = __ldcg((const float2*)(part + k * HD));
+      sum[0] += weight[k] * v.x;
+      sum[1] += weight[k] * v.y;
+    }
+#pragma unroll
+    for (int c = 0; c < 2; c++) put(a.out + w.first * HD + i + c, sum[c] * s.inverse[g]);
   }
 }
 
-// acc * by, and acc + weight * v.
-DI void scale4(float4& acc, float by) {
-  acc.x *= by;
-  acc.y *= by;
-  acc.z *= by;
-  acc.w *= by;
-}
-DI void add4(float4& acc, float weight, float4 v) {
-  acc.x += weight * v.x;
-  acc.y += weight * v.y;
-  acc.z += weight * v.z;
-  acc.w += weight * v.w;
-}
-
-// The loop stays here: where the sum of values, or the whole loop, is a function of its own, the
-// compiler gives a thread other registers, at worst with spills.
 template<typename P, typename Out> DI void attention(const Attention<P, Out>& a) {
   typedef Sizes<P> S;
-  constexpr int HD = S::HD, GT = S::GT, GROUPS = S::KVH * (S::G / GT);
+  constexpr int HD = S::HD, GT = S::GT, N = S::AT_ONCE;
   __shared__ float __align__(16) qs[GT][HD];
   __shared__ float __align__(16) kvnew[2][HD];
-  __shared__ float __align__(16) red[S::PG * GT * HD];
-  __shared__ float sc[GT][S::TP];
-  __shared__ float alpha[GT];
-  __shared__ int flag, pages[P::PAGES];
-  const Scratch<P> s = {qs, kvnew, red, sc, alpha, &flag, pages};
-  // All pages, so that nothing waits for the position first.
-  const int seq = blockIdx.z, pos = a.state[P::SEQUENCES + seq];
-  for (int i = threadIdx.x; i < P::PAGES; i += S::THREADS) pages[i] = a.table[seq * P::PAGES + i];
-  const BlockWork<P> w = work_of_block<P>(pos);
+  __shared__ float __align__(16) red[S::WARPS * GT * HD];
+  __shared__ float ml[S::WARPS][2][8];
+  __shared__ float inverse[GT];
+  __shared__ int flag, pages[S::SPLIT_PAGES];
+  const Scratch<P> s = {qs, kvnew, red, ml, inverse, &flag, pages};
+  const int seq = blockIdx.z;
+  const BlockWork<P> w = work_of_block<P>(a.state[P::SEQUENCES + seq]);
   if (w.split >= w.active) return;
   load_heads<P>(a, w, s);
-  Sums<GT> sums;
+  u32 q[S::Key::HALVES];
+  load_query<P>(q, s);
+  Sums<P> sums;
   clear_sums<P>(sums, a.sinks, w);
-  typedef typename S::KV KV;
-  const int tid = threadIdx.x, col = tid % S::COLS, pg = tid / S::COLS, sub = tid % S::LPP,
-            grp = tid / S::LPP;
-  for (int t0 = w.begin; t0 < w.end; t0 += S::TP) {
-    const int nt = w.end - t0 < S::TP ? w.end - t0 : S::TP;
-    const KV* tile =
-        a.cache + key_offset<P>(s.pages[t0 / P::PAGE], w.kvh, S::TP == P::PAGE ? 0 : t0);
-    const KV *keys = tile + grp * S::HD + sub * 4,
-             *values = tile + value_offset<P>() + pg * S::HD + col * 4;
-    float4 v[S::VPT];  // asked for before the scores that weigh them
+#pragma unroll 1
+  for (int t0 = w.begin + (threadIdx.x >> 5) * 16; t0 < w.end; t0 += S::STEP) {
+    Sixteen<P> tokens[N];
+    float weights[N][4];
 #pragma unroll
-    for (int i = 0; i < S::VPT; i++) {
-      const int p = pg + i * S::PG;
-      v[i] = pg < S::PG && p < nt ? load_kv4<KV>(values + i * S::PG * S::HD)
-                                  : make_float4(0.f, 0.f, 0.f, 0.f);
-    }
-    score_tile<P>(keys, s, t0, nt, w.oldest);
-    __syncthreads();
-    weigh_tile<P>(s, sums);
-    __syncthreads();
+    for (int u = 0; u < N; u++)
+      load_tokens<P>(tokens[u], a.cache, w, pages, t0 + u * S::WARPS * 16);
 #pragma unroll
-    for (int g = 0; g < S::GT; g++) {
-      float4& acc = sums.acc[g];
-      const float al = s.alpha[g];
-      scale4(acc, al);
+    for (int u = 0; u < N; u++) score<P>(weights[u], tokens[u], q, w, t0 + u * S::WARPS * 16);
+    weigh<P>(weights, sums);
 #pragma unroll
-      for (int i = 0; i < S::VPT; i++) {
-        const int p = pg + i * S::PG;
-        const float weight = p < S::TP ? s.sc[g][p] : 0.f;
-        add4(acc, weight, v[i]);
-      }
-    }
-    __syncthreads();
+    for (int u = 0; u < N; u++) add_values<P>(sums, tokens[u], weights[u]);
   }
-  leave_sums<P>(a, w, s, sums);
-  int* counter = a.state + 2 * P::SEQUENCES + 1 + seq * GROUPS + blockIdx.x;
-  if (w.active > P::FEW && last_block(counter, w.active, s.flag)) combine_parts<P>(a, w);
+  leave_sums<P>(s, sums);
+  __syncthreads();
+  add_warps<P>(a, w, s);
+  int* counter = a.state + 2 * P::SEQUENCES + 1 + seq * S::GROUPS + blockIdx.x;
+  if (w.active > P::FEW && last_block(counter, w.active, s.flag)) combine_parts<P>(a, w, s);
 }
 
 // Keys and values of tokens of one sequence, before any of them attends. Grid: (KV heads, N), one
 // warp. attention() stores them once more, the same ones.
 template<typename P> struct StoreKeys {
-  typename P::Element* cache;
+  Cached<P> cache;
   const float *qkv, *freqs, *kn;
   const int *state, *table;
   float eps;
@@ -325,10 +376,7 @@ template<typename P> DI void store_keys(const StoreKeys<P>& a) {
   const float* qkv = a.qkv + (u64)seq * (G + 2) * KVH * HD + (KVH * G + kvh) * HD;
   rope_head<P>(turned, qkv, a.freqs + (u64)pos * P::ROTATED, a.kn, a.eps, 1.f, lane);
   __syncwarp();
-  const int page = a.table[seq * P::PAGES + pos / P::PAGE];
-  typename P::Element* key = a.cache + key_offset<P>(page, kvh, pos);
-  for (int i = lane; i < HD; i += 32) {
-    store_kv(key + i, turned[i]);
-    store_kv(key + value_offset<P>() + i, qkv[KVH * HD + i]);
-  }
+  const u32 key = key_offset<P>(a.table[seq * P::PAGES + pos / P::PAGE], kvh, pos);
+  store_row<P>(a.cache, key, turned, lane);
+  store_row<P>(a.cache, key + value_offset<P>(), qkv + KVH * HD, lane);
 }

@@ -32,27 +32,25 @@ struct Softmax {
 
 // Starts the copy of the keys from k0 on, and of their values; what is not there is zero.
 template<typename P>
-DI void copy_keys(typename Head<P>::Stage stage, const typename P::Element* cache, const int* table,
+DI void copy_keys(typename Head<P>::Stage stage, const Cached<P>& cache, const int* table,
                   const Place& at, int k0) {
-  typedef typename P::Element KV;
   constexpr int HD = P::HEAD_DIM, PITCH = Head<P>::PITCH;
-  const KV* key0 = cache + key_offset<P>(table[k0 / P::PAGE], at.kvh, k0);
+  const u32 key0 = key_offset<P>(table[k0 / P::PAGE], at.kvh, k0);
 #pragma unroll
   for (int c = threadIdx.x; c < Head<P>::TK * HD / 8; c += 128) {
     const int p = c / (HD / 8), d = c % (HD / 8) * 8;
     const bool there = k0 + p < at.keys;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-      const KV* from = key0 + (there ? p * HD + d : 0) + i * value_offset<P>();
+      const u32 from = key0 + (there ? p * HD + d : 0) + i * value_offset<P>();
       u16* to = stage[i] + p * PITCH + d;
-      if constexpr (sizeof(KV) == 2) {
-        cp_async16_or_zero(shared_address(to), (const u8*)from, there);
+      if constexpr (scaled<P>()) {
+        Share<P, HD / 8> run;  // this lane's is the only one of a row that HD / 8 lanes share
+        run.load(cache, from - d, d / 8, there);
+        *(int4*)to =
+            make_int4((int)run.pair(0), (int)run.pair(1), (int)run.pair(2), (int)run.pair(3));
       } else {
-        const float4 zero = make_float4(0.f, 0.f, 0.f, 0.f);
-        const float4 a = there ? load_kv4<KV>(from) : zero,
-                     b = there ? load_kv4<KV>(from + 4) : zero;
-        *(int4*)to = make_int4((int)f2h2(a.x, a.y), (int)f2h2(a.z, a.w), (int)f2h2(b.x, b.y),
-                               (int)f2h2(b.z, b.w));
+        cp_async16_or_zero(shared_address(to), (const u8*)(cache.elements + from), there);
       }
     }
   }
@@ -178,7 +176,7 @@ DI void write_rows(u16* out, typename Head<P>::Sums acc, Softmax& row, const Pla
 }
 
 template<typename P>
-DI void attention_rows(u16* out, const typename P::Element* cache, const u16* q, const float* sinks,
+DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const float* sinks,
                        const int* chunk, const int* table) {
   typedef Head<P> H;
   constexpr int TK = H::TK, WINDOW = P::WINDOW;

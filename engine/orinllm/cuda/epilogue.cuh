@@ -13,13 +13,13 @@ enum { STORE, ADD, GATED, ARGMAX };
 enum { SILU, GELU, GPT_OSS };
 
 template<int ACTIVATION> DI float gated(float g, float u) {
-  if constexpr (ACTIVATION == SILU) return g / (1.f + exp_(-g)) * u;
+  if constexpr (ACTIVATION == SILU) return divide(g, 1.f + exp_(-g)) * u;
   if constexpr (ACTIVATION == GELU) {  // tanh form: 0.5 g (1 + tanh(y)) = g * sigmoid(2 y)
     const float y2 = 1.5957691216057308f * (g + 0.044715f * g * g * g);  // 2 * sqrt(2 / pi)
-    return g / (1.f + exp_(-y2)) * u;
+    return divide(g, 1.f + exp_(-y2)) * u;
   }
   if constexpr (ACTIVATION == GPT_OSS) {  // limits and 1.702: llama.cpp's swiglu_oai
     const float x = g < 7.f ? g : 7.f, y = u > 7.f ? 7.f : u < -7.f ? -7.f : u;
-    return x / (1.f + exp_(-1.702f * x)) * (y + 1.f);
+    return divide(x, 1.f + exp_(-1.702f * x)) * (y + 1.f);
   }
 }

@@ -54,14 +54,15 @@ DI void write_row(const float sums[][4], const Gemm& a, const Part& to, int t0, 
 #pragma unroll
   for (int i = 0; i < N; i++) {
     const int t = i / 2 * 8 + i % 2;
-    if (t1 + t >= tokens) continue;
+    const bool there = t1 + t < tokens;  // stores alone depend on it: a branch would be waited for
     const u64 at = first + t * P::OUT_STRIDE;
     const float* sum = sums[i / 2] + i % 2;
     if constexpr (P::MODE == GATED) {
-      ((u16*)to.out)[at] = f2h(gated<P::ACTIVATION>(sum[0] * S, sum[2] * S) * HIDDEN_SCALE);
+      const u16 h = f2h(gated<P::ACTIVATION>(sum[0] * S, sum[2] * S) * HIDDEN_SCALE);
+      if (there) ((u16*)to.out)[at] = h;
     } else {
       const float y = sum[2 * half] * (S * a.undo) + bias;
-      ((float*)to.out)[at] = P::MODE == ADD ? before[i] + y * a.factor : y;
+      if (there) ((float*)to.out)[at] = P::MODE == ADD ? before[i] + y * a.factor : y;
     }
   }
 }

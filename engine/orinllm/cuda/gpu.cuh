@@ -76,6 +76,12 @@ DI float exp2_(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
+// a / b within 2 ulp; 0 for b beyond 2^126, as there is no slow way for these
+DI float divide(float a, float b) {
+  float r;
+  asm("div.approx.ftz.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+  return r;
+}
 DI void mma16816(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -109,6 +115,9 @@ DI void load_matrices_across(u32* r, Shared row) {
 #define LOG2E 1.4426950408889634f
 #define NEG_INF __int_as_float(0xff800000)
 DI float exp_(float x) { return exp2_(x * LOG2E); }
+// a float to memory, as it is or as a half
+DI void put(float* p, float v) { *p = v; }
+DI void put(u16* p, float v) { *p = f2h(v); }
 DI float warp_sum(float v) {
 #pragma unroll
   for (int o = 16; o > 0; o >>= 1) v += __shfl_xor_sync(0xffffffffu, v, o);

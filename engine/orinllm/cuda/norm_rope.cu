@@ -63,34 +63,50 @@ DI void add_norm(float* x, const float* y, const float* norm, float eps, float f
 
 // q of a prompt's chunk normed, rotated and scaled to halves (T, heads, HD); k and v into the
 // cache. chunk: first position, number of tokens, then the tokens; table: the sequence's pages.
-// Grid: (T), a warp for a head at a time.
+// Grid: (T), a warp for a head at a time. Heads are read at once, up to ROPE_FLOATS of them: one by
+// one, each would be waited for.
 #define ROPE_WARPS 8
+#define ROPE_FLOATS 4096
 template<typename P> struct RopeRows {
   u16* q;
-  typename P::Element* cache;
+  Cached<P> cache;
   const float *qkv, *freqs, *qn, *kn;
   const int *chunk, *table;
   float eps, scale;
 };
 template<typename P> DI void rope_rows(const RopeRows<P>& a) {
-  typedef typename P::Element KV;
-  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP, ALL = NH + 2 * KVH;
-  const int t = blockIdx.x, lane = threadIdx.x & 31;
+  constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, NH = KVH * P::GROUP, ALL = NH + 2 * KVH,
+                THREADS = ROPE_WARPS * 32, FIT = ROPE_FLOATS / HD, AT_ONCE = FIT < ALL ? FIT : ALL;
+  __shared__ float __align__(16) heads[AT_ONCE * HD];
+  __shared__ float freqs[P::ROTATED + 1], keys[ROPE_WARPS][HD];
+  const int t = blockIdx.x, tid = threadIdx.x, lane = tid & 31;
   if (t >= a.chunk[1]) return;
   const int pos = a.chunk[0] + t, page = a.table[pos / P::PAGE];
-  const float* freqs = a.freqs + (u64)pos * P::ROTATED;
-#pragma unroll 2
-  for (int head = threadIdx.x >> 5; head < ALL; head += ROPE_WARPS) {
-    const float* src = a.qkv + ((u64)t * ALL + head) * HD;
-    u16* q = a.q + ((u64)t * NH + head) * HD;
-    KV* key = a.cache + key_offset<P>(page, (head - NH) % KVH, pos);
-    if (head < NH)
-      rope_head<P>([&](int i, float x) { q[i] = f2h(x); }, src, freqs, a.qn, a.eps, a.scale * LOG2E,
-                   lane);
-    else if (head < NH + KVH)
-      rope_head<P>([&](int i, float x) { store_kv(key + i, x); }, src, freqs, a.kn, a.eps, 1.f,
-                   lane);
-    else
-      for (int i = lane; i < HD; i += 32) store_kv(key + value_offset<P>() + i, src[i]);
+  for (int i = tid; i < P::ROTATED; i += THREADS) freqs[i] = a.freqs[(u64)pos * P::ROTATED + i];
+  float* const turned = keys[tid >> 5];
+#pragma unroll 1
+  for (int first = 0; first < ALL; first += AT_ONCE) {
+    const int count = ALL - first < AT_ONCE ? ALL - first : AT_ONCE;
+    const float4* from = (const float4*)(a.qkv + ((u64)t * ALL + first) * HD);
+    if (first) __syncthreads();
+#pragma unroll 4
+    for (int i = tid; i < count * HD / 4; i += THREADS) ((float4*)heads)[i] = from[i];
+    __syncthreads();
+    for (int head = first + (tid >> 5); head < first + count; head += ROPE_WARPS) {
+      const float* src = heads + (head - first) * HD;
+      u16* q = a.q + ((u64)t * NH + head) * HD;
+      const u32 key = key_offset<P>(page, (head - NH) % KVH, pos);
+      if (head < NH) {
+        rope_head<P>([&](int i, float x) { q[i] = f2h(x); }, src, freqs, a.qn, a.eps,
+                     a.scale * LOG2E, lane);
+      } else if (head < NH + KVH) {
+        __syncwarp();
+        rope_head<P>(turned, src, freqs, a.kn, a.eps, 1.f, lane);
+        __syncwarp();
+        store_row<P>(a.cache, key, turned, lane);
+      } else {
+        store_row<P>(a.cache, key + value_offset<P>(), src, lane);
+      }
+    }
   }
 }

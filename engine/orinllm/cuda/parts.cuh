@@ -5,12 +5,14 @@
 #pragma once
 #include "gpu.cuh"
 
-// Tokens of a split of a context of n tokens. The reader of the result combines 2 to FEW splits;
-// where SPLITS is more, a split takes up to 192 tokens to keep them few. Splits are whole pages of
-// 64 tokens, so that a tile of keys lies in one page.
+// Tokens of a split of a context of n tokens, whole pages of 64. The reader of the result combines
+// 2 to FEW splits. Where SPLITS is more, a split takes so many tokens more that they stay few: the
+// last block that combines them takes as long as a block takes for COMBINED tokens.
+#define COMBINED 384
 template<int SPLITS, int FEW> DI int split_size(int n) {
-  const int few = (n + FEW - 1) / FEW,
-            per = FEW > 1 && FEW < SPLITS && few <= 192 ? few : (n + SPLITS - 1) / SPLITS;
+  const int few = (n + FEW - 1) / FEW, each = (n + SPLITS - 1) / SPLITS,
+            many = each < 64 ? 64 : each,
+            per = FEW > 1 && FEW < SPLITS && few - many <= COMBINED ? few : each;
   return per <= 64 ? 64 : (per + 63) / 64 * 64;
 }
 template<int SPLITS, int FEW> DI int split_count(int n) {

@@ -14,7 +14,7 @@
 // Weights are the operand of 16 rows and stay in registers between unpacking and product; k is
 // permuted alike in both operands, so that a lane's 8 consecutive weights and one 16-byte load of
 // activations feed two mma. While one part of a unit is multiplied the next is unpacked. A warp
-// loads a unit's raw words at once, in the second part of the unit before it; behind those of a
+// loads a unit's raw words row by row, in the second part of the unit before it; behind those of a
 // segment's last unit the next segment is copied.
 #pragma once
 #include "epilogue.cuh"
@@ -58,8 +58,11 @@ struct Rows {
   int first, count;  // of the warp, of the matrix
 };
 // Of a slot, the row; one that does not exist is the last one.
+template<typename P> DI constexpr int row_in_warp(int slot) {
+  return P::MODE == GATED ? (slot >> 4) * 8 + (slot & 7) : slot;
+}
 template<typename P> DI int row_of(const Rows& rows, int slot) {
-  const int r = rows.first + (P::MODE == GATED ? (slot >> 4) * 8 + (slot & 7) : slot);
+  const int r = rows.first + row_in_warp<P>(slot);
   return r < rows.count ? r : rows.count - 1;
 }
 template<typename P> DI const u8* matrix_of(const Rows& rows, int slot) {
@@ -80,7 +83,23 @@ template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, i
   constexpr int LANES = Piece::CHUNKS <= 8 ? 8 : 16;
   constexpr int TAIL = S::ROW_BYTES - (S::SEGMENTS - 1) * Piece::BYTES;
   const int bytes = segment == S::SEGMENTS - 1 ? TAIL : Piece::BYTES, chunk = lane % LANES * 16;
-#pragma unroll 4
+  if (S::ROW_BYTES % 16 == 0 && rows.first + S::WARP_ROWS <= rows.count) {
+    // Rows begin alike and all are there: addresses are a few constants from one of each matrix.
+    const Shared to = shared_address(raw + lane / LANES * Piece::PITCH + chunk);
+#pragma unroll
+    for (int m = 0; m < (P::MODE == GATED ? 2 : 1); m++) {
+      const u32 before = offset_of<P>(rows, 8 * m, segment);
+      const u8* from = (m ? rows.up : rows.w) + (u64)(rows.first + lane / LANES) * S::ROW_BYTES +
+                       (segment * Piece::BYTES + chunk) - before;
+      if (chunk < bytes + (int)before)
+#pragma unroll
+        for (int i = 0; i < S::SLOTS; i += 32 / LANES)
+          if (P::MODE != GATED || i / 8 % 2 == m)
+            cp_async16(to + i * Piece::PITCH, from + row_in_warp<P>(i) * S::ROW_BYTES);
+    }
+    return;
+  }
+#pragma unroll 1
   for (int i = 0; i < S::SLOTS; i += 32 / LANES) {
     const int slot = i + lane / LANES;
     const u32 before = offset_of<P>(rows, slot, segment);
@@ -92,28 +111,34 @@ template<typename P> DI void copy_rows(u8* raw, const Rows& rows, int segment, i
 }
 
 // Where a block's tokens are: rows of COLS halves one behind the other, or in the order of a list.
+// of(row, column) is the same from there on.
 template<typename P> struct TokensInTurn {
   const u16* first;
-  DI const u16* operator()(int row, int more) const {
-    return first + (u64)(row * P::COLS) + more * P::COLS;
-  }
+  DI TokensInTurn of(int row, int column) const { return {first + (u32)(row * P::COLS + column)}; }
+  DI const u16* operator()(int row) const { return first + row * P::COLS; }
 };
 template<typename P> struct TokensOfList {
   const u16* all;
   const int* list;
-  DI const u16* operator()(int row, int more) const {
-    return all + (u64)list[row + more] * P::COLS;
-  }
+  DI TokensOfList of(int row, int column) const { return {all + column, list + row}; }
+  DI const u16* operator()(int row) const { return all + (u64)list[row] * P::COLS; }
 };
 
+// What of the tokens a thread copies of every part: from its row, rank and run of part 0 on. As
+// addresses that stay, they need no computing in every part.
+template<typename P, typename Tokens> DI Tokens own_tokens(const Tokens& in) {
+  typedef Tile<P> S;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  return in.of(row, rank * S::OWN_UNITS * 64 + run_at<P::TYPE>(0, tid & 3));
+}
 // Starts the copy of a part of a unit of each rank's tokens; those from `filled` on become zero.
 template<typename P, typename Tokens>
-DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled) {
+DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int filled) {
   typedef Tile<P> S;
   constexpr int T = P::TYPE;
   const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
-  const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 + run_at<T>(part, tid & 3);
-  const int first = rank * S::OWN_UNITS * 64 + column;
+  const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 +
+                     (run_at<T>(part, tid & 3) - run_at<T>(0, tid & 3));
   const Shared to = shared_address(stage) + tid * 16;
 #pragma unroll
   for (int i = 0; i < S::STAGE / 8; i += S::THREADS) {
@@ -121,7 +146,7 @@ DI void copy_tokens(u16* stage, const Tokens& in, int unit, int part, int filled
     const bool there = S::EVEN || (rank + more_ranks) * S::OWN_UNITS + unit < S::UNITS;
     if (there)
       cp_async16_or_zero(to + i * 16,
-                         (const u8*)(in(row, more_rows) + (first + more_ranks * S::OWN_UNITS * 64)),
+                         (const u8*)(own(more_rows) + (column + more_ranks * S::OWN_UNITS * 64)),
                          row < filled - more_rows);
   }
 }
@@ -132,19 +157,18 @@ template<typename P> struct Words {
   u32 low[P::ROW_TILES][2];  // of addresses; slots are whole 16 bytes
   int inside;                // the unit, of its segment
 };
-// raw: of the warp in shared memory. segment, inside: where the unit is.
-template<typename P>
-DI void load_words(Words<P>& to, const u8* raw, const Rows& rows, int segment, int inside) {
+// Where a warp's next unit is: its raw bytes in shared memory, and the unit of the matrix.
+struct NextUnit {
+  const u8* raw;
+  int segment, inside;
+};
+// The words of one row of a lane's.
+template<typename P> DI void load_row(Words<P>& to, const NextUnit& unit, const Rows& rows, int s) {
   typedef typename Tile<P>::Piece Piece;
-  const int lane = threadIdx.x & 31;
-  to.inside = inside;
-#pragma unroll
-  for (int s = 0; s < 2 * P::ROW_TILES; s++) {
-    const int slot = s * 8 + (lane >> 2);
-    const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, segment);
-    to.raw[s / 2][s % 2] =
-        load_raw<P::TYPE>(raw + slot * Piece::PITCH + offset, offset, inside, lane & 3);
-  }
+  const int lane = threadIdx.x & 31, slot = s * 8 + (lane >> 2);
+  const u32 offset = to.low[s / 2][s % 2] = offset_of<P>(rows, slot, unit.segment);
+  to.raw[s / 2][s % 2] =
+      load_raw<P::TYPE>(unit.raw + slot * Piece::PITCH + offset, offset, unit.inside, lane & 3);
 }
 
 // Halves of one part of a unit, of a lane's rows.
@@ -167,17 +191,28 @@ template<typename P> DI void unpack_row(Weights<P>& to, const Words<P>& from, in
 }
 
 // The first 8 * GROUPS tokens, at x, times `now`, between which `then` is unpacked: tensor cores
-// work while the other units prepare the next part. Products of one sum are kept apart: one waits
-// for the other.
-template<typename P, int GROUPS>
+// work while the other units prepare the next part. With part 0 its words are loaded too, one row
+// ahead. Products of one sum are kept apart: one waits for the other.
+template<typename P, int GROUPS, int PART>
 DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x,
-                        Weights<P>& then, const Words<P>& words, int part) {
-  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4, ROWS = 2 * P::ROW_TILES;
+                        Weights<P>& then, Words<P>& words, const NextUnit& unit, const Rows& rows) {
+  constexpr int AT_ONCE = GROUPS < 4 ? GROUPS : 4, ROWS = 2 * P::ROW_TILES,
+                EACH = ROWS * AT_ONCE / GROUPS;
+  static_assert(EACH * GROUPS == ROWS * AT_ONCE, "whole rows between the products");
+  if (PART == 0) {
+    words.inside = unit.inside;
+#pragma unroll
+    for (int s = 0; s < EACH; s++) load_row<P>(words, unit, rows, s);
+  }
 #pragma unroll
   for (int m = 0; m < GROUPS; m += AT_ONCE) {
+    const int first = m / AT_ONCE * EACH;
     int4 b[AT_ONCE];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) b[i] = *(const int4*)(x + (m + i) * 8 * 32);
+#pragma unroll
+    for (int s = first + EACH; PART == 0 && s < first + 2 * EACH && s < ROWS; s++)
+      load_row<P>(words, unit, rows, s);
 #pragma unroll
     for (int h = 0; h < 4; h += 2)
 #pragma unroll
@@ -187,18 +222,17 @@ DI void multiply_groups(typename Tile<P>::Sums acc, const Weights<P>& now, const
           mma16816(acc[t][m + i], now.of[t][0][h], now.of[t][1][h], now.of[t][0][h + 1],
                    now.of[t][1][h + 1], (u32)(h ? b[i].z : b[i].x), (u32)(h ? b[i].w : b[i].y));
 #pragma unroll
-    for (int s = m * ROWS / GROUPS; s < (m + AT_ONCE) * ROWS / GROUPS; s++)
-      unpack_row<P>(then, words, part, s);
+    for (int s = first; s < first + EACH; s++) unpack_row<P>(then, words, PART, s);
   }
 }
-template<typename P>
+template<typename P, int PART>
 DI void multiply_part(typename Tile<P>::Sums acc, const Weights<P>& now, const u16* x, int filled,
-                      Weights<P>& then, const Words<P>& words, int part) {
+                      Weights<P>& then, Words<P>& words, const NextUnit& unit, const Rows& rows) {
   constexpr int ALL = P::TOKEN_GROUPS;
   if (ALL >= 4 && filled <= 2 * ALL)
-    multiply_groups<P, ALL / 4>(acc, now, x, then, words, part);
+    multiply_groups<P, ALL / 4, PART>(acc, now, x, then, words, unit, rows);
   else
-    multiply_groups<P, ALL>(acc, now, x, then, words, part);
+    multiply_groups<P, ALL, PART>(acc, now, x, then, words, unit, rows);
 }
 
 // A warp's sums over its rank's range of k: acc[t][m][2 * i + c] is token 8 m + 2 (lane % 4) + c
@@ -219,31 +253,35 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
     acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
   u8* const raw = memory.raw[warp];
   const u16* const x = memory.x[0] + (rank * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
+  const Tokens own = own_tokens<P>(in);
   copy_rows<P>(raw, rows, first, lane);
-  copy_tokens<P>(memory.x[0], in, 0, 0, filled);
+  copy_tokens<P>(memory.x[0], own, 0, 0, filled);
   cp_async_commit();
   cp_async_wait<0>();
   __syncwarp();
   Words<P> words;
   Weights<P> even, odd;  // parts
-  load_words<P>(words, raw, rows, first, 0);
+  words.inside = 0;
 #pragma unroll
-  for (int s = 0; s < 2 * P::ROW_TILES; s++) unpack_row<P>(even, words, 0, s);
+  for (int s = 0; s < 2 * P::ROW_TILES; s++) {
+    load_row<P>(words, NextUnit{raw, first, 0}, rows, s);
+    unpack_row<P>(even, words, 0, s);
+  }
 #pragma unroll 1
   for (int unit = 0; unit < S::OWN_UNITS; unit++) {
     const int next = unit + 1, loaded = next < units ? next : units > 0 ? units - 1 : 0;
     cp_async_wait<0>();
     __syncthreads();
-    copy_tokens<P>(memory.x[1], in, unit, 1, filled);
+    copy_tokens<P>(memory.x[1], own, unit, 1, filled);
     if (next % UNITS == 0 && next < units) copy_rows<P>(raw, rows, first + next / UNITS, lane);
     cp_async_commit();
-    if (unit < units) multiply_part<P>(acc, even, x, filled, odd, words, 1);
+    const NextUnit after = {raw, first + loaded / UNITS, loaded % UNITS};
+    if (unit < units) multiply_part<P, 1>(acc, even, x, filled, odd, words, after, rows);
     cp_async_wait<0>();
     __syncthreads();
-    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], in, next, 0, filled);
+    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], own, next, 0, filled);
     cp_async_commit();
-    load_words<P>(words, raw, rows, first + loaded / UNITS, loaded % UNITS);
-    if (unit < units) multiply_part<P>(acc, odd, x + S::STAGE, filled, even, words, 0);
+    if (unit < units) multiply_part<P, 0>(acc, odd, x + S::STAGE, filled, even, words, after, rows);
   }
 }
 // what to_half's scale leaves in the sums

@@ -11,6 +11,9 @@ from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil
 
 # Tokens of a split at least: parts.cuh.
 _SPLIT_LEAST = 64
+# Blocks of attention() that a multiprocessor is given at least, those that fit it, and the splits
+# beyond which combining takes longer than the least number of blocks: docs/performance.md.
+_BLOCKS_LEAST, _BLOCKS_FIT, _MOST_FITTING = 2, 4, 32
 # Rows, of a token and a head, of a block of attention_rows().
 _TILE_ROWS = 64
 # Warps of a block of rope_rows(): ROPE_WARPS of norm_rope.cu.
@@ -54,23 +57,24 @@ class AttentionInputs:
 
 
 def most_splits(device: str, heads: Heads) -> int:
-    """Return the splits of a context at most.
+    """Return the splits of a context at most, of 64 tokens or more each.
 
-    Blocks enough for two on each multiprocessor, 64 tokens or more in each.
+    Enough to fill a machine of few multiprocessors; of many, two blocks on each.
     """
-    blocks = heads.blocks * heads.sequences
-    by_machine = ceil_div(2 * multiprocessors(device), blocks)
-    return max(1, min(by_machine, ceil_div(heads.attended, _SPLIT_LEAST)))
+    blocks, machine = heads.blocks * heads.sequences, multiprocessors(device)
+    least = ceil_div(_BLOCKS_LEAST * machine, blocks)
+    fitting = min(_BLOCKS_FIT * machine // blocks, _MOST_FITTING)
+    return max(1, min(max(least, fitting), ceil_div(heads.attended, _SPLIT_LEAST)))
 
 
-def _constants(heads: Heads, splits: int, few: int = FEW) -> AttentionConstants:
+def _constants(heads: Heads, splits: int, per_block: int, few: int = FEW) -> AttentionConstants:
     attention = heads.attention
     return AttentionConstants(
-        element=heads.element,
+        element=heads.kv.element,
         head_dim=attention.head_dim,
         kv_heads=attention.kv_heads,
         group=heads.group,
-        heads_per_block=heads.per_block,
+        heads_per_block=per_block,
         rotated=heads.rotated,
         interleaved=attention.rope is not None and attention.rope.interleaved,
         qk_norm=attention.qk_norm,
@@ -84,10 +88,27 @@ def _constants(heads: Heads, splits: int, few: int = FEW) -> AttentionConstants:
     )
 
 
+def _cached(cache: Cache) -> tuple[list[Argument], str]:
+    """Return the arguments of keys and values, and what a kernel takes them as."""
+    arguments = [Argument(f"{cache.heads.kv.element}* cache", cache.buffer)]
+    if cache.scales is None:
+        return arguments, "Cached<P0>{cache, 0}"
+    return [*arguments, Argument("u16* scales", cache.scales)], "Cached<P0>{cache, scales}"
+
+
+def _written(cache: Cache) -> tuple[str, ...]:
+    return ("cache",) if cache.scales is None else ("cache", "scales")
+
+
 def _optional(*vectors: tuple[str, Buffer | None]) -> tuple[list[Argument], list[str]]:
     """Return the arguments of the vectors that there are, and the expression of each."""
     arguments = [Argument(f"const float* {name}", b) for name, b in vectors if b is not None]
     return arguments, ["0" if buffer is None else name for name, buffer in vectors]
+
+
+def _of_chunk(heads: Heads) -> int:
+    """Return the query heads of a KV head that a block of attention_rows() has."""
+    return max(n for n in range(1, 5) if heads.group % n == 0)
 
 
 def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buffer) -> Launch:
@@ -101,14 +122,15 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
     more, (q_norm, k_norm, sinks) = _optional(
         ("qn", inputs.q_norm), ("kn", inputs.k_norm), ("sinks", inputs.sinks)
     )
+    cache, cached = _cached(inputs.cache)
     dim = attention.head_dim
     return Launch(
         name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
         file="attention.cu",
-        constants=(_constants(heads, parts.splits, 1 if halves else FEW),),
+        constants=(_constants(heads, parts.splits, heads.per_block, 1 if halves else FEW),),
         arguments=(
             Argument(f"{element}* out", out),
-            Argument(f"{heads.element}* cache", inputs.cache.buffer),
+            *cache,
             Argument("const float* qkv", inputs.qkv),
             Argument("const float* freqs", inputs.freqs),
             Argument("float* part", parts.part),
@@ -118,14 +140,14 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
             *more,
         ),
         body=(
-            f"  attention<P0>(Attention<P0, {element}>{{out, cache, qkv, freqs, {q_norm}, "
+            f"  attention<P0>(Attention<P0, {element}>{{out, {cached}, qkv, freqs, {q_norm}, "
             f"{k_norm}, {sinks}, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, "
             "table});"
         ),
         grid=(heads.blocks, parts.splits, heads.sequences),
-        block=128 if dim <= 64 else 256,
-        writes=("out", "cache", "part", "part_ml", "state"),
-        per_sm=4 if dim <= 64 else 2 if dim <= 128 else 1,
+        block=128,
+        writes=("out", *_written(inputs.cache), "part", "part_ml", "state"),
+        per_sm=4 if dim <= 128 else 2,
     )
 
 
@@ -134,12 +156,13 @@ def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
     heads = inputs.cache.heads
     attention = heads.attention
     more, (k_norm,) = _optional(("kn", inputs.k_norm))
+    cache, cached = _cached(inputs.cache)
     return Launch(
         name=f"store_keys_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="attention.cu",
-        constants=(_constants(heads, splits),),
+        constants=(_constants(heads, splits, heads.per_block),),
         arguments=(
-            Argument(f"{heads.element}* cache", inputs.cache.buffer),
+            *cache,
             Argument("const float* qkv", inputs.qkv),
             Argument("const float* freqs", inputs.freqs),
             Argument("const int* state", state),
@@ -147,12 +170,12 @@ def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
             *more,
         ),
         body=(
-            f"  store_keys<P0>(StoreKeys<P0>{{cache, qkv, freqs, {k_norm}, state, table, "
+            f"  store_keys<P0>(StoreKeys<P0>{{{cached}, qkv, freqs, {k_norm}, state, table, "
             f"{inputs.eps!r}f}});"
         ),
         grid=(attention.kv_heads, heads.sequences, 1),
         block=32,
-        writes=("cache",),
+        writes=_written(inputs.cache),
     )
 
 
@@ -161,13 +184,14 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
     heads = inputs.cache.heads
     attention = heads.attention
     more, (q_norm, k_norm) = _optional(("qn", inputs.q_norm), ("kn", inputs.k_norm))
+    cache, cached = _cached(inputs.cache)
     return Launch(
         name=f"rope_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="norm_rope.cu",
-        constants=(_constants(heads, 1),),
+        constants=(_constants(heads, 1, _of_chunk(heads)),),
         arguments=(
             Argument("u16* q", q),
-            Argument(f"{heads.element}* cache", inputs.cache.buffer),
+            *cache,
             Argument("const float* qkv", inputs.qkv),
             Argument("const float* freqs", inputs.freqs),
             Argument("const int* chunk", chunk),
@@ -175,12 +199,12 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             *more,
         ),
         body=(
-            f"  rope_rows<P0>(RopeRows<P0>{{q, cache, qkv, freqs, {q_norm}, {k_norm}, chunk, "
+            f"  rope_rows<P0>(RopeRows<P0>{{q, {cached}, qkv, freqs, {q_norm}, {k_norm}, chunk, "
             f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
         ),
         grid=(CHUNK, 1, 1),
         block=_ROPE_WARPS * 32,
-        writes=("q", "cache"),
+        writes=("q", *_written(inputs.cache)),
     )
 
 
@@ -189,20 +213,22 @@ def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer)
     heads = inputs.cache.heads
     attention = heads.attention
     more, (sinks,) = _optional(("sinks", inputs.sinks))
+    cache, cached = _cached(inputs.cache)
+    per_block = _of_chunk(heads)
     return Launch(
         name=f"attention_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="attention_prompt.cu",
-        constants=(_constants(heads, 1),),
+        constants=(_constants(heads, 1, _of_chunk(heads)),),
         arguments=(
             Argument("u16* out", out),
-            Argument(f"const {heads.element}* cache", inputs.cache.buffer),
+            *cache,
             Argument("const u16* q", q),
             Argument("const int* chunk", chunk),
             Argument("const int* table", inputs.cache.table),
             *more,
         ),
-        body=f"  attention_rows<P0>(out, cache, q, {sinks}, chunk, table);",
-        grid=(ceil_div(CHUNK, _TILE_ROWS // heads.per_block), heads.blocks, 1),
+        body=f"  attention_rows<P0>(out, {cached}, q, {sinks}, chunk, table);",
+        grid=(ceil_div(CHUNK, _TILE_ROWS // per_block), attention.heads // per_block, 1),
         block=128,
         writes=("out",),
         per_sm=4 if attention.head_dim <= 64 else 3 if attention.head_dim <= 128 else 2,

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
+from tinygrad import dtypes
 from tinygrad.device import Buffer
+from tinygrad.dtype import DType
 
 from orinllm.config import Attention
 from orinllm.ggml import KernelType
@@ -31,13 +33,34 @@ class Weight:
 
 
 @dataclass(frozen=True)
+class KeyType:
+    """How keys and values lie in memory: `name` is llama.cpp's."""
+
+    name: str
+    element: str  # of cuda/cache.cuh
+    dtype: DType
+    group: int  # elements that share a scale of 2 bytes, 0: none do
+
+    def bytes_of(self, elements: int) -> int:
+        """Return the bytes of so many elements, and of their scales."""
+        scales = 2 * elements // self.group if self.group else 0
+        return elements * int(self.dtype.itemsize) + scales
+
+
+#: Halves, and bytes of which 32 share a scale: SCALED of cuda/cache.cuh.
+F16 = KeyType("f16", "u16", dtypes.uint16, 0)
+Q8_0 = KeyType("q8_0", "s8", dtypes.int8, 32)
+KEY_TYPES = {kind.name: kind for kind in (F16, Q8_0)}
+
+
+@dataclass(frozen=True)
 class Heads:
     """Attention of one layer as its kernels see it. `context` is in tokens, whole pages."""
 
     attention: Attention
     context: int
     sequences: int
-    element: str = "u16"  # of keys and values: u16 is a half
+    kv: KeyType = F16
 
     @property
     def group(self) -> int:
@@ -46,8 +69,8 @@ class Heads:
 
     @property
     def per_block(self) -> int:
-        """Query heads of one block, which share its keys."""
-        return max(n for n in (1, 2, 3, 4) if self.group % n == 0)
+        """Query heads of one block, which share its keys: columns of a tensor core's operand."""
+        return max(n for n in range(1, 9) if self.group % n == 0)
 
     @property
     def blocks(self) -> int:
@@ -66,11 +89,6 @@ class Heads:
         window = self.attention.window
         return min(window + PAGE - 1, self.context) if window else self.context
 
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of a key's element."""
-        return {"u16": 2, "float": 4}[self.element]
-
 
 @dataclass(frozen=True)
 class Cache:
@@ -78,6 +96,7 @@ class Cache:
 
     heads: Heads
     buffer: Buffer
+    scales: Buffer | None  # of types that have them
     table: Buffer  # int32 (sequences, pages)
 
 

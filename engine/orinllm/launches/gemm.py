@@ -124,8 +124,7 @@ def neighbours(product: RowProduct) -> Iterator[Neighbours]:
 def chunk_products(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
     for group in neighbours(product):
-        rows, _ = group.shape
-        yield tiled(group, tile_for(multiprocessors(product.out.device), rows, CHUNK))
+        yield tiled(group, tile_for(multiprocessors(product.out.device), *group.shape, CHUNK))
 
 
 def tiled(group: Neighbours, tile: Tile) -> Launch:

@@ -287,15 +287,14 @@ class _Writer:
         cache, heads = self.product.ahead, self.product.ahead.heads
         attention = heads.attention
         self.arguments += [
-            Argument(f"const {heads.element}* cache", cache.buffer),
+            Argument(f"const {heads.kv.element}* cache", cache.buffer),
             Argument("const int* table", cache.table),
         ]
-        token_bytes = (
-            2 * heads.sequences * attention.kv_heads * attention.head_dim * heads.element_bytes
-        )
+        elements = 2 * heads.sequences * attention.kv_heads * attention.head_dim
+        token_bytes = elements * heads.kv.dtype.itemsize
         name = self._add_constants(
             AheadConstants(
-                element=heads.element,
+                element=heads.kv.element,
                 head_dim=attention.head_dim,
                 kv_heads=attention.kv_heads,
                 page=PAGE,

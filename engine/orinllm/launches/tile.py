@@ -67,12 +67,18 @@ TILES = (
 # Blocks for each multiprocessor from which on a tile is worth its size: by timing all of them for
 # the matrices of 1B and 8B on an H200 (docs/performance.md). 1.9 rather than 2: 256 blocks on 132.
 _ENOUGH = 1.9
+#: Of 128 tokens as well, by two ranks of one warp: where three a multiprocessor have work, and
+#: columns are many, before the ranks are added. By the same timing: ffn_down of 8B.
+DEEP = Tile(2, 16, 1, 2, 3)
+_DEEP_COLUMNS = 8192
 
 
-def tile_for(multiprocessors: int, rows: int, tokens: int) -> Tile:
+def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
     """Return the largest tile of which there are enough to keep every multiprocessor busy."""
-    for tile in TILES:
-        blocks = ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
-        if blocks >= _ENOUGH * multiprocessors:
-            return tile
-    return TILES[-1]
+
+    def blocks(tile: Tile) -> int:
+        return ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
+
+    found = next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
+    deep = cols >= _DEEP_COLUMNS and blocks(DEEP) >= DEEP.per_sm * multiprocessors
+    return DEEP if deep and found != TILES[0] else found

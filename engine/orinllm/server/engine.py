@@ -10,7 +10,7 @@ from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
 from orinllm.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.grammar import Grammars
-from orinllm.launches.buffers import PAGE
+from orinllm.launches.buffers import KEY_TYPES, PAGE
 from orinllm.memory import pages_of, pages_that_fit
 from orinllm.model import Header
 from orinllm.network import Network, make_executor, open_device, plan_network
@@ -43,7 +43,7 @@ class Engine:
 
 def read_header(options: EngineOptions) -> tuple[Header, ChatTemplate | None]:
     """Read a file and its template; raises BadInput, one line, for what cannot be served."""
-    header = Header.read(options.model, options.context)
+    header = Header.read(options.model, options.context, KEY_TYPES[options.kv])
     if options.template is None:
         return header, header.template
     try:
@@ -109,4 +109,4 @@ def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
     if free is None:
         return slots * one
     room = int((free - plan.weight_bytes) * options.memory)
-    return max(one, min(slots * one, pages_that_fit(network.config, room)))
+    return max(one, min(slots * one, pages_that_fit(network.config, room, network.kv)))

@@ -24,6 +24,7 @@ class EngineOptions:
     deterministic: bool = False
     template: Path | None = None
     pooling: Pooling | None = None
+    kv: str = "f16"  # a name of KEY_TYPES
 
 
 @dataclass(frozen=True)

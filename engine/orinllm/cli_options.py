@@ -1,0 +1,109 @@
+"""Options that commands of `orinllm` share."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinllm.errors import BadInput
+
+Command = Callable[..., None]
+
+
+def with_sampling(command: Command) -> Command:
+    """Add the options of how tokens are drawn."""
+    options = (
+        click.option("--temperature", default=0.8, show_default=True, help="0: most likely token."),
+        click.option("--top-k", default=40, show_default=True, help="Best tokens kept; 0: all."),
+        click.option("--top-p", default=0.95, show_default=True, help="Probability mass kept."),
+        click.option("--min-p", default=0.05, show_default=True, help="Least share of the best."),
+        click.option("--repeat-penalty", default=1.0, show_default=True, help="1: none."),
+        click.option("--seed", default=0, show_default=True, help="Same seed, same text."),
+        click.option("-n", "--max-tokens", type=click.IntRange(1), help="Tokens of an answer."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, and how it is loaded. kv: the type of keys and values."""
+
+    model: Path
+    context: int | None
+    device: str | None
+    general: bool
+    kv: str
+
+
+# Types of keys and values: KEY_TYPES of launches/buffers.py, which is slow to import.
+_KEYS = click.Choice(["f16", "q8_0"])
+
+
+def with_keys(command: Command) -> Command:
+    """Add llama.cpp's options; the command is given `kv`."""
+
+    @functools.wraps(command)
+    def with_kv(cache_type_k: str, cache_type_v: str, **given: Any) -> None:
+        if cache_type_k != cache_type_v:
+            raise BadInput(
+                f"-ctk {cache_type_k}, -ctv {cache_type_v}: keys and values are of one type; "
+                "give both the same"
+            )
+        command(kv=cache_type_k, **given)
+
+    keys = click.option(
+        "-ctk", "--cache-type-k", type=_KEYS, default="f16", show_default=True, help="Of keys."
+    )
+    values = click.option(
+        "-ctv", "--cache-type-v", type=_KEYS, default="f16", show_default=True, help="Of values."
+    )
+    return keys(values(with_kv))
+
+
+def with_model(command: Command) -> Command:
+    """Add the options of every command that loads a model, which is given a `Source`."""
+
+    @functools.wraps(command)
+    def with_source(
+        model: Path, context: int | None, device: str | None, path_: str, kv: str, **given: Any
+    ) -> None:
+        command(Source(model, context, device, path_ == "general", kv), **given)
+
+    whole: Command = with_keys(with_source)
+    options = (
+        click.argument("model", type=click.Path(path_type=Path)),
+        click.option("-c", "--context", type=int, help="Tokens of prompt and answer."),
+        click.option("--device", help="tinygrad device: NV, CUDA, CPU. Default: best that opens."),
+        click.option(
+            "--path",
+            "path_",
+            type=click.Choice(["auto", "general"]),
+            default="auto",
+            show_default=True,
+            help="general: leave the fused kernels out.",
+        ),
+    )
+    for option in reversed(options):
+        whole = option(whole)
+    return whole
+
+
+def with_speculation(command: Command) -> Command:
+    """Add the options of who guesses tokens."""
+    options = (
+        click.option("--lookup", is_flag=True, help="Guess tokens from earlier text; same answer."),
+        click.option(
+            "--draft",
+            metavar="MODEL",
+            type=click.Path(path_type=Path),
+            help="Guess tokens with a smaller model of the same vocabulary; same answer.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
