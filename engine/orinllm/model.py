@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,12 @@ class Header:
     @staticmethod
     def read(path: str | Path, context: int | None = None) -> "Header":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
-        network = Network.read(path, context)
-        metadata = network.gguf.metadata
+        return Header.of(Network.read(path, context))
+
+    @staticmethod
+    def of(network: Network) -> "Header":
+        """Read the text's part of a file; raises BadInput, one line that begins with its path."""
+        path, metadata = network.gguf.path, network.gguf.metadata
         has_template = "tokenizer.chat_template" in metadata
         if has_template:
             renderer().start()  # while the vocabulary is read
@@ -125,9 +130,12 @@ class Model:
         fused kernels out. `say` hears how far it is. Raises BadInput for a file or a context that
         cannot be.
         """
-        header = Header.read(path, context)
-        plan = plan_network(header.network, open_device(device))
-        return Model(header, plan, make_executor(header.network, plan, general, say))
+        network = Network.read(path, context)
+        with ThreadPoolExecutor(1) as pool:
+            header = pool.submit(Header.of, network)  # while the device opens and takes the weights
+            plan = plan_network(network, open_device(device))
+            executor = make_executor(network, plan, general, say)
+        return Model(header.result(), plan, executor)
 
     def speculate(self, proposer: Proposer | None) -> None:
         """Compute several tokens at once where a proposer guesses them; the text stays the same.

@@ -391,6 +391,14 @@ def _without(keys: dict[str, Any], key: str) -> dict[str, Any]:
         (_byte_level([], ["a b"], pre="gpt-9"), "'gpt-9' is no pre-tokenizer known here; known"),
         (_byte_level([], []), "tokenizer.ggml.merges: missing"),
         (_byte_level([], "a b"), "tokenizer.ggml.merges: str, an array is needed"),  # type: ignore[arg-type]
+        (_byte_level([], [1]), "tokenizer.ggml.merges: an array of int, one of str is needed"),  # type: ignore[list-item]
+        (_byte_level([], ["a b", "ab"]), "tokenizer.ggml.merges: entry 1 is 'ab'; two parts with"),
+        (_byte_level([], ["a b", " ab"]), "tokenizer.ggml.merges: entry 1 is ' ab'; two parts"),
+        (_byte_level([], ["a b c", "a "]), "tokenizer.ggml.merges: entry 1 is 'a '; two parts"),
+        (
+            _byte_level([], ["a b"], token_type=["1"] * 96),
+            "token_type: an array of str, one of int",
+        ),
         (_byte_level([], ["a b"], token_type=[1]), "token_type: 1 values for 96 tokens"),
         (_byte_level([], ["a b"], eos_token_id=96), "eos_token_id: 96, an id from 0 to 95"),
         (_byte_level([], ["a b"], eot_token_id=-1), "eot_token_id: -1, an id from 0 to 95"),
