@@ -6,6 +6,7 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -81,9 +82,10 @@ def test_a_known_beginning_is_not_computed_again(smol: Model) -> None:
         (["of Spain"], "The capital of France is Paris."),
         (["The"], ""),
         (["Paris.!"], "The capital of France is Paris."),
+        ("France", "The capital of "),
     ],
 )
-def test_stop_texts_may_lie_across_tokens(smol: Model, stop: list[str], want: str) -> None:
+def test_stop_texts_may_lie_across_tokens(smol: Model, stop: str | list[str], want: str) -> None:
     answer = smol.generate(QUESTION, GREEDY, stop=stop)
     seen = ""
     for piece in answer:
@@ -91,6 +93,12 @@ def test_stop_texts_may_lie_across_tokens(smol: Model, stop: list[str], want: st
         assert want.startswith(seen), "more was shown than the answer has"
     assert seen == want
     assert answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("stop", ["", ["x", ""], [1]])
+def test_a_stop_that_is_no_text_is_refused(smol: Model, stop: Any) -> None:
+    with pytest.raises(BadInput, match=r"^stop: "):
+        smol.generate(QUESTION, GREEDY, stop=stop)
 
 
 def test_max_tokens(smol: Model) -> None:
