@@ -196,7 +196,7 @@ class Model:
     ) -> Generation:
         """Start an answer to a text, to messages ({"role": ..., "content": ...}) or to tokens.
 
-        Ends where the model ends it, before a text of `stop` (one, or several), after `max_tokens`,
+        Ends where the model ends it, before a text of `stop` (one or several), after `max_tokens`,
         or with the context. Raises BadInput for a prompt that does not fit the context.
         """
         ids = self.encode(prompt)
@@ -212,10 +212,10 @@ class Model:
             )
         most = self.header.network.context - len(ids)
         most = most if max_tokens is None else min(most, max_tokens)
-        ends = (stop,) if isinstance(stop, str) else tuple(stop)
-        if wrong_stop := [end for end in ends if not isinstance(end, str) or not end]:
-            raise BadInput(f"stop: {wrong_stop[0]!r}; a text, or several, with characters in each")
-        return Generation(_Request(self, ids, sampling or Sampling(), most, ends))
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(stops):
+            raise BadInput("stop: an empty text, which is everywhere; leave it out")
+        return Generation(_Request(self, ids, sampling or Sampling(), most, stops))
 
     def begin(self, request: object, ids: Sequence[int]) -> int:
         """Give the executor to a request; return how many of its tokens are already there."""
