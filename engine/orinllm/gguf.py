@@ -41,9 +41,6 @@ _SCALARS = {
 # The longest tensor name and the most dimensions of ggml.h (GGML_MAX_NAME, GGML_MAX_DIMS).
 _MAX_NAME, _MAX_DIMS = 64, 4
 _PART = re.compile(r"^(.*)-00001-of-(\d{5})\.gguf$")
-# Strings of an array that are looked for together, and the bytes of the file for each, its length
-# included: vocabularies have up to half a million merges of 14 bytes on average.
-_MOST_STRINGS, _STRING_BYTES = 1 << 20, 32
 _BEYOND = "it goes on beyond the end of the file"
 
 
@@ -179,24 +176,6 @@ def _open_mapped(path: Path) -> NDArray[np.uint8]:
     return np.frombuffer(mapped, np.uint8)
 
 
-def _short_lengths(data: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the places of 8 bytes of which all but the first are 0."""
-    zero = data == 0
-    two = zero[:-1] & zero[1:]
-    four = two[:-2] & two[2:]
-    seven = four[:-3] & four[3:]
-    return np.flatnonzero(seven[1:])
-
-
-def _split(data: NDArray[np.uint8], begins: NDArray[np.int64]) -> list[str]:
-    """Return strings that stand behind 8 bytes of length each; more, if one has a NUL itself."""
-    data[begins] = 0
-    kept = np.ones(len(data), bool)
-    for i in range(1, 8):
-        kept[begins + i] = False
-    return data[kept].tobytes().decode("utf-8", "surrogateescape").split("\0")[1:]
-
-
 class _Part:
     """One file: its header and tensor table, checked against its size."""
 
@@ -288,9 +267,10 @@ class _Part:
         kind, length = struct.unpack_from("<IQ", self._view, at)
         start = end = at + 12
         if kind == _STRING:
-            begins = self._short_strings(start, length)
-            end = self._end_of_strings(start, length) if begins is None else int(begins[-1])
-            self.metadata.add(key, lambda: self._strings(start, length, begins), length)
+            unpack = struct.Struct("<Q").unpack_from
+            for _ in range(length):
+                end += 8 + unpack(self._view, end)[0]
+            self.metadata.add(key, lambda: self._strings(start, length), length)
         elif kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind][1])
             end += length * dtype.itemsize
@@ -303,33 +283,8 @@ class _Part:
             raise _DamagedError(_BEYOND)
         return end
 
-    def _short_strings(self, at: int, length: int) -> NDArray[np.int64] | None:
-        """Return where each string of an array begins, and the last one ends; None: not known.
-
-        A string stands behind its length, 8 bytes. Where all are shorter than 256, 7 zeros show
-        the lengths, and these lead from one string to the next.
-        """
-        window = self.data[at : at + _STRING_BYTES * min(length, _MOST_STRINGS)]
-        found = _short_lengths(window)[:length]
-        if not length or len(found) < length:
-            return None
-        following = found + 8 + window[found]
-        if found[0] or not np.array_equal(found[1:], following[:-1]):
-            return None
-        return at + np.append(found, following[-1])
-
-    def _end_of_strings(self, at: int, length: int) -> int:
-        unpack = struct.Struct("<Q").unpack_from
-        for _ in range(length):
-            at += 8 + unpack(self._view, at)[0]
-        return at
-
-    def _strings(self, at: int, length: int, begins: NDArray[np.int64] | None) -> list[str]:
+    def _strings(self, at: int, length: int) -> list[str]:
         """Return an array's strings; bytes that are no UTF-8 become lone surrogates."""
-        if begins is not None:
-            found = _split(self.data[at : begins[-1]].copy(), begins[:-1] - at)
-            if len(found) == length:
-                return found
         unpack, found = struct.Struct("<Q").unpack_from, []
         for _ in range(length):
             end = at + 8 + unpack(self._view, at)[0]
