@@ -5,7 +5,14 @@ from pathlib import Path
 
 from orinllm.batch_list import list_of_tokens
 from orinllm.chunk_list import ChunkList
-from orinllm.device import Target, compile_all, compile_cuda, compile_for, cubin_name
+from orinllm.device import (
+    PROBE,
+    Target,
+    compile_all,
+    compile_cuda,
+    compile_for,
+    cubin_name,
+)
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
 from orinllm.fused import VERIFIED, size_classes
@@ -64,7 +71,7 @@ def compile_ahead(
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)
     folder.mkdir(parents=True, exist_ok=True)
-    for source in sources:
+    for source in (PROBE, *sources):
         path = folder / cubin_name(gpu.arch, source)
         path.write_bytes(compile_cuda("NULL", source))
     return len(sources)

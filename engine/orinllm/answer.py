@@ -15,7 +15,7 @@ from orinllm.toolcalls import CallFormat, Tool, ToolCall, format_of
 
 @dataclass(frozen=True)
 class Delta:
-    """What a piece of text added to an answer.
+    """The part of an answer that a piece of text added.
 
     Attributes:
       content: For the reader.

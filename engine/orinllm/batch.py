@@ -1,4 +1,4 @@
-"""What the scheduler asks of a model: prompts chunk by chunk, and a token of many sequences.
+"""The scheduler's view of a model: prompts chunk by chunk, and a token of many sequences.
 
 `FusedRunner` is the CUDA kernels, `SingleRunner` the general path, which has one sequence.
 """
@@ -29,7 +29,7 @@ class Logprobs:
 
 @dataclass(frozen=True)
 class Draw:
-    """How a sequence's next token is drawn."""
+    """The way a sequence's next token is drawn."""
 
     sampling: Sampling
     before: Sequence[int]  # prompt and answer so far
@@ -185,7 +185,7 @@ class FusedRunner:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a slot of a decoder was last told: its sampling, and the text that it counts."""
+    """A slot of a decoder as it was last told: its sampling, and the text that it counts."""
 
     how: Sampling | None = None
     text: Sequence[int] = ()

@@ -74,7 +74,7 @@ def provide_compiler() -> None:
 
 @lru_cache
 def compiles(clang: str) -> bool:
-    """Whether a clang compiles what tinygrad needs, for this machine."""
+    """Say if a clang compiles what tinygrad needs, for this machine."""
     flags = (*FLAGS, *ARCHITECTURES.get(platform.machine(), ()))
     try:
         done = subprocess.run(

@@ -12,7 +12,7 @@ from orinllm.tokenizer import Tokenizer
 
 
 class Conversation:
-    """What was said so far.
+    """The messages so far.
 
     Attributes:
       messages: The history, without the system prompt.

@@ -18,6 +18,8 @@ from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
 CUBINS = "ORINLLM_CUBINS"
+#: What must compile on a device that shall run the kernels.
+PROBE = 'extern "C" __global__ void probe() {}'
 #: The oldest architecture with cp.async and the mma.sync forms that the kernels use.
 OLDEST_SM = 80
 #: Blocks of a GEMV that share a multiprocessor, where its shared memory is split for several.
@@ -26,13 +28,14 @@ SHARING = 2
 
 @dataclass(frozen=True)
 class Toolchain:
-    """How kernels become programs of one kind of device, and how many run at once."""
+    """The way kernels become programs of one kind of device, and how many run at once."""
 
     compiler: Callable[[str], Any]  # of a device's name: an object like tinygrad's Compiler
     multiprocessors: Callable[[str], int]  # of a device's name
     blocks_per_sm: Callable[[str], int]  # of a device's name: of a GEMV on a multiprocessor
     unsupported: Callable[[str], str | None] = lambda device: None
-    may_be_ahead: Callable[[str], bool] = lambda device: False  # takes cubins made ahead
+    # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
+    ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
 
 
@@ -117,25 +120,24 @@ def compile_cuda(device: str, source: str) -> bytes:
 
     Raises tinygrad's CompileError, with the compiler's log.
     """
-    compiler = _toolchain(device).compiler(device)
-    if _toolchain(device).may_be_ahead(device):
-        found = _made_ahead(compiler.arch, source)
-        if found is not None:
-            return found
-    return bytes(compiler.compile_cached(source))
+    arch = _toolchain(device).ahead(device)
+    found = None if arch is None else _made_ahead(arch, source)
+    return (
+        bytes(_toolchain(device).compiler(device).compile_cached(source))
+        if found is None
+        else found
+    )
 
 
 def compile_all(device: str, sources: Iterable[str]) -> None:
     """Compile what neither cubins made ahead nor the cache have, on all cores at once."""
-    compiler, ahead = _toolchain(device).compiler(device), _toolchain(device).may_be_ahead(device)
-    if compiler.cachekey is None:
+    arch, missing = _toolchain(device).ahead(device), list(dict.fromkeys(sources))
+    if arch is not None:
+        missing = [source for source in missing if _made_ahead(arch, source) is None]
+    compiler = _toolchain(device).compiler(device) if missing else None
+    if compiler is None or compiler.cachekey is None:
         return
-    missing = [
-        source
-        for source in dict.fromkeys(sources)
-        if not (ahead and _made_ahead(compiler.arch, source))
-        and diskcache_get(compiler.cachekey, source) is None
-    ]
+    missing = [source for source in missing if diskcache_get(compiler.cachekey, source) is None]
     if len(missing) < 2:
         return
     # NVRTC releases the interpreter's lock; the cache is one thread's.
@@ -144,12 +146,16 @@ def compile_all(device: str, sources: Iterable[str]) -> None:
             diskcache_put(compiler.cachekey, source, binary)
 
 
+def _arch(device: str) -> str:
+    return str(Device[device].renderer.target.arch)
+
+
 def _unusable(device: str) -> str | None:
-    arch = str(Device[device].renderer.target.arch)
+    arch = _arch(device)
     if int(arch.removeprefix("sm_")) < OLDEST_SM:
         return f"{arch} is older than sm_{OLDEST_SM}"
     try:
-        compile_cuda(device, 'extern "C" __global__ void probe() {}')
+        compile_cuda(device, PROBE)
     except CompileError as error:
         return f"CUDA C does not compile: {error}"
     return None
@@ -164,7 +170,7 @@ def _simulated(device: str) -> bool:
 def _nvrtc(device: str) -> NVRTCCompiler:
     ptx = _simulated(device)
     key = "orinllm_" + ("ptx" if ptx else "cubin")
-    return NVRTCCompiler(str(Device[device].renderer.target.arch), ptx=ptx, cache_key=key)
+    return NVRTCCompiler(_arch(device), ptx=ptx, cache_key=key)
 
 
 def _cuda_multiprocessors(device: str) -> int:
@@ -213,7 +219,7 @@ register(
         _cuda_multiprocessors,
         lambda device: SHARING,
         _unusable,
-        lambda device: True,
+        _arch,
         _cuda_free_memory,
     ),
 )
@@ -224,7 +230,7 @@ register(
         _nv_multiprocessors,
         _nv_blocks_per_sm,
         _unusable,
-        lambda device: not _simulated(device),
+        lambda device: None if _simulated(device) else _arch(device),
         _nv_free_memory,
     ),
 )

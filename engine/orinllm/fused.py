@@ -92,7 +92,7 @@ class Decoder:
 
     @property
     def next_graph(self) -> Graph:
-        """What the next step runs: with drawing only where a slot draws, or is masked."""
+        """The graph that the next step runs: with drawing only where a slot draws, or is masked."""
         if self._drawn is not None and self._drawn[0].needed:
             return self._drawn[1]
         return self.graph

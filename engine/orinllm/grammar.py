@@ -65,7 +65,7 @@ class Grammars:
 
 
 class MatcherConstraint:
-    """What an answer may look like, by a matcher."""
+    """The form of an answer, by a matcher."""
 
     def __init__(self, matcher: LLMatcher, size: int, free: Callable[[int], bool] | None) -> None:
         self._matcher, self._free = matcher, free

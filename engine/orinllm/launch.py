@@ -88,7 +88,7 @@ class Launch:
 
     @property
     def shape(self) -> "Shape":
-        """What of the launch a compiled program keeps."""
+        """The part of the launch that a compiled program keeps."""
         names = [argument.name for argument in self.arguments]
         written = tuple(names.index(name) for name in self.writes)
         estimates = Estimates(self.operations, self.n_bytes, self.n_bytes)

@@ -1,4 +1,4 @@
-"""What all lists of launches of a model share: weights, keys and values, rotation tables."""
+"""Buffers that all lists of a model's launches share: weights, keys and values, rotation tables."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Library
@@ -29,31 +30,49 @@ def _splitter(library: Library) -> Splitter:
 
 def _words(vocabulary: Vocabulary) -> dict[str, int]:
     """Return the entries that merges may make: no control token comes out of a user's text."""
-    return {
-        token: i
-        for i, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
-        if kind not in (CONTROL, UNKNOWN)
-        and (kind == BYTE or i not in vocabulary.end_ids)
-        and not _SURROGATE.search(token)
-    }
+    tokens, kinds = vocabulary.tokens, vocabulary.kinds
+    left_out = {i for i, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN)}
+    left_out |= {i for i in vocabulary.end_ids if kinds[i] != BYTE}
+    if _SURROGATE.search("".join(tokens)):
+        left_out |= {i for i, token in enumerate(tokens) if _SURROGATE.search(token)}
+    return {token: i for i, token in enumerate(tokens) if i not in left_out}
+
+
+def _pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Return the two parts of each merge; raises BadInput for a merge that has not two."""
+    if set(map(str.count, merges, itertools.repeat(" "))) == {1}:
+        parts = " ".join(merges).split(" ")
+    else:
+        parts = list(itertools.chain.from_iterable(map(_halves, merges)))
+    if not all(parts):
+        i = parts.index("") // 2
+        raise BadInput(
+            f"tokenizer.ggml.merges: entry {i} is {merges[i]!r}; two parts with a space between "
+            "them are needed"
+        )
+    return zip(parts[::2], parts[1::2], strict=True)
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    """Cut a merge at its space; a space may itself begin the left part."""
+    at = merge.find(" ", 1)
+    return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
 
 
 def bpe_splitter(vocabulary: Vocabulary, pre: PreTokenizer) -> Splitter:
     """Build BPE with the file's own merges.
 
     Raises:
-      BadInput: The file has no merges.
+      BadInput: The file has no merges, or one that is no pair.
     """
     if not vocabulary.merges:
         raise BadInput("tokenizer.ggml.merges: missing; a gpt2 or gemma4 vocabulary needs them")
     words = _words(vocabulary)
-    pairs = []
-    for merge in vocabulary.merges:
-        # A space may itself begin the left part.
-        space = merge.find(" ", 1)
-        left, right = merge[:space], merge[space + 1 :]
-        if left in words and right in words and left + right in words:
-            pairs.append((left, right))
+    pairs = [
+        (left, right)
+        for left, right in _pairs(vocabulary.merges)
+        if left in words and right in words and left + right in words
+    ]
     library = Library(
         BPE(words, pairs, byte_fallback=not pre.byte_level, ignore_merges=pre.whole_words)
     )

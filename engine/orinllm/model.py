@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of its model and of its text; nothing of it is on a device."""
+    """A file's model and its text, as the file describes them; nothing of it is on a device."""
 
     network: Network
     tokenizer: Tokenizer
@@ -42,8 +43,12 @@ class Header:
     @staticmethod
     def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> "Header":
         """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
-        network = Network.read(path, context, kv)
-        metadata = network.gguf.metadata
+        return Header.of(Network.read(path, context, kv))
+
+    @staticmethod
+    def of(network: Network) -> "Header":
+        """Read the text's part of a file; raises BadInput, one line that begins with its path."""
+        path, metadata = network.gguf.path, network.gguf.metadata
         has_template = "tokenizer.chat_template" in metadata
         if has_template:
             renderer().start()  # while the vocabulary is read
@@ -127,9 +132,12 @@ class Model:
         fused kernels out; `kv` is the type of keys and values. `say` hears how far it is. Raises
         BadInput for a file, a context or a type that cannot be.
         """
-        header = Header.read(path, context, kv)
-        plan = plan_network(header.network, open_device(device))
-        return Model(header, plan, make_executor(header.network, plan, general, say))
+        network = Network.read(path, context, kv)
+        with ThreadPoolExecutor(1) as pool:
+            header = pool.submit(Header.of, network)  # while the device opens and takes the weights
+            plan = plan_network(network, open_device(device))
+            executor = make_executor(network, plan, general, say)
+        return Model(header.result(), plan, executor)
 
     def speculate(self, proposer: Proposer | None) -> None:
         """Compute several tokens at once where a proposer guesses them; the text stays the same.

@@ -65,7 +65,7 @@ _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How text is cut before BPE merges it.
+    """The cuts that a text gets before BPE merges it.
 
     Attributes:
       splits: Expressions applied one after the other, each to the pieces of the one before; both

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class ReasoningTag(NamedTuple):
-    """What begins and what ends a stretch of reasoning."""
+    """Texts that begin and end a stretch of reasoning."""
 
     open: str
     close: str

@@ -1,4 +1,4 @@
-"""How the next token is drawn from logits.
+"""Drawing the next token from logits.
 
 Order and defaults are llama.cpp's (common/common.h, src/llama-sampler.cpp): biases, penalties,
 top-k, top-p, min-p, temperature, draw. The draw is counter-based, by the position of the token: a

@@ -50,7 +50,7 @@ class Sink(Protocol):
 
 
 class Constraint(Protocol):
-    """What an answer may look like."""
+    """The form that an answer must have."""
 
     def words(self) -> Words:
         """Return a bit for each token that is allowed now."""

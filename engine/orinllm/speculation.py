@@ -17,7 +17,7 @@ _GRAMS = (4, 3, 2)
 
 
 class Proposer(Protocol):
-    """What guesses how a text goes on."""
+    """A guesser of the next tokens of a text."""
 
     def begin(self, how: Sampling) -> None:
         """Begin an answer that is drawn like this."""

@@ -99,14 +99,10 @@ class Tokenizer:
 
     def _whole_tokens(self) -> tuple[dict[str, int], frozenset[str]]:
         """Return the tokens that match in a text as a whole, and which of them always do."""
-        whole, always = {}, set()
-        for i, (text, kind) in enumerate(
-            zip(self._vocabulary.tokens, self._vocabulary.kinds, strict=True)
-        ):
-            if kind in (CONTROL, UNKNOWN, USER_DEFINED) or i in self.end_ids:
-                whole[text] = i
-                if kind == USER_DEFINED and i not in self.end_ids:
-                    always.add(text)
+        tokens, kinds = self._vocabulary.tokens, self._vocabulary.kinds
+        special = {i for i, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN, USER_DEFINED)}
+        whole = {tokens[i]: i for i in sorted(special | self.end_ids)}
+        always = {tokens[i] for i in special - self.end_ids if kinds[i] == USER_DEFINED}
         return whole, frozenset(always)
 
     @functools.cached_property

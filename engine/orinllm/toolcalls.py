@@ -44,7 +44,7 @@ class NoCallError(ValueError):
 
 
 class CallFormat(ABC):
-    """How one family writes calls.
+    """The way one family writes calls.
 
     Attributes:
       opens: Marks with which a call begins.

@@ -31,6 +31,7 @@ _FIM_ENDS: tuple[tuple[str, frozenset[str]], ...] = (
     ),
     ("fim_sep_token_id", frozenset(["<|file_sep|>"])),
 )
+_KNOWN_TEXTS = _END_TEXTS.union(*(texts for _, texts in _FIM_ENDS))
 # Ids of bos, eos and unknown by model, if the file does not say: SentencePiece's and BERT's own.
 _DEFAULT_IDS: dict[str, tuple[int | None, int | None, int | None]] = {
     "llama": (1, 2, 0),
@@ -73,12 +74,13 @@ class Vocabulary:
         Raises:
           BadInput: A key is missing, has another length than the tokens, or names an id beyond.
         """
-        tokens = _array(metadata, "tokens")
+        tokens = _array(metadata, "tokens", str)
         if not tokens:
             raise BadInput("tokenizer.ggml.tokens: no vocabulary in the file; a model needs one")
         # A token without text cannot be in a text; llama.cpp gives it this name.
-        tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
-        kinds = _array(metadata, "token_type", len(tokens)) or [NORMAL] * len(tokens)
+        if "" in tokens:
+            tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+        kinds = _array(metadata, "token_type", int, len(tokens)) or [NORMAL] * len(tokens)
         model = str(metadata.get("tokenizer.ggml.model", ""))
         bos, eos, unknown = _DEFAULT_IDS.get(model, (None, None, None))
         ids = {
@@ -91,8 +93,8 @@ class Vocabulary:
             name=str(metadata.get("general.name", "")).lower(),
             tokens=tokens,
             kinds=kinds,
-            scores=_array(metadata, "scores", len(tokens)),
-            merges=_array(metadata, "merges"),
+            scores=_array(metadata, "scores", float, len(tokens)),
+            merges=_array(metadata, "merges", str),
             bos_id=ids["bos"],
             eos_id=ids["eos"],
             unknown_id=ids["unknown"],
@@ -100,11 +102,16 @@ class Vocabulary:
         )
 
 
-def _array(metadata: Mapping[str, Any], key: str, length: int | None = None) -> list[Any]:
+def _array(
+    metadata: Mapping[str, Any], key: str, kind: type, length: int | None = None
+) -> list[Any]:
     """Return an array of the tokenizer's keys, empty if absent; `length` is what it must have."""
     values = metadata.get(f"tokenizer.ggml.{key}", [])
     if not isinstance(values, list):
         raise BadInput(f"tokenizer.ggml.{key}: {type(values).__name__}, an array is needed")
+    if values and not isinstance(values[0], kind):  # all of an array have one type
+        found, needed = type(values[0]).__name__, kind.__name__
+        raise BadInput(f"tokenizer.ggml.{key}: an array of {found}, one of {needed} is needed")
     if values and length is not None and len(values) != length:
         raise BadInput(f"tokenizer.ggml.{key}: {len(values)} values for {length} tokens")
     return values
@@ -123,7 +130,8 @@ def _special_id(
 
 def _end_ids(metadata: Mapping[str, Any], tokens: Sequence[str], eos: int | None) -> frozenset[int]:
     """Return the ids that end an answer: those of the file's keys and those known by their text."""
-    ends = {i for i, token in enumerate(tokens) if token in _END_TEXTS}
+    known = [(token, i) for i, token in enumerate(tokens) if token in _KNOWN_TEXTS]
+    ends = {i for token, i in known if token in _END_TEXTS}
     ends |= set() if eos is None else {eos}
     for key in ("eot_token_id", "eom_token_id"):
         found = _special_id(metadata, key, None, len(tokens))
@@ -131,7 +139,7 @@ def _end_ids(metadata: Mapping[str, Any], tokens: Sequence[str], eos: int | None
     for key, texts in _FIM_ENDS:
         found = _special_id(metadata, key, None, len(tokens))
         if found is None:
-            found = next((i for i, token in enumerate(tokens) if token in texts), None)
+            found = next((i for token, i in known if token in texts), None)
         ends |= set() if found is None else {found}
     present = {tokens[i] for i in ends}
     # Harmony (gpt-oss) and Solar end a message, not the answer, with <|end|>; in Gemma 4 and PLaMo

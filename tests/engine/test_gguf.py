@@ -61,6 +61,34 @@ def test_what_is_in_a_file(path: Path) -> None:
         np.testing.assert_array_equal(opened.vector(name), MATRIX)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["Ġa", "ü", "\u3000", "😀" * 9],
+        ["one", "\0", "two"],
+        ["one", "two", "\0" * 7],
+        ["", "", "x", ""],
+        ["x" * 255, "y" * 256, "z" * 70000],
+        ["a"] * 1000,
+        ["b" * 100] * 100,
+    ],
+)
+def test_strings_of_every_length(tmp_path: Path, words: list[str]) -> None:
+    """Those that are found by the zeros of their lengths, and those that must be walked."""
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_array("some.words", words)
+    writer.add_array("other.words", words[::-1])
+    writer.add_tensor("blk.0.weight", MATRIX)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    opened = GGUF.open(tmp_path / "m.gguf")
+    assert opened.metadata["some.words"] == words
+    assert opened.metadata["other.words"] == words[::-1]
+    np.testing.assert_array_equal(opened.vector("blk.0.weight"), MATRIX)
+
+
 def test_a_file_and_a_folder_without_write_permission(path: Path) -> None:
     before = path.read_bytes()
     path.chmod(0o444)

@@ -82,6 +82,7 @@ def test_a_known_beginning_is_not_computed_again(smol: Model) -> None:
         ("l of Fr", "The capita"),
         (["The"], ""),
         (["Paris.!"], "The capital of France is Paris."),
+        ("France", "The capital of "),
     ],
 )
 def test_stop_texts_may_lie_across_tokens(smol: Model, stop: str | list[str], want: str) -> None:

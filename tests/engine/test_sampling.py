@@ -121,3 +121,21 @@ def test_draws_of_a_request_depend_on_seed_and_index_alone() -> None:
 def test_values_that_mean_nothing(name: str, value: float) -> None:
     with pytest.raises(BadInput, match=rf"^{name}: .* is not from "):
         Sampling(**{name: value})  # type: ignore[arg-type]
+
+
+def test_min_p_keeps_what_is_just_at_it() -> None:
+    logits = np.array([0.0, np.log(0.5), -1.0])
+    tokens, _ = candidates(logits, Sampling(top_k=0, top_p=1.0, min_p=0.5))
+    assert tokens.tolist() == [0, 1]
+
+
+def test_a_penalty_makes_a_negative_logit_smaller() -> None:
+    logits = np.array([-1.0, -1.5], np.float32)
+    assert sample(logits, Sampling(temperature=0, repeat_penalty=2.0), [0], 1) == 1
+
+
+def test_penalties_count_the_last_tokens_and_no_others() -> None:
+    logits = np.array([3.0, 2.9, 2.5, 2.6], np.float32)
+    how = Sampling(temperature=0, presence_penalty=1.0, penalty_tokens=2)
+    assert sample(logits, how, [3, 0, 1], 3) == 3
+    assert sample(logits, how, [0, 1, 3], 3) == 0

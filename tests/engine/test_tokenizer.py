@@ -302,8 +302,9 @@ def test_a_stream_says_what_is_no_utf_8() -> None:
     assert stream.flush() == ""
 
 
+# SentencePiece's own sign for a space comes back as one.
 @settings(max_examples=150, deadline=None)
-@given(st.text())
+@given(st.text().map(lambda text: text.replace("\u2581", "_")))
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "phi-3", "qwen35"])
 def test_decoding_gives_the_text_back(name: str, text: str) -> None:
     source = tokenizer(name)
@@ -391,6 +392,14 @@ def _without(keys: dict[str, Any], key: str) -> dict[str, Any]:
         (_byte_level([], ["a b"], pre="gpt-9"), "'gpt-9' is no pre-tokenizer known here; known"),
         (_byte_level([], []), "tokenizer.ggml.merges: missing"),
         (_byte_level([], "a b"), "tokenizer.ggml.merges: str, an array is needed"),  # type: ignore[arg-type]
+        (_byte_level([], [1]), "tokenizer.ggml.merges: an array of int, one of str is needed"),  # type: ignore[list-item]
+        (_byte_level([], ["a b", "ab"]), "tokenizer.ggml.merges: entry 1 is 'ab'; two parts with"),
+        (_byte_level([], ["a b", " ab"]), "tokenizer.ggml.merges: entry 1 is ' ab'; two parts"),
+        (_byte_level([], ["a b c", "a "]), "tokenizer.ggml.merges: entry 1 is 'a '; two parts"),
+        (
+            _byte_level([], ["a b"], token_type=["1"] * 96),
+            "token_type: an array of str, one of int",
+        ),
         (_byte_level([], ["a b"], token_type=[1]), "token_type: 1 values for 96 tokens"),
         (_byte_level([], ["a b"], eos_token_id=96), "eos_token_id: 96, an id from 0 to 95"),
         (_byte_level([], ["a b"], eot_token_id=-1), "eot_token_id: -1, an id from 0 to 95"),

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Family:
-    """How a Config is made of a header; `rope_tensors`: the file may scale positions by tensors."""
+    """Makes a Config of a header; `rope_tensors`: the file may scale positions by tensors."""
 
     config: Callable[[Header], Config]
     rope_tensors: bool = False

@@ -1,4 +1,4 @@
-"""What the families share: layers read from the common keys, and the experts' keys."""
+"""Common parts of the families: layers read from the common keys, and the experts' keys."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def experts_of(
 
 @dataclass(frozen=True)
 class LayerParts:
-    """What makes a family's layer `index` from the header's numbers."""
+    """A maker of a family's layer `index` from the header's numbers."""
 
     attention: Callable[[int, Heads], Attention]
     feed_forward: Callable[[int], FeedForward]

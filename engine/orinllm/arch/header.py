@@ -14,7 +14,7 @@ from orinllm.errors import BadInput
 
 
 class TensorShape(Protocol):
-    """What the architecture table must know of a tensor."""
+    """A tensor as the architecture table sees it."""
 
     @property
     def shape(self) -> tuple[int, ...]:

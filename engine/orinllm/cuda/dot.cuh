@@ -37,15 +37,10 @@ DI int sum8(const Act& a, int q, int t) {  // t plus the activations of run q
 // 8 bytes of the ring behind a block's header, at a multiple of ALIGN. At other than words the word
 // before them is read and shifted away, not the one behind: behind a row nobody wrote.
 template<int ALIGN> DI void bytes8(const u8* ring, u32 at, u32* out) {
-  if constexpr (ALIGN == 4) {
-    out[0] = ((const u32*)(ring + at))[0];
-    out[1] = ((const u32*)(ring + at))[1];
-  } else {
-    const u32* w = (const u32*)(ring + ((at + 4 - ALIGN) & ~3u) - 4);
-    const u32 by = ((0u - at) & (4 - ALIGN)) * 8;
+  const u32* w = (const u32*)(ring + ((at + 4 - ALIGN) & ~3u));
+  const u32 by = ALIGN == 1 ? 0u - at * 8 : at * 8;  // modulo 32
 #pragma unroll
-    for (int i = 0; i < 2; i++) out[i] = __funnelshift_l(w[i], w[i + 1], by);
-  }
+  for (int i = 0; i < 2; i++) out[i] = ALIGN == 4 ? w[i] : __funnelshift_l(w[i - 1], w[i], by);
 }
 // 8 bytes at an even address of a block, with the word behind them.
 DI void even_bytes8(const u8* ring, u32 at, u32* out) {
@@ -96,14 +91,15 @@ template<int T, bool TAIL, int N> DI void dot_nibbles(const Unit& u, const Act* 
   const int lane = u.lane, k_left = u.k_left;
   constexpr bool TABLE = Nibbles<T>::TABLE, FIFTH = Nibbles<T>::FIFTH, MIN = Nibbles<T>::MIN;
   constexpr float UNIT = T == MXFP4 ? .5f : TABLE ? 1.f : FIFTH ? .125f : .0625f;
-  if (TAIL && 32 * (lane & 30) >= k_left) return;
+  if (TAIL && T == IQ4_XS && (lane >> 3) * 256 >= k_left) return;
   float acc[N], accm[N];
 #pragma unroll
   for (int n = 0; n < N; n++) acc[n] = accm[n] = 0.f;
 #pragma unroll
   for (int s = 0; s < 2; s++) {
-    const int g = (lane & 30) + s;
-    if (TAIL && s && Packed<T>::BW == 32 && 32 * g >= k_left) break;
+    // Behind the row's end the first group is read, and not added.
+    const bool there = !TAIL || T == IQ4_XS || 32 * ((lane & 30) + s) < k_left;
+    const int g = there ? (lane & 30) + s : 0;
     const u32 o = off + block_at<T>(g);
     int v[2][2];
     two_runs<T>(ring, off + nibbles_at<T>(g) + 8 * (lane & 1), o + Nibbles<T>::FIFTH, lane, v);
@@ -124,8 +120,10 @@ template<int T, bool TAIL, int N> DI void dot_nibbles(const Unit& u, const Act* 
     for (int n = 0; n < N; n++) {
       const int t = dot8(v[1], a[n], 2 + s, dot8(v[0], a[n], s, 0));
       const float ad = s ? a[n].d.y : a[n].d.x;
-      acc[n] += i2f(t) * (d * ad);
-      if constexpr (MIN) accm[n] += i2f(sum8(a[n], 2 + s, sum8(a[n], s, 0))) * (m * ad);
+      if (there) {
+        acc[n] += i2f(t) * (d * ad);
+        if constexpr (MIN) accm[n] += i2f(sum8(a[n], 2 + s, sum8(a[n], s, 0))) * (m * ad);
+      }
     }
   }
   float d = UNIT;
@@ -287,14 +285,15 @@ template<bool TAIL, int N> DI void dot_q8_0(const Unit& u, const Act* a, float* 
   for (int n = 0; n < N; n++) acc[n] = 0.f;
 #pragma unroll
   for (int q = 0; q < 4; q++) {
-    if (TAIL && b * 256 + h * 128 + q * 32 >= u.k_left) break;
-    const u32 o = u.off + (b * 8 + h * 4 + q) * 34;
+    const int g = b * 8 + h * 4 + q;
+    const bool there = !TAIL || 32 * g < u.k_left;  // else the first block is read, and not added
+    const u32 o = u.off + (there ? g : 0) * 34;
     u32 v[2];
     bytes8<2>(ring, o + 2 + 8 * j, v);
 #pragma unroll
     for (int n = 0; n < N; n++) {
       const int t = __dp4a((int)v[0], a_word(a[n], q, 0), __dp4a((int)v[1], a_word(a[n], q, 1), 0));
-      acc[n] += i2f(t) * h2f(*(const u16*)(ring + o)) * comp(a[n].d, q);
+      if (there) acc[n] += i2f(t) * h2f(*(const u16*)(ring + o)) * comp(a[n].d, q);
     }
   }
 #pragma unroll
@@ -310,8 +309,9 @@ DI void dot_halves(const Unit& u, const Act* a, const u8* act, int pitch, float*
   for (int n = 0; n < N; n++) acc[n] = 0.f;
 #pragma unroll
   for (int q = 0; q < 4; q++) {
-    if (TAIL && b * 256 + h * 128 + q * 32 >= u.k_left) break;
-    const int4 w = *(const int4*)(u.ring + u.off + (b * 256 + h * 128 + q * 32 + 8 * j) * 2);
+    const int at = b * 256 + h * 128 + q * 32 + 8 * j;
+    const bool there = !TAIL || at < u.k_left;  // else the first weights are read, and not added
+    const int4 w = *(const int4*)(u.ring + u.off + (there ? at : 0) * 2);
     const u32 ws[4] = {(u32)w.x, (u32)w.y, (u32)w.z, (u32)w.w};
 #pragma unroll
     for (int n = 0; n < N; n++) {
@@ -321,7 +321,7 @@ DI void dot_halves(const Unit& u, const Act* a, const u8* act, int pitch, float*
 #pragma unroll
       for (int i = 0; i < 4; i++)
         s += f16<T>(ws[i]) * h2f((u16)xs[i]) + f16<T>(ws[i] >> 16) * h2f((u16)(xs[i] >> 16));
-      acc[n] += s * comp(a[n].d, q);
+      if (there) acc[n] += s * comp(a[n].d, q);
     }
   }
 #pragma unroll

@@ -173,7 +173,7 @@ template<int T, int K> struct Stream {
     ROW = K / Packed<T>::BW * Packed<T>::BB,
     CHUNKS = (UB + 14 + 15) / 16,
     SLOT = CHUNKS * 16 + 16
-  };  // + 16: the word after the last one is read and shifted away
+  };  // + 16: spare, as shared_memory() of launches/gemv.py counts
 };
 
 template<int T, int K> DI void issue(Shared slot, const u8* row, int unit, int lane) {

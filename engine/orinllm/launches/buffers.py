@@ -1,4 +1,4 @@
-"""What launches are made from: packed matrices on the device, heads, and a cache of pages."""
+"""The parts of launches: packed matrices on the device, heads, and a cache of pages."""
 
 from dataclasses import dataclass
 

@@ -77,7 +77,7 @@ class Neighbours:
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
-        """What both kernels are given: out, in, and each w and b."""
+        """The arguments of both kernels: out, in, and each w and b."""
         gated = self.product.gated
         found = [
             Argument("u16* out" if gated else "float* out", self.product.out),

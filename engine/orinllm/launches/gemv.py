@@ -72,7 +72,7 @@ class AheadConstants(Constants):
 
 @dataclass(frozen=True)
 class GemvPlan:
-    """How one product is spread over the machine."""
+    """The spread of one product over the machine."""
 
     warps: int  # of a block
     rows_per_item: int  # a warp sums them together
@@ -125,7 +125,7 @@ def shared_memory(type_: KernelType, cols: int, plan: GemvPlan, columns: int) ->
     """Return the bytes of shared memory that a block takes."""
     padded = round_up(cols, _UNIT)
     activations = padded * type_.activation_bytes + padded // _SCALED * _FLOAT
-    # A unit may start anywhere in its first 16 bytes, and the word behind it is read.
+    # A unit may start anywhere in its first 16 bytes; 16 more are spare.
     unit_bytes = _UNIT // type_.block_values * type_.block_bytes
     slot = round_up(unit_bytes + _COPY - 2, _COPY) + _COPY
     sums = round_up(plan.warps * columns, 4) * _FLOAT

@@ -36,7 +36,7 @@ class SampleConstants(Constants):
 
 @dataclass(frozen=True)
 class SampleBuffers:
-    """What the kernels read and leave, a row for each of N slots (cuda/sample.cu)."""
+    """Buffers that the kernels read and write, a row for each of N slots (cuda/sample.cu)."""
 
     logits: Buffer
     state: Buffer

@@ -1,4 +1,4 @@
-"""How blocks share a product on tensor cores: cuda/tile.cuh."""
+"""The share of each block in a product on tensor cores: cuda/tile.cuh."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class TileConstants(Constants):
-    """What of P tile.cuh reads."""
+    """The part of P that tile.cuh reads."""
 
     type: str
     cols: int

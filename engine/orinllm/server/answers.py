@@ -196,7 +196,7 @@ class Answer:
 
 
 class _Said:
-    """What a choice said so far."""
+    """A choice's text so far."""
 
     def __init__(self) -> None:
         self.delta, self.finish = Delta(), ""

@@ -170,7 +170,7 @@ class _Events(Response):
 
 
 class _Api:
-    """What each path does."""
+    """The paths of the API, one method each."""
 
     def __init__(self, service: Service, model: str) -> None:
         self._service, self._model = service, model

@@ -16,7 +16,7 @@ from orinllm.toolcalls import ToolCall
 
 @dataclass(frozen=True)
 class Event:
-    """What a step added to a choice. finish: OpenAI's reason, at its end. error: why it failed."""
+    """A step's text of a choice. finish: OpenAI's reason, at its end. error: why it failed."""
 
     choice: int
     delta: Delta = field(default_factory=Delta)

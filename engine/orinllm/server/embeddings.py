@@ -25,7 +25,7 @@ _MOST_TEXTS = 2048
 
 @dataclass(frozen=True)
 class EmbeddingRequest:
-    """What is asked for. Each text is characters or tokens."""
+    """A request for embeddings. Each text is characters or tokens."""
 
     model: str
     texts: tuple[str | tuple[int, ...], ...]

@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class _Form:
-    """What answers must look like. opening: begins the answer, and is not the model's choice."""
+    """The form of answers. opening: begins the answer, and is not the model's choice."""
 
     matcher: LLMatcher | None = None
     after: str = ""  # what comes before this text is free

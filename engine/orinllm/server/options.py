@@ -1,4 +1,4 @@
-"""What `orinllm serve` is told on its command line."""
+"""The options of `orinllm serve`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from orinllm.states import Pooling
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How a model is loaded and shared.
+    """The options for loading and sharing a model.
 
     memory: share of the free memory, 0 to 1. pooling: of embeddings; None: the file's, or the mean.
     """

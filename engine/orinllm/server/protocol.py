@@ -21,7 +21,7 @@ _MOST_TOKENS = 1 << 31
 
 @dataclass(frozen=True)
 class Common:
-    """What chats and completions have in common.
+    """The fields that chats and completions have in common.
 
     sampling: of the first choice; the next one's seed is one more.
     top: most likely tokens of which logarithms of probabilities are wanted; None: not even the own.

@@ -43,7 +43,7 @@ class Service:
 
     @property
     def post(self) -> Post:
-        """What carries tokens to the event loop."""
+        """The thread-safe way of tokens to the event loop."""
         assert self._post is not None
         return self._post
 

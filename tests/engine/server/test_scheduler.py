@@ -192,6 +192,20 @@ def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     assert second is not None and second.cached == PAGE
 
 
+def test_the_end_of_a_text_is_forgotten_before_its_beginning() -> None:
+    store, ids = PagedStore(4), prompt(1, 3 * PAGE + 1)
+    lease = store.begin(ids, len(ids))
+    assert lease is not None
+    store.commit(lease, ids, 3 * PAGE)
+    store.end(lease)
+    other = store.begin(prompt(2, PAGE + 1), PAGE + 1)  # one free page, and one that is known
+    assert other is not None
+    store.end(other)
+    again = store.begin(ids, len(ids))
+    assert again is not None
+    assert again.cached == 2 * PAGE
+
+
 def test_a_page_that_two_share_stays_while_one_runs() -> None:
     shared = prompt(1, 129)
     it = Running(runner(slots=3, pages=8))

@@ -1,0 +1,58 @@
+"""A start that finds cubins made ahead asks no compiler, not even for the probe of a device."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tinygrad.helpers import Context
+
+from orinllm import device as devices
+from orinllm.ahead import compile_ahead, target
+from orinllm.network import Network, make_executor, plan_network
+from orinllm.sampling import Sampling
+
+
+class Remembering:
+    """A compiler of nothing, which remembers how often it was asked."""
+
+    cachekey = None
+
+    def __init__(self, arch: str, ptx: bool = False, cache_key: str = "") -> None:
+        self.arch, self.asked = arch, 0
+
+    def compile_cached(self, source: str) -> bytes:
+        """Return a cubin's stand-in."""
+        self.asked += 1
+        return source.encode()[:16]
+
+
+def test_a_start_with_cubins_compiles_nothing(
+    synthetic: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "NVRTCCompiler", Remembering)
+    network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target("sm_87", None)
+    n = compile_ahead(network, gpu, tmp_path)
+    assert len(list(tmp_path.glob("*.cubin"))) == n + 1  # with the probe
+    asked = Remembering(gpu.arch)
+    toolchain = devices.Toolchain(
+        lambda device: asked,
+        lambda device: gpu.multiprocessors,
+        lambda device: devices.SHARING,
+        lambda device: devices.compile_cuda(device, devices.PROBE).decode()[:0] or None,
+        lambda device: gpu.arch,
+    )
+    devices.register("NULL", toolchain)
+    monkeypatch.setenv(devices.CUBINS, str(tmp_path))
+    devices.unsupported.cache_clear()
+    plan = plan_network(network, "NULL")
+    assert plan.fused
+    executor = make_executor(network, plan)
+    executor.fill(list(range(3, 40)), 0, 36)
+    executor.sample(Sampling(), [1])
+    executor.step(5, 36)
+    with Context(NULL_ALLOW_COPYOUT=1):
+        executor.verify([5, 6], 37)
+    assert asked.asked == 0
+    monkeypatch.setenv(devices.CUBINS, str(tmp_path / "nowhere"))
+    devices.compile_cuda("NULL", "another source")
+    assert asked.asked == 1
