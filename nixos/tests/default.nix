@@ -28,12 +28,16 @@ let
       if wrong == [ ] then "touch $out" else throw "check ${name}:\n${lib.concatStringsSep "\n" wrong}"
     );
 
-  # The same on every system, so evaluated on one.
-  wrongUse =
+  # The same on every system, so evaluated once.
+  once =
+    name: file:
     if system == "x86_64-linux" then
-      import ./assertions.nix { inherit self; }
+      import file { inherit self; }
     else
-      self.checks.x86_64-linux.wrong-use.report;
+      self.checks.x86_64-linux.${name}.report;
+  wrongUse = once "wrong-use" ./assertions.nix;
+  strange = once "foreign-host" ./foreign.nix;
+  templates = once "templates" ./templates.nix;
   unexpected = lib.concatLists (
     lib.mapAttrsToList (
       name: case:
@@ -47,12 +51,6 @@ let
       )
     ) wrongUse
   );
-
-  strange =
-    if system == "x86_64-linux" then
-      import ./foreign.nix { inherit self; }
-    else
-      self.checks.x86_64-linux.foreign-host.report;
 
   documented = builtins.readFile ../../docs/nixos.md;
 in
@@ -73,11 +71,7 @@ in
   docs = decided "docs" (lib.optional (
     !lib.hasInfix self.lib.optionsMarkdown documented
   ) "docs/nixos.md is not what the modules say: `nix run .#docs` writes it anew") { };
-  templates =
-    if system == "x86_64-linux" then
-      import ./templates.nix { inherit self pkgs; }
-    else
-      self.checks.x86_64-linux.templates;
+  templates = decided "templates" templates.wrong { report = templates; };
 
   vm = import ./vm.nix { inherit self pkgs; };
 }
