@@ -122,6 +122,7 @@ let
               _: lib.mkOption { type = lib.types.raw; }
             );
             services.openssh.enable = lib.mkOption { default = false; };
+            hardware.graphics.enable = lib.mkOption { default = false; };
           };
           config = {
             _module.args.pkgs = self.inputs.nixpkgs.legacyPackages.x86_64-linux;
