@@ -96,22 +96,28 @@ class Reference:
 
     def extend(self, cache: Cache, tokens: Sequence[int], last: int = 1) -> Array:
         """Append `tokens` to a sequence; return the logits after its `last` positions."""
+        x = self._states(cache, tokens)[-last:]
+        logits = self._linear(x, "token_embd" if self.model.tied else "output")
+        if self.model.architecture in ("granite", "granitemoe"):
+            logits = logits / self._number("logit_scale", 1)
+        if cap := self._number("final_logit_softcapping", 0):
+            logits = cap * np.tanh(logits / cap)
+        return logits
+
+    def states(self, tokens: Sequence[int]) -> Array:
+        """Return what the last norm makes of each token, before the logits: (tokens, width)."""
+        return self._states(Cache(), tokens)
+
+    def _states(self, cache: Cache, tokens: Sequence[int]) -> Array:
         x = self._rows("token_embd.weight", np.asarray(tokens))
-        key = self.model.architecture
-        if key == "gemma3":
+        if self.model.architecture == "gemma3":
             x = x * np.sqrt(self.model.n_embd)
         x = x * (self._number("embedding_scale", 0) or 1)
         for layer in range(self.model.n_layers):
             self._say(f"layer {layer + 1} of {self.model.n_layers}")
             x = self._layer(layer, x, cache)
         cache.length += len(tokens)
-        x = self._norm(x[-last:], "output_norm.weight")
-        logits = self._linear(x, "token_embd" if self.model.tied else "output")
-        if key in ("granite", "granitemoe"):
-            logits = logits / self._number("logit_scale", 1)
-        if cap := self._number("final_logit_softcapping", 0):
-            logits = cap * np.tanh(logits / cap)
-        return logits
+        return self._norm(x, "output_norm.weight")
 
     def _layer(self, layer: int, x: Array, cache: Cache) -> Array:
         prefix, key = f"blk.{layer}.", self.model.architecture

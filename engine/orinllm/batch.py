@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.executor import Executor, Floats
+from orinllm.executor import Floats, SamplingExecutor
 from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor, size_classes
 from orinllm.sampling import Sampling, sample
 
@@ -68,6 +68,10 @@ class Runner(Protocol):
 
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions, in a sequence's pages."""
+        ...
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """Do as `fill`, and return the tokens' states before the logits: (tokens, width)."""
         ...
 
     def launch(self, rows: Sequence[Row]) -> None:
@@ -132,6 +136,12 @@ class FusedRunner:
             self._executor.place(pages)
             self._executor.fill(tokens, start, end)
 
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """See `Runner`."""
+        self._placed.pop(1, None)
+        self._executor.place(pages)
+        return self._executor.states(tokens, start, end)
+
     def launch(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
@@ -187,13 +197,17 @@ class SingleRunner:
 
     slots, chunk = 1, _GENERAL_CHUNK
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: SamplingExecutor) -> None:
         self._executor = executor
         self._row: Row | None = None
 
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`; there are no pages."""
         self._executor.fill(tokens, start, end)
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """See `Runner`."""
+        return self._executor.states(tokens, start, end)
 
     def launch(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""

@@ -338,10 +338,13 @@ def _lines() -> Iterator[str]:
 @click.option("--allow-origin", multiple=True, help="A web page's origin that may ask (CORS).")
 @click.option("--alias", help="The model's name. Default: the file's, without .gguf.")
 @click.option("--chat-template", "template", type=click.Path(path_type=Path), help="Jinja file.")
+@click.option(
+    "--pooling", type=click.Choice(["mean", "last"]), help="Of embeddings. Default: the file's."
+)
 @click.option("--slots", type=click.IntRange(1), help="Answers at once. Default: as many as fit.")
 @click.option("--memory", default="70%", show_default=True, help="Of what is free after loading.")
 @click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="May wait.")
-@click.option("--grace", type=click.FloatRange(0), default=30.0, show_default=True, help="Seconds.")
+@click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds.")
 @click.option("--deterministic", is_flag=True, help="Same bits, whoever else asks; slower.")
 def serve(
     model: Path,
@@ -355,9 +358,9 @@ def serve(
     Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end
     for --grace seconds.
     """
-    from orinllm.server.options import EngineOptions, HttpOptions
+    from orinllm.server.options import EngineOptions, HttpOptions, seconds, share
     from orinllm.server.run import serve as run_server
-    from orinllm.server.security import read_keys
+    from orinllm.server.security import check_host, check_origin, read_keys
 
     options = EngineOptions(
         model,
@@ -365,34 +368,24 @@ def serve(
         path_ == "general",
         context,
         given["slots"],
-        _share(given["memory"]),
+        share(given["memory"]),
         given["queue"],
         given["deterministic"],
         given["template"],
+        given["pooling"],
     )
-    keys = read_keys(given["api_key_file"]) if given["api_key_file"] else ()
+    keys = read_keys(given["api_key_file"], _say) if given["api_key_file"] else ()
     http = HttpOptions(
         given["host"],
         given["port"],
         given["alias"],
         keys,
-        given["allow_host"],
-        given["allow_origin"],
-        given["grace"],
+        tuple(map(check_host, given["allow_host"])),
+        tuple(map(check_origin, given["allow_origin"])),
+        seconds(given["grace"]),
     )
     if code := run_server(options, http, given["insecure"], _say):
         sys.exit(code)
-
-
-def _share(text: str) -> float:
-    """Return a share such as 70% as a number from 0 to 1."""
-    try:
-        share = float(text.removesuffix("%")) / 100
-    except ValueError:
-        share = 0.0
-    if not text.endswith("%") or not 0 < share <= 1:
-        raise BadInput(f"--memory {text}: a share such as 70% was expected, above 0% up to 100%")
-    return share
 
 
 @cli.command()

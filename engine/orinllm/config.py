@@ -4,8 +4,11 @@ An architecture (`arch/`) makes one from a file's metadata. Every scaling of rot
 as plain frequencies and one magnitude, so that executors know nothing of YaRN or its peers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from orinllm.errors import BadInput
 
 
 class Activation(Enum):
@@ -120,3 +123,12 @@ class Config:
     def matrix(self, name: str) -> Matrix:
         """Return where the matrix of a logical name, such as blk.0.attn_q, is in the file."""
         return self.matrices.get(name, Matrix(f"{name}.weight"))
+
+
+def check_room(tokens: Sequence[int], start: int, context: int) -> None:
+    """Raise BadInput where tokens from position `start` on do not fit a context."""
+    if not tokens or start + len(tokens) > context:
+        raise BadInput(
+            f"{len(tokens)} tokens from position {start} on do not fit a context of "
+            f"{context} tokens"
+        )

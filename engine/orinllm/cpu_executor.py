@@ -18,9 +18,10 @@ from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 from tinygrad.helpers import CPU_COUNT
 
-from orinllm.config import Activation, Attention, Config, Gating, Layer, Rope
+from orinllm.config import Activation, Attention, Config, Gating, Layer, Rope, check_room
 from orinllm.errors import BadInput
 from orinllm.gguf import GGUF
+from orinllm.states import normed
 
 #: Tokens of a prompt that go through at once (MAX_CHUNK of cpu/decoder.c).
 CHUNK = 32
@@ -128,11 +129,7 @@ class CpuExecutor:
 
         Raises BadInput where they do not fit the context.
         """
-        if not tokens or start + len(tokens) > self.context:
-            raise BadInput(
-                f"{len(tokens)} tokens from position {start} on do not fit a context of "
-                f"{self.context} tokens"
-            )
+        check_room(tokens, start, self.context)
         for at in range(0, len(tokens), CHUNK):
             self._compute(tokens[at : at + CHUNK], start + at)
         logits: Floats = self._read(1)[0]
@@ -145,6 +142,18 @@ class CpuExecutor:
         self._compute(tokens, start)
         head.last_only = 1
         return self._read(len(tokens))
+
+    def states(self, tokens: Sequence[int], start: int) -> Floats:
+        """Append tokens; return what the last norm makes of each: (tokens, width)."""
+        check_room(tokens, start, self.context)
+        pieces, width = [], self.config.dim
+        for at in range(0, len(tokens), CHUNK):
+            n = len(tokens[at : at + CHUNK])
+            self._compute(tokens[at : at + CHUNK], start + at)
+            raw = (ctypes.c_float * (n * width)).from_address(self._x)
+            pieces.append(np.array(raw, np.float32).reshape(n, width))
+        norm = self._gguf.vector("output_norm.weight")
+        return normed(np.concatenate(pieces), norm, self.config.norm_eps)
 
     def _compute(self, tokens: Sequence[int], start: int) -> None:
         self._state.n_tokens, self._state.start = len(tokens), start

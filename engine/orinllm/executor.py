@@ -48,6 +48,10 @@ class SamplingExecutor(Executor, Protocol):
         """Draw tokens like this from now on; `text` is the sequence so far."""
         ...
 
+    def states(self, tokens: Sequence[int], start: int, end: int) -> Floats:
+        """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
+        ...
+
     @property
     def most_verified(self) -> int:
         """Tokens that `verify` takes at most; 1: there is nothing to be gained by it."""
@@ -81,6 +85,10 @@ class Sequential:
         """Compute keys and values of tokens[start:end] at their positions."""
         if end > start:
             self._computed(self._path.prefill(tokens[start:end], start), end)
+
+    def states(self, tokens: Sequence[int], start: int, end: int) -> Floats:
+        """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
+        return self._path.states(tokens[start:end], start)
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         """Compute one token more: the given one, or the one that `token` returns."""

@@ -5,6 +5,7 @@ token of every sequence.
 """
 
 import bisect
+import functools
 import struct
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ from orinllm.launches.batch import MOST_SEQUENCES
 from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
+from orinllm.states import normed
 from orinllm.token_list import TokenList, copy_ints
 
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
@@ -208,6 +210,31 @@ class FusedExecutor:
             start += n
         for position in range(start, end):
             self.step(tokens[position], position)
+
+    def states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
+        """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
+        pieces = []
+        while start < end:
+            if self._prompt:
+                chunk, graph = self._prompt
+                n, x = min(CHUNK, end - start), chunk.x
+                copy_ints(chunk.chunk, [start, n, *tokens[start : start + n]])
+                graph.run()
+            else:
+                n, x = 1, self.decoder().list.x
+                self.step(tokens[start], start)
+            rows = x.view(n * self.memory.config.dim, dtypes.float32, 0).ensure_allocated()
+            raw = rows.copyout(memoryview(bytearray(rows.nbytes)))
+            pieces.append(np.frombuffer(raw, np.float32).reshape(n, -1))
+            start += n
+        return normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
+
+    @functools.cached_property
+    def _last_norm(self) -> NDArray[np.float32]:
+        vector = self.memory.weights.vector("output_norm.weight")
+        raw = vector.copyout(memoryview(bytearray(vector.nbytes)))
+        weight: NDArray[np.float32] = np.frombuffer(raw, np.float32)
+        return weight
 
     def step(self, token: int | None = None, position: int = 0) -> None:
         """Start one token more: the given one, or the one that the last step found."""

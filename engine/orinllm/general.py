@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.dtype import DType
 
-from orinllm.config import Activation, Attention, Config, Experts, Gating, Rope
+from orinllm.config import Activation, Attention, Config, Experts, Gating, Rope, check_room
 from orinllm.cpu_executor import CpuExecutor
-from orinllm.errors import BadInput
 from orinllm.gguf import GGUF
 
 # Tokens of a prompt that go through at once; the last chunk is filled up with tokens whose keys and
@@ -75,6 +74,9 @@ class GeneralExecutor(Protocol):
     def decode(self, token: int, position: int) -> Floats:
         """Append one token at `position`; return the logits after it."""
 
+    def states(self, tokens: Sequence[int], start: int) -> Floats:
+        """Append tokens; return what the last norm makes of each: (tokens, width)."""
+
 
 def general_executor(gguf: GGUF, config: Config, device: str, max_context: int) -> GeneralExecutor:
     """Return what runs a model on a tinygrad device such as "CPU" without the fused kernels.
@@ -113,6 +115,7 @@ class TensorExecutor:
         ]
         self._start = UOp.variable("start", 0, max(1, max_context - 1))
         self._steps = {size: TinyJit(self._forward) for size in (1, CHUNK)}
+        self._whole = TinyJit(self._normed)
 
     @property
     def vocab_size(self) -> int:
@@ -124,11 +127,7 @@ class TensorExecutor:
 
         Raises BadInput where they do not fit the context.
         """
-        if not tokens or start + len(tokens) > self.context:
-            raise BadInput(
-                f"{len(tokens)} tokens from position {start} on do not fit a context of "
-                f"{self.context} tokens"
-            )
+        check_room(tokens, start, self.context)
         at, logits = 0, np.empty(0, np.float32)
         while at < len(tokens):
             piece = tokens[at : at + CHUNK]
@@ -140,15 +139,40 @@ class TensorExecutor:
         """Append one token at `position`; return the logits after it."""
         return self.prefill([token], position)
 
+    def states(self, tokens: Sequence[int], start: int) -> Floats:
+        """Append tokens; return what the last norm makes of each: (tokens, width)."""
+        check_room(tokens, start, self.context)
+        pieces = []
+        for at in range(0, len(tokens), CHUNK):
+            piece = tokens[at : at + CHUNK]
+            rows = self._whole(self._ids(piece, CHUNK), self._start.bind(start + at))
+            pieces.append(rows.numpy()[: len(piece)])
+        return np.concatenate(pieces)
+
+    def _ids(self, tokens: Sequence[int], size: int) -> Tensor:
+        filled = [*tokens, *[0] * (size - len(tokens))]
+        return Tensor(filled, dtype="int32", device=self._device).realize()
+
     def _run(self, tokens: Sequence[int], start: int) -> Floats:
         size = 1 if len(tokens) == 1 else CHUNK
-        ids = Tensor([*tokens, *[0] * (size - len(tokens))], dtype="int32", device=self._device)
         last = Tensor([len(tokens) - 1], dtype="int32", device=self._device)
-        logits = self._steps[size](ids.realize(), last.realize(), self._start.bind(start))
+        ids = self._ids(tokens, size)
+        logits = self._steps[size](ids, last.realize(), self._start.bind(start))
         found: Floats = logits.numpy()
         return found
 
     def _forward(self, tokens: Tensor, last: Tensor, start: UOp) -> Tensor:
+        x = self._norm(self._layers(tokens, start)[last], "output_norm")
+        head = "output" if self._weights.has("output.weight") else "token_embd"
+        logits = (self._linear(x, head) * self.config.logit_scale).reshape(-1)
+        if cap := self.config.logit_softcap:
+            logits = (logits / cap).tanh() * cap
+        return logits.contiguous()
+
+    def _normed(self, tokens: Tensor, start: UOp) -> Tensor:
+        return self._norm(self._layers(tokens, start), "output_norm").contiguous()
+
+    def _layers(self, tokens: Tensor, start: UOp) -> Tensor:
         config = self.config
         x = self._weights.matrix("token_embd")[tokens].float() * config.embedding_scale
         for index, layer in enumerate(config.layers):
@@ -166,12 +190,7 @@ class TensorExecutor:
             if layer.post_norms:
                 part = self._norm(part, f"{prefix}post_ffw_norm")
             x = (x + part * config.residual_scale).contiguous()
-        x = self._norm(x[last], "output_norm")
-        head = "output" if self._weights.has("output.weight") else "token_embd"
-        logits = (self._linear(x, head) * config.logit_scale).reshape(-1)
-        if cap := config.logit_softcap:
-            logits = (logits / cap).tanh() * cap
-        return logits.contiguous()
+        return x
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         scale = (x.square().mean(-1, keepdim=True) + self.config.norm_eps).rsqrt()

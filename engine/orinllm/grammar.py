@@ -40,6 +40,10 @@ class Grammars:
         matcher = LLMatcher(self._vocabulary, text, log_level=0)
         if matcher.is_error():
             raise BadInput(f"{where}: {_one_line(matcher.get_error())}")
+        first = matcher.deep_copy()
+        first.compute_bitmask()
+        if first.is_error():  # as of {"$ref": "#"}, which is itself and nothing else
+            raise BadInput(f"{where}: no JSON fits this schema")
         return matcher
 
     def constraint(self, matcher: LLMatcher, after: str = "") -> "MatcherConstraint":
@@ -71,7 +75,8 @@ class MatcherConstraint:
         """Return a bit for each token that is allowed now."""
         if self._free is not None:
             return self._all
-        return np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: len(self._all)]
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: len(self._all)]
+        return np.zeros_like(self._all) if self._matcher.is_error() else words
 
     def take(self, token: int) -> bool:
         """Take a token; True says that the answer is complete."""
@@ -80,7 +85,8 @@ class MatcherConstraint:
                 self._free = None
             return False
         self._matcher.consume_token(token)
-        return bool(self._matcher.is_stopped())
+        # One that gave up has no word that is allowed, and the answer fails.
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
 
 
 class _Vocabulary:

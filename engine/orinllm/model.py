@@ -184,12 +184,12 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> Generation:
         """Start an answer to a text, to messages ({"role": ..., "content": ...}) or to tokens.
 
-        Ends where the model ends it, before a text of `stop`, after `max_tokens`, or with the
-        context. Raises BadInput for a prompt that does not fit the context.
+        Ends where the model ends it, before a text of `stop` (one or several), after `max_tokens`,
+        or with the context. Raises BadInput for a prompt that does not fit the context.
         """
         ids = self.encode(prompt)
         most = self.header.network.config.vocab_size
@@ -204,7 +204,10 @@ class Model:
             )
         most = self.header.network.context - len(ids)
         most = most if max_tokens is None else min(most, max_tokens)
-        return Generation(_Request(self, ids, sampling or Sampling(), most, tuple(stop)))
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not all(stops):
+            raise BadInput("stop: an empty text, which is everywhere; leave it out")
+        return Generation(_Request(self, ids, sampling or Sampling(), most, stops))
 
     def begin(self, request: object, ids: Sequence[int]) -> int:
         """Give the executor to a request; return how many of its tokens are already there."""

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from orinllm.batch import Draw, Drawn, Logprobs, Row, Runner, Words
 from orinllm.cache import Lease, Store
+from orinllm.executor import Floats
 from orinllm.sampling import Sampling
 
 # Prompts of which a turn computes something, at most: each costs a pass over the weights.
@@ -90,6 +91,8 @@ class Sequence:
 
     ids: prompt, then prompt and answer so far. most: tokens of the answer at most.
     client: whose turn it is in the queue. after: begins once that one's prompt is computed.
+    states: takes the first position and the states of neighbours of the prompt, which has no answer
+      then; it hears position 0 again where memory ran out meanwhile.
     """
 
     ids: list[int]
@@ -102,6 +105,7 @@ class Sequence:
     reuse: bool = True
     client: str = ""
     after: "Sequence | None" = None
+    states: Callable[[int, Floats], None] | None = None
     n_prompt: int = field(init=False)
     n_cached: int = 0
     asked: float = field(default_factory=time.monotonic)
@@ -121,8 +125,8 @@ class Sequence:
 
     @property
     def ready(self) -> bool:
-        """Say whether all but its last token is computed."""
-        return self.filled >= len(self.ids) - 1
+        """Say whether all but its last token is computed, and it goes on by tokens."""
+        return self.states is None and self.filled >= len(self.ids) - 1
 
 
 class FairQueue:
@@ -205,13 +209,17 @@ class Scheduler:
         """Sequences that an idle scheduler takes."""
         return self._most_waiting + self.runner.slots
 
-    def submit(self, sequences: list[Sequence]) -> None:
-        """Queue sequences, all or none; raises QueueFullError or ClosedError."""
+    def submit(self, sequences: list[Sequence], goes_on: bool = False) -> None:
+        """Queue sequences, all or none; raises QueueFullError or ClosedError.
+
+        goes_on: of a request that was let in already; it is not turned away any more.
+        """
         with self._wake:
             if self._closed:
                 raise ClosedError
             free = self.runner.slots - len(self._running)
-            if self.waiting + len(sequences) > self._most_waiting + max(0, free):
+            room = self._most_waiting + max(0, free)
+            if self.waiting + len(sequences) > room and not goes_on:
                 turns = 1 + self.waiting // self.runner.slots
                 raise QueueFullError(self.waiting, max(1, round(turns * self._mean_seconds)))
             for sequence in sequences:
@@ -248,6 +256,8 @@ class Scheduler:
                 self.alive()
                 with self._wake:
                     if not self._busy():
+                        if self._filled:
+                            self._count_time(stepped=False)
                         self._wake.wait(_HEARTBEAT)
                         self._mark = time.monotonic()
                     cancelled, self._cancelled = self._cancelled, []
@@ -281,15 +291,16 @@ class Scheduler:
         self._launch()
         self._hand_out()
 
-    def _count_time(self) -> None:
+    def _count_time(self, stepped: bool = True) -> None:
         """Tell prompts' time from tokens'.
 
         The device is waited for once a turn, so a turn with a prompt is taken to be a step without
-        one, and the rest the prompt's.
+        one, and the rest the prompt's; all of it where nothing `stepped`.
         """
         now = time.monotonic()
         passed, self._mark = now - self._mark, now
         decode = min(passed, self._step_seconds or passed) if self._filled else passed
+        decode *= stepped
         if not self._filled:
             mean = self._step_seconds or passed
             self._step_seconds = mean + 0.1 * (passed - mean)
@@ -397,17 +408,28 @@ class Scheduler:
     def _fill(self) -> bool:
         """Compute a piece of the prompts that wait for it; the one that began first is first."""
         left, prompts = self.runner.chunk, 0
-        for sequence in self._running:
+        for sequence in list(self._running):
             if sequence.ready or left <= 0 or prompts == _PROMPTS:
                 continue
-            end = min(sequence.filled + left, len(sequence.ids) - 1)
-            assert sequence.lease is not None
-            self.runner.fill(sequence.lease.pages, sequence.ids, sequence.filled, end)
-            left -= end - sequence.filled
+            left -= self._fill_some(sequence, left)
             prompts += 1
-            sequence.filled = end
-            self.store.commit(sequence.lease, sequence.ids, end)
         return prompts > 0
+
+    def _fill_some(self, sequence: Sequence, most: int) -> int:
+        """Compute up to so many tokens of a prompt; return how many."""
+        start, lease = sequence.filled, sequence.lease
+        end = min(start + most, len(sequence.ids) - (sequence.states is None))
+        assert lease is not None
+        if sequence.states is None:
+            self.runner.fill(lease.pages, sequence.ids, start, end)
+        else:
+            sequence.states(start, self.runner.states(lease.pages, sequence.ids, start, end))
+        sequence.filled = end
+        self.store.commit(lease, sequence.ids, end)
+        if sequence.states is not None and end == len(sequence.ids):
+            self._release(sequence)
+            self._news.append((sequence, -1, None, "stop"))
+        return end - start
 
     def _launch(self) -> None:
         """Start the next token of all whose prompt is computed and whose answer goes on."""

@@ -19,7 +19,8 @@ from orinllm.rendering import renderer
 from orinllm.tokenizer import GUARD, Tokenizer
 
 Message = Mapping[str, Any]
-_KEY = "tokenizer.chat_template"
+#: The key-value of a file that holds its template.
+KEY = "tokenizer.chat_template"
 # Names of a message's reasoning; templates read the first, those of gpt-oss the second.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _PROBE = "orinllm-probe"
@@ -50,7 +51,7 @@ class ChatTemplate:
         try:
             self._render(None)
         except BadInput as error:
-            raise BadInput(f"{_KEY}: {error}") from None
+            raise BadInput(f"{KEY}: {error}") from None
 
     @classmethod
     def from_metadata(
@@ -67,16 +68,16 @@ class ChatTemplate:
         Raises:
           BadInput: The file has no such template, or it is no Jinja.
         """
-        key = f"{_KEY}.{name}" if name else _KEY
+        key = f"{KEY}.{name}" if name else KEY
         source = metadata.get(key)
         if not isinstance(source, str):
-            names = sorted(k.removeprefix(f"{_KEY}.") for k in metadata if k.startswith(f"{_KEY}."))
+            names = sorted(k.removeprefix(f"{KEY}.") for k in metadata if k.startswith(f"{KEY}."))
             others = f"; the file's named ones are {', '.join(names)}" if names else ""
             raise BadInput(
                 f"{key}: the file has no such chat template{others}; a model without one"
                 " continues text, but does not chat"
             )
-        tool_use = metadata.get(f"{_KEY}.tool_use")
+        tool_use = metadata.get(f"{KEY}.tool_use")
         if name or not isinstance(tool_use, str):
             return cls(source, tokenizer)
         return cls(source, tokenizer, cls(tool_use, tokenizer))

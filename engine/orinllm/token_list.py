@@ -21,7 +21,7 @@ class TokenList:
 
     `together`: they are neighbours of one sequence, whose numbers are those of one at a time.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
-    sequence; `logits` is (N, vocabulary).
+    sequence; `logits` is (N, vocabulary), `x` (N, width), before the last norm in the end.
     """
 
     def __init__(self, memory: Memory, sequences: int, together: bool = False) -> None:
@@ -36,7 +36,7 @@ class TokenList:
         ]
         wide = max(count * h.attention.head_dim for count, h in zip(parts, heads, strict=True))
         self._part, self._part_ml = memory.empty(wide), memory.empty(2 * max(parts))
-        self._x, self._aside = (memory.empty(n * config.dim) for _ in range(2))
+        self.x, self._aside = (memory.empty(n * config.dim) for _ in range(2))
         self._qkv = memory.empty(n * memory.widest_qkv)
         self._attention = memory.empty(n * memory.widest_attention)
         self._hidden = memory.empty(n * max(1, memory.widest_hidden))
@@ -55,7 +55,7 @@ class TokenList:
     def _all(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences
         embeddings = memory.weights.matrix("token_embd")
-        yield embed_tokens(embeddings, self._x, self.state, n, config.embedding_scale)
+        yield embed_tokens(embeddings, self.x, self.state, n, config.embedding_scale)
         for i in range(len(config.layers)):
             yield from self._attend(i)
             yield from self._feed_forward(i)
@@ -64,7 +64,7 @@ class TokenList:
             "ARGMAX",
             (self._head,),
             self.logits,
-            self._x,
+            self.x,
             self.state,
             norm=memory.weights.vector("output_norm.weight"),
             eps=config.norm_eps,
@@ -82,8 +82,8 @@ class TokenList:
             role,
             mode,
             tuple(weights.matrix(name) for name in full),
-            self._x,
-            self._x,
+            self.x,
+            self.x,
             self.state,
             biases=tuple(weights.bias(name) for name in full),
             eps=self.memory.config.norm_eps,
@@ -131,13 +131,13 @@ class TokenList:
         yield from products(memory.device, aside)
         vector = memory.weights.vector(f"blk.{layer}.{post_norm}.weight")
         norm = Norm(vector, config.norm_eps)
-        yield add_norm(norm, self._x, self._aside, config.residual_scale, self.sequences)
+        yield add_norm(norm, self.x, self._aside, config.residual_scale, self.sequences)
 
     def _feed_forward(self, layer: int) -> Iterator[Launch]:
         memory, config = self.memory, self.memory.config
         part = config.layers[layer].feed_forward
         if part.experts is not None:
-            yield from self._mixtures.of_tokens(layer, self._x, self.state)
+            yield from self._mixtures.of_tokens(layer, self.x, self.state)
             return
         both = replace(
             self._product(layer, "gate_up", "GATED", ("ffn_gate", "ffn_up")),

@@ -42,6 +42,7 @@ class Tokenizer:
     """The tokenizer of a model.
 
     Attributes:
+      add_eos: Whether a text that is whole, and not to be continued, ends with `eos_id`.
       add_bos: Whether a prompt begins with `bos_id`; `encode` does not put it there.
       bos_id, eos_id: Ids that begin and end a text; None if the vocabulary has none.
       end_ids: Every token that ends an answer.
@@ -63,6 +64,7 @@ class Tokenizer:
             raise BadInput(
                 "tokenizer.ggml.bos_token_id: missing, but prompts of this model begin with it"
             )
+        self.add_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
         self._space_prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", prefix))
         self._whole, self._user_defined = self._whole_tokens()
         controls = (t for t in self._whole if t not in self._user_defined)
@@ -113,6 +115,15 @@ class Tokenizer:
             special: WholeFinder(t for t in self._whole if special or t in self._user_defined)
             for special in (False, True)
         }
+
+    def encode_whole(self, text: str) -> list[int]:
+        """Return the ids of a text with what begins it, and ends it, in this model.
+
+        Raises BadInput as `encode` does.
+        """
+        first = [self.bos_id] if self.add_bos and self.bos_id is not None else []
+        last = [self.eos_id] if self.add_eos and self.eos_id is not None else []
+        return first + self.encode(text) + last
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         """Return the ids of a text, without a token that begins it.

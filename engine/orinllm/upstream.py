@@ -8,7 +8,7 @@ from tinygrad import Tensor, TinyJit, UOp
 from tinygrad.llm.model import Transformer
 from tinygrad.nn.state import get_state_dict
 
-from orinllm.config import Config
+from orinllm.config import Config, check_room
 from orinllm.errors import BadInput
 from orinllm.gguf import GGUF
 
@@ -36,7 +36,7 @@ class UpstreamExecutor:
         self._model, _ = Transformer.from_gguf(Tensor(gguf.files[0], device=device), max_context)
         _check_names(gguf, config, set(get_state_dict(self._model)))
         self._start = UOp.variable("start", 0, max(1, max_context - 1))
-        self._step = TinyJit(self._forward)
+        self._step, self._state = TinyJit(self._forward), TinyJit(self._last_state)
         self._length = 0
 
     @property
@@ -50,34 +50,49 @@ class UpstreamExecutor:
         Raises BadInput where they do not fit the context, and where a recurrent state would have
         to go back: `start` is 0 or where the sequence ends.
         """
-        if not tokens or start + len(tokens) > self.context:
-            raise BadInput(
-                f"{len(tokens)} tokens from position {start} on do not fit a context of "
-                f"{self.context} tokens"
-            )
-        if self._model.has_recurrent_block and start not in (0, self._length):
-            raise BadInput(f"{self.config.architecture} cannot go back to position {start}")
-        if start == 0:
-            resets = [op for block in self._model.blk for op in block._state_reset_ops()]
-            Tensor.realize(*resets) if resets else None
-        logits = Tensor.empty(0)
-        for position, token in enumerate(tokens, start):
-            ids = Tensor([[token]], dtype="int32", device=self._device).realize()
-            logits = self._step(ids, self._start.bind(position))
-        self._length = start + len(tokens)
-        found: Floats = logits.numpy()
-        return found
+        check_room(tokens, start, self.context)
+        return self._append(self._step, tokens, start)[-1]
 
     def decode(self, token: int, position: int) -> Floats:
         """Append one token at `position`; return the logits after it."""
         return self.prefill([token], position)
 
+    def states(self, tokens: Sequence[int], start: int) -> Floats:
+        """Append tokens; return what the last norm makes of each: (tokens, width)."""
+        check_room(tokens, start, self.context)
+        return np.stack(self._append(self._state, tokens, start, every=True))
+
+    def _append(
+        self, step: TinyJit, tokens: Sequence[int], start: int, every: bool = False
+    ) -> list[Floats]:
+        """Run a step for each token; return what the last one gives, or every one."""
+        if self._model.has_recurrent_block and start not in (0, self._length):
+            raise BadInput(f"{self.config.architecture} cannot go back to position {start}")
+        if start == 0:
+            resets = [op for block in self._model.blk for op in block._state_reset_ops()]
+            Tensor.realize(*resets) if resets else None
+        found: list[Floats] = []
+        for position, token in enumerate(tokens, start):
+            ids = Tensor([[token]], dtype="int32", device=self._device).realize()
+            row = step(ids, self._start.bind(position))
+            if every or position == start + len(tokens) - 1:
+                found.append(row.numpy())
+        self._length = start + len(tokens)
+        return found
+
     def _forward(self, tokens: Tensor, start: UOp) -> Tensor:
+        logits: Tensor = self._model.output(self._normed(tokens, start)).float().reshape(-1)
+        return logits.contiguous()
+
+    def _last_state(self, tokens: Tensor, start: UOp) -> Tensor:
+        return self._normed(tokens, start).float().reshape(-1).contiguous()
+
+    def _normed(self, tokens: Tensor, start: UOp) -> Tensor:
         x = self._model.token_embd(tokens).float()
         for block in self._model.blk:
             x = block(x, start)
-        logits: Tensor = self._model.output(self._model.output_norm(x)).float().reshape(-1)
-        return logits.contiguous()
+        normed: Tensor = self._model.output_norm(x)
+        return normed
 
 
 def _check_names(gguf: GGUF, config: Config, known: set[str]) -> None:

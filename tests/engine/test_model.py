@@ -79,11 +79,12 @@ def test_a_known_beginning_is_not_computed_again(smol: Model) -> None:
         (["l of Fr"], "The capita"),
         (["Berlin", "is P"], "The capital of France "),
         (["of Spain"], "The capital of France is Paris."),
+        ("l of Fr", "The capita"),
         (["The"], ""),
         (["Paris.!"], "The capital of France is Paris."),
     ],
 )
-def test_stop_texts_may_lie_across_tokens(smol: Model, stop: list[str], want: str) -> None:
+def test_stop_texts_may_lie_across_tokens(smol: Model, stop: str | list[str], want: str) -> None:
     answer = smol.generate(QUESTION, GREEDY, stop=stop)
     seen = ""
     for piece in answer:
@@ -91,6 +92,11 @@ def test_stop_texts_may_lie_across_tokens(smol: Model, stop: list[str], want: st
         assert want.startswith(seen), "more was shown than the answer has"
     assert seen == want
     assert answer.finish_reason == "stop"
+
+
+def test_an_empty_stop_text_is_none(smol: Model) -> None:
+    with pytest.raises(BadInput, match="stop: an empty text"):
+        smol.generate(QUESTION, GREEDY, stop=["a", ""])
 
 
 def test_max_tokens(smol: Model) -> None:

@@ -13,11 +13,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orinllm.scheduler import Scheduler
 from orinllm.server import page
 from orinllm.server.answers import Answer
+from orinllm.server.embeddings import Embeddings, read_embeddings
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.fields import parse_json
@@ -29,7 +30,7 @@ from orinllm.server.jobs import (
     submit,
     tokens_of_request,
 )
-from orinllm.server.metrics import CONTENT_TYPE
+from orinllm.server.metrics import CONTENT_TYPE, Metrics
 from orinllm.server.options import HttpOptions
 from orinllm.server.protocol import (
     Common,
@@ -46,6 +47,8 @@ MOST_BYTES = 8 << 20
 #: Seconds in which a request must be here.
 BODY_SECONDS = 30.0
 
+_MODEL = "/v1/models/{name:path}"
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -55,8 +58,9 @@ def make_app(service: Service, http: HttpOptions, model: str) -> Starlette:
     table: dict[tuple[str, str], Handler] = {
         ("POST", "/v1/chat/completions"): api.chat,
         ("POST", "/v1/completions"): api.complete,
+        ("POST", "/v1/embeddings"): api.embed,
         ("GET", "/v1/models"): api.models,
-        ("GET", "/v1/models/{name:path}"): api.model,
+        ("GET", _MODEL): api.model,
         ("POST", "/tokenize"): api.tokenize,
         ("POST", "/detokenize"): api.detokenize,
         ("GET", "/health"): api.health,
@@ -64,11 +68,12 @@ def make_app(service: Service, http: HttpOptions, model: str) -> Starlette:
         ("GET", "/"): api.page,
     }
     routes = [
-        Route(path, _counted(service, path, handler), methods=[method])
+        Route(path, _answered(handler), methods=[method])
         for (method, path), handler in table.items()
     ]
     guard = {"keys": http.keys, "hosts": (http.host, *http.allow_hosts)}
     middleware = [Middleware(Guard, **guard, origins=http.allow_origins)]
+    paths = frozenset(path for _, path in table)
     if http.allow_origins:
         cors = Middleware(
             CORSMiddleware,
@@ -77,6 +82,7 @@ def make_app(service: Service, http: HttpOptions, model: str) -> Starlette:
             allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
         )
         middleware.insert(0, cors)
+    middleware.insert(0, Middleware(_Counting, metrics=service.metrics, paths=paths))
     app = Starlette(
         routes=routes,
         middleware=middleware,
@@ -102,21 +108,45 @@ async def _of_bug(request: Request, error: Exception) -> Response:
     return ApiError(500, "the server failed; its log says why", code="internal").response()
 
 
-def _counted(service: Service, path: str, handler: Handler) -> Handler:
-    """Return a handler whose answers are counted, and whose ApiErrors are answers."""
+class _Counting:
+    """Counts every answer by path and status; a path that is not there is called other."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, paths: frozenset[str]) -> None:
+        self._app, self._metrics, self._paths = app, metrics, paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        path = scope.get("path", "")
+        if path.startswith("/v1/models/"):
+            path = _MODEL
+        path = path if path in self._paths else "other"
+        began = False
+
+        async def counted(message: Message) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                self._metrics.requests.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, counted)
+        except Exception:
+            if not began:  # the answer is made outside
+                self._metrics.requests.labels(path, "500").inc()
+            raise
+
+
+def _answered(handler: Handler) -> Handler:
+    """Return a handler whose ApiErrors are answers."""
 
     async def handle(request: Request) -> Response:
         try:
-            response = await handler(request)
+            return await handler(request)
         except ApiError as error:
-            response = error.response()
+            return error.response()
         except ClientDisconnect:
-            response = Response(status_code=400)
-        except Exception:
-            service.metrics.requests.labels(path, "500").inc()
-            raise
-        service.metrics.requests.labels(path, str(response.status_code)).inc()
-        return response
+            return Response(status_code=400)
 
     return handle
 
@@ -164,6 +194,13 @@ class _Api:
             answer.echo = [text for text in texts for _ in range(asked.common.n)]
         return await self._answer(request, engine, asked.common, run, answer)
 
+    async def embed(self, request: Request) -> Response:
+        asked = read_embeddings(await _json(request))
+        engine = self._service.engine
+        self._known(asked.model)
+        answer = Embeddings(engine, asked, _client(request), self._service.post)
+        return await _whole(request, engine.scheduler, answer.run, answer)
+
     async def _answer(
         self, request: Request, engine: Engine, common: Common, run: Run, answer: Answer
     ) -> Response:
@@ -197,6 +234,7 @@ class _Api:
             "created": engine.created,
             "owned_by": "orinllm",
             "max_model_len": engine.context,
+            "pooling": engine.pooling,
         }
 
     async def tokenize(self, request: Request) -> Response:
@@ -227,7 +265,9 @@ class _Api:
         return page.render(self._model, secrets.token_urlsafe(16))
 
 
-async def _whole(request: Request, scheduler: Scheduler, run: Run, answer: Answer) -> Response:
+async def _whole(
+    request: Request, scheduler: Scheduler, run: Run, answer: Answer | Embeddings
+) -> Response:
     """Wait for an answer, as long as its client does."""
     done = asyncio.create_task(answer.whole())
     gone = asyncio.create_task(_gone(request))

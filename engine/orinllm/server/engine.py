@@ -7,7 +7,7 @@ from orinllm.batch import FusedRunner, Runner, SingleRunner
 from orinllm.cache import OneStore, PagedStore, Store
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
-from orinllm.executor import Executor
+from orinllm.executor import SamplingExecutor
 from orinllm.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.grammar import Grammars
 from orinllm.launches.buffers import PAGE
@@ -17,7 +17,8 @@ from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions
-from orinllm.template import ChatTemplate
+from orinllm.states import Pooling, pooling_of
+from orinllm.template import KEY, ChatTemplate
 from orinllm.tokenizer import Tokenizer
 from orinllm.weights import Say, quiet
 
@@ -34,6 +35,8 @@ class Engine:
     scheduler: Scheduler
     context: int  # tokens of prompt and answer
     vocab_size: int  # logits
+    width: int  # numbers of an embedding
+    pooling: Pooling  # of states to an embedding
     description: str  # one line
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
@@ -45,15 +48,17 @@ def read_header(options: EngineOptions) -> tuple[Header, ChatTemplate | None]:
         return header, header.template
     try:
         source = options.template.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--chat-template {options.template}: {error}") from None
-    return header, ChatTemplate(source, header.tokenizer)
+        return header, ChatTemplate(source, header.tokenizer)
+    except (OSError, UnicodeDecodeError, BadInput) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error).removeprefix(f"{KEY}: ")
+        raise BadInput(f"--chat-template {options.template}: {why}") from None
 
 
 def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     """Load a model; what raises is BadInput, or the device's own."""
     header, template = read_header(options)
     network = header.network
+    pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
     pages = pages_of(network.context)
     if plan.fused and not options.general:
@@ -73,6 +78,8 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
         scheduler,
         network.context,
         size,
+        network.config.dim,
+        pooling,
         f"{options.model.name}: {executor.name} path on {plan.device}, {runner.slots} "
         f"slot{'s'[: runner.slots != 1]}, context of {network.context} tokens, {store.total} pages "
         f"of {PAGE} tokens",
@@ -80,7 +87,7 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
 
 
 def _shared(
-    executor: Executor, options: EngineOptions, pages: int, resumable: bool
+    executor: SamplingExecutor, options: EngineOptions, pages: int, resumable: bool
 ) -> tuple[Runner, Store]:
     """Return what several sequences share an executor with."""
     if not isinstance(executor, FusedExecutor):

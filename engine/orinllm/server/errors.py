@@ -65,12 +65,16 @@ def unsupported(param: str, message: str) -> ApiError:
 def context_exceeded(tokens: int, context: int, param: str, least: bool = False) -> ApiError:
     """Return what a prompt is answered with that leaves no room for an answer.
 
-    `least`: it was not counted, but has at least so many tokens.
+    `least`: it was not counted, but has at least so many tokens. The `input` of embeddings needs
+    no room behind it.
     """
+    what, need = "prompt", ", and at least one is needed for the answer"
+    if param == "input":
+        what, need = "input", ""
     return ApiError(
         400,
-        f"This model's maximum context length is {context} tokens. However, your prompt has "
-        f"{'at least ' * least}{tokens} tokens, and at least one is needed for the answer.",
+        f"This model's maximum context length is {context} tokens. However, your {what} has "
+        f"{'at least ' * least}{tokens} tokens{need}.",
         param=param,
         code="context_length_exceeded",
     )

@@ -128,7 +128,7 @@ def tokens_of(
     if not isinstance(prompt, str):
         check_tokens(engine, prompt, "prompt")
         return list(prompt)
-    _refuse_too_long(engine, prompt, "prompt")
+    refuse_too_long(engine, prompt, "prompt")
     first = [tokenizer.bos_id] if add_special and tokenizer.add_bos and not special else []
     try:
         ids = tokenizer.encode(prompt, special=special)
@@ -137,16 +137,16 @@ def tokens_of(
         raise invalid("prompt", str(error)) from None
 
 
-def _refuse_too_long(engine: Engine, text: str, param: str) -> None:
+def refuse_too_long(engine: Engine, text: str, param: str) -> None:
     """Refuse a text that cannot fit: to count the tokens of megabytes would take seconds."""
     least = len(text.encode(errors="replace")) // engine.tokenizer.longest
-    if least >= engine.context:
+    if least + (param != "input") > engine.context:
         raise context_exceeded(least, engine.context, param, least=True)
 
 
 def _refuse_long_messages(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> None:
     for message in messages:
-        _refuse_too_long(engine, _texts(message["content"]), "messages")
+        refuse_too_long(engine, _texts(message["content"]), "messages")
 
 
 def _refuse_too_many(engine: Engine, n_prompts: int, n: int) -> None:
@@ -161,10 +161,10 @@ def _texts(content: Any) -> str:
     return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
-def submit(engine: Engine, run: Run) -> None:
-    """Queue a request; raises ApiError where the queue is full."""
+def submit(engine: Engine, run: Run, goes_on: bool = False) -> None:
+    """Queue a request, or what comes next of one; raises ApiError where the queue is full."""
     try:
-        engine.scheduler.submit(run.sequences)
+        engine.scheduler.submit(run.sequences, goes_on)
     except QueueFullError as error:
         raise ApiError(
             429,

@@ -3,10 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from orinllm.errors import BadInput
+from orinllm.states import Pooling
+
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How a model is loaded and shared. memory: share of the free memory, 0 to 1."""
+    """How a model is loaded and shared.
+
+    memory: share of the free memory, 0 to 1. pooling: of embeddings; None: the file's, or the mean.
+    """
 
     model: Path
     device: str | None = None
@@ -17,6 +23,7 @@ class EngineOptions:
     queue: int = 64
     deterministic: bool = False
     template: Path | None = None
+    pooling: Pooling | None = None
 
 
 @dataclass(frozen=True)
@@ -30,3 +37,21 @@ class HttpOptions:
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
     grace: float = 30.0
+
+
+def seconds(value: float) -> float:
+    """Return the value of --grace; a day is longer than any answer."""
+    if not 0 <= value <= 86400:
+        raise BadInput(f"--grace {value:g}: seconds from 0 to 86400 were expected")
+    return value
+
+
+def share(text: str) -> float:
+    """Return a share such as 70% as a number from 0 to 1."""
+    try:
+        part = float(text.removesuffix("%")) / 100
+    except ValueError:
+        part = 0.0
+    if not text.endswith("%") or not 0 < part <= 1:
+        raise BadInput(f"--memory {text}: a share such as 70% was expected, above 0% up to 100%")
+    return part

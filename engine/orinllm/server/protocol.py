@@ -134,7 +134,7 @@ def read_completion(body: Any) -> CompletionRequest:
         raise unsupported("echo", "cannot go with logprobs: prompts' are not computed")
     fields.only("suffix", ("",), "this server continues text and fills no gap")
     fields.only("best_of", (common.n,), "must be n: no answers are made to be thrown away")
-    request = CompletionRequest(common, _prompts(fields.need("prompt")), echo)
+    request = CompletionRequest(common, read_texts(fields.need("prompt"), "prompt"), echo)
     _refuse_foreign(fields)
     fields.done()
     return request
@@ -384,17 +384,17 @@ def _call(part: Fields) -> dict[str, Any]:
     return call
 
 
-def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+def read_texts(value: Any, param: str) -> tuple[str | tuple[int, ...], ...]:
     """Read a text, texts, tokens, or several of tokens."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not value:
-        raise invalid("prompt", "neither a text, nor tokens, nor several of either")
+        raise invalid(param, "neither a text, nor tokens, nor several of either")
     if all(isinstance(part, str) for part in value):
         return tuple(value)
     if all(isinstance(part, list) for part in value):
-        return tuple(_tokens(part, "prompt") for part in value)
-    return (_tokens(value, "prompt"),)
+        return tuple(_tokens(part, param) for part in value)
+    return (_tokens(value, param),)
 
 
 def _tokens(value: Any, param: str) -> tuple[int, ...]:

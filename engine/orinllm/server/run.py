@@ -127,7 +127,11 @@ def _serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell
             "--api-key-file FILE, or say --insecure"
         )
     header, _ = read_header(options)
-    name = http.alias or header.network.gguf.path.stem
+    name = header.network.gguf.path.stem if http.alias is None else http.alias
+    if not name.isprintable() or name != name.strip() or not name:
+        raise BadInput(
+            f"--alias {name!r}: a name of printable characters was expected, as in --alias smollm2"
+        )
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with _listen(http) as listening:
@@ -174,7 +178,7 @@ class _Process:
             timeout_graceful_shutdown=int(http.grace + _LAST_SECONDS),
         )
         self._server, self._url = _Server(config), ""
-        self._code, self._mendable = 0, ""
+        self._code, self._mendable, self._signals = 0, "", 0
 
     async def run(self, listening: socket.socket) -> int:
         """Serve until the end; return the exit code. Raises BadInput if the model cannot load."""
@@ -212,12 +216,18 @@ class _Process:
         self._server.should_exit = self._server.force_exit = True
 
     def _stop(self) -> None:
-        """End in order; a second signal ends at once."""
-        if self._server.should_exit:
+        """End in order; a second signal cuts answers off, a third waits for nobody."""
+        self._signals += 1
+        if self._signals > 1:
             self._service.stop(0)
-            self._server.force_exit = True
+            # Who reads gets the end of the answer; who does not holds nothing up.
+            wait = _LAST_SECONDS if self._signals == 2 else 0
+            asyncio.get_running_loop().call_later(wait, self._force)
             return
         self._notifier.send("STOPPING=1")
         self._tell(f"stopping: answers under way have {self._http.grace:g} s")
         self._service.stop(self._http.grace)
         self._server.should_exit = True
+
+    def _force(self) -> None:
+        self._server.force_exit = True

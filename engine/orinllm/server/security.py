@@ -5,7 +5,8 @@ import hmac
 import ipaddress
 import re
 import socket
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,20 +25,57 @@ _HEADERS = [
 ]
 
 
-def read_keys(path: Path) -> tuple[str, ...]:
-    """Return a file's keys, one a line; raises BadInput for none, or for one nobody can send."""
+def read_keys(path: Path, tell: Callable[[str], None]) -> tuple[str, ...]:
+    """Return a file's keys, one a line; raises BadInput for none, or for one nobody can send.
+
+    `tell` hears that others of this machine can read them.
+    """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
+        mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "is not UTF-8"
         raise BadInput(f"--api-key-file {path}: {why}") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    keys = dict[str, None]()
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        if not re.fullmatch(r"[\x21-\x7e]+", line):
+            raise BadInput(
+                f"--api-key-file {path}: line {number}: a key has no spaces and is ASCII; comments "
+                "have lines of their own, which begin with #"
+            )
+        keys[line] = None
     if not keys:
         raise BadInput(f"--api-key-file {path}: holds no key; one a line was expected")
-    for number, key in enumerate(keys, 1):
-        if not re.fullmatch(r"[\x21-\x7e]+", key):
-            raise BadInput(f"--api-key-file {path}: key {number} has spaces or is not ASCII")
+    if mode & (stat.S_IRGRP | stat.S_IROTH) and path.is_file():
+        tell(f"--api-key-file {path}: others can read it (mode {stat.S_IMODE(mode):o}); chmod 600")
     return tuple(keys)
+
+
+def check_host(name: str) -> str:
+    """Return a name of --allow-host; raises BadInput for what no Host header can say."""
+    if not re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_])?", name):
+        raise BadInput(
+            f"--allow-host {name!r}: a name without scheme and port was expected, as in board.lan"
+        )
+    return name
+
+
+def check_origin(origin: str) -> str:
+    """Return an origin of --allow-origin; raises BadInput for what no browser says."""
+    try:
+        parts = urlsplit(origin)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        parts, port = urlsplit(""), ""
+    right = f"{parts.scheme}://{parts.hostname}{port}"
+    if origin != "*" and (origin != right or not parts.hostname):
+        raise BadInput(
+            f"--allow-origin {origin!r}: scheme and name in small letters were expected, without a "
+            "path, as in https://page.example:8443; or * for all"
+        )
+    return origin
 
 
 def is_loopback(host: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.engine.server.live import Live, live
-from tests.engine.server.test_clients import connect, runner
+from tests.engine.server.test_clients import connect, post, runner
 from tests.engine.server.toy import toy
 
 from orinllm.server.choices import CallChoice, Event
@@ -113,6 +113,49 @@ def test_failures_are_counted(server: Live, monkeypatch: pytest.MonkeyPatch) -> 
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")
     text = httpx.get(f"{server.url}/metrics").text
     assert f"{name} 1.0" in text
+
+
+def test_what_is_turned_away_is_counted() -> None:
+    """By path and status; paths that are not there share a name, so that nobody can fill it."""
+    with live(toy(), keys=("key",), allow_origins=("https://page.example",)) as server:
+        url, right = server.url, {"X-Api-Key": "key"}
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        assert httpx.get(f"{url}/v1/models", headers={"Host": "evil.example"}).status_code == 403
+        for name in ("a", "b"):
+            assert httpx.get(f"{url}/{name}", headers=right).status_code == 404
+        assert httpx.get(f"{url}/v1/models/none", headers=right).status_code == 404
+        assert httpx.get(f"{url}/tokenize", headers=right).status_code == 405
+        asked = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+        assert httpx.options(f"{url}/tokenize", headers=asked).status_code == 200
+        text = httpx.get(f"{url}/metrics", headers=right).text
+    for path, status, count in (
+        ("/v1/models", 401, 1),
+        ("/v1/models", 403, 1),
+        ("other", 404, 2),
+        ("/v1/models/{name:path}", 404, 1),
+        ("/tokenize", 405, 1),
+        ("/tokenize", 200, 1),
+    ):
+        assert f'orinllm_requests_total{{path="{path}",status="{status}"}} {count}.0' in text
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'e\r\n{"content": "a\r\n2\r\n"}\r\n0\r\n\r\n', b"200"),
+        (b'e;x=y\r\n{"content": "a\r\n2\r\n"}\r\n0\r\nTrailer: x\r\n\r\n', b"200"),
+        (b"zz\r\nwhat\r\n", b"400"),
+        (b"-1\r\n\r\n", b"400"),
+    ],
+)
+def test_bodies_in_chunks(server: Live, body: bytes, status: bytes) -> None:
+    head = post(server, b"", "/tokenize", Transfer_Encoding="chunked")
+    with closing(connect(server)) as one:
+        one.sendall(head.replace(b"Content-Length: 0\r\n", b"") + body)
+        assert one.recv(12) == b"HTTP/1.1 " + status
+    with closing(connect(server)) as both:  # a length and chunks: one of them lies
+        both.sendall(post(server, b"", "/tokenize", Transfer_Encoding="chunked") + body)
+        assert both.recv(12)[:9] == b"HTTP/1.1 "
 
 
 def test_a_call_that_is_nested_beyond_reason_is_none(server: Live) -> None:

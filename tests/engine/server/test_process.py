@@ -124,6 +124,21 @@ def test_grace_cuts_what_takes_too_long(tmp_path: Path) -> None:
     assert (error.status_code, "shutting down" in error.message) == (503, True)
 
 
+def test_a_second_signal_cuts_answers_off_in_order(tmp_path: Path) -> None:
+    """Both get what an answer ends with, long before the grace is over."""
+    with command(smollm2(), tmp_path / "log", *FLAGS, "--grace", "600") as started:
+        stream = iter(started.client().chat.completions.create(**ENDLESS, stream=True))
+        next(stream)
+        began = time.monotonic()
+        for _ in range(2):
+            started.process.send_signal(signal.SIGTERM)
+            time.sleep(0.1)  # two signals at once are one
+        chunks = list(stream)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        assert started.process.wait(PATIENCE) == 0
+        assert time.monotonic() - began < 10
+
+
 def test_killed_under_load_it_starts_again(tmp_path: Path) -> None:
     """kill -9: who listened hears the end of the connection, and the address is free at once."""
     with command(smollm2(), tmp_path / "log", *FLAGS) as started:
@@ -169,7 +184,8 @@ def fails(*flags: str, model: Path | str | None = None) -> tuple[int, str]:
         (("--memory", "0%"), "--memory 0%: a share such as 70%"),
         (("--slots", "2"), "--slots 2: the general path has one"),
         (("--context", "99999999"), "the model was trained for 1 to 8192"),
-        (("--chat-template", "/none"), "--chat-template /none: "),
+        (("--chat-template", "/none"), "--chat-template /none: No such file"),
+        (("--grace", "nan"), "--grace nan: seconds from 0 to 86400 were expected"),
     ],
 )
 def test_what_cannot_be_is_one_line(flags: tuple[str, ...], says: str) -> None:

@@ -74,9 +74,9 @@ class Running:
     def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
         self.runner, self.store = runner, PagedStore(runner.pages)
         self.preemptions = 0
-        watch = NoWatch()
-        watch.preempted = self._count  # type: ignore[method-assign]
-        self.scheduler = Scheduler(runner, self.store, watch, queue, reserve)
+        self.watch = NoWatch()
+        self.watch.preempted = self._count  # type: ignore[method-assign]
+        self.scheduler = Scheduler(runner, self.store, self.watch, queue, reserve)
         self._thread = threading.Thread(target=self.scheduler.run, daemon=True)
 
     def _count(self) -> None:
@@ -131,6 +131,17 @@ def test_memory_that_runs_out_preempts_who_came_last() -> None:
         it.scheduler.submit(jobs)
         wait(*jobs)
         assert (it.preemptions, it.runner.widest) == (0, 1)
+
+
+def test_who_began_first_is_never_preempted() -> None:
+    """Answers of one length end in the order in which they began."""
+    jobs, ended = [job(prompt(i, 60), 150) for i in range(3)], list[Sequence]()
+    with Running(runner(slots=3, pages=5)) as it:
+        it.watch.ended = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        assert it.preemptions > 0
+    assert ended == jobs
 
 
 @pytest.mark.parametrize("most", range(1, 8))

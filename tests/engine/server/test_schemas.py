@@ -77,6 +77,20 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [{"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, {"enum": []}],
+)
+def test_a_schema_that_nothing_fits_is_refused(api: openai.OpenAI, schema: Any) -> None:
+    """It was answered with nothing."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    messages: Any = [{"role": "user", "content": "Answer as JSON."}]
+    with pytest.raises(openai.BadRequestError) as refused:
+        api.chat.completions.create(model=MODEL, messages=messages, response_format=form)
+    assert (refused.value.param, refused.value.code) == ("response_format", "invalid_schema")
+    assert "no JSON fits" in refused.value.message or "Unsatisfiable" in refused.value.message
+
+
 def test_there_are_thirty() -> None:
     assert len(SCHEMAS) == 30
 

@@ -20,6 +20,7 @@ from orinllm.launches.buffers import PAGE
 from orinllm.model import Header
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.engine import Engine
+from orinllm.states import Pooling
 from orinllm.template import ChatTemplate
 
 #: How many tokens have a chance at all.
@@ -62,6 +63,12 @@ class ToyRunner:
         for position in range(start, end):
             self._cells[pages[position // PAGE] * PAGE + position % PAGE] = tokens[position]
         self.computed += end - start
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """Each state tells of its token, its place and the one before, as they lie in the pages."""
+        self.fill(pages, tokens, start, end)
+        held = [self._cells[pages[i // PAGE] * PAGE + i % PAGE] for i in range(end)]
+        return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
 
     def launch(self, rows: Sequence[Row]) -> None:
         assert 0 < len(rows) <= self.slots
@@ -116,6 +123,7 @@ def toy(
     template: str | None = None,
     step_seconds: float = 0.0,
     reserve: bool = False,
+    pooling: Pooling = "mean",
 ) -> Callable[[Watch], Engine]:
     """Return what makes an engine of the toy."""
     words = header()
@@ -132,6 +140,8 @@ def toy(
         scheduler = Scheduler(runner, PagedStore(pages), watch, queue, reserve)
         chat = words.template if template is None else ChatTemplate(template, words.tokenizer)
         grammars = Grammars(words.tokenizer, size)
-        return Engine(words.tokenizer, chat, grammars, scheduler, context, size, "a toy")
+        return Engine(
+            words.tokenizer, chat, grammars, scheduler, context, size, 3, pooling, "a toy"
+        )
 
     return load

@@ -1,7 +1,7 @@
 """What the machine did from repetition to repetition, read out of records of any benchmark."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,16 @@ class Moment:
     cpu_mhz: float | None
     celsius: float | None
     watts: float | None
+
+
+# What is shown of a moment, by its title.
+READINGS: dict[str, Callable[[Moment], float | None]] = {
+    "speed, % of the median": lambda moment: moment.speed_percent,
+    "GPU clock, MHz": lambda moment: moment.gpu_mhz,
+    "CPU clock, MHz": lambda moment: moment.cpu_mhz,
+    "temperature, °C": lambda moment: moment.celsius,
+    "power, W": lambda moment: moment.watts,
+}
 
 
 def read_moments(records: Sequence[Record]) -> tuple[list[Moment], str]:

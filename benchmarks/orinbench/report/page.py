@@ -13,8 +13,8 @@ from markupsafe import Markup
 from orinbench.errors import BenchError
 from orinbench.identity import case_test, device_label
 from orinbench.profile import Profile
-from orinbench.report_html import plots
-from orinbench.report_html.sections import all_sections, each, measured_ones
+from orinbench.report.charts import short
+from orinbench.report.sections import all_sections, centre, each, measured_ones
 from orinbench.saved import completed
 from orinbench.schema import Record
 
@@ -23,7 +23,7 @@ FEW_NAMES = 3
 GLYPHS = {"faster": "▲", "slower": "▼", "no difference shown": "＝"}
 
 environment = Environment(
-    loader=PackageLoader("orinbench.report_html", "."),
+    loader=PackageLoader("orinbench.report", "."),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
@@ -116,9 +116,7 @@ def _heroes(records: Sequence[Record]) -> list[Hero]:
             notes.append(f"{record['roofline_percent']:.0f} % of the roofline")
         if record["peak_percent"]:
             notes.append(f"{record['peak_percent']:.0f} % of peak")
-        heroes.append(
-            Hero(plots.short(plots.centre(record)), record["unit"], case_test(record), notes)
-        )
+        heroes.append(Hero(short(centre(record)), record["unit"], case_test(record), notes))
     return heroes
 
 

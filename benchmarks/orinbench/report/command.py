@@ -38,14 +38,14 @@ def report_command(
 ) -> int:
     """Write one page that shows results: no script in it, nothing loaded from anywhere.
 
-    A RESULT is a file of -o json, jsonl or sql, ours or llama.cpp's, or the id of a run of the
+    A RESULT is a file of -o json or jsonl, ours or llama.cpp's, or the id of a run of the
     history.
     """
     records = [
         record for name in results for record in saved_records(name, history or history_path())
     ]
     loaded = [load(path) for path in profiles]
-    from orinbench.report_html.page import write_report  # matplotlib is slow to load
+    from orinbench.report.page import write_report  # jinja2 is slow to load
 
     write_report(records, output, loaded, title)
     click.echo(f"orinbench: wrote {output}", err=True)

@@ -1,4 +1,4 @@
-"""The parts of the page: what each shows, as figures, tables and lines."""
+"""The parts of the page: what each shows, as charts, tables and lines."""
 
 import json
 import math
@@ -7,21 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup
-from matplotlib.figure import Figure
-
 from orinbench.board import FEW_READINGS, readings_of_power
-from orinbench.figures import series_style, style
 from orinbench.identity import case_test, device_label
 from orinbench.profile import Profile
-from orinbench.report_html import plots
-from orinbench.report_html.svg import inline_svg
-from orinbench.report_html.timeline import Moment, read_moments
+from orinbench.report.charts import Chart, bars, lines_over, make_bars, percent
+from orinbench.report.timeline import READINGS, Moment, read_moments
 from orinbench.reports import included_notes, memory_text
 from orinbench.schema import Record
 
-# A figure is drawn twice and shown once: letters of a wide one are too small on a phone.
-WIDTHS = {"narrow": 3.6, "wide": 9.4}  # inches
 # One of what a unit counts.
 ONE_OF = {
     "tok/s": "token",
@@ -32,6 +25,7 @@ ONE_OF = {
 }
 # The one number of what a check found.
 _ERROR = re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+")
+Looks = dict[str, int]  # the colour of each backend, the same in every chart
 
 
 @dataclass(frozen=True)
@@ -46,19 +40,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: what it shows, a figure in each width, tables and lines below."""
+    """A part of the page: what it shows, charts, and the tables and lines below them."""
 
     id: str
     title: str
     lead: str = ""
-    figures: dict[str, Markup] = field(default_factory=dict)
+    charts: Sequence[Chart] = ()
     tables: list[Table] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
 
 
 def all_sections(records: Sequence[Record], profiles: Sequence[Profile]) -> list[Section]:
     """Return the sections that these (complete) records have something for."""
-    looks = series_style([str(record["backend"]) for record in records])
+    looks = {
+        name: index % 6 + 1 for index, name in enumerate(each([r["backend"] for r in records]))
+    }
     tests = {case_test(record): place for place, record in reversed([*enumerate(records)])}
     records = sorted(records, key=lambda record: tests[case_test(record)])
     return [
@@ -85,14 +81,10 @@ def measured_ones(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if record["avg_ts"] or record["median_ts"]]
 
 
-def _figures(
-    name: str, title: str, description: str, draw: Callable[[float], Figure]
-) -> dict[str, Markup]:
-    with style():
-        return {
-            size: inline_svg(draw(width), f"{name}-{size}", title, description)
-            for size, width in WIDTHS.items()
-        }
+def centre(record: Record) -> float:
+    """Return the median, or the mean of a record without samples."""
+    value = record["median_ts"]
+    return float(record["avg_ts"] if value is None else value)
 
 
 Column = tuple[str, bool, Callable[[Record], str]]  # title, whether numbers, cell
@@ -166,122 +158,94 @@ def _mean(record: Record) -> str:
     return f"{_figure(record['avg_ts'])} ± {_figure(record['stddev_ts'] or 0, record['avg_ts'])}"
 
 
-def _throughput(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
+def _throughput(records: Sequence[Record], looks: Looks) -> list[Section]:
     """Return a section for each benchmark and unit."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record["benchmark"], record["unit"]), []).append(record)
     sections = []
     for number, ((benchmark, unit), members) in enumerate(groups.items()):
-        measured = measured_ones(members)
-        name = f"throughput-{number}"
         title = "Throughput" if len(groups) == 1 else f"{benchmark}, {unit}"
-        figures = {}
-        if measured:
-            figures = _figures(
-                name,
-                f"{title} in {unit}",
-                "Bars: the median. Lines: its 95 % interval. The table below has the figures.",
-                lambda width, measured=measured: plots.throughput(measured, looks, width),  # type: ignore[misc]
-            )
         lead = f"Median of the repetitions in {unit}, with its 95 % interval. More is better."
-        table = _table(f"{title}: the figures", FIGURE_COLUMNS, members)
+        charts = bars(f"{title} in {unit}", measured_ones(members), looks, centre, interval=True)
         lines = [
             f"{case_test(r)} {r['backend']}: {said}."
             for r in members
             if (said := (r["extra"] or {}).get("in_words"))
         ]
-        sections.append(Section(name, title, lead, figures, [table], lines))
+        table = _table(f"{title}: the figures", FIGURE_COLUMNS, members)
+        sections.append(Section(f"throughput-{number}", title, lead, charts, [table], lines))
     return sections
 
 
-def _roofline(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
+def _roofline(records: Sequence[Record], looks: Looks) -> list[Section]:
     """Return what the device's copy bandwidth allows, and where the records are below it."""
     roofs: dict[tuple[str, str], list[Record]] = {}
     for record in measured_ones(records):
-        if record["roofline_ts"] and record["unit"] == "tok/s":
+        if record["roofline_ts"] and _tokens_per_read(record):
             key = (device_label(record), str(record["model_type"] or ""))
             roofs.setdefault(key, []).append(record)
     sections = []
     for number, ((device, model), members) in enumerate(roofs.items()):
-        spots = [spot for record in members if (spot := _spot(record)) is not None]
-        if not spots:
-            continue
         best = max(members, key=lambda record: record["roofline_ts"])
-        ceiling = _ceiling(records, best)
-        text = f"{best['copy_bandwidth_gb_s']:.0f} GB/s measured copy bandwidth"
-        name = f"roofline-{number}"
-        figures = _figures(
-            name,
-            f"Roofline of {device}",
-            "Speed over the number of tokens that one read of the weights serves. The line is what "
-            "the measured copy bandwidth allows; the table below has the figures.",
-            lambda width, spots=spots, best=best, ceiling=ceiling, text=text: plots.roofline(  # type: ignore[misc]
-                spots, looks, best["roofline_ts"], ceiling, text, width
-            ),
+
+        def share(record: Record, roof: float = best["roofline_ts"]) -> float:
+            return 100 * centre(record) / (roof * _tokens_per_read(record))
+
+        def share_text(record: Record, share: Callable[[Record], float] = share) -> str:
+            return f"{share(record):.1f} %"
+
+        columns: tuple[Column, ...] = (
+            *FIGURE_COLUMNS[:2],
+            ("tokens per read", True, lambda record: str(_tokens_per_read(record))),
+            ("tok/s", True, lambda record: _figure(centre(record))),
+            ("of the bandwidth's roof", True, share_text),
         )
         lead = (
-            f"{best['copy_bandwidth_gb_s']:.1f} GB/s, divided by the "
+            f"{best['copy_bandwidth_gb_s']:.1f} GB/s measured copy bandwidth, divided by the "
             f"{best['token_read_bytes'] / 1e6:.1f} MB of weights that a token reads, allow "
-            f"{best['roofline_ts']:.1f} tokens a second; a prompt's chunk shares one read."
-        )
-        if ceiling is None:
-            lead += " What the device's arithmetic allows was not measured in this run."
-        table = Table(
-            f"Roofline of {device}",
-            ("test", "backend", "tokens per read", "tok/s", "of the bandwidth's roof"),
-            [
-                (
-                    *(spot.label, spot.backend, str(spot.tokens), _figure(spot.speed)),
-                    f"{100 * spot.speed / (best['roofline_ts'] * spot.tokens):.1f} %",
-                )
-                for spot in spots
-            ],
-            frozenset(("tokens per read", "tok/s", "of the bandwidth's roof")),
+            f"{best['roofline_ts']:.1f} tokens a second; a prompt's chunk shares one read. "
+            f"{_ceiling(records, best)}"
         )
         title = "Roofline" if len(roofs) == 1 else f"Roofline of {device}, {model}"
-        sections.append(Section(name, title, lead, figures, [table]))
+        charts = bars(f"Percent of what the bandwidth allows, {device}", members, looks, share, "%")
+        table = _table(f"Roofline of {device}", columns, members)
+        sections.append(Section(f"roofline-{number}", title, lead, charts, [table]))
     return sections
 
 
-def _spot(record: Record) -> plots.Spot | None:
-    """Return a record's place; None for a test that is both prompt and generation."""
+def _tokens_per_read(record: Record) -> int:
+    """Return how many tokens one read of the weights serves; 0 where a test is of both kinds."""
     n_prompt, n_gen = record["n_prompt"] or 0, record["n_gen"] or 0
-    if bool(n_prompt) == bool(n_gen):
-        return None
-    chunk = min(n_prompt, record["n_ubatch"] or n_prompt) if n_prompt else 1
-    return plots.Spot(case_test(record), str(record["backend"]), chunk, plots.centre(record))
+    if record["unit"] != "tok/s" or bool(n_prompt) == bool(n_gen):
+        return 0
+    return int(min(n_prompt, record["n_ubatch"] or n_prompt)) if n_prompt else 1
 
 
-def _ceiling(records: Sequence[Record], roofed: Record) -> float | None:
-    """Return the tokens a second that the best product of matrices of this device would allow.
+def _ceiling(records: Sequence[Record], roofed: Record) -> str:
+    """Say what the best product of matrices of this device would allow.
 
     A token takes two floating point operations a weight.
     """
     products = [
-        plots.centre(record)
+        centre(record)
         for record in measured_ones(records)
         if record["unit"] == "GFLOPS" and device_label(record) == device_label(roofed)
     ]
     if not products or not roofed["model_n_params"]:
-        return None
-    return max(products) * 1e9 / (2 * float(roofed["model_n_params"]))
+        return "What the device's arithmetic allows was not measured in this run."
+    tokens = max(products) * 1e9 / (2 * float(roofed["model_n_params"]))
+    return f"Its arithmetic, by the best product of matrices here, allows {_figure(tokens)}."
 
 
-def _peak(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
+def _peak(records: Sequence[Record], looks: Looks) -> list[Section]:
     shares = [record for record in measured_ones(records) if record["peak_percent"] is not None]
-    if not shares:
-        return []
-    figures = _figures(
-        "peak",
-        "Share of the device's peak",
-        "Bars in percent; the tables above have the figures.",
-        lambda width: plots.peak_shares(shares, looks, width),
-    )
-    return [Section("peak", "Share of the device's peak", "", figures)]
+    title = "Share of the device's peak"
+    charts = bars(f"{title}, %", shares, looks, lambda r: float(r["peak_percent"]), "%")
+    return [Section("peak", title, "", charts)] if charts else []
 
 
-def _energy(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
+def _energy(records: Sequence[Record], looks: Looks) -> list[Section]:
     """Return the energy of a unit of work, where a sensor tells it; a section for each unit."""
     units: dict[str, list[Record]] = {}
     for record in measured_ones(records):
@@ -290,12 +254,6 @@ def _energy(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
     sections = []
     for number, (unit, members) in enumerate(units.items()):
         per = f"J per {ONE_OF.get(unit, unit.removesuffix('/s'))}"
-        figures = _figures(
-            f"energy-{number}",
-            f"Energy in {per}",
-            "Bars: the median of the repetitions. The table below has the figures.",
-            lambda width, members=members, per=per: plots.energy(members, looks, width, per),  # type: ignore[misc]
-        )
         columns: tuple[Column, ...] = (
             *FIGURE_COLUMNS[:2],
             (per, True, lambda record: _three_digits(record["joules_per_token"])),
@@ -322,67 +280,58 @@ def _energy(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
                 f"Rough, since fewer than {FEW_READINGS} readings of the sensor fell into a "
                 f"repetition: {which}."
             )
+        charts = bars(f"Energy in {per}", members, looks, lambda r: float(r["joules_per_token"]))
         table = _table(f"Energy in {per}", columns, members)
         title = "Energy" if len(units) == 1 else f"Energy, {unit}"
-        sections.append(Section(f"energy-{number}", title, lead, figures, [table], lines))
+        sections.append(Section(f"energy-{number}", title, lead, charts, [table], lines))
     return sections
 
 
 def _kernels(profiles: Sequence[Profile]) -> list[Section]:
     sections = []
     for number, profile in enumerate(profiles):
-        name = f"kernels-{number}"
-        figures = _figures(
-            name,
-            f"Kernel classes of {profile.source} on {profile.device}",
-            "Bars: time of the class in microseconds. The tables below have the figures.",
-            lambda width, profile=profile: plots.kernel_classes(profile, width),  # type: ignore[misc]
-        )
-        tables = []
+        charts, tables = [], []
         for section, classes in profile.sections.items():
             whole = sum(kind.seconds for kind in classes)
             rows = [
                 (
-                    *(kind.kind, str(kind.count), f"{kind.seconds * 1e6:.1f}"),
-                    plots.percent(kind.seconds / whole),
+                    kind.kind,
+                    str(kind.count),
+                    f"{kind.seconds * 1e6:.1f}",
+                    percent(kind.seconds / whole),
                     f"{kind.n_bytes / kind.seconds / 1e9:.0f}" if kind.n_bytes else "",
                 )
                 for kind in classes
             ]
             titles = ("kernels of", "launches", "µs", "share", "GB/s")
             tables.append(Table(section, titles, rows, frozenset(titles[1:])))
+            values = [
+                (kind.kind, 6, 1e6 * kind.seconds, f"{row[2]} µs, {row[3]}")
+                for kind, row in zip(classes, rows, strict=True)
+            ]
+            charts.append(Chart(f"Time by kernel class, {section}", [make_bars(section, values)]))
         lead = (
             f"{profile.source} on {profile.device}; each kernel timed by itself, which holds its "
             "start."
         )
-        sections.append(Section(name, "Kernel classes", lead, figures, tables))
+        sections.append(Section(f"kernels-{number}", "Kernel classes", lead, charts, tables))
     return sections
 
 
-def _over_the_run(records: Sequence[Record], looks: plots.Looks) -> list[Section]:
+def _over_the_run(records: Sequence[Record], looks: Looks) -> list[Section]:
     moments, counted = read_moments(measured_ones(records))
     if len(moments) < 2:
         return []
-    readings = plots.shown_readings(moments)
-    xlabel = "seconds since the first repetition ended" if counted == "seconds" else "round"
-    figures = _figures(
-        "run",
-        "Speed, clocks, temperature and power over the run",
-        f"Panels: {', '.join(title for title, _, _ in readings)}. The table has their ranges.",
-        lambda width: plots.over_the_run(moments, looks, xlabel, width),
-    )
-    rows = [_reading_row(title, moments, value) for title, value, _ in readings]
-    table = Table(
-        "Over the run",
-        ("reading", "first", "last", "least", "most"),
-        rows,
-        frozenset(("first", "last", "least", "most")),
-    )
-    missing = [title.split(",")[0] for title, _, _ in plots.READINGS
-               if title not in [shown for shown, _, _ in readings]]  # fmt: skip
+    known = {title: value for title, value in READINGS.items() if any(map(value, moments))}
+    rows = [_reading_row(title, moments, value) for title, value in known.items()]
+    titles = ("reading", "first", "last", "least", "most")
+    table = Table("Over the run", titles, rows, frozenset(titles[1:]))
+    missing = [title.split(",")[0] for title in READINGS if title not in known]
     lines = [f"No sensor told: {', '.join(missing)}."] if missing else []
-    lead = "One point a repetition, at its end."
-    return [Section("run", "Over the run", lead, figures, [table], lines)]
+    chart = lines_over(moments, known, looks)
+    across = "seconds since the first repetition ended" if counted == "seconds" else "round"
+    lead = f"One point a repetition, at its end; from left to right: {across}."
+    return [Section("run", "Over the run", lead, [chart], [table], lines)]
 
 
 def _reading_row(
@@ -407,7 +356,7 @@ def _first_token(records: Sequence[Record]) -> list[Section]:
     prompts = ", ".join(each([record["ttft_prompt"] for record in known.values()]))
     lead = f"From process start to the first token of a prompt of {prompts} tokens."
     table = _table("Time to the first token", columns, list(known.values()))
-    return [Section("first-token", "First token", lead, {}, [table])]
+    return [Section("first-token", "First token", lead, tables=[table])]
 
 
 def _warnings(records: Sequence[Record]) -> list[Section]:
