@@ -113,6 +113,7 @@ let
         extra-trusted-public-keys = lib.attrValues config.orin.host.caches;
       };
       isoImage.storeContents = sources;
+      image.baseName = lib.mkForce "orin-installer";
       environment.etc."orin-install/checked".source = checked;
       environment.systemPackages = [ program ];
       # The first login on the console (serial: ttyTCU0, 115200 baud) is the installer.

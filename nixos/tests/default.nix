@@ -52,7 +52,7 @@ let
     ) wrongUse
   );
 
-  documented = builtins.readFile ../../docs/nixos.md;
+  documented = builtins.readFile ../../docs/nixos-options.md;
 in
 {
   # The series applies to the line, and what it makes imports and computes.
@@ -69,8 +69,8 @@ in
   wrong-use = decided "wrong-use" unexpected { report = wrongUse; };
   foreign-host = decided "foreign-host" strange { report = strange; };
   docs = decided "docs" (lib.optional (
-    !lib.hasInfix self.lib.optionsMarkdown documented
-  ) "docs/nixos.md is not what the modules say: `nix run .#docs` writes it anew") { };
+    self.lib.optionsMarkdown != documented
+  ) "docs/nixos-options.md is not what the modules say: `nix run .#docs` writes it anew") { };
   templates = decided "templates" templates.wrong { report = templates; };
 
   vm = import ./vm.nix { inherit self pkgs; };
