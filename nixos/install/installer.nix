@@ -68,18 +68,16 @@ let
         text = ''exec python3 ${./install.py} "$@"'';
       };
       # The image is not built around a key that nobody has.
-      checked =
-        pkgs.buildPackages.runCommand "orin-host-is-edited" { }
-          (
-            if placeholder then
-              ''
-                echo "host ${host}: orin.host.sshKeys still holds replace-me: nobody could log in." >&2
-                echo "Put the content of your ~/.ssh/id_ed25519.pub there, then build the installer." >&2
-                exit 1
-              ''
-            else
-              "touch $out"
-          );
+      checked = pkgs.buildPackages.runCommand "orin-host-is-edited" { } (
+        if placeholder then
+          ''
+            echo "host ${host}: orin.host.sshKeys still holds replace-me: nobody could log in." >&2
+            echo "Put the content of your ~/.ssh/id_ed25519.pub there, then build the installer." >&2
+            exit 1
+          ''
+        else
+          "touch $out"
+      );
     in
     {
       imports = [
