@@ -114,9 +114,9 @@ let
       image.baseName = lib.mkForce "orin-installer";
       environment.etc."orin-install/checked".source = checked;
       environment.systemPackages = [ program ];
-      # The first login on the console (serial: ttyTCU0, 115200 baud) is the installer.
+      # The first login on each console (screen, serial at 115200 baud) is the installer.
       programs.bash.loginShellInit = ''
-        if [ -z "$SSH_CONNECTION" ] && mkdir /tmp/orin-install-asked 2>/dev/null; then
+        if [ -z "$SSH_CONNECTION" ] && mkdir "/tmp/asked$(tty | tr / -)" 2>/dev/null; then
           sudo orin-install || echo "Again: sudo orin-install"
         fi
       '';
