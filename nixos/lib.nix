@@ -71,6 +71,6 @@ in
   flashScripts = flash.scripts;
   flashProgram = flash.program;
 
-  # The options of our modules as Markdown: the second half of docs/nixos.md.
+  # The options of our modules as Markdown: docs/nixos-options.md.
   optionsMarkdown = import ./options.nix { inherit self nixpkgs; };
 }

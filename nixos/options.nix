@@ -1,5 +1,5 @@
 # Our options as Markdown, from the modules themselves. A pure string: nothing is built, so that a
-# machine without a cache can compare docs/nixos.md with it.
+# machine without a cache can compare docs/nixos-options.md with it.
 { self, nixpkgs }:
 let
   inherit (nixpkgs) lib;
@@ -60,4 +60,12 @@ let
 
     ${lib.concatMapStringsSep "\n" entry byFile.${file}}'';
 in
-lib.concatMapStringsSep "\n" section (lib.attrNames byFile)
+''
+  # Options of the NixOS modules
+
+  `orin.*`, by the file that declares them. The page to read first is [nixos.md](nixos.md).
+
+  <!-- Generated: `nix run .#docs` writes this page. -->
+
+''
++ lib.concatMapStringsSep "\n" section (lib.attrNames byFile)

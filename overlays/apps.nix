@@ -115,16 +115,11 @@ let
     };
     docs = app {
       name = "docs";
-      description = "Write the options into docs/nixos.md of this checkout";
+      description = "Write docs/nixos-options.md of this checkout";
       text = inCheckout "docs" ''
-        page=$root/docs/nixos.md
-        { sed '/^<!-- options/q' "$page"; echo; cat ${pkgs.writeText "options.md" self.lib.optionsMarkdown}; } >"$page.new"
-        mv "$page.new" "$page"
+        install -m 0644 ${pkgs.writeText "options.md" self.lib.optionsMarkdown} "$root/docs/nixos-options.md"
       '';
-      runtimeInputs = [
-        pkgs.git
-        pkgs.gnused
-      ];
+      runtimeInputs = [ pkgs.git ];
     };
   };
 

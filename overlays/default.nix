@@ -19,4 +19,5 @@ final: prev: {
 
   llama-cpp-orin = final.callPackage ./llama-cpp.nix { inherit (prev) llama-cpp; };
   tinygrad-orin = final.callPackage ./tools.nix { };
+  orinllm-cubins = import ./cubins.nix { inherit (final) lib runCommand tinygrad-orin; };
 }

@@ -7,6 +7,7 @@ image names all of it in ORIN_INSTALL, as JSON: {"host", "name", "user", "flake"
 """
 
 import argparse
+import fcntl
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 MOUNT = Path("/mnt")
 SECTOR = 512
@@ -125,6 +127,19 @@ def run(what: str, *command: str) -> None:
         raise InstallError(f"{what} failed with {done.returncode}; the reason is above", code=1)
 
 
+def alone(root: Path) -> IO[str]:
+    """The file whose lock says that an installation runs; raises InstallError where one does."""
+    path = root / "run/orin-install"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise InstallError("another console is installing already: look there") from error
+    return file
+
+
 def copy_flake(source: str, target: Path) -> None:
     """Copy a flake out of the store, writable, so that it can be edited on the board."""
     shutil.copytree(source, target, symlinks=True, dirs_exist_ok=True)
@@ -161,7 +176,8 @@ def main(arguments: list[str] | None = None, root: Path = Path("/")) -> None:
             raise InstallError("there is no network: plug in Ethernet, or set up Wi-Fi with nmtui")
         if not options.yes and input("Write yes to go on, anything else to stop: ") != "yes":
             raise InstallError("stopped: nothing was written")
-        install(job, disk, root / MOUNT.relative_to("/"))
+        with alone(root):
+            install(job, disk, root / MOUNT.relative_to("/"))
     except EOFError:
         print("\norin-install: nobody answered: nothing was written", file=sys.stderr)
         sys.exit(2)

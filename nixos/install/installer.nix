@@ -68,18 +68,16 @@ let
         text = ''exec python3 ${./install.py} "$@"'';
       };
       # The image is not built around a key that nobody has.
-      checked =
-        pkgs.buildPackages.runCommand "orin-host-is-edited" { }
-          (
-            if placeholder then
-              ''
-                echo "host ${host}: orin.host.sshKeys still holds replace-me: nobody could log in." >&2
-                echo "Put the content of your ~/.ssh/id_ed25519.pub there, then build the installer." >&2
-                exit 1
-              ''
-            else
-              "touch $out"
-          );
+      checked = pkgs.buildPackages.runCommand "orin-host-is-edited" { } (
+        if placeholder then
+          ''
+            echo "host ${host}: orin.host.sshKeys still holds replace-me: nobody could log in." >&2
+            echo "Put the content of your ~/.ssh/id_ed25519.pub there, then build the installer." >&2
+            exit 1
+          ''
+        else
+          "touch $out"
+      );
     in
     {
       imports = [
@@ -113,11 +111,12 @@ let
         extra-trusted-public-keys = lib.attrValues config.orin.host.caches;
       };
       isoImage.storeContents = sources;
+      image.baseName = lib.mkForce "orin-installer";
       environment.etc."orin-install/checked".source = checked;
       environment.systemPackages = [ program ];
-      # The first login on the console (serial: ttyTCU0, 115200 baud) is the installer.
+      # The first login on each console (screen, serial at 115200 baud) is the installer.
       programs.bash.loginShellInit = ''
-        if [ -z "$SSH_CONNECTION" ] && mkdir /tmp/orin-install-asked 2>/dev/null; then
+        if [ -z "$SSH_CONNECTION" ] && mkdir "/tmp/asked$(tty | tr / -)" 2>/dev/null; then
           sudo orin-install || echo "Again: sudo orin-install"
         fi
       '';

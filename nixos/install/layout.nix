@@ -3,15 +3,6 @@
 { lib, disko }:
 let
   diskoLib = import disko { inherit lib; };
-  filesystem = format: mountpoint: extraArgs: mountOptions: {
-    type = "filesystem";
-    inherit
-      format
-      mountpoint
-      extraArgs
-      mountOptions
-      ;
-  };
 in
 rec {
   # Where an Orin may be installed.
@@ -39,20 +30,29 @@ rec {
             type = "EF00";
             # Kernel and initrd of each generation that `boot.loader.systemd-boot.configurationLimit` keeps.
             size = "1G";
-            content =
-              filesystem "vfat" "/boot"
-                [
-                  "-n"
-                  disk.boot
-                ]
-                [ "umask=0077" ];
+            content = {
+              type = "filesystem";
+              format = "vfat";
+              mountpoint = "/boot";
+              mountOptions = [ "umask=0077" ];
+              extraArgs = [
+                "-n"
+                disk.boot
+              ];
+            };
           };
           root = {
             size = "100%";
-            content = filesystem "ext4" "/" [
-              "-L"
-              disk.root
-            ] [ "noatime" ];
+            content = {
+              type = "filesystem";
+              format = "ext4";
+              mountpoint = "/";
+              mountOptions = [ "noatime" ];
+              extraArgs = [
+                "-L"
+                disk.root
+              ];
+            };
           };
         }
         // lib.optionalAttrs (disk.swap != null) {
@@ -77,7 +77,5 @@ rec {
   # gawk, gnused, util-linux and udevadm are the caller's.
   scripts =
     pkgs: disk:
-    lib.mapAttrs (
-      name: _: diskoLib._cliDestroyFormatMountNoDeps (layout name disk) pkgs
-    ) devices;
+    lib.mapAttrs (name: _: diskoLib._cliDestroyFormatMountNoDeps (layout name disk) pkgs) devices;
 }

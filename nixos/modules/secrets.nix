@@ -30,7 +30,8 @@ in
           file = toString secret.file;
         in
         ''
-          if [ ! -s ${lib.escapeShellArg file} ]; then
+          # nixos-install switches in a chroot, before anybody can have written it.
+          if [ ! -s ${lib.escapeShellArg file} ] && ! systemd-detect-virt --chroot 2>/dev/null; then
             echo "${secret.option}: there is no ${file} on this board. Write it first:"
             echo "  ${
               secret.advice

@@ -20,45 +20,45 @@ let
     };
   };
 
-  ours = lib.attrValues (removeAttrs self.nixosModules [ "default" ]);
-  # One nixpkgs for all hosts that need no JetPack.
-  machine =
-    system: modules:
-    lib.nixosSystem {
-      modules =
-        ours
-        ++ [
-          {
-            nixpkgs.pkgs = self.legacyPackages.${system};
-            networking.hostName = "board";
-          }
-        ]
-        ++ modules;
-    };
-
-  # Values of options: any machine shows them.
+  # Values of options, on one nixpkgs for all: any machine shows them.
   imitation =
     module:
-    machine "x86_64-linux" [
-      right
-      { orin.board.check = false; }
-      module
-    ];
-  # Someone's own machine with our modules, and nothing of JetPack.
-  bare =
-    system: module:
-    machine system [
-      {
-        system.stateVersion = "26.05";
-        fileSystems."/" = {
-          device = "none";
-          fsType = "tmpfs";
-        };
-        boot.loader.grub.enable = false;
-        orin.tinygrad.enable = true;
-      }
-      module
-    ];
+    lib.nixosSystem {
+      modules = lib.attrValues (removeAttrs self.nixosModules [ "default" ]) ++ [
+        {
+          nixpkgs.pkgs = self.legacyPackages.x86_64-linux;
+          networking.hostName = "board";
+          orin.board.check = false;
+        }
+        right
+        module
+      ];
+    };
+  # What a machine has to be: our modules for the board alone, without the thousand of NixOS that have no
+  # say in it. Each of those takes half a second.
+  bareWith =
+    pkgs: module:
+    lib.evalModules {
+      modules = [
+        self.nixosModules.tinygrad
+        self.nixosModules.performance
+        {
+          options = {
+            assertions = lib.mkOption { };
+            hardware.graphics.enable = lib.mkOption { default = false; };
+            environment.etc = lib.mkOption { default = { }; };
+          };
+          config = {
+            _module.args = { inherit pkgs; };
+            _module.freeformType = lib.types.lazyAttrsOf lib.types.anything;
+            networking.hostName = "board";
+            orin.tinygrad.enable = true;
+          };
+        }
+        module
+      ];
+    };
+  bare = system: bareWith self.legacyPackages.${system};
   # The same with the options of JetPack that ours look at, and no kernel to evaluate.
   jetpackOptions = {
     options.hardware.nvidia-jetpack = lib.mapAttrs (_: default: lib.mkOption { inherit default; }) {
@@ -70,16 +70,6 @@ let
     };
     options.services.nvpmodel.enable = lib.mkOption { default = false; };
   };
-  # The real thing.
-  board =
-    module:
-    self.lib.mkOrin {
-      hostName = "board";
-      modules = [
-        right
-        module
-      ];
-    };
 
   cases = {
     missing = {
@@ -125,7 +115,12 @@ let
     };
     engine = {
       host = imitation {
-        orin.llm-server.models.main.file = lib.mkForce "models/model.gguf";
+        orin.llm-server = {
+          models.main.file = lib.mkForce "models/model.gguf";
+          insecure = true;
+          apiKeyFile = "/var/lib/secrets/llm-keys";
+          metrics = false;
+        };
         orin.telemetry.grafana.openFirewall = true;
         orin.telemetry.prometheus.remoteWrite = [
           {
@@ -136,6 +131,7 @@ let
       };
       wanted = [
         "is no absolute path"
+        "orin.llm-server.insecure is true, and apiKeyFile"
         "orin.telemetry.grafana.openFirewall is true, but Grafana listens on 127.0.0.1 only"
         "remoteWrite holds a password"
       ];
@@ -295,16 +291,6 @@ let
         "orin.llm-gateway.environmentFile is in the Nix store"
       ];
     };
-    insecure = {
-      host = imitation {
-        orin.llm-server = {
-          insecure = true;
-          apiKeyFile = "/var/lib/secrets/llm-keys";
-          metrics = false;
-        };
-      };
-      wanted = [ "orin.llm-server.insecure is true, and apiKeyFile" ];
-    };
     # A power mode of another module, and one of the right module.
     nanoInMaxn = {
       host = bare "aarch64-linux" {
@@ -339,7 +325,7 @@ let
         modules = [
           self.nixosModules.telemetry
           {
-            nixpkgs.hostPlatform = "x86_64-linux";
+            nixpkgs.pkgs = self.inputs.nixpkgs.legacyPackages.x86_64-linux;
             networking.hostName = "board";
             system.stateVersion = "26.05";
             fileSystems."/" = {
@@ -380,11 +366,21 @@ let
       wanted = [ "hardware.graphics.enable is false" ];
     };
     otherCapability = {
-      host = board {
-        hardware.nvidia-jetpack.configureCuda = false;
-        nixpkgs.config.cudaSupport = true;
-        nixpkgs.config.cudaCapabilities = [ "7.2" ];
-      };
+      host =
+        bareWith
+          (
+            self.legacyPackages.aarch64-linux
+            // {
+              config = {
+                cudaSupport = true;
+                cudaCapabilities = [ "7.2" ];
+              };
+            }
+          )
+          {
+            imports = [ jetpackOptions ];
+            hardware.graphics.enable = true;
+          };
       wanted = [ "nixpkgs.config.cudaCapabilities is [ 7.2 ], an Orin is 8.7" ];
     };
     otherSystem = {

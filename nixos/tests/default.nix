@@ -28,12 +28,16 @@ let
       if wrong == [ ] then "touch $out" else throw "check ${name}:\n${lib.concatStringsSep "\n" wrong}"
     );
 
-  # The same on every system, so evaluated on one.
-  wrongUse =
+  # The same on every system, so evaluated once.
+  once =
+    name: file:
     if system == "x86_64-linux" then
-      import ./assertions.nix { inherit self; }
+      import file { inherit self; }
     else
-      self.checks.x86_64-linux.wrong-use.report;
+      self.checks.x86_64-linux.${name}.report;
+  wrongUse = once "wrong-use" ./assertions.nix;
+  strange = once "foreign-host" ./foreign.nix;
+  templates = once "templates" ./templates.nix;
   unexpected = lib.concatLists (
     lib.mapAttrsToList (
       name: case:
@@ -48,13 +52,7 @@ let
     ) wrongUse
   );
 
-  strange =
-    if system == "x86_64-linux" then
-      import ./foreign.nix { inherit self; }
-    else
-      self.checks.x86_64-linux.foreign-host.report;
-
-  documented = builtins.readFile ../../docs/nixos.md;
+  documented = builtins.readFile ../../docs/nixos-options.md;
 in
 {
   # The series applies to the line, and what it makes imports and computes.
@@ -71,13 +69,9 @@ in
   wrong-use = decided "wrong-use" unexpected { report = wrongUse; };
   foreign-host = decided "foreign-host" strange { report = strange; };
   docs = decided "docs" (lib.optional (
-    !lib.hasInfix self.lib.optionsMarkdown documented
-  ) "docs/nixos.md is not what the modules say: `nix run .#docs` writes it anew") { };
-  templates =
-    if system == "x86_64-linux" then
-      import ./templates.nix { inherit self pkgs; }
-    else
-      self.checks.x86_64-linux.templates;
+    self.lib.optionsMarkdown != documented
+  ) "docs/nixos-options.md is not what the modules say: `nix run .#docs` writes it anew") { };
+  templates = decided "templates" templates.wrong { report = templates; };
 
   vm = import ./vm.nix { inherit self pkgs; };
 }

@@ -84,7 +84,7 @@ let
     "powerManagement.cpuFreqGovernor" = attic.powerManagement.cpuFreqGovernor == "schedutil";
     "nix.gc.automatic" = !attic.nix.gc.automatic;
     # Root's without a password on the serial console, where that is asked for, and nowhere else.
-    "orin.host.rescueLogin" = rescue attic && !rescue alone.host;
+    "orin.host.rescueLogin" = rescue attic && !alone.host.orin.host.rescueLogin;
     "orin.upgrade.units" =
       attic.orin.upgrade.units == [
         "orin-gpu.service"
@@ -108,15 +108,27 @@ let
       == "http://127.0.0.1:9999";
   };
 
-  # A module that nobody has switched on changes nothing, and needs no overlay.
+  # A module that nobody has switched on says nothing, and needs no other module of ours and no overlay.
+  # NixOS' own modules have no say in it; of theirs, telemetry asks for a type.
   alone = lib.mapAttrs (
     _: module:
-    (lib.nixosSystem {
+    (lib.evalModules {
       modules = [
         module
         {
-          nixpkgs.pkgs = self.inputs.nixpkgs.legacyPackages.x86_64-linux;
-          system.stateVersion = lib.trivial.release;
+          options = {
+            assertions = lib.mkOption { default = [ ]; };
+            services.prometheus = lib.genAttrs [ "remoteWrite" "scrapeConfigs" ] (
+              _: lib.mkOption { type = lib.types.raw; }
+            );
+            services.openssh.enable = lib.mkOption { default = false; };
+            hardware.graphics.enable = lib.mkOption { default = false; };
+          };
+          config = {
+            _module.args.pkgs = self.inputs.nixpkgs.legacyPackages.x86_64-linux;
+            _module.freeformType = lib.types.lazyAttrsOf lib.types.anything;
+            networking.hostName = "board";
+          };
         }
       ];
     }).config

@@ -1,7 +1,7 @@
 # The templates are the examples of the docs: their hosts evaluate, with this flake as input.
-{ self, pkgs }:
+{ self }:
 let
-  inherit (pkgs) lib;
+  inherit (self.inputs.nixpkgs) lib;
   inputs = {
     inherit (self.inputs) nixpkgs;
     tinygrad-orin = self;
@@ -10,20 +10,19 @@ let
   inherit ((hostsOf ../../templates/default).nixosConfigurations) my-orin;
   fleet = hostsOf ../../templates/fleet;
 
-  # A whole machine takes half a gigabyte to evaluate, so a board's assertions do.
-  wrong = lib.mapAttrs (
-    _: host: map (rule: rule.message) (lib.filter (rule: !rule.assertion) host.config.assertions)
-  ) (fleet.nixosConfigurations // { inherit my-orin; });
-in
-assert lib.assertMsg (lib.all (messages: messages == [ ]) (lib.attrValues wrong)) (
-  "templates: " + lib.generators.toPretty { } wrong
-);
-pkgs.runCommand "templates" {
-  passthru = {
-    hive = fleet.colmena;
-    hosts = lib.attrNames wrong;
-    modes = lib.mapAttrs (_: host: host.config.orin.performance.powerMode) (
-      removeAttrs fleet.nixosConfigurations [ "monitor" ]
-    );
+  # What is wrong, one string each. orin-2 is orin-3 on another module, and a machine takes seconds.
+  hosts = removeAttrs fleet.nixosConfigurations [ "orin-2" ] // {
+    inherit my-orin;
   };
-} "touch $out"
+in
+{
+  hive = fleet.colmena;
+  wrong = lib.concatLists (
+    lib.mapAttrsToList (
+      name: host:
+      map (rule: "${name}: ${rule.message}") (
+        lib.filter (rule: !rule.assertion) host.config.assertions
+      )
+    ) hosts
+  );
+}

@@ -75,6 +75,45 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"make bench", Elsewhere(".ci/run", "make bench")),
     (r"make test", Elsewhere(".ci/run", "make test")),
+    # docs/nixos.md
+    (
+        r"nix run \.#flash -- --dry-run orin-agx-devkit",
+        Elsewhere("tests/nixos/test_flash.py::test_a_dry_run_says_it_all_and_builds_nothing"),
+    ),
+    (
+        r"nix run \.#flash -- orin-agx-devkit",
+        Elsewhere("tests/nixos/test_flash.py::test_the_script_of_this_board_is_built_and_run"),
+    ),
+    (
+        r"nix build \.#installer",
+        Elsewhere(
+            "tests/nixos/test_flake.py::"
+            "test_the_installer_and_the_flashing_scripts_have_derivations"
+        ),
+    ),
+    (r"sudo dd if=result/iso/orin-installer\.iso .*", NotHere("writes a USB stick")),
+    (
+        r"ssh -t root@orin-installer\.local orin-install",
+        Elsewhere(
+            "tests/nixos/test_install.py::test_the_host_finds_its_file_systems_by_their_labels"
+        ),
+    ),
+    (r"ssh orin@orin-minimal\.local|scp model\.gguf orin@.*", NotHere(BOARD)),
+    (r"sudo nixos-rebuild .*|nix run /etc/nixos#llama-bench", NotHere(BOARD)),
+    (
+        r"systemctl status orin-performance-readback orin-gpu",
+        Elsewhere(
+            "tests/nixos/test_started_units.py::"
+            "test_a_board_that_did_not_follow_is_a_failed_unit_with_its_reason"
+        ),
+    ),
+    (
+        r"curl localhost:8000/v1/chat/completions .*",
+        Elsewhere(
+            "tests/nixos/test_started_server.py::test_at_boot_it_comes_after_the_power_mode_and_is_up_when_it_answers"
+        ),
+    ),
+    (r"nix build \.#nixosConfigurations.*|nix copy .*", NotHere(NIX)),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
     (r"nix develop|nix flake check|nixos-rebuild .*", NotHere(NIX)),
     (

@@ -65,6 +65,13 @@ def test_the_hosts_have_derivations_and_the_old_name_is_orin(flake: Flake) -> No
     assert len(set(hosts.values())) == 3
 
 
+def test_a_stranger_s_host_and_the_fleet_have_nothing_wrong(flake: Flake) -> None:
+    assert flake("checks.x86_64-linux.foreign-host.report") == []
+    assert flake("checks.x86_64-linux.templates.report.wrong") == []
+    hive = flake("checks.x86_64-linux.templates.report.hive", "builtins.attrNames")
+    assert hive == ["meta", "monitor", "orin-1", "orin-2", "orin-3"]
+
+
 def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
     cases = flake("checks.x86_64-linux.wrong-use.report")
     assert len(cases) >= 9
@@ -78,10 +85,19 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
 
 
 def test_the_documented_options_are_those_of_the_modules(flake: Flake) -> None:
-    page = (ROOT / "docs" / "nixos.md").read_text()
-    head, marker, written = page.partition("<!-- options: ")
-    assert marker and len(head) > 2000
+    """Else: nix run .#docs."""
     generated = flake("lib.optionsMarkdown")
-    assert written.partition("-->\n\n")[2] == generated
-    for name in re.findall(r"`(orin\.[\w.-]+)`", head):
+    assert (ROOT / "docs" / "nixos-options.md").read_text() == generated
+    page = (ROOT / "docs" / "nixos.md").read_text()
+    for name in re.findall(r"`(orin\.[\w.-]+)`", page):
         assert f"### `{name}" in generated or name.rstrip("*.") in generated, name
+
+
+def test_the_installer_and_the_flashing_scripts_have_derivations(flake: Flake) -> None:
+    """They are no part of `nix flake check`: each takes as long as a whole machine."""
+    image = flake("legacyPackages.aarch64-linux.installer.drvPath")
+    assert image.endswith(".iso.drv")
+    boards = flake("lib.flashScripts", "builtins.attrNames")
+    assert {"orin-agx-devkit", "orin-nx-devkit", "orin-nano-super-devkit"} <= set(boards)
+    assert not [board for board in boards if "jp" in board or "xavier-" in board]
+    assert flake("lib.flashScripts.orin-agx-devkit.drvPath").endswith("orin-agx-devkit.drv")

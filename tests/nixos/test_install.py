@@ -104,6 +104,15 @@ def test_what_cannot_be_is_one_line_and_writes_nothing(
     assert not (job / "word").exists()
 
 
+def test_two_consoles_do_not_install_at_once(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = board(job / "root", nvme0n1=10**12)
+    with install.alone(root):
+        assert "another console is installing" in refusal(capsys, root, "--yes")
+    assert not (job / "word").exists()
+    install.main(["--yes", "--no-reboot"], root=root)
+    assert (job / "word").exists()
+
+
 def test_a_step_that_fails_is_named(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (job / "script").write_text("#!/bin/sh\nexit 3\n")
     root = board(job / "root", nvme0n1=10**12)
