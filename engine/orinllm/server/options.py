@@ -12,6 +12,7 @@ class EngineOptions:
     """How a model is loaded and shared.
 
     memory: share of the free memory, 0 to 1. pooling: of embeddings; None: the file's, or the mean.
+    lookup, draft: what guesses tokens while one answer runs alone.
     """
 
     model: Path
@@ -24,6 +25,8 @@ class EngineOptions:
     deterministic: bool = False
     template: Path | None = None
     pooling: Pooling | None = None
+    lookup: bool = False
+    draft: Path | None = None
 
 
 @dataclass(frozen=True)

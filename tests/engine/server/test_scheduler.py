@@ -13,7 +13,8 @@ from orinllm.batch import Draw, Logprobs, draw
 from orinllm.cache import OneStore, PagedStore
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling
-from orinllm.scheduler import ClosedError, QueueFullError, Scheduler, Sequence
+from orinllm.scheduler import ClosedError, QueueFullError, Scheduler
+from orinllm.sequence import Sequence
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
