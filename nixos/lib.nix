@@ -3,9 +3,20 @@
   self,
   nixpkgs,
   jetpack-nixos,
+  disko,
 }:
 let
   inherit (nixpkgs) lib;
+  flash = import ./install/flash.nix { inherit lib self jetpack-nixos; };
+  layouts = import ./install/layout.nix { inherit lib disko; };
+  installer = import ./install/installer.nix {
+    inherit
+      self
+      nixpkgs
+      jetpack-nixos
+      disko
+      ;
+  };
 
   /*
     The modules of a Jetson Orin: JetPack, all of ours, and yours. For tools that evaluate a machine
@@ -48,6 +59,17 @@ let
 in
 {
   inherit mkOrin orinModules;
+
+  # The image of a USB stick that installs a host: `mkInstaller { flake = self; host = "my-orin"; }`, and
+  # `system = "x86_64-linux"` where that machine builds it.
+  mkInstaller = arguments: (installer arguments).config.system.build.isoImage;
+
+  # The programs that make the file systems of a host's disk: `installerDisks pkgs host`.
+  installerDisks = pkgs: host: layouts.scripts pkgs host.config.orin.host.disk;
+
+  # What flashes a board's firmware, as jetpack-nixos of flake.lock has it: `nix run .#flash -- BOARD`.
+  flashScripts = flash.scripts;
+  flashProgram = flash.program;
 
   # The options of our modules as Markdown: the second half of docs/nixos.md.
   optionsMarkdown = import ./options.nix { inherit self nixpkgs; };

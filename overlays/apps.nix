@@ -41,14 +41,6 @@ let
       text = ''exec orinllm ${name} "$@"'';
     };
 
-  # The benchmarks beside llama-bench, which need no llama.cpp.
-  measure =
-    name: description:
-    app {
-      inherit name description;
-      text = ''exec orinbench ${name} "$@"'';
-    };
-
   # Tools that work on the checkout they are run in, not on the copy that Nix has of it.
   inCheckout =
     name: command:
@@ -86,16 +78,7 @@ let
     synth = orinbench "synth" "Write a synthetic GGUF of a named shape";
     tune = orinbench "tune" "Search a model's kernels, carry what was found, import what others found";
     device-check = orinbench "device-check" "Take what only a real Orin can show: one report, within an hour";
-
-    suite = measure "suite" "Run several benchmarks on all devices and write one report";
-    alloc = measure "alloc" "Time getting device memory and giving it back";
-    bandwidth = measure "bandwidth" "Measure how fast the device reads, writes and copies its memory";
-    batch = measure "batch" "Measure a llama by batch and by prompt length";
-    copy = measure "copy" "Measure copies between host and device and on the device";
-    gpt2 = measure "gpt2" "Measure GPT-2 decoding with random weights of the real shape";
-    launch = measure "launch" "Time launches of small kernels, their percentiles and their jitter";
-    matmul = measure "matmul" "Measure matrix products, and the share of the device's peak";
-    schedule = measure "schedule" "Time the host's way from Tensor to launch";
+    suite = orinbench "suite" "Run several benchmarks on all devices and write one report";
 
     nvgpusim = app {
       name = "nvgpusim";
@@ -144,5 +127,14 @@ let
       ];
     };
   };
+
+  # NVIDIA's flashing tools are programs for x86_64.
+  onDesk = lib.optionalAttrs pkgs.stdenv.hostPlatform.isx86_64 {
+    flash = {
+      type = "app";
+      program = lib.getExe (self.lib.flashProgram pkgs);
+      meta.description = "Flash a board's firmware, as flake.lock has it, over USB";
+    };
+  };
 in
-apps // { default = apps.llama-bench; }
+apps // onDesk // { default = apps.llama-bench; }

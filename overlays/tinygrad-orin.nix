@@ -15,7 +15,6 @@
   jinja2,
   jsonschema,
   llguidance,
-  matplotlib,
   numpy,
   nvidia-ml-py,
   prometheus-client,
@@ -59,7 +58,6 @@ buildPythonPackage {
     jinja2
     jsonschema
     llguidance
-    matplotlib
     numpy
     nvidia-ml-py
     prometheus-client

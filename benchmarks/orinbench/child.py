@@ -1,70 +1,148 @@
-"""Programs that the bench starts: each in its own session, ended with all that it started."""
+"""Programs that the bench starts: each in its own session, ended with all that it started.
+
+Ctrl-C reaches the bench alone, which then closes them.
+"""
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 # What a program that is told to end gets to write down what it has.
 GRACE_SECONDS = 15.0
+# Of standard error, where the last words are.
+_LAST_BYTES = 4096
 
 
 class Child:
-    """A running program whose output goes into a file; use as a context manager or call `close`.
+    """A running program; use as a context manager or call `close`.
 
-    Ctrl-C reaches the bench alone, which then closes it. With `verbose` its output goes to standard
-    error. Raises OSError if it does not start.
+    Its standard output goes into `out`; with `talks` it is read here; else it goes where its errors
+    go: into a file, or with `verbose` to standard error. Raises OSError if it does not start.
     """
 
     def __init__(
         self,
-        command: Sequence[str],
+        command: Sequence[object],
         environment: Mapping[str, str] | None = None,
         verbose: bool = False,
+        talks: bool = False,
+        hears: bool = False,
+        out: IO[bytes] | None = None,
+        folder: Path | None = None,
     ) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.started = time.monotonic()
+        self.peak_bytes = 0  # resident, at most; known when it has ended
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        aside = 2 if verbose else self._errors
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=2 if verbose else self._log,
-                stderr=2 if verbose else self._log,
+            self._process = subprocess.Popen(
+                list(map(str, command)),
+                stdin=subprocess.PIPE if hears else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if talks else out or aside,
+                stderr=aside,
                 env={**os.environ, **(environment or {})},
+                cwd=folder,
                 start_new_session=True,
             )
         except OSError:
-            self._log.close()
+            self._errors.close()
             raise
+
+    def tell(self, data: bytes, last: bool = False) -> None:
+        """Write to its standard input, and close that with `last`; raises OSError, ValueError."""
+        assert self._process.stdin is not None, "hears"
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+        if last:
+            self._process.stdin.close()
+
+    def read(self, deadline: float) -> bytes:
+        """Return what it says next, nothing at its end; raises TimeoutError at time.monotonic()."""
+        assert self._process.stdout is not None, "talks"
+        descriptor = self._process.stdout.fileno()
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            raise TimeoutError
+        return os.read(descriptor, 1 << 16)
+
+    def lines(self, deadline: float) -> Iterator[str]:
+        """Yield what it says by lines, to its end; raises TimeoutError."""
+        said = b""
+        while data := self.read(deadline):
+            *whole, said = (said + data).split(b"\n")
+            yield from (line.decode(errors="replace") for line in whole)
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Return its exit status, minus a signal's number; None while it runs after `seconds`."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        pause = 0.0005
+        while self._process.returncode is None:
+            pid, status, usage = os.wait4(self._process.pid, 0 if deadline is None else os.WNOHANG)
+            if pid:
+                self._process.returncode = os.waitstatus_to_exitcode(status)
+                # Linux counts ru_maxrss in KiB (getrusage(2)).
+                self.peak_bytes = usage.ru_maxrss * 1024
+            elif deadline is not None and time.monotonic() >= deadline:
+                return None
+            else:
+                time.sleep(pause := min(2 * pause, 0.05))
+        return self._process.returncode
 
     def status(self) -> int | None:
         """Return its exit status, None while it runs."""
-        return self.process.poll()
+        return self.wait(0)
 
-    def last_words(self) -> str:
+    def errors(self, most: int | None = None) -> str:
+        """Return what it wrote on standard error, or the last bytes of it; nothing if `verbose`."""
+        if self._errors.closed:
+            return ""
+        size = self._errors.seek(0, os.SEEK_END)
+        self._errors.seek(0 if most is None else max(0, size - most))
+        return self._errors.read().decode(errors="replace")
+
+    def last_words(self, nothing: str = "it wrote nothing") -> str:
         """Return the last line that it wrote; with `verbose` it is on the screen."""
-        self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, self._log.tell() - 4096))
-        lines = self._log.read().decode(errors="replace").splitlines()
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return last_line(self.errors(_LAST_BYTES), nothing)
 
-    def close(self) -> None:
-        """End it, and what it started."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            signal_group(self.process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_SECONDS)
-        self.process.wait()
-        self._log.close()
+    def end(self, grace: float = GRACE_SECONDS, patience: float = 0.0) -> None:
+        """End it and what it started: after `patience` by SIGTERM, after `grace` by SIGKILL."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, grace)):
+            self.wait(seconds)
+            # What it started may outlive it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, number)
+        self.wait()
+
+    def close(self, grace: float = GRACE_SECONDS, patience: float = 0.0) -> None:
+        """End it and forget what it said."""
+        if not self._errors.closed:
+            self.end(grace, patience)
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._errors.close()
 
     def __enter__(self) -> "Child":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def last_line(text: str, nothing: str = "it wrote nothing") -> str:
+    """Return the last line of a text that has anything in it."""
+    lines = (line.strip() for line in reversed(text.splitlines()))
+    return next((line for line in lines if line), nothing)
 
 
 @dataclass(frozen=True)
@@ -78,8 +156,7 @@ class Ended:
     @property
     def reason(self) -> str:
         """The last line that it wrote on standard error, for people."""
-        lines = [line.strip() for line in self.err.splitlines() if line.strip()]
-        return (lines[-1] if lines else "it wrote nothing")[:400]
+        return last_line(self.err)[:400]
 
 
 def run(
@@ -92,34 +169,11 @@ def run(
 
     None is as long as it takes. Ctrl-C ends it too. Raises OSError where it cannot be started.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        process = subprocess.Popen(
-            list(map(str, command)),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env={**os.environ, **(environment or {})},
-            cwd=folder,
-            start_new_session=True,
-        )
-        status: int | None = None
-        try:
-            status = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            signal_group(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
-        finally:
-            signal_group(process.pid, signal.SIGKILL)
-            process.wait()
-        texts = []
-        for file in (out, err):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    return Ended(status, *texts)
-
-
-def signal_group(group: int, number: int) -> None:
-    """Signal a process of a session of its own, and what it started, as far as they still live."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
+    with (
+        tempfile.TemporaryFile() as out,
+        Child(command, environment, out=out, folder=folder) as child,
+    ):
+        status = child.wait(seconds)
+        child.end()
+        out.seek(0)
+        return Ended(status, out.read().decode(errors="replace"), child.errors())

@@ -12,10 +12,10 @@ from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command
 from orinbench.llama_bench import llama_bench_command
 from orinbench.profile import profile_command
-from orinbench.report_html.command import report_command
+from orinbench.report.command import report_command
 from orinbench.sass import sass_command
 from orinbench.serve_bench.command import serve_bench_command
-from orinbench.suite.command import COMMANDS as SUITE_COMMANDS
+from orinbench.suite.command import suite_command
 from orinbench.synth import synth_command
 from orinbench.tune.command import tune_command
 from orinllm.errors import BadInput
@@ -26,19 +26,21 @@ def orinbench() -> None:
     """Measure LLM decoding on tinygrad and llama.cpp, honestly."""
 
 
-orinbench.add_command(llama_bench_command)
-orinbench.add_command(synth_command)
-orinbench.add_command(check_command)
-orinbench.add_command(compare_command)
-orinbench.add_command(history_command)
-orinbench.add_command(profile_command)
-orinbench.add_command(report_command)
-orinbench.add_command(serve_bench_command)
-orinbench.add_command(sass_command)
-for command in SUITE_COMMANDS:
+for command in (
+    llama_bench_command,
+    serve_bench_command,
+    suite_command,
+    check_command,
+    compare_command,
+    history_command,
+    report_command,
+    profile_command,
+    sass_command,
+    synth_command,
+    tune_command,
+    device_check_command,
+):
     orinbench.add_command(command)
-orinbench.add_command(tune_command)
-orinbench.add_command(device_check_command)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

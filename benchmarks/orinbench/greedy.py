@@ -7,10 +7,9 @@
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from orinbench.child import Child
 from orinbench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -122,44 +122,19 @@ def tinygrad_engine(
 
 
 def _run_worker(request: object, environment: Mapping[str, str], timeout: float, say: Say) -> None:
-    device = environment.get("DEV", "the default device")
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "orinbench.greedy"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env={**os.environ, **environment},
-            text=True,
-        )
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            process.kill()
-
-        watch = threading.Timer(timeout, give_up)
-        watch.start()
-        assert process.stdin is not None and process.stdout is not None
+    who = f"tinygrad on {environment.get('DEV', 'the default device')}"
+    command = [sys.executable, "-m", "orinbench.greedy"]
+    with Child(command, environment, talks=True, hears=True) as child:
+        with contextlib.suppress(BrokenPipeError):
+            child.tell(json.dumps(request).encode(), last=True)
         try:
-            with contextlib.suppress(BrokenPipeError), process.stdin:
-                process.stdin.write(json.dumps(request))
-            for line in process.stdout:
-                say(line.rstrip("\n"))
-            status = process.wait()
-        finally:
-            watch.cancel()
-            process.kill()
-            process.wait()
-            process.stdout.close()
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").splitlines()
-    if late.is_set():
-        raise BenchError(f"tinygrad on {device}: no answer to the check in {timeout:g} s")
-    if status:
-        reason = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        reason = reason or "it wrote nothing"
-        raise BenchError(f"tinygrad on {device}: ended with status {status}: {reason}")
+            for line in child.lines(time.monotonic() + timeout):
+                say(line)
+        except TimeoutError:
+            child.end(grace=0)
+            raise BenchError(f"{who}: no answer to the check in {timeout:g} s") from None
+        if status := child.wait():
+            raise BenchError(f"{who}: ended with status {status}: {child.last_words()}")
 
 
 def main() -> None:

@@ -4,21 +4,17 @@ Several sequences at once are a call of `llama-batched-bench`, which is beside i
 A case with a text is one start of `llama-server`.
 """
 
-import contextlib
 import json
 import os
 import re
-import select
 import shutil
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orinbench.child import Child
 from orinbench.envelope import Preload
 from orinbench.errors import BenchError
 from orinbench.llama_server import find_llama_server, first_text, server_arguments
@@ -259,64 +255,33 @@ class LlamaCppBackend:
 
         The record has come with so many of `marker`.
         """
-        start, name = time.monotonic(), Path(arguments[0]).name
-        with tempfile.TemporaryFile() as errors:
+        name = Path(arguments[0]).name
+        try:
+            child = Child(arguments, self._variables, self._verbose, talks=True)
+        except OSError as error:
+            raise BackendDiedError(f"{name} does not start: {error}") from error
+        output, ended_s = b"", None
+        with child:
             try:
-                process = subprocess.Popen(
-                    arguments,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=None if self._verbose else errors,
-                    env={**os.environ, **self._variables},
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise BackendDiedError(f"{name} does not start: {error}") from error
-            try:
-                deadline = start + self._timeout
-                output, ended_s = _read_all(process, deadline, marker, markers)
-                _, status, usage = os.wait4(process.pid, 0)
-                process.returncode = os.waitstatus_to_exitcode(status)
+                while data := child.read(child.started + self._timeout):
+                    output += data
+                    if ended_s is None and output.count(marker) >= markers:
+                        ended_s = time.monotonic()
             except TimeoutError:
+                child.end(grace=0)
                 raise BackendDiedError(
                     f"{name} did not end in {self._timeout:g} s (--timeout)"
                 ) from None
-            finally:
-                if process.returncode is None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            wall_s = time.monotonic() - start
-            if process.returncode != 0:
-                errors.seek(0)
-                raise BackendDiedError(
-                    f"{name} ended with status {process.returncode}: "
-                    f"{_reason(errors.read().decode(errors='replace'))}"
-                )
+            status = child.wait()
+            wall_s = time.monotonic() - child.started
+            if status != 0:
+                why = _reason(child.errors())
+                raise BackendDiedError(f"{name} ended with status {status}: {why}")
         try:
             self._see_envelope()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
-        # Linux counts ru_maxrss in KiB (getrusage(2)).
-        return output.decode(errors="replace"), wall_s, ended_s, usage.ru_maxrss * 1024
-
-
-def _read_all(
-    process: subprocess.Popen[bytes], deadline: float, marker: bytes, markers: int
-) -> tuple[bytes, float | None]:
-    """Return standard output, and when its samples were there, in seconds of time.monotonic()."""
-    assert process.stdout is not None
-    output, ended = b"", None
-    with process.stdout as pipe:
-        while True:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                raise TimeoutError
-            if not (data := os.read(pipe.fileno(), 1 << 16)):
-                return output, ended
-            output += data
-            if ended is None and output.count(marker) >= markers:
-                ended = time.monotonic()
+        return output.decode(errors="replace"), wall_s, ended_s, child.peak_bytes
 
 
 def _reason(errors: str) -> str:

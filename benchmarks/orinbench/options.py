@@ -144,7 +144,7 @@ def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
     if options["output_err"]:  # nothing is said behind it, so that a program can read it
         sys.stderr.write(_rendered(records, options["output_err"], options))
     if options["report"]:
-        from orinbench.report_html.page import write_report  # matplotlib is slow to load
+        from orinbench.report.page import write_report  # jinja2 is slow to load
 
         write_report(records, options["report"])
 

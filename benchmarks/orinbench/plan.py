@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from orinbench.errors import BenchError
 from orinbench.protocol import Test
@@ -178,7 +178,6 @@ class SuiteCase:
     unit: str  # what the work is counted in a second: more is better
     label: str
     parameters: Settings
-    needs_bytes: int = 0  # of device memory, at most
     family: str = ""
     cost: float = 0.0
 
@@ -186,10 +185,6 @@ class SuiteCase:
     def settings(self) -> Settings:
         """No knobs of llama-bench."""
         return ()
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a parameter."""
-        return dict(self.parameters)[name]
 
 
 AnyCase = Case | SuiteCase

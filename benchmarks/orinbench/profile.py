@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 
 from orinbench.child import run
 from orinbench.errors import BenchError
+from orinbench.plain import read
 from orinbench.profile_log import KernelTime, read_log
 from orinbench.tinygrad_backend import probe_device
 
@@ -159,13 +159,9 @@ def difference(before: Profile, after: Profile) -> str:
 def load(path: Path) -> Profile:
     """Read what `-o json` wrote; raises BenchError for anything else."""
     try:
-        stored: dict[str, Any] = json.loads(path.read_text())
-        stored["sections"] = {
-            section: [ClassTime(**entry) for entry in classes]
-            for section, classes in stored["sections"].items()
-        }
-        return Profile(**stored)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        stored = json.loads(path.read_text())
+        return read(Profile, stored, f"{path}: not what `orinbench profile -o json` writes")
+    except (OSError, ValueError) as error:
         raise BenchError(f"{path}: not what `orinbench profile -o json` writes: {error}") from error
 
 

@@ -142,10 +142,8 @@ class Prepare:
     """
 
     benchmark: str
-    unit: str
     label: str
     parameters: dict[str, Any]
-    needs_bytes: int
     family: str
     cost: float
     seed: int

@@ -16,7 +16,7 @@ class BackendDiedError(Exception):
 
 
 class LeftOutError(Exception):
-    """A case does not fit the device, or would take too long: left out, and no failure."""
+    """A case would take too long on this device: left out, and no failure."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 import json
 import math
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,6 @@ from orinbench.statistics import summarize
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
 # memory several times.
 MAX_BYTES = 256 << 20
-# The table that llama-bench's and our `-o sql` create.
-SQL_TABLE = "llama_bench"
-# Virtual machine steps of SQLite, counted by the thousand, that a file's statements may take.
-SQL_KILOSTEPS = 200_000
-# Everything else is denied: no ATTACH, no PRAGMA, no function, no trigger, no SELECT. CREATE TABLE
-# itself inserts into, updates and reads sqlite_master (https://sqlite.org/c3ref/c_alter_table.html).
-SQL_ALLOWED = {
-    (sqlite3.SQLITE_CREATE_TABLE, SQL_TABLE),
-    *((sqlite3.SQLITE_INSERT, name) for name in (SQL_TABLE, "sqlite_master")),
-    (sqlite3.SQLITE_UPDATE, "sqlite_master"),
-    (sqlite3.SQLITE_READ, "sqlite_master"),
-}
-
 LISTS = (
     *("samples_ns", "samples_ts", "discarded_ns", "rounds", "processes", "warnings", "comparisons"),
     "ttft_warm_samples_s",
@@ -39,21 +24,14 @@ CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
 
 
 def load_results(path: Path) -> list[Record]:
-    """Return the records of a file written with `-o json`, `-o jsonl` or `-o sql`.
+    """Return the records of a file written with `-o json` or `-o jsonl`.
 
     The file may be ours or llama.cpp's; `completed` says what the records have. Raises BenchError
     for a file that is missing or holds anything else.
     """
     text = _read(path)
-    start = text.lstrip()[:1]
-    if start in ("[", "{"):
-        records = _from_json(path, text)
-    elif SQL_TABLE in text and "CREATE TABLE" in text:
-        records = _from_sql(path, text)
-    else:
-        raise BenchError(f"{path}: is no result of llama-bench -o json, jsonl or sql")
-    if not records:
-        raise BenchError(f"{path}: holds no records; write it with -o json, jsonl or sql")
+    if not (records := _from_json(path, text)):
+        raise BenchError(f"{path}: holds no records; write it with -o json or jsonl")
     return [_checked(path, index, record) for index, record in enumerate(records)]
 
 
@@ -73,51 +51,17 @@ def _from_json(path: Path, text: str) -> list[Any]:
     try:
         if text.lstrip().startswith("["):
             return list(json.loads(text))
+        if not text.lstrip().startswith("{"):
+            raise ValueError
         return [json.loads(line) for line in text.splitlines() if line.strip()]
     except (ValueError, RecursionError):
         raise BenchError(f"{path}: is no result of llama-bench -o json or jsonl") from None
 
 
-def _from_sql(path: Path, text: str) -> list[Any]:
-    """Run the file's statements in a database in memory that allows nothing but a filled table."""
-
-    def authorize(action: int, subject: str | None, *_: str | None) -> int:
-        return sqlite3.SQLITE_OK if (action, subject) in SQL_ALLOWED else sqlite3.SQLITE_DENY
-
-    steps = iter(range(SQL_KILOSTEPS))
-    with closing(sqlite3.connect(":memory:")) as scratch:
-        scratch.set_authorizer(authorize)
-        scratch.set_progress_handler(lambda: next(steps, None) is None, 1000)
-        try:
-            scratch.executescript(text)
-            scratch.set_authorizer(None)
-            rows = scratch.execute(f"SELECT * FROM {SQL_TABLE}")
-            names = [column[0] for column in rows.description]
-            found = [dict(zip(names, row, strict=True)) for row in rows]
-        except (sqlite3.Error, ValueError) as error:  # ValueError: a NUL in the text
-            reason = str(error)
-            if any(word in reason for word in ("not authorized", "prohibited", "denied")):
-                reason = f"only CREATE TABLE {SQL_TABLE} and INSERT of values are run ({reason})"
-            raise BenchError(f"{path}: is no result of llama-bench -o sql: {reason}") from None
-    return [_decoded(row) for row in found]
-
-
-def _decoded(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with our JSON cells as what they hold; llama-bench's own have none."""
-    decoded = dict(row)
-    for name, value in row.items():
-        if isinstance(value, str) and value[:1] in ("[", "{") and name in FIELDS:
-            try:
-                decoded[name] = json.loads(value)
-            except ValueError:
-                continue
-    return decoded
-
-
 def _checked(path: Path, index: int, record: Any) -> Record:
     where = f"{path}: record {index + 1}"
     if not isinstance(record, dict):
-        raise BenchError(f"{where} is no object; write the file with -o json, jsonl or sql")
+        raise BenchError(f"{where} is no object; write the file with -o json or jsonl")
     own = record.get("schema_version") is not None
     if own and (not isinstance(record["schema_version"], int) or not record.get("test")):
         raise BenchError(f"{where} has no test, or a schema_version that is no number")
@@ -132,7 +76,7 @@ def _checked(path: Path, index: int, record: Any) -> Record:
     if samples is not None and not _are_speeds(samples):
         raise BenchError(f"{where}: samples_ts must be a list of numbers above 0")
     if own and record.get("samples_ts") is None:
-        raise BenchError(f"{where} has no samples_ts; write it with -o json, jsonl or sql")
+        raise BenchError(f"{where} has no samples_ts; write it with -o json or jsonl")
     for name in ("avg_ts", "stddev_ts", "median_ts", "ci95_low_ts", "ci95_high_ts"):
         value = record.get(name)
         if value is not None and not _is_number(value):

@@ -45,6 +45,12 @@ let
         https://github.com/anduril/jetpack-nixos#updating-firmware-from-device'';
     }
     {
+      assertion = jetpack.majorVersion != "7";
+      message = ''
+        host ${host}: hardware.nvidia-jetpack.majorVersion is "7" (Jetson Linux r39, CUDA 13): the packages here
+        are for CUDA 12.6, and nobody has compared r39's nvgpu with the driver. Leave it at "6".'';
+    }
+    {
       assertion = lib.hasPrefix "orin-" jetpack.som;
       message = ''
         host ${host}: hardware.nvidia-jetpack.som is "${jetpack.som}", which is no Orin.
@@ -79,7 +85,7 @@ in
       default = true;
       example = false;
       description = ''
-        Whether to insist that this machine is a Jetson Orin with JetPack 6 or later. Off for
+        Whether to insist that this machine is a Jetson Orin with JetPack 6. Off for
         machines that only imitate one: virtual machines and simulators.
       '';
     };

@@ -8,6 +8,10 @@ let
     llm-server = ./llm-server.nix;
     llm-gateway = ./llm-gateway.nix;
     host = ./host.nix;
+    upgrade = ./upgrade.nix;
+    cache = ./cache.nix;
+    containers = ./containers.nix;
+    backup = ./backup.nix;
   };
 in
 modules

@@ -115,20 +115,20 @@ in
       enable = true;
       settings = {
         server = {
-          http_addr = cfg.listenAddress;
-          http_port = cfg.port;
+          http_addr = lib.mkDefault cfg.listenAddress;
+          http_port = lib.mkDefault cfg.port;
         };
         security = {
-          secret_key = credential "grafana-secret-key";
-          admin_password = credential "grafana-admin-password";
+          secret_key = lib.mkDefault (credential "grafana-secret-key");
+          admin_password = lib.mkDefault (credential "grafana-admin-password");
         };
         analytics = {
-          reporting_enabled = false;
-          check_for_updates = false;
-          check_for_plugin_updates = false;
+          reporting_enabled = lib.mkDefault false;
+          check_for_updates = lib.mkDefault false;
+          check_for_plugin_updates = lib.mkDefault false;
         };
-        "auth.anonymous".enabled = false;
-        users.allow_sign_up = false;
+        "auth.anonymous".enabled = lib.mkDefault false;
+        users.allow_sign_up = lib.mkDefault false;
       };
       provision = {
         enable = true;
@@ -136,8 +136,8 @@ in
           name = "Prometheus";
           uid = "prometheus";
           type = "prometheus";
-          url = "http://${listening.loopback}:${toString telemetry.prometheus.port}";
-          isDefault = true;
+          url = "http://${listening.loopback}:${toString config.services.prometheus.port}";
+          isDefault = lib.mkDefault true;
           jsonData.timeInterval = telemetry.prometheus.scrapeInterval;
         };
         dashboards.settings.providers = [

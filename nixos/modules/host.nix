@@ -21,6 +21,10 @@ let
     boot = 11;
     swap = 15;
   };
+  mountPoints = {
+    root = "/";
+    boot = "/boot";
+  };
   diskLabel =
     {
       what,
@@ -72,6 +76,24 @@ in
       };
     };
 
+    mdns = lib.mkOption {
+      type = lib.types.bool;
+      default = true;
+      example = false;
+      description = "Whether the board answers to its name in the local network: `ssh orin@orin-1.local`.";
+    };
+
+    rescueLogin = lib.mkOption {
+      type = lib.types.bool;
+      default = false;
+      example = true;
+      description = ''
+        Whether the serial console (micro-USB or the debug header, 115200 baud) is root's without a
+        password, in rescue and emergency mode too. false: it has nobody to log in as, so that who
+        holds the board has no shell.
+      '';
+    };
+
     caches = lib.mkOption {
       type = lib.types.attrsOf lib.types.str;
       default = {
@@ -108,7 +130,7 @@ in
     ++
       map
         (name: {
-          assertion = cfg.disk.${name} != null;
+          assertion = config.fileSystems.${mountPoints.${name}}.device != label "";
           message = ''
             host ${host}: orin.host.disk.${name} is not set. `lsblk -o NAME,LABEL` on the board shows the
             labels; set it as in `orin.host.disk.${name} = "${if name == "root" then "nixos" else "ESP"}"`.'';
@@ -163,28 +185,48 @@ in
       exit 1
     '';
 
+    # Values that another module may have its own of are defaults, so that this one fits into a
+    # configuration that exists.
     boot.loader = {
       systemd-boot = {
-        enable = true;
+        enable = lib.mkDefault true;
         # Each generation's kernel and initrd are copied to the EFI partition.
-        configurationLimit = 10;
+        configurationLimit = lib.mkDefault 10;
       };
-      efi.canTouchEfiVariables = true;
+      efi.canTouchEfiVariables = lib.mkDefault true;
     };
 
     fileSystems = {
       "/" = {
-        device = label (toString cfg.disk.root);
-        fsType = "ext4";
-        options = [ "noatime" ];
+        device = lib.mkDefault (label (toString cfg.disk.root));
+        fsType = lib.mkDefault "ext4";
+        options = lib.mkDefault [ "noatime" ];
       };
       "/boot" = {
-        device = label (toString cfg.disk.boot);
-        fsType = "vfat";
-        options = [ "umask=0077" ];
+        device = lib.mkDefault (label (toString cfg.disk.boot));
+        fsType = lib.mkDefault "vfat";
+        options = lib.mkDefault [ "umask=0077" ];
       };
     };
     swapDevices = lib.optional (cfg.disk.swap != null) { device = label cfg.disk.swap; };
+
+    services.avahi = lib.mkIf cfg.mdns {
+      enable = lib.mkDefault true;
+      nssmdns4 = lib.mkDefault true;
+      publish.enable = lib.mkDefault true;
+      publish.addresses = lib.mkDefault true;
+    };
+
+    # JetPack's console: "Tegra Combined UART".
+    systemd.services."serial-getty@ttyTCU0" = lib.mkIf cfg.rescueLogin {
+      overrideStrategy = "asDropin";
+      serviceConfig.ExecStart = [
+        ""
+        "${lib.getExe' pkgs.util-linux "agetty"} --autologin root --keep-baud 115200 %I $TERM"
+      ];
+    };
+    systemd.services.emergency.environment.SYSTEMD_SULOGIN_FORCE = lib.mkIf cfg.rescueLogin "1";
+    systemd.services.rescue.environment.SYSTEMD_SULOGIN_FORCE = lib.mkIf cfg.rescueLogin "1";
 
     users.users = lib.mkMerge [
       {
@@ -192,7 +234,7 @@ in
       }
       (lib.mkIf (cfg.user != "root") {
         ${cfg.user} = {
-          isNormalUser = true;
+          isNormalUser = lib.mkDefault true;
           extraGroups = [ "wheel" ];
           openssh.authorizedKeys.keys = cfg.sshKeys;
         };
@@ -200,18 +242,18 @@ in
     ];
     orin.tinygrad.users = [ cfg.user ];
     # There is no password to ask for.
-    security.sudo.wheelNeedsPassword = false;
+    security.sudo.wheelNeedsPassword = lib.mkDefault false;
 
     services.openssh = {
-      enable = true;
+      enable = lib.mkDefault true;
       settings = {
-        PasswordAuthentication = false;
-        KbdInteractiveAuthentication = false;
-        PermitRootLogin = "prohibit-password";
+        PasswordAuthentication = lib.mkDefault false;
+        KbdInteractiveAuthentication = lib.mkDefault false;
+        PermitRootLogin = lib.mkDefault "prohibit-password";
       };
     };
-    networking.firewall.enable = true;
-    services.timesyncd.enable = true;
+    networking.firewall.enable = lib.mkDefault true;
+    services.timesyncd.enable = lib.mkDefault (!config.services.chrony.enable);
 
     nix = {
       settings = {
@@ -224,11 +266,11 @@ in
         trusted-users = [ "@wheel" ];
       };
       gc = {
-        automatic = true;
-        dates = "weekly";
-        options = "--delete-older-than 30d";
+        automatic = lib.mkDefault true;
+        dates = lib.mkDefault "weekly";
+        options = lib.mkDefault "--delete-older-than 30d";
       };
-      optimise.automatic = true;
+      optimise.automatic = lib.mkDefault true;
     };
 
     systemd.tmpfiles.rules = [ "d ${toString cfg.modelFolder} 0755 ${cfg.user} users -" ];

@@ -76,6 +76,17 @@ in
       '';
     };
 
+    reboot = lib.mkOption {
+      type = lib.types.bool;
+      default = false;
+      example = true;
+      description = ''
+        Whether to restart the board, a minute later and once, where a power mode needs it: another
+        TPC mask, after a program has had the GPU open. false: the switch says so, the readback too,
+        and the mode is set at the next boot.
+      '';
+    };
+
     lockClocks = lib.mkOption {
       type = lib.types.bool;
       default = true;
@@ -156,8 +167,10 @@ in
         ];
 
         boot.kernelParams = [ "transparent_hugepage=${cfg.transparentHugepages}" ];
-        powerManagement.cpuFreqGovernor = lib.mkIf (cfg.cpuGovernor != null) cfg.cpuGovernor;
-        zramSwap.enable = cfg.zram;
+        powerManagement.cpuFreqGovernor = lib.mkIf (cfg.cpuGovernor != null) (
+          lib.mkDefault cfg.cpuGovernor
+        );
+        zramSwap.enable = lib.mkIf cfg.zram true;
 
         systemd.services.orin-performance-readback = lib.mkIf cfg.readback {
           description = "The board is in the power mode ${cfg.powerMode}";
@@ -179,14 +192,17 @@ in
       }
 
       (lib.optionalAttrs (options.hardware ? nvidia-jetpack) {
-        hardware.nvidia-jetpack.maxClock = cfg.lockClocks;
+        hardware.nvidia-jetpack.maxClock = lib.mkDefault cfg.lockClocks;
 
         # By name, looked up on the board: the numbers differ between modules and releases, and
         # without one nvpmodel takes the file's default.
         systemd.services.nvpmodel = lib.mkIf config.services.nvpmodel.enable {
           before = [ "jetson_clocks.service" ];
           serviceConfig = {
-            ExecStart = lib.mkForce "${powerMode} set ${mode} --nvpmodel ${pkgs.nvidia-jetpack.l4t-nvpmodel}/bin/nvpmodel";
+            ExecStart = lib.mkForce (
+              "${powerMode} set ${mode} --nvpmodel ${pkgs.nvidia-jetpack.l4t-nvpmodel}/bin/nvpmodel"
+              + lib.optionalString cfg.reboot " --reboot ${config.systemd.package}/bin/shutdown"
+            );
             # A name that the board does not have: trying again every two seconds would not help.
             RestartPreventExitStatus = 2;
           };

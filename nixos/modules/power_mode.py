@@ -4,12 +4,16 @@ nvpmodel.conf says for each mode which files hold which values. `set` hands the 
 nvpmodel; `check` compares the files, because nvpmodel records a mode as chosen even where the board
 did not follow (a change of the TPC mask needs a GPU that nobody has opened, or a reboot).
 
+Where a program has had the GPU open, nvpmodel asks whether to reboot now. `set` says no and leaves
+word in run/ that the mode waits for the next boot, when it is set before anything opens the GPU.
+With `--reboot` the board restarts in a minute, once: one that asks again then is an error.
+
 Standard library only: this runs at boot, before anything else of ours.
 """
 
 import argparse
-import os
 import re
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +24,12 @@ SECTION = re.compile(r"<\s*(?P<kind>\w+)\s+(?P<attributes>[^>]*?)\s*>")
 MOMENTARY = re.compile(r"GPU_POWER_CONTROL_\w+")
 # The same argument as a newer kernel spells its path (Jetson Linux r36 on).
 NEXT_KERNEL = "_KNEXT"
+# nvpmodel's question, as boards with r35 and r36 print it: "NVPM WARN: Reboot required for changing
+# to this power mode: 0", "DO YOU WANT TO REBOOT NOW? enter YES/yes to confirm:".
+QUESTION = "Reboot required"
+# The mode that waits for the next boot, whose run/ is empty; and the one of the last restart.
+WAITING = "run/orin-power-mode"
+RESTARTED = "var/lib/nvpmodel/orin-restarted-for"
 # nvpmodel takes -1 as INT_MAX: the highest frequency of the table.
 UNLIMITED = -1
 
@@ -165,21 +175,51 @@ def clock_deviation(
     return [f"{name} may run up to {got}, {mode.name} wants {max(allowed)}"]
 
 
-def set_mode(config: Config, name: str, path: Path, nvpmodel: str) -> None:
-    """Become nvpmodel with the number of the mode."""
-    number = config.mode(name, path).number
-    os.execv(nvpmodel, [nvpmodel, "-f", str(path), "-m", str(number)])
+def set_mode(mode: Mode, root: Path, nvpmodel: str, shutdown: str | None) -> None:
+    """Run nvpmodel with the number of the mode; raises ModeError where a restart did not help.
+
+    shutdown: the program that restarts the board where nvpmodel asks for it; None: nobody does.
+    """
+    command = [nvpmodel, "-f", str(root / "etc/nvpmodel.conf"), "-m", str(mode.number)]
+    done = subprocess.run(
+        command, input="NO\n", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    print(done.stdout, end="", flush=True)
+    restarted = root / RESTARTED
+    if QUESTION not in done.stdout:
+        restarted.unlink(missing_ok=True)
+        sys.exit(done.returncode)
+    waiting = root / WAITING
+    waiting.parent.mkdir(parents=True, exist_ok=True)
+    waiting.write_text(mode.name + "\n")
+    if shutdown is None:
+        print(f"power-mode: {mode.name} waits for the next boot: reboot the board")
+        return
+    if restarted.exists() and restarted.read_text().strip() == mode.name:
+        raise ModeError(
+            f"the board was restarted for {mode.name} and wants it again: something opens the GPU "
+            "before nvpmodel.service (systemd-analyze critical-chain nvpmodel.service)"
+        )
+    restarted.parent.mkdir(parents=True, exist_ok=True)
+    restarted.write_text(mode.name + "\n")
+    # A minute, so that a switch that is under way ends.
+    subprocess.run([shutdown, "-r", "+1", f"power mode {mode.name}"], check=True)
+    print(f"power-mode: {mode.name} waits for a reboot, in a minute")
 
 
-def check(config: Config, name: str, path: Path, root: Path, pinned: bool) -> None:
+def check(mode: Mode, config: Config, root: Path, pinned: bool) -> None:
     """Say that the board is in the mode; raises ModeError with all that is not."""
-    wrong = deviations(config, config.mode(name, path), root, pinned)
-    asked = name + (" with pinned clocks" if pinned else "")
-    if wrong:
+    wrong = deviations(config, mode, root, pinned)
+    asked = mode.name + (" with pinned clocks" if pinned else "")
+    waiting = root / WAITING
+    if wrong and waiting.exists() and waiting.read_text().strip() == mode.name:
+        print(f"the board is not in {asked} yet, reboot it: {'; '.join(wrong)}")
+    elif wrong:
         raise ModeError(
             f"the board is not in {asked}: {'; '.join(wrong)}. Other TPCs need a reboot"
         )
-    print(f"the board is in {asked}")
+    else:
+        print(f"the board is in {asked}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -189,15 +229,17 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("mode", help="a NAME of nvpmodel.conf, as MAXN")
     parser.add_argument("--root", type=Path, default=Path("/"), help="where sys, etc and var lie")
     parser.add_argument("--pinned", action="store_true", help="check: GPU and CPU clocks fixed too")
-    parser.add_argument("--nvpmodel", help="set: the program that writes the mode")
+    parser.add_argument("--nvpmodel", default="nvpmodel", help="set: what writes the mode")
+    parser.add_argument("--reboot", metavar="SHUTDOWN", help="set: what restarts the board")
     options = parser.parse_args(arguments)
     path = options.root / "etc/nvpmodel.conf"
     try:
         config = read_config(path)
+        mode = config.mode(options.mode, path)
         if options.action == "set":
-            set_mode(config, options.mode, path, options.nvpmodel or "nvpmodel")
+            set_mode(mode, options.root, options.nvpmodel, options.reboot)
         else:
-            check(config, options.mode, path, options.root, options.pinned)
+            check(mode, config, options.root, options.pinned)
     except ModeError as error:
         print(f"power-mode: {error}", file=sys.stderr)
         sys.exit(2)

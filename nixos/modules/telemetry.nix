@@ -291,7 +291,7 @@ in
           "orin.telemetry.exporter.debugfs.port" = cfg.exporter.debugfs.port;
         }
         // lib.optionalAttrs cfg.prometheus.enable {
-          "orin.telemetry.prometheus.port" = cfg.prometheus.port;
+          "orin.telemetry.prometheus.port" = config.services.prometheus.port;
         }
         // lib.optionalAttrs cfg.alertmanager.enable {
           "orin.telemetry.alertmanager.port" = cfg.alertmanager.port;
@@ -333,7 +333,7 @@ in
         systemd.tmpfiles.rules = [ "d ${toString cfg.textfileDirectory} 0775 root video -" ];
         services.prometheus.exporters.node = lib.mkIf cfg.nodeExporter {
           enable = true;
-          listenAddress = loopback;
+          listenAddress = lib.mkDefault loopback;
           # Which units failed: the alert OrinUnitFailed asks for it.
           enabledCollectors = [ "systemd" ];
           disabledCollectors = [ "thermal_zone" ];
@@ -376,16 +376,18 @@ in
         };
         services.prometheus = {
           enable = true;
-          listenAddress = loopback;
-          inherit (cfg.prometheus) port remoteWrite;
-          retentionTime = cfg.prometheus.retention;
+          listenAddress = lib.mkDefault loopback;
+          port = lib.mkDefault cfg.prometheus.port;
+          inherit (cfg.prometheus) remoteWrite;
+          retentionTime = lib.mkDefault cfg.prometheus.retention;
           # The files that it names are not there while the system is built.
-          checkConfig =
-            if cfg.prometheus.remoteWrite == [ ] && llmKey == null then true else "syntax-only";
+          checkConfig = lib.mkDefault (
+            if cfg.prometheus.remoteWrite == [ ] && llmKey == null then true else "syntax-only"
+          );
           globalConfig = {
-            scrape_interval = cfg.prometheus.scrapeInterval;
-            evaluation_interval = cfg.prometheus.scrapeInterval;
-            external_labels.host = host;
+            scrape_interval = lib.mkDefault cfg.prometheus.scrapeInterval;
+            evaluation_interval = lib.mkDefault cfg.prometheus.scrapeInterval;
+            external_labels.host = lib.mkDefault host;
           };
           ruleFiles = map (name: ../../telemetry/rules + "/${name}") (
             lib.filter (lib.hasSuffix ".yml") (lib.attrNames (builtins.readDir ../../telemetry/rules))
@@ -408,7 +410,7 @@ in
             in
             [
               (job "jetson" cfg.exporter.port // cfg.exporter.scrape)
-              (job "prometheus" cfg.prometheus.port)
+              (job "prometheus" config.services.prometheus.port)
             ]
             ++ lib.optional cfg.exporter.debugfs.enable (job "jetson-debugfs" cfg.exporter.debugfs.port)
             ++ lib.optional cfg.nodeExporter (job "node" config.services.prometheus.exporters.node.port)

@@ -269,6 +269,16 @@ let
           enable = true;
           environmentFile = "${./assertions.nix}";
         };
+        orin.upgrade = {
+          enable = true;
+          units = [ "orin-gpu" ];
+        };
+        orin.cache = {
+          enable = true;
+          openFirewall = true;
+          port = 9401;
+        };
+        orin.backup.enable = true;
       };
       wanted = [
         ''orin.host.user = "root": root logs in''
@@ -277,6 +287,11 @@ let
         ''orin.llm-server.host = "0.0.0.0" answers everyone who reaches it''
         "orin.llm-server.models.main: llama.cpp has no `memory` and no `queue`"
         "orin.llm-gateway.servers names no model"
+        "orin.upgrade.units = [ \"orin-gpu\" ]: name at least one unit, with its ending"
+        "the cache listens on 127.0.0.1 only"
+        "orin.cache.port and orin.telemetry.exporter.port are both 9401"
+        ''orin.backup.repository = "": write where to''
+        "orin.backup.passwordFile = null: name a file"
         "orin.llm-gateway.environmentFile is in the Nix store"
       ];
     };
@@ -345,6 +360,13 @@ let
         hardware.nvidia-jetpack.majorVersion = "5";
       };
       wanted = [ ''hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35)'' ];
+    };
+    jetpack7 = {
+      host = bare "aarch64-linux" {
+        imports = [ jetpackOptions ];
+        hardware.nvidia-jetpack.majorVersion = "7";
+      };
+      wanted = [ ''hardware.nvidia-jetpack.majorVersion is "7" (Jetson Linux r39, CUDA 13)'' ];
     };
     genericModule = {
       host = bare "aarch64-linux" {

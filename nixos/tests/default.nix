@@ -48,6 +48,12 @@ let
     ) wrongUse
   );
 
+  strange =
+    if system == "x86_64-linux" then
+      import ./foreign.nix { inherit self; }
+    else
+      self.checks.x86_64-linux.foreign-host.report;
+
   documented = builtins.readFile ../../docs/nixos.md;
 in
 {
@@ -63,6 +69,7 @@ in
   deadnix = lint "deadnix" pkgs.deadnix "deadnix --fail --no-lambda-pattern-names .";
 
   wrong-use = decided "wrong-use" unexpected { report = wrongUse; };
+  foreign-host = decided "foreign-host" strange { report = strange; };
   docs = decided "docs" (lib.optional (
     !lib.hasInfix self.lib.optionsMarkdown documented
   ) "docs/nixos.md is not what the modules say: `nix run .#docs` writes it anew") { };

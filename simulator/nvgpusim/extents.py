@@ -58,12 +58,14 @@ class Extents:
     moment: int = 0
     submissions: dict[int, deque[int]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
+    keeps_writes: bool = True
+    """Whether anybody asks who wrote what: each look at a buffer pays microseconds for it."""
 
     def alloc(
         self, va: int, size: int, name: str = "buffer", line: str = "", fresh: bool = True
     ) -> None:
         """A piece exists from now on; `fresh`: nobody has written it."""
-        words = np.zeros(-(-size // WORD), bool) if fresh else None
+        words = np.zeros(-(-size // WORD), bool) if fresh and self.keeps_writes else None
         with self.lock:
             self.moment += 1
             if va not in self.pieces:
@@ -102,6 +104,8 @@ class Extents:
 
     def written(self, va: int, size: int, when: int | None = None) -> None:
         """Somebody who is no kernel wrote these bytes."""
+        if not self.keeps_writes:
+            return
         extent = self.find(va, when)
         if extent is not None and extent.wrote is not None:
             extent.wrote[(va - extent.va) // WORD : -(-(va + size - extent.va) // WORD)] = True

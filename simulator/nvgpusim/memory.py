@@ -245,7 +245,8 @@ class Mapping:
     def seen(self, start: int, size: int) -> NDArray[np.uint8]:
         """The bytes [start, start + size) as the GPU reads them."""
         if self.lines is None:
-            return self.array[start : start + size]
+            start += self.buf_offset
+            return self.buf.array[start : start + size]
         return self.lines.read(self.array, start, size)
 
     def wrote(self, start: int, end: int) -> None:
@@ -293,6 +294,7 @@ class GpuAddressSpace:
         self._starts: list[int] = []
         self._of: dict[DmaBuf, list[Mapping]] = {}
         self._table: tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]] | None = None
+        self._known: tuple[list[int], list[Mapping]] | None = None
         self._gone: deque[Unmapped] = deque(maxlen=self.HISTORY)
 
     # kernel side
@@ -305,7 +307,7 @@ class GpuAddressSpace:
             self._maps.insert(at, mapping)
             self._starts.insert(at, mapping.va)
             self._of.setdefault(mapping.buf, []).append(mapping)
-            self._table = None
+            self._table = self._known = None
 
     def unmap(self, mapping: Mapping, line: str = "") -> None:
         """Take a mapping out, at once, and drop its reference on the buffer."""
@@ -315,7 +317,7 @@ class GpuAddressSpace:
             self._of[mapping.buf].remove(mapping)
             if not self._of[mapping.buf]:
                 del self._of[mapping.buf]
-            self._table = None
+            self._table = self._known = None
             self._gone.append(Unmapped(mapping.va, mapping.end, repr(mapping.buf), line))
         mapping.buf.put("gpu")
 
@@ -331,11 +333,15 @@ class GpuAddressSpace:
 
     def find(self, va: int) -> Mapping | None:
         """The mapping that holds `va`."""
+        starts, maps = self._known or self._snapshot()
+        at = bisect_right(starts, va) - 1
+        return maps[at] if at >= 0 and va < maps[at].end else None
+
+    def _snapshot(self) -> tuple[list[int], list[Mapping]]:
+        """Starts and mappings for looks without the lock, kept until something changes."""
         with self._lock:
-            at = bisect_right(self._starts, va) - 1
-            if at >= 0 and va < self._maps[at].end:
-                return self._maps[at]
-            return None
+            self._known = self._starts.copy(), self._maps.copy()
+            return self._known
 
     def overlapping(self, va: int, size: int) -> list[Mapping]:
         """Mappings that share a byte with [va, va + size)."""
@@ -358,15 +364,16 @@ class GpuAddressSpace:
         mapping = self.find(va)
         if mapping is None:
             raise self._fault(va, access)
-        if va + size > mapping.end:
-            raise self._fault(mapping.end, access)
-        if mapping.read_only and access in ("write", "atomic"):
-            raise MmuFault(va, access, "read-only", self.describe(va))
         start = va - mapping.va
+        if start + size > mapping.size:
+            raise self._fault(mapping.end, access)
         if access not in ("write", "atomic"):
             return mapping.seen(start, size).data.toreadonly()
+        if mapping.read_only:
+            raise MmuFault(va, access, "read-only", self.describe(va))
         mapping.wrote(start, start + size)
-        return mapping.array[start : start + size].data
+        start += mapping.buf_offset
+        return mapping.buf.array[start : start + size].data
 
     def load(
         self, va: NDArray[np.uint64], width: int, access: Access = "read"

@@ -40,7 +40,7 @@ class Backend:
     """Answers of the seam's user; every default is "ask the host kernel"."""
 
     imposes = False
-    """Whether mappings are made shared and not inherited, as the driver makes them."""
+    """Whether mappings are not inherited, as the driver makes them, and `shares` is asked."""
 
     def owns_path(self, path: str) -> bool:
         """Whether `path` is a device node of the backend's."""
@@ -71,6 +71,10 @@ class Backend:
     def map_fd(self, fd: int, length: int, offset: int) -> Any:
         """(fd to map, token) in place of `fd`; raises OSError."""
         return NotImplemented
+
+    def shares(self, token: Any) -> bool:
+        """Whether the driver makes a private mapping of this a shared one."""
+        return True
 
     def mapped(self, address: int, length: int, token: Any) -> None:
         """A mapping was made; token is None for a foreign fd or anonymous memory."""
@@ -352,7 +356,7 @@ class Seam:
                 return self._failed(function, error)
             if got is not NotImplemented:
                 inner, token = got
-                if self.backend.imposes:
+                if self.backend.imposes and self.backend.shares(token):
                     flags = flags & ~mmap.MAP_PRIVATE | mmap.MAP_SHARED
                 given = (*args[:3], flags, inner, args[5])
         result = real(*given)

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from . import locks, programs
+from .extents import EXTENTS
 from .kernel import Kernel
 from .kernel.available import MEMINFO, meminfo
 from .kernel.core import NODES
@@ -101,6 +102,10 @@ class SimBackend(Backend):
             self._event("mmap", fd=fd, length=length, offset=offset, errno=error.errno)
             raise
         return NotImplemented if got is None else (got[0], (got[1], fd, offset))
+
+    def shares(self, token: Any) -> bool:
+        """nvmap does (nvmap_dmabuf.c:456); nvgpu's doorbell does not (ioctl_ctrl.c:2861)."""
+        return isinstance(token[0], DmaBuf)
 
     def mapped(self, address: int, length: int, token: Any) -> None:
         """The host kernel has mapped."""
@@ -192,6 +197,7 @@ class Simulation:
         self.seam.install()
         for name, hook in locks.client_hooks().items():
             self.seam.replace(gc, name, hook)
+        EXTENTS.keeps_writes = "init" in self.options.checks
         programs.install()
         Simulation.current = self
         atexit.register(Simulation.finish)
@@ -220,6 +226,7 @@ class Simulation:
         """Take the seam out again (for tests)."""
         self.seam.remove()
         self.kernel.close()
+        EXTENTS.keeps_writes = True
         Simulation.current = None
 
 

@@ -14,8 +14,17 @@
 
       # What differs between the boards; all else is common.nix.
       boards = {
-        orin-1.tags = [ "bench" ];
+        orin-1 = {
+          tags = [ "bench" ];
+          modules = [ ./cache.nix ];
+        };
         orin-2 = {
+          tags = [ "llm" ];
+          modules = [ ./llm.nix ];
+        };
+        orin-3 = {
+          som = "orin-nano";
+          super = true;
           tags = [ "llm" ];
           modules = [ ./llm.nix ];
         };
@@ -25,23 +34,46 @@
         hostName: board:
         tinygrad-orin.lib.orinModules {
           inherit hostName;
-          modules = [ ./common.nix ] ++ board.modules or [ ];
+          som = board.som or "orin-agx";
+          modules = [
+            ./common.nix
+            { hardware.nvidia-jetpack.super = board.super or false; }
+          ]
+          ++ board.modules or [ ];
         };
+      # A machine that is no Orin: it keeps and shows what the boards measure.
+      monitor = [
+        ./monitor.nix
+        {
+          _module.args = { inherit tinygrad-orin; };
+          networking.hostName = "monitor";
+          nixpkgs.hostPlatform = "x86_64-linux";
+        }
+      ];
     in
     {
-      # One board: nixos-rebuild switch --flake .#orin-1 --target-host root@orin-1
-      nixosConfigurations = lib.mapAttrs (
-        hostName: board: lib.nixosSystem { modules = modulesOf hostName board; }
-      ) boards;
+      # One machine: nixos-rebuild switch --flake .#orin-1 --target-host root@orin-1.local
+      nixosConfigurations =
+        lib.mapAttrs (hostName: board: lib.nixosSystem { modules = modulesOf hostName board; }) boards
+        // {
+          monitor = lib.nixosSystem { modules = monitor; };
+        };
 
       # All of them: nix run nixpkgs#colmena -- apply, or `apply --on @llm`.
       colmena = {
-        meta.nixpkgs = import nixpkgs { system = "aarch64-linux"; };
+        meta = {
+          nixpkgs = import nixpkgs { system = "aarch64-linux"; };
+          nodeNixpkgs.monitor = import nixpkgs { system = "x86_64-linux"; };
+        };
+        monitor = {
+          imports = monitor;
+          deployment.tags = [ "monitor" ];
+        };
       }
       // lib.mapAttrs (hostName: board: {
         imports = modulesOf hostName board;
         deployment = {
-          targetHost = hostName;
+          targetHost = "${hostName}.local";
           inherit (board) tags;
           # CUDA packages do not cross-compile: each board builds, or takes from the cache.
           buildOnTarget = true;

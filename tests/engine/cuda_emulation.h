@@ -71,7 +71,8 @@ static Fiber fibers[1024];
 static Context scheduler;
 static int current, nthreads, alive, block_waiting, warp_waiting[32], warp_alive[32];
 static uint64_t block_gen, warp_gen[32], progress;
-static uint32_t exchange[1024][8];
+static uint32_t given[1024][10], taken[1024][4];     // of an operation of a whole warp: its lanes' operands, and what they get
+static void (*warp_operation[32])(int first_lane);  // run by the last lane that arrives
 static uint3_ tid, bid;
 static std::vector<const void*> prefetched;  // addresses that the last launch asked the L2 for
 static void (*kernel)(void*);
@@ -83,12 +84,18 @@ static void fail(const char* what) {
 }
 static void yield() { int me = current; switch_context(fibers[me].ctx, scheduler); current = me; tid = {(unsigned)me, 0, 0}; }
 static void release_block() { if (block_waiting && block_waiting == alive) { block_waiting = 0; block_gen++; progress++; } }
-static void release_warp(int w) { if (warp_waiting[w] && warp_waiting[w] == warp_alive[w]) { warp_waiting[w] = 0; warp_gen[w]++; progress++; } }
+static void release_warp(int w) {
+  if (!warp_waiting[w] || warp_waiting[w] != warp_alive[w]) return;
+  if (warp_operation[w]) warp_operation[w](32 * w);
+  warp_operation[w] = 0; warp_waiting[w] = 0; warp_gen[w]++; progress++;
+}
 static void block_barrier() { uint64_t g = block_gen; block_waiting++; release_block(); while (block_gen == g) yield(); }
 static void warp_barrier() {
   int w = current / 32; uint64_t g = warp_gen[w]; warp_waiting[w]++; release_warp(w);
   while (warp_gen[w] == g) yield();
 }
+// Wait for the warp; its last lane makes `taken` from `given` for all, as hardware does at once.
+static void warp_together(void (*operation)(int first_lane)) { warp_operation[current / 32] = operation; warp_barrier(); }
 static void entry() {
   kernel(kernel_args);
   Fiber& f = fibers[current];
@@ -136,10 +143,9 @@ static inline void __syncwarp() { emu::warp_barrier(); }
 static inline void __threadfence() {}
 template<class T> static inline T __shfl_xor_sync(unsigned, T v, int mask) {
   static_assert(sizeof(T) == 4, "");
-  memcpy(&emu::exchange[emu::current][0], &v, 4);
-  emu::warp_barrier();
-  T r; memcpy(&r, &emu::exchange[emu::current ^ mask][0], 4);
-  emu::warp_barrier();
+  memcpy(emu::given[emu::current], &v, 4);
+  emu::warp_together([](int first) { for (int i = first; i < first + 32; i++) emu::taken[i][0] = emu::given[i][0]; });
+  T r; memcpy(&r, emu::taken[emu::current ^ mask], 4);
   return r;
 }
 template<class T> static inline T atomicAdd(T* p, T v) { T o = *p; *p += v; return o; }
@@ -153,6 +159,7 @@ static inline int __dp4a(int a, int b, int c) {
   return c;
 }
 static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, unsigned s) { s &= 31; return s ? (lo >> s) | (hi << (32 - s)) : lo; }
+static inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned s) { s &= 31; return s ? (hi << s) | (lo >> (32 - s)) : hi; }
 static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
   uint64_t v = ((uint64_t)y << 32) | x; unsigned r = 0;
   for (int i = 0; i < 4; i++) r |= (unsigned)((v >> (8 * ((s >> (4 * i)) & 7))) & 255) << (8 * i);
@@ -178,9 +185,9 @@ extern "C" EXPORTED size_t emulated_prefetched(const void** out, size_t n) {
 }
 static inline void cp_async_commit() { emu::fibers[emu::current].group++; }
 template<int N> static inline void cp_async_wait() {
-  auto& f = emu::fibers[emu::current]; std::vector<emu::Copy> later;
-  for (auto& c : f.copies) if (c.group < f.group - N) memcpy(c.dst, c.src, 16); else later.push_back(c);
-  f.copies = later;
+  auto& f = emu::fibers[emu::current]; size_t later = 0;
+  for (auto& c : f.copies) if (c.group < f.group - N) memcpy(c.dst, c.src, 16); else f.copies[later++] = c;
+  f.copies.resize(later);
 }
 static inline float h2f(unsigned short h) { _Float16 x; memcpy(&x, &h, 2); return (float)x; }
 static inline unsigned short f2h(float f) { _Float16 x = (_Float16)f; unsigned short h; memcpy(&h, &x, 2); return h; }
@@ -196,36 +203,49 @@ static inline int block_again() { return emu::bid.x; }
 static inline int token_block_again() { return emu::bid.y; }
 static inline int load_again(const int* p) { return *p; }
 // ldmatrix.x4: lane 8 i + r has the address of row r of matrix i
-static inline void load_matrices_of(unsigned* r, Shared row, bool across) {
+template<bool ACROSS> static inline void load_matrices_of(unsigned* r, Shared row) {
   if ((uintptr_t)row % 16) emu::fail("misaligned ldmatrix");
-  memcpy(emu::exchange[emu::current], &row, sizeof(row));
-  emu::warp_barrier();
-  int base = emu::current & ~31, lane = emu::current & 31, g = lane / 4, j = lane % 4;
-  for (int i = 0; i < 4; i++) {
-    unsigned short h[2];
-    for (int c = 0; c < 2; c++) {
-      unsigned char* from; memcpy(&from, emu::exchange[base + 8 * i + (across ? 2 * j + c : g)], sizeof(from));
-      memcpy(&h[c], from + 2 * (across ? g : 2 * j + c), 2);
+  memcpy(emu::given[emu::current], &row, sizeof(row));
+  emu::warp_together([](int first) {
+    for (int i = 0; i < 4; i++) {
+      unsigned short matrix[8][8];
+      for (int y = 0; y < 8; y++) {
+        unsigned char* from; memcpy(&from, emu::given[first + 8 * i + y], sizeof(from));
+        memcpy(matrix[y], from, 16);
+      }
+      for (int lane = 0; lane < 32; lane++) {
+        int g = lane / 4, j = lane % 4 * 2;
+        unsigned lo = ACROSS ? matrix[j][g] : matrix[g][j], hi = ACROSS ? matrix[j + 1][g] : matrix[g][j + 1];
+        emu::taken[first + lane][i] = lo | (hi << 16);
+      }
     }
-    r[i] = h[0] | ((unsigned)h[1] << 16);
-  }
-  emu::warp_barrier();
+  });
+  memcpy(r, emu::taken[emu::current], 16);
 }
-static inline void load_matrices(unsigned* r, Shared row) { load_matrices_of(r, row, false); }
-static inline void load_matrices_across(unsigned* r, Shared row) { load_matrices_of(r, row, true); }
+static inline void load_matrices(unsigned* r, Shared row) { load_matrices_of<false>(r, row); }
+static inline void load_matrices_across(unsigned* r, Shared row) { load_matrices_of<true>(r, row); }
 // m16n8k16, row.col: lane = 4*group + t. A: (group | group+8, 2t.. | 2t+8..); B: (2t.. | 2t+8.., group); C: (group | group+8, 2t, 2t+1)
 static inline void mma16816(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, unsigned b1) {
-  unsigned r[6] = {a0, a1, a2, a3, b0, b1};
-  memcpy(emu::exchange[emu::current], r, sizeof(r));
-  emu::warp_barrier();
-  int base = emu::current & ~31, lane = emu::current & 31;
-  for (int i = 0; i < 4; i++) {
-    int row = lane / 4 + (i / 2) * 8, col = (lane % 4) * 2 + i % 2;
-    for (int k = 0; k < 16; k++) {
-      int t = (k % 8) / 2, hi = k % 2;
-      unsigned a = emu::exchange[base + (row % 8) * 4 + t][(row / 8) + 2 * (k / 8)], b = emu::exchange[base + col * 4 + t][4 + k / 8];
-      c[i] += h2f(hi ? a >> 16 : a) * h2f(hi ? b >> 16 : b);
+  unsigned operands[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(emu::given[emu::current], operands, sizeof(operands));
+  memcpy(emu::given[emu::current] + 6, c, 16);
+  emu::warp_together([](int first) {
+    float a[16][16], b[16][8], sums[16][8];  // row and k; k and column; row and column
+    for (int lane = 0; lane < 32; lane++) {
+      const uint32_t* of = emu::given[first + lane];
+      const int y = lane / 4, x = lane % 4 * 2;
+      for (int i = 0; i < 4; i++) {
+        a[y + i % 2 * 8][x + i / 2 * 8] = h2f(of[i]);
+        a[y + i % 2 * 8][x + i / 2 * 8 + 1] = h2f(of[i] >> 16);
+        memcpy(&sums[y + i / 2 * 8][x + i % 2], of + 6 + i, 4);
+      }
+      for (int i = 0; i < 2; i++) { b[x + 8 * i][y] = h2f(of[4 + i]); b[x + 8 * i + 1][y] = h2f(of[4 + i] >> 16); }
     }
-  }
-  emu::warp_barrier();
+    for (int k = 0; k < 16; k++)
+      for (int y = 0; y < 16; y++)
+        for (int x = 0; x < 8; x++) sums[y][x] += a[y][k] * b[k][x];
+    for (int lane = 0; lane < 32; lane++)
+      for (int i = 0; i < 4; i++) memcpy(&emu::taken[first + lane][i], &sums[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2], 4);
+  });
+  memcpy(c, emu::taken[emu::current], 16);
 }

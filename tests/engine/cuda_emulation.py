@@ -31,6 +31,13 @@ def cxx() -> list[str]:
 
 
 @functools.cache
+def half_flags() -> list[str]:
+    """Flags of a processor that converts halves itself; a function's call takes far longer."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return ["-mf16c"] if cpuinfo.exists() and " f16c " in cpuinfo.read_text() else []
+
+
+@functools.cache
 def compile_emulated(source: str) -> bytes:
     """Compile CUDA C whose one entry is `extern "C" __global__` to a shared object's bytes."""
     entry = source[source.rindex('extern "C"') :]
@@ -54,7 +61,7 @@ def compile_emulated(source: str) -> bytes:
             src.write_text(text)
             # Hidden: shared memory of a template is the process's else, of the first kernel's size.
             flags = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
-            flags += ["-fvisibility=hidden"]
+            flags += ["-fvisibility=hidden", *half_flags()]
             subprocess.run([*cxx(), *flags, "-o", so, src], check=True)
             so.rename(out)
     return str(out).encode()

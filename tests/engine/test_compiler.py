@@ -101,7 +101,7 @@ def test_bf16_runs_on_the_cpu_whatever_clang_is_there(tmp_path: Path, system: st
         folders.insert(0, str(tmp_path / "old"))
     place = {"XDG_STATE_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-m", "orinbench", "matmul", "--sizes", "64", "--dtype", "bf16",
+        [sys.executable, "-m", "orinbench", "suite", "--select", "matmul bf16 64x*",
          "--device", "CPU", "-r", "1", "--no-roofline"],
         env=os.environ | place | {"PATH": os.pathsep.join(folders)},
         capture_output=True, text=True, timeout=600, check=False,

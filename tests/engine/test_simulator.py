@@ -27,7 +27,7 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(("shape", "quant"), [("tiny", "Q6_K"), ("tiny-qwen3moe", "Q4_K")])
+@pytest.mark.parametrize(("shape", "quant"), [("tiny", "Q6_K"), ("tiny-qwen3moe", "Q4_0")])
 def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str) -> None:
     path = tmp_path / "tiny.gguf"
     write_synthetic(path, shape, quant, seed=0)

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Another way to call Nix, as a wrapper that brings the inputs along.
 NIX = shlex.split(os.environ.get("NIX", "nix"))
 
-sys.path.insert(0, str(ROOT / "nixos" / "tests"))
-sys.path.insert(0, str(ROOT / "nixos" / "modules"))
+for folder in ("tests", "modules", "install"):
+    sys.path.insert(0, str(ROOT / "nixos" / folder))
 
 
 def nix(*arguments: str, timeout: int) -> subprocess.CompletedProcess[str]:

@@ -31,6 +31,8 @@ UNITS = (
     "prometheus.service",
     "prometheus-node-exporter.service",
 )
+#: disko's scripts of the installer, by the short names of the disks.
+DISKS = ("emmc", "nvme")
 EXPRESSION = """
 names: host: let
   inherit (host.extendModules {
@@ -81,14 +83,23 @@ def without_null(value: Any) -> Any:
     return value
 
 
+def disk_script(name: str) -> str:
+    """The name of the kept script that makes a disk."""
+    return f"disk-{name}.sh"
+
+
 def evaluated(flake: Callable[[str, str], Any]) -> dict[str, str]:
     """The files that `recorded/` should hold, by name; `flake(attribute, apply)` evaluates."""
+    disks = flake(
+        "legacyPackages.x86_64-linux.installerDisks", "builtins.mapAttrs (_: d: d.content)"
+    )
     names = json.dumps(json.dumps(UNITS))
     said = flake("nixosConfigurations.orin-llm", f"({EXPRESSION}) {names}")
     prometheus = without_null(said["prometheus"])
     # In the store a file's name has its hash in front.
     prometheus["rule_files"] = [name.split("-", 1)[-1] for name in prometheus["rule_files"]]
     files = {name: generic(text) for name, text in said["units"].items()}
+    files |= {disk_script(name): generic(disks[name]) for name in DISKS}
     others = {"prometheus.json": prometheus, "litellm.json": said["litellm"]}
     return files | {
         name: json.dumps(value, indent=2, sort_keys=True) + "\n" for name, value in others.items()

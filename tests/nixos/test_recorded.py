@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.nixos.recorded import FOLDER, UNITS, evaluated, generic, recorded
+from tests.nixos.recorded import DISKS, FOLDER, UNITS, disk_script, evaluated, generic, recorded
 
 
 def test_the_kept_files_are_the_evaluated_ones(flake: Callable[..., Any]) -> None:
@@ -12,7 +12,8 @@ def test_the_kept_files_are_the_evaluated_ones(flake: Callable[..., Any]) -> Non
 
 
 def test_each_unit_is_kept_and_nothing_else() -> None:
-    assert {path.name for path in FOLDER.iterdir()} == {*UNITS, "litellm.json", "prometheus.json"}
+    others = {"litellm.json", "prometheus.json", *map(disk_script, DISKS)}
+    assert {path.name for path in FOLDER.iterdir()} == {*UNITS, *others}
 
 
 def test_hashes_and_versions_are_left_out_and_nothing_more() -> None:

@@ -71,9 +71,10 @@ for i in range(40):
         fail.kernel.sweep()
         held += fail.kernel.leaks()
 kept[0].wait(1 << 40)
-say(held=held, reached=min(values) == (1 << 64) - 1, pages=pages[-1] - pages[0])
+known = sum(map(len, NVDevice.peer_groups.values())) + sum(map(len, NVDevice.signal_pages.values()))
+say(held=held, reached=min(values) == (1 << 64) - 1, pages=pages[-1] - pages[0], known=known)
 """)
-    assert run.said == {"held": [], "reached": True, "pages": 0}  # pages: doorbells
+    assert run.said == {"held": [], "reached": True, "pages": 0, "known": 0}  # pages: doorbells
     assert run.calls("open ctrl") == run.calls("close ctrl") == 40
 
 

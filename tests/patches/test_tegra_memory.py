@@ -141,6 +141,19 @@ def test_memory_ends_in_an_error(tegra: Tegra, reserve: str, release: str) -> No
     assert said["error"].startswith("no memory for ")
 
 
+def test_a_reserve_larger_than_memory_leaves_none(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+from tinygrad.helpers import getenv
+d = Device["NV"]
+os.environ["TEGRA_RESERVE_MB"] = "1000000"
+getenv.cache_clear()
+try: d.iface.alloc(1 << 20)
+except MemoryError as e: say(error=str(e), free=d.iface.memory_available())
+""")
+    assert run.said["free"] == 0
+    assert "1048576 bytes: 0 are available beside the 1000000 MB" in run.said["error"]
+
+
 def test_copies_wait_for_the_kernels_before_them(tegra: Tegra) -> None:  # noqa: F811
     # The CPU writes what a late kernel has yet to read, and reads what it has yet to write.
     run = tegra(

@@ -76,6 +76,7 @@ except RuntimeError as e: say(error=str(e))
         ((22,), "TSG subcontexts"),
         ((20,), "IO coherence"),
         ((18, 19), "deterministic submit"),
+        ((20, 22), "TSG subcontexts, IO coherence"),
     ],
 )
 def test_missing_flag_says_which_driver(
@@ -117,15 +118,54 @@ def test_newer_characteristics_have_more_fields(
 
 def test_legacy_node_where_it_is_the_only_one(tegra: Tegra) -> None:  # noqa: F811
     run = tegra("""
-real, opened = os.open, []
-def without_v2(path, *args, **kwargs):
+from tinygrad.runtime.support.nv.tegra import TegraIface
+real, exists, opened = os.open, os.path.exists, []
+def without_v2(path, flags, *args, **kwargs):
     if str(path).startswith("/dev/nvgpu/"): raise FileNotFoundError(errno.ENOENT, "none", path)
-    if str(path).startswith("/dev/"): opened.append(path)
-    return real(path, *args, **kwargs)
+    if str(path).startswith("/dev/"): opened.append([path, flags == os.O_RDWR | os.O_CLOEXEC])
+    return real(path, flags, *args, **kwargs)
 os.open = without_v2
+os.path.exists = lambda path: not str(path).startswith("/dev/nvgpu/") and exists(path)
+say(present=TegraIface.is_present())
 say(sum=(Tensor.ones(4).contiguous().realize() + 1).sum().item(), opened=opened)
 """)
-    assert run.said == {"sum": 8, "opened": ["/dev/nvhost-ctrl-gpu", "/dev/nvmap"]}
+    nodes = ["/dev/nvhost-ctrl-gpu", "/dev/nvmap"]  # read and written, and no child's
+    assert run.said == {"sum": 8, "present": True, "opened": [[node, True] for node in nodes]}
+
+
+def test_what_nvgpu_and_nvmap_are_asked_for(tegra: Tegra) -> None:  # noqa: F811
+    # Memory with the tag 0x900, mapped by pages of 4 KiB without compression; one asynchronous
+    # subcontext, as CUDA's own. Layouts: nvmap.h, nvgpu-as.h.
+    run = tegra("""
+asked, real = {"alloc": set(), "map": set()}, fcntl.ioctl
+def spy(fd, request, arg):
+    if request & 0xffff == 0x4e03: asked["alloc"].add(struct.unpack_from("=3I", bytes(arg))[2])
+    if request & 0xffff == 0x4107: asked["map"].add(struct.unpack_from("=IhhII", bytes(arg))[1:3]
+                                                    + struct.unpack_from("=4I", bytes(arg))[3:])
+    return real(fd, request, arg)
+fcntl.ioctl = spy
+d = Device["NV"]
+from nvgpusim.kernel.channel import ChannelFile
+from nvgpusim.shim import Simulation
+files = Simulation.current.kernel.files.values()
+say(veid=[f.veid for f in files if isinstance(f, ChannelFile)],
+    **{name: sorted(values) for name, values in asked.items()})
+""")
+    assert run.said == {"alloc": [0x09000002], "map": [[-1, 0, 0x1000]], "veid": [1]}
+
+
+def test_what_has_no_counterpart_is_refused(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra("""
+iface, errors = Device["NV"].iface, []
+for call in (iface.rm_alloc, iface.rm_control):
+    try: call(0, 0x1234)
+    except RuntimeError as e: errors.append(str(e))
+say(errors=errors)
+""")
+    assert run.said["errors"] == [
+        "rm_alloc of class 0x1234 has no counterpart in nvgpu",
+        "rm_control 0x1234 has no counterpart in nvgpu",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -205,10 +245,12 @@ for _ in range(5):
     dev.finalize()
     try: dev.allocator._copyin(buf, memoryview(bytearray(8)))
     except RuntimeError as e: errors.append(str(e))
+    try: dev.hw_compute_queue_t().signal(dev.timeline_signal, 1).submit(dev)  # its ring is unmapped
+    except AttributeError as e: errors.append(e.name)
     dev.allocator.free(buf, 1 << 20, BufferSpec())
 say(errors=errors)
 """)
-    assert run.said["errors"] == ["NV is closed"] * 5
+    assert run.said["errors"] == ["NV is closed", "compute_gpfifo"] * 5
     assert run.calls("open ctrl") == run.calls("close channel") == run.calls("close as") == 5
     assert run.report["peak_bytes"] < 40 << 20
 
@@ -270,17 +312,21 @@ for buf in bufs: d.allocator.free(buf, 0x10000, options)
 
 def test_freed_memory_goes_back(tegra: Tegra) -> None:  # noqa: F811
     # Python's own fcntl.ioctl takes an integer argument as a C int and raises OverflowError above.
+    # Once the GPU's mapping is gone, the kernel may give its address away: the CPU's is gone then.
     run = tegra("""
-real, big = fcntl.ioctl, []
+real, big, mapped = fcntl.ioctl, [], []
 def checked(fd, request, arg=0):
     if isinstance(arg, int) and not -1 << 31 <= arg < 1 << 31: big.append(arg)
+    if request & 0xffff == 0x4105:  # UNMAP_BUFFER of an address
+        start = f"{struct.unpack('Q', bytes(arg))[0]:x}-"
+        mapped.append(any(line.startswith(start) for line in open("/proc/self/maps")))
     return real(fd, request, arg)
 fcntl.ioctl = checked
 d, options = Device["NV"], BufferSpec(nolru=True)
 for _ in range(64): d.allocator.free(d.allocator.alloc(1 << 20, options), 1 << 20, options)
-say(big=big)
+say(big=big, mapped=mapped)
 """)
-    assert run.said["big"] == []
+    assert run.said["big"] == [] and run.said["mapped"] == [False] * 64
     assert run.report["peak_bytes"] < 40 << 20
 
 
@@ -315,12 +361,14 @@ def spy(start, size, prot, flags, fd, offset):
     seen.append([prot & mmap.PROT_EXEC, os.pread(fd, 8, 0).hex()])
     return real(start, size, prot, flags, fd, offset)
 FileIOInterface._mmap = staticmethod(spy)
+before = len(os.listdir("/proc/self/fd"))
 tegra.store_barrier()
+say(opened=len(os.listdir("/proc/self/fd")) - before)
 def refused(*args): raise OSError("Operation not permitted")
 FileIOInterface._mmap = staticmethod(refused)
 tegra.store_barrier.cache_clear()
 try: tegra.TegraIface(None, 0)
 except RuntimeError as e: say(error=str(e), seen=seen)
 """)
-    assert run.said["seen"] == [[4, "9f3e03d5c0035fd6"]]
+    assert run.said["seen"] == [[4, "9f3e03d5c0035fd6"]] and run.said["opened"] == 0
     assert "store barrier" in run.said["error"]

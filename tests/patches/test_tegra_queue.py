@@ -1,7 +1,10 @@
 """0002, 0015: what a queue hands to the GPU stays as it was until the GPU has read it."""
 
+from types import SimpleNamespace
+
 import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
+from tinygrad.runtime.support.hcq import HCQRingAllocator
 
 COUNT = 20
 RESUBMIT = f"""
@@ -67,6 +70,60 @@ marks = x.cpu_view().view(size=1200, fmt="I")[:]
 say(once=sum(m == 1 for m in marks))
 """)
     assert run.said["once"] == 300
+
+
+def test_a_ring_forgets_values_of_the_timeline_before(tegra: Tegra) -> None:  # noqa: F811
+    # The timeline begins anew at 2^31. Then nothing that it had before is waited for.
+    run = tegra("""
+d = Device["NV"]
+mark = program(d, 'extern "C" __global__ void mark(int* x, int i) { x[i] += 1; }', "mark")
+x = d.allocator.alloc(4096, BufferSpec())
+ctypes.memset(int(x.va_addr), 0, 4096)
+d.synchronize()
+d.kernargs_offset_allocator.size = ring = 16 * 4 * mark.kernargs_alloc_size
+d.timeline_value = (1 << 31) + 1
+d.timeline_signal.value = 1 << 31
+for i in range(64): mark(x, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(i,))
+d.synchronize()
+block, first = d.new_signal(value=0), d.timeline_value
+d.hw_compute_queue_t().wait(block, 1).submit(d)
+for i in range(64, 80): mark(x, global_size=(1, 1, 1), local_size=(1, 1, 1), vals=(i,))
+block.value = 1
+d.synchronize()
+say(first=first, once=sum(m == 1 for m in x.cpu_view().view(size=320, fmt="I")[:]))
+""", HCQDEV_WAIT_TIMEOUT_MS="5000")  # fmt: skip
+    assert run.said == {"first": 1, "once": 80}
+
+
+class Ring:
+    """A ring of 16 parts of 100 bytes; `waited` are the values that its allocations waited for."""
+
+    def __init__(self) -> None:
+        self.timeline_value, self.waited = 1, list[int]()
+        self.timeline_signal = SimpleNamespace(wait=self.waited.append)
+        self.ring = HCQRingAllocator(self, 1600, before_next_timeline=True)
+
+    def launch(self, size: int) -> int:
+        """Allocate for a launch and submit it; returns the place."""
+        place: int = self.ring.alloc(size)
+        self.timeline_value += 1
+        return place
+
+
+def test_a_launch_over_three_parts_is_waited_for_in_each() -> None:
+    ring = Ring()
+    places = [ring.launch(size) for size in (250, *[100] * 14)]
+    assert places[-2:] == [1450, 0]  # the ring has gone round
+    assert ring.waited[-1] == 1
+    assert ring.launch(100) == 100 and ring.waited[-1] == 1  # the middle part of the first launch
+    assert ring.launch(100) == 200 and ring.waited[-1] == 2  # its last part is the second's too
+
+
+def test_what_is_not_submitted_is_not_waited_for() -> None:
+    ring = Ring()
+    for _ in range(40):  # a list of launches that is made before the first is submitted
+        ring.ring.alloc(100)
+    assert len(ring.waited) > 30 and max(ring.waited) == 0
 
 
 def test_a_launch_over_two_parts_of_the_ring(tegra: Tegra) -> None:  # noqa: F811

@@ -13,8 +13,10 @@ SOURCE = '''extern "C" __global__ void __launch_bounds__(THREADS) keep(int* out)
   out[blockIdx.x * THREADS + threadIdx.x] = s[(threadIdx.x * 7) % WORDS];
 }'''
 seen, right = [], []
-for threads, words in CASES:
+for threads, words, regs in CASES:
     prg = program(d, SOURCE.replace("THREADS", str(threads)).replace("WORDS", str(words)), "keep")
+    if regs: prg.regs_usage = regs
+    if regs: prg.qmd.write(register_count_v=regs)
     out = d.allocator.alloc(8 * threads, BufferSpec())
     args = prg.fill_kernargs((out,))
     queue = d.hw_compute_queue_t().wait(d.timeline_signal, d.timeline_value - 1).memory_barrier()
@@ -27,20 +29,25 @@ for threads, words in CASES:
     right.append(bool((got.reshape(2, -1) == want).all()))
 say(seen=seen, right=right)
 """
-# threads and words of a block, then KiB of shared memory: for one block, and for those of an SM
+# threads and words of a block and registers of a thread (0: those that it has), then KiB of shared
+# memory: for one block, and for those of an SM
 CASES = [
-    (128, 16, (8, 16)),  # 12 blocks of 1 KiB and 128 bytes
-    (128, 1024, (8, 64)),  # 12 of 5 KiB
-    (128, 2048, (16, 132)),  # 12 of 9 KiB
-    (256, 6144, (32, 164)),  # 6 of 25 KiB: 150
-    (1024, 8192, (64, 64)),  # one of 33 KiB
-    (32, 16, (8, 32)),  # 16 blocks of 1 KiB and 128 bytes
-    (64, 12000, (64, 164)),  # 16 of 48 KiB are more than there is
+    (128, 16, 0, (8, 16)),  # 12 blocks of 1 KiB and 128 bytes
+    (128, 1024, 0, (8, 64)),  # 12 of 5 KiB
+    (128, 2048, 0, (16, 132)),  # 12 of 9 KiB
+    (256, 6144, 0, (32, 164)),  # 6 of 25 KiB: 150
+    (1024, 8192, 0, (64, 64)),  # one of 33 KiB
+    (32, 16, 0, (8, 32)),  # 16 blocks of 1 KiB and 128 bytes
+    (64, 12000, 0, (64, 164)),  # 16 of 48 KiB are more than there is
+    # 65536 registers an SM, given out by 256 a warp and four warps at a time
+    (128, 2048, 128, (16, 64)),  # 4 of 9 KiB
+    (128, 2048, 41, (16, 100)),  # 10: a warp has 1536, not 1312, of which 12 would do
+    (96, 2048, 41, (16, 100)),  # 10: three warps take the registers of four, else 14
 ]
 
 
 def test_configuration_by_registers_warps_and_bytes(tegra: Tegra) -> None:  # noqa: F811
-    run = tegra(LAUNCH.replace("CASES", str([case[:2] for case in CASES])))
+    run = tegra(LAUNCH.replace("CASES", str([case[:3] for case in CASES])))
     assert run.said["right"] == [True] * len(CASES)
     want = [[kib // 4 + 1 for kib in (*sizes, 164)] for *_, sizes in CASES]
     assert run.said["seen"] == want
@@ -49,7 +56,7 @@ def test_configuration_by_registers_warps_and_bytes(tegra: Tegra) -> None:  # no
 
 
 def test_one_block_only_by_request(tegra: Tegra) -> None:  # noqa: F811
-    run = tegra(LAUNCH.replace("CASES", "[(128, 2048)]"), NV_SMEM_TARGET="0")
+    run = tegra(LAUNCH.replace("CASES", "[(128, 2048, 0)]"), NV_SMEM_TARGET="0")
     assert run.said["seen"] == [[5, 5, 42]] and run.said["right"] == [True]
     assert run.report["execution"]["launches short of shared memory"] == 1
 

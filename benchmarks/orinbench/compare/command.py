@@ -72,7 +72,7 @@ def compare_command(
 ) -> int:
     """Say for each test whether B is faster or slower than A.
 
-    A and B are two results that are there: files of -o json, jsonl or sql, ours or llama.cpp's, and
+    A and B are two results that are there: files of -o json or jsonl, ours or llama.cpp's, and
     ids of the history. Or they are two git revisions of this repository: then tinygrad is built as
     each has it, and both are measured in one run, interleaved. What is meant is found out, unless
     the name begins with file:, run: or rev:.

@@ -6,10 +6,8 @@ that orinbench runs in, so that both sides are measured by the same code.
 
 import fcntl
 import hashlib
-import io
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -89,14 +87,10 @@ def _install(revision: Revision, folder: Path) -> None:
     venv = folder / "venv"
     _run(revision, [sys.executable, "-m", "venv", str(venv)])
     with tempfile.TemporaryDirectory(prefix="orinbench-") as place:
-        archive = subprocess.run(
-            ["git", "-C", str(revision.repository), "archive", revision.commit, *PARTS],
-            capture_output=True,
-            check=False,
-        )
-        if archive.returncode:
-            raise BenchError(f"{revision.name}: git archive: {archive.stderr.decode().strip()}")
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
+        packed = Path(place, "parts.tar")
+        archive = ["git", "-C", revision.repository, "archive", "-o", packed, revision.commit]
+        _run(revision, [*archive, *PARTS])
+        with tarfile.open(packed) as tar:
             tar.extractall(place, filter="data")
         _run(revision, [sys.executable, f"{place}/tools/series", "install", str(venv)])
     (site,) = venv.glob("lib/python3*/site-packages")
@@ -113,7 +107,7 @@ def _parent_directories() -> list[str]:
     return list(dict.fromkeys(os.path.abspath(path) for path in added + installed))
 
 
-def _run(revision: Revision, command: Sequence[str]) -> str:
+def _run(revision: Revision, command: Sequence[object]) -> str:
     """Return what a step of the build prints, without PYTHONPATH: it may have a tinygrad too."""
     done = run(command, environment={"PYTHONPATH": ""})
     if done.status:

@@ -153,6 +153,8 @@ def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk
     left = [s for s in steps if report["steps"].get(s.name, {}).get("status") != "done"]
     if len(left) < len(steps):
         talk.line(f"{len(steps) - len(left)} steps are done already, {len(left)} to take")
+    if check.sizes == "tiny":
+        talk.line("sizes: tiny, for a simulated GPU; no figure says anything of a board")
     write_report(report, path)
     try:
         for number, step in enumerate(left, 1):
@@ -226,7 +228,8 @@ def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
     step = report["steps"].get("performance") or {"result": None}
     answers = step["result"] or {}
     if answers:
-        lines.append("performance, the driver's choice against the other:")
+        of = " (simulated: nothing about a board)" if report["simulated"] else ""
+        lines.append(f"performance, the driver's choice against the other{of}:")
     for name, entry in answers.items():
         ratio = entry["ratio"].get(entry["figure"])
         figure = f"; {entry['figure']} {ratio:.3f} of the other's" if ratio else ""

@@ -1,9 +1,9 @@
 """The worth of the driver's choices on this board: each against its alternative, in turns.
 
 A question is a program of `performance_probe.py` with two choices; it runs with the driver's own,
-the other, the other, the own, so that a drift of the board does not look like a choice. The verdict
-names the better one where all runs of it are better than all of the other, else says that they are
-the same.
+the other, the other, the own, so that a drift of the board does not look like a choice. A side is
+better where all runs of it are better than all of the other, else they are the same. What was not
+asked to the end, or failed, has a verdict that says so and no `better`.
 """
 
 import json
@@ -109,24 +109,35 @@ def ask(run_probe: Runner, until: float, keep: Callable[[dict[str, Found]], None
                 return found
             entry[side].append(run_probe(question.probe, choice, question.model, left))
         entry["ratio"] = ratios(entry["with_own"], entry["with_other"])
-        entry["verdict"] = verdict(question, entry["with_own"], entry["with_other"])
+        failed = [
+            run["error"] for run in (*entry["with_own"], *entry["with_other"]) if "error" in run
+        ]
+        if failed:
+            entry["verdict"] = f"no answer: {failed[0]}"
+        else:
+            entry["better"] = better(question, entry["with_own"], entry["with_other"])
+            entry["verdict"] = in_words(question, entry["better"])
         keep(found)
     return found
 
 
-def verdict(question: Question, own: Sequence[Found], other: Sequence[Found]) -> str:
-    """Say which choice is better by the question's figure, in one line."""
-    failed = [entry["error"] for entry in (*own, *other) if "error" in entry]
-    if failed:
-        return f"no answer: {failed[0]}"
+def better(question: Question, own: Sequence[Found], other: Sequence[Found]) -> str:
+    """Return which side is better by the question's figure: own, other or same."""
     mine, others = ([float(e[question.figure]) for e in side] for side in (own, other))
     if not question.larger:
         mine, others = [-v for v in mine], [-v for v in others]
     if min(mine) > max(others):
-        return f"{question.own.name} is better, as the driver has it"
-    if max(mine) < min(others):
-        return f"{question.other.name} is better than what the driver has"
-    return "the same within what the runs differ by"
+        return "own"
+    return "other" if max(mine) < min(others) else "same"
+
+
+def in_words(question: Question, side: str) -> str:
+    """Return the answer in one line."""
+    return {
+        "own": f"{question.own.name} is better, as the driver has it",
+        "other": f"{question.other.name} is better than what the driver has",
+        "same": "the same within what the runs differ by",
+    }[side]
 
 
 def probe_runner(environment: Mapping[str, str], sizes: str, model: Callable[[], Path]) -> Runner:

@@ -6,15 +6,16 @@ tinygrad. What it finds is one JSON object in the file OUT: numbers that end in 
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from orinbench.child import Child
 from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
 from orinbench.device_check.patch_probes import SIZES
 
@@ -45,11 +46,28 @@ extern "C" __global__ void spin(int* out, int n) {
   for (int i = 0; i < n; i++) x = x * 1664525 + 1013904223;
   out[0] = x;
 }"""
+COPY_SOURCE = """
+extern "C" __global__ void copy(float4* out, const float4* in) {
+  out[blockIdx.x * 256 + threadIdx.x] = in[blockIdx.x * 256 + threadIdx.x];
+}"""
 ONE = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 # (bytes read by each choice, blocks, loops in a block, launches, rivals' seconds)
 SCALE = {"board": (2 << 20, 64, 4096, 200, 5.0), "tiny": (128 << 10, 2, 4, 2, 0.0)}
-# (tokens of a prompt, tokens after it)
-DECODED = {"board": (512, 16), "tiny": (8, 2)}
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Tokens of a prompt; prompts that are not timed and that are; the same of the tokens."""
+
+    length: int
+    warm_prompts: int
+    prompts: int
+    warm_tokens: int
+    tokens: int
+
+
+# A simulated GPU takes seconds for a prompt, and its figures say nothing of a board.
+DECODED = {"board": Decoded(512, 3, 5, 4, 16), "tiny": Decoded(4, 1, 1, 1, 1)}
 
 
 def l2(sizes: str, model: str) -> dict[str, Any]:
@@ -89,7 +107,8 @@ def preemption(sizes: str, model: str) -> dict[str, Any]:
     launch()
     alone = median(seconds_of(launch) for _ in range(launches))
     command = [sys.executable, "-m", "orinbench.device_check.performance_probe"]
-    with subprocess.Popen([*command, "-", "rival", "", sizes], text=True) as rival:
+    # The kernels that a switch has to stop are the rival's: it goes with the same choice.
+    with Child([*command, "-", "rival", _choice, sizes]) as rival:
         time.sleep(seconds / 5)
         beside = [seconds_of(launch) for _ in range(launches)]
         status = rival.wait()
@@ -124,15 +143,13 @@ def rings(sizes: str, model: str) -> dict[str, Any]:
 
 def copies(sizes: str, model: str) -> dict[str, Any]:
     """Copy a buffer: by the CPU's memmove, or by a kernel from another buffer."""
-    from tinygrad import Tensor, dtypes
-
     size, gpu = SIZES[sizes].copied, device()
-    first = Tensor.ones(size // 4, dtype=dtypes.float32).contiguous().realize()
-    host, target = memoryview(bytearray(size)), buffers(size)[0]
+    host, (target, source) = memoryview(bytearray(size)), buffers(size, size)
+    by_kernel, blocks = program(COPY_SOURCE, "copy"), size // (256 * 16)
 
     def copy() -> None:
-        if _made_otherwise:
-            first.clone().realize()
+        if _choice == "copy_by_a_kernel":
+            by_kernel(target, source, global_size=(blocks, 1, 1), local_size=(256, 1, 1))
         else:
             gpu.allocator._copyin(target, host)
 
@@ -144,25 +161,25 @@ def decode(sizes: str, model: str) -> dict[str, Any]:
     """A token and a prompt, with the clock of the GPU while they run."""
     from orinbench.tinygrad_paths import load_network
 
-    length, count = DECODED[sizes]
-    executor = load_network(model, SIZES[sizes].context)
+    how, executor = DECODED[sizes], load_network(model, SIZES[sizes].context)
 
     def first(start: int) -> int:
-        ids = [start, *range(100, 99 + length)]
-        executor.fill(ids, 0, length - 1)
-        executor.step(ids[-1], length - 1)
+        ids = [start, *range(100, 99 + how.length)]
+        executor.fill(ids, 0, how.length - 1)
+        executor.step(ids[-1], how.length - 1)
         return executor.token()
 
     def token() -> int:
         executor.step()
         return executor.token()
 
-    for start in (1, 2, 3):  # captures
-        first(start)
-    prompt_us = 1e6 * median(seconds_of(partial(first, start)) for start in range(4, 9))
-    for _ in range(4):
+    for start in range(how.warm_prompts):  # captures
+        first(1 + start)
+    starts = (1 + how.warm_prompts + n for n in range(how.prompts))
+    prompt_us = 1e6 * median(seconds_of(partial(first, start)) for start in starts)
+    for _ in range(how.warm_tokens):
         token()
-    token_us = 1e6 * median(seconds_of(token) for _ in range(count))
+    token_us = 1e6 * median(seconds_of(token) for _ in range(how.tokens))
     return {"token_us": token_us, "prompt_us": prompt_us, "gpu_mhz": clock_mhz()}
 
 
@@ -197,11 +214,13 @@ def memory(sizes: str, model: str) -> dict[str, Any]:
     return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
 
 
-_made_otherwise: list[str] = []
+_choice = "-"
 
 
 def choose(choice: str) -> None:
     """Set what the driver has no variable for, before the device opens."""
+    global _choice
+    _choice = choice
     from tinygrad.runtime.autogen import nvgpu
     from tinygrad.runtime.support.nv.tegra import TegraIface
 
@@ -219,8 +238,6 @@ def choose(choice: str) -> None:
                 nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = cached
 
         TegraIface._new_channel_buffer = write_combined
-    elif choice == "copy_by_a_kernel":
-        _made_otherwise.append(choice)
     elif choice == "wait_for_idle":
         TegraIface._share_the_gpu = lambda self, channel: None
 

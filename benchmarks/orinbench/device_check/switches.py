@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -198,23 +197,18 @@ def _tree(trees: Path, patches: Sequence[Patch], gone: Sequence[str], room: Path
         _require(work, "cherry-pick", "--abort")
         return None
     tree.mkdir()
-    archive = ["git", "-C", str(work), "archive", "HEAD", "tinygrad"]
-    packed = subprocess.run(archive, capture_output=True, check=True)
-    subprocess.run(["tar", "-x", "-C", str(tree)], input=packed.stdout, check=True)
+    packed = room / "tinygrad.tar"
+    _require(work, "archive", "-o", str(packed), "HEAD", "tinygrad")
+    shutil.unpack_archive(packed, tree, filter="data")
     return tree
 
 
 def _git(where: Path, *arguments: str) -> str | None:
     """Return what git says, None if it fails; a surrounding git's variables do not count."""
-    surroundings = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    done = subprocess.run(
-        ["git", "-C", str(where), "-c", "commit.gpgsign=false", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**surroundings, **_IDENTITY},
-    )
-    return None if done.returncode else done.stdout
+    surroundings = [n for n in os.environ if n.startswith("GIT_") and n not in _IDENTITY]
+    command = ["env", *(f"--unset={name}" for name in surroundings), "git", "-C", where]
+    done = run([*command, "-c", "commit.gpgsign=false", *arguments], environment=_IDENTITY)
+    return None if done.status else done.out
 
 
 def _require(where: Path, *arguments: str) -> None:

@@ -43,12 +43,6 @@ def _filters(command: Command) -> Command:
 @_filters
 @click.option("--last", default=20, type=click.IntRange(1), help="runs that are shown [20]")
 @click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="draw the trends: .svg or .png",
-)
-@click.option(
     *("-o", "--output"), type=click.Choice(["md", "json", "csv"]), default="md", help="form [md]"
 )
 @click.pass_context
@@ -57,7 +51,6 @@ def history_command(
     /,
     history: Path | None,
     last: int,
-    plot: Path | None,
     output: str,
     **words: str | None,
 ) -> int:
@@ -76,8 +69,6 @@ def history_command(
         raise BenchError(f"{context.obj}: no record has all of {given}")
     if not runs:
         raise BenchError(f"{context.obj}: no runs yet; llama-bench and suite write them")
-    if plot is not None:
-        _plot(trends, plot)
     shown = runs[-last:]
     kept = {run.id for run in shown}
     noises = [trend.noise for trend in trends]
@@ -117,7 +108,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_obj
 def import_command(path: Path, files: Sequence[Path]) -> None:
-    """Keep results that were saved: ours or llama.cpp's, of -o json, jsonl or sql."""
+    """Keep results that were saved: ours or llama.cpp's, of -o json or jsonl."""
     results = [load_results(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):
@@ -143,15 +134,6 @@ def remove_command(path: Path, runs: Sequence[int]) -> None:
 
 def _given(words: dict[str, str | None]) -> str:
     return ", ".join(f"--{name} {value}" for name, value in words.items() if value)
-
-
-def _plot(trends: Sequence[Trend], path: Path) -> None:
-    if not trends:
-        raise BenchError(f"--plot {path}: no run has figures to draw")
-    from orinbench.history.plot import plot_trends  # matplotlib is slow to load
-
-    plot_trends(trends, path)
-    click.echo(f"orinbench: drawn to {path}", err=True)
 
 
 def _csv(rows: Sequence[dict[str, Any]]) -> str:
@@ -203,8 +185,6 @@ def _trend_table(trend: Trend, noise: Noise | None) -> str:
         for point in trend.points
         for difference in point.differs
     ]
-    if any(point.is_mean for point in trend.points):
-        notes.append("- (mean): the file had no samples, so neither a median nor a verdict")
     notes += [f"- {change_text(change)}" for change in trend.changes]
     if noise is not None:
         share, degrees = 100 * noise.sd, noise.degrees
@@ -224,7 +204,7 @@ def _trend_row(point: Point) -> tuple[str, ...]:
     low, high = record["ci95_low_ts"], record["ci95_high_ts"]
     return (
         *(str(point.run), str(record["test_time"] or ""), str(record["software"] or "")),
-        f"{point.centre:.5g}" + (" (mean)" if point.is_mean else ""),
+        f"{point.centre:.5g}",
         "" if low is None or high is None else f"{low:.5g} – {high:.5g}",
         str(len(record["samples_ts"]) or ""),
         *_change(point.change),

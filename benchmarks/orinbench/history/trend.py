@@ -37,11 +37,6 @@ class Point:
         value = self.record["median_ts"]
         return float(self.record["avg_ts"] if value is None else value)
 
-    @property
-    def is_mean(self) -> bool:
-        """Whether `centre` is a mean."""
-        return self.record["median_ts"] is None
-
 
 @dataclass(frozen=True)
 class Change:

@@ -1,1 +1,1 @@
-"""The benchmarks beside llama-bench: one module each, over one runner, record and worker."""
+"""The benchmarks beside llama-bench: their cases, what they do on a device, and their command."""

@@ -1,14 +1,18 @@
-"""The suite's commands: one for each benchmark, and `suite` for several in one report."""
+"""`orinbench suite`: its cases on devices, one benchmark after the other, as one result."""
 
+import functools
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
 from jetson.files import Roots
+from orinbench import protocol
 from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.export import render_json
@@ -16,7 +20,6 @@ from orinbench.interrupts import Interrupts
 from orinbench.journal import Journal, journal_directory
 from orinbench.judge import MIN_UNITS
 from orinbench.options import (
-    Command,
     check_board,
     check_output,
     check_processes,
@@ -24,63 +27,101 @@ from orinbench.options import (
     output_options,
     processes_option,
     run_options,
-    with_options,
     write_results,
 )
+from orinbench.plan import TINYGRAD_DEVICES, Lane, LanePlan, Plan, SuiteCase, check_backend_name
+from orinbench.process import WorkerProcess
+from orinbench.record import make_records
 from orinbench.reports import render_md
-from orinbench.suite.benchmark import Benchmark
-from orinbench.suite.registry import BENCHMARKS
-from orinbench.suite.run import (
-    SELECTIONS,
-    Selection,
-    Settings,
-    SuiteResult,
-    choose_devices,
-    parse_selection,
-    run_suite,
+from orinbench.runner import Runner
+from orinbench.samples import FirstToken, Identity, LeftOutError, Sample, WarmUp
+from orinbench.schema import Record
+from orinbench.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
+from orinbench.talk import Talk, make_talk
+from orinbench.tinygrad_backend import (
+    copy_bandwidth,
+    identity_of,
+    probe_device,
+    sample_of,
+    worker_environment,
 )
-from orinbench.talk import make_talk
 from orinllm.compiler import compiler_note
 
 
-def suite_options(command: Command) -> Command:
-    """Add the options that all of the suite's commands have."""
-    return with_options(
-        command,
-        click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]"),
-        processes_option(f"fresh ones a device, over which the rounds are spread [{MIN_UNITS}]"),
-        click.option(
-            "devices",
-            "--device",
-            multiple=True,
-            metavar="LIST",
-            help="NV, CUDA, CPU, interleaved [all that open]",
-        ),
-        click.option(
-            "--max-call",
-            type=click.FloatRange(0, min_open=True),
-            metavar="SECONDS",
-            help="leave out a case of which one call takes more [2; schedule 30]",
-        ),
-        click.option(
-            "--roofline/--no-roofline",
-            default=True,
-            help="measure the copy bandwidth first, to judge by it [yes]",
-        ),
-        output_options,
-        run_options,
-    )
+@dataclass
+class SuiteResult:
+    """What was measured; `partial` says that Ctrl-C cut it short."""
+
+    records: list[Record] = field(default_factory=list)
+    partial: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """Interrupted, some row failed, or all is well."""
+        failed = any(record["error"] for record in self.records)
+        return EXIT_INTERRUPTED if self.partial else EXIT_FAILED_ROWS if failed else 0
 
 
-def _make_command(benchmark: Benchmark) -> click.Command:
-    """Return the command of one benchmark."""
+class SuiteBackend:
+    """The worker of one device; `max_call_s` and `repetitions` are what `protocol.Prepare` says."""
 
-    def run(**options: Any) -> int:
-        return measure({benchmark.name: options}, options)
+    def __init__(self, device: str, options: Mapping[str, Any], max_call_s: float) -> None:
+        self._options, self._max_call_s = options, max_call_s
+        self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
+        environment = worker_environment(device, self._directory)
+        self._start = functools.partial(
+            WorkerProcess, environment, options["timeout"], verbose=options["verbose"]
+        )
+        self._worker = self._start()
 
-    command = with_options(suite_options(run), *(each.option() for each in benchmark.choices))
-    settings = {"max_content_width": 100}
-    return click.command(benchmark.name, help=benchmark.help, context_settings=settings)(command)
+    def open(self) -> Identity:
+        """Open the device."""
+        return identity_of(self._worker.ask(protocol.Open(), protocol.Opened))
+
+    def first_token(self) -> FirstToken:
+        """Raise: there is no model."""
+        raise AssertionError("the suite's lanes have no model")
+
+    def warm_up(self, case: SuiteCase) -> WarmUp:
+        """Make a case ready and check its result; raises LeftOutError."""
+        request = protocol.Prepare(
+            benchmark=case.benchmark,
+            label=case.label,
+            parameters=dict(case.parameters),
+            family=case.family,
+            cost=case.cost,
+            seed=self._options["seed"],
+            max_call_s=self._max_call_s,
+            repetitions=self._options["repetitions"],
+        )
+        prepared = self._worker.ask(request, protocol.Prepared)
+        if prepared.left_out is not None:
+            raise LeftOutError(prepared.left_out)
+        return WarmUp(
+            seconds=prepared.seconds,
+            repetition_s=prepared.repetition_s,
+            compile_s=prepared.compile_s,
+            kernels_compiled=prepared.kernels_compiled,
+            kernels_per_token=None,
+            launches_per_token=None,
+            prepared=prepared,
+        )
+
+    def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
+        """Time one repetition in the worker."""
+        measured = self._worker.ask(protocol.Repeat(case.label, seed), protocol.Measured)
+        return sample_of(measured, round_)
+
+    def renew(self) -> float | None:
+        """Start a worker anew; its cases must be made ready again."""
+        self._worker.close()
+        self._worker = self._start()
+        return None
+
+    def close(self) -> None:
+        """End the worker."""
+        self._worker.close()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 @click.command("suite", context_settings={"max_content_width": 100})
@@ -88,7 +129,8 @@ def _make_command(benchmark: Benchmark) -> click.Command:
     "--select",
     default="quick",
     metavar="LIST",
-    help=f"{', '.join(SELECTIONS)}; benchmarks by name, all their cases; -NAME: without [quick]",
+    help=f"{', '.join(SELECTIONS)}; {', '.join(UNITS)}; patterns as 'matmul bf16*'; -NAME: without "
+    "[quick]",
 )
 @click.option(
     "--save",
@@ -96,62 +138,125 @@ def _make_command(benchmark: Benchmark) -> click.Command:
     metavar="DIR",
     help="keep suite.md and suite.json there, renewed after each benchmark",
 )
-@suite_options
+@click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]")
+@processes_option(f"fresh ones a device, over which the rounds are spread [{MIN_UNITS}]")
+@click.option(
+    "devices",
+    "--device",
+    multiple=True,
+    metavar="LIST",
+    help="NV, CUDA, CPU, interleaved [all that open]",
+)
+@click.option(
+    "--max-call",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="leave out a case of which one call takes more [2; schedule 30]",
+)
+@click.option(
+    "--roofline/--no-roofline",
+    default=True,
+    help="measure the copy bandwidth first, to judge by it [yes]",
+)
+@output_options
+@run_options
 def suite_command(**options: Any) -> int:
     """Run a selection of the benchmarks on all devices and write one report.
 
     Results go to standard output, everything else to standard error.
     """
-    return measure(parse_selection(options["select"]), options, options["save"])
-
-
-def measure(selection: Selection, options: Mapping[str, Any], save: Path | None = None) -> int:
-    """Run a selection with a command's options, write what was measured, return the exit code."""
-    given = dict(options)
-    check_output(given)
-    repetitions = check_repetitions(given["repetitions"])
-    settings = Settings(
-        repetitions=repetitions,
-        processes=check_processes(given["processes"], repetitions, MIN_UNITS),
-        seed=given["seed"],
-        max_call_s=given["max_call"],
-        timeout=given["timeout"],
-        delay=given["delay"],
-        cooldown=given["cooldown"],
-        rails=rail_choice(given["rails"]),
-        roofline=given["roofline"],
-        verbose=given["verbose"],
-        roots=Roots(),
-    )
-    check_board(given, settings.roots)
-    for name, chosen in selection.items():
-        BENCHMARKS[name].cases(chosen)  # options that mean nothing, before a device is opened
-    if save is not None:
+    check_output(options)
+    options["repetitions"] = check_repetitions(options["repetitions"])
+    options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
+    check_board(options, Roots())
+    selection = select(options["select"])
+    if (save := options["save"]) is not None:
         make_directory(save)
     result = SuiteResult()
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
-        settings = replace(settings, interrupts=interrupts, journal=journal)
         try:
             if note := compiler_note(os.environ):
                 make_talk(False).line(note)
-            devices = choose_devices(given["devices"], make_talk(given["progress"]))
-            run_suite(
-                selection,
-                devices,
-                settings,
-                lambda: make_talk(given["progress"]),
-                result,
-                lambda so_far: keep(so_far, save),
-            )
+            devices = choose_devices(options["devices"], make_talk(options["progress"]))
+            probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
+            for name, cases in selection.items():
+                make = functools.partial(_runner, name, cases, devices, options, probe)
+                run_one(make(interrupts, journal), result)
+                keep(result, save)
+                if result.partial:
+                    break
+                interrupts.release()
         except KeyboardInterrupt:
             result.partial = True
         finally:
             interrupts.hold()
             keep(result, save)
             if result.records:
-                write_results(result.records, given)
+                write_results(result.records, options)
             journal.written()
-    return EXIT_INTERRUPTED if result.partial else EXIT_FAILED_ROWS if result.failed else 0
+    return result.exit_code
+
+
+def _runner(
+    benchmark: str,
+    cases: Sequence[SuiteCase],
+    devices: Sequence[str],
+    options: Mapping[str, Any],
+    probe: Callable[[str], protocol.Bandwidth],
+    interrupts: Interrupts,
+    journal: Journal,
+) -> Runner:
+    """Return the runner of one benchmark on all devices, interleaved."""
+    max_call_s = options["max_call"] or MOST_SECONDS[benchmark]
+    lanes = tuple(LanePlan(Lane(f"tinygrad:{device}"), tuple(cases)) for device in devices)
+    return Runner(
+        Plan(lanes, options["repetitions"], options["seed"], options["processes"]),
+        [SuiteBackend(device, options, max_call_s) for device in devices],
+        [None] * len(devices),
+        make_talk(options["progress"]),
+        gate=None,
+        probe=probe if options["roofline"] and benchmark in WITH_ROOFLINE else None,
+        delay=options["delay"],
+        cooldown=options["cooldown"],
+        rails=rail_choice(options["rails"]),
+        roots=Roots(),
+        journal=journal,
+        interrupts=interrupts,
+    )
+
+
+def run_one(runner: Runner, result: SuiteResult) -> None:
+    """Run one benchmark and add its records to `result`, also where something is raised."""
+    try:
+        result.partial = runner.run().partial
+    except Exception:
+        runner.result.partial = True
+        raise
+    finally:
+        result.records += make_records(runner.result)
+
+
+def choose_devices(given: Sequence[str], talk: Talk) -> list[str]:
+    """Return the devices asked for, or all that open; raises BenchError if there is none."""
+    names = [name for text in given for name in text.split(",") if name]
+    for name in names:
+        if not check_backend_name(f"tinygrad:{name}"):
+            raise BenchError(
+                f"--device {name}: unknown; there are {', '.join(TINYGRAD_DEVICES)}, each with an "
+                "optional :RENDERER"
+            )
+    if names:
+        return list(dict.fromkeys(names))
+    reasons = {}
+    for name in TINYGRAD_DEVICES:
+        talk.phase(f"trying {name}")
+        if (reason := probe_device(name)) is not None:
+            reasons[name] = reason
+            talk.line(f"{name} does not open: {reason}")
+    if len(reasons) == len(TINYGRAD_DEVICES):
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise BenchError(f"--device: none opens ({why})")
+    return [name for name in TINYGRAD_DEVICES if name not in reasons]
 
 
 def make_directory(path: Path) -> None:
@@ -172,6 +277,3 @@ def keep(result: SuiteResult, directory: Path | None) -> None:
         part = directory / f".{name}.part"
         part.write_text(render(result.records))
         part.replace(directory / name)
-
-
-COMMANDS = (*(_make_command(benchmark) for benchmark in BENCHMARKS.values()), suite_command)

@@ -1,98 +1,155 @@
-"""`gpt2`: GPT-2 decoding, one token at a time."""
+"""GPT-2 (Radford et al. 2019) with random weights: on tinygrad's device, and in float64 numpy."""
 
-from itertools import product
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from tinygrad import Tensor, dtypes
 
-from orinbench.errors import BenchError
-from orinbench.plan import SuiteCase
-from orinbench.suite.benchmark import BYTES, DTYPES, Benchmark, Choice, numbers, words
-from orinbench.suite.gpt2_model import SHAPES, NumpyGpt2, TinygradGpt2, random_weights
-from orinbench.suite.task import Task, expect_close
-
-# Tokens whose logits are compared with the reference's, position by position.
-_CHECKED = 6
-_TOLERANCE = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.3}
+Array = npt.NDArray[np.float64]
+_EPSILON = 1e-5  # of the layer norms: layer_norm_epsilon of OpenAI's hparams
 
 
-def cases(options: Any) -> list[SuiteCase]:
-    """Return one case for each shape, type and number of tokens."""
-    shapes = words(options["shape"], "--shape", tuple(SHAPES))
-    dtypes = words(options["dtype"], "--dtype", tuple(DTYPES))
-    lengths = numbers(options["n_gen"], "-n")
-    for name, length in product(shapes, lengths):
-        if length > SHAPES[name].context:
-            raise BenchError(
-                f"-n {length}: {name} has a context of {SHAPES[name].context} tokens; use less"
-            )
-    return [
-        SuiteCase(
-            *("gpt2", "tok/s", f"{name} {dtype} tg{length}"),
-            parameters=(("shape", name), ("dtype", dtype), ("n_gen", length)),
-            needs_bytes=SHAPES[name].n_params * (4 + BYTES[dtype]),
-            family=f"gpt2 {name} {dtype}",
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions; the token embedding is the head too."""
+
+    n_layers: int
+    n_embd: int
+    n_heads: int
+    vocab_size: int
+    context: int
+
+    def weights(self) -> dict[str, tuple[int, ...]]:
+        """Return name -> shape; matrices are (in, out), as OpenAI's files have them."""
+        n = self.n_embd
+        shapes: dict[str, tuple[int, ...]] = {"wte": (self.vocab_size, n), "wpe": (self.context, n)}
+        for layer in range(self.n_layers):
+            for name, inside, out in (
+                ("attn", n, 3 * n),
+                ("attn_proj", n, n),
+                ("mlp", n, 4 * n),
+                ("mlp_proj", 4 * n, n),
+            ):
+                shapes[f"{layer}.{name}.w"] = (inside, out)
+                shapes[f"{layer}.{name}.b"] = (out,)
+        for norm in ("ln", *(f"{i}.{ln}" for i in range(self.n_layers) for ln in ("ln1", "ln2"))):
+            shapes[f"{norm}.w"] = shapes[f"{norm}.b"] = (n,)
+        return shapes
+
+    @property
+    def token_params(self) -> int:
+        """Weights that one token reads: all but the embeddings' other rows; the head is read."""
+        n_params = sum(int(np.prod(shape)) for shape in self.weights().values())
+        return n_params - (self.context - 1) * self.n_embd
+
+
+SHAPES = {"124m": Shape(12, 768, 12, 50257, 1024), "tiny": Shape(2, 64, 4, 256, 64)}
+
+
+def random_weights(shape: Shape, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Return weights with GPT-2's spread of 0.02, norms near one, and biases that are not zero.
+
+    Narrow shapes get a wider spread, so that attention is as peaked as in the real one.
+    """
+    draw = np.random.default_rng(seed)
+    spread = np.float32(0.02 * np.sqrt(768 / shape.n_embd))
+    made = {}
+    for name, dims in shape.weights().items():
+        is_norm = "ln" in name and name.endswith(".w")
+        made[name] = is_norm + draw.standard_normal(dims, np.float32) * spread
+    return made
+
+
+def tensor(values: npt.NDArray[np.float32], dtype: str) -> Any:
+    """Return a realized tensor of `values`, rounded to tinygrad's `dtype` on the device."""
+    wanted, made = getattr(dtypes, dtype), Tensor(values)
+    return (made if wanted == dtypes.float32 else made.cast(wanted)).contiguous().realize()
+
+
+class Numpy:
+    """The reference: the whole sequence at once, in float64."""
+
+    def __init__(self, shape: Shape, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        self.shape = shape
+        self._weights = {name: values.astype(np.float64) for name, values in weights.items()}
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """Return the logits after each of `tokens`: (tokens, vocab_size)."""
+        x = self._weights["wte"][list(tokens)] + self._weights["wpe"][: len(tokens)]
+        for layer in range(self.shape.n_layers):
+            x = self.block(layer, x)
+        return self._norm("ln", x) @ self._weights["wte"].T
+
+    def block(self, layer: int, x: npt.NDArray[Any]) -> Array:
+        """Return what a layer makes of x (tokens, n_embd)."""
+        heads = self.shape.n_heads
+        attn = self._linear(f"{layer}.attn", self._norm(f"{layer}.ln1", x))
+        q, k, v = (
+            part.reshape(len(x), heads, -1).transpose(1, 0, 2)
+            for part in np.split(attn, 3, axis=-1)
         )
-        for name, dtype, length in product(shapes, dtypes, lengths)
-    ]
+        scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[-1])
+        scores[:, ~np.tri(len(x), dtype=bool)] = -np.inf
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = (scores / scores.sum(-1, keepdims=True)) @ v
+        x = x + self._linear(f"{layer}.attn_proj", mixed.transpose(1, 0, 2).reshape(x.shape))
+        hidden = self._linear(f"{layer}.mlp", self._norm(f"{layer}.ln2", x))
+        inner = np.sqrt(2 / np.pi) * (hidden + 0.044715 * hidden**3)  # GELU by tanh
+        out: Array = x + self._linear(f"{layer}.mlp_proj", hidden * (1 + np.tanh(inner)) / 2)
+        return out
+
+    def _linear(self, name: str, x: Array) -> Array:
+        return x @ self._weights[f"{name}.w"] + self._weights[f"{name}.b"]
+
+    def _norm(self, name: str, x: Array) -> Array:
+        centred = x - x.mean(-1, keepdims=True)
+        spread = np.sqrt((centred**2).mean(-1, keepdims=True) + _EPSILON)
+        normed: Array = centred / spread * self._weights[f"{name}.w"] + self._weights[f"{name}.b"]
+        return normed
 
 
-def prepare(case: Any, seed: int) -> Task:
-    """Return the decoding of a token; logits of the first positions are checked against numpy."""
-    from tinygrad import Tensor, TinyJit, UOp, dtypes
+class Tinygrad:
+    """One token at a time over a cache of keys and values, on tinygrad's default device."""
 
-    from orinbench.suite.arrays import values_of
-    from orinbench.tinygrad_paths import kernels_of
-
-    shape, dtype, n_gen = SHAPES[case["shape"]], case["dtype"], case["n_gen"]
-    weights = random_weights(shape, seed)
-    model = TinygradGpt2(shape, weights, DTYPES[dtype])
-    variable = UOp.variable("position", 0, shape.context - 1)
-    jit = TinyJit(lambda token, position: model.logits(token, position).realize())
-    queue: list[Any] = []
-
-    def upload(tokens: list[int]) -> None:
-        queue[:] = [
-            (Tensor([[token]], dtype=dtypes.int32).realize(), variable.bind(position))
-            for position, token in reversed(list(enumerate(tokens)))
+    def __init__(self, shape: Shape, weights: Mapping[str, Any], dtype: str) -> None:
+        self.shape = shape
+        self._weights = {name: tensor(values, dtype) for name, values in weights.items()}
+        head = shape.n_embd // shape.n_heads
+        self._caches = [
+            Tensor.zeros(2, shape.n_heads, shape.context, head, dtype=dtype).contiguous().realize()
+            for _ in range(shape.n_layers)
         ]
 
-    def before(seed: int) -> None:
-        drawn = np.random.default_rng(seed).integers(0, shape.vocab_size, max(n_gen, 3))
-        upload(drawn.tolist())
+    def logits(self, token: Any, position: Any) -> Any:
+        """Return (1, vocab_size) after `token` (1, 1) at `position`, an int or a bound variable."""
+        wte, wpe = self._weights["wte"], self._weights["wpe"]
+        x = wte[token].reshape(1, -1) + wpe.shrink(((position, position + 1), None)).reshape(1, -1)
+        for layer in range(self.shape.n_layers):
+            x = self.block(layer, x, position)
+        return self._norm("ln", x) @ wte.T
 
-    def check() -> str:
-        tokens = np.random.default_rng(seed).integers(0, shape.vocab_size, _CHECKED).tolist()
-        upload(tokens)
-        got = [values_of(jit(*queue.pop()))[0] for _ in tokens]
-        return expect_close(got, NumpyGpt2(shape, weights).logits(tokens), _TOLERANCE[dtype])
+    def block(self, layer: int, x: Any, position: Any) -> Any:
+        """Return what a layer makes of x (1, n_embd) at `position`."""
+        shape = self.shape
+        attn = self._linear(f"{layer}.attn", self._norm(f"{layer}.ln1", x))
+        q, k, v = (part.reshape(shape.n_heads, 1, -1) for part in attn.chunk(3, dim=-1))
+        # A store that the reads wait for: realizing it here would compute all layers below twice.
+        empty = self._caches[layer]
+        place = empty.shrink((None, None, (position, position + 1), None))
+        cache = Tensor(empty.uop.after(place.uop.store(k.stack(v).cast(empty.dtype).uop)))
+        keys, values = (cache[index].shrink((None, (0, position + 1), None)) for index in (0, 1))
+        scores = (q.float() @ keys.float().transpose(1, 2)) / (shape.n_embd / shape.n_heads) ** 0.5
+        mixed = (scores.softmax(-1) @ values.float()).cast(x.dtype).reshape(1, -1)
+        x = x + self._linear(f"{layer}.attn_proj", mixed)
+        hidden = self._linear(f"{layer}.mlp", self._norm(f"{layer}.ln2", x)).gelu()
+        return x + self._linear(f"{layer}.mlp_proj", hidden)
 
-    n_params = shape.token_params
-    return Task(
-        lambda: jit(*queue.pop()),
-        *(1.0, check),
-        included="the forward pass to the logits, which stay on the device, and a synchronize a "
-        "token",
-        flops=2.0 * n_params,
-        n_bytes=float(n_params * BYTES[dtype]),
-        compute=DTYPES[dtype],
-        calls=n_gen,
-        one_by_one=True,
-        before=before,
-        kernels=lambda: kernels_of(jit.captured.linear),
-        extra={"n_params": shape.n_params},
-    )
+    def _linear(self, name: str, x: Any) -> Any:
+        return x @ self._weights[f"{name}.w"] + self._weights[f"{name}.b"]
 
-
-BENCHMARK = Benchmark(
-    "gpt2",
-    "GPT-2 decoding with random weights, in tokens a second.",
-    (
-        Choice(("--shape",), ", ".join(SHAPES), "124m", "124m", "tiny"),
-        Choice(("--dtype",), "fp32, fp16, bf16", "fp32,fp16", "fp16", "fp32,fp16"),
-        Choice(("-n", "--n-gen"), "tokens", "128", "32", "8"),
-    ),
-    cases,
-    prepare,
-    roofline=True,
-)
+    def _norm(self, name: str, x: Any) -> Any:
+        normed = x.float().layernorm(eps=_EPSILON).cast(x.dtype)
+        return normed * self._weights[f"{name}.w"] + self._weights[f"{name}.b"]

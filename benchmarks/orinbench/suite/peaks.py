@@ -1,18 +1,17 @@
-"""What a multiprocessor computes in a clock, by architecture: dense, without sparsity."""
+"""What a GPU can compute at most.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+This module imports tinygrad; see `tinygrad_runner`.
+"""
 
+from tinygrad import Device
+from tinygrad.helpers import ALLOW_TF32
 
-@dataclass(frozen=True)
-class Rate:
-    """Floating-point operations (an FMA is two) a clock and multiprocessor, by type."""
+from jetson.board import read_state
+from orinbench.device_info import nvml_value
+from orinllm.device import multiprocessors
 
-    per_sm: Mapping[str, int]
-    source: str
-
-
-# float32 is that of the CUDA cores, which tinygrad uses unless ALLOW_TF32 is set.
+# Dense floating-point operations (an FMA is two) a clock and multiprocessor, by type; float32 is
+# that of the CUDA cores, which tinygrad uses unless ALLOW_TF32 is set.
 #
 # sm_87, ga10b: the "NVIDIA Jetson AGX Orin Series Technical Brief" (v1.2) says 170 TOPS of sparse
 # INT8 and 5.3 TFLOPS of FP32 for 16 SMs at 1.3 GHz: 8192 sparse INT8 operations a clock and SM,
@@ -22,12 +21,38 @@ class Rate:
 # of dense FP16 and BF16, 494.7 of TF32, 66.9 of FP32 for 132 SMs (FP32 at 1980, tensor cores at
 # 1830 MHz).
 RATES = {
-    "sm_87": Rate(
-        {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "float32": 256},
-        "Jetson AGX Orin technical brief",
-    ),
-    "sm_90": Rate(
-        {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float32": 256},
-        "H100 architecture white paper",
-    ),
+    "sm_87": {"float16": 2048, "bfloat16": 2048, "tf32": 1024, "float32": 256},
+    "sm_90": {"float16": 4096, "bfloat16": 4096, "tf32": 2048, "float32": 256},
 }
+_SOURCES = {
+    "sm_87": "Jetson AGX Orin technical brief",
+    "sm_90": "H100 architecture white paper",
+}
+
+
+def peak(compute: str) -> tuple[float, str] | None:
+    """Return operations a second at most in a type, and how they were reckoned.
+
+    None where the rate or the clock is not known.
+    """
+    if Device.DEFAULT.split(":")[0] not in ("CUDA", "NV"):
+        return None
+    arch = str(Device[Device.DEFAULT].renderer.target.arch)
+    if compute == "float32" and ALLOW_TF32:
+        compute = "tf32"
+    rate, hertz = RATES.get(arch, {}).get(compute), _highest_clock()
+    if rate is None or not hertz:
+        return None
+    sms = multiprocessors(Device.DEFAULT)
+    clocks = f"{sms} SMs x {hertz / 1e6:.0f} MHz x {rate} a clock and SM in {compute}"
+    return sms * hertz * rate, f"{clocks} ({_SOURCES[arch]})"
+
+
+def _highest_clock() -> float | None:
+    """Return the highest clock that the GPU may take now, in hertz."""
+    if (gpus := read_state().readings.gpus) and gpus[0].max_hz:
+        return float(gpus[0].max_hz)
+    megahertz = nvml_value(
+        lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
+    )
+    return None if megahertz is None else megahertz * 1e6

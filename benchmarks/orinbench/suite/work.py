@@ -14,16 +14,16 @@ import numpy.typing as npt
 from tinygrad import Device
 
 from orinbench import protocol
-from orinbench.suite.device import free_bytes, peak
-from orinbench.suite.registry import BENCHMARKS
-from orinbench.suite.task import REGION_S, Task, percentiles
+from orinbench.suite.peaks import peak
+from orinbench.suite.tasks import TASKS, Task
 
+# Calls are repeated until a region lasts this long, so that neither the clock nor the one
+# synchronize at its end counts.
+_REGION_S = 0.05
 # A jit runs plainly, captures, replays: what the third call leaves is what is timed.
 _WARM_CALLS = 3
 # A first call that takes this many times what a call may is not repeated.
 _HOPELESS = 10
-# Of the memory that is free: the rest is for what tinygrad needs on the way.
-_USABLE = 0.9
 # Calls in a region at most: launches beyond this are no longer queued but waited for.
 _MAX_CALLS = 20_000
 
@@ -62,12 +62,11 @@ class SuiteWork:
 
     def prepare(self, request: protocol.Prepare) -> protocol.Prepared:
         """Make a case ready: input, three calls, the check, and how many calls a repetition has."""
-        if reason := self._too_large(request) or self._too_slow(request):
+        if reason := self._too_slow(request):
             return protocol.Prepared(left_out=reason)
         start, compiled = time.perf_counter(), self.compiles.compiled
         compile_s = self.compiles.seconds
-        parameters = tuple(request.parameters.items())
-        task = BENCHMARKS[request.benchmark].prepare(dict(parameters), request.seed)
+        task = TASKS[request.benchmark](request.parameters, request.seed)
         task.before(request.seed)
         took = self._warm(task, request.max_call_s)
         if request.cost:
@@ -86,7 +85,7 @@ class SuiteWork:
             calls=ready.calls,
             flops=task.flops * ready.calls,
             n_bytes=task.n_bytes * ready.calls,
-            peak_flops=ceiling.flops if ceiling else None,
+            peak_flops=ceiling[0] if ceiling else None,
             check=checked,
             included=task.included,
             seconds=time.perf_counter() - start,
@@ -94,10 +93,9 @@ class SuiteWork:
             compile_s=self.compiles.seconds - compile_s,
             kernels_compiled=self.compiles.compiled - compiled,
             extra={
-                **task.extra,
                 "kernels": kernels,
                 "launches": launches,
-                "peak_source": ceiling.source if ceiling else None,
+                "peak_source": ceiling[1] if ceiling else None,
             },
         )
 
@@ -118,16 +116,9 @@ class SuiteWork:
             extra=extra,
         )
 
-    def _too_large(self, request: protocol.Prepare) -> str:
-        free = int(_USABLE * free_bytes())
-        if request.needs_bytes <= free:
-            return ""
-        need = request.needs_bytes / (1 << 20)
-        return f"it needs {need:.0f} MiB of device memory, {free / (1 << 20):.0f} MiB are free"
-
     def _too_slow(self, request: protocol.Prepare) -> str:
         cost, took = self._took.get(request.family, (0.0, 0.0))
-        if not cost or not request.cost:
+        if not cost:
             return ""
         expected = took * request.cost / cost
         if request.cost > cost and expected > request.max_call_s:
@@ -154,7 +145,7 @@ class SuiteWork:
         """Return how many calls fill a repetition's region, one having taken `took` seconds."""
         if task.calls is not None:
             return task.calls
-        region = REGION_S if task.seconds is None else task.seconds / repetitions
+        region = _REGION_S if task.seconds is None else task.seconds / repetitions
         if took > region:
             return 1
         ready = _Ready(task, 1)
@@ -188,6 +179,14 @@ class SuiteWork:
         times = np.array(stamps, np.int64)
         ready.latencies.append(times[1:] - times[:-1])
         return stamps[-1] - stamps[0], ended
+
+
+def percentiles(nanoseconds: npt.ArrayLike) -> dict[str, float]:
+    """Return p50, p99, p99.9 and the maximum in microseconds, and of how many calls."""
+    values = np.asarray(nanoseconds, np.float64) / 1e3
+    names = ("p50_us", "p99_us", "p99.9_us", "max_us")
+    found = dict(zip(names, map(float, np.percentile(values, [50, 99, 99.9, 100])), strict=True))
+    return {**found, "latencies": len(values)}
 
 
 def _slow(took: float, limit: float) -> str:

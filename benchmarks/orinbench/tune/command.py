@@ -19,7 +19,6 @@ from orinbench.samples import BackendDiedError
 from orinbench.talk import duration, make_talk
 from orinbench.tune import tuning
 from orinbench.tune.events import chosen_device, events
-from orinbench.tune.sweep import sweep_command
 from orinbench.tune.tuning import Entry, Target, Timing
 from orinbench.tune.workload import Workload, model_options, seconds_of, workload
 
@@ -59,7 +58,6 @@ def tune_command() -> None:
 @model_options
 @click.option("--level", default=2, type=click.IntRange(1, 64), help="BEAM [2]")
 @click.option("--budget", metavar="TIME", help="stop after 90s, 30m, 1h [when done]")
-@click.option("--cold-l2", is_flag=True, help="flush the L2 before each timing (CUDA)")
 @click.option("--again", is_flag=True, help="search kernels that have been searched too")
 @click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def search_command(model: str | None, **options: Any) -> int:
@@ -86,7 +84,7 @@ class Search:
         self, work: Workload, device: str, budget: float | None, options: dict[str, Any]
     ) -> None:
         self.work, self.device, self.budget = work, device, budget
-        self.level, self.cold, self.again = options["level"], options["cold_l2"], options["again"]
+        self.level, self.again = options["level"], options["again"]
         self.talk = make_talk(False)
         self.started = time.monotonic()
         self.target: Target | None = None
@@ -129,12 +127,11 @@ class Search:
         known = {
             (entry.kernel, entry.target): entry
             for entry in [*kept, *self.done.values()]
-            if entry.level == self.level and entry.cold_l2 == self.cold
+            if entry.level == self.level
         }
         request = self.work.request(
             "search",
             level=self.level,
-            cold_l2=self.cold,
             known=[asdict(entry) for entry in known.values()],
             skip=list(self.failed),
         )
@@ -195,7 +192,6 @@ class Search:
             event["kernel"],
             self.target,
             self.level,
-            self.cold,
             name=told["name"],
             opts=event["opts"],
             default_opts=event["default_opts"],
@@ -289,18 +285,6 @@ def export_command(file: Path, device: str | None, level: int | None) -> None:
         raise BenchError(f"tune export: nothing to write from {tuning.store_path()}; tune first")
     tuning.write(entries, file)
     click.echo(f"{file}: {len(entries)} kernels", err=True)
-
-
-@tune_command.command("merge")
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("-o", "--output", "target", required=True, metavar="FILE", type=Path)
-def merge_command(files: Sequence[Path], target: Path) -> None:
-    """Write the entries of FILES into one; of two for one kernel the larger speedup stays."""
-    sides = [tuning.load(path) for path in files]
-    merged = tuning.merge(*sides)
-    tuning.write(merged, target)
-    both = sum(map(len, sides)) - len(merged)
-    click.echo(f"{target}: {len(merged)} kernels, {both} conflicts settled", err=True)
 
 
 @tune_command.command("import")
@@ -417,6 +401,3 @@ class Import:
     def _reject(self, entry: Entry, reason: str) -> None:
         self.rejected += 1
         self.talk.line(f"rejected: {entry.name} ({entry.kernel[:12]}): {reason}")
-
-
-tune_command.add_command(sweep_command)

@@ -27,19 +27,9 @@ class EventProcess(WorkerProcess):
     def __enter__(self) -> "EventProcess":
         return self
 
-    def start(self, request: Mapping[str, Any]) -> None:
-        """Send the one request; raises BackendDiedError where nobody reads it."""
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(dict(request)).encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise BackendDiedError(self._obituary()) from None
-
     def next(self, seconds: float) -> dict[str, Any]:
         """Return the next event; raises BackendDiedError when none comes within `seconds`."""
-        self._timeout = seconds
-        event: dict[str, Any] = json.loads(self._read_line("tune"))
+        event: dict[str, Any] = json.loads(self.next_line("tune", seconds))
         if event["event"] == "died":
             raise BackendDiedError(compiler_hint(event["error"]))
         return event
@@ -50,18 +40,16 @@ def events(
     device: str,
     request: Mapping[str, Any],
     patience: Callable[[], float],
-    variables: Mapping[str, str] | None = None,
 ) -> Iterator[Iterator[dict[str, Any]]]:
     """Start a worker on a device and yield its events up to the last.
 
-    `patience` says before each event how many seconds it may take, `variables` what the worker's
-    environment has besides. Raises BackendDiedError when
-    the worker ends early or an event does not come; the worker ends with the context.
+    `patience` says before each event how many seconds it may take. Raises BackendDiedError when the
+    worker ends early or an event does not come; the worker ends with the context.
     """
     with tempfile.TemporaryDirectory(prefix="orinbench-tune-") as directory:
-        environment = {**worker_environment(device, Path(directory)), **_OWN, **(variables or {})}
+        environment = {**worker_environment(device, Path(directory)), **_OWN}
         with EventProcess(environment, patience(), TUNE_WORKER) as process:
-            process.start(request)
+            process.send(json.dumps(dict(request)))
 
             def until_the_end() -> Iterator[dict[str, Any]]:
                 while (event := process.next(patience()))["event"] != "end":

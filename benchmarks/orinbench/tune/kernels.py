@@ -9,16 +9,15 @@ process with the same BEAM finds it.
 This module imports tinygrad: only the worker process imports it.
 """
 
-import ctypes
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tinygrad import Device, Tensor
+from tinygrad import Device
 from tinygrad.codegen import to_program
 from tinygrad.codegen.opt import KernelOptError, Opt, OptOps, search
 from tinygrad.codegen.opt.heuristic import hand_coded_optimizations
@@ -221,53 +220,8 @@ def compiled(scheduler: Any) -> Any:
         raise OptsError(f"does not compile: {why}") from error
 
 
-def flush() -> Callable[[], None]:
-    """Return what writes twice the CUDA device's L2, so that nothing is left of a kernel's data.
-
-    The store goes to the stream that kernels are launched on, ahead of the events that time one, so
-    it ends before they begin; each store writes the same memory again. Raises OptsError elsewhere
-    (tinygrad's CUDA device alone lacks a way to clear its caches between timings), and if the
-    driver does not tell the L2's size.
-    """
-    if Device.DEFAULT != "CUDA":
-        raise OptsError(f"--cold-l2 is for CUDA; on {Device.DEFAULT} there is no such mode")
-    from tinygrad.runtime.autogen import cuda
-    from tinygrad.runtime.ops_cuda import check
-
-    size, device = ctypes.c_int(), Device[Device.DEFAULT].cu_device
-    attribute = cuda.CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE
-    try:
-        check(cuda.cuDeviceGetAttribute(ctypes.byref(size), attribute, device))
-    except RuntimeError as error:
-        raise OptsError(f"--cold-l2: the driver does not tell the L2's size: {error}") from error
-    elements = max(size.value, 4 << 20) // 2
-
-    def write() -> None:
-        with Context(DEBUG=0, BEAM=0, CAPTURING=0, TRACK_MATCH_STATS=0):
-            Tensor.ones(elements).contiguous().realize(do_update_stats=False)
-
-    return write
-
-
-@contextmanager
-def cold_l2(on: bool) -> Iterator[None]:
-    """Flush the L2 before each timing inside: `time_call` asks a device for `invalidate_caches`."""
-    if not on:
-        yield
-        return
-    device = Device[Device.DEFAULT]
-    device.invalidate_caches = flush()
-    try:
-        yield
-    finally:
-        del device.invalidate_caches
-
-
 class Bench:
     """Searches and compares kernels on the default device."""
-
-    def __init__(self, cold: bool = False) -> None:
-        self.cold = cold
 
     def times(
         self, kernel: Kernel, sides: Sequence[Any], most: int = _MOST_PAIRS
@@ -319,7 +273,7 @@ class Bench:
         default = kernel.default()
         if default.applied_opts == found.applied_opts:
             found = default
-        with self._running(kernel), cold_l2(self.cold):
+        with self._running(kernel):
             before, after = self.times(kernel, [compiled(default), compiled(found)])
         return before, after
 
@@ -351,7 +305,7 @@ class Bench:
         search._time_program = counted
         begun = time.perf_counter()
         try:
-            with self._running(kernel), cold_l2(self.cold), Context(ALLOW_DEVICE_USAGE=1):
+            with self._running(kernel), Context(ALLOW_DEVICE_USAGE=1):
                 found = search.beam_search(
                     start, kernel.buffers, level, bool(getenv("BEAM_ESTIMATE", 1))
                 )

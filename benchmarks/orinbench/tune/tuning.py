@@ -9,10 +9,11 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orinbench import plain
 from orinbench.errors import BenchError
 from orinbench.journal import journal_directory
 from orinbench.judge import Verdict, compare_paired
@@ -59,7 +60,6 @@ class Entry:
     kernel: str  # SHA-256 of the AST before any optimization, whatever the level
     target: Target
     level: int  # BEAM
-    cold_l2: bool  # the search timed with a flushed L2
     name: str  # as tinygrad calls the kernel with its default optimizations
     opts: str
     default_opts: str
@@ -111,8 +111,7 @@ def _rank(entry: Entry) -> tuple[float, float, str]:
 
 def dump(entries: Iterable[Entry]) -> str:
     """Return the text of a tuning file."""
-    plain = [_plain(entry) for entry in merge(entries)]
-    text = {"format": FORMAT, "entries": plain}
+    text = {"format": FORMAT, "entries": [_plain(entry) for entry in merge(entries)]}
     return json.dumps(text, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -156,69 +155,28 @@ def load(path: Path) -> list[Entry]:
     found = [_entry(raw, f"{path}: entry {i + 1}") for i, raw in enumerate(whole["entries"])]
     merged = merge(found)
     if len(merged) != len(found):
-        raise BenchError(f"{path}: two entries for one kernel, target and level; merge it with -o")
+        raise BenchError(f"{path}: two entries for one kernel, target and level; keep one of them")
     return merged
 
 
-def _take(raw: Any, name: str, kind: type | tuple[type, ...], where: str) -> Any:
-    value = raw.get(name) if isinstance(raw, dict) else None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        wanted = kind.__name__ if isinstance(kind, type) else "number"
-        raise BenchError(f"{where}: {name} is {str(value)[:60]!r}; want a {wanted}")
-    return value
-
-
-def _text(raw: Any, name: str, where: str) -> str:
-    value: str = _take(raw, name, str, where)
-    if len(value) > 400 or not value.isprintable():
-        raise BenchError(f"{where}: {name} is longer than 400 characters or not printable")
-    return value
-
-
-def _timing(raw: Any, name: str, where: str) -> Timing:
-    inner, at = _take(raw, name, dict, where), f"{where}: {name}"
-    median, low, high = (
-        float(_take(inner, key, (int, float), at)) for key in ("median", "low", "high")
-    )
-    if not 0 < low <= median <= high < float("inf"):
-        raise BenchError(f"{at}: want 0 < low <= median <= high, in microseconds")
-    return Timing(median, low, high, _take(inner, "n", int, at))
-
-
 def _entry(raw: Any, where: str) -> Entry:
-    kernel, target = _text(raw, "kernel", where), _take(raw, "target", dict, where)
-    if not _DIGEST.fullmatch(kernel):
-        raise BenchError(f"{where}: kernel is {kernel[:70]!r}; want 64 hexadecimal digits")
-    made_for = Target(
-        *(_text(target, key, f"{where}: target") for key in ("device", "renderer", "arch")),
-        *(_text(target, key, f"{where}: target") for key in ("base", "series")),
-    )
-    if made_for.series and not _SERIES.fullmatch(made_for.series):
-        raise BenchError(f"{where}: series is {made_for.series!r}; want 12 hexadecimal digits")
-    level = _take(raw, "level", int, where)
-    if not 1 <= level <= 64:
-        raise BenchError(f"{where}: level is {level}; want BEAM's value, 1 to 64")
-    texts = {name: _text(raw, name, where) for name in ("name", "model", "measured_on", "measured")}
+    """Return an entry of a file; raises BenchError, which names the field."""
+    entry = plain.read(Entry, raw, where)
+    if not _DIGEST.fullmatch(entry.kernel):
+        raise BenchError(f"{where}: kernel is {entry.kernel[:70]!r}; want 64 hexadecimal digits")
+    if (series := entry.target.series) and not _SERIES.fullmatch(series):
+        raise BenchError(f"{where}: series is {series!r}; want 12 hexadecimal digits")
+    if not 1 <= entry.level <= 64:
+        raise BenchError(f"{where}: level is {entry.level}; want BEAM's value, 1 to 64")
+    for name, time in (("before", entry.before), ("after", entry.after)):
+        if not 0 < time.low <= time.median <= time.high < float("inf"):
+            raise BenchError(f"{where}: {name}: want 0 < low <= median <= high, in microseconds")
     try:
-        opts, default = (
-            format_opts(parse_opts(_text(raw, key, where))) for key in ("opts", "default_opts")
-        )
+        opts, default = (format_opts(parse_opts(t)) for t in (entry.opts, entry.default_opts))
     except ValueError as error:
         raise BenchError(f"{where}: {error}") from None
-    launches = _take(raw, "launches", dict, where)
-    return Entry(
-        kernel,
-        made_for,
-        level,
-        _take(raw, "cold_l2", bool, where),
-        opts=opts,
-        default_opts=default,
-        before=_timing(raw, "before", where),
-        after=_timing(raw, "after", where),
-        search_s=float(_take(raw, "search_s", (int, float), where)),
-        launches={key: _take(launches, key, int, f"{where}: launches") for key in sorted(launches)},
-        **texts,
-    )
+    launches = dict(sorted(entry.launches.items()))
+    return replace(entry, opts=opts, default_opts=default, launches=launches)
 
 
 def no_slower(before: Sequence[float], after: Sequence[float]) -> bool:

@@ -35,11 +35,11 @@ def search_all(request: Mapping[str, Any], kernels: Mapping[str, Any], tell: Tel
         to_text,
     )
 
-    bench, level, here = Bench(request["cold_l2"]), int(request["level"]), target()
+    bench, level, here = Bench(), int(request["level"]), target()
     known = {e["kernel"]: e["opts"] for e in request["known"] if Target(**e["target"]) == here}
     share: dict[str, float] = {}
     for digest, kernel in kernels.items():
-        if digest in request["skip"] or (request["token_only"] and not kernel.launches["token"]):
+        if digest in request["skip"]:
             continue
         try:
             usual = bench.usual(kernel).median
@@ -118,10 +118,8 @@ def check_all(request: Mapping[str, Any], kernels: Mapping[str, Any], tell: Tell
 
 def serve(request: Mapping[str, Any], tell: Tell) -> None:
     """Do what one request asks."""
-    from orinbench.tune.kernels import flush, measured_on, model_kernels, target
+    from orinbench.tune.kernels import measured_on, model_kernels, target
 
-    if request["cold_l2"]:
-        flush()
     tell("opened", target=asdict(target()), measured_on=measured_on())
     path, general = Path(request["model"]), bool(request["general"])
     kernels, by_hand = model_kernels(path, request["context"], request["chunk"], general)

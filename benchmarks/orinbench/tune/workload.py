@@ -60,8 +60,6 @@ class Workload:
             "context": self.context,
             "chunk": self.chunk,
             "general": self.general,
-            "cold_l2": False,
-            "token_only": False,
             "skip": [],
             **more,
         }

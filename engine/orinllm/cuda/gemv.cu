@@ -200,184 +200,235 @@ template<typename X, typename A> struct Gemv {
   A ahead;     // what to ask memory for
 };
 
-// A work item of a warp: in GATED a row of each of the two segments, else R neighbouring rows of
-// the concatenated segments. N columns of activations (LD apart in out) meet the same weights; a
-// warp's ring holds D units. P: the launch's parameters by name (launch.py).
-template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
-  constexpr int T = P::TYPE, K = P::COLS, R = P::ROWS_PER_ITEM, D = P::DEPTH, MODE = P::MODE,
-                NSEG = P::SEGMENTS;
-  constexpr int WARPS = P::WARPS, GRID = P::GRID, N = P::COLUMNS, LD = P::OUT_STRIDE;
-  constexpr bool NORM = P::NORM;
-  float* const out = g.out;
-  const Seg* const seg = g.seg;
-  const float* const* const bias = g.bias;
-  typedef Stream<T, K> S;
-  constexpr int THREADS = WARPS * 32, KP = S::UNITS * 1024, ACT = Packed<T>::ACT,
-                RING = D * R * S::SLOT, W = WARPS * GRID;
-  u8* act = g.smem;
-  float* act_d = (float*)(g.smem + N * KP * ACT);
-  float* red = act_d + N * KP / 32;
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
-  u8* ring = g.smem + N * (KP * ACT + KP / 8) + (N * WARPS + 3) / 4 * 16 + warp * RING;
-  const Shared slots = shared_address(ring);
+// What the warps of a block share: N columns of activations with a scale for 32 of them, each
+// warp's sums of squares, and its ring of DEPTH units. P: the launch's parameters by name
+// (launch.py).
+template<typename P> struct GemvMemory {
+  typedef Stream<P::TYPE, P::COLS> S;
+  static constexpr int ACT = Packed<P::TYPE>::ACT, KP = S::UNITS * 1024, N = P::COLUMNS;
+  static constexpr int RING = P::DEPTH * P::ROWS_PER_ITEM * S::SLOT;
+  u8* act;
+  float *act_d, *squares;
+  u8* ring;
+  DI GemvMemory(u8* smem, int warp)
+      : act(smem),
+        act_d((float*)(smem + N * KP * ACT)),
+        squares(act_d + N * KP / 32),
+        ring(smem + N * (KP * ACT + KP / 8) + (N * P::WARPS + 3) / 4 * 16 + warp * RING) {}
+};
 
-  int total_rows = 0;
+// The work items of all warps: in GATED a row of each of the two segments, else R neighbouring rows
+// of the concatenated segments.
+template<typename P> struct Items {
+  static constexpr int R = P::ROWS_PER_ITEM, STRIDE = P::WARPS * P::GRID;  // of a warp's items
+  const Seg* seg;
+  int rows;  // of all segments
+  DI explicit Items(const Seg* of) : seg(of), rows(0) {
 #pragma unroll
-  for (int s = 0; s < NSEG; s++) total_rows += seg[s].rows;
-  const int items = MODE == GATED ? seg[0].rows : (total_rows + R - 1) / R;
-  const int w0 = warp * GRID + blockIdx.x;  // neighbouring items on different SMs
-  const int steps = w0 < items ? (items - w0 + W - 1) / W * S::UNITS : 0;
-
-  auto row_of = [&](int item, int r) -> const u8* {
-    if constexpr (MODE == GATED) return seg[r].w + (u64)item * S::ROW;
+    for (int s = 0; s < P::SEGMENTS; s++) rows += seg[s].rows;
+  }
+  DI int count() const { return P::MODE == GATED ? seg[0].rows : (rows + R - 1) / R; }
+  DI const u8* row(int item, int r) const {
+    constexpr int ROW = Stream<P::TYPE, P::COLS>::ROW;
+    if constexpr (P::MODE == GATED) return seg[r].w + (u64)item * ROW;
     int row = item * R + r;
-    row = row < total_rows ? row : total_rows - 1;  // read twice, stored once
-    const u8* w = seg[0].w + (u64)row * S::ROW;
+    row = row < rows ? row : rows - 1;  // read twice, stored once
+    const u8* w = seg[0].w + (u64)row * ROW;
 #pragma unroll
-    for (int s = 1; s < NSEG; s++) {
+    for (int s = 1; s < P::SEGMENTS; s++) {
       row -= seg[s - 1].rows;
-      if (row >= 0) w = seg[s].w + (u64)row * S::ROW;
+      if (row >= 0) w = seg[s].w + (u64)row * ROW;
     }
     return w;
-  };
-
-  const u8* prow[R];  // the producer's rows; of the consumer's only the alignment is of interest
-  u32 calign[R];
-  int pitem = w0, punit = 0, citem = w0, cunit = 0;
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    prow[r] = row_of(w0 < items ? w0 : 0, r);
-    calign[r] = (u32)(u64)prow[r];
   }
-  auto advance = [&](int step, int slot) {  // the producer's next unit
+};
+
+// Asks memory for the units of a warp's items, one step after the other, into the ring's slots.
+template<typename P> struct Producer {
+  typedef Stream<P::TYPE, P::COLS> S;
+  static constexpr int R = P::ROWS_PER_ITEM;
+  Shared slots;
+  int steps, lane, item, unit;
+  const u8* row[R];
+  DI void start(const Items<P>& items) {
+#pragma unroll
+    for (int r = 0; r < R; r++) row[r] = items.row(item, r);
+  }
+  DI void advance(const Items<P>& items, int step, int slot) {
     if (step < steps) {
 #pragma unroll
       for (int r = 0; r < R; r++)
-        issue<T, K>(slots + (slot * R + r) * S::SLOT, prow[r], punit, lane);
-      if (++punit == S::UNITS) {
-        punit = 0;
-        pitem += W;
-        if (step + 1 < steps) {
-#pragma unroll
-          for (int r = 0; r < R; r++) prow[r] = row_of(pitem, r);
-        }
+        issue<P::TYPE, P::COLS>(slots + (slot * R + r) * S::SLOT, row[r], unit, lane);
+      if (++unit == S::UNITS) {
+        unit = 0;
+        item += Items<P>::STRIDE;
+        if (step + 1 < steps) start(items);
       }
     }
     cp_async_commit();
-  };
-#pragma unroll
-  for (int s = 0; s < D; s++) advance(s, s);
+  }
+};
 
-  const void* const ahead = g.ahead.first();
-  float scale[N];
+// Quantizes all columns; scale: of each, the RMS norm's.
+template<typename P, typename X, typename A>
+DI void load_columns(const Gemv<X, A>& g, const GemvMemory<P>& memory, int tid, float* scale) {
+  typedef GemvMemory<P> M;
+  constexpr int WARPS = P::WARPS, K = P::COLS;
 #pragma unroll
-  for (int n = 0; n < N; n++) {
-    float ss = load_act<ACT, K, THREADS, NORM>(act + n * KP * ACT, act_d + n * KP / 32, g.x, n,
-                                               g.norm, tid);
-    if constexpr (NORM) {
+  for (int n = 0; n < M::N; n++) {
+    float ss = load_act<M::ACT, K, WARPS * 32, P::NORM>(
+        memory.act + n * M::KP * M::ACT, memory.act_d + n * M::KP / 32, g.x, n, g.norm, tid);
+    if constexpr (P::NORM) {
       ss = warp_sum(ss);
-      if (lane == 0) red[n * WARPS + warp] = ss;
+      if ((tid & 31) == 0) memory.squares[n * WARPS + (tid >> 5)] = ss;
     }
   }
   __syncthreads();
 #pragma unroll
-  for (int n = 0; n < N; n++) {
+  for (int n = 0; n < M::N; n++) {
     scale[n] = 1.f;
-    if constexpr (NORM) {
+    if constexpr (P::NORM) {
       float sum = 0.f;
 #pragma unroll
-      for (int i = 0; i < WARPS; i++) sum += red[n * WARPS + i];
+      for (int i = 0; i < WARPS; i++) sum += memory.squares[n * WARPS + i];
       scale[n] = rsqrtf(sum * (1.f / K) + g.eps);
     }
   }
-  g.ahead.rest(ahead);
+}
 
-  auto with_bias = [&](float y, int row) {
+// A lane's activations of one unit, of each column. Those of weights of 16 bits stay where they
+// are.
+template<typename P> DI void act_of_unit(Act* a, const GemvMemory<P>& memory, int unit, int lane) {
+  typedef GemvMemory<P> M;
 #pragma unroll
-    for (int s = 0; s < NSEG; s++) {
-      if (bias[s] != 0 && row >= 0 && row < seg[s].rows) y += bias[s][row];
-      row -= seg[s].rows;
+  for (int n = 0; n < M::N; n++) {
+    const u8* act = memory.act + n * M::KP + unit * 1024;
+    const float* act_d = memory.act_d + n * M::KP / 32 + unit * 32;
+    if constexpr (Nibbles<P::TYPE>::YES) {
+      load_act_of_nibbles(&a[n], act, act_d, lane);
+    } else {
+      if constexpr (M::ACT == 1) {
+        a[n].lo = *(const int4*)(act + lane * 16);
+        a[n].hi = *(const int4*)(act + 512 + lane * 16);
+      }
+      a[n].d = *(const float4*)(act_d + (lane >> 2) * 4);
     }
-    return y;
-  };
+  }
+}
+
+// y plus the bias of a row of the concatenated segments
+template<int SEGMENTS>
+DI float with_bias(const Seg* seg, const float* const* bias, float y, int row) {
+#pragma unroll
+  for (int s = 0; s < SEGMENTS; s++) {
+    if (bias[s] != 0 && row >= 0 && row < seg[s].rows) y += bias[s][row];
+    row -= seg[s].rows;
+  }
+  return y;
+}
+
+// The sums of one item of a warp, of N columns that are LD apart in the result.
+template<typename P> struct ItemSums {
+  static constexpr int R = P::ROWS_PER_ITEM, N = P::COLUMNS, LD = P::OUT_STRIDE, MODE = P::MODE;
   float acc[R][N];
-#pragma unroll
-  for (int r = 0; r < R; r++)
-#pragma unroll
-    for (int n = 0; n < N; n++) acc[r][n] = 0.f;
   float before[R][N];  // what ADD adds to, read long before it is needed
-  auto read_before = [&](int item) {
+  DI void clear(int n) {
+#pragma unroll
+    for (int r = 0; r < R; r++) acc[r][n] = 0.f;
+  }
+  DI void read_before(const float* out, int item, int rows, int lane) {
     if constexpr (MODE == ADD) {
 #pragma unroll
       for (int r = 0; r < R; r++)
 #pragma unroll
         for (int n = 0; n < N; n++)
-          before[r][n] = lane == 0 && item * R + r < total_rows ? out[n * LD + item * R + r] : 0.f;
+          before[r][n] = lane == 0 && item * R + r < rows ? out[n * LD + item * R + r] : 0.f;
     }
-  };
-  read_before(w0);
-  int slot = 0;
+  }
+  // Column n's sums are complete, but for the warp's.
+  template<typename X, typename A>
+  DI void store(const Gemv<X, A>& g, int item, int n, int rows, float scale) {
+    const int lane = threadIdx.x & 31;
+    float* o = g.out + n * LD;
+#pragma unroll
+    for (int r = 0; r < R; r++) acc[r][n] = warp_sum(acc[r][n]) * scale;
+    if constexpr (MODE == GATED) {
+      if (lane == 0)
+        o[item] = gated<P::ACTIVATION>(acc[0][n] + (g.bias[0] != 0 ? g.bias[0][item] : 0.f),
+                                       acc[1][n] + (g.bias[1] != 0 ? g.bias[1][item] : 0.f));
+    } else {
+#pragma unroll
+      for (int r = 0; r < R; r++) {
+        const int row = item * R + r;
+        if (row >= rows) continue;
+        if constexpr (MODE == ARGMAX) {
+          const float y = acc[r][n] * g.factor;
+          if (lane == 0) o[row] = y;
+          g.best[n] = better(g.best[n], y, row);
+        } else if (lane == 0) {
+          const float y = with_bias<P::SEGMENTS>(g.seg, g.bias, acc[r][n], row) * g.factor;
+          o[row] = MODE == ADD ? before[r][n] + y : y;
+        }
+      }
+    }
+  }
+};
+
+// Each warp multiplies its items by N columns of activations, which meet the same weights.
+template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
+  typedef GemvMemory<P> M;
+  typedef typename M::S S;
+  constexpr int T = P::TYPE, K = P::COLS, R = P::ROWS_PER_ITEM, D = P::DEPTH, N = P::COLUMNS;
+  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  const M memory(g.smem, warp);
+  const Items<P> items(g.seg);
+  const int w0 = warp * P::GRID + blockIdx.x;  // neighbouring items on different SMs
+  const int W = Items<P>::STRIDE, count = items.count(),
+            steps = w0 < count ? (count - w0 + W - 1) / W * S::UNITS : 0;
+  Producer<P> producer = {shared_address(memory.ring), steps, lane, w0 < count ? w0 : 0, 0};
+  producer.start(items);
+  u32 align[R];  // of the consumer's rows: all that it needs to know of them
+#pragma unroll
+  for (int r = 0; r < R; r++) align[r] = (u32)(u64)producer.row[r];
+#pragma unroll
+  for (int s = 0; s < D; s++) producer.advance(items, s, s);
+
+  const void* const ahead = g.ahead.first();
+  float scale[N];
+  load_columns<P>(g, memory, tid, scale);
+  g.ahead.rest(ahead);
+
+  ItemSums<P> sums;
+#pragma unroll
+  for (int n = 0; n < N; n++) sums.clear(n);
+  sums.read_before(g.out, w0, items.rows, lane);
+  int slot = 0, item = w0, unit = 0;
   for (int step = 0; step < steps; step++) {
     cp_async_wait<D - 1>();
     __syncwarp();
     Act a[N];
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-      if constexpr (Nibbles<T>::YES) {
-        load_act_of_nibbles(&a[n], act + n * KP + cunit * 1024, act_d + n * KP / 32 + cunit * 32,
-                            lane);
-      } else {
-        if constexpr (ACT == 1) {
-          a[n].lo = *(const int4*)(act + n * KP + cunit * 1024 + lane * 16);
-          a[n].hi = *(const int4*)(act + n * KP + cunit * 1024 + 512 + lane * 16);
-        }
-        a[n].d = *(const float4*)(act_d + n * KP / 32 + cunit * 32 + (lane >> 2) * 4);
-      }
-    }
+    act_of_unit<P>(a, memory, unit, lane);
 #pragma unroll
     for (int r = 0; r < R; r++) {
-      const u32 off = (slot * R + r) * S::SLOT + ((calign[r] + cunit * S::UB) & 15);
-      dot_unit<T, K % 1024 != 0, N>(ring, off, a, act + cunit * 2048, KP * ACT, lane,
-                                    K - cunit * 1024, acc[r]);
+      const u32 off = (slot * R + r) * S::SLOT + ((align[r] + unit * S::UB) & 15);
+      const Unit row = {memory.ring, off, lane, K - unit * 1024};
+      dot_unit<T, K % 1024 != 0, N>(row, a, memory.act + unit * 2048, M::KP * M::ACT, sums.acc[r]);
     }
     __syncwarp();
-    advance(step + D, slot);
+    producer.advance(items, step + D, slot);
     if (++slot == D) slot = 0;
-    if (++cunit == S::UNITS) {
+    if (++unit < S::UNITS) continue;
 #pragma unroll
-      for (int n = 0; n < N; n++) {
-        float* o = out + n * LD;
+    for (int n = 0; n < N; n++) {
+      sums.store(g, item, n, items.rows, scale[n]);
+      sums.clear(n);
+    }
+    unit = 0;
+    item += W;
+    if (step + 1 < steps) {
 #pragma unroll
-        for (int r = 0; r < R; r++) acc[r][n] = warp_sum(acc[r][n]) * scale[n];
-        if constexpr (MODE == GATED) {
-          if (lane == 0)
-            o[citem] = gated<P::ACTIVATION>(acc[0][n] + (bias[0] != 0 ? bias[0][citem] : 0.f),
-                                            acc[1][n] + (bias[1] != 0 ? bias[1][citem] : 0.f));
-        } else {
-#pragma unroll
-          for (int r = 0; r < R; r++) {
-            const int row = citem * R + r;
-            if (row >= total_rows) continue;
-            if constexpr (MODE == ARGMAX) {
-              const float y = acc[r][n] * g.factor;
-              if (lane == 0) o[row] = y;
-              g.best[n] = better(g.best[n], y, row);
-            } else if (lane == 0) {
-              const float y = with_bias(acc[r][n], row) * g.factor;
-              o[row] = MODE == ADD ? before[r][n] + y : y;
-            }
-          }
-        }
-#pragma unroll
-        for (int r = 0; r < R; r++) acc[r][n] = 0.f;
-      }
-      cunit = 0;
-      citem += W;
-      if (step + 1 < steps) {
-#pragma unroll
-        for (int r = 0; r < R; r++) calign[r] = (u32)(u64)row_of(citem, r);
-        read_before(citem);
-      }
+      for (int r = 0; r < R; r++) align[r] = (u32)(u64)items.row(item, r);
+      sums.read_before(g.out, item, items.rows, lane);
     }
   }
 }

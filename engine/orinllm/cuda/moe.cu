@@ -48,6 +48,18 @@ template<int T, int K> DI float4 router_weights(const void* w, int expert, int k
   }
 }
 
+// The weights of a token's choices, of which lane u has choice u, from those of all experts.
+template<typename P> DI float weight_of_choice(float weight, int lane) {
+  const bool mine = lane < P::USED;
+  if constexpr (P::GATING == SOFTMAX_OF_CHOSEN) {
+    const float most = warp_max(mine ? weight : NEG_INF);
+    weight = mine ? exp_(weight - most) : 0.f;
+    weight /= warp_sum(weight);
+  }
+  if constexpr (P::NORMALIZED) weight /= fmaxf(warp_sum(weight), LEAST_SUM);
+  return weight;
+}
+
 // A warp chooses USED of the experts of one token. Of equal ones it takes the lower. An idle
 // sequence has no expert: -1.
 template<typename P> DI void choose(const Route& r, int token, int lane) {
@@ -100,14 +112,8 @@ template<typename P> DI void choose(const Route& r, int token, int lane) {
       id = best.i;
     }
   }
-  const bool mine = lane < USED;
-  if constexpr (P::GATING == SOFTMAX_OF_CHOSEN) {
-    const float most = warp_max(mine ? weight : NEG_INF);
-    weight = mine ? exp_(weight - most) : 0.f;
-    weight /= warp_sum(weight);
-  }
-  if constexpr (P::NORMALIZED) weight /= fmaxf(warp_sum(weight), LEAST_SUM);
-  if (!mine) return;
+  weight = weight_of_choice<P>(weight, lane);
+  if (lane >= USED) return;
   r.ids[token * USED + lane] = id;
   r.weights[token * USED + lane] = weight * r.scale;
 }

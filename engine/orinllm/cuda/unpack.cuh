@@ -86,75 +86,87 @@ template<int T> DI Raw<T> load_nibbles(const u8* row, u32 low, int unit, int j) 
   return r;
 }
 
+// The raw words of lane j of a unit, whose first block is at b; `low`: low bits of b's address.
+DI void load_q6_k(Raw<Q6_K>& r, const u8* b, u32 low, int unit, int j) {
+  const int h = (unit >> 1) & 1, pair = unit & 1;
+  const u32 *w = word_of(b, low), *ql = w + h * 16 + pair * 8 + 2 * j, *qh = w + 32 + h * 8 + 2 * j;
+#pragma unroll
+  for (int i = 0; i < 3; i++) {
+    r.l[i] = ql[i];
+    r.c[i] = qh[i];
+  }
+#pragma unroll
+  for (int p = 0; p < 2; p++) r.sc[p] = ((const s8*)b)[192 + h * 8 + 2 * pair + (j >> 1) + 4 * p];
+  r.d = *(const u16*)(b + 208);
+}
+template<int T> DI void load_q4_q5_k(Raw<T>& r, const u8* b, int unit, int j) {
+  const int h = (unit >> 1) & 1, pair = unit & 1;
+  const u32 *w = (const u32*)b, *qs = w + (T == Q4_K ? 4 : 12) + h * 16 + pair * 8 + 2 * j;
+  r.l[0] = qs[0];
+  r.l[1] = qs[1];
+#pragma unroll
+  for (int i = 0; i < 4; i++) r.h[i] = w[i];
+  if constexpr (T == Q5_K) {
+    r.c[0] = w[4 + 2 * j];
+    r.c[1] = w[5 + 2 * j];
+  }
+}
+DI void load_q2_k(Raw<Q2_K>& r, const u8* b, int unit, int j) {
+  const int h = (unit >> 1) & 1, pair = unit & 1;
+  const u32 *w = (const u32*)b, *qs = w + 4 + h * 8 + 2 * j;
+  r.l[0] = qs[0];
+  r.l[1] = qs[1];
+  r.sc = w[2 * h + pair];
+  r.d = w[20];
+}
+DI void load_q3_k(Raw<Q3_K>& r, const u8* b, u32 low, int unit, int j) {
+  const int pair = unit & 1;
+  const u32 *w = word_of(b, low), *qs = w + 8 + ((unit >> 1) & 1) * 8 + 2 * j, *top = w + 2 * j;
+#pragma unroll
+  for (int i = 0; i < 3; i++) {
+    r.l[i] = qs[i];
+    r.top[i] = top[i];
+  }
+#pragma unroll
+  for (int p = 0; p < 2; p++) {
+    r.low[p] = b[96 + 4 * pair + 2 * p + (j >> 1)];
+    r.high[p] = b[104 + 2 * p + (j >> 1)];
+  }
+  r.d = *(const u16*)(b + 108);
+}
+DI void load_q8_0(Raw<Q8_0>& r, const u8* b, u32 low, int j) {
+#pragma unroll
+  for (int p = 0; p < 2; p++) {
+    const u32 odd = (low + 34 * p + 2) & 2;
+    const u32* w = word_of(b + 34 * p + 2 + 8 * j, low + 34 * p + 2);
+    r.l[p][0] = w[0];
+    r.l[p][1] = w[1];
+    r.l[p][2] = odd ? w[2] : 0;
+    r.d[p] = *(const u16*)(b + 34 * p) | (odd << 16);
+  }
+}
+template<int T> DI void load_halves(Raw<T>& r, const u8* b, int j) {
+#pragma unroll
+  for (int p = 0; p < 2; p++) r.l[p] = *(const int4*)(b + p * 64 + 16 * j);
+}
+
 // The raw words of lane j of a row, of whose address `low` has the low bits.
 template<int T> DI Raw<T> load_raw(const u8* row, u32 low, int unit, int j) {
-  Raw<T> r;
-  if constexpr (Nibbles<T>::YES) r = load_nibbles<T>(row, low, unit, j);
-  const u32 first = (Packed<T>::BW == 32 ? unit : unit >> 2) *
-                    (Packed<T>::BW == 32 ? 2 * Packed<T>::BB : Packed<T>::BB);
-  const u8* b = row + first;
-  low += first;
-  const int h = (unit >> 1) & 1, pair = unit & 1;
-  if constexpr (T == Q6_K) {
-    const u32 *w = word_of(b, low), *ql = w + h * 16 + pair * 8 + 2 * j,
-              *qh = w + 32 + h * 8 + 2 * j;
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-      r.l[i] = ql[i];
-      r.c[i] = qh[i];
-    }
-#pragma unroll
-    for (int p = 0; p < 2; p++) r.sc[p] = ((const s8*)b)[192 + h * 8 + 2 * pair + (j >> 1) + 4 * p];
-    r.d = *(const u16*)(b + 208);
+  if constexpr (Nibbles<T>::YES) {
+    return load_nibbles<T>(row, low, unit, j);
+  } else {
+    const u32 first = (Packed<T>::BW == 32 ? unit : unit >> 2) *
+                      (Packed<T>::BW == 32 ? 2 * Packed<T>::BB : Packed<T>::BB);
+    const u8* const b = row + first;
+    Raw<T> r;
+    if constexpr (T == Q6_K) load_q6_k(r, b, low + first, unit, j);
+    if constexpr (T == Q4_K || T == Q5_K) load_q4_q5_k<T>(r, b, unit, j);
+    if constexpr (T == Q2_K) load_q2_k(r, b, unit, j);
+    if constexpr (T == Q3_K) load_q3_k(r, b, low + first, unit, j);
+    if constexpr (T == Q8_0) load_q8_0(r, b, low + first, j);
+    if constexpr (T == F16 || T == BF16) load_halves<T>(r, b, j);
+    return r;
   }
-  if constexpr (T == Q4_K || T == Q5_K) {
-    const u32 *w = (const u32*)b, *qs = w + (T == Q4_K ? 4 : 12) + h * 16 + pair * 8 + 2 * j;
-    r.l[0] = qs[0];
-    r.l[1] = qs[1];
-#pragma unroll
-    for (int i = 0; i < 4; i++) r.h[i] = w[i];
-    if constexpr (T == Q5_K) {
-      r.c[0] = w[4 + 2 * j];
-      r.c[1] = w[5 + 2 * j];
-    }
-  }
-  if constexpr (T == Q2_K) {
-    const u32 *w = (const u32*)b, *qs = w + 4 + h * 8 + 2 * j;
-    r.l[0] = qs[0];
-    r.l[1] = qs[1];
-    r.sc = w[2 * h + pair];
-    r.d = w[20];
-  }
-  if constexpr (T == Q3_K) {
-    const u32 *w = word_of(b, low), *qs = w + 8 + h * 8 + 2 * j, *top = w + 2 * j;
-#pragma unroll
-    for (int i = 0; i < 3; i++) {
-      r.l[i] = qs[i];
-      r.top[i] = top[i];
-    }
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-      r.low[p] = b[96 + 4 * pair + 2 * p + (j >> 1)];
-      r.high[p] = b[104 + 2 * p + (j >> 1)];
-    }
-    r.d = *(const u16*)(b + 108);
-  }
-  if constexpr (T == Q8_0) {
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-      const u32 odd = (low + 34 * p + 2) & 2;
-      const u32* w = word_of(b + 34 * p + 2 + 8 * j, low + 34 * p + 2);
-      r.l[p][0] = w[0];
-      r.l[p][1] = w[1];
-      r.l[p][2] = odd ? w[2] : 0;
-      r.d[p] = *(const u16*)(b + 34 * p) | (odd << 16);
-    }
-  }
-  if constexpr (T == F16 || T == BF16) {
-#pragma unroll
-    for (int p = 0; p < 2; p++) r.l[p] = *(const int4*)(b + p * 64 + 16 * j);
-  }
-  return r;
 }
 // The same of a row whose address is known.
 template<int T> DI Raw<T> load_raw(const u8* row, int unit, int j) {
@@ -217,78 +229,86 @@ template<int T> DI void nibbles_to_half(const Raw<T>& r, u32 low, int unit, int 
   }
 }
 // Part p of a unit: 8 halves.
+DI void q6_k_to_half(const Raw<Q6_K>& r, u32 low, int unit, int p, u32* out) {
+  const int pair = unit & 1;
+  const u16 s = f2h(h2f((u16)r.d) * (float)r.sc[p] * W_SCALE);
+  const u32 s2 = (u32)s | ((u32)s << 16),
+            sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 210 is 2 modulo 4
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 l = __funnelshift_r(r.l[i], r.l[i + 1], sh),
+              c = __funnelshift_r(r.c[i], r.c[i + 1], sh);
+    const u32 hi = p ? c >> (2 * pair) : c << (4 - 2 * pair);
+    bytes_to_half(((p ? l >> 4 : l) & 0x0f0f0f0fu) | (hi & 0x30303030u), 0x64206420u,
+                  out + 2 * i);  // 1024 + 32
+    out[2 * i] = hmul2(out[2 * i], s2);
+    out[2 * i + 1] = hmul2(out[2 * i + 1], s2);
+  }
+}
+template<int T> DI void q4_q5_k_to_half(const Raw<T>& r, int unit, int p, u32* out) {
+  const int h = (unit >> 1) & 1, pair = unit & 1;
+  const int q = 2 * pair + p;
+  // By masks, as a choice would become a branch: of the second 128 weights, the upper bits of
+  // scales and minima are with those of the first.
+  const u32 second = 0u - (u32)h, top = second & 0x30303030u, low = 0x3f3f3f3fu ^ top,
+            scw = ((r.h[1] ^ ((r.h[1] ^ r.h[3]) & second)) & low) | ((r.h[1] >> 2) & top),
+            mw = ((r.h[2] ^ ((r.h[2] ^ (r.h[3] >> 4)) & second)) & low) | ((r.h[2] >> 2) & top);
+  const u16 s = f2h(h2f((u16)r.h[0]) * (float)((scw >> (8 * q)) & 255) * W_SCALE);
+  const u16 m = f2h(h2f((u16)(r.h[0] >> 16)) * (float)((mw >> (8 * q)) & 255) * -W_SCALE);
+  const u32 s2 = (u32)s | ((u32)s << 16), m2 = (u32)m | ((u32)m << 16);
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    u32 v = (p ? r.l[i] >> 4 : r.l[i]) & 0x0f0f0f0fu;
+    if constexpr (T == Q5_K) v |= ((r.c[i] >> (4 * h + q)) << 4) & 0x10101010u;
+    bytes_to_half(v, 0x64006400u, out + 2 * i);
+    out[2 * i] = hfma2(out[2 * i], s2, m2);
+    out[2 * i + 1] = hfma2(out[2 * i + 1], s2, m2);
+  }
+}
+DI void q2_k_to_half(const Raw<Q2_K>& r, int unit, int p, u32* out) {
+  const int pair = unit & 1;
+  const u32 sc = r.sc >> (16 * p + 8 * ((threadIdx.x >> 1) & 1));
+  const u32 s = scaled_half(h2f((u16)r.d) * (float)(sc & 15)),
+            m = scaled_half(h2f((u16)(r.d >> 16)) * -(float)((sc >> 4) & 15));
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    bytes_to_half((r.l[i] >> (4 * pair + 2 * p)) & 0x03030303u, 0x64006400u, out + 2 * i);
+    out[2 * i] = hfma2(out[2 * i], s, m);
+    out[2 * i + 1] = hfma2(out[2 * i + 1], s, m);
+  }
+}
+DI void q3_k_to_half(const Raw<Q3_K>& r, u32 low, int unit, int p, u32* out) {
+  const int h = (unit >> 1) & 1, pair = unit & 1;
+  const u32 four = r.low[p] >> (4 * h), top = r.high[p] >> (4 * h + 2 * pair);
+  const u32 s = scaled_half(h2f((u16)r.d) * (float)((int)((four & 15) | ((top & 3) << 4)) - 32)),
+            sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 110 is 2 modulo 4
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 two = __funnelshift_r(r.l[i], r.l[i + 1], sh) >> (4 * pair + 2 * p),
+              third = __funnelshift_r(r.top[i], r.top[i + 1], sh) >> (4 * h + 2 * pair + p);
+    bytes_to_half((two & 0x03030303u) | ((third & 0x01010101u) << 2), 0x64046404u, out + 2 * i);
+    out[2 * i] = hmul2(out[2 * i], s);
+    out[2 * i + 1] = hmul2(out[2 * i + 1], s);
+  }
+}
+DI void q8_0_to_half(const Raw<Q8_0>& r, int p, u32* out) {
+  const u16 s = f2h(h2f((u16)r.d[p]) * W_SCALE);
+  const u32 s2 = (u32)s | ((u32)s << 16), sh = (r.d[p] >> 17) * 16;
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    bytes_to_half(__funnelshift_r(r.l[p][i], r.l[p][i + 1], sh) ^ 0x80808080u, 0x64806480u,
+                  out + 2 * i);  // 1024 + 128
+    out[2 * i] = hmul2(out[2 * i], s2);
+    out[2 * i + 1] = hmul2(out[2 * i + 1], s2);
+  }
+}
 template<int T> DI void to_half(const Raw<T>& r, u32 low, int unit, int p, u32* out) {
   if constexpr (Nibbles<T>::YES) nibbles_to_half<T>(r, low, unit, p, out);
-  const int h = (unit >> 1) & 1, pair = unit & 1;
-  if constexpr (T == Q6_K) {
-    const u16 s = f2h(h2f((u16)r.d) * (float)r.sc[p] * W_SCALE);
-    const u32 s2 = (u32)s | ((u32)s << 16),
-              sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 210 is 2 modulo 4
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const u32 l = __funnelshift_r(r.l[i], r.l[i + 1], sh),
-                c = __funnelshift_r(r.c[i], r.c[i + 1], sh);
-      const u32 hi = p ? c >> (2 * pair) : c << (4 - 2 * pair);
-      bytes_to_half(((p ? l >> 4 : l) & 0x0f0f0f0fu) | (hi & 0x30303030u), 0x64206420u,
-                    out + 2 * i);  // 1024 + 32
-      out[2 * i] = hmul2(out[2 * i], s2);
-      out[2 * i + 1] = hmul2(out[2 * i + 1], s2);
-    }
-  }
-  if constexpr (T == Q4_K || T == Q5_K) {
-    const int q = 2 * pair + p;
-    // By masks, as a choice would become a branch: of the second 128 weights, the upper bits of
-    // scales and minima are with those of the first.
-    const u32 second = 0u - (u32)h, top = second & 0x30303030u, low = 0x3f3f3f3fu ^ top,
-              scw = ((r.h[1] ^ ((r.h[1] ^ r.h[3]) & second)) & low) | ((r.h[1] >> 2) & top),
-              mw = ((r.h[2] ^ ((r.h[2] ^ (r.h[3] >> 4)) & second)) & low) | ((r.h[2] >> 2) & top);
-    const u16 s = f2h(h2f((u16)r.h[0]) * (float)((scw >> (8 * q)) & 255) * W_SCALE);
-    const u16 m = f2h(h2f((u16)(r.h[0] >> 16)) * (float)((mw >> (8 * q)) & 255) * -W_SCALE);
-    const u32 s2 = (u32)s | ((u32)s << 16), m2 = (u32)m | ((u32)m << 16);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      u32 v = (p ? r.l[i] >> 4 : r.l[i]) & 0x0f0f0f0fu;
-      if constexpr (T == Q5_K) v |= ((r.c[i] >> (4 * h + q)) << 4) & 0x10101010u;
-      bytes_to_half(v, 0x64006400u, out + 2 * i);
-      out[2 * i] = hfma2(out[2 * i], s2, m2);
-      out[2 * i + 1] = hfma2(out[2 * i + 1], s2, m2);
-    }
-  }
-  if constexpr (T == Q2_K) {
-    const u32 sc = r.sc >> (16 * p + 8 * ((threadIdx.x >> 1) & 1));
-    const u32 s = scaled_half(h2f((u16)r.d) * (float)(sc & 15)),
-              m = scaled_half(h2f((u16)(r.d >> 16)) * -(float)((sc >> 4) & 15));
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      bytes_to_half((r.l[i] >> (4 * pair + 2 * p)) & 0x03030303u, 0x64006400u, out + 2 * i);
-      out[2 * i] = hfma2(out[2 * i], s, m);
-      out[2 * i + 1] = hfma2(out[2 * i + 1], s, m);
-    }
-  }
-  if constexpr (T == Q3_K) {
-    const u32 four = r.low[p] >> (4 * h), top = r.high[p] >> (4 * h + 2 * pair);
-    const u32 s = scaled_half(h2f((u16)r.d) * (float)((int)((four & 15) | ((top & 3) << 4)) - 32)),
-              sh = ((low + 2 * (unit >> 2)) & 2) * 8;  // 110 is 2 modulo 4
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const u32 two = __funnelshift_r(r.l[i], r.l[i + 1], sh) >> (4 * pair + 2 * p),
-                third = __funnelshift_r(r.top[i], r.top[i + 1], sh) >> (4 * h + 2 * pair + p);
-      bytes_to_half((two & 0x03030303u) | ((third & 0x01010101u) << 2), 0x64046404u, out + 2 * i);
-      out[2 * i] = hmul2(out[2 * i], s);
-      out[2 * i + 1] = hmul2(out[2 * i + 1], s);
-    }
-  }
-  if constexpr (T == Q8_0) {
-    const u16 s = f2h(h2f((u16)r.d[p]) * W_SCALE);
-    const u32 s2 = (u32)s | ((u32)s << 16), sh = (r.d[p] >> 17) * 16;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      bytes_to_half(__funnelshift_r(r.l[p][i], r.l[p][i + 1], sh) ^ 0x80808080u, 0x64806480u,
-                    out + 2 * i);  // 1024 + 128
-      out[2 * i] = hmul2(out[2 * i], s2);
-      out[2 * i + 1] = hmul2(out[2 * i + 1], s2);
-    }
-  }
+  if constexpr (T == Q6_K) q6_k_to_half(r, low, unit, p, out);
+  if constexpr (T == Q4_K || T == Q5_K) q4_q5_k_to_half<T>(r, unit, p, out);
+  if constexpr (T == Q2_K) q2_k_to_half(r, unit, p, out);
+  if constexpr (T == Q3_K) q3_k_to_half(r, low, unit, p, out);
+  if constexpr (T == Q8_0) q8_0_to_half(r, p, out);
   if constexpr (T == F16 || T == BF16) {
     out[0] = (u32)r.l[p].x;
     out[1] = (u32)r.l[p].y;

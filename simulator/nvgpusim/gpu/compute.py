@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +13,9 @@ from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
 from ..ptx.launch import PARAM_BASE
 from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
-from .host import write_semaphore
+from .host import DONE, Steps, Work, write_semaphore
 from .qmd import SIZE, Limits, Qmd, check
-from .watch import Published, bank0, read_bank
+from .watch import Published, read_bank
 
 if TYPE_CHECKING:
     from .pbdma import Channel
@@ -54,9 +53,10 @@ class Compute:
         self.c = channel
         self.regs = dict.fromkeys(_REGS, 0)
         self.set: set[int] = set()
+        self.known_limits: Limits | None = None
         self.arguments: dict[int, tuple[bytes, str]] = {}
 
-    def method(self, method: int, value: int, here: str) -> Generator[str, None, None]:
+    def method(self, method: int, value: int) -> Work:
         """Execute one method."""
         c = self.c
         if method in self.regs:
@@ -71,21 +71,23 @@ class Compute:
                 )
             self.regs[method] = value
             self.set.add(method)
+            if method != PCAS_A:
+                self.known_limits = None
         elif method == PCAS2_B:
             if value not in (*SCHEDULE, PREFETCH_SCHEDULE):
                 raise gr_class(
                     f"SEND_SIGNALING_PCAS2_B action {value} is not modelled", **c.details()
                 )
-            yield from c.lag()
-            yield from self.schedule(self.regs[PCAS_A] << 8)
+            return self.schedule(self.regs[PCAS_A] << 8)
         elif method == INVALIDATE_CACHES:
             if value & ~INVALIDATE_KNOWN:
                 raise gr_class(f"INVALIDATE_SHADER_CACHES_NO_WFI {value:#x}", **c.details())
             self.invalidate(bool(value & INVALIDATE_INSTRUCTION), bool(value & INVALIDATE_CONSTANT))
         else:
             raise illegal_method(
-                f"compute method {method:#x} with {value:#x} at {here}", **c.details()
+                f"compute method {method:#x} with {value:#x} at {c.here()}", **c.details()
             )
+        return DONE
 
     def invalidate(self, instruction: bool, constant: bool) -> None:
         """Drop what the shader caches hold."""
@@ -101,22 +103,26 @@ class Compute:
 
     def limits(self) -> Limits:
         """What launches are checked against."""
+        if self.known_limits is not None:
+            return self.known_limits
 
         def window(a: int, b: int) -> int | None:
             return self.wide(a) if a in self.set or b in self.set else None
 
-        return Limits(
+        self.known_limits = Limits(
             window(SHARED_WINDOW_A, SHARED_WINDOW_B),
             window(LOCAL_WINDOW_A, LOCAL_WINDOW_B),
             self.wide(NON_THROTTLED_A, 8),
             self.c.gpu.tpcs,
         )
+        return self.known_limits
 
     # launching
 
-    def schedule(self, va: int) -> Generator[str, None, None]:
+    def schedule(self, va: int) -> Steps:
         """The front end executes PCAS: the QMD is read now, not at submit."""
         c = self.c
+        yield from c.lag()
         if va >= 1 << 40:
             raise gr_class(f"QMD address {va:#x} is beyond 40 bits", **c.details())
         qmd = self.read_qmd(va, c.current)
@@ -146,13 +152,13 @@ class Compute:
                 self.arguments[va] = args, published.line
         return qmd
 
-    def compare_arguments(self, qmd: Qmd, program: Program) -> None:
+    def compare_arguments(self, qmd: Qmd, program: Program, now: bytes) -> None:
         """Note if bank 0 changed since its doorbell, up to the last of the kernel's parameters."""
         if qmd.va not in self.arguments:
             return
         args, line = self.arguments.pop(qmd.va)
         size = PARAM_BASE + program.code.kernel.param_bytes
-        args, now = args[:size], bank0(self.c.vm, qmd)[:size]
+        args, now = args[:size], now[:size]
         if args != now:
             at = next((i for i, (x, y) in enumerate(zip(args, now, strict=False)) if x != y), 0)
             self.c.gpu.note(
@@ -160,9 +166,7 @@ class Compute:
                 f"at byte {at:#x}; {line}"
             )
 
-    def chain(
-        self, qmd: Qmd, published: Published | None, entry: int, line: str
-    ) -> Generator[str, None, None]:
+    def chain(self, qmd: Qmd, published: Published | None, entry: int, line: str) -> Steps:
         """Run a grid, its releases, and the QMDs that depend on it.
 
         What the channel executes meanwhile may be a later `entry` than the one that launched it.
@@ -176,7 +180,8 @@ class Compute:
                 if c.gpu.watch is not None:
                     c.gpu.watch.now = published.moment if published is not None else None
                 self.execute(qmd)
-                waves.append(self.waves(qmd))
+                if c.gpu.rival.grid_ms:
+                    waves.append(self.waves(qmd))
             except GpuFault as e:
                 e.report.details.setdefault("QMD", f"{qmd.va:#x}")
                 e.report.details.setdefault("ring entry", str(entry))
@@ -252,16 +257,18 @@ class Compute:
         c.gpu.caches.code[key] = programs, image[:size]
         return programs
 
-    def banks(self, qmd: Qmd) -> dict[int, bytes]:
+    def banks(self, qmd: Qmd, program: Program) -> dict[int, bytes]:
         """Constant banks as the constant cache holds them."""
         c = self.c
         cache = c.gpu.caches.constants
         if qmd["INVALIDATE_SHADER_CONSTANT_CACHE"]:
             cache.clear()
         out = {}
-        for number, va, size, fresh in qmd.banks():
+        for number, va, size, fresh in qmd.banks:
             key = id(c.vm), va
             now = read_bank(c.vm, va, size)
+            if number == 0:
+                self.compare_arguments(qmd, program, now)
             if fresh or key not in cache:
                 cache[key] = now
             elif cache[key] != now:
@@ -279,8 +286,7 @@ class Compute:
         try:
             program = self.program(qmd)
             found["kernel"] = program.name
-            self.compare_arguments(qmd, program)
-            banks = self.banks(qmd)
+            banks = self.banks(qmd, program)
             if qmd["REGISTER_COUNT_V"] < program.registers:
                 given = qmd["REGISTER_COUNT_V"]
                 what = f"REGISTER_COUNT_V is {given}, the code uses {program.registers}"

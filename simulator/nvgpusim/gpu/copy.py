@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..memory import Access, GpuAddressSpace, MmuFault
 from .faults import gr_class, illegal_method, mmu
-from .host import write_semaphore
+from .host import DONE, Steps, Work, write_semaphore
 
 if TYPE_CHECKING:
     from .pbdma import Channel
@@ -41,18 +40,23 @@ class Copy:
         self.c = channel
         self.regs = dict.fromkeys(_REGS, 0)
 
-    def method(self, method: int, value: int) -> Generator[str, None, None]:
+    def method(self, method: int, value: int) -> Work:
         """Execute one method."""
         if method in self.regs:
             self.regs[method] = value
         elif method == LAUNCH_DMA:
-            yield from self.c.lag()
-            try:
-                self.launch(value)
-            except MmuFault as e:
-                raise mmu(e, copy=self.describe(), **self.c.details()) from e
+            return self.start(value)
         else:
             raise illegal_method(f"copy method {method:#x} with {value:#x}", **self.c.details())
+        return DONE
+
+    def start(self, flags: int) -> Steps:
+        """LAUNCH_DMA, some time later under --delay."""
+        yield from self.c.lag()
+        try:
+            self.launch(flags)
+        except MmuFault as e:
+            raise mmu(e, copy=self.describe(), **self.c.details()) from e
 
     def wide(self, upper: int, lower: int) -> int:
         """A 49-bit address from two registers."""

@@ -13,6 +13,10 @@ from .faults import illegal_method, mmu, pbdma
 if TYPE_CHECKING:
     from .pbdma import Channel
 
+Steps = Generator[str, None, None]
+Work = Steps | tuple[()]
+"""What a method gives: steps that may have to wait, or DONE."""
+DONE = ()
 NON_STALL_INTERRUPT, WFI = 0x20, 0x78
 SEM_ADDR_LO, SEM_ADDR_HI, SEM_PAYLOAD_LO, SEM_PAYLOAD_HI, SEM_EXECUTE = 0x5C, 0x60, 0x64, 0x68, 0x6C
 ACQUIRE, RELEASE, STRICT_GEQ, CIRC_GEQ, AND, NOR, REDUCTION = range(7)
@@ -57,23 +61,24 @@ class Host:
         self.c = channel
         self.regs = {SEM_ADDR_LO: 0, SEM_ADDR_HI: 0, SEM_PAYLOAD_LO: 0, SEM_PAYLOAD_HI: 0}
 
-    def method(self, method: int, value: int) -> Generator[str, None, None]:
+    def method(self, method: int, value: int) -> Work:
         """Execute one host method."""
         c = self.c
         if method in self.regs:
             self.regs[method] = value
         elif method == SEM_EXECUTE:
-            yield from self.semaphore(value)
+            return self.semaphore(value)
         elif method == NON_STALL_INTERRUPT:
             c.port.post_event(EVENT_BLOCKING_SYNC)
         elif method == WFI:
             if value > 1:
                 raise pbdma(f"WFI with scope {value}", **c.details())
-            yield from c.wait_idle()
+            return c.wait_idle()
         else:
             raise illegal_method(f"host method {method:#x} with {value:#x}", **c.details())
+        return DONE
 
-    def semaphore(self, execute: int) -> Generator[str, None, None]:
+    def semaphore(self, execute: int) -> Steps:
         """SEM_EXECUTE: acquire (may wait) or release."""
         c = self.c
         operation, wide = execute & 7, bool(execute & SIZE_64)

@@ -7,6 +7,8 @@ with 1 KiB a block for the system (which SHARED_MEMORY_SIZE includes).
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 WARPS, BLOCKS, REGISTERS = 48, 16, 65536
 CARVEOUTS = (0, 8, 16, 32, 64, 100, 132, 164)
 """Shared memory of an SM that can be configured, in KiB; the rest of 192 KiB is L1."""
@@ -28,6 +30,7 @@ def blocks_per_sm(threads: int, registers: int, shared: int, config: int) -> int
     return min(without_shared(threads, registers), room)
 
 
+@lru_cache
 def best_config(threads: int, registers: int, shared: int) -> int:
     """The smallest configuration with which shared memory is no limit, or else the largest."""
     wanted = without_shared(threads, registers) * shared

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,13 +18,12 @@ from ..memory import MmuFault
 from .compute import COMPUTE_CLASS, Compute
 from .copy import COPY_CLASS, Copy
 from .faults import gr_class, illegal_method, mmu, pbdma
-from .host import Host
+from .host import DONE, Host, Steps, Work
 from .watch import Published, publish
 
 if TYPE_CHECKING:
     from .scheduler import Gpu
 
-Steps = Generator[str, None, None]
 GP_GET, GP_PUT = 0x88, 0x8C
 MASK40 = (1 << 40) - 1
 INC, NON_INC, IMMD, ONE_INC, END = 1, 3, 4, 5, 7
@@ -51,6 +49,7 @@ class Channel:
         self.compute = Compute(self)
         self.copy = Copy(self)
         self.entry = 0
+        self.place = 0, 0, 0
         self.line = port.line
         self.userd = np.frombuffer(port.userd, np.uint32)
 
@@ -135,8 +134,11 @@ class Channel:
             self.userd[GP_GET // 4] = self.get
             yield "more"
 
-    def lag(self) -> Steps:
+    def lag(self) -> Work:
         """The adversary's delay at this point."""
+        return self._late() if self.gpu.delay else DONE
+
+    def _late(self) -> Steps:
         until = self.gpu.draw()
         while until and time.monotonic() < until:
             yield "lag"
@@ -181,39 +183,47 @@ class Channel:
             header = words[at]
             opcode, count = header >> 29, header >> 16 & 0x1FFF
             sub, method = header >> 13 & 7, (header & 0xFFF) << 2
-            here = f"dword {at} of the segment at {address:#x} (header {header:#010x})"
+            self.place = at, address, header
             at += 1
             if opcode == END:
                 return
             if opcode == IMMD:
-                yield from self.method(sub, method, count, here)
+                yield from self.method(sub, method, count)
                 continue
             if header == 0:
                 continue
             if opcode not in (INC, NON_INC, ONE_INC):
-                raise pbdma(f"header opcode {opcode} at {here}", **self.details())
+                raise pbdma(f"header opcode {opcode} at {self.here()}", **self.details())
             if at + count > end:
-                raise pbdma(f"{count} data dwords run past the segment at {here}", **self.details())
+                raise pbdma(
+                    f"{count} data dwords run past the segment at {self.here()}", **self.details()
+                )
             for n in range(count):
-                step = {INC: n, NON_INC: 0, ONE_INC: min(n, 1)}[opcode]
-                yield from self.method(sub, method + 4 * step, words[at + n], here)
+                step = n if opcode == INC else 0 if opcode == NON_INC else min(n, 1)
+                yield from self.method(sub, method + 4 * step, words[at + n])
             at += count
 
-    def method(self, sub: int, method: int, value: int, here: str) -> Steps:
+    def here(self) -> str:
+        """The header that is being executed."""
+        at, address, header = self.place
+        return f"dword {at} of the segment at {address:#x} (header {header:#010x})"
+
+    def method(self, sub: int, method: int, value: int) -> Work:
         """One method with its data."""
-        self.gpu.count("methods")
+        self.gpu.counts["methods"] += 1
         if method == 0:
             self.set_object(sub, value)
         elif method < 0x100:
-            yield from self.host.method(method, value)
+            return self.host.method(method, value)
         elif sub not in self.bound:
             raise illegal_method(
                 f"{method:#x} on subchannel {sub}, which no SET_OBJECT has bound", **self.details()
             )
         elif self.bound[sub] == COMPUTE_CLASS:
-            yield from self.compute.method(method, value, here)
+            return self.compute.method(method, value)
         else:
-            yield from self.copy.method(method, value)
+            return self.copy.method(method, value)
+        return DONE
 
     def set_object(self, sub: int, value: int) -> None:
         """Bind a class to a subchannel."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import struct
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from .faults import GpuFault, gr_class, sked
 from .occupancy import CONFIGS, best_config, blocks_per_sm
@@ -71,6 +72,11 @@ for _i in range(8):
         f"CONSTANT_BUFFER_SIZE_SHIFTED4_{_i}": (1087 + 64 * _i, 1075 + 64 * _i),
     }
 _KNOWN = sum(((1 << hi - lo + 1) - 1) << lo for hi, lo in FIELDS.values())
+_PLACES = {name: (lo // 32, lo % 32, (1 << hi - lo + 1) - 1) for name, (hi, lo) in FIELDS.items()}
+"""Word, shift and mask of each field: none crosses a word."""
+_WORDS = struct.Struct("<64I")
+_VALID, _BANKS = 640 // 32, 1024 // 32
+"""Words of CONSTANT_BUFFER_VALID_0 and CONSTANT_BUFFER_ADDR_LOWER_0."""
 
 SASS_87 = 0x87
 REGISTER_FILE, MAX_THREADS, WARPS_PER_SM = 65536, 1024, 48
@@ -82,30 +88,36 @@ CONSTANT_LIMIT = 1 << 16
 
 @dataclass(frozen=True)
 class Qmd:
-    """One QMD as the scheduler caches it: 2048 bits and where they came from."""
+    """One QMD as the scheduler caches it: 256 bytes and where they came from."""
 
     va: int
-    bits: int
+    data: bytes
 
-    @classmethod
-    def read(cls, va: int, data: bytes | memoryview) -> Qmd:
-        """From its 256 bytes."""
-        return cls(va, int.from_bytes(bytes(data), "little"))
+    @staticmethod
+    @lru_cache(256)
+    def read(va: int, data: bytes) -> Qmd:
+        """From its 256 bytes; of those read last each is decoded once."""
+        return Qmd(va, data)
+
+    @cached_property
+    def words(self) -> tuple[int, ...]:
+        """Its 64 words."""
+        return _WORDS.unpack(self.data)
 
     def __getitem__(self, name: str) -> int:
-        hi, lo = FIELDS[name]
-        return (self.bits >> lo) & ((1 << hi - lo + 1) - 1)
+        word, shift, mask = _PLACES[name]
+        return self.words[word] >> shift & mask
 
     def wide(self, name: str) -> int:
         """A 64-bit value from NAME_LOWER and NAME_UPPER."""
         return self[f"{name}_UPPER"] << 32 | self[f"{name}_LOWER"]
 
-    @property
+    @cached_property
     def grid(self) -> tuple[int, int, int]:
         """Blocks in x, y, z."""
         return self["CTA_RASTER_WIDTH"], self["CTA_RASTER_HEIGHT"], self["CTA_RASTER_DEPTH"]
 
-    @property
+    @cached_property
     def block(self) -> tuple[int, int, int]:
         """Threads of a block in x, y, z."""
         x, y, z = (self[f"CTA_THREAD_DIMENSION{i}"] for i in range(3))
@@ -127,16 +139,16 @@ class Qmd:
         threads, registers = math.prod(self.block), self["REGISTER_COUNT_V"]
         return best_config(threads, registers, self["SHARED_MEMORY_SIZE"])
 
-    def banks(self) -> Iterator[tuple[int, int, int, bool]]:
+    @cached_property
+    def banks(self) -> list[tuple[int, int, int, bool]]:
         """(number, address, bytes as the hardware sees them, invalidate) of the valid banks."""
+        out, words = [], self.words
         for i in range(8):
-            if self[f"CONSTANT_BUFFER_VALID_{i}"]:
-                high, low = (
-                    self[f"CONSTANT_BUFFER_ADDR_UPPER_{i}"],
-                    self[f"CONSTANT_BUFFER_ADDR_LOWER_{i}"],
-                )
-                size = self[f"CONSTANT_BUFFER_SIZE_SHIFTED4_{i}"] << 4
-                yield i, high << 32 | low, size, bool(self[f"CONSTANT_BUFFER_INVALIDATE_{i}"])
+            if words[_VALID] >> i & 1:
+                low, rest = words[_BANKS + 2 * i : _BANKS + 2 * i + 2]
+                va, size = (rest & 0x1FFFF) << 32 | low, rest >> 19 << 4
+                out.append((i, va, size, bool(rest >> 18 & 1)))
+        return out
 
     def difference(self, other: Qmd) -> str:
         """Fields that differ, as text."""
@@ -162,6 +174,7 @@ def windows_overlap(shared: int | None, local: int | None) -> bool:
     return abs(shared - local) < 1 << 32
 
 
+@lru_cache(256)
 def check(qmd: Qmd, limits: Limits) -> None:
     """Raise what SKED raises for this QMD."""
     at = {"QMD": f"{qmd.va:#x}"}
@@ -172,7 +185,7 @@ def check(qmd: Qmd, limits: Limits) -> None:
     if (qmd["QMD_MAJOR_VERSION"], qmd["QMD_VERSION"]) != (3, 0):
         version = f"{qmd['QMD_MAJOR_VERSION']}.{qmd['QMD_VERSION']}"
         raise gr_class(f"QMD_MAJOR_VERSION.QMD_VERSION is {version}, class 0xC7C0 takes 3.0", **at)
-    unknown = qmd.bits & ~_KNOWN
+    unknown = int.from_bytes(qmd.data, "little") & ~_KNOWN
     if unknown:
         bits = [n for n in range(SIZE * 8) if unknown >> n & 1]
         raise gr_class(f"QMD bits that this model does not know are set: {bits[:16]}", **at)
@@ -214,7 +227,7 @@ def check(qmd: Qmd, limits: Limits) -> None:
         )
     if shared > CONFIGS[low]:
         raise bad(25, f"SHARED_MEMORY_SIZE {shared:#x} with SM_CONFIG min {low}")
-    for i, va, size, _ in qmd.banks():
+    for i, va, size, _ in qmd.banks:
         if size > CONSTANT_LIMIT:
             raise bad(7, f"CONSTANT_BUFFER_SIZE_SHIFTED4({i}) means {size} bytes")
         if va % 64:

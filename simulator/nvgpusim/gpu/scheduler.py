@@ -198,12 +198,12 @@ class Gpu:
             view = channel.vm.view(qmd.va, SIZE, "write")
         except MmuFault:
             return
-        if Qmd.read(qmd.va, view).bits != qmd.bits:
+        if bytes(view) != qmd.data:
             self.note(
                 f"QMD {qmd.va:#x} was rewritten before SKED wrote its copy back: "
                 f"the new one is lost"
             )
-        view[:] = qmd.bits.to_bytes(SIZE, "little")
+        view[:] = qmd.data
 
     # the consumer
 

@@ -32,7 +32,7 @@ class Published:
 
 def bank0(vm: GpuAddressSpace, qmd: Qmd) -> bytes:
     """Constant bank 0 of a QMD, as long as it can be: kernel parameters live there."""
-    for number, va, size, _ in qmd.banks():
+    for number, va, size, _ in qmd.banks:
         if number == 0:
             return read_bank(vm, va, size)
     return b""

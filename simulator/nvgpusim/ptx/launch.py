@@ -145,28 +145,54 @@ class Launch:
         return 0 if space == "param" else 3
 
     def special(self, name: str, st: State) -> Value:
-        """Special registers that are not the same for the whole chunk, made when first read."""
-        lane = st.lane
-        one = np.uint32(1)
-        if name.startswith("%lanemask_"):
-            below = (one << lane) - one
-            mask = {
-                "eq": one << lane, "lt": below, "le": below | (one << lane),
-                "gt": ~(below | (one << lane)), "ge": ~below,
+        """A special register of a chunk; those that do not change are kept in it."""
+        kind, _, axis = name.partition(".")
+        if kind in ("%clock", "%clock_hi", "%clock64") or kind.startswith("%globaltimer"):
+            return self._clock(name)
+        if axis:
+            value = self._coordinate(kind, "xyz".index(axis), st)
+        elif name.startswith("%lanemask_"):
+            bit = np.uint32(1) << st.lane
+            below = bit - np.uint32(1)
+            value = {
+                "eq": bit, "lt": below, "le": below | bit, "gt": ~(below | bit), "ge": ~below,
             }[name[10:]]  # fmt: skip
-            return mask
-        if name.startswith(("%envreg", "%pm")):
-            return np.uint32(0)
-        if name.startswith("%reserved_smem"):
-            end = name.endswith(("end", "cap"))
-            return np.uint32(SHARED_RESERVED if end else 0)
-        now = time.monotonic_ns()
-        table: dict[str, Value] = {
-            "%clock": np.uint32(self.steps & 0xFFFFFFFF), "%clock_hi": np.uint32(self.steps >> 32),
-            "%clock64": np.uint64(self.steps), "%globaltimer": np.uint64(now),
-            "%globaltimer_lo": np.uint32(now & 0xFFFFFFFF), "%globaltimer_hi": np.uint32(now >> 32),
-        }  # fmt: skip
-        return table[name]
+        elif name.startswith("%reserved_smem"):
+            value = np.uint32(SHARED_RESERVED if name.endswith(("end", "cap")) else 0)
+        elif name in ("%laneid", "%warpid"):
+            value = st.lane if name == "%laneid" else st.thread // np.uint32(32)
+        else:  # %envreg, %pm and where there is one of a thing
+            dynamic = max(0, self.shared_bytes - self.code.shared_bytes)
+            fixed = {
+                "%nwarpid": 48, "%nsmid": 16, "%dynamic_smem_size": dynamic,
+                "%total_smem_size": self.shared_bytes,
+            }  # fmt: skip
+            value = np.uint32(fixed.get(name, 0))
+        st.special[name] = value
+        return value
+
+    def _clock(self, name: str) -> Value:
+        now = time.monotonic_ns() if name.startswith("%globaltimer") else self.steps
+        if name in ("%clock64", "%globaltimer"):
+            return np.uint64(now)
+        return np.uint32(now >> 32 if name.endswith("_hi") else now & 0xFFFFFFFF)
+
+    def _coordinate(self, kind: str, axis: int, st: State) -> Value:
+        """%tid, %ntid, %ctaid and %nctaid of an axis: one number where all lanes have the same."""
+        if kind in ("%ntid", "%nctaid"):
+            told, true = (self.ntid, self.block) if kind == "%ntid" else (self.nctaid, self.grid)
+            return np.uint32((true if told is None else told)[axis])
+        (bx, by, _), (gx, gy, _) = self.block, self.grid
+        if kind == "%tid":
+            below, size = (1, bx, bx * by)[axis], self.block[axis]
+            if size == 1:
+                return np.uint32(0)
+            part = st.thread if below == 1 else st.thread // np.uint32(below)
+            return part if below * size == st.threads else part % np.uint32(size)
+        ids = st.first_block // (1, gx, gx * gy)[axis] % self.grid[axis]
+        if st.blocks == 1 or self.grid[axis] == 1:
+            return ids[0].astype(np.uint32)
+        return np.repeat(ids.astype(np.uint32), st.threads)
 
     def alive_mask(self, st: State) -> NDArray[np.uint32]:
         """Per active lane: bits of its warp's lanes that have not exited."""
@@ -204,84 +230,37 @@ class Launch:
         if self.shuffle is not None and total > 1:
             order = np.random.default_rng(self.shuffle).permutation(total)
         with np.errstate(all="ignore"):
-            base: State | None = None
             for first in range(0, total, per):
-                count = min(per, total - first)
-                if base is None or base.blocks != count:
-                    base = self._state(count, threads)
-                ids = (
-                    np.arange(first, first + count)
-                    if order is None
-                    else order[first : first + count]
-                )
-                st = self._fresh(base, ids)
+                last = min(first + per, total)
+                ids = np.arange(first, last) if order is None else order[first:last]
+                st = self._chunk(ids, threads)
                 rng = None if draws is None else np.random.default_rng([*draws, first])
                 Run(self, st, rng).go()
 
-    def _state(self, blocks: int, threads: int) -> State:
-        n = blocks * threads
+    def _chunk(self, ids: NDArray[np.int64], threads: int) -> State:
+        """Some blocks at their first instruction."""
+        blocks = len(ids)
         thread, lane, warp, warp_base = places(blocks, threads)
-        bx, by, _ = self.block
-        u = np.uint32
-        ntid = self.block if self.ntid is None else self.ntid
-        nctaid = self.grid if self.nctaid is None else self.nctaid
-        special: dict[str, Value] = {
-            "%tid.x": thread if bx == threads else thread % u(bx),
-            "%tid.y": u(0) if by == 1 else thread // u(bx) % u(by),
-            "%tid.z": u(0) if bx * by == threads else thread // u(bx * by),
-            "%laneid": lane, "%warpid": thread // u(32),
-            "%nwarpid": u(48), "%smid": u(0), "%nsmid": u(16), "%gridid": u(0),
-            "%dynamic_smem_size": u(max(0, self.shared_bytes - self.code.shared_bytes)),
-            "%total_smem_size": u(self.shared_bytes),
-        }  # fmt: skip
-        for axis, size in enumerate("xyz"):
-            special[f"%ntid.{size}"] = u(ntid[axis])
-            special[f"%nctaid.{size}"] = u(nctaid[axis])
-            if self.block[axis] == 1:
-                special[f"%tid.{size}"] = u(0)
-        return State(
-            launch=self,
-            n=n,
-            threads=threads,
-            blocks=blocks,
-            R=[],
-            special=special,
-            lane=lane,
-            warp=warp,
-            warp_base=warp_base,
-            shared=np.zeros((0, 0), np.uint8),
-            local=None,
-            first_block=np.zeros(0, np.int64),
-        )
-
-    def _fresh(self, base: State, ids: NDArray[np.int64]) -> State:
-        gx, gy, _ = self.grid
-        parts = (ids % gx, ids // gx % gy, ids // (gx * gy))
-        special = dict(base.special)
-        for axis, part in zip("xyz", parts, strict=True):
-            same = base.blocks == 1 or self.grid["xyz".index(axis)] == 1
-            wide = part[0] if same else np.repeat(part, base.threads)
-            special[f"%ctaid.{axis}"] = wide.astype(np.uint32)
         shared = self.shared_bytes if self.code.shared else 0
         depth = self.code.local_bytes
         local = None
         if depth:
             local = (
-                self.local(base.blocks, base.threads)
+                self.local(blocks, threads)
                 if self.local is not None
-                else private_local(base.n, depth + LOCAL_SPAN - self.stack_top)
+                else private_local(blocks * threads, depth + LOCAL_SPAN - self.stack_top)
             )
         st = State(
             launch=self,
-            n=base.n,
-            threads=base.threads,
-            blocks=base.blocks,
-            R=list(self.code.registers),
-            special=special,
-            lane=base.lane,
-            warp=base.warp,
-            warp_base=base.warp_base,
-            shared=np.full((base.blocks, shared), 0xDB, np.uint8),
+            n=blocks * threads,
+            threads=threads,
+            blocks=blocks,
+            R=self.code.registers.copy(),
+            thread=thread,
+            lane=lane,
+            warp=warp,
+            warp_base=warp_base,
+            shared=np.full((blocks, shared), 0xDB, np.uint8),
             local=local,
             first_block=ids,
         )

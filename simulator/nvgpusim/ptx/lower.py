@@ -154,7 +154,9 @@ class Site:
         dt = t.dt
 
         def read(st: State) -> Value:
-            v = st.special[name] if name in st.special else st.launch.special(name, st)
+            v = st.special.get(name)
+            if v is None:
+                v = st.launch.special(name, st)
             v = v.astype(CONTAINER[t.bits]) if v.dtype.itemsize != dt.itemsize else v
             v = v.view(dt)
             return v if st.m is None or v.ndim == 0 else v[st.m]

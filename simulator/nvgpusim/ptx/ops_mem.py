@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from . import floats as fl
 from .floats import Value
 from .lower import PRED, U32, U64, Op, Read, Site
-from .spaces import SPACES, aligned, load, split, store, window_view
+from .spaces import SPACES, aligned, load, parameter, split, store, window_view
 from .state import CONTAINER, Async, KernelFault, State
 from .tree import Addr, Reg, Sym
 
@@ -64,6 +64,17 @@ def ld(site: Site) -> Op:
         raise site.error(f"{count} destinations are needed")
     puts = [site.write(item, t) for item in items]
     dt = t.dt
+    arg = site.i.args[1]
+    if space == "param" and isinstance(arg, Addr) and isinstance(arg.base, Sym):
+        known = site.kernel.params.get(arg.base.name)
+        at = arg.offset + (0 if known is None else known.offset)
+        if known is not None and at >= 0 and at % (dt.itemsize * count) == 0:
+
+            def one_of_all(st: State) -> None:
+                for put, value in zip(puts, parameter(st, at, dt, count), strict=True):
+                    put(st, value)
+
+            return one_of_all
     if count == 1:
         put = puts[0]
 

@@ -142,16 +142,24 @@ def constant(st: State, space: str, addr: Value, size: int) -> tuple[Any, Any]:
     return data, addr.astype(np.int64)
 
 
+def parameter(st: State, at: int, dt: np.dtype[Any], count: int) -> list[Value]:
+    """Values of the kernel's parameters at an aligned offset, the same in all lanes."""
+    bank, start = st.launch.banks.get(0), st.launch.param_base + at
+    if bank is None or start + dt.itemsize * count > len(bank):
+        return load(st, "param", np.uint64(start), dt, count)  # which says what is wrong
+    return list(np.frombuffer(bank, dt, count, start))
+
+
 def gather(data: Any, offsets: Any, dt: np.dtype[Any], count: int) -> list[Value]:
     """`count` consecutive elements at each byte offset of `data`, aligned to their total size."""
     total = dt.itemsize * count
     table = data[: len(data) // total * total].view(dt)
     index = offsets >> (total.bit_length() - 1)
+    if index.ndim == 0:  # take would hand the interpreter's lock to another thread
+        return list(table[index * count : (index + 1) * count])
     if count == 1:
         return [table.take(index)]
     rows = table.reshape(-1, count).take(index, 0)
-    if rows.ndim == 1:
-        return list(rows)
     return list(np.ascontiguousarray(rows.T))
 
 

@@ -73,13 +73,14 @@ class State:
     threads: int
     blocks: int
     R: list[Value]
-    special: dict[str, Value]
+    thread: NDArray[np.uint32]
     lane: NDArray[np.uint32]
     warp: NDArray[np.intp]
     warp_base: NDArray[np.intp]
     shared: NDArray[np.uint8]
     local: Any
     first_block: NDArray[np.int64]
+    special: dict[str, Value] = field(default_factory=dict)
     m: Lanes | None = None
     live: NDArray[np.bool_] | None = None
     fault_mask: Lanes | None = None

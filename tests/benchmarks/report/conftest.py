@@ -10,7 +10,7 @@ import pytest
 from orinbench.plan import Case
 from orinbench.profile import ClassTime, Profile
 from orinbench.record import make_records
-from orinbench.report_html.page import render
+from orinbench.report.page import render
 from orinbench.results import RunResult
 from orinbench.saved import completed
 
@@ -27,7 +27,7 @@ def profile() -> Profile:
 
 
 def figures_of(page: str) -> list[str]:
-    return re.findall(r"<svg.*?</svg>", page, re.S)
+    return re.findall(r"<figure.*?</figure>", page, re.S)
 
 
 @pytest.fixture

@@ -58,7 +58,6 @@ def entry(digest: int = 1, speedup: float = 2.0, **changes: object) -> Entry:
         "kernel": f"{digest:064x}",
         "target": Target("CPU", "ClangRenderer", "x86_64", "0.13.0", "0" * 12),
         "level": 2,
-        "cold_l2": False,
         "name": f"r_{digest}",
         "opts": "UPCAST(0,4)",
         "default_opts": "",

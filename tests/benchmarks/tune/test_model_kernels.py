@@ -11,7 +11,6 @@ from orinbench.tinygrad_backend import worker_environment
 SCRIPT = """
 import json, sys
 from collections import Counter
-from tinygrad import Device
 from orinbench.tune import kernels as K
 
 # As on CUDA and NV: the model has hand-written kernels, which take whatever reaches them.
@@ -25,24 +24,17 @@ met, by_hand = K.model_kernels(sys.argv[1], 64, 32, True)
 names = {d: k.name for d, k in met.items()}
 sums = Counter()
 for kernel in met.values(): sums.update(kernel.launches)
-try: K.flush()
-except K.OptsError as error: refused = str(error)
-device = Device["CPU"]
-device.arch, flushed = "cpu", []
-K.flush = lambda: lambda: flushed.append(1)
 kernel = max(met.values(), key=lambda k: k.launches["token"])
-bench = K.Bench(cold=True)
+bench = K.Bench()
 before, after = bench.compare(kernel, kernel.optimized(()))
-print(json.dumps({"names": names, "launches": sums, "by_hand": by_hand, "refused": refused,
-  "flushed": len(flushed), "samples": len(before) + len(after),
-  "gone": not hasattr(device, "invalidate_caches"),
-  "allocated": sum(b.is_allocated() for b in kernel.buffers)}))
+print(json.dumps({"names": names, "launches": sums, "by_hand": by_hand,
+  "samples": len(before) + len(after), "allocated": sum(b.is_allocated() for b in kernel.buffers)}))
 """
 
 
 def test_kernels_of_a_model(tiny_path: Path, tmp_path: Path) -> None:
     """Each launch of a token and of a prompt is one of the general path's kernels, whatever other
-    path the model has; with a cold L2 each timed launch follows a flush."""
+    path the model has."""
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tiny_path)],
         env=os.environ
@@ -58,6 +50,5 @@ def test_kernels_of_a_model(tiny_path: Path, tmp_path: Path) -> None:
     # Two layers: a dozen and a half kernels each, embedding, head and sampling.
     assert said["launches"]["token"] > 30 and said["launches"]["prompt"] > 30
     assert said["by_hand"] == 0
-    assert said["refused"].startswith("--cold-l2 is for CUDA; on CPU")
-    assert said["flushed"] == said["samples"] > 0 and said["gone"]
+    assert said["samples"] >= 16
     assert said["allocated"] == 0

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from nvgpusim import cli, report
+from nvgpusim.extents import EXTENTS, Extents
 from nvgpusim.gpu_api import FaultReport
 from nvgpusim.options import Options
 from nvgpusim.shim import Simulation, bootstrap, make_executor
@@ -69,6 +70,19 @@ def test_the_report_is_written_once(tmp_path: Path) -> None:
     ):
         assert part in text, text
     assert "never" not in report.render(entry)
+
+
+@pytest.mark.parametrize(("sanitize", "kept"), [((), False), (("race",), False), (("init",), True)])
+def test_writes_are_kept_for_who_asks(sanitize: tuple[str, ...], kept: bool) -> None:
+    # Each look at a signal would pay for it: 5 us of the 45 us that a wait cost.
+    with process(None, sanitize=sanitize):
+        assert EXTENTS.keeps_writes is kept
+        extents = Extents(keeps_writes=EXTENTS.keeps_writes)
+    extents.alloc(0x1000, 64)
+    extents.written(0x1000, 4)
+    wrote = extents.pieces[0x1000][0].wrote
+    assert (wrote is not None and wrote.tolist() == [True] + [False] * 15) is kept
+    assert EXTENTS.keeps_writes
 
 
 def test_recorded_traces_have_names_of_their_own(tmp_path: Path) -> None:

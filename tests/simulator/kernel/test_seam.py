@@ -145,6 +145,21 @@ def test_python_mmap_of_a_dmabuf(kernel: Kernel) -> None:
     assert kernel.leaks() == []
 
 
+def test_a_private_mapping_is_shared_by_nvmap_and_loses_a_doorbell(kernel: Kernel) -> None:
+    board = Board()
+    fd = board.dmabuf()
+    one, other = (rc.do_mmap(fd, 4096, flags=how) for how in (mmap.MAP_PRIVATE, mmap.MAP_SHARED))
+    rc.view(one, 4096)[0] = 7
+    assert rc.view(other, 4096)[0] == 7
+    token, ctrl = board.channel().token, os.open(rc.CTRL, os.O_RDWR)
+    for how, heard in ((mmap.MAP_PRIVATE, 0), (mmap.MAP_SHARED, 1)):
+        doorbell = rc.do_mmap(ctrl, 0x10000, flags=how)
+        rc.view(doorbell, 0x10000).cast("I")[0x90 // 4] = token
+        kernel.usermode.hear()
+        assert kernel.usermode.rings == heard
+        rc.do_munmap(doorbell, 0x10000)
+
+
 def test_foreign_fds_pass_through(kernel: Kernel, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "file"
     path.write_text("12345")

@@ -1,0 +1,111 @@
+# What a board cannot make again: benchmarks' history, Grafana's database and its key. restic takes it away.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  cfg = config.orin.backup;
+  host = config.networking.hostName;
+  check = import ./check.nix { inherit lib host; };
+  secrets = import ./secrets.nix { inherit lib host; } [
+    {
+      option = "orin.backup.passwordFile";
+      file = cfg.passwordFile;
+    }
+  ];
+  copies = "/var/lib/orin-backup";
+  grafana = config.services.grafana.enable;
+in
+{
+  options.orin.backup = {
+    enable = lib.mkEnableOption "a backup of the benchmarks' history and of Grafana, by restic";
+
+    repository = lib.mkOption {
+      type = lib.types.str;
+      default = "";
+      example = "sftp:backup@nas:/orin-1";
+      description = "Where to, as restic writes it. The backup makes it where it is not there yet.";
+    };
+
+    passwordFile = lib.mkOption {
+      type = lib.types.nullOr lib.types.str;
+      default = null;
+      example = "/var/lib/secrets/backup";
+      description = ''
+        A file on the board with the repository's password. Keep it elsewhere too: without it nobody
+        can read the backup.
+      '';
+    };
+
+    databases = lib.mkOption {
+      type = lib.types.attrsOf lib.types.str;
+      default =
+        lib.optionalAttrs grafana { grafana = "${config.services.grafana.dataDir}/data/grafana.db"; }
+        // lib.optionalAttrs (config.orin.host.enable or false) {
+          history = "${
+            config.users.users.${config.orin.host.user}.home
+          }/.local/state/tinygrad-orin/history.db";
+        };
+      defaultText = lib.literalMD "Grafana's, and the history of `orinbench` of `orin.host.user`";
+      example = {
+        history = "/home/alice/.local/state/tinygrad-orin/history.db";
+      };
+      description = "SQLite files by name. A copy that is whole is taken while they are written to.";
+    };
+
+    paths = lib.mkOption {
+      type = lib.types.listOf lib.types.str;
+      default = lib.optional grafana "/var/lib/orin-grafana";
+      defaultText = lib.literalMD "the secrets of this board's Grafana";
+      example = [ "/var/lib/orin-grafana" ];
+      description = "Files and folders beside the databases.";
+    };
+
+    dates = lib.mkOption {
+      type = lib.types.str;
+      default = "daily";
+      example = "hourly";
+      description = "When, as systemd.time(7) writes it.";
+    };
+  };
+
+  config = lib.mkIf cfg.enable {
+    assertions = secrets.assertions ++ [
+      (check.rule "orin.backup.repository" cfg.repository (
+        cfg.repository != ""
+      ) ''write where to, as restic does: "sftp:backup@nas:/orin-1", "/mnt/usb/orin-1"'')
+      (check.rule "orin.backup.passwordFile" cfg.passwordFile (
+        cfg.passwordFile != null
+      ) ''name a file on the board with a password, as in "/var/lib/secrets/backup"'')
+    ];
+    system.preSwitchChecks = secrets.checks "orinBackup";
+
+    services.restic.backups.orin = {
+      initialize = lib.mkDefault true;
+      inherit (cfg) repository;
+      passwordFile = toString cfg.passwordFile;
+      paths = [ copies ] ++ cfg.paths;
+      timerConfig = {
+        OnCalendar = cfg.dates;
+        Persistent = true;
+      };
+      pruneOpts = lib.mkDefault [
+        "--keep-daily 7"
+        "--keep-weekly 5"
+        "--keep-monthly 12"
+      ];
+      backupPrepareCommand = ''
+        install -d -m 0700 ${copies}
+      ''
+      + lib.concatStrings (
+        lib.mapAttrsToList (name: file: ''
+          if [ -e ${lib.escapeShellArg file} ]; then
+            ${lib.getExe pkgs.sqlite} ${lib.escapeShellArg file} ${lib.escapeShellArg ".backup '${copies}/${name}.db'"}
+          fi
+        '') cfg.databases
+      );
+    };
+  };
+}

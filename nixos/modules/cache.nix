@@ -1,0 +1,75 @@
+# What this board has built, for other boards: harmonia with a key of its own.
+{
+  config,
+  lib,
+  options,
+  ...
+}:
+let
+  cfg = config.orin.cache;
+  host = config.networking.hostName;
+  listening = import ./listening.nix { inherit lib; };
+  check = import ./check.nix { inherit lib host; };
+  folder = "/var/lib/orin-cache";
+  settings = {
+    enable = true;
+    signKeyPaths = [ "${folder}/secret-key" ];
+    settings.bind = "${cfg.listenAddress}:${toString cfg.port}";
+  };
+in
+{
+  imports = [ ./ports.nix ];
+
+  options.orin.cache = {
+    enable = lib.mkEnableOption "a binary cache of what this board has built";
+
+    listenAddress = listening.listenAddress "The cache's address.";
+
+    port = listening.port 5000 5001 "The cache's port.";
+
+    openFirewall = listening.openFirewall "the cache's port";
+  };
+
+  config = lib.mkIf cfg.enable {
+    assertions = [
+      (listening.reachable {
+        inherit host cfg;
+        what = "the cache";
+        at = "orin.cache";
+      })
+      (check.address "orin.cache.listenAddress" cfg.listenAddress)
+      (check.unprivileged "orin.cache.port" cfg.port)
+    ];
+    orin.ports."orin.cache.port" = cfg.port;
+    networking.firewall.allowedTCPPorts = lib.optional cfg.openFirewall cfg.port;
+
+    # The option's name differs between releases of nixpkgs.
+    services.harmonia = if options.services.harmonia ? cache then { cache = settings; } else settings;
+
+    systemd.services.orin-cache-key = {
+      description = "The key that this board signs what it has built with";
+      requiredBy = [ "harmonia.service" ];
+      before = [ "harmonia.service" ];
+      path = [ config.nix.package ];
+      serviceConfig = {
+        Type = "oneshot";
+        RemainAfterExit = true;
+        StateDirectory = baseNameOf folder;
+        StateDirectoryMode = "0700";
+        UMask = "0077";
+        PrivateNetwork = true;
+        ProtectHome = true;
+        ProtectSystem = "strict";
+        NoNewPrivileges = true;
+      };
+      script = ''
+        cd ${folder}
+        if [ ! -s secret-key ]; then
+          nix-store --generate-binary-cache-key ${lib.escapeShellArg "${host}-1"} new public-key
+          mv new secret-key
+        fi
+        echo "on the other boards: orin.host.caches.\"http://${host}:${toString cfg.port}\" = \"$(cat public-key)\";"
+      '';
+    };
+  };
+}

@@ -1,0 +1,110 @@
+# Upgrades by themselves, and back again where the new system does not work.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  cfg = config.orin.upgrade;
+  check = import ./check.nix {
+    inherit lib;
+    host = config.networking.hostName;
+  };
+  # Of our units, those that this host has.
+  ours = [
+    "orin-gpu"
+    "orin-performance-readback"
+    "jetson-exporter"
+    "prometheus"
+    "grafana"
+  ]
+  ++ map (name: "orin-llm-server-${name}") (lib.attrNames (config.orin.llm-server.models or { }));
+  program = "${lib.getExe pkgs.python3} ${./upgrade.py}";
+in
+{
+  options.orin.upgrade = {
+    enable = lib.mkEnableOption "upgrades by themselves, with a way back";
+
+    flake = lib.mkOption {
+      type = lib.types.str;
+      default = "/etc/nixos";
+      example = "github:me/my-orins";
+      description = "The flake that has this host, by its name.";
+    };
+
+    dates = lib.mkOption {
+      type = lib.types.str;
+      default = "04:40";
+      example = "Sun 03:00";
+      description = "When, as systemd.time(7) writes it.";
+    };
+
+    reboot = lib.mkOption {
+      type = lib.types.bool;
+      default = false;
+      example = true;
+      description = "Whether to restart for a new kernel. false: it waits for the next restart.";
+    };
+
+    units = lib.mkOption {
+      type = lib.types.listOf lib.types.str;
+      default = map (name: "${name}.service") (
+        lib.filter (name: config.systemd.services ? ${name}) ours
+      );
+      defaultText = lib.literalMD "the GPU's test, the readback, telemetry and the servers that are on";
+      example = [ "orin-llm-server-main.service" ];
+      description = ''
+        Units that are up on a system that works. Where one is not after an upgrade, the board goes
+        back to the last generation that passed: at once, or by a restart where the kernel differs.
+      '';
+    };
+
+    timeout = lib.mkOption {
+      type = lib.types.ints.positive;
+      default = 1200;
+      example = 300;
+      description = "Seconds that the units have; servers compile kernels at their first start.";
+    };
+  };
+
+  config = lib.mkIf cfg.enable {
+    assertions = [
+      (check.rule "orin.upgrade.units" cfg.units
+        (cfg.units != [ ] && lib.all (check.matches "[^[:space:]]+\\.[a-z]+") cfg.units)
+        ''name at least one unit, with its ending, as in "orin-gpu.service"''
+      )
+    ];
+
+    system.autoUpgrade = {
+      enable = true;
+      flake = lib.mkDefault cfg.flake;
+      dates = lib.mkDefault cfg.dates;
+      allowReboot = lib.mkDefault cfg.reboot;
+    };
+    systemd.services = {
+      nixos-upgrade.serviceConfig.ExecStartPost = [
+        "${program} began"
+        "${config.systemd.package}/bin/systemctl start --no-block orin-upgrade-check.service"
+      ];
+      # At each boot, too: a new kernel is checked after the restart that it needs.
+      orin-upgrade-check = {
+        description = "This system works, or the board goes back to the last that did";
+        wantedBy = [ "multi-user.target" ];
+        # The switch back stops and starts units; this one goes on.
+        restartIfChanged = false;
+        stopIfChanged = false;
+        unitConfig.X-StopOnRemoval = false;
+        path = [
+          config.nix.package
+          config.systemd.package
+        ];
+        serviceConfig = {
+          Type = "oneshot";
+          ExecStart = "${program} check --seconds ${toString cfg.timeout} ${lib.escapeShellArgs cfg.units}";
+          StateDirectory = "orin-upgrade";
+        };
+      };
+    };
+  };
+}

@@ -1,0 +1,132 @@
+# Our modules in a configuration that is older than they are: alone, in any order, and around a host that
+# has values of its own. What is wrong, one string each: nothing is built.
+{ self }:
+let
+  inherit (self.inputs.nixpkgs) lib;
+  modules = removeAttrs self.nixosModules [ "default" ];
+
+  evaluated =
+    modules:
+    (lib.nixosSystem {
+      modules = [ { nixpkgs.pkgs = self.legacyPackages.x86_64-linux; } ] ++ modules;
+    }).config;
+  broken = config: map (rule: rule.message) (lib.filter (rule: !rule.assertion) config.assertions);
+
+  # All of ours on, the last first.
+  switchedOn = {
+    orin = {
+      board.check = false;
+      host = {
+        enable = true;
+        user = "ada";
+        sshKeys = [ "ssh-ed25519 AAAAC3Nza ada@attic" ];
+        rescueLogin = true;
+      };
+      tinygrad.enable = true;
+      performance.enable = true;
+      telemetry.enable = true;
+      llm-server = {
+        enable = true;
+        models.main.file = "/srv/model.gguf";
+      };
+      upgrade.enable = true;
+      cache.enable = true;
+      backup = {
+        enable = true;
+        repository = "/mnt/usb/attic";
+        passwordFile = "/var/lib/secrets/backup";
+      };
+    };
+  };
+  attic = evaluated (
+    lib.reverseList (lib.attrValues modules)
+    ++ [
+      switchedOn
+      ./stranger.nix
+    ]
+  );
+
+  rescue =
+    config:
+    lib.hasInfix "--autologin root" (
+      toString config.systemd.services."serial-getty@ttyTCU0".serviceConfig.ExecStart or ""
+    );
+  # What the stranger wrote, and what it became.
+  kept = {
+    "networking.firewall.enable" = attic.networking.firewall.enable == false;
+    "boot.loader.systemd-boot.enable" = attic.boot.loader.systemd-boot.enable == false;
+    "fileSystems./.device" = attic.fileSystems."/".device == "tank/root";
+    "fileSystems./boot.options" = attic.fileSystems."/boot".options == [ "nofail" ];
+    "security.sudo.wheelNeedsPassword" = attic.security.sudo.wheelNeedsPassword;
+    "services.openssh.settings.PermitRootLogin" = attic.services.openssh.settings.PermitRootLogin == "no";
+    "services.timesyncd.enable" = !attic.services.timesyncd.enable;
+    "services.avahi.enable" = !attic.services.avahi.enable;
+    "services.prometheus.port" = attic.services.prometheus.port == 9999;
+    "services.prometheus.retentionTime" = attic.services.prometheus.retentionTime == "2y";
+    "services.prometheus.globalConfig.external_labels" =
+      attic.services.prometheus.globalConfig.external_labels.host == "attic-rack-2";
+    "services.prometheus.scrapeConfigs" =
+      lib.sort lib.lessThan (map (job: job.job_name) attic.services.prometheus.scrapeConfigs) == [
+        "jetson"
+        "llm-main"
+        "node"
+        "prometheus"
+        "router"
+      ];
+    "services.prometheus.exporters.node.enabledCollectors" =
+      lib.sort lib.lessThan attic.services.prometheus.exporters.node.enabledCollectors == [
+        "processes"
+        "systemd"
+      ];
+    "services.grafana.settings.server.http_port" = attic.services.grafana.settings.server.http_port == 8080;
+    "services.grafana.settings.security.secret_key" =
+      attic.services.grafana.settings.security.secret_key == "$__file{/var/lib/attic/key}";
+    "powerManagement.cpuFreqGovernor" = attic.powerManagement.cpuFreqGovernor == "schedutil";
+    "nix.gc.automatic" = !attic.nix.gc.automatic;
+    # Root's without a password on the serial console, where that is asked for, and nowhere else.
+    "orin.host.rescueLogin" = rescue attic && !rescue alone.host;
+    "orin.upgrade.units" =
+      attic.orin.upgrade.units == [
+        "orin-gpu.service"
+        "orin-performance-readback.service"
+        "jetson-exporter.service"
+        "prometheus.service"
+        "grafana.service"
+        "orin-llm-server-main.service"
+      ];
+    "services.restic.backups.orin" =
+      lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db"
+        attic.services.restic.backups.orin.backupPrepareCommand;
+    "systemd.services.harmonia" =
+      attic.systemd.services.orin-cache-key.requiredBy == [ "harmonia.service" ]
+      && lib.hasInfix "/var/lib/orin-cache/secret-key" (
+        toString attic.systemd.services.harmonia.serviceConfig.LoadCredential
+      );
+    # Ours follow: Grafana asks the stranger's Prometheus.
+    "services.grafana.provision" =
+      (lib.head attic.services.grafana.provision.datasources.settings.datasources).url
+      == "http://127.0.0.1:9999";
+  };
+
+  # A module that nobody has switched on changes nothing, and needs no overlay.
+  alone = lib.mapAttrs (
+    _: module:
+    (lib.nixosSystem {
+      modules = [
+        module
+        {
+          nixpkgs.pkgs = self.inputs.nixpkgs.legacyPackages.x86_64-linux;
+          system.stateVersion = lib.trivial.release;
+        }
+      ];
+    }).config
+  ) modules;
+in
+broken attic
+++ map (name: "${name} is not what the host says") (lib.attrNames (lib.filterAttrs (_: ok: !ok) kept))
+++ lib.concatLists (
+  lib.mapAttrsToList (
+    name: config:
+    map (message: "${name} alone: ${message}") (lib.filter (lib.hasInfix "orin.") (broken config))
+  ) alone
+)

@@ -1,0 +1,580 @@
+"""The suite: its cases on the CPU device and a simulated Orin, and what a run keeps and says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.benchmarks.orinbench_command import orinbench
+from tests.patches.conftest import COMPILERS, wheel_file
+
+from orinbench import protocol
+from orinbench.clocks import ClockState
+from orinbench.errors import BenchError
+from orinbench.export import RENDERERS
+from orinbench.plan import SuiteCase
+from orinbench.process import WorkerProcess
+from orinbench.protocol import Bandwidth, Prepared
+from orinbench.reports import time_text
+from orinbench.samples import BackendDiedError, Identity, LeftOutError, Sample, WarmUp
+from orinbench.schema import FIELDS
+from orinbench.suite import command, peaks
+from orinbench.suite.cases import CASES, UNITS, select
+from orinbench.suite.peaks import RATES, peak
+from orinbench.suite.tasks import WrongResultError, expect_close
+from orinbench.suite.work import percentiles
+from orinbench.talk import PlainTalk
+from orinbench.tinygrad_backend import worker_environment
+
+ORINBENCH = (sys.executable, "-m", "orinbench")
+Prepare = Callable[..., protocol.Prepared]
+STATE = ClockState(("performance",), 1, None, None, None)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a worker on the CPU device gets; kernels are compiled once."""
+    folder = tmp_path_factory.mktemp("suite")
+    return {**worker_environment("CPU", folder), "CACHEDB": str(folder / "cache.db")}
+
+
+@pytest.fixture(scope="module")
+def worker(environment: dict[str, str]) -> Iterator[WorkerProcess]:
+    """A worker on the CPU device."""
+    with WorkerProcess(environment, timeout=300) as process:
+        yield process
+
+
+def request_for(case: SuiteCase, **changed: Any) -> protocol.Prepare:
+    """What the bench asks of a worker for a case."""
+    given: dict[str, Any] = {
+        "benchmark": case.benchmark,
+        "label": case.label,
+        "parameters": dict(case.parameters),
+        "family": case.family,
+        "cost": case.cost,
+        "seed": 7,
+        "max_call_s": 120.0,
+        "repetitions": 2,
+    }
+    return protocol.Prepare(**(given | changed))
+
+
+@pytest.fixture
+def prepare(worker: WorkerProcess) -> Prepare:
+    """Return a function that makes a case ready in the worker."""
+    return lambda case, **changed: worker.ask(request_for(case, **changed), protocol.Prepared)
+
+
+def one(pattern: str) -> SuiteCase:
+    """The first case that a selection takes."""
+    return next(iter(select(pattern).values()))[0]
+
+
+def test_cases_can_be_told_apart_and_sent() -> None:
+    assert len({(case.benchmark, case.label) for _, case in CASES}) == len(CASES)
+    for selection in ("quick", "full", "tiny"):
+        assert list(select(selection)) == list(UNITS)
+    for _, case in CASES:
+        assert case.unit == UNITS[case.benchmark]
+        assert json.loads(json.dumps(dict(case.parameters))) == dict(case.parameters)
+
+
+def test_selections() -> None:
+    assert list(select("launch,alloc")) == ["alloc", "launch"]
+    assert [case.label for case in select("matmul fp32*")["matmul"]][:2] == [
+        "fp32 16x16x16",
+        "fp32 64x64x64",
+    ]
+    assert select("matmul")["matmul"][0].label == "fp32 512x512x512"
+    mixed = select("tiny,matmul bf16*,-copy,-matmul* 8192*")
+    assert "copy" not in mixed and mixed["gpt2"][0].label == "tiny fp32 tg8"
+    labels = [case.label for case in mixed["matmul"]]
+    assert labels[0] == "fp32 64x64x64" and labels[-1] == "bf16 4096x4096x4096"
+
+
+@pytest.mark.parametrize("name", list(UNITS))
+def test_a_tiny_case_is_right_and_is_timed(
+    name: str, worker: WorkerProcess, prepare: Prepare
+) -> None:
+    cases = [*select("tiny")[name], *([one("matmul bf16 16x*")] if name == "matmul" else [])]
+    for case in cases:
+        prepared = prepare(case)
+        assert prepared.left_out is None
+        assert prepared.check and prepared.included and prepared.calls >= 1 and prepared.work > 0
+        assert prepared.peak_flops is None  # of a CPU nothing is known
+        measured = worker.ask(protocol.Repeat(case.label, 1), protocol.Measured)
+        assert measured.ns > 0 and measured.kernels_compiled == 0
+        assert prepared.work == pytest.approx(prepared.calls * work_of_a_call(case))
+        if name == "schedule":
+            phases = [measured.extra[f"{p}_ms"] for p in ("graph", "schedule", "lower", "launch")]
+            assert all(phase > 0 for phase in phases) and "lower" in measured.extra["in_words"]
+            assert prepared.extra["kernels"] >= 5  # four products, and a softmax between
+        if name == "gpt2":  # two layers of 17 kernels, and no layer computed twice
+            assert 20 <= prepared.extra["kernels"] <= 45 and prepared.calls == 8
+
+
+def work_of_a_call(case: SuiteCase) -> float:
+    """The work of a call as the case's parameters give it."""
+    given: dict[str, Any] = dict(case.parameters)
+    if case.benchmark == "matmul":
+        return float(2 * given["size"] ** 3 / 1e9)
+    if "GB/s" in case.unit:
+        return float(given["n_bytes"] * (2 if given.get("kind") == "copy" else 1) / 1e9)
+    return 1.0
+
+
+@pytest.mark.parametrize("way", ["direct", "jit", "graph"])
+def test_launches_are_counted_and_their_percentiles_are_over_all_repetitions(
+    way: str, worker: WorkerProcess, prepare: Prepare
+) -> None:
+    waited, queued = (one(f"launch {way} {mode}") for mode in ("waited for", "queued"))
+    prepared = prepare(waited)
+    kernels = 32 if way == "graph" else 1
+    assert prepared.work == prepared.calls * kernels
+    assert prepared.extra["kernels"] == (None if way == "direct" else kernels)
+    first, second = (
+        worker.ask(protocol.Repeat(waited.label, seed), protocol.Measured) for seed in (1, 2)
+    )
+    assert first.extra["latencies"] == prepared.calls
+    assert second.extra["latencies"] == 2 * prepared.calls
+    order = [second.extra[name] for name in ("p50_us", "p99_us", "p99.9_us", "max_us")]
+    assert order == sorted(order) and order[0] > 0
+    assert prepare(queued).work % kernels == 0
+    assert worker.ask(protocol.Repeat(queued.label, 1), protocol.Measured).extra == {}
+
+
+def test_jitter_lasts_as_long_as_asked_over_all_repetitions(prepare: Prepare) -> None:
+    jitter = one("launch jit jitter*")
+    short, long = (
+        prepare(jitter, parameters=dict(jitter.parameters) | {"seconds": seconds}).calls
+        for seconds in (0.01, 0.5)
+    )
+    assert long > 5 * short  # fifty times, on a quiet machine
+
+
+def test_a_larger_case_of_a_slow_family_is_left_out_unseen(prepare: Prepare) -> None:
+    case = one("matmul fp32 16x*")
+    reason = prepare(case, family="slow", max_call_s=1e-9).left_out
+    assert reason is not None and reason.startswith("one call takes about ")
+    assert prepare(case, family="grows", cost=1.0).left_out is None
+    reason = prepare(case, family="grows", cost=1e12, parameters={"of": "no use"}).left_out
+    assert reason is not None and "more than the 120 s of --max-call" in reason
+    assert prepare(case, family="another", cost=1e12).left_out is None
+
+
+WRONG = """
+from tinygrad.device import Buffer
+from orinbench import copy_bandwidth
+from orinbench.suite import gpt2, tasks
+{change}
+from orinbench.worker import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("matmul", "tasks.times = lambda m, v, t=tasks.times: t(m.flip(0), v)"),
+        (
+            "gpt2",
+            "n = gpt2.Tinygrad.logits; gpt2.Tinygrad.logits = lambda self, t, p: n(self, t, 0)",
+        ),
+        (
+            "copy",
+            "n = Buffer.copyin; "
+            "Buffer.copyin = lambda self, m: n(self, memoryview(bytearray(m)[::-1]))",
+        ),
+        (
+            "bandwidth",
+            "n = copy_bandwidth.Probe.result; "
+            "copy_bandwidth.Probe.result = lambda self: n(self) * 0",
+        ),
+    ],
+)
+def test_a_wrong_result_has_no_figure(name: str, change: str, environment: dict[str, str]) -> None:
+    code = WRONG.format(change=change)
+    with (
+        WorkerProcess(environment, 300, (sys.executable, "-c", code)) as process,
+        pytest.raises(BackendDiedError, match="WrongResultError: wrong result: "),
+    ):
+        process.ask(request_for(select("tiny")[name][0]), protocol.Prepared)
+
+
+def test_a_result_is_judged_by_the_root_mean_square() -> None:
+    want = np.array([3.0, -4.0, 0.0, 5.0])  # root mean square 3.54
+    got = [3.0, -4.0, 0.05, 5.0]
+    assert "1.4e-02" in expect_close(got, want, 0.02)
+    with pytest.raises(WrongResultError, match=r"off from numpy by 0\.014 .* tolerance 0\.01"):
+        expect_close(got, want, 0.01)
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(WrongResultError, match="wrong result"):
+            expect_close([1.0, bad], [1.0, 1.0], 1e9)
+    with pytest.raises(WrongResultError, match=r"shape \(2,\), numpy has \(1,\)"):
+        expect_close([1.0, 1.0], [1.0], 1.0)
+
+
+def test_percentiles_are_in_microseconds() -> None:
+    found = percentiles(range(0, 1_001_000, 1000))
+    want = {"p50_us": 500.0, "p99_us": 990.0, "p99.9_us": 999.0, "max_us": 1000.0}
+    assert found == pytest.approx(want | {"latencies": 1001})
+    assert [time_text(us) for us in (0.25, 47.31, 6899.2, 6384338.9)] == [
+        *("0.25 µs", "47.31 µs", "6.899 ms", "6.384 s")
+    ]
+
+
+def test_the_rates_give_the_figures_of_their_sources() -> None:
+    h100, orin = RATES["sm_90"], RATES["sm_87"]
+    assert h100["float16"] * 132 * 1.83e9 == pytest.approx(989.4e12, rel=1e-3)
+    assert h100["tf32"] * 132 * 1.83e9 == pytest.approx(494.7e12, rel=1e-3)
+    assert h100["float32"] * 132 * 1.98e9 == pytest.approx(66.9e12, rel=1e-3)
+    # 170 TOPS of sparse INT8: four times the dense operations in FP16
+    assert 4 * orin["float16"] * 16 * 1.3e9 == pytest.approx(170e12, rel=5e-3)
+    assert orin["float32"] * 16 * 1.3e9 == pytest.approx(5.3e12, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "devfreq", "nvml", "want"),
+    [
+        ("NV", "sm_87", 1_300_000_000, None, 16 * 1.3e9 * 2048),
+        ("CUDA", "sm_90", None, 1980, 16 * 1.98e9 * 4096),
+        ("CUDA", "sm_75", None, 1500, None),
+        ("CUDA", "sm_90", None, None, None),
+        ("CPU", "sm_90", None, 1980, None),
+    ],
+)
+def test_a_peak_is_multiprocessors_times_clock_times_rate(
+    name: str, arch: str, devfreq: Any, nvml: Any, want: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Devices:
+        DEFAULT = name
+
+        def __getitem__(self, asked: str) -> Any:
+            return SimpleNamespace(renderer=SimpleNamespace(target=SimpleNamespace(arch=arch)))
+
+    gpus = [SimpleNamespace(max_hz=devfreq)] if devfreq else []
+    state = SimpleNamespace(readings=SimpleNamespace(gpus=gpus))
+    monkeypatch.setattr(peaks, "Device", Devices())
+    monkeypatch.setattr(peaks, "read_state", lambda: state)
+    monkeypatch.setattr(peaks, "nvml_value", lambda read: nvml)
+    monkeypatch.setattr(peaks, "multiprocessors", lambda name: 16)
+    found = peak("float16")
+    assert found is None if want is None else found is not None and found[0] == want
+
+
+class FakeSuiteBackend:
+    """Answers at once; `hook` sees "DEVICE what label" and may raise."""
+
+    hook: Callable[[str], None] = staticmethod(lambda line: None)
+    log: list[str]
+    max_calls: list[float]
+
+    def __init__(self, device: str, options: Any, max_call_s: float) -> None:
+        self.device = device
+        self.max_calls.append(max_call_s)
+
+    def _note(self, what: str) -> None:
+        self.log.append(f"{self.device} {what}")
+        type(self).hook(self.log[-1])
+
+    def open(self) -> Identity:
+        self._note("open")
+        return Identity("tinygrad 1", "1", None, self.device, None, None, None, None)
+
+    def warm_up(self, case: SuiteCase) -> WarmUp:
+        self._note(f"warm up {case.label}")
+        on_gpu = self.device != "CPU"
+        prepared = Prepared(
+            work=8.0,
+            calls=4,
+            flops=2e9,
+            n_bytes=1e9,
+            peak_flops=1e12 if on_gpu else None,
+            check="off from numpy by nothing",
+            included="all of it",
+            extra={"kernels": 3, "peak_source": "a guess" if on_gpu else None},
+        )
+        return WarmUp(1.0, 0.5, 0.1, 3, None, None, prepared=prepared)
+
+    def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
+        self._note(f"measure {case.label} round {round_}")
+        ns = (4 if self.device == "CPU" else 2) * 1_000_000 + round_
+        return Sample(round_, ns, 1 << 20, 2 << 20, extra={"p50_us": 1.0 + round_})
+
+    def renew(self) -> float | None:
+        self._note("renew")
+        return None
+
+    def close(self) -> None:
+        self.log.append(f"{self.device} close")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> type[FakeSuiteBackend]:
+    class Fake(FakeSuiteBackend):
+        log: list[str] = []  # noqa: RUF012
+        max_calls: list[float] = []  # noqa: RUF012
+
+    monkeypatch.setattr(command, "journal_directory", lambda: tmp_path / "runs")
+    monkeypatch.setattr(command, "SuiteBackend", Fake)
+    monkeypatch.setattr(command, "probe_device", {"NV": "no GPU"}.get)
+    monkeypatch.setattr(command, "copy_bandwidth", lambda device, timeout: Bandwidth(1, [2000.0]))
+    return Fake
+
+
+@pytest.fixture
+def suite(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, list[Any], str]]:
+    """Return a function that runs the command: exit code, records, standard error."""
+
+    def run(selection: str, *arguments: str) -> tuple[int, list[Any], str]:
+        code = orinbench("suite", "--select", selection, "-o", "jsonl", "--no-history", *arguments)
+        captured = capsys.readouterr()
+        return code, [json.loads(line) for line in captured.out.splitlines()], captured.err
+
+    return run
+
+
+def test_throughput_is_work_by_time_and_shares_are_of_the_device(
+    fake: type[FakeSuiteBackend], suite: Any
+) -> None:
+    code, records, _ = suite("bandwidth* 64 KiB,-bandwidth w*", "--device", "CUDA,CPU", "-r", "6")
+    assert code == 0
+    assert [(r["backend"], r["test"]) for r in records] == [
+        (f"tinygrad:{device}", f"{kind} 64 KiB")
+        for device in ("CUDA", "CPU")
+        for kind in ("read", "copy")
+    ]
+    gpu, *_, cpu = records
+    assert (gpu["benchmark"], gpu["unit"], gpu["work"]) == ("bandwidth", "GB/s", 8.0)
+    assert gpu["samples_ns"] == [2_000_000 + index for index in sorted(gpu["rounds"])]
+    assert gpu["median_ts"] == pytest.approx(4000.0, rel=1e-4)
+    # 2 GFLOP and 1 GB in 2 ms: 1 TFLOP/s and 500 GB/s
+    assert gpu["peak_percent"] == pytest.approx(100.0, rel=1e-4)
+    assert gpu["roofline_percent"] == pytest.approx(100 * 500 / 2000, rel=1e-4)
+    assert cpu["peak_percent"] is None and gpu["extra"]["peak_gflops"] == 1000.0
+    assert gpu["extra"]["p50_us"] == 3.5 and gpu["check"]["text"] == "off from numpy by nothing"
+    assert all(record.keys() == FIELDS.keys() for record in records)
+    assert gpu["model_type"] is gpu["n_prompt"] is gpu["token_read_bytes"] is None
+
+
+def test_devices_are_interleaved_and_compared_in_pairs(
+    fake: type[FakeSuiteBackend], suite: Any
+) -> None:
+    _, records, _ = suite("alloc * 4 KiB", "--device", "CUDA,CPU", "-r", "7", "--processes", "7")
+    lines = [line for line in fake.log if "measure" in line]
+    for round_ in range(7):
+        block = lines[4 * round_ : 4 * round_ + 4]
+        assert sorted(block) == [
+            f"{device} measure {way} 4 KiB round {round_}"
+            for device in ("CPU", "CUDA")
+            for way in ("cached", "driver")
+        ]
+    comparisons = [c for record in records for c in record["comparisons"]]
+    assert {(c["baseline"], c["verdict"]) for c in comparisons} == {("tinygrad:CUDA", "slower")}
+    assert comparisons[0]["ratio"] == pytest.approx(0.5, rel=1e-4)
+    assert fake.log.count("CPU renew") == 6
+
+
+def test_the_roofline_is_measured_once_a_device_and_only_where_it_counts(
+    fake: type[FakeSuiteBackend], suite: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def probe(device: str, timeout: float) -> Bandwidth:
+        asked.append(device)
+        return Bandwidth(1, [1000.0])
+
+    monkeypatch.setattr(command, "copy_bandwidth", probe)
+    flags = ("--device", "CUDA,CPU", "-r", "1")
+    _, records, _ = suite("bandwidth,copy,alloc", *flags)
+    assert asked == ["CUDA", "CPU"]
+    assert {r["benchmark"] for r in records if r["copy_bandwidth_gb_s"] is None} == {"alloc"}
+    _, records, _ = suite("bandwidth", *flags, "--no-roofline")
+    assert len(asked) == 2 and {r["roofline_percent"] for r in records} == {None}
+
+
+def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figure(
+    fake: type[FakeSuiteBackend], suite: Any
+) -> None:
+    def hook(line: str) -> None:
+        if line == "CPU warm up cached 4 KiB":
+            raise LeftOutError("one call takes 9 s")
+        if line == "CPU warm up driver 4 KiB":
+            raise BackendDiedError("WrongResultError: wrong result: off from numpy by 3")
+
+    fake.hook = staticmethod(hook)
+    code, records, err = suite("alloc * 4 KiB,alloc * 1 MiB", "--device", "CPU", "-r", "2")
+    left_out, kept, bad, _ = records
+    assert code == 1 and left_out["error"] is None and left_out["samples_ns"] == []
+    assert left_out["extra"]["left_out"] == "one call takes 9 s"
+    assert len(kept["samples_ns"]) == 2
+    assert bad["error"] == "WrongResultError: wrong result: off from numpy by 3"
+    assert bad["samples_ns"] == [] and bad["median_ts"] is None and bad["work"] is None
+    assert err.count("cached 4 KiB left out: one call takes 9 s") == 1
+    text = RENDERERS["md"](records)
+    assert "| left out |" in text.replace("  ", "") and "cached 4 KiB left out: one" in text
+
+
+def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) -> None:
+    _, records, _ = suite("tiny,-schedule", "--device", "CUDA,CPU", "-r", "2")
+    for render in RENDERERS.values():
+        text = render(records)
+        for record in records:
+            assert record["test"] in text and record["backend"] in text
+    table = [line for line in RENDERERS["md"](records).splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(records) and len({len(line) for line in table}) == 1
+    for title in ("of peak", "p50", "kernels", "of the first"):
+        assert f" {title} " in table[0]
+    assert "Peak of CUDA: a guess." in RENDERERS["md"](records)
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])
+def test_ctrl_c_and_a_crash_keep_what_was_measured(
+    end: type[BaseException], fake: type[FakeSuiteBackend], suite: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    seen: list[int] = []
+    kept = tmp_path / "new" / "suite.json"
+
+    def hook(line: str) -> None:
+        if line == "CPU open":
+            seen.append(len(json.loads(kept.read_text())) if kept.exists() else 0)
+        if line.startswith("CPU measure jit waited") and line.endswith("round 1"):
+            raise end
+
+    fake.hook = staticmethod(hook)
+    flags = ("--device", "CPU", "-r", "3", "--no-roofline", "--save", str(tmp_path / "new"))
+    if end is KeyboardInterrupt:
+        code, records, _ = suite("tiny", *flags)
+        assert code == 130
+    else:
+        with pytest.raises(ZeroDivisionError):
+            suite("tiny", *flags)
+        records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {record["benchmark"] for record in records} == {"bandwidth", "copy", "alloc", "launch"}
+    done = [record for record in records if record["benchmark"] != "launch"]
+    assert all(len(record["samples_ns"]) == 3 and not record["partial"] for record in done)
+    launches = [record for record in records if record["benchmark"] == "launch"]
+    assert any(record["partial"] for record in launches)
+    assert 2 <= sum(len(record["samples_ns"]) for record in launches) < 6
+    assert seen == [0, 3, 6, 8]  # the report grows with each benchmark
+    assert [r["test"] for r in json.loads(kept.read_text())] == [r["test"] for r in records]
+    assert "Interrupted" in kept.with_suffix(".md").read_text()
+    assert not list(kept.parent.glob(".*.part"))
+
+
+def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
+    fake: type[FakeSuiteBackend], suite: Any
+) -> None:
+    def hook(line: str) -> None:
+        if line.endswith("open"):
+            raise BackendDiedError("no such thing")
+
+    fake.hook = staticmethod(hook)
+    code, records, err = suite("alloc * 4 KiB", "--device", "CPU")
+    assert code == 2 and [record["error"] for record in records] == ["no such thing"] * 2
+    assert "orinbench: --device: none opens (tinygrad:CPU: no such thing)" in err
+
+
+def test_all_devices_that_open_are_taken(
+    fake: type[FakeSuiteBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command.choose_devices([], PlainTalk()) == ["CUDA", "CPU"]
+    assert command.choose_devices(["CPU,NV", "CPU"], PlainTalk()) == ["CPU", "NV"]
+    monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
+    with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
+        command.choose_devices([], PlainTalk())
+
+
+def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
+    fake: type[FakeSuiteBackend], suite: Any
+) -> None:
+    """Scheduling takes seconds of Python on a slow processor; a kernel that does is too slow."""
+    flags = ("--device", "CPU", "-r", "1", "--no-roofline")
+    suite("matmul fp32 64*,schedule", *flags)
+    suite("matmul fp32 64*,schedule", *flags, "--max-call", "0.5")
+    assert fake.max_calls == [2.0, 30.0, 0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--select", "all"], "--select all: no such benchmark; there are quick, full"),
+        (["--select", ""], "--select: nothing chosen; there are quick, full, tiny"),
+        (["--device", "TPU"], "--device TPU: unknown; there are NV, CUDA, CPU"),
+        (["-r", "0"], "-r 0: not a number of repetitions; it must be 1 or more"),
+        (["-o", "xml"], "-o xml: no such format; there are csv, json, jsonl, md, sql"),
+        (["--save", "/proc/none"], "--save /proc/none: cannot be made: "),
+        (["--max-call", "0"], "Invalid value for '--max-call'"),
+        (["--require", "cold"], "--require cold: no condition is called 'cold'"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: list[str],
+    says: str,
+    fake: type[FakeSuiteBackend],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert orinbench("suite", *arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and fake.log == []
+    (line,) = captured.err.splitlines()
+    assert line.startswith(f"orinbench: {says}")
+
+
+def test_ctrl_c_in_a_terminal_prints_what_was_measured(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = ("suite", "--select", "alloc cached 4*", "--device", "CPU", "-r", "100000")
+    with subprocess.Popen(
+        [*ORINBENCH, *arguments, "-o", "json", "--progress", "--no-history"],
+        env=os.environ | environment | {"XDG_CACHE_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        steps = (line for line in process.stderr if " left: " in line)
+        for _ in range(6):  # opening, bandwidth and warm-up are steps too
+            next(steps)
+        process.send_signal(signal.SIGINT)
+        out, err = process.stdout.read(), process.stderr.read()
+    assert process.returncode == 130, err
+    (record,) = json.loads(out)
+    assert record["partial"] and len(record["samples_ns"]) >= 3
+    assert record["extra"]["latencies"] == len(record["samples_ns"]) * record["extra"]["calls"]
+    assert "Traceback" not in err
+
+
+def test_a_simulated_orin_runs_the_cases(tmp_path: Path) -> None:
+    """The products of 16 rows, and the probes of 16-byte accesses."""
+    wheels = {name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()}
+    selection = "matmul fp32 16x*,matmul fp16 16x*,bandwidth* 64 KiB"
+    done = subprocess.run(
+        [sys.executable, "-m", "nvgpusim", "--", *ORINBENCH, "suite", "--select", selection,
+         "--device", "NV", "-r", "1", "-o", "json", "--no-history", "--no-roofline"],
+        env=os.environ | wheels | {"XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = json.loads(done.stdout)
+    for record in records:
+        assert (record["device"], record["arch"]) == ("NV", "sm_87")
+        assert len(record["samples_ns"]) == 1 and record["error"] is None
+        assert record["peak_percent"] is None  # a simulated board has no clock
+    *probes, single, half = records
+    assert (single["test"], half["test"]) == ("fp32 16x16x16", "fp16 16x16x16")
+    for record in (single, half):
+        assert record["check"]["text"].startswith("off from numpy by at most")
+    assert [record["test"].split()[0] for record in probes] == ["read", "write", "copy"]
+    for record in probes:
+        assert record["included"] == "one kernel, of 16-byte accesses"
+        assert record["check"]["text"] == "every byte checked"
