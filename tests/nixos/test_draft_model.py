@@ -50,7 +50,7 @@ def test_the_server_is_told_and_may_read_it(flake: Flake) -> None:
         assert found[name]["files"] == ["-/var/lib/models/m.gguf", f"-{DRAFT}"]
         assert len(checks) == 2
         assert f"orin.llm-server.models.m.draftModel {DRAFT}" in plain(checks[1])
-        assert found[name]["failed"] == []
+        assert not any("draftModel" in message for message in found[name]["failed"])
     assert "draft" not in found["none"]["command"]
     assert (found["none"]["files"], len(found["none"]["pre"])) == ("-/var/lib/models/m.gguf", 1)
     assert any("draftModel" in m and "write a file of the board" in m for m in found["folder"])

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import random
 import re
 import resource
@@ -11,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +17,7 @@ import httpx
 import openai
 import pytest
 from tests.engine.server.live import Live, client, live, wait_until
+from tests.engine.server.many_requests import states
 from tests.engine.server.toy import ToyRunner, header, toy, toy_logits
 
 from orinllm.batch import Draw, draw
@@ -315,39 +314,11 @@ def test_the_page() -> None:
         assert httpx.get(server.url).headers["content-security-policy"] != policy
 
 
-def growth(server: Live, requests: int) -> tuple[int, int]:
-    """Return how many descriptors and bytes of memory so many requests leave behind."""
-
-    def ask(i: int) -> None:
-        given = {"model": "test", "prompt": [300 + i % 5000, 7], "max_tokens": 2}
-        with httpx.Client() as web:
-            url = f"{server.url}/v1/completions"
-            if i % 5 == 0:  # goes away in the middle
-                with web.stream("POST", url, json={**given, "stream": True, "max_tokens": 50}):
-                    pass
-            elif i % 7 == 0:
-                assert web.post(url, json={**given, "bad": 1}).status_code == 400
-            else:
-                assert web.post(url, json=given).status_code == 200
-
-    def now() -> tuple[int, int]:
-        wait_until(lambda: server.engine.scheduler.running == 0, "the end")
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return len(os.listdir("/proc/self/fd")), pages * resource.getpagesize()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(ask, range(max(100, requests // 4))))
-        before = now()
-        list(pool.map(ask, range(requests)))
-        after = now()
-    return after[0] - before[0], after[1] - before[1]
-
-
 def test_requests_leave_nothing_behind() -> None:
-    """REQUESTS=100000 in the environment runs as many as that."""
-    requests = int(os.environ.get("REQUESTS", "200"))
+    """As many_requests.py shows it for 100,000."""
     with live(toy(slots=8)) as server:
-        descriptors, memory = growth(server, requests)
-        assert descriptors <= 5
-        assert memory < (20 << 20) + 200 * requests
+        found = list(states(server, 500, 600))
+        assert found[-1].requests >= 500
+        assert found[-1].descriptors - found[0].descriptors <= 5
+        assert found[-1].memory - found[0].memory < 20 << 20
         assert server.engine.scheduler.store.used == 0
