@@ -27,7 +27,7 @@ from tests.engine.server.test_scheduler import (
 )
 from tests.engine.server.toy import NoWatch, ToyRunner
 
-from orinllm.batch import FusedRunner
+from orinllm.batch import Draw, FusedRunner, Row
 from orinllm.cache import PagedStore
 from orinllm.errors import BadInput
 from orinllm.launches.buffers import PAGE
@@ -228,3 +228,41 @@ def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:
     options = EngineOptions(smollm2(), "CPU", context=64, **more)
     with pytest.raises(BadInput, match=says):
         load(options, NoWatch())
+
+
+class Placed:
+    """An executor that notes where it was placed when it verified."""
+
+    chunk = most_verified = 4
+
+    def __init__(self) -> None:
+        self.pages: tuple[int, ...] = ()
+        self.how, self.verified = GREEDY, list[tuple[tuple[int, ...], int]]()
+
+    def place(self, pages: Sequence[int]) -> None:
+        self.pages = tuple(pages)
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None: ...
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        self.how = how
+
+    def verify(self, tokens: Sequence[int], position: int) -> list[int]:
+        self.verified.append((self.pages, self.how.seed))
+        return [0] * len(tokens)
+
+
+def test_verification_is_where_its_sequence_lies() -> None:
+    """A prompt that was computed elsewhere meanwhile, more pages, another draw: each is told."""
+    executor: Any = Placed()
+    runner = FusedRunner(executor, 2)
+
+    def verify(pages: list[int], how: Sampling = GREEDY) -> None:
+        runner.verify(Row(5, 3, pages, Draw(how, [1, 2, 3, 5])), [6])
+
+    verify([0])
+    runner.fill([1], [7, 8], 0, 1)
+    verify([0])
+    verify([0, 2])
+    verify([0, 2], SEEDED)
+    assert executor.verified == [((0,), 0), ((0,), 0), ((0, 2), 0), ((0, 2), SEEDED.seed)]
