@@ -109,6 +109,34 @@ def test_who_goes_away_frees_the_slot_within_a_step(stream: bool) -> None:
         assert server.metric('orinllm_request_success_total{finished_reason="cancelled"}') == 1
 
 
+@pytest.mark.parametrize("stage", ["queue", "prompt"])
+def test_who_goes_away_before_the_first_token(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits, and whose prompt is computed, leave nothing, and nobody else is disturbed."""
+    with live(toy(slots=1 if stage == "queue" else 2, step_seconds=0.02)) as server:
+        fill, filled = runner(server).fill, list[int]()
+
+        def slowly(pages: Any, tokens: Any, start: int, end: int) -> None:
+            time.sleep(0.1)
+            filled.append(end)
+            fill(pages, tokens, start, end)
+
+        asked = {**ASK, "stream": True, "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+        other = iter(server.client().chat.completions.create(**asked))
+        next(other)
+        monkeypatch.setattr(runner(server), "fill", slowly)
+        body = json.dumps({"model": "test", "prompt": [500] * 1900, "max_tokens": 5}).encode()
+        scheduler = server.engine.scheduler
+        with closing(connect(server)) as gone:
+            gone.sendall(post(server, body, "/v1/completions"))
+            if stage == "queue":
+                wait_until(lambda: scheduler.waiting == 1, "the queue")
+            else:
+                wait_until(lambda: bool(filled), "a piece of the prompt")
+        wait_until(lambda: (scheduler.running, scheduler.waiting) == (1, 0), "the end")
+        assert max(filled, default=0) < 1899
+        next(other)
+
+
 def test_slow_readers_do_not_slow_others() -> None:
     """A client that reads nothing of a long answer holds up nobody."""
     body = json.dumps({**ASK, "stream": True, "max_tokens": 1900, "ignore_eos": True}).encode()
