@@ -12,7 +12,7 @@ import openai
 import pytest
 from tests.engine.conftest import Load
 from tests.engine.models import smollm2
-from tests.engine.server.live import Live, live, wait_until
+from tests.engine.server.live import Started, command, metric, wait_until
 from tests.engine.server.test_batch import run
 from tests.engine.server.test_scheduler import (
     GREEDY,
@@ -184,15 +184,14 @@ def test_on_the_fused_kernels(emulated: Load, synthetic: Synthetic) -> None:
 
 
 @pytest.fixture(scope="module", params=["draft", "lookup"])
-def guessing(request: pytest.FixtureRequest) -> Iterator[Live]:
+def guessing(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Started]:
     """SmolLM2 on the CPU, with itself as its draft, or with earlier text."""
-    options = EngineOptions(smollm2(), "CPU", context=256)
-    if request.param == "draft":
-        options = replace(options, draft=smollm2())
-    else:
-        options = replace(options, lookup=True)
-    with live(lambda watch: load(options, watch)) as server:
-        yield server
+    flags = ["--draft", str(smollm2())] if request.param == "draft" else ["--lookup"]
+    log = tmp_path_factory.mktemp("guessing") / "log"
+    with command(smollm2(), log, "--context", "256", "--alias", "test", *flags) as started:
+        yield started
 
 
 def said(api: openai.OpenAI, model: str, **fields: Any) -> str:
@@ -202,15 +201,15 @@ def said(api: openai.OpenAI, model: str, **fields: Any) -> str:
     return str(answer.choices[0].message.content)
 
 
-def test_over_http_it_says_what_it_says_without(api: openai.OpenAI, guessing: Live) -> None:
+def test_over_http_it_says_what_it_says_without(api: openai.OpenAI, guessing: Started) -> None:
     for fields in ({"temperature": 0}, {"temperature": 1, "top_p": 0.9}):
         assert said(guessing.client(), "test", **fields) == said(api, "smollm2", **fields)
     names = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
     steps, guessed, right, by_place = (
-        guessing.metric(f"orinllm_spec_decode_num_{name}_total") for name in names
+        metric(guessing.url, f"orinllm_spec_decode_num_{name}_total") for name in names
     )
     assert 0 < right == by_place <= guessed and steps < guessed
-    tokens = guessing.metric("orinllm_generation_tokens_total")
+    tokens = metric(guessing.url, "orinllm_generation_tokens_total")
     assert 'orinllm_spec_decode_num_accepted_tokens_per_pos_total{position="0"}' in (
         httpx.get(f"{guessing.url}/metrics").text
     )
