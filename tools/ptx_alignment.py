@@ -22,7 +22,10 @@ TOP = 1 << 16
 ALLOCATION = 256
 
 _ACCESS = re.compile(r"(ld|st)\.(?:\w+\.)*?v([24])\.[bufs](\d+)$")
-_STATEMENT = re.compile(r"(?:@!?%\S+\s+)?([a-z][\w.:]*)\s+(.+)", re.DOTALL)
+_STATEMENT = re.compile(r"(@!?%\S+\s+)?([a-z][\w.:]*)\s+(.+)", re.DOTALL)
+_REGISTER = re.compile(r"%[\w$.]+")
+# Stands where a label was: others may jump there.
+_LABEL = "label"
 _ENTRY = re.compile(r"\.entry\s+(\w+)\s*\((.*?)\)(.*?)\{", re.DOTALL)
 _SHARED = re.compile(r"\.shared\s+(?:\.align\s+(\d+)\s+)?\.\w+\s+([\w$]+)\s*\[")
 
@@ -67,7 +70,7 @@ class Alignment:
         while changed:
             changed = False
             for opcode, operands in statements:
-                for target in self._targets(opcode, operands):
+                for target in self.targets(opcode, operands):
                     new = min(self.registers.get(target, TOP), self._result(opcode, operands))
                     changed |= new != self.registers.get(target)
                     self.registers[target] = new
@@ -94,10 +97,11 @@ class Alignment:
         return int(text) if text.isdecimal() else None
 
     @staticmethod
-    def _targets(opcode: str, operands: list[str]) -> list[str]:
-        if opcode.split(".")[0] in ("st", "bra", "bar", "ret", "red", "membar"):
+    def targets(opcode: str, operands: list[str]) -> list[str]:
+        """The registers that a statement writes."""
+        if opcode.split(".")[0] in ("st", "bra", "bar", "ret", "red", "membar", _LABEL):
             return []
-        return re.findall(r"%[\w$.]+", operands[0]) if operands else []
+        return _REGISTER.findall(operands[0]) if operands else []
 
     def _result(self, opcode: str, operands: list[str]) -> int:
         name, *rest = opcode.split(".")
@@ -142,6 +146,47 @@ def _constants(statements: Sequence[tuple[str, list[str]]]) -> dict[str, str]:
     }
 
 
+def _one_name_a_value(
+    statements: Sequence[tuple[str, list[str]]], conditional: Sequence[bool]
+) -> list[tuple[str, list[str]]]:
+    """Rename registers that are written again before anyone else can read them.
+
+    tinygrad 0.14.0 computes an index and its address in one register. Between two labels or jumps,
+    a value that a later statement overwrites gets a name of its own; the last one keeps the
+    register's, because other blocks read it.
+    """
+    renamed: list[tuple[str, list[str]]] = []
+    start = 0
+    for i in range(len(statements) + 1):
+        if i == len(statements) or statements[i][0].split(".")[0] in ("bra", _LABEL):
+            block = [(opcode, [*operands]) for opcode, operands in statements[start : i + 1]]
+            renamed += _renamed_block(block, conditional[start : i + 1], start)
+            start = i + 1
+    return renamed
+
+
+def _renamed_block(
+    block: list[tuple[str, list[str]]], conditional: Sequence[bool], first: int
+) -> list[tuple[str, list[str]]]:
+    writes: dict[str, list[int]] = {}
+    for i, (opcode, operands) in enumerate(block):
+        for target in Alignment.targets(opcode, operands):
+            writes.setdefault(target, []).append(i)
+    # A conditional write leaves the earlier value to be read.
+    again = {t: w for t, w in writes.items() if len(w) > 1 and not any(conditional[i] for i in w)}
+    names: dict[str, str] = {}
+    for i, (opcode, operands) in enumerate(block):
+        n_targets = 1 if Alignment.targets(opcode, operands) else 0
+        for at in range(n_targets, len(operands)):
+            operands[at] = _REGISTER.sub(lambda m: names.get(m[0], m[0]), operands[at])
+        for target in Alignment.targets(opcode, operands):
+            if target in again:
+                names[target] = target if i == again[target][-1] else f"{target}.{first + i}"
+        if n_targets:
+            operands[0] = _REGISTER.sub(lambda m: names.get(m[0], m[0]), operands[0])
+    return block
+
+
 def _split(operands: str) -> list[str]:
     """Split at commas outside braces."""
     return [part.strip() for part in re.split(r",(?![^{]*\})", operands)]
@@ -166,10 +211,13 @@ def accesses(ptx: str, parameters: Mapping[int, int] | None = None) -> list[Acce
         symbols = shared | {n: given.get(i, ALLOCATION) for i, n in enumerate(names)}
         body = _body(text, entry.end())
         statements: list[tuple[str, list[str]]] = []
-        for piece in re.split(r"[;{}]\s*\n|;", re.sub(r"(?m)^\s*\$?\w+:\s*$", "", body)):
+        conditional: list[bool] = []
+        for piece in re.split(r"[;{}]\s*\n|;", re.sub(r"(?m)^\s*\$?\w+:\s*$", "label x;", body)):
             match = _STATEMENT.fullmatch(piece.strip())
-            if match and not match[1].startswith("."):
-                statements.append((match[1], _split(match[2])))
+            if match and not match[2].startswith("."):
+                statements.append((match[2], _split(match[3])))
+                conditional.append(match[1] is not None)
+        statements = _one_name_a_value(statements, conditional)
         known = Alignment(statements, symbols)
         for opcode, operands in statements:
             vector = _ACCESS.match(opcode)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+PIPE = subprocess.PIPE
 # What a program that is told to end gets to write down what it has.
 GRACE_SECONDS = 15.0
 # Of standard error, where the last words are.
@@ -24,8 +25,9 @@ _LAST_BYTES = 4096
 class Child:
     """A running program; use as a context manager or call `close`.
 
-    Its standard output goes into `out`; with `talks` it is read here; else it goes where its errors
-    go: into a file, or with `verbose` to standard error. Raises OSError if it does not start.
+    Its standard output goes into `out`, a file or a PIPE that is read here; else it goes where its
+    errors go: into a file, or with `verbose` to standard error. With `hears` it is told something.
+    Raises OSError if it does not start.
     """
 
     def __init__(
@@ -33,9 +35,8 @@ class Child:
         command: Sequence[object],
         environment: Mapping[str, str] | None = None,
         verbose: bool = False,
-        talks: bool = False,
+        out: IO[bytes] | int | None = None,
         hears: bool = False,
-        out: IO[bytes] | None = None,
         folder: Path | None = None,
     ) -> None:
         self.started = time.monotonic()
@@ -46,7 +47,7 @@ class Child:
             self._process = subprocess.Popen(
                 list(map(str, command)),
                 stdin=subprocess.PIPE if hears else subprocess.DEVNULL,
-                stdout=subprocess.PIPE if talks else out or aside,
+                stdout=aside if out is None else out,
                 stderr=aside,
                 env={**os.environ, **(environment or {})},
                 cwd=folder,
@@ -66,7 +67,7 @@ class Child:
 
     def read(self, deadline: float) -> bytes:
         """Return what it says next, nothing at its end; raises TimeoutError at time.monotonic()."""
-        assert self._process.stdout is not None, "talks"
+        assert self._process.stdout is not None, "PIPE"
         descriptor = self._process.stdout.fileno()
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([descriptor], [], [], left)[0]:

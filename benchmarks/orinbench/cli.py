@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 import click
 
-from orinbench.check_command import check_command
+from orinbench.benchmark.command import llama_bench_command
+from orinbench.check.command import check_command
 from orinbench.compare.command import compare_command
 from orinbench.device_check.command import device_check_command
 from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command
-from orinbench.llama_bench import llama_bench_command
-from orinbench.profile import profile_command
+from orinbench.profile.command import profile_command
 from orinbench.report.command import report_command
 from orinbench.sass import sass_command
 from orinbench.serve_bench.command import serve_bench_command

@@ -1,7 +1,7 @@
 """The options that every command that measures has, and what is done with their values.
 
 A command takes them as `**options`, calls `check_output` and `check_board` before it writes or
-opens anything, and hands its records, whole or not, to `write_results`.
+opens anything, and hands its records, whole or not, to `write_records`.
 """
 
 import os
@@ -15,12 +15,14 @@ import click
 from click.core import ParameterSource
 
 from jetson.files import Roots
+from orinbench.benchmark.plan import BACKEND_NAMES, Case, make_tests
+from orinbench.benchmark.ranges import parse_int_list, parse_pair
 from orinbench.board import check_cooldown, check_requirements, requirements
 from orinbench.errors import BenchError
-from orinbench.export import RENDERERS
+from orinbench.export.forms import RENDERERS
+from orinbench.export.schema import Record
+from orinbench.export.table import render_md
 from orinbench.history.store import History, history_path
-from orinbench.reports import render_md
-from orinbench.schema import Record
 
 Command = Callable[..., int]
 
@@ -37,7 +39,7 @@ def output_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            *("-o", "--output"), default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
+            "-o", "--output", default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
         ),
         click.option("-oe", "--output-err", metavar="FORM", help="a second form on stderr"),
         history_option("where the run is kept"),
@@ -51,10 +53,75 @@ def output_options(command: Command) -> Command:
     )
 
 
+def model_options(command: Command) -> Command:
+    """Add the options that name a model, or the synthetic one that stands in for it."""
+    return with_options(
+        command,
+        click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s)."),
+        click.option(
+            "--shape", default="160m", help="shape of the synthetic model used without -m [160m]"
+        ),
+        click.option("--quant", default="Q6_K", help="its type [Q6_K]"),
+    )
+
+
+def backend_options(command: Command) -> Command:
+    """Add the options that choose what computes."""
+    return with_options(
+        command,
+        click.option(
+            "backends",
+            "--backend",
+            multiple=True,
+            metavar="LIST",
+            help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
+        ),
+        click.option(
+            "--llama-bench",
+            metavar="PATH",
+            help="llama.cpp's llama-bench, and its neighbour llama-server [from PATH]",
+        ),
+    )
+
+
+def case_options(command: Command) -> Command:
+    """Add llama-bench's options that make tests; `tests_of` reads them."""
+    options = {
+        ("n_prompt", "-p", "--n-prompt"): ("LIST", "[512]"),
+        ("n_gen", "-n", "--n-gen"): ("LIST", "[128]"),
+        ("pairs", "-pg"): ("PP,TG", "prompt, then generation"),
+        ("n_depth", "-d", "--n-depth"): ("LIST", "prefilled [0]"),
+    }
+    return with_options(
+        command,
+        *(
+            click.option(*names, multiple=True, metavar=form, help=text)
+            for names, (form, text) in options.items()
+        ),
+    )
+
+
+def numbers_of(texts: Sequence[str], flag: str, default: int) -> list[int]:
+    """Return the numbers of a LIST that was given several times, or the default."""
+    return [value for text in texts for value in parse_int_list(text, flag)] or [default]
+
+
+def tests_of(options: dict[str, Any], parallel: Sequence[int] = (1,)) -> list[Case]:
+    """Return the tests of `case_options`; raises BenchError for what cannot be run."""
+    return make_tests(
+        numbers_of(options["n_prompt"], "-p", 512),
+        numbers_of(options["n_gen"], "-n", 128),
+        [parse_pair(pair, "-pg") for pair in options["pairs"]],
+        numbers_of(options["n_depth"], "-d", 0),
+        parallel,
+    )
+
+
 def history_option(purpose: str) -> Callable[[Command], Command]:
     """Return the option that names the history's file."""
     return click.option(
-        *("history", "--history"),
+        "history",
+        "--history",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="PATH",
         help=f"{purpose} [~/.local/state/tinygrad-orin/history.db]",
@@ -125,7 +192,7 @@ def check_output(options: dict[str, Any]) -> None:
             raise BenchError(f"{flag} {form}: no such format; there are {', '.join(RENDERERS)}")
 
 
-def write_results(records: Sequence[Record], options: dict[str, Any]) -> None:
+def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:
     """Print the records, keep them in the history, print them in the second form, draw the page.
 
     A history that cannot be written costs a line, not the results. Raises BenchError for a page

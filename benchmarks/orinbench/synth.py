@@ -30,9 +30,10 @@ GENERATION = 1
 _MARGIN_BYTES = 16 << 20
 # Bytes that tensors begin at a multiple of, where a file does not say (gguf.md).
 _ALIGNMENT = 32
-_SPECIAL_TOKENS = (
-    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>"),
-    *("<|end_header_id|>", "<|eot_id|>"),
+_SPECIAL_TOKENS = tuple(
+    """
+    <|begin_of_text|> <|end_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|>
+""".split()
 )
 
 ProgressCallback = Callable[[int, int], None]  # bytes written, bytes of all tensors

@@ -13,12 +13,12 @@ from hypothesis import settings
 
 from exporter.scenario import agx_orin
 from jetson.replay import Stage
-from orinbench.environment import read_environment
+from orinbench.benchmark.backend import FirstToken, Sample
+from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
+from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
+from orinbench.benchmark.results import LaneResult, RowResult, RunResult
+from orinbench.board.environment import read_environment
 from orinbench.model import ModelInfo, open_model
-from orinbench.plan import Case, Lane, LanePlan, Plan
-from orinbench.protocol import Bandwidth
-from orinbench.results import LaneResult, RowResult, RunResult
-from orinbench.samples import FirstToken, Identity, Sample, WarmUp
 from orinbench.synth import write_synthetic
 
 # A busy machine is slow and not wrong.
@@ -79,7 +79,7 @@ def orin() -> Iterator[Stage]:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes into the user's cache or history, or is told of the user's killed runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("orinbench.llama_bench.journal_directory", lambda: tmp_path / "runs")
+    monkeypatch.setattr("orinbench.benchmark.command.journal_directory", lambda: tmp_path / "runs")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
     def lane(backend: str, milliseconds: dict[Case, list[float]], **fields: Any) -> LaneResult:
         is_llama = backend == "llama.cpp"
         plan = LanePlan(Lane(backend, tiny_model.path), tuple(milliseconds))
-        warm_up = None if is_llama else WarmUp(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
+        warm_up = None if is_llama else WarmedUp(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
         engine = {"build_commit": "abc", "backends": "CPU", "n_threads": 2, "n_ubatch": 512}
         rows = [
             RowResult(

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from orinbench.benchmark.prompt_text import encode, tokenizer_of
 from orinbench.model import open_model
-from orinbench.prompt_text import encode, tokenizer_of
 from orinbench.reference import Reference, log_softmax
 from orinllm.tokenizer import Tokenizer
 

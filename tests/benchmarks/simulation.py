@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orinbench.judge import (
+from orinbench.statistics import bootstrap_interval
+from orinbench.statistics.judge import (
     Comparison,
     Noise,
     Verdict,
@@ -19,7 +20,6 @@ from orinbench.judge import (
     compare_separate,
     noise_of,
 )
-from orinbench.statistics import bootstrap_interval
 
 Floats = npt.NDArray[np.float64]
 

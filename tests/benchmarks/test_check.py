@@ -15,8 +15,10 @@ from click.testing import CliRunner
 from gguf import GGUFReader
 from tests.benchmarks import fake_llama_server
 
-from orinbench import check_command as check_command_module
-from orinbench import llama_server, talk
+from orinbench import talk
+from orinbench.benchmark import llama_server
+from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
     HALF_WEIGHTS,
@@ -28,15 +30,14 @@ from orinbench.check import (
     sample_prompts,
     tolerance,
 )
-from orinbench.check_command import check_command
+from orinbench.check import command as check_command_module
+from orinbench.check.command import check_command
+from orinbench.check.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
-from orinbench.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.model import ModelInfo, open_model
 from orinbench.reference import Reference
 from orinbench.reference_rope import Array
 from orinbench.synth import write_synthetic
-from orinbench.tinygrad_backend import worker_environment
 
 N_TOKENS = 6
 

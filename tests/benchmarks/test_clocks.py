@@ -1,13 +1,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
-from orinbench import clocks
-from orinbench.clocks import ClockState, clock_warnings, read_clocks
+from jetson.board import BoardState
+from jetson.readings import Cooling, Gpu, Readings
+from orinbench.board.clocks import ClockState, clock_warnings, read_clocks
 from orinbench.statistics import WarningKind
 
-STATE = ClockState(("performance",), 2_000_000, 0, None, None)
+STATE = ClockState(("performance",), 2_000_000, 0, None)
 
 
 def cpu(root: Path, number: int, governor: str, khz: str, throttles: str) -> None:
@@ -24,28 +23,19 @@ def test_the_kernels_files_are_read(tmp_path: Path) -> None:
     cpu(tmp_path, 1, "schedutil", "1100000", "4")
     cpu(tmp_path, 2, "schedutil", "<unknown>", "0")
     (tmp_path / "cpufreq").mkdir()
-    state = read_clocks(False, tmp_path)
-    assert state == ClockState(("performance", "schedutil"), 1_100_000, 7, None, None)
+    state = read_clocks(None, tmp_path)
+    assert state == ClockState(("performance", "schedutil"), 1_100_000, 7, None)
 
 
 def test_what_is_not_there_is_absent(tmp_path: Path) -> None:
-    assert read_clocks(False, tmp_path) == ClockState((), None, None, None, None)
+    assert read_clocks(None, tmp_path) == ClockState((), None, None, None)
 
 
-def test_the_gpus_clock_comes_from_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Nvml:
-        NVML_CLOCK_SM = 1
-
-        @staticmethod
-        def nvmlDeviceGetClockInfo(gpu: str, kind: int) -> int:  # noqa: N802
-            return 1980 if (gpu, kind) == ("gpu", 1) else 0
-
-        @staticmethod
-        def nvmlDeviceGetCurrentClocksEventReasons(gpu: str) -> int:  # noqa: N802
-            return 0x20
-
-    monkeypatch.setattr(clocks, "nvml_value", lambda read: read(Nvml, "gpu"))
-    assert read_clocks(True, tmp_path) == ClockState((), None, None, 1980, 0x20)
+def test_the_gpus_clock_is_the_boards(tmp_path: Path) -> None:
+    coolings = (Cooling("gpu0-sw-thermal-slowdown", 1.0), Cooling("gpu0-hw-slowdown", 0.0))
+    board = BoardState(Readings(gpus=(Gpu("0", current_hz=1_980_000_000),), coolings=coolings))
+    state = read_clocks(board, tmp_path)
+    assert state == ClockState((), None, None, 1980, ("gpu0-sw-thermal-slowdown",))
 
 
 def kinds(before: list[ClockState], after: list[ClockState], gpu: bool) -> list[WarningKind]:
@@ -54,7 +44,7 @@ def kinds(before: list[ClockState], after: list[ClockState], gpu: bool) -> list[
 
 def test_pinned_clocks_are_silent() -> None:
     assert kinds([STATE], [STATE], gpu=False) == []
-    gpu = replace(STATE, gpu_mhz=1300, gpu_throttle_reasons=0)
+    gpu = replace(STATE, gpu_mhz=1300)
     assert kinds([gpu] * 2, [gpu] * 2, gpu=True) == []
     assert kinds([], [], gpu=True) == []
 
@@ -73,10 +63,10 @@ def test_unknown_clocks_are_said_to_be_unknown() -> None:
 
 
 def test_a_gpu_clock_that_moves_is_not_pinned() -> None:
-    states = [replace(STATE, gpu_mhz=mhz, gpu_throttle_reasons=0) for mhz in (345, 1980)]
+    states = [replace(STATE, gpu_mhz=mhz) for mhz in (345, 1980)]
     (warning,) = clock_warnings(states, states, gpu=True)
     assert (warning.kind, warning.detail) == (WarningKind.CLOCKS_NOT_PINNED, "345 to 1980 MHz")
-    near = [replace(STATE, gpu_mhz=mhz, gpu_throttle_reasons=0) for mhz in (1975, 1980)]
+    near = [replace(STATE, gpu_mhz=mhz) for mhz in (1975, 1980)]
     assert kinds(near, near, gpu=True) == []
 
 
@@ -84,7 +74,5 @@ def test_throttling_is_seen_by_counter_and_by_reason() -> None:
     hot = replace(STATE, cpu_throttle_count=2)
     assert kinds([STATE], [hot], gpu=False) == [WarningKind.THROTTLED]
     assert kinds([hot], [hot], gpu=False) == []
-    limited = replace(STATE, gpu_mhz=900, gpu_throttle_reasons=0x4)
+    limited = replace(STATE, gpu_mhz=900, gpu_throttling=("gpu0-sw-power-cap",))
     assert kinds([limited], [limited], gpu=True) == [WarningKind.THROTTLED]
-    idle = replace(STATE, gpu_mhz=900, gpu_throttle_reasons=0x1)
-    assert kinds([idle], [idle], gpu=True) == []

@@ -17,8 +17,8 @@ from tests.benchmarks.orinbench_command import orinbench
 from tests.benchmarks.test_gate import perfect
 
 from orinbench.check import HALF_WEIGHTS, Candidate, require, run_check
+from orinbench.check.greedy import Generation
 from orinbench.errors import BenchError
-from orinbench.greedy import Generation
 from orinbench.model import ModelInfo, open_model
 
 Corrupt = Callable[[Path], None]

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.envelope import SMS, Preload, build, estimate
+from orinbench.benchmark.envelope import SMS, Preload, build, estimate
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
 from orinbench.errors import BenchError
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.reports import render_md
-from orinbench.results import RunResult
+from orinbench.export.record import make_records
+from orinbench.export.table import render_md
 
 FAKE = Path(__file__).with_name("fake_cuda.c")
 
@@ -92,14 +92,14 @@ def test_a_compiler_that_is_missing_or_fails(
     with pytest.raises(BenchError, match="--sms: /nowhere/cc does not build its library: "):
         build(tmp_path)
     monkeypatch.delenv("CC")
-    monkeypatch.setattr("orinbench.envelope.shutil.which", lambda name: None)
-    monkeypatch.setattr("orinbench.envelope.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("orinbench.benchmark.envelope.shutil.which", lambda name: None)
+    monkeypatch.setattr("orinbench.benchmark.envelope.importlib.util.find_spec", lambda name: None)
     with pytest.raises(BenchError, match="there is no C compiler: install gcc, or leave"):
         build(tmp_path)
 
 
 PLANNED = """
-from orinbench.envelope import limit_cuda
+from orinbench.benchmark.envelope import limit_cuda
 green = limit_cuda()
 from orinllm.device import blocks_per_sm, multiprocessors
 print(multiprocessors("CUDA"), green.sms, blocks_per_sm("CUDA"))

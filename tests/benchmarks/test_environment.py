@@ -1,9 +1,12 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orinbench import device_info, environment
-from orinbench.environment import read_environment
+from jetson import nvml
+from jetson.files import Files, Roots
+from orinbench.board import device_info, environment
+from orinbench.board.environment import read_environment
 
 
 def test_this_machine() -> None:
@@ -71,13 +74,24 @@ def test_a_discrete_gpus_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert device_info.gpu_driver() is None
 
 
-def test_nvml_that_fails_is_absent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert device_info.nvml_value(lambda nvml, gpu: 1 / 0) is None
+def test_a_discrete_gpus_name_is_nvmls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Nvml:
+        NVMLError = RuntimeError
+        NVMLError_NotSupported = KeyError
+
+        @staticmethod
+        def nvmlDeviceGetName(handle: str) -> str:  # noqa: N802
+            if handle == "broken":
+                raise RuntimeError
+            return handle
+
+    found: list[Any] = []
     monkeypatch.setattr(device_info, "DEVICE_TREE_MODEL", tmp_path / "none")
-    monkeypatch.setattr(device_info, "nvml_value", lambda read: "NVIDIA H200")
-    assert device_info.gpu_name() == "NVIDIA H200"
-    monkeypatch.setattr(device_info, "nvml_value", lambda read: None)
+    monkeypatch.setattr(nvml, "devices", lambda files: found)
     assert device_info.gpu_name() is None
+    for handle, name in (("NVIDIA H200", "NVIDIA H200"), ("broken", None)):
+        found[:] = [("0", nvml.Device(Nvml, handle, Files(Roots())))]  # type: ignore[arg-type]
+        assert device_info.gpu_name() == name
 
 
 def test_an_os_without_os_release(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,17 +7,17 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from orinbench import gate
+from orinbench.benchmark.backend import Backend, BackendDiedError
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import LaneResult, RunResult
+from orinbench.benchmark.tinygrad_backend import TinygradBackend
+from orinbench.check import gate
+from orinbench.check.gate import SMALL_MODEL, Gate
+from orinbench.check.greedy import Generation
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.gate import SMALL_MODEL, Gate
-from orinbench.greedy import Generation
 from orinbench.model import ModelInfo
-from orinbench.plan import Case
 from orinbench.reference import Reference
-from orinbench.results import LaneResult, RunResult
-from orinbench.samples import Backend, BackendDiedError
 from orinbench.talk import PlainTalk
-from orinbench.tinygrad_backend import TinygradBackend
 
 Build = Callable[..., RunResult]
 

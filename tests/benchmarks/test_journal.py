@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orinbench.journal import Journal, journal_directory, lost_journals
-from orinbench.plan import Case, Lane
-from orinbench.results import RowResult
-from orinbench.samples import Sample
+from orinbench.benchmark.backend import Sample
+from orinbench.benchmark.journal import Journal, journal_directory, lost_journals
+from orinbench.benchmark.plan import Case, Lane
+from orinbench.benchmark.results import RowResult
 
 LANE, CASE = Lane("tinygrad:CPU", Path("m.gguf")), Case(0, 16, 0, (("n_ubatch", 64),))
 SAMPLE = Sample(3, 8_000_000, None, None)
@@ -20,10 +20,10 @@ SAMPLE = Sample(3, 8_000_000, None, None)
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from orinbench.journal import Journal
-from orinbench.plan import Case, Lane
-from orinbench.results import RowResult
-from orinbench.samples import Sample
+from orinbench.benchmark.journal import Journal
+from orinbench.benchmark.plan import Case, Lane
+from orinbench.benchmark.results import RowResult
+from orinbench.benchmark.backend import Sample
 with Journal(Path(sys.argv[1])) as journal:
     for round_ in range(int(sys.argv[2])):
         lane = Lane("tinygrad:CPU", Path("m"))

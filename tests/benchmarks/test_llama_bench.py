@@ -19,14 +19,14 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from jetson.files import Roots
 from jetson.replay import Stage
-from orinbench import llama_bench
+from orinbench.benchmark import command as llama_bench
+from orinbench.benchmark.llama_cpp import LlamaCppBackend
+from orinbench.benchmark.plan import BACKEND_NAMES, KNOBS, Case, Lane, LanePlan
+from orinbench.benchmark.results import RunResult
+from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.cli import main
-from orinbench.llama_cpp import LlamaCppBackend
-from orinbench.plan import BACKEND_NAMES, KNOBS, Case, Lane, LanePlan
-from orinbench.results import RunResult
-from orinbench.schema import FIELDS
+from orinbench.export.schema import FIELDS
 from orinbench.talk import PlainTalk
-from orinbench.tinygrad_backend import TinygradBackend
 
 run = partial(orinbench, "llama-bench")
 
@@ -43,7 +43,7 @@ def bench(fake_llama_bench: Path, tiny_path: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy probe has its own test; a small buffer will do here."""
-    monkeypatch.setattr("orinbench.tinygrad_backend.CPU_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr("orinbench.benchmark.tinygrad_backend.CPU_COPY_BYTES", 1 << 20)
 
 
 def test_results_go_to_stdout_and_talk_to_stderr(
@@ -162,7 +162,7 @@ def test_devices_and_versions_are_listed(
 ) -> None:
     fake_llama_bench.write_text("#!/bin/sh\necho 'Available devices:'\necho '  CUDA0: H200'\n")
     reasons = {"NV": "no GPU"}
-    monkeypatch.setattr("orinbench.parity.probe_device", reasons.get)
+    monkeypatch.setattr("orinbench.benchmark.parity.probe_device", reasons.get)
     assert run("--list-devices", "--llama-bench", str(fake_llama_bench)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "tinygrad:NV: does not open: no GPU",

@@ -4,10 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.llama_cpp import (
+    LlamaCppBackend,
+    case_arguments,
+    find_llama_bench,
+    runs_on_cpu,
+)
+from orinbench.benchmark.plan import Case, Lane, LanePlan
 from orinbench.errors import BenchError
-from orinbench.llama_cpp import LlamaCppBackend, case_arguments, find_llama_bench, runs_on_cpu
-from orinbench.plan import Case, Lane, LanePlan
-from orinbench.samples import BackendDiedError
 
 CASE = Case(0, 16, 0)
 

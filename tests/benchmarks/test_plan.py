@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orinbench.errors import BenchError
-from orinbench.plan import (
+from orinbench.benchmark.plan import (
     KNOBS,
     TINYGRAD_CHUNK,
     Case,
@@ -19,6 +18,7 @@ from orinbench.plan import (
     order,
     parse_settings,
 )
+from orinbench.errors import BenchError
 
 MODEL = Path("m.gguf")
 

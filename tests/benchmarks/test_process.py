@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orinbench import protocol
-from orinbench.process import WorkerProcess
-from orinbench.samples import BackendDiedError
+from orinbench.benchmark import protocol
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.process import WorkerProcess
 
 READ = "import sys, os, time, signal; sys.stdin.readline(); "
 REPLY = protocol.encode(protocol.Loaded(1.5, 9, "jit", "all", None))

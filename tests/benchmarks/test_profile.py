@@ -4,15 +4,17 @@
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from orinbench import profile
+from orinbench.benchmark import tinygrad_backend
 from orinbench.errors import BenchError
-from orinbench.profile import Profile, difference, grouped, load, markdown, profile_command
-from orinbench.profile_log import classify, read_log
+from orinbench.profile import command as profile
+from orinbench.profile.command import Profile, difference, grouped, load, markdown, profile_command
+from orinbench.profile.log import classify, read_log
 from orinbench.synth import write_synthetic
 from orinllm.compiler import write_clang
 
@@ -87,13 +89,11 @@ def test_difference_of_two_profiles() -> None:
         difference(before, Profile("c", "CUDA", {}))
 
 
-def test_command_on_a_log_and_on_two_results(tmp_path: Path) -> None:
-    log = tmp_path / "debug.log"
-    log.write_text(LOG)
-    done = CliRunner().invoke(profile_command, ["--log", str(log), "-o", "json"])
-    assert done.exit_code == 0
+def test_command_on_two_results(tmp_path: Path) -> None:
     stored = tmp_path / "a.json"
-    stored.write_text(done.output)
+    whole = Profile("m.gguf", "CUDA", grouped(read_log(LOG.splitlines())), {"token": 1e-3}, 4e11)
+    stored.write_text(json.dumps(asdict(whole)))
+    assert load(stored) == whole
     assert load(stored).sections["token"][0].kind == "matmul"
     done = CliRunner().invoke(profile_command, ["--diff", str(stored), str(stored)])
     assert done.exit_code == 0
@@ -106,7 +106,6 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     cases = {
         "give one of MODEL": [],
         "not what `orinbench profile -o json` writes": ["--diff", str(other), str(other)],
-        "holds no kernel times": ["--log", str(other)],
     }
     for message, arguments in cases.items():
         done = CliRunner().invoke(profile_command, arguments)
@@ -134,11 +133,11 @@ def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_without_a_device_it_takes_the_first_that_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    from orinbench import profile
-
     opens = {"NV": "no such device", "CUDA": None, "CPU": None}
-    monkeypatch.setattr(profile, "probe_device", opens.__getitem__)
-    assert profile._first_that_opens() == "CUDA"
+    monkeypatch.delenv("DEV", raising=False)
+    monkeypatch.setattr(tinygrad_backend, "probe_device", opens.__getitem__)
+    assert tinygrad_backend.chosen_device(None) == "CUDA"
+    assert tinygrad_backend.chosen_device("CPU") == "CPU"
     opens["CUDA"] = opens["CPU"] = "no compiler"
     with pytest.raises(BenchError, match="no device opens: NV: no such device; CUDA: no compiler"):
-        profile._first_that_opens()
+        tinygrad_backend.chosen_device(None)

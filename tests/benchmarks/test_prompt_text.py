@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.gguf_files import write_sparse
 
-from orinbench.llama_cpp import LlamaCppBackend
-from orinbench.llama_server import server_arguments
-from orinbench.plan import Case, Lane, LanePlan
-from orinbench.prompt_text import encode, prompt_text, tokenizer_of
-from orinbench.samples import BackendDiedError, LeftOutError
+from orinbench.benchmark.backend import BackendDiedError, LeftOutError
+from orinbench.benchmark.llama_cpp import LlamaCppBackend
+from orinbench.benchmark.llama_server import server_arguments
+from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.prompt_text import encode, prompt_text, tokenizer_of
 from orinbench.shapes import SHAPES
 
 SMOLLM2 = Path(__file__).parents[2] / ".venv/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orinbench import protocol
+from orinbench.benchmark import protocol
 
 TESTS = st.builds(protocol.Test, *[st.integers(0, 10**6)] * 4)
 MESSAGES = st.one_of(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orinbench.benchmark.ranges import MAX_VALUES, parse_int_list, parse_pair
 from orinbench.errors import BenchError
-from orinbench.ranges import MAX_VALUES, parse_int_list, parse_pair
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from orinbench.clocks import ClockState
-from orinbench.plan import Case
-from orinbench.record import make_records, roofline_percent
-from orinbench.results import RunResult
-from orinbench.schema import FIELDS, LLAMA_FIELDS, OUR_FIELDS, SCHEMA_VERSION
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
+from orinbench.board.clocks import ClockState
+from orinbench.export.record import make_records, roofline_percent
+from orinbench.export.schema import FIELDS, LLAMA_FIELDS, OUR_FIELDS, SCHEMA_VERSION
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
 BOTH = {
@@ -128,7 +128,7 @@ def test_partial_rows_are_marked(recorded_run: Build) -> None:
 def test_warnings_of_a_row(recorded_run: Build) -> None:
     run = recorded_run({"tinygrad:CPU": {TG: [0.001] * 6}})
     (row,) = run.lanes[0].rows
-    state = ClockState(("schedutil",), 1, 0, None, None)
+    state = ClockState(("schedutil",), 1, 0, None)
     row.samples = [
         replace(sample, clocks_before=state, clocks_after=state, kernels_compiled=1)
         for sample in row.samples

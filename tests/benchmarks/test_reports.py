@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from orinbench.export import RENDERERS, render_csv, render_json, render_jsonl, render_sql
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.reports import render_md
-from orinbench.results import RunResult
-from orinbench.schema import FIELDS
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
+from orinbench.export.forms import RENDERERS, render_csv, render_json, render_jsonl, render_sql
+from orinbench.export.record import make_records
+from orinbench.export.schema import FIELDS
+from orinbench.export.table import render_md
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
 BOTH = {

@@ -9,17 +9,22 @@ import pytest
 
 from jetson.files import Roots
 from jetson.replay import Stage
+from orinbench.benchmark.backend import (
+    Backend,
+    BackendDiedError,
+    FirstToken,
+    Sample,
+)
+from orinbench.benchmark.journal import Journal
+from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
+from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
+from orinbench.benchmark.results import LaneResult, RunResult
+from orinbench.benchmark.runner import Runner
 from orinbench.board import FEW_READINGS, readings_of_power
 from orinbench.errors import BenchError, CheckFailed
-from orinbench.journal import Journal
+from orinbench.export.record import make_records
+from orinbench.export.table import render_md
 from orinbench.model import ModelInfo
-from orinbench.plan import Case, Lane, LanePlan, Plan
-from orinbench.protocol import Bandwidth
-from orinbench.record import make_records
-from orinbench.reports import render_md
-from orinbench.results import LaneResult, RunResult
-from orinbench.runner import Runner
-from orinbench.samples import Backend, BackendDiedError, FirstToken, Identity, Sample, WarmUp
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
 Hook = Callable[[str], None]
@@ -45,9 +50,9 @@ class FakeBackend:
         self._note("first token")
         return FirstToken(32, None, 1.0, None, None, None)
 
-    def warm_up(self, case: Case) -> WarmUp | None:
+    def warm_up(self, case: Case) -> WarmedUp | None:
         self._note(f"warm up {case.label}")
-        return WarmUp(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
+        return WarmedUp(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         self._note(f"measure {case.label} round {round_} seed {seed}")
@@ -397,7 +402,7 @@ def test_each_repetition_waits_for_a_cool_board(
 ) -> None:
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=90.0)
     assert not bench.run().partial
-    monkeypatch.setattr("orinbench.runner.cooldown", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("orinbench.benchmark.runner.cooldown", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Bench(tiny_model, roots=orin.roots, cooldown=20.0).run()
 
@@ -406,7 +411,7 @@ def test_each_repetition_waits_for_a_cool_board(
         tell(61.0)
         return 2.0
 
-    monkeypatch.setattr("orinbench.runner.cooldown", slow)
+    monkeypatch.setattr("orinbench.benchmark.runner.cooldown", slow)
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), roots=orin.roots, cooldown=20.0)
     bench.run()
     said = [line for line in bench.talk.lines if "cooling" in line]
@@ -430,7 +435,7 @@ def test_the_delay_comes_before_each_repetition(
     tiny_model: ModelInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("orinbench.runner.time.sleep", slept.append)
+    monkeypatch.setattr("orinbench.benchmark.runner.time.sleep", slept.append)
     bench = Bench(tiny_model, delay=3.0)
     bench.run()
     assert slept == [3.0] * 8

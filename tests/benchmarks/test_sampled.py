@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from orinbench.benchmark.plan import Case, make_lanes
+from orinbench.benchmark.sampled import sampling_of
 from orinbench.errors import BenchError
-from orinbench.plan import Case, make_lanes
-from orinbench.sampled import sampling_of
 from orinllm.sampling import Sampling
 
 

@@ -183,7 +183,8 @@ def test_servers_are_started_in_turns_and_compared(
     fake, url = server
     fake.first_s = 0.2  # ten times the other's
     arguments = ["--url", url, "--start", "llama-server", "-m", str(tiny_path), "-p", "16"]
-    assert run(*arguments, "-n", "2", "--concurrency", "4", "--requests", "4", "-r", "2") == 0
+    arguments += ["-n", "2", "--concurrency", "4", "--requests", "4"]
+    assert run(*arguments, "-r", "2") == 0
     captured = capsys.readouterr()
     assert "llama-server" in captured.out and url in captured.out
     assert "4 at once, time to first text, p50: too few rounds for a verdict" in captured.out

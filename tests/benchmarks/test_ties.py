@@ -9,7 +9,7 @@ import pytest
 from tests.engine.routing import plant_tie
 
 from orinbench.check import HALF_WEIGHTS, Candidate, run_check, sample_prompts
-from orinbench.greedy import Generation
+from orinbench.check.greedy import Generation
 from orinbench.model import ModelInfo, open_model
 from orinbench.reference import Reference
 from orinbench.synth import write_synthetic

@@ -11,10 +11,10 @@ import pytest
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
-from orinbench import protocol
-from orinbench.prompt_text import encode, prompt_text, tokenizer_of
-from orinbench.tinygrad_paths import EnginePath, kernels_of
-from orinbench.tinygrad_runner import CompileMeter, TinygradRunner
+from orinbench.benchmark import protocol
+from orinbench.benchmark.prompt_text import encode, prompt_text, tokenizer_of
+from orinbench.benchmark.tinygrad_paths import EnginePath, kernels_of
+from orinbench.benchmark.tinygrad_runner import CompileMeter, TinygradRunner
 from orinllm.sampling import Sampling
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from orinbench import protocol
-from orinbench.plan import Case, Lane, LanePlan
-from orinbench.process import WorkerProcess
-from orinbench.samples import BackendDiedError
-from orinbench.tinygrad_backend import (
+from orinbench.benchmark import protocol
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.tinygrad_backend import (
     TinygradBackend,
     copy_bandwidth,
     probe_device,
@@ -33,9 +33,9 @@ def worker(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def test_the_device_opens_and_says_what_it_is(worker: WorkerProcess) -> None:
-    opened = worker.ask(protocol.Open(), protocol.Opened)
+    opened = worker.ask(protocol.Open(), protocol.Identity)
     assert (opened.device, opened.driver) == ("CPU", None)
-    assert opened.tinygrad_version.startswith("0.13.0")
+    assert opened.build_commit.startswith("0.13.0")
     assert opened.n_threads is not None and opened.n_threads >= 1
 
 
@@ -87,11 +87,11 @@ def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
 def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> None:
     with pytest.raises(BackendDiedError, match="BadInput"):
         worker.ask(protocol.Load("/nowhere.gguf", 64), protocol.Loaded)
-    assert worker.ask(protocol.Open(), protocol.Opened).device == "CPU"
+    assert worker.ask(protocol.Open(), protocol.Identity).device == "CPU"
 
 
 def test_bandwidth_is_of_this_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orinbench.tinygrad_backend.CPU_COPY_BYTES", 16 << 20)
+    monkeypatch.setattr("orinbench.benchmark.tinygrad_backend.CPU_COPY_BYTES", 16 << 20)
     found = copy_bandwidth("CPU", 300)
     assert found.n_bytes == 16 << 20
     assert len(found.samples_gb_s) == 7

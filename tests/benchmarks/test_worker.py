@@ -1,8 +1,8 @@
 import io
 import json
 
-from orinbench import protocol
-from orinbench.worker import one_line, serve
+from orinbench.benchmark import protocol
+from orinbench.benchmark.worker import one_line, serve
 
 
 def answers(*lines: str, answer: object = None) -> list[protocol.Message]:

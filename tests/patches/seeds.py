@@ -80,8 +80,8 @@ def decode(model: Path, path: str, count: int, logits: Path | None) -> list[int]
 
 def fused_tokens(model: Path, count: int, logits: Path | None) -> list[int]:
     """Tokens by the engine's fused kernels."""
-    from orinbench.greedy import tinygrad_greedy
-    from orinbench.tinygrad_paths import load_network
+    from orinbench.benchmark.tinygrad_paths import load_network
+    from orinbench.check.greedy import tinygrad_greedy
 
     executor = load_network(str(model), CONTEXT)
     generation = tinygrad_greedy(executor, PROMPT, count)
@@ -97,7 +97,7 @@ def general_tokens(model: Path, count: int, logits: Path | None) -> list[int]:
     generated = transformer.generate(list(PROMPT))
     tokens = [next(generated) for _ in range(count)]
     if logits is not None:
-        from orinbench.tinygrad_paths import LogitsPath
+        from orinbench.benchmark.tinygrad_paths import LogitsPath
 
         path, rows, last = LogitsPath(transformer), [], len(PROMPT) - 1
         uploaded = path.upload_tokens([PROMPT[-1], *tokens[:-1]])

@@ -79,6 +79,14 @@ KERNEL = """
         ("shr.u32 %r1, %r0, 4; cvt.u64.u32 %rd1, %r1; add.s64 %rd4, %rd1, %rd0;", 0, 1),
         # A loop whose step breaks what its start kept.
         ("mov.u64 %rd4, %rd0;\n$L:\n add.s64 %rd4, %rd4, 8; @%p0 bra $L;", 0, 8),
+        # One register for the index and the address, as tinygrad 0.14.0 writes it.
+        ("mul.lo.s32 %r1, %r0, 4; cvt.s64.s32 %rd4, %r1; mad.lo.s64 %rd4, %rd4, 4, %rd0;", 0, 16),
+        (
+            "mul.lo.s32 %r1, %r0, 4; cvt.s64.s32 %rd4, %r1; @%p0 mad.lo.s64 %rd4, %rd4, 4, %rd0;",
+            0,
+            4,
+        ),
+        ("mov.u64 %rd4, 8; @%p0 bra $L; mov.u64 %rd4, %rd0;\n$L:\n", 0, 8),
         ("mov.u64 %rd4, local; ", 0, 16),
         ("mov.u64 %rd4, local[0]; ", 16, 16),
     ],

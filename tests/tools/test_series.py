@@ -291,24 +291,59 @@ def test_verify_sees_a_file_that_export_would_change(
     )
 
 
-def test_forward_reports_and_never_fails(
-    repository: Repository, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repository.series(m="0001")
-    later = tmp_path / "cache" / "tinygrad-orin" / "tinygrad-0.14.0.tar.gz"
-    later.parent.mkdir(parents=True)
+@pytest.fixture
+def later(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A series on a base, and 0.14.0: it has no b to set, and m beside a line that changed."""
+    repository.series(m="none")
+    archive = tmp_path / "cache" / "tinygrad-orin" / "tinygrad-0.14.0.tar.gz"
+    archive.parent.mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    text = "\n".join(f"{name} = 0" for name in "axcdefghijklmnop")
+    lines = [f"{name} = 0" for name in "axcdefghijklmnop"]
+    lines[10] = "k = 9"
     from tests.tools.conftest import write_sdist
 
-    write_sdist(later, {"tinygrad/__init__.py": text})
+    write_sdist(archive, {"tinygrad/__init__.py": "\n".join(lines) + "\n"})
+    return archive
+
+
+def test_forward_reports_and_never_fails(
+    repository: Repository, later: Path, capsys: Capture
+) -> None:
     capsys.readouterr()
     assert repository.run("verify", "--forward", "0.14.0") == 0
     out = capsys.readouterr().out
-    assert (
-        "no   0001-set-b.patch: does not apply: error: patch failed: tinygrad/__init__.py:1" in out
-    )
-    assert "skip 0004-set-m.patch: needs 0001" in out and "0 of 2 apply to 0.14.0" in out
+    assert "no    0001-set-b.patch: conflicts in tinygrad/__init__.py (error: patch failed" in out
+    # What only git's merge can place, and what stays as it is once a conflict was taken back.
+    assert "merge 0004-set-m.patch\n" in out
+    assert "1 of 2 go onto 0.14.0, 1 of them by a merge" in out
+
+
+def test_forward_skips_what_needs_more(
+    repository: Repository, later: Path, capsys: Capture
+) -> None:
+    path = repository.folder / "0004-set-m.patch"
+    path.write_text(path.read_text().replace("Depends-on: none", "Depends-on: 0001"))
+    capsys.readouterr()
+    assert repository.run("verify", "--forward", "0.14.0") == 0
+    out = capsys.readouterr().out
+    assert "skip  0004-set-m.patch: needs 0001" in out and "0 of 2 go onto 0.14.0" in out
+
+
+def test_forward_onto_a_git_tree(repository: Repository, tmp_path: Path, capsys: Capture) -> None:
+    checkout = repository.series()
+    capsys.readouterr()
+    # The base itself, where each applies; the series' end, where each is there already.
+    assert repository.run("verify", "--forward", f"{checkout}@base") == 0
+    out = capsys.readouterr().out
+    commit = repository.git(checkout, "rev-parse", "base").strip()
+    assert out.startswith(f"tinygrad of commit {commit} (2000-01-01)\nok    0001-set-b.patch\n")
+    assert "2 of 2 go onto" in out and "0 of them by a merge" in out
+    assert repository.run("verify", "--forward", checkout) == 0
+    assert "merge 0001-set-b.patch: changes nothing there\n" in capsys.readouterr().out
+    assert repository.run("verify", "--forward", f"{checkout}@v9") == 2
+    assert "@v9: no commit of a git tree; want a version, DIR" in said(capsys)
+    assert repository.run("verify", "--forward", str(tmp_path / "none")) == 2
+    assert "none: no such folder; want a version, DIR or DIR@REF" in said(capsys)
 
 
 # *** install ***

@@ -11,12 +11,13 @@ from typing import NoReturn
 
 from . import base as bases
 from .errors import SeriesError
+from .forward import forward
 from .install import install
 from .model import Series
 from .reader import read_series
 from .status import readme
 from .tree import commit_series, read_commits, write_patches
-from .verify import forward, verify
+from .verify import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +44,8 @@ def _parser() -> argparse.ArgumentParser:
     proof = add("verify", "Prove the series; exit code 1 when something does not hold.", sdist=True)
     proof.add_argument("patches", nargs="*", metavar="PATCH", help="run the tests of these only")
     proof.add_argument("--quick", action="store_true", help="apply, import, round trip; no tests")
-    proof.add_argument("--forward", metavar="VERSION", help="only report what applies to VERSION")
+    forward_help = "only report what goes onto a VERSION, or onto a git tree: DIR[@REF]"
+    proof.add_argument("--forward", metavar="TARGET", help=forward_help)
     proof.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     status = add("status", "Print the table of patches/README.md.")
     status.add_argument("--check", action="store_true", help="say whether the file has this text")
@@ -80,10 +82,10 @@ def _verify(series: Series, args: argparse.Namespace) -> int:
 
     if args.jobs < 1:
         raise SeriesError(f"--jobs {args.jobs}: want 1 or more")
-    if args.forward:
-        forward(series, args.forward, say)
-        return 0
     archive = bases.fetch_sdist(series.base, args.sdist)
+    if args.forward:
+        forward(series, args.forward, archive, say)
+        return 0
     held = verify(series, archive, args.patches, args.quick, args.jobs, say)
     return 0 if held else 1
 

@@ -203,34 +203,3 @@ def verify(
         if not quick and not verifier.failures:
             verifier.effects(chosen, workers)
         return not verifier.failures
-
-
-def forward(series: Series, version: str, say: Say) -> int:
-    """Try each patch on a later release, in order, over those that applied; returns how many do.
-
-    A patch whose Depends-on did not apply is not tried.
-
-    Raises:
-        SeriesError: the release cannot be downloaded.
-    """
-    archive = bases.cache_folder() / f"{series.base.name}-{version}.tar.gz"
-    if not archive.is_file():
-        bases.download(f"{series.base.name}=={version}", archive)
-    say(f"{series.base.name} {version} (sha256 {bases.sha256_of(archive)})")
-    applied: set[str] = set()
-    with tempfile.TemporaryDirectory(prefix="tinygrad-orin-forward-") as tmp:
-        tree = bases.unpack(archive, Path(tmp, "tree"))
-        for patch in series.patches:
-            missing = [n for n in patch.depends_on if n not in applied]
-            if missing:
-                say(f"skip {patch.file}: needs {', '.join(missing)}, which does not apply")
-                continue
-            try:
-                apply(tree, patch)
-            except SeriesError as e:
-                say(f"no   {e}")
-            else:
-                applied.add(patch.number)
-                say(f"ok   {patch.file}")
-    say(f"{len(applied)} of {len(series.patches)} apply to {version}")
-    return len(applied)

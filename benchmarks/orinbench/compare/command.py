@@ -6,15 +6,33 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from orinbench.benchmark.command import (
+    best_tinygrad,
+    check_contexts,
+    model_paths,
+)
+from orinbench.benchmark.plan import Lane, LanePlan, check_backend_name
 from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, EXIT_SLOWER, BenchError
+from orinbench.export.identity import differences
+from orinbench.export.load import load_records
+from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History, history_path
 from orinbench.history.trend import case_key, read_trends, run_noise
-from orinbench.identity import differences
 from orinbench.interrupts import Interrupts
-from orinbench.judge import (
+from orinbench.model import open_model
+from orinbench.options import (
+    case_options,
+    check_repetitions,
+    history_option,
+    keep,
+    model_options,
+    tests_of,
+)
+from orinbench.statistics.judge import (
     Judged,
     NoiseOf,
     is_slower,
@@ -23,41 +41,7 @@ from orinbench.judge import (
     no_noise,
     pairs_needed,
 )
-from orinbench.llama_bench import (
-    best_tinygrad,
-    check_contexts,
-    model_paths,
-)
-from orinbench.model import open_model
-from orinbench.options import Command, check_repetitions, history_option, keep, with_options
-from orinbench.plan import Case, Lane, LanePlan, check_backend_name, make_tests
-from orinbench.ranges import parse_int_list, parse_pair
-from orinbench.saved import load_results
-from orinbench.schema import Record
 from orinbench.talk import Talk, make_talk
-
-# Options that say what is measured: without a meaning for results that are there already.
-BENCH_OPTIONS: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-    "model": (("-m", "--model"), {"multiple": True, "metavar": "FILE", "help": "GGUF file"}),
-    "n_prompt": (("-p", "--n-prompt"), {"multiple": True, "metavar": "LIST", "help": "[512]"}),
-    "n_gen": (("-n", "--n-gen"), {"multiple": True, "metavar": "LIST", "help": "[128]"}),
-    "pairs": (("-pg",), {"multiple": True, "metavar": "PP,TG", "help": "prompt, then generation"}),
-    "n_depth": (("-d", "--n-depth"), {"multiple": True, "metavar": "LIST", "help": "[0]"}),
-    "rounds": (("--rounds",), {"type": click.IntRange(1), "help": "pairs of processes [10]"}),
-    "repetitions": (("-r", "--repetitions"), {"metavar": "N", "help": "in each round [3]"}),
-    "backend": (("--backend",), {"help": "one tinygrad device [the best that opens]"}),
-    "seed": (("--seed",), {"type": click.IntRange(0), "help": "of order and token ids [0]"}),
-    "shape": (("--shape",), {"help": "shape of the synthetic model used without -m [160m]"}),
-    "quant": (("--quant",), {"help": "its type [Q6_K]"}),
-    "check": (("--check/--no-check",), {"default": None, "help": "check the numbers first"}),
-    "timeout": (("--timeout",), {"type": click.FloatRange(1), "help": "seconds a step [1800]"}),
-    "verbose": (("-v", "--verbose"), {"is_flag": True, "help": "let the backends talk"}),
-}
-
-
-def _bench_options(command: Command) -> Command:
-    options = BENCH_OPTIONS.items()
-    return with_options(command, *(click.option(n, *flags, **how) for n, (flags, how) in options))
 
 
 @click.command("compare", context_settings={"max_content_width": 100})
@@ -66,9 +50,25 @@ def _bench_options(command: Command) -> Command:
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @history_option("where ids are looked up, and revisions are kept")
 @click.option("--no-history", is_flag=True, help="do not keep what is measured")
-@_bench_options
+@model_options
+@case_options
+@click.option("--rounds", default=10, type=click.IntRange(1), help="pairs of processes [10]")
+@click.option("-r", "--repetitions", default="3", metavar="N", help="in each round [3]")
+@click.option("--backend", help="one tinygrad device [the best that opens]")
+@click.option("--seed", default=0, type=click.IntRange(0), help="of order and token ids [0]")
+@click.option("--check/--no-check", default=None, help="check the numbers first")
+@click.option("--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]")
+@click.option("-v", "--verbose", is_flag=True, help="let the backends talk")
+@click.pass_context
 def compare_command(
-    before: str, after: str, output: str, history: Path | None, no_history: bool, **options: Any
+    context: click.Context,
+    /,
+    before: str,
+    after: str,
+    output: str,
+    history: Path | None,
+    no_history: bool,
+    **options: Any,
 ) -> int:
     """Say for each test whether B is faster or slower than A.
 
@@ -89,9 +89,11 @@ def compare_command(
         raise BenchError(
             f"{before}, {after}: one is a git revision and one a result; both must be of a kind"
         )
-    if given := [name for name in BENCH_OPTIONS if options[name] not in (None, (), False)]:
-        flag = BENCH_OPTIONS[given[0]][0][0]
-        raise BenchError(f"{flag}: says what to measure, which is for git revisions only")
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in options and source is ParameterSource.COMMANDLINE:
+            flag = parameter.opts[0]
+            raise BenchError(f"{flag}: says what to measure, which is for git revisions only")
     old, new = sides
     assert not isinstance(old, Revision) and not isinstance(new, Revision)
     judged = judge_saved(old, new, _noise_of(before, after, path))
@@ -139,7 +141,7 @@ def _resolve(name: str, history: Path) -> list[Record] | Revision:
     )
 
 
-def saved_records(name: str, history: Path) -> list[Record]:
+def find_records(name: str, history: Path) -> list[Record]:
     """Return the records of a file or of a run of the history; raises BenchError."""
     if (records := _find_saved(name, history)) is None:
         raise BenchError(f"{name}: no such file, and no run of {history}")
@@ -149,11 +151,11 @@ def saved_records(name: str, history: Path) -> list[Record]:
 def _find_saved(name: str, history: Path) -> list[Record] | None:
     kind, colon, rest = name.partition(":")
     if colon and kind == "file":
-        return load_results(Path(rest))
+        return load_records(Path(rest))
     if colon and kind == "run":
         return _from_history(rest, history)
     if Path(name).exists():
-        return load_results(Path(name))
+        return load_records(Path(name))
     if (run := _run_of(name, history)) is not None:
         with History(history) as store:
             return store.records(run)
@@ -184,8 +186,7 @@ def _compare_revisions(
     options: dict[str, Any],
     talk: Talk,
 ) -> int:
-    options = _with_defaults(options)
-    cases = _cases(options)
+    cases = tuple(tests_of(options))
     if options["rounds"] < (need := pairs_needed(len(cases))):
         raise BenchError(
             f"--rounds {options['rounds']}: a verdict on {len(cases)} tests at once takes {need}"
@@ -194,10 +195,9 @@ def _compare_revisions(
     model = open_model(path)
     backend = _backend(options["backend"], talk)
     check_contexts([LanePlan(Lane(backend, path), cases)], {path: model})
-    bench = Bench(
-        *(backend, model, cases, options["rounds"], check_repetitions(options["repetitions"])),
-        *(options["seed"], options["check"], options["timeout"], options["verbose"]),
-    )
+    named = {name: options[name] for name in ("rounds", "seed", "check", "timeout", "verbose")}
+    repetitions = check_repetitions(options["repetitions"])
+    bench = Bench(backend, model, cases, repetitions=repetitions, **named)
     with Interrupts() as interrupts:
         try:
             built = (build(sides[0], talk), build(sides[1], talk))
@@ -217,47 +217,24 @@ def _report(
         f"tinygrad {side.version}"
         for letter, side in zip("AB", built, strict=True)
     ]
-    rounds = f"{len(measured.runs)} rounds of fresh processes"
+    rounds = f"{measured.rounds} rounds of fresh processes"
     notes.append(f"both: {bench.backend}, {bench.model.path.name}, {rounds}")
-    if measured.partial:
-        notes.append(f"interrupted in round {len(measured.runs) + 1} of {bench.rounds}")
+    if measured.run.partial:
+        notes.append(f"interrupted; {bench.rounds} rounds were planned")
     notes += measured.errors()
     _print(judged, notes, output)
-    if history is not None and measured.runs:
+    if history is not None and measured.rounds:
         for side in range(len(built)):
             keep(measured.records(side), history)
     return _exit_code(measured, judged)
 
 
 def _exit_code(measured: Measured, judged: Sequence[Judged]) -> int:
-    if measured.partial:
+    if measured.run.partial:
         return EXIT_INTERRUPTED
     if is_slower(judged):
         return EXIT_SLOWER
     return EXIT_FAILED_ROWS if measured.errors() else 0
-
-
-def _with_defaults(options: dict[str, Any]) -> dict[str, Any]:
-    defaults = {
-        "rounds": 10,
-        "repetitions": "3",
-        "seed": 0,
-        "shape": "160m",
-        "quant": "Q6_K",
-        "timeout": 1800.0,
-    }
-    return options | {name: value for name, value in defaults.items() if options[name] is None}
-
-
-def _cases(options: dict[str, Any]) -> tuple[Case, ...]:
-    def numbers(name: str, default: int) -> list[int]:
-        flag = BENCH_OPTIONS[name][0][0]
-        return [n for text in options[name] for n in parse_int_list(text, flag)] or [default]
-
-    pairs = [parse_pair(pair, "-pg") for pair in options["pairs"]]
-    return tuple(
-        make_tests(numbers("n_prompt", 512), numbers("n_gen", 128), pairs, numbers("n_depth", 0))
-    )
 
 
 def _one_model(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from orinbench.benchmark.journal import journal_directory
 from orinbench.child import run
 from orinbench.errors import BenchError
-from orinbench.journal import journal_directory
 from orinbench.talk import Talk
 
 PARTS = ("tools", "patches")

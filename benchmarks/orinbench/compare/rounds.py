@@ -1,62 +1,30 @@
-"""Two revisions measured in one run: rounds of fresh processes, both revisions in each.
+"""Two revisions measured in one run, as two backends are: rounds of fresh processes of both.
 
-What a process is lucky with (where its memory lies, which threads it got) stays for its lifetime,
-so repetitions inside one process agree with each other more than with the next process. A round
-starts both revisions anew and gives one pair; that luck is then noise, and no verdict.
+A process of each is a pair, so what a process is lucky with is noise, and no verdict.
 """
 
-import statistics as stdlib_statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+from orinbench.benchmark.backend import BackendDiedError, FirstToken
+from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.protocol import Identity
+from orinbench.benchmark.results import RunResult
+from orinbench.benchmark.runner import Runner
+from orinbench.benchmark.tinygrad_backend import TinygradBackend, copy_bandwidth
+from orinbench.board.environment import PATCHED
+from orinbench.check.gate import Gate
 from orinbench.compare.revisions import Built
-from orinbench.environment import PATCHED
 from orinbench.errors import BenchError
-from orinbench.gate import Gate
+from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.interrupts import Interrupts
-from orinbench.judge import Judged, adjusted, compare_paired
 from orinbench.model import ModelInfo
-from orinbench.plan import Case, Lane, LanePlan, Plan
-from orinbench.process import WorkerProcess
-from orinbench.protocol import Bandwidth
-from orinbench.record import make_records
-from orinbench.results import RunResult
-from orinbench.runner import Runner
-from orinbench.samples import BackendDiedError, Identity
-from orinbench.schema import Record
-from orinbench.talk import RichTalk, Talk
-from orinbench.tinygrad_backend import TinygradBackend, copy_bandwidth
-
-SIDES = 2
-
-
-class RevisionBackend(TinygradBackend):
-    """tinygrad as a revision has it: the same worker, on the revision's interpreter.
-
-    Its kernels are cached beside its environment, so that each is compiled (or searched) once.
-    """
-
-    def __init__(self, built: Built, plan: LanePlan, timeout: float, verbose: bool) -> None:
-        super().__init__(plan, False, timeout, verbose)
-        self.built = built
-        self.environment["CACHEDB"] = str(built.folder / "cache.db")
-        # It comes before an environment's own packages, and what it names is behind them already.
-        self.environment["PYTHONPATH"] = ""
-
-    def open(self) -> Identity:
-        """Open the device; raises BackendDiedError if another tinygrad is in the way."""
-        identity = super().open()
-        if identity.build_commit != self.built.version:
-            raise BackendDiedError(
-                f"runs tinygrad {identity.build_commit} instead of {self.built.version}: is there "
-                "one in the current folder?"
-            )
-        return identity
-
-    def _start(self) -> WorkerProcess:
-        command = (str(self.built.python), "-m", "orinbench.worker")
-        return WorkerProcess(self.environment, self._timeout, command, self._verbose)
+from orinbench.statistics.judge import Judged, adjusted, compare_paired, process_medians
+from orinbench.talk import Talk
 
 
 @dataclass(frozen=True)
@@ -66,101 +34,112 @@ class Bench:
     backend: str
     model: ModelInfo
     cases: tuple[Case, ...]
-    rounds: int
-    repetitions: int  # of each test in a round
+    rounds: int  # processes of each side
+    repetitions: int  # of each test in a process
     seed: int
     check: bool | None
     timeout: float
     verbose: bool
 
+    @property
+    def lane(self) -> LanePlan:
+        """Either side of the plan."""
+        return LanePlan(Lane(self.backend, self.model.path), self.cases)
 
-class RoundTalk:
-    """What a round says: its phases on a terminal, and what must be known anywhere."""
 
-    def __init__(self, talk: Talk, name: str) -> None:
-        self._talk = talk
-        self._name = name
-        self._terminal = isinstance(talk, RichTalk)
+class RevisionBackend(TinygradBackend):
+    """tinygrad as a revision has it: the same worker, on the revision's interpreter.
 
-    def line(self, text: str) -> None:
-        """Pass a line on."""
-        self._talk.line(f"{self._name}: {text}")
+    Its kernels are cached beside its environment, so that each is compiled (or searched) once. A
+    process that does not start raises BenchError: the other side alone says nothing.
+    """
 
-    def phase(self, text: str) -> None:
-        """Move a spinner; say nothing where lines stay."""
-        if self._terminal:
-            self._talk.phase(f"{self._name}: {text}")
+    def __init__(self, built: Built, bench: Bench) -> None:
+        super().__init__(bench.lane, False, bench.timeout, bench.verbose)
+        self.built = built
+        self.environment["CACHEDB"] = str(built.folder / "cache.db")
+        # It comes before an environment's own packages, and what it names is behind them already.
+        self.environment["PYTHONPATH"] = ""
 
-    detail = phase
+    @contextmanager
+    def _needed(self) -> Iterator[None]:
+        try:
+            yield
+        except BackendDiedError as error:
+            name, backend = self.built.revision.name, self.plan.lane.backend
+            raise BenchError(f"{name}: {backend}: {error}") from error
 
-    def begin(self, total: int) -> None:
-        """Rounds are short: no bar."""
+    def open(self) -> Identity:
+        """Open the device; raises BenchError also if another tinygrad is in the way."""
+        with self._needed():
+            identity = super().open()
+            if identity.build_commit != self.built.version:
+                raise BackendDiedError(
+                    f"runs tinygrad {identity.build_commit} instead of {self.built.version}: is "
+                    "there one in the current folder?"
+                )
+        return identity
 
-    def expect(self, text: str, seconds: float, left: int) -> None:
-        """Rounds are short: no bar."""
+    def first_token(self) -> FirstToken:
+        """Load the model and take its first token."""
+        with self._needed():
+            return super().first_token()
 
-    def advance(self, text: str) -> None:
-        """Rounds are short: no bar."""
+    def renew(self) -> float | None:
+        """Start a fresh process."""
+        with self._needed():
+            return super().renew()
 
-    def close(self) -> None:
-        """The talk goes on after the round."""
+    def _start(self) -> WorkerProcess:
+        command = (str(self.built.python), "-m", "orinbench.benchmark.worker")
+        return WorkerProcess(self.environment, self._timeout, command, self._verbose)
 
 
 @dataclass
 class Measured:
-    """Both revisions' rounds, in the order (before, after); `partial` if Ctrl-C cut them short."""
+    """The run of both revisions, its lanes in the order (before, after)."""
 
     sides: tuple[Built, Built]
-    backend: str
-    runs: list[RunResult]
-    partial: bool = False
+    run: RunResult
+
+    @property
+    def rounds(self) -> int:
+        """Processes of which both sides have samples of some test."""
+        both = zip(*(lane.rows for lane in self.run.lanes), strict=True)
+        return max((len(set(a.processes) & set(b.processes)) for a, b in both), default=0)
 
     def judge(self) -> list[Judged]:
-        """Compare round by round what both have, all tests at once; a pair is of medians."""
+        """Compare process by process what both have, all tests at once; a pair is of medians."""
         labels, comparisons = [], []
-        for index, case in enumerate(self.runs[0].plan.lanes[0].cases if self.runs else ()):
-            pairs = [
-                tuple(stdlib_statistics.median(lane.rows[index].throughputs) for lane in run.lanes)
-                for run in self.runs
-                if all(lane.rows[index].samples for lane in run.lanes)
-            ]
-            if pairs:
-                before, after = zip(*pairs, strict=True)
-                labels.append(case.label)
-                comparisons.append(compare_paired(after, before))
+        for rows in zip(*(lane.rows for lane in self.run.lanes), strict=True):
+            before, after = (process_medians(row.throughputs, row.processes) for row in rows)
+            if both := [process for process in before if process in after]:
+                labels.append(rows[0].case.label)
+                pairs = [after[process] for process in both], [before[process] for process in both]
+                comparisons.append(compare_paired(*pairs))
+        backend = self.run.lanes[0].plan.lane.backend
         return [
-            Judged(label, self.backend, comparison, "pair")
+            Judged(label, backend, comparison, "pair")
             for label, comparison in zip(labels, adjusted(comparisons), strict=True)
         ]
 
     def errors(self) -> list[str]:
-        """Return each failure of a test once."""
-        return list(
-            dict.fromkeys(
-                f"{built.revision.name} {row.case.label} failed: {row.error}"
-                for run in self.runs
-                for built, lane in zip(self.sides, run.lanes, strict=True)
-                for row in lane.rows
-                if row.error
-            )
-        )
+        """Return each failure of a test."""
+        return [
+            f"{built.revision.name} {row.case.label} failed: {row.error}"
+            for built, lane in zip(self.sides, self.run.lanes, strict=True)
+            for row in lane.rows
+            if row.error
+        ]
 
     def records(self, side: int) -> list[Record]:
-        """Return one side's records: the samples of all rounds, and the versions that made them."""
-        built = self.sides[side]
-        first = self.runs[0]
-        lane = first.lanes[side]
-        for index, row in enumerate(lane.rows):
-            row.samples = [
-                replace(sample, round=number, process=number)
-                for number, run in enumerate(self.runs)
-                for sample in run.lanes[side].rows[index].samples
-            ]
-        whole = RunResult(first.plan, first.environment, [lane], first.started)
-        whole.partial, whole.synthetic = self.partial, first.synthetic
-        records = make_records(whole)
+        """Return one side's records, with the versions that made them."""
+        built, run = self.sides[side], self.run
+        alone = RunResult(
+            run.plan, run.environment, [run.lanes[side]], run.started, run.synthetic, run.partial
+        )
+        records = make_records(alone)
         for record in records:
-            record["repetitions"] = len(self.runs) * first.plan.repetitions
             record["environment"] |= _versions(built.version)
             record["extra"] = {"revision": built.revision.commit, "name": built.revision.name}
         return records
@@ -176,65 +155,20 @@ def _versions(version: str) -> dict[str, Any]:
 
 
 def measure(
-    sides: tuple[Built, Built],
-    bench: Bench,
-    talk: Talk,
-    synthetic: bool,
-    interrupts: Interrupts,
+    sides: tuple[Built, Built], bench: Bench, talk: Talk, synthetic: bool, interrupts: Interrupts
 ) -> Measured:
-    """Measure both sides in rounds; each round begins with the other side than the one before.
+    """Measure both sides, interleaved, each in as many fresh processes as there are rounds.
 
     Raises BenchError if a side does not run at all, CheckFailed if one computes wrongly.
     """
-    measured = Measured(sides, bench.backend, [])
-    bandwidths: dict[str, Bandwidth] = {}
-
-    def probe(device: str) -> Bandwidth:
-        if device not in bandwidths:
-            bandwidths[device] = copy_bandwidth(device, bench.timeout)
-        return bandwidths[device]
-
-    try:
-        for number in range(bench.rounds):
-            name = f"round {number + 1} of {bench.rounds}"
-            if not isinstance(talk, RichTalk):
-                talk.line(name)
-            run = _round(sides, bench, number, RoundTalk(talk, name), probe, interrupts)
-            run.synthetic = synthetic
-            for built, lane in zip(sides, run.lanes, strict=True):
-                if lane.error:
-                    raise BenchError(f"{built.revision.name}: {bench.backend}: {lane.error}")
-            if run.partial:
-                measured.partial = True
-                break
-            measured.runs.append(run)
-            interrupts.release()
-    except KeyboardInterrupt:
-        measured.partial = True
-    interrupts.hold()
-    return measured
-
-
-def _round(
-    sides: Sequence[Built],
-    bench: Bench,
-    number: int,
-    talk: Talk,
-    probe: Any,
-    interrupts: Interrupts,
-) -> RunResult:
-    """Run one round and return its result, its lanes in the order of `sides`."""
-    order = [(number + place) % SIDES for place in range(SIDES)]
-    lane_plan = LanePlan(Lane(bench.backend, bench.model.path), bench.cases)
     runner = Runner(
-        Plan((lane_plan,) * SIDES, bench.repetitions, bench.seed + number),
-        [RevisionBackend(sides[i], lane_plan, bench.timeout, bench.verbose) for i in order],
-        [bench.model] * SIDES,
+        Plan((bench.lane,) * 2, bench.rounds * bench.repetitions, bench.seed, bench.rounds),
+        [RevisionBackend(built, bench) for built in sides],
+        [bench.model] * 2,
         talk,
-        gate=Gate(bench.check if number == 0 else False, talk, None, bench.timeout),
-        probe=probe,
+        gate=Gate(bench.check, talk, None, bench.timeout),
+        probe=lambda device: copy_bandwidth(device, bench.timeout),
         interrupts=interrupts,
     )
-    run = runner.run()
-    run.lanes = [run.lanes[order.index(side)] for side in range(SIDES)]
-    return run
+    runner.result.synthetic = synthetic
+    return Measured(sides, runner.run())

@@ -24,7 +24,10 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class Condition:
-    """One check: the value at `path` (names and `*` for each), an operation, what it wants."""
+    """One check: the value at `path` (names and `*` for each), an operation, what it wants.
+
+    `same as` wants what the report has at another path.
+    """
 
     path: tuple[str, ...]
     op: str
@@ -53,6 +56,7 @@ class Judged:
 
 OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "equals": lambda found, wanted: found == wanted,
+    "same as": lambda found, wanted: found == wanted,
     "one of": lambda found, wanted: found in wanted,
     "at least": lambda found, wanted: found >= wanted,
     "at most": lambda found, wanted: found <= wanted,
@@ -104,8 +108,15 @@ def judge(claim: Claim, report: dict[str, Any]) -> Judged:
         if not found:
             missing = missing or _why_missing(check.path, step)
             continue
+        wants = [check.value]
+        if check.op == "same as":
+            other = tuple(str(check.value).split("/"))
+            wants = values_at(report["steps"], other)
+            if not wants:
+                missing = missing or _why_missing(other, report["steps"].get(other[0]))
+                continue
         for value in found:
-            if not _holds(check, value):
+            if not _holds(check.op, value, wants[0]):
                 wanted = f"{check.op} {json.dumps(check.value)}"
                 said = f"{'/'.join(check.path)} is {json.dumps(value)[:200]}; claimed: {wanted}"
                 return Judged(claim, Outcome.REFUTED, said)
@@ -114,9 +125,9 @@ def judge(claim: Claim, report: dict[str, Any]) -> Judged:
     return Judged(claim, Outcome.CONFIRMED, ", ".join("/".join(c.path) for c in claim.checks))
 
 
-def _holds(check: Condition, value: Any) -> bool:
+def _holds(op: str, value: Any, wanted: Any) -> bool:
     try:
-        return OPERATIONS[check.op](value, check.value)
+        return OPERATIONS[op](value, wanted)
     except TypeError:
         return False
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
+from orinbench.board.device_info import package_version
 from orinbench.device_check.claims import Judged, Outcome, judge, load_claims
 from orinbench.device_check.privacy import Scrubber, machine_secrets
 from orinbench.device_check.report import FORMAT, load_report, write_report
 from orinbench.device_check.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
 from orinbench.device_check.switches import patches_of
-from orinbench.device_info import package_version
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.model import open_model
 from orinbench.talk import Talk, duration, make_talk

@@ -159,7 +159,7 @@ def copies(sizes: str, model: str) -> dict[str, Any]:
 
 def decode(sizes: str, model: str) -> dict[str, Any]:
     """A token and a prompt, with the clock of the GPU while they run."""
-    from orinbench.tinygrad_paths import load_network
+    from orinbench.benchmark.tinygrad_paths import load_network
 
     how, executor = DECODED[sizes], load_network(model, SIZES[sizes].context)
 

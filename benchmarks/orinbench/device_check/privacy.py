@@ -15,10 +15,12 @@ _NUMBER_FILES = (
     "/sys/class/dmi/id/product_uuid",
 )
 # Names of hosts and users that name nobody.
-_COMMON = {
-    *("root", "nixos", "localhost", "localdomain", "user", "users", "admin", "nobody", "home"),
-    *("orin", "jetson", "tegra", "nvidia", "ubuntu", "debian", "linux", "tinygrad", "default"),
-}
+_COMMON = set(
+    """
+    root nixos localhost localdomain user users admin nobody home orin jetson tegra nvidia
+    ubuntu debian linux tinygrad default
+""".split()
+)
 _PATTERNS = (
     (re.compile(r"\b[0-9a-fA-F]{2}(?::[0-9a-fA-F]{2}){5}\b"), "<mac>"),
     (re.compile(r"\b[\w.+-]+@[\w-]+\.[\w.-]+\b"), "<mail>"),

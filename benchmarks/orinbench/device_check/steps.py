@@ -21,13 +21,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from orinbench.benchmark.llama_cpp import find_llama_bench
 from orinbench.board import board_state
+from orinbench.board.environment import read_environment
 from orinbench.child import Ended, run
 from orinbench.device_check import performance as performance_module
 from orinbench.device_check.kernel_log import gpu_lines
 from orinbench.device_check.switches import probe_runner, switch
-from orinbench.environment import read_environment
-from orinbench.llama_cpp import find_llama_bench
 from orinbench.synth import cached_synthetic
 
 CTRL, AS_NODE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvgpu/igpu0/as"

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from orinbench.errors import EXIT_SLOWER, BenchError
+from orinbench.export.identity import differences
 from orinbench.history.store import Filter, History
 from orinbench.history.trend import (
     Change,
@@ -17,8 +18,7 @@ from orinbench.history.trend import (
     read_trends,
     run_noise,
 )
-from orinbench.identity import differences
-from orinbench.judge import is_slower, judge_saved, markdown
+from orinbench.statistics.judge import is_slower, judge_saved, markdown
 
 
 @click.command("check")

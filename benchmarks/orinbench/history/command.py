@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from orinbench.errors import BenchError
-from orinbench.export import RENDERERS
+from orinbench.export.forms import RENDERERS
+from orinbench.export.load import load_records
+from orinbench.export.markdown import markdown_table
 from orinbench.history.check import check_command, pin_command, unpin_command
 from orinbench.history.store import Filter, History, Run, history_path
 from orinbench.history.trend import Point, Trend, change_text, plain, read_trends
-from orinbench.judge import Comparison, Noise
 from orinbench.options import Command, history_option, with_options
-from orinbench.saved import load_results
-from orinbench.tables import markdown_table
+from orinbench.statistics.judge import Comparison, Noise
 
 
 def _filters(command: Command) -> Command:
@@ -43,7 +43,11 @@ def _filters(command: Command) -> Command:
 @_filters
 @click.option("--last", default=20, type=click.IntRange(1), help="runs that are shown [20]")
 @click.option(
-    *("-o", "--output"), type=click.Choice(["md", "json", "csv"]), default="md", help="form [md]"
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json", "csv"]),
+    default="md",
+    help="form [md]",
 )
 @click.pass_context
 def history_command(
@@ -109,7 +113,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 @click.pass_obj
 def import_command(path: Path, files: Sequence[Path]) -> None:
     """Keep results that were saved: ours or llama.cpp's, of -o json or jsonl."""
-    results = [load_results(file) for file in files]
+    results = [load_records(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):
             run, new = history.add(records, f"import of {file.name}")
@@ -148,7 +152,11 @@ def _runs_table(runs: Sequence[Run], total: int) -> str:
     titles = ("run", "started", "measured", "on", "rows", "by")
     rows = [
         (
-            *(str(run.id), run.started, _cases(run), ", ".join(run.devices), str(run.n_records)),
+            str(run.id),
+            run.started,
+            _cases(run),
+            ", ".join(run.devices),
+            str(run.n_records),
             run.origin + (" (partial)" if run.partial else ""),
         )
         for run in runs
@@ -203,7 +211,9 @@ def _trend_row(point: Point) -> tuple[str, ...]:
     record = point.record
     low, high = record["ci95_low_ts"], record["ci95_high_ts"]
     return (
-        *(str(point.run), str(record["test_time"] or ""), str(record["software"] or "")),
+        str(point.run),
+        str(record["test_time"] or ""),
+        str(record["software"] or ""),
         f"{point.centre:.5g}",
         "" if low is None or high is None else f"{low:.5g} – {high:.5g}",
         str(len(record["samples_ts"]) or ""),

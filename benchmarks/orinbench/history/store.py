@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
-from orinbench.identity import device_label, identity
-from orinbench.record import to_json
-from orinbench.saved import completed
-from orinbench.schema import Record
+from orinbench.export.identity import device_label, identity
+from orinbench.export.load import completed
+from orinbench.export.record import to_json
+from orinbench.export.schema import Record
 
 # "orin" in ASCII: tells a history from any other SQLite file (PRAGMA application_id).
 APPLICATION_ID = 0x6F72696E
@@ -151,7 +151,10 @@ class History:
                 "INSERT INTO runs (digest, started, kept, origin, partial, environment)"
                 " VALUES (?, ?, ?, ?, ?, ?)",
                 [
-                    *(digest.hexdigest(), started, now, origin),
+                    digest.hexdigest(),
+                    started,
+                    now,
+                    origin,
                     int(any(record["partial"] for record in whole)),
                     to_json(whole[0]["environment"]),
                 ],
@@ -185,7 +188,13 @@ class History:
             devices.setdefault(run, {})[device] = None
         return [
             Run(
-                *(id_, started, kept, origin, bool(partial), json.loads(environment), n_records),
+                id_,
+                started,
+                kept,
+                origin,
+                bool(partial),
+                json.loads(environment),
+                n_records,
                 {benchmark: list(tests) for benchmark, tests in cases[id_].items()},
                 list(devices[id_]),
             )
@@ -311,10 +320,8 @@ def _essence(record: Record) -> Record:
 
 
 def _row(run: int, position: int, record: Record) -> list[Any]:
-    return [
-        *(run, position, identity(record), device_label(record)),
-        *(record[name] for name in ("benchmark", "test", "backend", "model_type", "software")),
-        *(record[name] for name in ("unit", "median_ts", "ci95_low_ts", "ci95_high_ts")),
-        *(record["avg_ts"], record["stddev_ts"], len(record["samples_ts"]), record["error"]),
-        to_json({name: value for name, value in record.items() if value is not None}),
-    ]
+    names = "benchmark test backend model_type software unit median_ts ci95_low_ts ci95_high_ts"
+    columns = [record[name] for name in f"{names} avg_ts stddev_ts".split()]
+    whole = to_json({name: value for name, value in record.items() if value is not None})
+    numbers = [len(record["samples_ts"]), record["error"]]
+    return [run, position, identity(record), device_label(record), *columns, *numbers, whole]

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orinbench.export.identity import case_label, context, device_label, differences, identity
+from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History
-from orinbench.identity import case_label, context, device_label, differences, identity
-from orinbench.judge import (
+from orinbench.statistics.judge import (
     Comparison,
     Noise,
     Verdict,
@@ -19,7 +20,6 @@ from orinbench.judge import (
     noise_of,
     slope,
 )
-from orinbench.schema import Record
 
 
 @dataclass

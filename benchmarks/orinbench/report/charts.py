@@ -6,9 +6,9 @@ Lengths and places are percent of the chart's width or height.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orinbench.identity import case_test
+from orinbench.export.identity import case_test
+from orinbench.export.schema import Record
 from orinbench.report.timeline import Moment
-from orinbench.schema import Record
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,17 @@ from pathlib import Path
 
 import click
 
-from orinbench.compare.command import saved_records
+from orinbench.compare.command import find_records
 from orinbench.history.store import history_path
 from orinbench.options import history_option
-from orinbench.profile import load
+from orinbench.profile.command import load
 
 
 @click.command("report", context_settings={"max_content_width": 100})
 @click.argument("results", nargs=-1, required=True, metavar="RESULT...")
 @click.option(
-    *("-o", "--output"),
+    "-o",
+    "--output",
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE.html",
@@ -42,7 +43,7 @@ def report_command(
     history.
     """
     records = [
-        record for name in results for record in saved_records(name, history or history_path())
+        record for name in results for record in find_records(name, history or history_path())
     ]
     loaded = [load(path) for path in profiles]
     from orinbench.report.page import write_report  # jinja2 is slow to load

@@ -11,12 +11,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from orinbench.errors import BenchError
-from orinbench.identity import case_test, device_label
-from orinbench.profile import Profile
+from orinbench.export.identity import case_test, device_label
+from orinbench.export.load import completed
+from orinbench.export.schema import Record
+from orinbench.profile.command import Profile
 from orinbench.report.charts import short
 from orinbench.report.sections import all_sections, centre, each, measured_ones
-from orinbench.saved import completed
-from orinbench.schema import Record
 
 HEROES = 4
 FEW_NAMES = 3

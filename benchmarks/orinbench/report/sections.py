@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orinbench.board import FEW_READINGS, readings_of_power
-from orinbench.identity import case_test, device_label
-from orinbench.profile import Profile
+from orinbench.export.identity import case_test, device_label
+from orinbench.export.schema import Record
+from orinbench.export.table import included_notes, memory_text
+from orinbench.profile.command import Profile
 from orinbench.report.charts import Chart, bars, lines_over, make_bars, percent
 from orinbench.report.timeline import READINGS, Moment, read_moments
-from orinbench.reports import included_notes, memory_text
-from orinbench.schema import Record
 
 # One of what a unit counts.
 ONE_OF = {

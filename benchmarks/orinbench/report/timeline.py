@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jetson.board import JUNCTION
-from orinbench.identity import case_test
-from orinbench.schema import Record
+from orinbench.export.identity import case_test
+from orinbench.export.schema import Record
 
 
 @dataclass(frozen=True)

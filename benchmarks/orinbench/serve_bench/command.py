@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 import click
 
+from orinbench.benchmark.backend import LeftOutError
+from orinbench.benchmark.prompt_text import prompt_text, words_text
+from orinbench.benchmark.ranges import parse_int_list
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.options import Command, with_options
-from orinbench.prompt_text import prompt_text, words_text
-from orinbench.ranges import parse_int_list
-from orinbench.samples import LeftOutError
 from orinbench.serve_bench.client import PATHS
 from orinbench.serve_bench.figures import parse_goals
 from orinbench.serve_bench.load import Load
@@ -53,7 +53,7 @@ def _load_options(command: Command) -> Command:
         click.option("--concurrency", metavar="LIST", help="closed loop: requests at once [1,8]"),
         click.option("--rate", metavar="LIST", help="open loop: requests a second"),
         click.option(
-            *("--burstiness",),
+            "--burstiness",
             type=click.FloatRange(0, min_open=True),
             default=1.0,
             help="of arrivals [1: Poisson; less: bursts; more: even]",

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import httpx
 
+from orinbench.benchmark.llama_server import find_llama_server
 from orinbench.child import Child
 from orinbench.errors import BenchError
-from orinbench.llama_server import find_llama_server
 
 #: What `--start` takes.
 STARTED = ("orinllm", "llama-server")

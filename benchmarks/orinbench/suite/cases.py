@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import product
 
+from orinbench.benchmark.plan import SuiteCase
 from orinbench.errors import BenchError
-from orinbench.plan import SuiteCase
 
 SELECTIONS = ("quick", "full", "tiny")
 # What each benchmark counts a second; they run in this order.

@@ -12,13 +12,30 @@ from typing import Any
 import click
 
 from jetson.files import Roots
-from orinbench import protocol
+from orinbench.benchmark import protocol
+from orinbench.benchmark.backend import FirstToken, LeftOutError, Sample
+from orinbench.benchmark.journal import Journal, journal_directory
+from orinbench.benchmark.plan import (
+    TINYGRAD_DEVICES,
+    Lane,
+    LanePlan,
+    Plan,
+    SuiteCase,
+    check_backend_name,
+)
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.runner import Runner
+from orinbench.benchmark.tinygrad_backend import (
+    copy_bandwidth,
+    probe_device,
+    sample_of,
+    worker_environment,
+)
 from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
-from orinbench.export import render_json
+from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.interrupts import Interrupts
-from orinbench.journal import Journal, journal_directory
-from orinbench.judge import MIN_UNITS
 from orinbench.options import (
     check_board,
     check_output,
@@ -27,29 +44,16 @@ from orinbench.options import (
     output_options,
     processes_option,
     run_options,
-    write_results,
+    write_records,
 )
-from orinbench.plan import TINYGRAD_DEVICES, Lane, LanePlan, Plan, SuiteCase, check_backend_name
-from orinbench.process import WorkerProcess
-from orinbench.record import make_records
-from orinbench.reports import render_md
-from orinbench.runner import Runner
-from orinbench.samples import FirstToken, Identity, LeftOutError, Sample, WarmUp
-from orinbench.schema import Record
+from orinbench.statistics.judge import MIN_UNITS
 from orinbench.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
 from orinbench.talk import Talk, make_talk
-from orinbench.tinygrad_backend import (
-    copy_bandwidth,
-    identity_of,
-    probe_device,
-    sample_of,
-    worker_environment,
-)
 from orinllm.compiler import compiler_note
 
 
 @dataclass
-class SuiteResult:
+class SuiteRun:
     """What was measured; `partial` says that Ctrl-C cut it short."""
 
     records: list[Record] = field(default_factory=list)
@@ -74,15 +78,15 @@ class SuiteBackend:
         )
         self._worker = self._start()
 
-    def open(self) -> Identity:
+    def open(self) -> protocol.Identity:
         """Open the device."""
-        return identity_of(self._worker.ask(protocol.Open(), protocol.Opened))
+        return self._worker.ask(protocol.Open(), protocol.Identity)
 
     def first_token(self) -> FirstToken:
         """Raise: there is no model."""
         raise AssertionError("the suite's lanes have no model")
 
-    def warm_up(self, case: SuiteCase) -> WarmUp:
+    def warm_up(self, case: SuiteCase) -> protocol.Prepared:
         """Make a case ready and check its result; raises LeftOutError."""
         request = protocol.Prepare(
             benchmark=case.benchmark,
@@ -97,15 +101,7 @@ class SuiteBackend:
         prepared = self._worker.ask(request, protocol.Prepared)
         if prepared.left_out is not None:
             raise LeftOutError(prepared.left_out)
-        return WarmUp(
-            seconds=prepared.seconds,
-            repetition_s=prepared.repetition_s,
-            compile_s=prepared.compile_s,
-            kernels_compiled=prepared.kernels_compiled,
-            kernels_per_token=None,
-            launches_per_token=None,
-            prepared=prepared,
-        )
+        return prepared
 
     def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
         """Time one repetition in the worker."""
@@ -131,12 +127,6 @@ class SuiteBackend:
     metavar="LIST",
     help=f"{', '.join(SELECTIONS)}; {', '.join(UNITS)}; patterns as 'matmul bf16*'; -NAME: without "
     "[quick]",
-)
-@click.option(
-    "--save",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="keep suite.md and suite.json there, renewed after each benchmark",
 )
 @click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]")
 @processes_option(f"fresh ones a device, over which the rounds are spread [{MIN_UNITS}]")
@@ -170,19 +160,17 @@ def suite_command(**options: Any) -> int:
     options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
     check_board(options, Roots())
     selection = select(options["select"])
-    if (save := options["save"]) is not None:
-        make_directory(save)
-    result = SuiteResult()
+    result = SuiteRun()
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
             if note := compiler_note(os.environ):
                 make_talk(False).line(note)
-            devices = choose_devices(options["devices"], make_talk(options["progress"]))
+            talk = make_talk(options["progress"])
+            options["devices"] = choose_devices(options["devices"], talk)
             probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
             for name, cases in selection.items():
-                make = functools.partial(_runner, name, cases, devices, options, probe)
+                make = functools.partial(_runner, name, cases, options, probe)
                 run_one(make(interrupts, journal), result)
-                keep(result, save)
                 if result.partial:
                     break
                 interrupts.release()
@@ -190,9 +178,8 @@ def suite_command(**options: Any) -> int:
             result.partial = True
         finally:
             interrupts.hold()
-            keep(result, save)
             if result.records:
-                write_results(result.records, options)
+                write_records(result.records, options)
             journal.written()
     return result.exit_code
 
@@ -200,13 +187,13 @@ def suite_command(**options: Any) -> int:
 def _runner(
     benchmark: str,
     cases: Sequence[SuiteCase],
-    devices: Sequence[str],
     options: Mapping[str, Any],
     probe: Callable[[str], protocol.Bandwidth],
     interrupts: Interrupts,
     journal: Journal,
 ) -> Runner:
     """Return the runner of one benchmark on all devices, interleaved."""
+    devices: Sequence[str] = options["devices"]
     max_call_s = options["max_call"] or MOST_SECONDS[benchmark]
     lanes = tuple(LanePlan(Lane(f"tinygrad:{device}"), tuple(cases)) for device in devices)
     return Runner(
@@ -225,7 +212,7 @@ def _runner(
     )
 
 
-def run_one(runner: Runner, result: SuiteResult) -> None:
+def run_one(runner: Runner, result: SuiteRun) -> None:
     """Run one benchmark and add its records to `result`, also where something is raised."""
     try:
         result.partial = runner.run().partial
@@ -257,23 +244,3 @@ def choose_devices(given: Sequence[str], talk: Talk) -> list[str]:
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         raise BenchError(f"--device: none opens ({why})")
     return [name for name in TINYGRAD_DEVICES if name not in reasons]
-
-
-def make_directory(path: Path) -> None:
-    """Make the directory of a report; raises BenchError if that cannot be."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BenchError(f"--save {path}: cannot be made: {error.strerror}") from None
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise BenchError(f"--save {path}: not writable for this user")
-
-
-def keep(result: SuiteResult, directory: Path | None) -> None:
-    """Write the report so far, each file whole or not at all."""
-    if directory is None or not result.records:
-        return
-    for name, render in (("suite.md", render_md), ("suite.json", render_json)):
-        part = directory / f".{name}.part"
-        part.write_text(render(result.records))
-        part.replace(directory / name)

@@ -7,7 +7,6 @@ from tinygrad import Device
 from tinygrad.helpers import ALLOW_TF32
 
 from jetson.board import read_state
-from orinbench.device_info import nvml_value
 from orinllm.device import multiprocessors
 
 # Dense floating-point operations (an FMA is two) a clock and multiprocessor, by type; float32 is
@@ -40,19 +39,11 @@ def peak(compute: str) -> tuple[float, str] | None:
     arch = str(Device[Device.DEFAULT].renderer.target.arch)
     if compute == "float32" and ALLOW_TF32:
         compute = "tf32"
-    rate, hertz = RATES.get(arch, {}).get(compute), _highest_clock()
+    rate = RATES.get(arch, {}).get(compute)
+    gpus = read_state().readings.gpus
+    hertz = gpus[0].max_hz if gpus else None
     if rate is None or not hertz:
         return None
     sms = multiprocessors(Device.DEFAULT)
     clocks = f"{sms} SMs x {hertz / 1e6:.0f} MHz x {rate} a clock and SM in {compute}"
     return sms * hertz * rate, f"{clocks} ({_SOURCES[arch]})"
-
-
-def _highest_clock() -> float | None:
-    """Return the highest clock that the GPU may take now, in hertz."""
-    if (gpus := read_state().readings.gpus) and gpus[0].max_hz:
-        return float(gpus[0].max_hz)
-    megahertz = nvml_value(
-        lambda nvml, gpu: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM)
-    )
-    return None if megahertz is None else megahertz * 1e6

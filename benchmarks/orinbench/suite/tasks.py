@@ -20,9 +20,9 @@ from tinygrad.device import Buffer, BufferSpec
 from tinygrad.engine.realize import compile_linear, get_runtime, run_linear
 from tinygrad.helpers import Context, GlobalCounters
 
-from orinbench.copy_bandwidth import Probe
+from orinbench.benchmark.copy_bandwidth import Probe
+from orinbench.benchmark.tinygrad_paths import kernels_of
 from orinbench.suite.gpt2 import SHAPES, Numpy, Shape, Tinygrad, random_weights, tensor
-from orinbench.tinygrad_paths import kernels_of
 
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tinygrad import Device
 
-from orinbench import protocol
+from orinbench.benchmark import protocol
 from orinbench.suite.peaks import peak
 from orinbench.suite.tasks import TASKS, Task
 

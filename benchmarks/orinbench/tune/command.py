@@ -13,12 +13,13 @@ from typing import Any
 
 import click
 
-from orinbench.device_info import package_version
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.tinygrad_backend import chosen_device
+from orinbench.board.device_info import package_version
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
-from orinbench.samples import BackendDiedError
 from orinbench.talk import duration, make_talk
 from orinbench.tune import tuning
-from orinbench.tune.events import chosen_device, events
+from orinbench.tune.events import events
 from orinbench.tune.tuning import Entry, Target, Timing
 from orinbench.tune.workload import Workload, model_options, seconds_of, workload
 

@@ -1,7 +1,6 @@
 """The other end of the worker's pipe: events as they come, each within a time."""
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -9,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orinbench.errors import BenchError
-from orinbench.process import WorkerProcess
-from orinbench.samples import BackendDiedError
-from orinbench.tinygrad_backend import worker_environment
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinllm.compiler import compiler_hint
 
 TUNE_WORKER = (sys.executable, "-m", "orinbench.tune.worker")
@@ -56,18 +54,3 @@ def events(
                     yield event
 
             yield until_the_end()
-
-
-def chosen_device(asked: str | None) -> str:
-    """Return tinygrad's device: as asked, as DEV says, or the first that opens."""
-    from orinbench.plan import TINYGRAD_DEVICES
-    from orinbench.tinygrad_backend import probe_device
-
-    if asked or os.environ.get("DEV"):
-        return asked or os.environ["DEV"]
-    why = {}
-    for device in TINYGRAD_DEVICES:
-        if (reason := probe_device(device)) is None:
-            return device
-        why[device] = reason
-    raise BenchError("tune: no device opens: " + "; ".join(f"{d}: {r}" for d, r in why.items()))

@@ -26,9 +26,9 @@ from tinygrad.helpers import Context, ansistrip, diskcache_get, diskcache_put, g
 from tinygrad.llm.model import Transformer
 from tinygrad.uop.ops import UOp
 
-from orinbench.device_info import gpu_name, package_version
-from orinbench.environment import PATCHED, read_environment
-from orinbench.tinygrad_paths import EnginePath, JitPath, load_network
+from orinbench.benchmark.tinygrad_paths import EnginePath, JitPath, load_network
+from orinbench.board.device_info import gpu_name, package_version
+from orinbench.board.environment import PATCHED, read_environment
 from orinbench.tune.opts import OptText, format_opts
 from orinbench.tune.tuning import Target, Timing, no_slower
 

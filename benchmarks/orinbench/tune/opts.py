@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # tinygrad 0.13.0's OptOps (tinygrad/codegen/opt/__init__.py), in its order.
-OPERATIONS = (
-    *("TC", "UPCAST", "UNROLL", "LOCAL", "THREAD"),
-    *("GROUP", "GROUPTOP", "NOLOCALS", "PADTO", "SWAP"),
+OPERATIONS = tuple(
+    """
+    TC UPCAST UNROLL LOCAL THREAD GROUP GROUPTOP NOLOCALS PADTO SWAP
+""".split()
 )
 # Longer numbers are no axis and no size; Python's int() takes any.
 _NUMBER = r"-?\d{1,9}"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from orinbench import plain
+from orinbench.benchmark.journal import journal_directory
 from orinbench.errors import BenchError
-from orinbench.journal import journal_directory
-from orinbench.judge import Verdict, compare_paired
+from orinbench.statistics.judge import Verdict, compare_paired
 from orinbench.tune.opts import format_opts, parse_opts
 
 FORMAT = "tinygrad-orin tuning 1"

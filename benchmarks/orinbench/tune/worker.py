@@ -13,9 +13,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from orinbench.benchmark.worker import one_line
 from orinbench.tune.opts import parse_opts
 from orinbench.tune.tuning import Target
-from orinbench.worker import one_line
 
 Tell = Callable[..., None]
 

@@ -48,8 +48,14 @@ def build(include: Path, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(dir=cache))
     try:
+        major = next(
+            x.split()[2] for x in version.splitlines() if x.startswith(b"#define CUDA_VERSION")
+        )
+        script = scratch / "versions"
+        script.write_text(f"libcudart.so.{int(major) // 1000} {{ global: *; }};\n")
         command = [compiler, "-shared", "-fPIC", "-O1", "-w", "-fvisibility=hidden"]
         command += ["-D_GNU_SOURCE", f"-I{include}", f"-Wl,-soname,{LIBRARY},--no-undefined"]
+        command += [f"-Wl,--version-script={script}"]
         command += [*(str(HERE / s) for s in SOURCES), "-o", str(scratch / LIBRARY), "-lpthread"]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -461,32 +461,30 @@ API cudaError_t cudaGetLastError(void) {
   return (cudaError_t)error;
 }
 API cudaError_t cudaPeekAtLastError(void) { return (cudaError_t)last; }
-API const char* cudaGetErrorName(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "cudaSuccess";
-    case cudaErrorInvalidValue:
-      return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-      return "cudaErrorMemoryAllocation";
-    case cudaErrorInvalidConfiguration:
-      return "cudaErrorInvalidConfiguration";
-    case cudaErrorInvalidSymbol:
-      return "cudaErrorInvalidSymbol";
-    case cudaErrorInvalidDeviceFunction:
-      return "cudaErrorInvalidDeviceFunction";
-    case cudaErrorIllegalAddress:
-      return "cudaErrorIllegalAddress";
-    case cudaErrorMisalignedAddress:
-      return "cudaErrorMisalignedAddress";
-    case cudaErrorLaunchFailure:
-      return "cudaErrorLaunchFailure";
-    case cudaErrorNotSupported:
-      return "cudaErrorNotSupported";
-    default:
-      return "unrecognized error code";
+static const struct {
+  cudaError_t error;
+  const char* words[2];
+} ERRORS[] = {
+#define ERROR(name, text) \
+  {                       \
+    name, { #name, text } \
   }
+    ERROR(cudaSuccess, "no error"),
+    ERROR(cudaErrorInvalidValue, "invalid argument"),
+    ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorInvalidConfiguration, "invalid configuration argument"),
+    ERROR(cudaErrorInvalidSymbol, "invalid device symbol"),
+    ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
+    ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
+    ERROR(cudaErrorMisalignedAddress, "misaligned address"),
+    ERROR(cudaErrorAssert, "device-side assert triggered"),
+    ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
+    ERROR(cudaErrorNotSupported, "operation not supported"),
+};
+static const char* word(cudaError_t error, int column) {
+  for (size_t i = 0; i < sizeof ERRORS / sizeof *ERRORS; i++)
+    if (ERRORS[i].error == error) return ERRORS[i].words[column];
+  return "unrecognized error code";
 }
-API const char* cudaGetErrorString(cudaError_t error) {
-  return error ? cudaGetErrorName(error) : "no error";
-}
+API const char* cudaGetErrorName(cudaError_t error) { return word(error, 0); }
+API const char* cudaGetErrorString(cudaError_t error) { return word(error, 1); }

@@ -141,7 +141,7 @@ class Server:
         for v in loaded.module.variables.values():
             for offset, name in v.references:
                 at = loaded.places[v.name][0] + offset - BASE
-                word = struct.pack("<Q", loaded.places[name][0])
+                word = struct.pack("<Q", loaded.module.function(name) or loaded.places[name][0])
                 self.arena[at : at + 8] = np.frombuffer(word, np.uint8)
 
     def _fill(self, at: int, size: int, data: bytes) -> None:

@@ -165,7 +165,7 @@ class Clocks:
         self.warps_seen: Words | None = None
         self.arrivals: dict[tuple[int, int], list[int]] = {}
         self.heard = np.zeros(st.n, np.int64)
-        self.fenced = self.reach_of = np.zeros(0, np.uint64)
+        self.fenced = self.reach_of = self.warp_reach = np.zeros(0, np.uint64)
 
     def _word(self) -> np.uint64:
         return np.uint64(self.o.tick << TICK)
@@ -216,9 +216,14 @@ class Clocks:
         heard = self.heard[lane]
         when = (record >> np.uint64(TICK)).astype(np.int64)
         fine: NDArray[np.bool_] = when < self.o.forgot
+        first, last = int(np.minimum.reduce(when)), int(np.maximum.reduce(heard))
         for release in reversed(self.o.releases):
+            if release.tick > last:
+                continue
+            if release.tick < first or np.count_nonzero(fine) == len(fine):
+                break
             able = ~fine & (when <= release.tick) & (release.tick <= heard)
-            if not able.any():
+            if not np.count_nonzero(able):
                 continue
             at = np.minimum(np.searchsorted(release.threads, thread), len(release.threads) - 1)
             hit = (release.threads[at] == thread) & (record <= release.fenced[at])
@@ -300,8 +305,10 @@ class Clocks:
         if not len(self.fenced):
             self.fenced = np.zeros(self.st.n, np.uint64)
             self.reach_of = np.zeros(self.st.n, np.uint64)
+            self.warp_reach = np.zeros(self.st.n, np.uint64)
         self.fenced[lanes] = self._word()
         self.reach_of[lanes] = self.passed[lanes]
+        self.warp_reach[lanes] = self.warped[lanes]
 
     def publish(self, lanes: Lanes) -> None:
         """A strong write by lanes: their fences, and those their block's barrier ordered before."""
@@ -316,15 +323,30 @@ class Clocks:
         which = np.flatnonzero(known & (self.fenced > 0))
         if not len(which):
             return
-        threads = self.gid[which]
-        order = np.argsort(threads)
-        blocks, group = np.unique(threads // st.threads, return_inverse=True)
+        blocks, group = np.unique(self.gid[which] // st.threads, return_inverse=True)
         reach = np.zeros(len(blocks), np.uint64)
         np.maximum.at(reach, group, self.reach_of[which])
         if len(self.o.releases) == _KEPT:
             self.o.forgot = self.o.releases[0].tick
-        fenced = self.fenced[which][order]
-        self.o.releases.append(Release(self.o.tick, threads[order], fenced, blocks, reach))
+        fenced = self._with_warps(which)
+        which = np.flatnonzero(fenced)
+        which = which[np.argsort(self.gid[which])]
+        self.o.releases.append(Release(self.o.tick, self.gid[which], fenced[which], blocks, reach))
+
+    def _with_warps(self, which: Lanes) -> Words:
+        """Until when the accesses of each lane are before the fences of `which`: a warp's meeting
+        before a fence of one of its lanes orders the others' accesses, too."""
+        st = self.st
+        warps = np.zeros(int(st.warp[-1]) + 1, np.uint64)
+        np.maximum.at(warps, st.warp[which], self.warp_reach[which])
+        until: Words = warps[st.warp]
+        if self.lanes_seen is not None:
+            for lane in which.tolist():
+                base = int(st.warp_base[lane])
+                mates = until[base : base + 32]
+                np.maximum(mates, self.lanes_seen[lane, : len(mates)], out=mates)
+        until[which] = np.maximum(until[which], self.fenced[which])
+        return until
 
     def _heard(self, lanes: Lanes) -> None:
         self.o.tick += 1

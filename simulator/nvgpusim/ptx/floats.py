@@ -41,7 +41,7 @@ def canonical(x: Value) -> Value:
         if probe == probe:
             return x
     bad = x != x
-    return np.where(bad, NAN32 if x.dtype == F32 else NAN16, x) if bad.any() else x
+    return np.where(bad, NAN32 if x.dtype == F32 else NAN16, x) if np.count_nonzero(bad) else x
 
 
 def flush(x: Value) -> Value:
@@ -145,8 +145,8 @@ def fma32(a: Value, b: Value, c: Value, mode: str = "rn") -> Value:
         r = s.astype(F32)
         doubt = (s.view(_I64) & _BELOW_F32) == _TIE
         tiny = np.abs(r) <= _MIN_F32
-        doubt = doubt | (tiny & (s != 0)) if tiny.any() else doubt
-        if not doubt.any():
+        doubt = doubt | (tiny & (s != 0)) if np.count_nonzero(tiny) else doubt
+        if not np.count_nonzero(doubt):  # which is faster than any()
             return canonical(r)
         return canonical(np.where(doubt, odd(*two_sum(p, c.astype(F64))).astype(F32), r))
     w = c.astype(F64)

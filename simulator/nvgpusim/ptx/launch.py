@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import Access
+from ..memory import Access, MmuFault
 from .compile import Code
 from .floats import Value
+from .ops_mem import source
 from .ops_warp import ballot
 from .run import Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import KernelFault, State
-from .tree import FUNCTIONS
 
 if TYPE_CHECKING:
     from .clocks import Sanitizer
@@ -33,6 +33,9 @@ PARAM_BASE = 0x160
 """Offset of kernel parameters in constant bank 0 (EIATTR_PARAM_CBANK of sm_8x cubins)."""
 STACK_TOP = 0xFFFDC0
 """Initial stack pointer, the word at 0x28 of constant bank 0; 0x240 bytes below 16 MiB."""
+
+
+NO_BYTES = np.zeros((0, 0), np.uint8)
 
 
 class Memory(Protocol):
@@ -129,8 +132,8 @@ class Launch:
             return self.stack_top - code.local_bytes + code.local[name]
         if name in code.kernel.params:
             return self.param_base + code.kernel.params[name].offset
-        if name not in self.symbols and name in code.module.functions:
-            return FUNCTIONS + 16 * code.module.functions.index(name)
+        if name not in self.symbols and (at := code.module.function(name)):
+            return at
         if name not in self.symbols:
             raise KernelFault(0, f"variable {name} has no address: no relocation placed it")
         return self.symbols[name]
@@ -235,7 +238,16 @@ class Launch:
                 ids = np.arange(first, last) if order is None else order[first:last]
                 st = self._chunk(ids, threads)
                 rng = None if draws is None else np.random.default_rng([*draws, first])
-                Run(self, st, rng).go()
+                run = Run(self, st, rng)
+                run.go()
+                for (
+                    copy
+                ) in st.copies:  # nobody waits for them: they read their sources all the same
+                    try:
+                        source(st, copy)
+                    except (KernelFault, MmuFault) as e:
+                        run.name(e, copy.instr)
+                        raise
 
     def _chunk(self, ids: NDArray[np.int64], threads: int) -> State:
         """Some blocks at their first instruction."""
@@ -260,7 +272,7 @@ class Launch:
             lane=lane,
             warp=warp,
             warp_base=warp_base,
-            shared=np.full((blocks, shared), 0xDB, np.uint8),
+            shared=np.full((blocks, shared), 0xDB, np.uint8) if shared else NO_BYTES,
             local=local,
             first_block=ids,
         )

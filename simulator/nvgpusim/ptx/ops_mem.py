@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory import MmuFault
 from . import floats as fl
 from .floats import Value
 from .lower import PRED, U32, U64, Op, Read, Site
@@ -268,9 +269,11 @@ def cp_async(site: Site) -> Op:
         aligned(st, frm, n)
         real = np.full(len(to), n) if given is None else st.spread(given(st)).astype(np.int64)
         lanes = st.lanes()
+        copy = Async(lanes, _commits(st)[lanes], to, frm, n, np.minimum(real, n), site.i, st.site)
         if st.shadow is not None:
             st.shadow.copy_begins(lanes, to, n)
-        st.copies.append(Async(lanes, _commits(st)[lanes], to, frm, n, np.minimum(real, n)))
+            copy.begun = source(st, copy)
+        st.copies.append(copy)
 
     return run
 
@@ -304,24 +307,40 @@ def _wait(st: State, keep: int | None) -> None:
 def _land(st: State, copy: Async) -> None:
     if st.shadow is not None:
         st.shadow.copy_ends(copy.lanes, copy.dst, copy.size)
+    words = source(st, copy)
+    if st.shadow is not None and copy.begun is not None:
+        st.shadow.copy_read(copy, words)
     mask, st.m = st.m, copy.lanes
+    here, st.site = st.site, copy.site
     try:
-        for size in np.unique(copy.source_size):
-            lanes = np.flatnonzero(copy.source_size == size)
-            st.m = copy.lanes[lanes]
-            words = np.zeros((len(lanes), copy.size // 4), np.uint32)
-            if size in (4, 8, 16):
-                got = load(st, "global", copy.src[lanes], CONTAINER[32], int(size) // 4)
-                for k, word in enumerate(got):
-                    words[:, k] = word
-            else:  # a partial source is filled up with zeros
-                data = words.view(np.uint8)
-                for k in range(int(size)):
-                    byte = copy.src[lanes] + np.uint64(k)
-                    data[:, k] = load(st, "global", byte, CONTAINER[8], 1)[0]
-            store(st, "shared", copy.dst[lanes], [words[:, k] for k in range(copy.size // 4)])
+        store(st, "shared", copy.dst, list(words.T))
     finally:
-        st.m = mask
+        st.m, st.site = mask, here
+
+
+def source(st: State, copy: Async) -> NDArray[np.uint32]:
+    """What a copy reads, in words, filled up with zeros. Raises KernelFault or MmuFault."""
+    words = np.zeros((len(copy.lanes), copy.size // 4), np.uint32)
+    mask, here, st.site = st.m, st.site, copy.site
+    try:
+        for size in np.unique(copy.source_size).tolist():
+            some = np.flatnonzero(copy.source_size == size)
+            st.m = copy.lanes[some]
+            if size in (4, 8, 16):
+                got = load(st, "global", copy.src[some], CONTAINER[32], size // 4)
+                for k, word in enumerate(got):
+                    words[some, k] = word
+            else:
+                data = words.view(np.uint8)
+                for k in range(size):
+                    byte = copy.src[some] + np.uint64(k)
+                    data[some, k] = load(st, "global", byte, CONTAINER[8], 1)[0]
+    except (KernelFault, MmuFault):
+        st.fault_mask = st.m
+        raise
+    finally:
+        st.m, st.site = mask, here
+    return words
 
 
 def ldmatrix(site: Site) -> Op:

@@ -35,6 +35,7 @@ FRONTS = 4
 SWITCH, SIDEWAYS = 1 / 8, 1 / 4
 """How often another front goes on after a piece of code, and how often min-PC is not obeyed."""
 
+NO_MASKS = np.zeros(0, np.uint32)
 Front = dict[int, Lanes | None]
 Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
 
@@ -51,7 +52,7 @@ class Run:
         self.arrived: dict[tuple[int, int], int] = {}
         self.meeting: dict[int, Lanes] = {}
         self.waiting: dict[int, tuple[Lanes, Instr]] = {}
-        self.masks = np.zeros(0, np.uint32)
+        self.masks = NO_MASKS
         self.spun = False
 
     def go(self) -> None:
@@ -430,9 +431,8 @@ class Run:
         rows = bar.reshape(-1, st.threads)
         alive = live.reshape(-1, st.threads)
         first = np.where(alive, rows, -1).max(axis=1)
-        simple = ((rows == first[:, None]) | ~alive).all(axis=1) & (
-            want.reshape(rows.shape) < 0
-        ).all(axis=1)
+        simple = (first >= 0) & ((rows == first[:, None]) | ~alive).all(axis=1)
+        simple &= (want.reshape(rows.shape) < 0).all(axis=1)
         go.reshape(rows.shape)[simple] = alive[simple]
         for block in np.flatnonzero(~simple & alive.any(axis=1)):
             here = slice(block * st.threads, (block + 1) * st.threads)

@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from .clocks import SITE, SITES, STRONG, THREADS, TICK, Sanitizer, Slots, Words
 from .ends import Ends, at
 from .spaces import scatter
-from .state import Lanes, State
+from .state import Async, Lanes, State
 from .tree import Instr
 
 _WAITS = ("test_wait", "try_wait")
-_VOLATILE = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
+_ORDERED = ("relaxed", "acquire", "release", "acq_rel")
+_VOLATILE = ("volatile", "mmio", *_ORDERED)
 
 
 class Shadow(Ends):
@@ -116,8 +117,16 @@ class Shadow(Ends):
     def _atomic(self) -> bool:
         at = self.st.at
         return at is not None and (
-            at.op in ("atom", "red") or (at.op == "mbarrier" and "init" not in at.mods)
+            at.op in ("atom", "red")
+            or (at.op == "mbarrier" and "init" not in at.mods)
+            or any(m in _ORDERED for m in at.mods)
         )
+
+    def _publish(self, lanes: Lanes) -> None:
+        """A strong write; .release is a fence, too."""
+        if self.st.at is not None and any(m in ("release", "acq_rel") for m in self.st.at.mods):
+            self.fence()
+        self.publish(lanes)
 
     def _flag(self, space: str) -> bool:
         return self._atomic() or (space == "global" and self._strong())
@@ -248,6 +257,8 @@ class Shadow(Ends):
                     f"{self.me(int(lanes[n // count]))}: nobody has written it",
                 )
         if self.race:
+            if self._atomic():
+                self._heard(lanes)
             self._read(self.shared, space, lanes, index, count, None)
 
     def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
@@ -262,6 +273,8 @@ class Shadow(Ends):
             self.shared.write[index] = self._word()
             scatter(table, offsets, rows, total)
             return
+        if self._atomic():
+            self._publish(lanes)
         self._write(self.shared, space, lanes, index, count, offsets, rows, total, table, None)
 
     def _write(
@@ -322,7 +335,7 @@ class Shadow(Ends):
             )
         if self.race:
             self._before_write(self.shared, space, many, index, None, None)
-        self.publish(lanes)
+        self._publish(lanes)
         at = self.st.at
         if at is not None and (at.op == "atom" or any(m in _WAITS for m in at.mods)):
             self._heard(lanes)
@@ -347,6 +360,18 @@ class Shadow(Ends):
         if self.shared.flight is not None:
             index, _ = self._index(self._flat(lanes, dst), size, self.grain)
             self.shared.flight[index[index < len(self.shared.flight)]] = 0
+
+    def copy_read(self, copy: Async, now: Any) -> None:
+        """cp.async reads its source at any time until its wait: by then it is what it was."""
+        changed = (now != copy.begun).any(1)
+        if self.race and changed.any():
+            lane = int(copy.lanes[np.flatnonzero(changed)[0]])
+            self.report(
+                "race",
+                copy.instr.line,
+                f"read ({at(copy.instr)}) by {self.me(lane)}: its source was written before the "
+                f"copy was waited for",
+            )
 
     def _flat(self, lanes: Lanes, dst: Any) -> Any:
         return lanes // self.st.threads * self.limit + dst.astype(np.int64)
@@ -397,7 +422,7 @@ class Shadow(Ends):
         if not self.race:
             return False
         if self._strong():
-            self.publish(self._active(part))
+            self._publish(self._active(part))
         runs = self._runs(addr)
         if (
             not runs
@@ -434,11 +459,8 @@ class Shadow(Ends):
                 slots = self.o.slots(mapping)
                 self._before_write(slots, "global", mine, index, mapping, None)
                 slots.write[index] = self._mine(mine, "global", True)
-        instr = self.st.at
-        if instr is not None and any(m in ("release", "acq_rel") for m in instr.mods):
-            self.fence()
-        self.publish(lanes)
-        if instr is not None and instr.op == "atom":
+        self._publish(lanes)
+        if self.st.at is not None and self.st.at.op == "atom":
             self._heard(lanes)
 
 

@@ -46,7 +46,7 @@ def _window(st: State, addr: Value) -> tuple[Value, Value]:
 
 def check_global(st: State, addr: NDArray[np.uint64]) -> tuple[int, int]:
     """Lowest and highest address; trap ld/st.global inside a window."""
-    low, high = int(addr.min()), int(addr.max())
+    low, high = int(np.minimum.reduce(addr)), int(np.maximum.reduce(addr))
     for name, base in (("shared", st.launch.shared_window), ("local", st.launch.local_window)):
         if high >= base and low < base + WINDOW_BYTES:
             inside = np.flatnonzero((addr - np.uint64(base)) < WINDOW_BYTES)
@@ -74,9 +74,10 @@ def split(st: State, space: str, addr: Value) -> list[tuple[str, Any, Value]]:
         ("local", in_local, st.launch.local_window),
         ("global", ~(in_shared | in_local), 0),
     ):
-        if inside.all():
+        hits = np.count_nonzero(inside)
+        if hits == len(inside):
             return [(name, None, addr - np.uint64(base))]
-        if inside.any():
+        if hits:
             lanes = np.flatnonzero(inside)
             parts.append((name, lanes, array[lanes] - np.uint64(base)))
     return parts
@@ -87,7 +88,7 @@ def _flat_shared(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> 
     if st.shadow is not None and st.shadow.bounds and not st.launch.code.dynamic:
         end = min(end, st.launch.code.shared_bytes)  # without what the launch rounds up
     bad = (addr + np.uint64(size) > np.uint64(end)) | (addr >= np.uint64(end))
-    if bad.any():
+    if np.count_nonzero(bad):
         at = int(np.flatnonzero(bad)[0])
         lane = at if lanes is None else int(lanes[at])
         raise KernelFault(
@@ -105,7 +106,7 @@ def _flat_local(st: State, lanes: Any, addr: NDArray[np.uint64], size: int) -> N
     depth = st.local.shape[1]
     offset = addr.astype(np.int64) - (LOCAL_SPAN - depth)
     bad = (offset < 0) | (offset + size > depth)
-    if bad.any():
+    if np.count_nonzero(bad):
         at = int(np.flatnonzero(bad)[0])
         lane = at if lanes is None else int(lanes[at])
         raise KernelFault(

@@ -30,6 +30,9 @@ CONTAINER = {
 """How a register of so many bits is kept."""
 
 
+ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)
+
+
 class KernelFault(Exception):  # noqa: N818 - the hardware's name
     """A thread did what the SM traps: `esr` is the warp_esr code, `lane` the first offender.
 
@@ -47,7 +50,10 @@ class KernelFault(Exception):  # noqa: N818 - the hardware's name
 
 @dataclass
 class Async:
-    """One cp.async of some lanes, not yet done; `group`: the lanes' commits before it."""
+    """One cp.async of some lanes, not yet done.
+
+    `group`: the lanes' commits before it. `begun`: its source when it was issued, if watched.
+    """
 
     lanes: Lanes
     group: NDArray[np.int64]
@@ -55,12 +61,16 @@ class Async:
     src: NDArray[np.uint64]
     size: int
     source_size: NDArray[np.int64]
+    instr: Instr
+    site: int
+    begun: NDArray[np.uint32] | None = None
 
     def part(self, which: NDArray[np.bool_]) -> Async:
         """The copies of some of the lanes."""
         return Async(
             self.lanes[which], self.group[which], self.dst[which], self.src[which], self.size,
-            self.source_size[which],
+            self.source_size[which], self.instr, self.site,
+            None if self.begun is None else self.begun[which],
         )  # fmt: skip
 
 
@@ -84,9 +94,9 @@ class State:
     m: Lanes | None = None
     live: NDArray[np.bool_] | None = None
     fault_mask: Lanes | None = None
-    carry: Value = field(default_factory=lambda: np.uint32(0))
+    carry: Value = ZERO
     copies: list[Async] = field(default_factory=list)
-    commits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    commits: NDArray[np.int64] = field(default_factory=lambda: NO_COMMITS)
     at: Instr | None = None
     site: int = 0
     shadow: Shadow | None = None

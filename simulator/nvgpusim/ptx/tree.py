@@ -138,6 +138,10 @@ class Module:
     variables: dict[str, Variable] = field(default_factory=dict)
     functions: list[str] = field(default_factory=list)
 
+    def function(self, name: str) -> int:
+        """The address of a function, 0 where there is none of that name."""
+        return FUNCTIONS + 16 * self.functions.index(name) if name in self.functions else 0
+
 
 FUNCTIONS = 0x7F0000000000
 """Where addresses of functions begin: nothing else lies there, and nobody reads code."""

@@ -95,6 +95,19 @@ def test_operations(op: str, found: object, wanted: object, holds: bool) -> None
     assert outcome is (Outcome.CONFIRMED if holds else Outcome.REFUTED)
 
 
+def test_two_values_of_a_report_are_the_same() -> None:
+    sms = ("abi", "result", "characteristics", "sms")
+    same = claim_of(Condition(("smoke", "result", "sms"), "same as", "/".join(sms)))
+    assert judge(same, report()).outcome is Outcome.CONFIRMED
+    other = report()
+    other["steps"]["smoke"]["result"]["sms"] = 8  # a driver that counts the litters
+    judged = judge(same, other)
+    assert judged.outcome is Outcome.REFUTED and judged.because.endswith(f'"{"/".join(sms)}"')
+    del other["steps"]["abi"]
+    judged = judge(same, other)
+    assert (judged.outcome, judged.because) == (Outcome.NOT_TESTED, "abi was not taken")
+
+
 def test_each_of_several_values_has_to_hold() -> None:
     faults = {"a": {"works": True}, "b": {"works": False}}
     assert values_at({"faults": faults}, ("faults", "*", "works")) == [True, False]

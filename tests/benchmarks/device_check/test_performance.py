@@ -140,7 +140,8 @@ def test_a_token_and_a_prompt_are_timed_when_they_are_warm(
     sizes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = FakeExecutor()
-    monkeypatch.setattr("orinbench.tinygrad_paths.load_network", lambda model, context: executor)
+    load_network = "orinbench.benchmark.tinygrad_paths.load_network"
+    monkeypatch.setattr(load_network, lambda model, context: executor)
     found = performance_probe.decode(sizes, "model.gguf")
     assert found["token_us"] > 0 and found["prompt_us"] > 0
     how = performance_probe.DECODED[sizes]

@@ -16,11 +16,13 @@ LUCK = random.gauss(1.0, 0.01)
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "Open": {
-        "type": "Opened",
+        "type": "Identity",
+        "software": f"tinygrad {version('tinygrad')}",
+        "build_commit": version("tinygrad"),
+        "build_number": None,
         "device": "CPU",
         "arch": "x",
         "renderer": "x",
-        "tinygrad_version": version("tinygrad"),
         "device_name": None,
         "driver": None,
         "n_threads": 1,

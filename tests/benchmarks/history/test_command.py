@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
+from orinbench.export.record import make_records
 from orinbench.history.store import Filter, History
 from orinbench.history.trend import read_trends
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.results import RunResult
 
 DATA = Path(__file__).with_name("data")
 TG = Case(0, 16, 0)

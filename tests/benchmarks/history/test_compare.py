@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
 from orinbench.compare.revisions import Revision
-from orinbench.export import render_json
+from orinbench.export.forms import render_json
+from orinbench.export.load import load_records
+from orinbench.export.record import make_records
 from orinbench.history.store import History
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.results import RunResult
-from orinbench.saved import load_results
 
 TG = Case(0, 16, 0)
 Build = Callable[..., RunResult]
@@ -106,7 +106,7 @@ def test_runs_of_the_history_are_named_by_their_ids(
     path = tmp_path / "history.db"
     with History(path, write=True) as history:
         for file in files(1.25):
-            history.add(load_results(Path(file)), "a")
+            history.add(load_records(Path(file)), "a")
     assert run("1", "2", "--history", str(path)) == 1
     assert run("run:2", "run:1", "--history", str(path)) == 0
     assert run("1", files(1.25)[1], "--history", str(path)) == 1

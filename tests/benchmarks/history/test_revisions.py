@@ -10,14 +10,19 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from tests.benchmarks.history.test_compare import run
 
 import orinbench
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.protocol import Bandwidth, Identity
+from orinbench.benchmark.results import RunResult
+from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.compare import command, rounds
 from orinbench.compare.revisions import Built, Revision, build, find_revision
 from orinbench.compare.rounds import Bench, Measured, measure
@@ -25,12 +30,7 @@ from orinbench.errors import BenchError
 from orinbench.history.store import History
 from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
-from orinbench.plan import Case
-from orinbench.protocol import Bandwidth
-from orinbench.results import RunResult
-from orinbench.samples import BackendDiedError, Identity
 from orinbench.talk import PlainTalk
-from orinbench.tinygrad_backend import TinygradBackend
 
 SERIES = """\
 import pathlib, shutil, sys
@@ -147,7 +147,10 @@ def test_the_whole_way(
     (judged,) = json.loads(captured.out)
     assert judged["verdict"] == "slower" and judged["n"] == 6
     assert judged["ratio"] == pytest.approx(10 / 12, rel=0.02)
-    assert captured.err.count("building tinygrad of") == 2 and "round 6 of 6" in captured.err
+    assert (
+        captured.err.count("building tinygrad of") == 2
+        and "spread over 6 fresh processes" in captured.err
+    )
 
     talk = PlainTalk()
     again = build(revision(repository, "plain"), talk)  # another commit, the same patches
@@ -210,15 +213,17 @@ def test_another_tinygrad_in_the_way_is_told(
         measure((built("a"), built("b")), bench, PlainTalk(), False, Interrupts())
 
 
-def paired_runs(
+def paired_run(
     recorded_run: Callable[..., RunResult], milliseconds: list[tuple[float, float]]
-) -> list[RunResult]:
-    """Rounds in which the two sides took so long; lanes need other names only to be built."""
-    runs = []
-    for before, after in milliseconds:
-        lanes = {"tinygrad:CPU": {Case(0, 8, 0): [before] * 3}, "x": {Case(0, 8, 0): [after] * 3}}
-        runs.append(recorded_run(lanes, 3))
-    return runs
+) -> RunResult:
+    """A run in whose processes the two sides took so long, three times each."""
+    case = Case(0, 8, 0)
+    before, after = ([pair[side] for pair in milliseconds for _ in range(3)] for side in (0, 1))
+    run = recorded_run({"tinygrad:CPU": {case: before}, "x": {case: after}}, 3 * len(milliseconds))
+    for lane in run.lanes:
+        (row,) = lane.rows
+        row.samples = [replace(s, process=i // 3) for i, s in enumerate(row.samples)]
+    return run
 
 
 NOISE = (1.0, 0.97, 1.04, 0.99, 1.02, 0.95, 1.01, 1.03)
@@ -243,7 +248,7 @@ def test_the_verdict_is_of_pairs_of_rounds(
         (10 * left, 10 * factor * right) for left, right in zip(NOISE, NOISE[::-1], strict=True)
     ]
     sides = (built("a"), built("b"))
-    measured = Measured(sides, "tinygrad:CPU", paired_runs(recorded_run, pairs))
+    measured = Measured(sides, paired_run(recorded_run, pairs))
     (judged,) = measured.judge()
     assert judged.comparison.verdict.value == verdict and judged.comparison.n == len(pairs)
 
@@ -262,48 +267,31 @@ def test_the_verdict_is_of_pairs_of_rounds(
         assert record["extra"]["name"] == "b" and len(record["samples_ts"]) == 24
 
 
-def test_ctrl_c_keeps_whole_rounds_and_a_dead_side_ends_it(
-    recorded_run: Callable[..., RunResult],
-    built: Callable[[str], Built],
-    tiny_model: ModelInfo,
-    monkeypatch: pytest.MonkeyPatch,
+def test_ctrl_c_and_failures_have_their_codes(
+    recorded_run: Callable[..., RunResult], built: Callable[[str], Built]
 ) -> None:
-    sides = (built("a"), built("b"))
-    bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 8, 0),), 6, 3, 0, None, 300.0, False)
-    runs = paired_runs(recorded_run, [(10.0, 10.0)] * 3)
-    runs[2].partial = True
-    coming = iter(runs)
-    monkeypatch.setattr(rounds, "_round", lambda *_: next(coming))
-    measured = measure(sides, bench, PlainTalk(), False, Interrupts())
-    assert measured.partial and len(measured.runs) == 2
+    measured = Measured((built("a"), built("b")), paired_run(recorded_run, [(10.0, 10.0)] * 3))
+    (row,) = measured.run.lanes[1].rows
+    row.samples = row.samples[:6]  # the third process of one side alone is no pair
+    assert measured.rounds == measured.judge()[0].comparison.n == 2
+    row.error = "no kernel"
+    assert measured.errors() == ["b tg8 failed: no kernel"]
+    assert command._exit_code(measured, []) == 1
+    measured.run.partial = True
     assert command._exit_code(measured, measured.judge()) == 130
 
-    (dead,) = paired_runs(recorded_run, [(10.0, 10.0)])
-    dead.lanes[1].error = "out of memory"
-    monkeypatch.setattr(rounds, "_round", lambda *_: dead)
-    with pytest.raises(BenchError, match="b: tinygrad:CPU: out of memory"):
-        measure(sides, bench, PlainTalk(), False, Interrupts())
 
-    (failed,) = paired_runs(recorded_run, [(10.0, 10.0)])
-    failed.lanes[0].rows[0].error = "no kernel"
-    measured = Measured(sides, "tinygrad:CPU", [failed])
-    assert measured.errors() == ["a tg8 failed: no kernel"]
-    assert command._exit_code(measured, []) == 1
-
-
-def test_rounds_begin_with_the_other_side(
+def test_a_side_that_does_not_start_ends_it(
     built: Callable[[str], Built], tiny_model: ModelInfo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[str] = []
+    def dies(_: object) -> None:
+        raise BackendDiedError("out of memory")
 
-    class Backend(rounds.RevisionBackend):
-        def open(self) -> Any:
-            started.append(self.built.revision.name)
-            raise BackendDiedError("not here")
-
-    monkeypatch.setattr(rounds, "RevisionBackend", Backend)
-    bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 8, 0),), 6, 3, 0, None, 300.0, False)
-    for number in range(3):
-        with pytest.raises(BenchError, match="none opens"):
-            rounds._round((built("a"), built("b")), bench, number, PlainTalk(), None, Interrupts())
-    assert "".join(started) == "abbaab"
+    version = built("a").version
+    opened = Identity("tinygrad", version, None, "CPU", None, None, None, None)
+    monkeypatch.setattr(TinygradBackend, "open", lambda _: opened)
+    monkeypatch.setattr(TinygradBackend, "first_token", dies)
+    monkeypatch.setattr(rounds, "copy_bandwidth", lambda *_: Bandwidth(1 << 20, [10.0]))
+    bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 8, 0),), 6, 3, 0, False, 300.0, False)
+    with pytest.raises(BenchError, match="a: tinygrad:CPU: out of memory"):
+        measure((built("a"), built("a")), bench, PlainTalk(), False, Interrupts())

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
 from orinbench.errors import BenchError
-from orinbench.export import RENDERERS, as_llama_bench
-from orinbench.identity import context, device_label, identity
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.results import RunResult
-from orinbench.saved import completed, load_results
-from orinbench.schema import FIELDS
+from orinbench.export.forms import RENDERERS, as_llama_bench
+from orinbench.export.identity import context, device_label, identity
+from orinbench.export.load import completed, load_records
+from orinbench.export.record import make_records
+from orinbench.export.schema import FIELDS
 
 DATA = Path(__file__).with_name("data")
 TG = Case(0, 16, 0)
@@ -26,13 +26,13 @@ def test_our_own_forms_come_back_whole(
     records = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0, 11.0, 12.0] * 2}}))
     path = tmp_path / f"a.{form}"
     path.write_text(RENDERERS[form](records))
-    (loaded,) = load_results(path)
+    (loaded,) = load_records(path)
     (record,) = json.loads(json.dumps([completed(as_llama_bench(r)) for r in records]))
     assert loaded == record
 
 
 def test_llama_cpps_json_gets_our_names_and_statistics() -> None:
-    prompt, generation = load_results(DATA / "llama_bench.json")
+    prompt, generation = load_records(DATA / "llama_bench.json")
     assert (prompt["test"], generation["test"]) == ("pp16", "tg8")
     assert (prompt["backend"], prompt["device"], prompt["work"]) == ("llama.cpp", "CPU", 16)
     assert prompt["software"] == "llama.cpp 0c1e570"
@@ -87,7 +87,7 @@ def test_anything_else_is_refused(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "x"
     path.write_text(text)
     with pytest.raises(BenchError) as caught:
-        load_results(path)
+        load_records(path)
     assert says in str(caught.value) and str(caught.value).startswith(str(path))
     assert "\n" not in str(caught.value)
 
@@ -95,10 +95,10 @@ def test_anything_else_is_refused(tmp_path: Path, text: str, says: str) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x"
     with pytest.raises(BenchError, match="cannot be read"):
-        load_results(path)
+        load_records(path)
     path.write_bytes(b"[\xff")
     with pytest.raises(BenchError, match="cannot be read"):
-        load_results(path)
-    monkeypatch.setattr("orinbench.saved.MAX_BYTES", 1)
+        load_records(path)
+    monkeypatch.setattr("orinbench.export.load.MAX_BYTES", 1)
     with pytest.raises(BenchError, match="larger than 0 MiB, which no result is"):
-        load_results(path)
+        load_records(path)

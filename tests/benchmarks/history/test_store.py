@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
 from orinbench.errors import BenchError
+from orinbench.export.record import make_records
 from orinbench.history import store
 from orinbench.history.store import Filter, History, history_path
-from orinbench.plan import Case
-from orinbench.record import make_records
-from orinbench.results import RunResult
 
 TG, PP = Case(0, 16, 0), Case(16, 0, 0)
 Record = dict[str, Any]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from orinbench.plan import Case
-from orinbench.profile import ClassTime, Profile
-from orinbench.record import make_records
+from orinbench.benchmark.plan import Case
+from orinbench.benchmark.results import RunResult
+from orinbench.export.load import completed
+from orinbench.export.record import make_records
+from orinbench.profile.command import ClassTime, Profile
 from orinbench.report.page import render
-from orinbench.results import RunResult
-from orinbench.saved import completed
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 0)
 Record = dict[str, Any]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.export import render_json
+from orinbench.benchmark.protocol import Bandwidth
+from orinbench.export.forms import render_json
 from orinbench.history.store import History, history_path
-from orinbench.protocol import Bandwidth
 
 Capture = pytest.CaptureFixture[str]
 Record = dict[str, Any]
@@ -55,7 +55,7 @@ def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture)
 @pytest.fixture
 def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     bandwidth = Bandwidth(1 << 20, [10.0])
-    monkeypatch.setattr("orinbench.llama_bench.copy_bandwidth", lambda *_: bandwidth)
+    monkeypatch.setattr("orinbench.benchmark.command.copy_bandwidth", lambda *_: bandwidth)
     return [
         *(
             "llama-bench",

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from tests.benchmarks.report.conftest import figures_of
 
-from orinbench.profile import ClassTime, Profile
+from orinbench.export.load import completed, load_records
+from orinbench.profile.command import ClassTime, Profile
 from orinbench.report.charts import short
 from orinbench.report.page import render
 from orinbench.report.timeline import read_moments
-from orinbench.saved import completed, load_results
 
 DATA = Path(__file__).parents[1] / "history" / "data"
 Record = dict[str, Any]
@@ -148,7 +148,7 @@ def test_hostile_text_stays_text(rich_records: list[Record]) -> None:
 
 
 def test_results_of_llama_cpp_and_failed_ones(plain_records: list[Record]) -> None:
-    text = render(load_results(DATA / "llama_bench.json"))
+    text = render(load_records(DATA / "llama_bench.json"))
     assert "llama ?B Q6_K on AMD EPYC" in text and "throughput-0" in text
     empty: Record = {"samples_ts": [], "median_ts": None, "avg_ts": None, "comparisons": []}
     text = render([record | empty | {"error": "out of memory"} for record in plain_records])

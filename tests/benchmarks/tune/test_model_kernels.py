@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orinbench.tinygrad_backend import worker_environment
+from orinbench.benchmark.tinygrad_backend import worker_environment
 
 SCRIPT = """
 import json, sys

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.tune.conftest import ROOT, Said, Tune
 
-from orinbench.tinygrad_backend import worker_environment
+from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.tune import tuning
 
 MODEL_FLAGS = ("--context", "128", "--level", "2")

@@ -106,3 +106,24 @@ def test_submission_on_an_orin_nano() -> None:
         while userd.mem.cast("I")[34] != 1:
             assert time.monotonic() < end
             time.sleep(0.001)
+
+
+def test_two_channels_on_an_agx_orin() -> None:
+    """test_two_channels.log of agx-orin-dev-kit: compute and DMA in one TSG, on one VEID."""
+    with simulated():
+        nvmap, ctrl = os.open(rc.NVMAP, os.O_RDWR), os.open(rc.CTRL, os.O_RDWR)
+        as_fd = rc.alloc_as(ctrl, 0x200000, 0xFFFFE00000)
+        tsg = rc.open_tsg(ctrl)
+        veid = rc.create_subcontext(tsg, as_fd)
+        tokens, counters = [], []
+        for number in (0xC7C0, 0xC7B5):
+            ring, userd = buffer(nvmap, None, 8192, 0), buffer(nvmap, None, 4096, 0)
+            channel = rc.open_channel(ctrl)
+            rc.as_bind(as_fd, channel)
+            rc.tsg_bind(tsg, channel, veid)
+            rc.wdt(channel)
+            tokens.append(rc.setup_bind(channel, ring.fd, userd.fd, 1024))
+            rc.alloc_obj(channel, number)
+            counters += [userd.mem.cast("I")[at] for at in (34, 35)]  # GPGet, GPPut
+        do_mmap(ctrl, 0x10000)
+        assert (veid, tokens, counters) == (1, [511, 510], [0, 0, 0, 0])

@@ -1,6 +1,6 @@
 """The model under random clients: no crash, no hang, no overlap, nothing left behind.
 
-NVGPUSIM_FUZZ_STEPS asks for more (or fewer) steps than CI's 100,000.
+NVGPUSIM_FUZZ_STEPS asks for more (or fewer) steps than CI's 40,000.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from .fuzzer import STEP, live
 
-STEPS = int(os.environ.get("NVGPUSIM_FUZZ_STEPS", "100000"))
+STEPS = int(os.environ.get("NVGPUSIM_FUZZ_STEPS", "40000"))
 LIFE = 1000
 """Steps of one life: hypothesis draws at most 8 KiB."""
 

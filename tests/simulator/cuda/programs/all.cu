@@ -44,6 +44,9 @@ PROGRAM(driver) {
 PROGRAM(says) {
 #include "says.cu"
 }
+PROGRAM(tables) {
+#include "tables.cu"
+}
 PROGRAM(errors) {
 #include "errors.cu"
 }
@@ -56,7 +59,7 @@ static const struct {
 #define ENTRY(name) {#name, name##_program::program}
     ENTRY(vector_add), ENTRY(reduce),  ENTRY(transpose), ENTRY(matmul), ENTRY(histogram),
     ENTRY(symbols),    ENTRY(managed), ENTRY(streams),   ENTRY(warps),  ENTRY(sort),
-    ENTRY(driver),     ENTRY(says),    ENTRY(errors),
+    ENTRY(driver),     ENTRY(says),    ENTRY(tables),    ENTRY(errors),
 };
 int main(int argc, char** argv) {
   int failed = 0;

@@ -1,0 +1,139 @@
+"""What `orinbench llama-bench` owes to those who type llama-bench's own command lines."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.benchmark.plan import TINYGRAD_DEVICES
+from orinbench.benchmark.tinygrad_backend import probe_device
+from orinbench.board.device_info import package_version
+from orinbench.child import run
+from orinbench.errors import BenchError
+
+# `--numa` and `--prio` of llama-bench 0.5.0 (tools/llama-bench).
+NUMA = ("distribute", "isolate", "numactl")
+PRIORITIES = range(-1, 4)
+LIST_SECONDS = 60
+
+
+class WholeFlags(click.Command):
+    """A command whose flags are whole words, as llama-bench's: `-rpcx` is no `-r` with a value."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Raise NoSuchOption, with all of what was typed, for a flag that there is not."""
+        known = {
+            name: parameter
+            for parameter in self.get_params(ctx)
+            for name in (*parameter.opts, *parameter.secondary_opts)
+            if isinstance(parameter, click.Option)
+        }
+        rest = iter(args)
+        for word in rest:
+            if word == "--":
+                break
+            if not word.startswith("-") or word == "-":
+                continue
+            flag, equals, _ = word.partition("=") if word.startswith("--") else (word, "", "")
+            if flag not in known:
+                raise click.NoSuchOption(flag, ctx=ctx)
+            option = known[flag]
+            assert isinstance(option, click.Option)
+            if not equals and not option.is_flag and not option.count:
+                next(rest, None)
+        return super().parse_args(ctx, args)
+
+
+def _version(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+    if given and not ctx.resilient_parsing:
+        click.echo(f"orinbench {package_version('tinygrad-orin') or 'unknown'}")
+        click.echo(f"tinygrad {package_version('tinygrad') or 'unknown'}")
+        ctx.exit()
+
+
+def _no_download(ctx: click.Context, parameter: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        raise BenchError(
+            f"{parameter.opts[0]} {given}: orinbench downloads nothing, so that a run needs no "
+            "network; download the file yourself and name it with -m FILE"
+        )
+
+
+def parity_options(command: Any) -> Any:
+    """Add the flags of llama-bench that are not settings of a test."""
+    for option in reversed(
+        (
+            click.option("--list-devices", is_flag=True, help="list the devices and exit"),
+            click.option(
+                "--version",
+                is_flag=True,
+                expose_value=False,
+                is_eager=True,
+                callback=_version,
+                help="print the versions and exit",
+            ),
+            *(
+                click.option(
+                    name,
+                    *flags,
+                    metavar="X",
+                    expose_value=False,
+                    is_eager=True,
+                    callback=_no_download,
+                    help="refused: nothing is downloaded; name a file with -m",
+                )
+                for name, flags in (
+                    ("hf_repo", ("-hf", "-hfr", "--hf-repo")),
+                    ("hf_file", ("-hff", "--hf-file")),
+                    ("hf_token", ("-hft", "--hf-token")),
+                )
+            ),
+            click.option("--numa", metavar="MODE", help=f"passed to llama.cpp: {', '.join(NUMA)}"),
+            click.option("--prio", metavar="N", help="passed to llama.cpp: -1 to 3"),
+            click.option("rpc", "-rpc", "--rpc", metavar="LIST", help="passed to llama.cpp"),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+def check_passed_on(options: dict[str, Any]) -> None:
+    """Raise BenchError for a value that llama-bench would not take."""
+    numa, prio, rpc = options["numa"], options["prio"], options["rpc"]
+    if numa is not None and numa not in NUMA:
+        raise BenchError(f"--numa {numa}: there are {', '.join(NUMA)}")
+    if prio is not None and prio not in {str(number) for number in PRIORITIES}:
+        raise BenchError(f"--prio {prio}: not a priority; right are -1, 0, 1, 2 and 3")
+    for server in rpc.split(",") if rpc is not None else ():
+        host, _, port = server.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise BenchError(f"-rpc {rpc}: '{server}' is no HOST:PORT")
+
+
+def passed_on(options: dict[str, Any]) -> list[str]:
+    """Return the arguments for llama.cpp's binary."""
+    given = [(f"--{name}", options[name]) for name in ("numa", "prio", "rpc")]
+    return [word for flag, value in given if value is not None for word in (flag, value)]
+
+
+def list_devices(binary: Path | None) -> str:
+    """Return tinygrad's devices, each with why it does not open, and what llama-bench lists."""
+    lines = []
+    for device in TINYGRAD_DEVICES:
+        reason = probe_device(device)
+        lines.append(f"tinygrad:{device}: " + (f"does not open: {reason}" if reason else "opens"))
+    lines += _of_llama_cpp(binary) if binary else ["llama.cpp: no llama-bench on PATH"]
+    return "\n".join(lines)
+
+
+def _of_llama_cpp(binary: Path) -> Sequence[str]:
+    try:
+        done = run([binary, "--list-devices"], LIST_SECONDS)
+    except OSError as error:
+        return [f"llama.cpp: {binary} --list-devices: {error}"]
+    if done.status is None:
+        return [f"llama.cpp: {binary} --list-devices did not end in {LIST_SECONDS} s"]
+    if done.status:
+        return [f"llama.cpp: {binary} --list-devices ended with status {done.status}"]
+    return ["llama.cpp:", *(f"  {line.strip()}" for line in done.out.splitlines() if line)]

@@ -1,0 +1,371 @@
+"""What is run: backends, models, cases, and the order of the repetitions."""
+
+import itertools
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+from orinbench.benchmark.protocol import Test
+from orinbench.benchmark.ranges import parse_int_list
+from orinbench.errors import BenchError
+
+# tinygrad's own prefill chunk: the default of `Transformer.generate` in tinygrad/llm/model.py.
+TINYGRAD_CHUNK = 32
+# Contexts are rounded up to this, so that runs with a few tokens more or less share kernels.
+CONTEXT_STEP = 256
+
+TINYGRAD_DEVICES = ("NV", "CUDA", "CPU")
+BACKEND_NAMES = (*(f"tinygrad:{device}" for device in TINYGRAD_DEVICES), "llama.cpp")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A list-valued setting of llama-bench: its record field, its flags, its kind."""
+
+    field: str
+    flags: tuple[str, ...]
+    integer: bool
+    help: str
+    minimum: int = 0
+    maximum: int | None = None
+    # Of a setting that is no number: what there is, or a pattern and what it is called.
+    choices: tuple[str, ...] = ()
+    form: tuple[str, str] | None = None
+
+
+# `ggml_type_from_name` of llama-bench 0.5.0.
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+
+
+KNOBS = (
+    Knob("n_batch", ("-b", "--batch-size"), True, "logical batch", 1),
+    Knob(
+        "n_ubatch",
+        ("-ub", "--ubatch-size"),
+        True,
+        f"tokens prefilled at once; tinygrad's default is {TINYGRAD_CHUNK}",
+        1,
+    ),
+    Knob("type_k", ("-ctk", "--cache-type-k"), False, "type of the K cache", choices=CACHE_TYPES),
+    Knob("type_v", ("-ctv", "--cache-type-v"), False, "type of the V cache", choices=CACHE_TYPES),
+    Knob("n_threads", ("-t", "--threads"), True, "CPU threads; tinygrad:CPU takes it too", 1),
+    Knob(
+        "cpu_mask",
+        ("-C", "--cpu-mask"),
+        False,
+        "CPU affinity mask",
+        form=(r"(0x)?[0-9a-fA-F]+", "number in hexadecimal"),
+    ),
+    Knob("cpu_strict", ("--cpu-strict",), True, "strict CPU placement, 0 or 1", maximum=1),
+    Knob("poll", ("--poll",), True, "polling level, 0 to 100", maximum=100),
+    Knob("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "layers on the GPU", -1),
+    Knob("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
+    Knob(
+        "split_mode",
+        ("-sm", "--split-mode"),
+        False,
+        "none, layer, row or tensor",
+        choices=("none", "layer", "row", "tensor"),
+    ),
+    Knob("main_gpu", ("-mg", "--main-gpu"), True, "index of the main GPU"),
+    Knob(
+        "no_kv_offload",
+        ("-nkvo", "--no-kv-offload"),
+        True,
+        "KV cache stays on the CPU, 0 or 1",
+        maximum=1,
+    ),
+    Knob(
+        "flash_attn",
+        ("-fa", "--flash-attn"),
+        False,
+        "on, off, auto, 0 or 1",
+        choices=("on", "off", "auto", "0", "1"),
+    ),
+    Knob("devices", ("-dev", "--device"), False, "devices, separated by /"),
+    Knob("load_mode", ("-lm", "--load-mode"), False, "how the file is loaded"),
+    Knob("use_mmap", ("-mmp", "--mmap"), True, "older spelling of -lm, 0 or 1", maximum=1),
+    Knob("embeddings", ("-embd", "--embeddings"), True, "compute embeddings, 0 or 1", maximum=1),
+    Knob(
+        "tensor_split",
+        ("-ts", "--tensor-split"),
+        False,
+        "shares of the GPUs, separated by /",
+        form=(r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1"),
+    ),
+    Knob("tensor_buft_overrides", ("-ot", "--override-tensor"), False, "tensor placement"),
+    Knob(
+        "no_op_offload",
+        ("-nopo", "--no-op-offload"),
+        True,
+        "no offload of operations, 0 or 1",
+        maximum=1,
+    ),
+    Knob("no_host", ("--no-host",), True, "no host buffers, 0 or 1", maximum=1),
+    Knob("repack", ("--repack",), True, "repack weights on the CPU, 0 or 1", maximum=1),
+    Knob("fit_target", ("-fitt", "--fit-target"), True, "memory in MiB to leave free on a device"),
+    Knob("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "the least context that must fit"),
+)
+KNOB_BY_FIELD = {knob.field: knob for knob in KNOBS}
+# The knobs that change what tinygrad does; the others are recorded as ignored.
+TINYGRAD_KNOBS = ("n_ubatch", "n_threads")
+
+Settings = tuple[tuple[str, str | int], ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of llama-bench: a test under one combination of knobs."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    settings: Settings = ()
+    sms: int | None = None  # multiprocessors of the GPU; None: all
+    text: bool = False  # the prompt is a text, and the first of the answer's is waited for
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
+    n_parallel: int = 1  # sequences that are decoded at once
+    benchmark: ClassVar[str] = "llama-bench"
+    unit: ClassVar[str] = "tok/s"
+
+    @property
+    def label(self) -> str:
+        """The test in llama-bench's words: pp512, tg128, pp512+tg128, with @ d512 at a depth.
+
+        ttft512 is ours: the time from a text of 512 tokens to the first text of the answer. Several
+        sequences at once are tg128 npl8.
+        """
+        parts = [f"{'ttft' if self.text else 'pp'}{self.n_prompt}"] * (self.n_prompt > 0)
+        parts += [f"tg{self.n_gen}"] * (self.n_gen > 0)
+        depth = f" npl{self.n_parallel}" if self.n_parallel > 1 else ""
+        depth += f" @ d{self.n_depth}" if self.n_depth else ""
+        drawn = f" @ {self.sampling}" if self.sampling else ""
+        return "+".join(parts) + depth + drawn + (f" @ {self.sms} SMs" if self.sms else "")
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that the timed region processes."""
+        return self.n_prompt + self.n_gen * self.n_parallel
+
+    @property
+    def context(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.n_depth + self.n_prompt + self.n_gen
+
+    def setting(self, field: str) -> str | int | None:
+        """Return a knob's value, None if it was not given."""
+        return dict(self.settings).get(field)
+
+    def test(self, text: str = "") -> Test:
+        """Return what a tinygrad worker runs; `text` is the prompt of a case that has one."""
+        chunk = int(self.setting("n_ubatch") or TINYGRAD_CHUNK)
+        numbers = (self.n_prompt, self.n_gen, self.n_depth, chunk)
+        return Test(*numbers, text, self.sampling, self.n_parallel)
+
+
+@dataclass(frozen=True)
+class SuiteCase:
+    """One row of another benchmark: a label, and what its module makes the work from.
+
+    Cases of one `family` differ in size alone; `cost` is how their times relate, 0 where that is
+    not known. From it and a smaller case the worker knows which ones would take too long.
+    """
+
+    benchmark: str
+    unit: str  # what the work is counted in a second: more is better
+    label: str
+    parameters: Settings
+    family: str = ""
+    cost: float = 0.0
+
+    @property
+    def settings(self) -> Settings:
+        """No knobs of llama-bench."""
+        return ()
+
+
+AnyCase = Case | SuiteCase
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one process at a time serves: a backend, and with llama-bench a model."""
+
+    backend: str  # one of BACKEND_NAMES, tinygrad's with an optional :RENDERER behind
+    model: Path | None = None
+    n_threads: int | None = None
+
+    @property
+    def device(self) -> str | None:
+        """tinygrad's DEV, e.g. "CPU" or "CUDA:PTX"; None for llama.cpp."""
+        return self.backend.removeprefix("tinygrad:") if self.is_tinygrad else None
+
+    @property
+    def is_tinygrad(self) -> bool:
+        """Whether tinygrad runs it."""
+        return self.backend.startswith("tinygrad:")
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """A lane and its cases."""
+
+    lane: Lane
+    cases: tuple[AnyCase, ...]
+
+    @property
+    def llama_cases(self) -> tuple[Case, ...]:
+        """The cases of llama-bench among them."""
+        return tuple(case for case in self.cases if isinstance(case, Case))
+
+    @property
+    def max_context(self) -> int:
+        """The context that all of llama-bench's cases fit in, in steps of CONTEXT_STEP tokens."""
+        need = max(case.context for case in self.llama_cases)
+        return -(-need // CONTEXT_STEP) * CONTEXT_STEP
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences at once, at most."""
+        return max(case.n_parallel for case in self.llama_cases)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that one run does: so many rounds, spread over so many fresh processes of each lane."""
+
+    lanes: tuple[LanePlan, ...]
+    repetitions: int
+    seed: int
+    processes: int = 1
+
+    def process(self, round_: int) -> int:
+        """Return the process, from 0, that serves a round."""
+        return round_ * min(self.processes, self.repetitions) // self.repetitions
+
+
+@dataclass(frozen=True)
+class Step:
+    """One repetition: which round, lane and case."""
+
+    round: int
+    lane: int
+    case: int
+
+
+def make_tests(
+    n_prompt: Sequence[int],
+    n_gen: Sequence[int],
+    pairs: Sequence[tuple[int, int]],
+    depths: Sequence[int],
+    parallel: Sequence[int] = (1,),
+) -> list[Case]:
+    """Return each test without settings, in llama-bench's order, without repeats.
+
+    A zero in `n_prompt` or `n_gen` leaves that test out; `n_gen` alone is for each of `parallel`.
+    Raises BenchError if nothing is left.
+    """
+    tests = [
+        test
+        for depth in depths
+        for test in (
+            *(Case(n, 0, depth) for n in n_prompt if n),
+            *(Case(0, n, depth, n_parallel=many) for n in n_gen if n for many in parallel),
+            *(Case(prompt, gen, depth) for prompt, gen in pairs),
+        )
+    ]
+    if not tests:
+        raise BenchError("-p 0 -n 0: nothing to run; give -p, -n or -pg a number above 0")
+    return list(dict.fromkeys(tests))
+
+
+def parse_settings(given: dict[str, Sequence[str]]) -> list[Settings]:
+    """Return each combination of the knobs in `given` (record field -> values as typed)."""
+    axes: list[list[tuple[str, str | int]]] = []
+    for field, texts in given.items():
+        if not texts:
+            continue
+        knob = KNOB_BY_FIELD[field]
+        values: list[str | int] = []
+        for text in texts:
+            if knob.integer:
+                values += parse_int_list(text, knob.flags[0], knob.minimum, knob.maximum)
+            else:
+                values += [_checked(knob, value, text) for value in text.split(",") if value]
+        if not values:
+            raise BenchError(f"{knob.flags[0]}: no value given")
+        axes.append([(field, value) for value in values])
+    return [tuple(combination) for combination in itertools.product(*axes)]
+
+
+def _checked(knob: Knob, value: str, text: str) -> str:
+    """Return a value that llama-bench takes; raises BenchError for another."""
+    where = f"{knob.flags[0]} {text}: '{value}' is"
+    if knob.choices and value not in knob.choices:
+        raise BenchError(f"{where} none of {', '.join(knob.choices)}")
+    if knob.form and not re.fullmatch(knob.form[0], value):
+        raise BenchError(f"{where} no {knob.form[1]}")
+    return value
+
+
+def make_lanes(
+    backends: Sequence[str],
+    models: Sequence[Path],
+    tests: Sequence[Case],
+    settings: Sequence[Settings],
+    texts: Sequence[int] = (),
+    sms: int | None = None,
+    sampling: Sequence[str] = (),
+) -> tuple[LanePlan, ...]:
+    """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
+
+    `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors; each of
+    `sampling` is a case more of tinygrad's for every test with a generation. Knobs that mean
+    nothing to tinygrad do not multiply its cases.
+    """
+    lanes: dict[Lane, dict[Case, None]] = {}
+    cases = [replace(test, sms=sms) for test in tests]
+    cases += [Case(n, 0, 0, sms=sms, text=True) for n in texts]
+    for backend, model in itertools.product(backends, models):
+        for combination, case in itertools.product(settings, cases):
+            lane = Lane(backend, model)
+            ways = [case]
+            if lane.is_tinygrad:
+                ways += [replace(case, sampling=text) for text in sampling if case.n_gen]
+                threads = dict(combination).get("n_threads")
+                if backend.startswith("tinygrad:CPU") and threads is not None:
+                    lane = Lane(backend, model, int(threads))
+                combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
+            for way in ways:
+                lanes.setdefault(lane, {})[replace(way, settings=combination)] = None
+    return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
+
+
+def order(plan: Plan) -> Iterator[Step]:
+    """Yield every repetition: in each round each case of each lane once, shuffled by the seed.
+
+    Rounds make pairs of backends comparable (they saw the same minute of the machine); shuffling
+    keeps a drift from falling on the same case each time.
+    """
+    draw = random.Random(plan.seed)
+    for round_ in range(plan.repetitions):
+        steps = [
+            Step(round_, lane, case)
+            for lane, lane_plan in enumerate(plan.lanes)
+            for case in range(len(lane_plan.cases))
+        ]
+        draw.shuffle(steps)
+        yield from steps
+
+
+def check_backend_name(name: str) -> bool:
+    """Return whether `name` is a backend: one of BACKEND_NAMES, or tinygrad's with a renderer."""
+    if name in BACKEND_NAMES:
+        return True
+    parts = name.split(":")
+    return (
+        len(parts) == 3 and ":".join(parts[:2]) in BACKEND_NAMES and parts[2].isidentifier()
+    )  # fmt: skip

@@ -1,0 +1,223 @@
+"""What the bench and a worker process say to each other: one JSON object a line over pipes.
+
+One dataclass per message; `encode` and `decode` are the whole wire format. Times are seconds or
+nanoseconds as the field says, sizes are bytes.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
+
+
+@dataclass(frozen=True)
+class Open:
+    """Open the device that the environment variable DEV names and run one kernel on it."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a backend says of itself when its device is open and computes."""
+
+    software: str  # e.g. "tinygrad 0.13.0+orin.0123456789ab"
+    build_commit: str
+    build_number: int | None
+    device: str  # tinygrad's device, or llama.cpp's backends field
+    device_name: str | None  # as the vendor calls it, where that can be read
+    driver: str | None
+    arch: str | None
+    n_threads: int | None  # threads that kernels may use, on the CPU device
+    renderer: str | None = None
+    sms: int | None = None  # multiprocessors, where not all of the device are used
+
+
+@dataclass(frozen=True)
+class MeasureBandwidth:
+    """Copy a buffer on the device, several times."""
+
+    n_bytes: int
+    repetitions: int
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes read plus bytes written per second, for each repetition."""
+
+    n_bytes: int
+    samples_gb_s: list[float]
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load a GGUF for contexts of up to `max_context` tokens.
+
+    `general`: through tinygrad's own kernels, also where it has hand-written ones for this model.
+    """
+
+    model: str
+    max_context: int
+    general: bool = False
+    sequences: int = 1  # so many contexts fit
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is loaded."""
+
+    load_s: float
+    vocab_size: int
+    decode_path: str  # how tinygrad computes the model: "jit" or "fused"
+    included: str  # what a timed region of that path holds, for people
+    chunk: int | None  # prompt tokens that go through at once; None: as n_ubatch says
+
+
+@dataclass(frozen=True)
+class FirstToken:
+    """Prefill `n_prompt` random tokens and return the token that follows."""
+
+    n_prompt: int
+    n_ubatch: int
+
+
+@dataclass(frozen=True)
+class FirstTokenDone:
+    """The first token is on the host."""
+
+    seconds: float  # prefill and token alone, without process start and load
+    compile_s: float  # inside the compilers, since the process started
+    kernels_compiled: int
+    kernels_from_cache: int
+
+
+@dataclass(frozen=True)
+class Test:
+    """What one repetition runs: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed.
+
+    With a `text`, which has `n_prompt` tokens, it is timed from there to the answer's first text.
+    """
+
+    __test__ = False  # not a pytest class
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    n_ubatch: int
+    text: str = ""
+    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
+    n_parallel: int = 1  # sequences that are decoded at once, each with its own depth
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Run a test until nothing is compiled or captured any more."""
+
+    test: Test
+
+
+@dataclass(frozen=True)
+class WarmedUp:
+    """What it took to get a case ready: its kernels are compiled and its graphs captured."""
+
+    seconds: float = 0.0
+    repetition_s: float = 0.0  # of which a whole repetition, depth and preparation included
+    compile_s: float = 0.0
+    kernels_compiled: int = 0
+    kernels_per_token: int | None = None  # of a decoded token, those in graphs included
+    launches_per_token: int | None = None  # calls that the host makes for them
+    type_k: str | None = None
+    type_v: str | None = None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Run one timed repetition; `seed` draws the token ids."""
+
+    test: Test
+    seed: int
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Make a case of the suite ready: its input, the check of its result, its warm-up.
+
+    The fields are those of `plan.SuiteCase`. A case of which one call takes longer than
+    `max_call_s` is left out.
+    """
+
+    benchmark: str
+    label: str
+    parameters: dict[str, Any]
+    family: str
+    cost: float
+    seed: int
+    max_call_s: float
+    repetitions: int  # of the whole run: what lasts a given time is spread over them
+
+
+@dataclass(frozen=True)
+class Prepared(WarmedUp):
+    """What one repetition of a case is, or why the case is left out."""
+
+    left_out: str | None = None
+    work: float = 0.0  # units of work in a repetition
+    calls: int = 0  # that a repetition makes
+    flops: float = 0.0  # of a repetition; 0: does not compute
+    n_bytes: float = 0.0  # that a repetition must move in device memory; 0: not known
+    peak_flops: float | None = None  # what the device can do at most a second, in this type
+    check: str = ""  # what the check of the result has found
+    included: str = ""  # what the timed region holds, for people
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Run one timed repetition of the case with this label."""
+
+    label: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One sample."""
+
+    ns: int
+    ended_s: float  # when the timed region ended: CLOCK_MONOTONIC, the same in every process
+    peak_device_bytes: int
+    peak_rss_bytes: int
+    kernels_compiled: int  # inside the timed region; must be 0
+    extra: dict[str, Any] = field(default_factory=dict)  # what this benchmark alone measures
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request raised; the worker lives on, or ends if it cannot."""
+
+    error: str  # one line: exception type and message
+    traceback: str = field(repr=False, default="")
+
+
+Request = Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure | Prepare | Repeat
+Reply = Identity | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured | Prepared
+Message = Request | Reply | Failed
+
+_MESSAGES: dict[str, type[Any]] = {
+    message.__name__: message for message in (*get_args(Request), *get_args(Reply), Failed)
+}
+
+
+def encode(message: Message) -> str:
+    """Return the one line, without its newline, that carries `message`."""
+    return json.dumps({"type": type(message).__name__, **asdict(message)})
+
+
+def decode(line: str) -> Message:
+    """Return the message that `line` carries; raises ValueError for anything else."""
+    try:
+        fields = json.loads(line)
+        message = _MESSAGES[fields.pop("type")]
+        if "test" in fields:
+            fields["test"] = Test(**fields["test"])
+        decoded: Message = message(**fields)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a message: {line[:200]!r}") from error
+    return decoded

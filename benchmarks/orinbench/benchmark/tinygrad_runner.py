@@ -1,0 +1,339 @@
+"""tinygrad on one device, inside a worker process: load, warm up, time, count.
+
+This module imports tinygrad, which reads the device from the environment variable DEV at import
+time: only `worker.py` imports it, in a process that was started with the right environment.
+
+What a timed region holds is written at `TinygradRunner.measure`.
+"""
+
+import random
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+from tinygrad import Device, Tensor, dtypes
+from tinygrad.device import Buffer, Compiler
+from tinygrad.helpers import CPU_COUNT, GlobalCounters
+from tinygrad.llm.model import Transformer
+
+from orinbench.benchmark import protocol
+from orinbench.benchmark.copy_bandwidth import copy_bandwidth
+from orinbench.benchmark.envelope import limit_cuda
+from orinbench.benchmark.prompt_text import encode, tokenizer_of
+from orinbench.benchmark.sampled import sampling_of
+from orinbench.benchmark.tinygrad_paths import (
+    DecodePath,
+    DecoderPath,
+    EnginePath,
+    JitPath,
+    load_network,
+)
+from orinbench.board.device_info import gpu_driver, gpu_name, package_version
+from orinbench.suite.work import SuiteWork
+from orinllm.executor import Executor
+from orinllm.fused import FusedExecutor
+
+
+class CompileMeter:
+    """Counts what tinygrad compiles, and how long the compilers take."""
+
+    def __init__(self) -> None:
+        self.requested = 0
+        self.compiled = 0
+        self.seconds = 0.0
+        self._metered: set[type[Any]] = set()
+        self._inside = False
+        cached = Compiler.compile_cached
+
+        def compile_cached(compiler: Any, source: str) -> bytes:
+            self._meter(type(compiler))
+            self.requested += 1
+            binary: bytes = cached(compiler, source)
+            return binary
+
+        Compiler.compile_cached = compile_cached
+
+    def _meter(self, compiler_class: type[Any]) -> None:
+        """Time `compile` of a class, once.
+
+        The class is patched, not the object: BEAM's workers are sent the object by pickle.
+        """
+        if compiler_class in self._metered:
+            return
+        self._metered.add(compiler_class)
+        original = compiler_class.compile
+
+        def compile_(compiler: Any, source: str) -> bytes:
+            if self._inside:  # a compiler that calls its base's, which is metered too
+                return bytes(original(compiler, source))
+            start, self._inside = time.perf_counter(), True
+            try:
+                binary: bytes = original(compiler, source)
+            finally:
+                self.seconds += time.perf_counter() - start
+                self._inside = False
+            self.compiled += 1
+            return binary
+
+        compiler_class.compile = compile_
+
+
+class MemoryMeter:
+    """Keeps the peak of what tinygrad has allocated on the default device, in bytes."""
+
+    def __init__(self) -> None:
+        self.peak = 0
+        allocate = Buffer.allocate
+
+        def metered(buffer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = allocate(buffer, *args, **kwargs)
+            used = GlobalCounters.mem_used_per_device[Device.DEFAULT]
+            self.peak = max(self.peak, used)
+            return result
+
+        Buffer.allocate = metered
+
+
+class TinygradRunner:
+    """The model on tinygrad's default device. Every method answers one request of the protocol."""
+
+    def __init__(self) -> None:
+        self._green = limit_cuda()
+        self.compiles = CompileMeter()
+        self.memory = MemoryMeter()
+        self.model: Any = None
+        self.vocab_size = 0
+        self._path: DecodePath | None = None
+        self._executor: Executor | None = None
+        self._file = Path()
+        self.suite = SuiteWork(self.compiles, self.memory)
+
+    @property
+    def path(self) -> DecodePath:
+        """How the loaded model computes."""
+        assert self._path is not None, "Load comes before anything that needs the model"
+        return self._path
+
+    def answer(self, request: protocol.Request) -> protocol.Reply:
+        """Do what `request` asks."""
+        match request:
+            case protocol.Open():
+                return self.open()
+            case protocol.MeasureBandwidth(n_bytes, repetitions):
+                return self.measure_bandwidth(n_bytes, repetitions)
+            case protocol.Load(model, max_context, general, sequences):
+                return self.load(model, max_context, general, sequences)
+            case protocol.FirstToken(n_prompt, n_ubatch):
+                return self.first_token(n_prompt, n_ubatch)
+            case protocol.WarmUp(test):
+                return self.warm_up(test)
+            case protocol.Measure(test, seed):
+                return self.measure(test, seed)
+            case protocol.Prepare():
+                return self.suite.prepare(request)
+            case protocol.Repeat(label, seed):
+                return self.suite.repeat(label, seed)
+
+    def open(self) -> protocol.Identity:
+        """Compile and run one kernel: a device that opens may still lack its compiler."""
+        device = Device[Device.DEFAULT]
+        if (Tensor([1.0, 2.0]) + 1).tolist() != [2.0, 3.0]:
+            raise RuntimeError(f"{Device.DEFAULT} computes 1 + 1 wrongly")
+        on_gpu = Device.DEFAULT != "CPU"
+        version = package_version("tinygrad") or "unknown"
+        return protocol.Identity(
+            software=f"tinygrad {version}",
+            build_commit=version,
+            build_number=None,
+            device=Device.DEFAULT,
+            arch=str(getattr(device, "arch", "") or device.renderer.target.arch),
+            renderer=type(device.renderer).__name__,
+            device_name=gpu_name() if on_gpu else None,
+            driver=gpu_driver() if on_gpu else None,
+            n_threads=None if on_gpu else CPU_COUNT.value,
+            sms=self._green.sms if self._green else None,
+        )
+
+    def measure_bandwidth(self, n_bytes: int, repetitions: int) -> protocol.Bandwidth:
+        """Time copies of `n_bytes` on the device."""
+        return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
+
+    def load(
+        self, model: str, max_context: int, general: bool = False, sequences: int = 1
+    ) -> protocol.Loaded:
+        """Load the GGUF file into the engine, which compiles its kernels here.
+
+        `general` takes tinygrad.llm's own Transformer instead. So many sequences fit.
+        """
+        start = time.perf_counter()
+        path: DecodePath
+        if general:
+            self.model, metadata = Transformer.from_gguf(model, max_context=max_context)
+            self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
+            path = JitPath(self.model)
+        else:
+            executor = load_network(model, max_context, sequences)
+            self._executor = executor
+            self.vocab_size = executor.vocab_size
+            path = EnginePath(executor)
+        self._synchronize()
+        load_s = time.perf_counter() - start
+        self._path, self._file = path, Path(model)
+        return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
+
+    def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:
+        """Prefill and read the first token back, as a user who waits for it."""
+        start = time.perf_counter()
+        prompt = self.path.upload_prompt(self._random_ids(random.Random(0), n_prompt))
+        self.path.prompt(prompt, 0, n_prompt, n_ubatch)
+        self.path.last_token()
+        return protocol.FirstTokenDone(
+            seconds=time.perf_counter() - start,
+            compile_s=self.compiles.seconds,
+            kernels_compiled=self.compiles.compiled,
+            kernels_from_cache=self.compiles.requested - self.compiles.compiled,
+        )
+
+    def warm_up(self, test: protocol.Test) -> protocol.WarmedUp:
+        """Run the test's kernels until they are captured, then the whole test once."""
+        start, compiled, compile_s = (
+            time.perf_counter(),
+            self.compiles.compiled,
+            self.compiles.seconds,
+        )
+        draw = random.Random(0)
+        path = self.path
+        if test.n_prompt + test.n_depth > 0:
+            n_tokens = min(test.n_ubatch, max(test.n_prompt, test.n_depth))
+            prompt = path.upload_prompt(self._random_ids(draw, n_tokens))
+            for _ in range(path.calls_to_capture):
+                path.prompt(prompt, 0, n_tokens, test.n_ubatch)
+        if test.n_gen and test.n_parallel == 1:
+            for token in path.upload_tokens(self._random_ids(draw, path.calls_to_capture)):
+                path.decode(token, 0)
+        repetition_start = time.perf_counter()
+        self.measure(test, seed=0)
+        repetition_s = time.perf_counter() - repetition_start
+        counted = self.parallel(test.n_parallel) if test.n_parallel > 1 else path
+        kernels, launches = counted.counts() if test.n_gen else (None, None)
+        return protocol.WarmedUp(
+            seconds=time.perf_counter() - start,
+            repetition_s=repetition_s,
+            compile_s=self.compiles.seconds - compile_s,
+            kernels_compiled=self.compiles.compiled - compiled,
+            kernels_per_token=kernels,
+            launches_per_token=launches,
+            type_k=self._cache_type(),
+            type_v=self._cache_type(),
+        )
+
+    def measure(self, test: protocol.Test, seed: int) -> protocol.Measured:
+        """Time one repetition by the wall clock.
+
+        Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
+        end; for tg, one call of the path and one synchronize per token, as llama-bench does. What
+        a call holds is the path's `included`. Outside: tokenisation, drawing the random token ids,
+        reading a token back, the prefill of `n_depth`. For a text see `_until_text`, for several
+        sequences `_measure_parallel`. With sampling, tokens are drawn as well; the next one is
+        still a random one.
+        """
+        if test.n_parallel > 1:
+            return self._measure_parallel(test, seed)
+        draw, path = random.Random(seed), self.path
+        self._reset()
+        if isinstance(path, EnginePath):
+            path.sample(sampling_of(test.sampling) if test.sampling else None)
+        if test.text:
+            return self._until_text(test)
+        prompt = path.upload_prompt(self._random_ids(draw, test.n_depth + test.n_prompt))
+        tokens = path.upload_tokens(self._random_ids(draw, test.n_gen))
+        if test.n_depth:
+            path.prompt(prompt, 0, test.n_depth, test.n_ubatch)
+        self._synchronize()
+        compiled = self.compiles.compiled
+        start = time.perf_counter_ns()
+        position = test.n_depth + test.n_prompt
+        if test.n_prompt:
+            path.prompt(prompt, test.n_depth, position, test.n_ubatch)
+            self._synchronize()
+        for offset, token in enumerate(tokens):
+            path.decode(token, position + offset)
+            self._synchronize()
+        return self._measured(time.perf_counter_ns() - start, compiled)
+
+    def _measure_parallel(self, test: protocol.Test, seed: int) -> protocol.Measured:
+        """Time tokens of several sequences: one call and one synchronize for a token of each."""
+        draw, path = random.Random(seed), self.parallel(test.n_parallel)
+        sequences = range(test.n_parallel)
+        rows = [self._random_ids(draw, test.n_depth + test.n_gen) for _ in sequences]
+        path.sample(sampling_of(test.sampling) if test.sampling else None)
+        path.fill([row[: test.n_depth] for row in rows])
+        steps = path.upload_tokens(*[row[test.n_depth :] for row in rows])
+        self._synchronize()
+        compiled = self.compiles.compiled
+        start = time.perf_counter_ns()
+        for offset, tokens in enumerate(steps):
+            path.decode(tokens, test.n_depth + offset)
+            self._synchronize()
+        return self._measured(time.perf_counter_ns() - start, compiled)
+
+    def parallel(self, sequences: int) -> DecoderPath:
+        """Return the path of several sequences; raises RuntimeError on the general path."""
+        if not isinstance(self._executor, FusedExecutor):
+            raise RuntimeError(f"-npl {sequences}: only the fused kernels decode several at once")
+        return DecoderPath(self._executor, sequences)
+
+    def _until_text(self, test: protocol.Test) -> protocol.Measured:
+        """Time from a text to the first text of the answer, as a user waits for it.
+
+        Inside: the text's tokens, the prompt, the most likely token on the host, its text.
+        """
+        path, tokenizer = self.path, tokenizer_of(self._file)
+        answer = tokenizer.stream()
+        self._synchronize()
+        compiled = self.compiles.compiled
+        start = time.perf_counter_ns()
+        ids = encode(tokenizer, test.text)
+        path.prompt(path.upload_prompt(ids), 0, len(ids), test.n_ubatch)
+        answer.push(path.last_token())
+        ns = time.perf_counter_ns() - start
+        if len(ids) != test.n_prompt:
+            raise RuntimeError(f"a text of {len(ids)} tokens, not {test.n_prompt}")
+        return self._measured(ns, compiled)
+
+    def _measured(self, ns: int, compiled: int) -> protocol.Measured:
+        """Return a sample of `ns`, before which so many kernels had been compiled."""
+        return protocol.Measured(
+            ns=ns,
+            ended_s=time.monotonic(),
+            peak_device_bytes=self.memory.peak,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            kernels_compiled=self.compiles.compiled - compiled,
+        )
+
+    def _reset(self) -> None:
+        """Forget the context: attention overwrites its cache, recurrent blocks are zeroed."""
+        if self.model is None:
+            return
+        self.model._cached_tokens = []
+        resets = [op for block in self.model.blk for op in block._state_reset_ops()]
+        if resets:
+            Tensor.realize(*resets)
+
+    def _synchronize(self) -> None:
+        Device[Device.DEFAULT].synchronize()
+
+    def _random_ids(self, draw: random.Random, n_tokens: int) -> list[int]:
+        return [draw.randrange(self.vocab_size) for _ in range(n_tokens)]
+
+    def _cache_type(self) -> str:
+        """Name the type of the attention cache in llama.cpp's words; the engine keeps halves."""
+        if self.model is None:
+            return "f16"
+        for block in self.model.blk:
+            cache = getattr(block, "cache_kv", getattr(block, "cache_k", None))
+            if cache is not None:
+                names = {dtypes.float32: "f32", dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
+                return names.get(cache.dtype, str(cache.dtype))
+        return "none"

@@ -1,0 +1,113 @@
+"""Clocks and throttling of a processor or a discrete GPU; absent is None.
+
+The board's own sensors (Jetson) have a place of their own in the record: `board_before` and
+`board_after` of each sample.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from jetson.board import BoardState
+from orinbench.statistics import BenchWarning, WarningKind
+
+CPU_ROOT = Path("/sys/devices/system/cpu")
+# A GPU clock that moves more than this between samples is not pinned.
+CLOCK_SPREAD = 0.01
+
+
+@dataclass(frozen=True)
+class ClockState:
+    """The clocks at one moment."""
+
+    governors: tuple[str, ...]  # of the CPUs' frequency scaling, without repeats; empty: none known
+    cpu_khz: int | None  # the lowest current frequency of all CPUs
+    cpu_throttle_count: int | None  # sum of the cores' counters (x86 only)
+    gpu_mhz: int | None
+    gpu_throttling: tuple[str, ...] = ()  # why the GPU is slower than asked, by NVML's words
+
+
+def read_clocks(board: BoardState | None = None, root: Path = CPU_ROOT) -> ClockState:
+    """Return the CPU's clocks below `root`, and those of the first GPU of a `board`."""
+    frequencies = _integers(root.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
+    throttles = _integers(root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
+    gpus = board.readings.gpus if board else ()
+    hertz = gpus[0].current_hz if gpus else None
+    return ClockState(
+        governors=governors(root),
+        cpu_khz=min(frequencies) if frequencies else None,
+        cpu_throttle_count=sum(throttles) if throttles else None,
+        gpu_mhz=None if hertz is None else hertz // 1_000_000,
+        gpu_throttling=board.throttling if board else (),
+    )
+
+
+def governors(root: Path = CPU_ROOT) -> tuple[str, ...]:
+    """Return the governors in use, sorted."""
+    paths = root.glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return tuple(sorted({path.read_text().strip() for path in paths}))
+
+
+def _integers(paths: Iterable[Path]) -> list[int]:
+    values = []
+    for path in paths:
+        try:
+            values.append(int(path.read_text()))
+        except (OSError, ValueError):  # a core went offline, or the driver says <unknown>
+            continue
+    return values
+
+
+def clock_warnings(
+    before: list[ClockState], after: list[ClockState], gpu: bool
+) -> list[BenchWarning]:
+    """Return what the clocks around a row's samples give reason to warn of.
+
+    `gpu` says that the row was computed by a GPU: then its clock counts, not the CPU's governor.
+    """
+    states = before + after
+    found: list[BenchWarning] = []
+    if not states:
+        return found
+    throttled = any(state.gpu_throttling for state in after) or any(
+        (end.cpu_throttle_count or 0) > (start.cpu_throttle_count or 0)
+        for start, end in zip(before, after, strict=True)
+    )
+    if throttled:
+        found.append(
+            BenchWarning(
+                WarningKind.THROTTLED,
+                "the device throttled while it was timed: cool it, or set a lower power mode",
+            )
+        )
+    if gpu:
+        clocks = [state.gpu_mhz for state in after if state.gpu_mhz is not None]
+        if not clocks:
+            found.append(_unknown("the GPU's clock is unknown: nvidia-ml-py reads it"))
+        elif max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
+            found.append(
+                BenchWarning(
+                    WarningKind.CLOCKS_NOT_PINNED,
+                    "the GPU clock moves: pin it (jetson_clocks, nvidia-smi -lgc)",
+                    f"{min(clocks)} to {max(clocks)} MHz",
+                )
+            )
+        return found
+    seen = {governor for state in states for governor in state.governors}
+    if not seen:
+        found.append(
+            _unknown("the CPU clock is unknown: the kernel shows none (a virtual machine?)")
+        )
+    elif seen != {"performance"}:
+        found.append(
+            BenchWarning(
+                WarningKind.CLOCKS_NOT_PINNED,
+                "the CPU clock is not pinned: `cpupower frequency-set -g performance`",
+                f"governor {', '.join(sorted(seen))}",
+            )
+        )
+    return found
+
+
+def _unknown(text: str) -> BenchWarning:
+    return BenchWarning(WarningKind.CLOCKS_UNKNOWN, text)

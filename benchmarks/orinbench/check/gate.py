@@ -1,0 +1,90 @@
+"""The correctness gate in front of the timing: whom it checks, and what the record says of it."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from orinbench.benchmark.backend import Backend, BackendDiedError
+from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.results import LaneResult
+from orinbench.benchmark.tinygrad_backend import TinygradBackend
+from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, require, run_check
+from orinbench.check.greedy import Say, tinygrad_engine
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.model import ModelInfo
+from orinbench.reference import unsupported
+from orinbench.talk import Talk
+
+# Weights up to which the float64 reference takes seconds: checked without being asked.
+SMALL_MODEL = 300_000_000
+
+
+class Gate:
+    """Checks one lane at a time against the float64 reference.
+
+    `asked` is --check or --no-check, None if neither was given. `llama_bench` is the binary whose
+    neighbour `llama-server` answers for llama.cpp.
+    """
+
+    def __init__(
+        self, asked: bool | None, talk: Talk, llama_bench: Path | None, timeout: float
+    ) -> None:
+        self.asked = asked
+        self.talk = talk
+        self.llama_bench = llama_bench
+        self.timeout = timeout
+
+    def __call__(self, lane: LaneResult, backend: Backend) -> dict[str, Any]:
+        """Return what was found, or why nothing was looked for, with a `text` for people.
+
+        Raises CheckFailed for wrong numbers, BenchError for a model that --check cannot check, and
+        BackendDiedError for an engine that does not answer.
+        """
+        assert lane.model is not None, "only lanes with a model have a gate"
+        if reason := self._skip(lane.model):
+            return {"passed": None, "text": f"numbers not checked: {reason}"}
+        name = lane.plan.lane.backend
+        candidate = self._candidate(name, lane.model, backend)
+        if candidate is None:
+            return {
+                "passed": None,
+                "text": f"{name} not checked: no llama-server beside llama-bench",
+            }
+        self.talk.phase(f"{name}: checking tokens and logits against the float64 reference")
+        try:
+            report = run_check(lane.model, [candidate], say=self._say(name))
+            require(report)
+        except CheckFailed:
+            raise
+        except BenchError as error:
+            raise BackendDiedError(f"check: {error}") from error
+        (verdict,) = report.verdicts
+        return {**asdict(verdict), "seed": report.seed, "text": f"passed, {verdict.line()}"}
+
+    def _skip(self, model: ModelInfo) -> str | None:
+        if self.asked is False:
+            return "--no-check"
+        unknown = unsupported(model)
+        if unknown and self.asked:
+            raise BenchError(f"--check: {model.path}: the float64 reference lacks {unknown}")
+        if unknown:
+            return f"the float64 reference lacks {unknown}"
+        if self.asked is None and model.n_params > SMALL_MODEL:
+            return "the model is large; --check does it"
+        return None
+
+    def _candidate(self, name: str, model: ModelInfo, backend: Backend) -> Candidate | None:
+        if isinstance(backend, TinygradBackend):
+            environment = backend.environment
+            engine = tinygrad_engine(
+                model.path, environment, self.timeout, self._say(name), backend.general
+            )
+            return Candidate(name, engine, HALF_WEIGHTS)
+        server = find_llama_server(self.llama_bench)
+        if server is None:
+            return None
+        engine = llama_cpp_engine(server, model, self.timeout, self._say(name))
+        return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
+
+    def _say(self, name: str) -> Say:
+        return lambda text: self.talk.detail(f"{name}: check: {text}")

@@ -1,0 +1,114 @@
+"""Numbers that are none: where in a model they begin, for a gate that refuses to time them."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES
+from gguf.quants import dequantize
+
+from orinbench.check.greedy import Generation
+from orinbench.errors import BenchError
+from orinbench.model import ModelInfo, TensorInfo
+from orinbench.reference import Reference, unsupported
+from orinbench.reference_rope import Array
+from orinllm.arch import config_of
+from orinllm.errors import BadInput
+from orinllm.gguf import GGUF
+
+_CHUNK_WEIGHTS = 4 << 20
+# The largest number that half precision holds; engines compute in it.
+HALF_MAX = 65504.0
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def fault_of(model: ModelInfo, generations: Sequence[Generation]) -> str | None:
+    """Say what of an engine's answer is no number or no token, and where in the model it began.
+
+    None if all are. Log-probabilities that an engine left out (NaN) are no fault.
+    """
+    for generation in generations:
+        for token in generation.tokens:
+            if not 0 <= token < model.vocab_size:
+                said = f"token {token} is not among the model's {model.vocab_size}"
+                return f"{said}; {origin(model, generation)}"
+        logits = generation.logits
+        # A log-probability may be the logarithm of no chance, -inf, or NaN where it was left out.
+        broken = logits == np.inf if generation.normalized else ~np.isfinite(logits)
+        if broken.any() or np.isnan(logits).all():
+            count = int(broken.sum()) or logits.size
+            said = f"{count} of {logits.size} logits are not finite"
+            return f"{said}; {origin(model, generation)}"
+    return None
+
+
+def origin(model: ModelInfo, generation: Generation | None = None) -> str:
+    """Say in which tensor and layer numbers that are not finite begin."""
+    for tensor in model.tensors.values():
+        if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weights(model, tensor)):
+            return f"it begins in the file: {count} weights of {where(tensor.name)} are not finite"
+    if unsupported(model) is not None:
+        return "all weights of the file are finite"
+    if found := Watch(model).first(generation.tokens if generation else [0]):
+        return found
+    return "weights and the reference's numbers are finite: it begins in the engine"
+
+
+def where(name: str) -> str:
+    """Return a tensor's name, and its layer."""
+    layer = _LAYER.match(name)
+    return f"{name} (layer {layer[1]})" if layer else name
+
+
+def _weights(model: ModelInfo, tensor: TensorInfo) -> Iterator[Array]:
+    """Yield a tensor's weights, in chunks."""
+    block, block_bytes = GGML_QUANT_SIZES[tensor.type]
+    file = np.memmap(model.path, mode="r")
+    raw = file[tensor.offset : tensor.offset + tensor.n_bytes].reshape(-1, block_bytes)
+    step = max(1, _CHUNK_WEIGHTS // block)
+    for start in range(0, len(raw), step):
+        with np.errstate(all="ignore"):  # it is what we look for
+            yield dequantize(raw[start : start + step], tensor.type)
+
+
+class Watch(Reference):
+    """The reference, stopped where it leaves what half precision holds."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        super().__init__(model)
+        self._found = ""
+
+    def first(self, tokens: Sequence[int]) -> str:
+        """Return where that is for some of the model's tokens, "" for nowhere."""
+        with np.errstate(all="ignore"):
+            try:
+                self.logits([min(max(token, 0), self.model.vocab_size - 1) for token in tokens])
+            except StopIteration:
+                return self._found
+        return ""
+
+    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+        return self._watched(super()._linear(x, name, expert), f"{name}.weight")
+
+    def _norm(self, x: Array, name: str) -> Array:
+        return self._watched(super()._norm(x, name), name)
+
+    def _watched(self, values: Array, name: str) -> Array:
+        largest = float(np.abs(values).max())
+        if not largest <= HALF_MAX:
+            far = "are not finite" if not np.isfinite(largest) else f"reach {largest:.1e}"
+            self._found = (
+                f"it begins behind {where(name)}, whose products {far} in the reference; half "
+                f"precision ends at {HALF_MAX:.0f}"
+            )
+            raise StopIteration
+        return values
+
+
+def require_layers(model: ModelInfo) -> None:
+    """Raise BenchError for a tensor that is missing or that does not fit the metadata."""
+    gguf = GGUF.open(model.path)
+    try:
+        config_of(gguf.metadata, gguf.tensors, gguf.vector)
+    except BadInput as error:
+        raise BenchError(f"{model.path}: {error}") from None

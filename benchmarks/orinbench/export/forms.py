@@ -1,0 +1,120 @@
+"""Writes records as llama-bench does: csv, json, jsonl, sql, and the table for people."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orinbench.export.record import to_json
+from orinbench.export.schema import FIELDS, Record
+from orinbench.export.table import render_md
+
+# What llama-bench writes where nothing was given (0.5.0, tools/llama-bench). Its own
+# compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what
+# means nothing to tinygrad stands there as llama-bench's default.
+LLAMA_DEFAULTS: Record = {
+    "cpu_info": "",
+    "gpu_info": "",
+    "backends": "",
+    "build_number": 0,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_threads": 0,
+    "cpu_mask": "0x0",
+    "cpu_strict": 0,
+    "poll": 50,
+    "type_k": "f16",
+    "type_v": "f16",
+    "n_gpu_layers": -1,
+    "n_cpu_moe": 0,
+    "split_mode": "layer",
+    "main_gpu": 0,
+    "no_kv_offload": 0,
+    "flash_attn": 0,
+    "devices": "auto",
+    "tensor_split": "0.00",
+    "tensor_buft_overrides": "none",
+    "use_mmap": 1,
+    "embeddings": 0,
+    "no_op_offload": 0,
+    "no_host": 0,
+    "fit_target": 0,
+    "fit_min_ctx": 0,
+}
+
+
+def as_llama_bench(record: Record) -> Record:
+    """Return a record as llama.cpp's own tools read it: nothing null that they compare by.
+
+    The commit of a patched tinygrad is its series' hash, which is all that differs between two.
+    """
+    if record["benchmark"] != "llama-bench":
+        return record
+    whole = {
+        name: LLAMA_DEFAULTS.get(name) if value is None else value for name, value in record.items()
+    }
+    if (series := (record["environment"] or {}).get("tinygrad_series")) and str(
+        record["backend"]
+    ).startswith("tinygrad"):
+        whole["build_commit"] = series
+    return whole
+
+
+def render_json(records: Sequence[Record]) -> str:
+    """Return one array."""
+    plain = [as_llama_bench(record) for record in records]
+    return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
+
+
+def render_jsonl(records: Sequence[Record]) -> str:
+    """Return one object a line."""
+    return "".join(to_json(as_llama_bench(record)) + "\n" for record in records)
+
+
+def render_csv(records: Sequence[Record]) -> str:
+    """Return a header and a line per record; lists and objects are JSON inside a cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    writer.writerow(FIELDS)
+    plain = [as_llama_bench(record) for record in records]
+    writer.writerows([_cell(record[field]) for field in FIELDS] for record in plain)
+    return text.getvalue()
+
+
+def render_sql(records: Sequence[Record]) -> str:
+    """Return SQL that creates llama-bench's table, with our columns too, and fills it."""
+    columns = ",\n".join(f'  "{name}" {kind}' for name, kind in FIELDS.items())
+    names = ", ".join(f'"{name}"' for name in FIELDS)
+    lines = [f"CREATE TABLE IF NOT EXISTS llama_bench (\n{columns}\n);\n"]
+    for record in map(as_llama_bench, records):
+        values = ", ".join(_sql(record[field]) for field in FIELDS)
+        lines.append(f"INSERT INTO llama_bench ({names}) VALUES ({values});\n")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _sql(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int | float):
+        return repr(value)
+    return "'" + _cell(value).replace("'", "''") + "'"
+
+
+RENDERERS: dict[str, Callable[[Sequence[Record]], str]] = {
+    "csv": render_csv,
+    "json": render_json,
+    "jsonl": render_jsonl,
+    "md": render_md,
+    "sql": render_sql,
+}

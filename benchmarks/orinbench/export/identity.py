@@ -1,0 +1,104 @@
+"""What makes two records the same measurement, and what else differs between them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from orinbench.benchmark.plan import TINYGRAD_CHUNK
+from orinbench.export.schema import Record
+
+# What makes two records the same measurement, whatever machine and version took them.
+KEY_FIELDS = tuple(
+    """
+    benchmark test backend unit model_type model_size n_prompt n_gen n_depth n_threads n_ubatch
+""".split()
+)
+# llama.cpp's settings. What tinygrad has in these fields is what came of the model and the device.
+SETTING_FIELDS = ("n_batch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
+# What is worth saying when it differs between the two.
+CONTEXT_FIELDS = tuple(
+    """
+    cpu board kernel tinygrad_series flake_revision cpu_governors tinygrad_variables
+""".split()
+)
+
+
+def identity(record: Record) -> str:
+    """Return what identifies a (complete) record's measurement, as JSON.
+
+    tinygrad's prefill chunk counts where it was chosen: not the default, and not that of the fused
+    kernels, which have their own.
+    """
+    key = {field: _plain(record[field]) for field in KEY_FIELDS}
+    key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
+    if record["decode_path"] is None:
+        key |= {field: _plain(record[field]) for field in SETTING_FIELDS}
+    elif record["decode_path"] == "fused" or key["n_ubatch"] == TINYGRAD_CHUNK:
+        key["n_ubatch"] = None
+    return json.dumps(key, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a switch as 0 or 1, which is how SQL has it."""
+    return int(value) if isinstance(value, bool) else value
+
+
+def case_label(record: Record) -> str:
+    """Return the case in words: benchmark, test, backend, model."""
+    model = f", {record['model_type']}" if record["model_type"] else ""
+    return f"{case_test(record)}, {record['backend']}{model}"
+
+
+def case_test(record: Record) -> str:
+    """Return the test, behind the benchmark's name unless it is llama-bench."""
+    if record["benchmark"] == "llama-bench":
+        return str(record["test"])
+    return f"{record['benchmark']} {record['test']}"
+
+
+def device_label(record: Record) -> str:
+    """Return the device that computed, by the name that its vendor gave it, and the board."""
+    environment = record["environment"]
+    cpu = environment.get("cpu") or record["cpu_info"] or "CPU"
+    gpu = record["device_name"] or record["gpu_info"]
+    name = str(cpu if record["device"] == "CPU" or not gpu else gpu)
+    board = environment.get("board")
+    return f"{name} ({board})" if board and board not in name else name
+
+
+def context(record: Record) -> dict[str, Any]:
+    """Return what may explain that a record differs from another of the same measurement."""
+    environment = record["environment"]
+    found = {field: environment.get(field) for field in CONTEXT_FIELDS if field in environment}
+    found |= {field: record[field] for field in ("software", "decode_path", "driver")}
+    found["power_mode"] = _power_mode(record)
+    return {field: value for field, value in found.items() if value not in (None, [], {})}
+
+
+def _power_mode(record: Record) -> str | None:
+    states = [state for state in record["board_after"] if state]
+    mode = states[-1].get("power_mode") if states else None
+    return mode.get("name") if isinstance(mode, dict) else None
+
+
+def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
+    """Return what differs between the contexts of two results, one line each.
+
+    What only one of them knows is no difference.
+    """
+    old, new = (_contexts(records) for records in (before, after))
+    return [
+        f"{field}: {' + '.join(old[field])} -> {' + '.join(new[field])}"
+        for field in old
+        if field in new and old[field] != new[field]
+    ]
+
+
+def _contexts(records: Sequence[Record]) -> dict[str, list[str]]:
+    """Return each field's values over all records, without repeats."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        for field, value in context(record).items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            found.setdefault(field, {})[text] = None
+    return {field: list(values) for field, values in found.items()}

@@ -1,0 +1,144 @@
+"""Results that were saved: files of ours and of llama.cpp's llama-bench, as whole records."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orinbench.benchmark.plan import Case
+from orinbench.errors import BenchError
+from orinbench.export.schema import FIELDS, SCHEMA_VERSION, Record
+from orinbench.statistics import summarize
+
+# A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
+# memory several times.
+MAX_BYTES = 256 << 20
+LISTS = tuple(
+    """
+    samples_ns samples_ts discarded_ns rounds processes warnings comparisons ttft_warm_samples_s
+""".split()
+)
+LISTS_OF_STATES = ("clocks", "board_before", "board_after", "ignored_flags")
+# What llama.cpp's records must have to say what was measured.
+CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
+
+
+def load_records(path: Path) -> list[Record]:
+    """Return the records of a file written with `-o json` or `-o jsonl`.
+
+    The file may be ours or llama.cpp's; `completed` says what the records have. Raises BenchError
+    for a file that is missing or holds anything else.
+    """
+    text = _read(path)
+    if not (records := _from_json(path, text)):
+        raise BenchError(f"{path}: holds no records; write it with -o json or jsonl")
+    return [_checked(path, index, record) for index, record in enumerate(records)]
+
+
+def _read(path: Path) -> str:
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise BenchError(f"{path}: is a pipe or a device; a result is a file")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise BenchError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no result is")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BenchError(f"{path}: cannot be read: {error}") from error
+
+
+def _from_json(path: Path, text: str) -> list[Any]:
+    """Return what an array, an object, or an object a line holds."""
+    try:
+        if text.lstrip().startswith("["):
+            return list(json.loads(text))
+        if not text.lstrip().startswith("{"):
+            raise ValueError
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError):
+        raise BenchError(f"{path}: is no result of llama-bench -o json or jsonl") from None
+
+
+def _checked(path: Path, index: int, record: Any) -> Record:
+    where = f"{path}: record {index + 1}"
+    if not isinstance(record, dict):
+        raise BenchError(f"{where} is no object; write the file with -o json or jsonl")
+    own = record.get("schema_version") is not None
+    if own and (not isinstance(record["schema_version"], int) or not record.get("test")):
+        raise BenchError(f"{where} has no test, or a schema_version that is no number")
+    if own and record["schema_version"] > SCHEMA_VERSION:
+        raise BenchError(
+            f"{where} has schema_version {record['schema_version']}; this orinbench knows up to "
+            f"{SCHEMA_VERSION}: update it"
+        )
+    if not own and not all(isinstance(record.get(name), int) for name in CASE_FIELDS):
+        raise BenchError(f"{where} says neither schema_version nor {', '.join(CASE_FIELDS)}")
+    samples = record.get("samples_ts")
+    if samples is not None and not _are_speeds(samples):
+        raise BenchError(f"{where}: samples_ts must be a list of numbers above 0")
+    if own and record.get("samples_ts") is None:
+        raise BenchError(f"{where} has no samples_ts; write it with -o json or jsonl")
+    for name in ("avg_ts", "stddev_ts", "median_ts", "ci95_low_ts", "ci95_high_ts"):
+        value = record.get(name)
+        if value is not None and not _is_number(value):
+            raise BenchError(f"{where}: {name} must be a number, not {value!r}")
+    return completed(record)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _are_speeds(samples: Any) -> bool:
+    return isinstance(samples, list) and all(_is_number(s) and s > 0 for s in samples)
+
+
+def completed(record: Record) -> Record:
+    """Return a record with every field of FIELDS, as today's would have it.
+
+    Records from before a field was there get its default, llama.cpp's own get our names for what
+    they say, and statistics where they have samples. The record's own fields stay as they are.
+    """
+    whole: Record = dict.fromkeys(FIELDS) | record
+    for name in LISTS + LISTS_OF_STATES:
+        if not isinstance(whole[name], list):
+            whole[name] = []
+    for name in ("environment", "extra"):
+        if not isinstance(whole[name], dict):
+            whole[name] = {}
+    whole["benchmark"] = whole["benchmark"] or "llama-bench"
+    whole["unit"] = whole["unit"] or "tok/s"
+    if not whole["backend"]:
+        whole |= _of_llama_cpp(whole)
+    if len(whole["processes"]) != len(whole["samples_ts"]):
+        # llama.cpp's own, and ours from before each round had a process: one process made them.
+        whole["processes"] = [0] * len(whole["samples_ts"])
+    if whole["samples_ts"] and whole["median_ts"] is None:
+        whole |= _statistics(whole["samples_ts"], whole["processes"])
+    return whole
+
+
+def _of_llama_cpp(record: Record) -> Record:
+    case = Case(*(record[name] for name in CASE_FIELDS))
+    accelerators = set(str(record["backends"] or "").split(",")) - {"CPU", "BLAS", ""}
+    on_cpu = not accelerators or record["n_gpu_layers"] == 0
+    return {
+        "backend": "llama.cpp",
+        "software": f"llama.cpp {record['build_commit'] or 'unknown'}",
+        "test": case.label,
+        "work": case.n_tokens,
+        "device": "CPU" if on_cpu else str(record["backends"]),
+        "device_name": None if on_cpu else record["gpu_info"] or None,
+        "partial": False,
+    }
+
+
+def _statistics(samples: Sequence[float], processes: Sequence[int]) -> Record:
+    summary = summarize(samples, processes=processes)
+    return {
+        "median_ts": summary.median,
+        "p5_ts": summary.p5,
+        "p95_ts": summary.p95,
+        "ci95_low_ts": summary.ci_low,
+        "ci95_high_ts": summary.ci_high,
+    }

@@ -1,0 +1,445 @@
+"""Turns a run into records: flat objects with llama-bench's fields by the same names, and ours."""
+
+import itertools
+import json
+import statistics as stdlib_statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from orinbench.benchmark.envelope import estimate
+from orinbench.benchmark.plan import AnyCase, Case
+from orinbench.benchmark.protocol import Prepared
+from orinbench.benchmark.results import LaneResult, RowResult, RunResult
+from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
+from orinbench.board.clocks import clock_warnings
+from orinbench.board.environment import Environment
+from orinbench.export.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION, Record
+from orinbench.model import ModelInfo
+from orinbench.statistics import BenchWarning, Summary, WarningKind, sample_warnings, summarize
+from orinbench.statistics.judge import adjusted, compare_paired, process_medians, verdict_text
+
+EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
+EXCLUDED_OF_TEXT = "process start, model load, warm-up"
+EXCLUDED_OF_SUITE = "process start, compilation, making the input, checking the result, warm-up"
+
+# Load average a CPU from which on a machine is not quiet: one in four busy.
+BUSY_SHARE = 0.25
+
+# A read or a write alone passes the bandwidth of a copy by a little; what passes it by more than
+# this, in percent of it, did not come from the device's memory.
+CACHE_PERCENT = 125
+
+
+def make_records(run: RunResult) -> list[Record]:
+    """Return one record per row, in the plan's order; each has exactly the keys of FIELDS."""
+    rows = [(lane, row) for lane in run.lanes for row in lane.rows]
+    records = [_record(run, lane, row) for lane, row in rows]
+    for index, comparison in run_comparisons(run):
+        records[index]["comparisons"].append(comparison)
+    return records
+
+
+def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+    record: Record = dict.fromkeys(FIELDS)
+    record.update(_machine_fields(run, lane))
+    if isinstance(row.case, Case) and lane.model is not None:
+        record.update(_llama_fields(lane, row, row.case, lane.model))
+        record.update(_model_fields(lane, lane.model))
+    record.update(_run_fields(run, lane, row))
+    record.update(_lane_fields(lane))
+    record.update(_statistics(run, lane, row))
+    unknown = record.keys() - FIELDS.keys()
+    assert not unknown, f"fields missing from the schema: {unknown}"
+    return record
+
+
+def _machine_fields(run: RunResult, lane: LaneResult) -> Record:
+    """Return what llama-bench says of the machine, by its names."""
+    identity, plan = lane.identity, lane.plan.lane
+    return {
+        "backends": plan.backend,
+        "cpu_info": run.environment.cpu,
+        "gpu_info": identity.device_name if identity and lane.on_gpu else "",
+        "n_threads": identity.n_threads if identity else plan.n_threads,
+        "devices": plan.device,
+        "build_commit": identity.build_commit if identity else None,
+        "build_number": identity.build_number if identity else None,
+        "test_time": run.started,
+    }
+
+
+def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo) -> Record:
+    """Return the fields that llama-bench has too; its own record, if there is one, goes first."""
+    plan = lane.plan.lane
+    engine = next((sample.engine_record for sample in reversed(row.samples)), None)
+    if engine is not None:
+        fields = {key: engine[key] for key in LLAMA_FIELDS if key in engine}
+    else:
+        fields = {key: value for key, value in case.settings if key in LLAMA_FIELDS}
+    if plan.is_tinygrad:
+        fields |= {
+            "n_ubatch": (lane.first_token and lane.first_token.chunk) or case.test().n_ubatch,
+            "type_k": row.warm_up.type_k if row.warm_up else None,
+            "type_v": row.warm_up.type_v if row.warm_up else None,
+            "n_gpu_layers": model.n_layers + 1 if lane.on_gpu else 0,
+            "flash_attn": 0,
+        }
+    return fields | {
+        "model_filename": str(plan.model),
+        "model_type": model.type_label,
+        "model_size": model.size_bytes,
+        "model_n_params": model.n_params,
+        "n_prompt": case.n_prompt,
+        "n_gen": case.n_gen or int(case.text),
+        "n_depth": case.n_depth,
+    }
+
+
+def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "benchmark": row.case.benchmark,
+        "unit": row.case.unit,
+        "extra": {"left_out": row.left_out} if row.left_out else {},
+        "backend": lane.plan.lane.backend,
+        "test": row.case.label,
+        "error": lane.error or row.error,
+        "partial": run.partial and len(row.samples) < run.plan.repetitions,
+        "synthetic": run.synthetic,
+        "seed": run.plan.seed,
+        "repetitions": run.plan.repetitions,
+        "excluded": _excluded(row.case),
+        "environment": asdict(run.environment),
+    }
+
+
+def _excluded(case: AnyCase) -> str:
+    if not isinstance(case, Case):
+        return EXCLUDED_OF_SUITE
+    return EXCLUDED_OF_TEXT if case.text else EXCLUDED
+
+
+def _text_fields(row: RowResult, summary: Summary) -> Record:
+    """Return what a case with a text has: its time, and what is in it."""
+    extra: Record = {"first_text_ms": 1e3 * row.work / summary.median}
+    http = [sample.extra["http_ms"] for sample in row.samples if "http_ms" in sample.extra]
+    included = "the text's tokens, the prompt, the most likely token and its text"
+    if http:
+        extra["http_ms"] = stdlib_statistics.median(http)
+        included += f", and HTTP, of which a request takes {extra['http_ms']:.2f} ms"
+    return {"extra": extra, "included": included}
+
+
+def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summary) -> Record:
+    """Return a token's time where tokens are decoded, else a prompt's, in the Orin envelope."""
+    clocks = [state.gpu_mhz for s in row.samples if (state := s.clocks_after) and state.gpu_mhz]
+    assert lane.model is not None
+    parts = 1 if case.n_prompt else case.n_gen
+    reads = (1 if case.n_prompt else 0) + case.n_gen
+    sms = lane.identity.sms if lane.identity and lane.identity.sms else case.sms
+    assert sms is not None
+    return {
+        "envelope": estimate(
+            1e3 * row.work / summary.median / parts,
+            sms,
+            stdlib_statistics.median(clocks) if clocks else None,
+            lane.model.token_read_bytes * reads / parts,
+        )
+    }
+
+
+def _lane_fields(lane: LaneResult) -> Record:
+    identity, first, bandwidth = lane.identity, lane.first_token, lane.bandwidth
+    fields: Record = {"check": lane.check}
+    if identity is not None:
+        fields |= {
+            "software": identity.software,
+            "device": identity.device,
+            "device_name": identity.device_name,
+            "driver": identity.driver,
+            "arch": identity.arch,
+            "renderer": identity.renderer,
+        }
+    if first is not None:
+        fields |= {
+            "ttft_prompt": first.n_prompt,
+            "ttft_cold_s": first.cold_s,
+            "ttft_warm_s": stdlib_statistics.median(lane.first_tokens_s or [first.warm_s]),
+            "ttft_warm_samples_s": lane.first_tokens_s,
+            "load_s": first.load_s,
+            "cold_compile_s": first.cold_compile_s,
+            "cold_kernels_compiled": first.kernels_compiled if first.cold_s else None,
+            "decode_path": first.decode_path,
+            "included": first.included,
+        }
+    if bandwidth is not None:
+        median = stdlib_statistics.median(bandwidth.samples_gb_s)
+        fields |= {
+            "copy_bandwidth_gb_s": median,
+            "copy_bandwidth_samples_gb_s": bandwidth.samples_gb_s,
+        }
+    return fields
+
+
+def _model_fields(lane: LaneResult, model: ModelInfo) -> Record:
+    """Return what a token must read, and how fast that could be."""
+    fields: Record = {
+        "token_read_bytes": model.token_read_bytes,
+        "token_read_by_tensor": dict(model.token_read_by_tensor),
+    }
+    if lane.bandwidth is not None:
+        median = stdlib_statistics.median(lane.bandwidth.samples_gb_s)
+        fields["roofline_ts"] = median * 1e9 / model.token_read_bytes
+    return fields
+
+
+def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Record:
+    """Return what is known of a repetition of the suite's cases."""
+    extra = {
+        "calls": prepared.calls,
+        "flops": prepared.flops or None,
+        "bytes": prepared.n_bytes or None,
+        "peak_gflops": prepared.peak_flops and prepared.peak_flops / 1e9,
+        **prepared.extra,
+        **_extra_of(row),
+    }
+    return {
+        "check": {"passed": True, "text": prepared.check, "backend": lane.plan.lane.backend},
+        "included": prepared.included,
+        "extra": {name: value for name, value in extra.items() if value is not None},
+    }
+
+
+def _extra_of(row: RowResult) -> Record:
+    """Return what this benchmark alone measured: of each process its last sample has it all.
+
+    Latencies are percentiles of a process: the record has the median process's, and of all
+    processes the longest and how many there were.
+    """
+    last = {sample.process: sample.extra for sample in row.samples}
+    found: Record = {}
+    for extra in last.values():
+        found |= extra
+    for name in found.keys() & {"p50_us", "p99_us", "p99.9_us"}:
+        found[name] = stdlib_statistics.median(extra[name] for extra in last.values())
+    if "max_us" in found:
+        found["max_us"] = max(extra["max_us"] for extra in last.values())
+    if "latencies" in found:
+        found["latencies"] = sum(extra["latencies"] for extra in last.values())
+    return found
+
+
+def _share(amount: float, per_second: float | None, row: RowResult, median: float) -> float | None:
+    """Return in percent how much of `per_second` the median repetition used for its `amount`."""
+    if not amount or not per_second:
+        return None
+    return 100 * amount * (median / row.work) / per_second
+
+
+def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+    fields: Record = {"comparisons": [], "warnings": [], "samples_ns": [], "samples_ts": []}
+    if row.warm_up is not None:
+        fields |= {
+            "warm_up_s": row.warm_up.seconds,
+            "warm_up_compile_s": row.warm_up.compile_s,
+            "kernels_per_token": row.warm_up.kernels_per_token,
+            "launches_per_token": row.warm_up.launches_per_token,
+        }
+    prepared = row.prepared
+    if prepared is not None:
+        fields |= _prepared_fields(lane, row, prepared)
+    if isinstance(row.case, Case) or prepared is not None:
+        fields["work"] = row.work
+    if not row.samples:
+        return fields
+    summary = summarize(row.throughputs, run.plan.seed, row.processes)
+    if isinstance(row.case, Case) and row.case.text:
+        fields |= _text_fields(row, summary)
+    if isinstance(row.case, Case) and row.case.sms:
+        fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
+    nanoseconds = _nanoseconds(row)
+    percent = roofline_percent(lane, row, summary)
+    if prepared is not None:
+        fields["peak_percent"] = _share(prepared.flops, prepared.peak_flops, row, summary.median)
+    return fields | {
+        "samples_ns": [sample.ns for sample in row.samples],
+        "samples_ts": row.throughputs,
+        "rounds": [sample.round for sample in row.samples],
+        "processes": row.processes,
+        "discarded_ns": [ns for sample in row.samples for ns in sample.discarded_ns],
+        "avg_ns": round(nanoseconds.mean),
+        "stddev_ns": round(nanoseconds.sd),
+        "avg_ts": summary.mean,
+        "stddev_ts": summary.sd,
+        "median_ts": summary.median,
+        "p5_ts": summary.p5,
+        "p95_ts": summary.p95,
+        "ci95_low_ts": summary.ci_low,
+        "ci95_high_ts": summary.ci_high,
+        "roofline_percent": percent,
+        "peak_device_bytes": _peak([sample.peak_device_bytes for sample in row.samples]),
+        "peak_rss_bytes": _peak([sample.peak_rss_bytes for sample in row.samples]),
+        "clocks": [
+            {
+                "before": asdict(sample.clocks_before) if sample.clocks_before else None,
+                "after": asdict(sample.clocks_after) if sample.clocks_after else None,
+            }
+            for sample in row.samples
+        ],
+        **energy_fields([sample.energy for sample in row.samples]),
+        "board_before": [sample.board_before for sample in row.samples],
+        "board_after": [sample.board_after for sample in row.samples],
+        "warnings": [
+            {"kind": warning.kind.value, "text": warning.text, "detail": warning.detail}
+            for warning in row_warnings(run.environment, lane, row, percent)
+        ],
+    }
+
+
+def _nanoseconds(row: RowResult) -> Summary:
+    return summarize([float(sample.ns) for sample in row.samples])
+
+
+def _peak(values: Sequence[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known else None
+
+
+def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> float | None:
+    """Return how much of the measured copy bandwidth a row used; None where that means nothing.
+
+    For decoding 100 % is a token every `token_read_bytes / copy bandwidth`: nothing but the weights
+    is read, and as fast as the device copies. The KV cache is not counted. The suite's cases say
+    themselves what they must move.
+    """
+    if lane.bandwidth is None:
+        return None
+    bandwidth = stdlib_statistics.median(lane.bandwidth.samples_gb_s) * 1e9
+    if not isinstance(row.case, Case):
+        prepared = row.prepared
+        return _share(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None
+    if row.case.n_prompt or lane.model is None:
+        return None
+    tokens = summary.median / row.case.n_parallel  # one reading of the weights serves all sequences
+    return 100 * tokens * lane.model.token_read_bytes / bandwidth
+
+
+def row_warnings(
+    environment: Environment, lane: LaneResult, row: RowResult, percent: float | None
+) -> list[BenchWarning]:
+    """Return everything about a row that a reader must know before trusting it."""
+    before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
+    after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
+    found = sample_warnings(row.throughputs, row.processes)
+    board = [sample.board_warnings for sample in row.samples if sample.board_warnings is not None]
+    if board:  # a Jetson's clocks are judged by its own sensors
+        found += _merged(list(itertools.chain.from_iterable(board)))
+    else:
+        found += clock_warnings(before, after, lane.on_gpu)
+    if environment.load_average > BUSY_SHARE * environment.cpu_count:
+        found.append(
+            BenchWarning(
+                WarningKind.BUSY_MACHINE,
+                "other work ran on the machine when the run began",
+                f"load average {environment.load_average:.1f} on {environment.cpu_count} CPUs",
+            )
+        )
+    if compiled := sum(sample.kernels_compiled for sample in row.samples):
+        found.append(
+            BenchWarning(
+                WarningKind.COMPILED_WHILE_TIMED,
+                "kernels were compiled while timed: leave --no-warmup out",
+                f"{compiled}",
+            )
+        )
+    is_model = isinstance(row.case, Case)
+    if percent is not None and percent > (100 if is_model else CACHE_PERCENT):
+        what = "weights" if is_model else "data"
+        found.append(
+            BenchWarning(
+                WarningKind.ABOVE_ROOFLINE,
+                f"faster than the copy bandwidth allows: the {what} come from a cache",
+                f"{percent:.0f} %",
+            )
+        )
+    energy = energy_fields([sample.energy for sample in row.samples]).get("energy")
+    if energy and (readings := readings_of_power(energy)) < FEW_READINGS:
+        found.append(
+            BenchWarning(
+                WarningKind.ROUGH_ENERGY,
+                f"energy is rough: fewer than {FEW_READINGS} readings of the sensor a repetition",
+                f"{readings:g}",
+            )
+        )
+    return found
+
+
+def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
+    """Return each of the samples' warnings once, with what was seen in all of them."""
+    details: dict[tuple[WarningKind, str], list[str]] = {}
+    for warning in warnings:
+        details.setdefault((warning.kind, warning.text), []).append(warning.detail)
+    return [
+        BenchWarning(kind, text, ", ".join(dict.fromkeys(filter(None, seen))))
+        for (kind, text), seen in details.items()
+    ]
+
+
+def run_comparisons(run: RunResult) -> list[tuple[int, Record]]:
+    """Compare rows with the same test of the baseline: llama.cpp if it ran, else the first lane.
+
+    Returns (place of the record, comparison) for each pair. All of a run are judged at once; only
+    processes whose rounds both rows have count.
+    """
+    found = list(_pairs(run))
+    judged = adjusted([compare_paired(ours, theirs) for *_, (ours, theirs) in found])
+    return [
+        (
+            index,
+            {
+                "baseline": other.plan.lane.backend,
+                "baseline_settings": dict(theirs.case.settings),
+                "pairs": comparison.n,
+                "ratio": comparison.ratio,
+                "ci95_low": comparison.ci_low,
+                "ci95_high": comparison.ci_high,
+                "p_value": comparison.p_value,
+                "verdict": comparison.verdict.value,
+                "text": verdict_text(
+                    comparison, lane.plan.lane.backend, other.plan.lane.backend, "pair"
+                ),
+            },
+        )
+        for (index, lane, other, theirs, _), comparison in zip(found, judged, strict=True)
+    ]
+
+
+Pairs = tuple[list[float], list[float]]
+
+
+def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowResult, Pairs]]:
+    """Yield each row's place and lane, its baseline, and the medians of the processes of both."""
+    baselines = [other for other in run.lanes if not other.plan.lane.is_tinygrad] or [run.lanes[0]]
+    rows = [(lane, row) for lane in run.lanes for row in lane.rows]
+    for (index, (lane, row)), other in itertools.product(enumerate(rows), baselines):
+        if other.plan.lane.backend == lane.plan.lane.backend:
+            continue
+        if other.plan.lane.model != lane.plan.lane.model:
+            continue
+        for theirs in other.rows:
+            if not _same_test(theirs.case, row.case):
+                continue
+            left, right = (process_medians(r.throughputs, r.processes) for r in (row, theirs))
+            if both := [process for process in left if process in right]:
+                medians = [left[process] for process in both], [right[process] for process in both]
+                yield index, lane, other, theirs, medians
+
+
+def _same_test(left: AnyCase, right: AnyCase) -> bool:
+    return (left.benchmark, left.label) == (right.benchmark, right.label)
+
+
+def to_json(value: Any) -> str:
+    """Return compact JSON with plain letters."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,441 @@
+"""The table of records for people, and the notes below it."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from orinbench.benchmark.envelope import ORIN_GB_S, ORIN_MHZ
+from orinbench.benchmark.plan import KNOBS
+from orinbench.board import energy_note
+from orinbench.export.markdown import markdown_table
+from orinbench.export.schema import Record
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def render_md(records: Sequence[Record], whole: bool = False) -> str:
+    """Return the models' table, one for rows without a model, and the notes.
+
+    The models' table fits 100 columns; `whole` has llama-bench's columns and all of ours.
+    """
+    models = [record for record in records if record["model_type"]]
+    others = [record for record in records if not record["model_type"]]
+    of_models = _columns if whole else _short_columns
+    tables = [
+        _table(rows, columns(rows))
+        for rows, columns in ((models, of_models), (others, _suite_columns))
+        if rows
+    ]
+    return "\n".join([*(f"{table}\n" for table in tables), *_notes(records), ""])
+
+
+Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
+
+
+def _short_columns(records: Sequence[Record]) -> list[Column]:
+    """Return what a reader asks for first, the model only where there are several."""
+    model: Column = ("model", False, lambda record: str(record["model_type"]))
+    several = len({(record["model_type"], record["model_filename"]) for record in records}) > 1
+    return [
+        *([model] if several else []),
+        ("backend", False, lambda record: str(record["backend"])),
+        *_knob_columns(records),
+        ("test", False, lambda record: str(record["test"])),
+        ("t/s, median", True, _median),
+        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
+        *_text_columns(records),
+        *(_envelope_columns(records) or _memory_columns()),
+        *_energy_columns(records)[:1],
+    ]
+
+
+def _memory_columns() -> list[Column]:
+    return [
+        ("of roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
+        ("memory", True, memory_text),
+    ]
+
+
+def _envelope(record: Record) -> dict[str, Any]:
+    found: dict[str, Any] = (record["extra"] or {}).get("envelope") or {}
+    return found
+
+
+def _envelope_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the times of a run with --sms, none of another."""
+    if not any(map(_envelope, records)):
+        return []
+
+    def column(title: str, name: str) -> Column:
+        def cell(record: Record) -> str:
+            ms = _envelope(record).get(name)
+            return "" if ms is None else time_text(1000 * ms)
+
+        return title, True, cell
+
+    return [
+        column("each", "ms"),
+        column("at 1.3 GHz *", "orin_ms"),
+        column("memory *", "orin_memory_floor_ms"),
+    ]
+
+
+def _envelope_note(record: Record) -> str:
+    if not (found := _envelope(record)):
+        return ""
+    clock = found["clock_mhz"]
+    scaled = (
+        f"times {clock:.0f} MHz over {ORIN_MHZ:.0f}" if clock else "not known: NVML says no clock"
+    )
+    return (
+        f"* Estimates for an AGX Orin, not measured. At 1.3 GHz: a token or a prompt on "
+        f"{found['sms']} multiprocessors of this GPU, {scaled}; they are not an Orin's. Memory: "
+        f"the weights that it reads, at {ORIN_GB_S} GB/s. An Orin needs at least the longer."
+    )
+
+
+def _text_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the time to the first text of the tests that have one."""
+    if not any((record["extra"] or {}).get("first_text_ms") for record in records):
+        return []
+
+    def cell(record: Record) -> str:
+        ms = (record["extra"] or {}).get("first_text_ms")
+        return "" if ms is None else time_text(ms * 1000)
+
+    return [("first text", True, cell)]
+
+
+def _median(record: Record) -> str:
+    if record["median_ts"] is None:
+        return _throughput(record)
+    mark = " (partial)" if record["partial"] or record["error"] else ""
+    return f"{_number(record['median_ts'])}{mark}"
+
+
+def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list[Column]:
+    """Return the columns of the settings that differ between rows of a backend."""
+    columns: list[Column] = []
+    titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
+    for knob in KNOBS:
+        # llama-batched-bench says nothing of its settings: that is no other value.
+        said = [record for record in records if record[knob.field] is not None]
+        values = {str(record[knob.field]) for record in said if record["backend"] == "llama.cpp"}
+        others = {str(record[knob.field]) for record in said if record["backend"] != "llama.cpp"}
+        if len(values) > 1 or len(others) > 1 or knob.field in always:
+            field = knob.field
+            columns.append(
+                (
+                    titles.get(field, field),
+                    True,
+                    lambda record, field=field: _known(record[field], "{}"),  # type: ignore[misc]
+                )
+            )
+    return columns
+
+
+def _columns(records: Sequence[Record]) -> list[Column]:
+    """Return llama-bench's columns, those of the knobs that differ between rows, and ours."""
+    return [
+        ("model", False, lambda record: str(record["model_type"])),
+        ("size", True, lambda record: _size(record["model_size"])),
+        ("params", True, lambda record: _params(record["model_n_params"])),
+        ("backend", False, lambda record: str(record["backend"])),
+        *_knob_columns(records, always=("n_threads",)),
+        ("test", True, lambda record: str(record["test"])),
+        ("t/s", True, _throughput),
+        ("median", True, lambda record: _number(record["median_ts"])),
+        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
+        ("p5 – p95", True, lambda record: _interval(record, "p5_ts", "p95_ts")),
+        *_text_columns(records),
+        ("roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
+        ("kernels/token", True, lambda record: _known(record["kernels_per_token"], "{}")),
+        ("peak memory", True, memory_text),
+        *_energy_columns(records),
+    ]
+
+
+def _suite_columns(records: Sequence[Record]) -> list[Column]:
+    """Return the columns of the benchmarks without a model: those that some row has."""
+
+    def known(*path: str, form: str = "{}") -> Callable[[Record], str]:
+        def cell(record: Record) -> str:
+            value: Any = record
+            for name in path:
+                value = value.get(name) if value else None
+            return _known(value, form)
+
+        return cell
+
+    def latency(name: str) -> Callable[[Record], str]:
+        def cell(record: Record) -> str:
+            us = (record["extra"] or {}).get(name)
+            return "" if us is None else time_text(us)
+
+        return cell
+
+    optional: list[Column] = [
+        ("of peak", True, known("peak_percent", form="{:.1f} %")),
+        ("of copy bandwidth", True, known("roofline_percent", form="{:.1f} %")),
+        ("p50", True, latency("p50_us")),
+        ("p99", True, latency("p99_us")),
+        ("p99.9", True, latency("p99.9_us")),
+        ("max", True, latency("max_us")),
+        ("kernels", True, known("extra", "kernels")),
+        ("of the first", True, _ratio),
+    ]
+    return [
+        ("benchmark", False, lambda record: str(record["benchmark"])),
+        ("test", False, lambda record: str(record["test"])),
+        ("backend", False, lambda record: str(record["backend"])),
+        ("per second", True, _throughput),
+        ("unit", False, lambda record: str(record["unit"])),
+        ("median", True, lambda record: _number(record["median_ts"])),
+        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
+        *(column for column in optional if any(column[2](record) for record in records)),
+        *_energy_columns(records, "J/unit", "unit/J"),
+    ]
+
+
+def _ratio(record: Record) -> str:
+    """The throughput as a multiple of the first backend's in the same rounds."""
+    return ", ".join(f"{found['ratio']:.3g}" for found in record["comparisons"])
+
+
+def _energy_columns(
+    records: Sequence[Record], joules: str = "J/token", tokens: str = "t/s/W"
+) -> list[Column]:
+    """Return the columns of machines that have a power sensor."""
+    if not any(record["joules_per_token"] for record in records):
+        return []
+    return [
+        (joules, True, lambda record: _known(record["joules_per_token"], "{:.3g}")),
+        (tokens, True, lambda record: _known(record["tokens_per_joule"], "{:.3g}")),
+    ]
+
+
+def _table(records: Sequence[Record], columns: Sequence[Column]) -> str:
+    rows = [[cell(record) for _, _, cell in columns] for record in records]
+    right = [title for title, is_right, _ in columns if is_right]
+    return markdown_table([title for title, _, _ in columns], rows, right)
+
+
+def _throughput(record: Record) -> str:
+    if record["avg_ts"] is None:
+        if (record["extra"] or {}).get("left_out"):
+            return "left out"
+        return "failed" if record["error"] else "not run"
+    mark = " (partial)" if record["partial"] or record["error"] else ""
+    return f"{_number(record['avg_ts'])} ± {_number(record['stddev_ts'])}{mark}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value == 0 or abs(value) >= 1 else f"{value:.3g}"
+
+
+def _known(value: Any, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def _interval(record: Record, low: str, high: str) -> str:
+    if record[low] is None:
+        return ""
+    return f"{_number(record[low])} – {_number(record[high])}"
+
+
+def memory_text(record: Record) -> str:
+    """Resident memory of the process on the CPU, what is allocated on the device elsewhere."""
+    field = "peak_rss_bytes" if record["device"] == "CPU" else "peak_device_bytes"
+    return "" if record[field] is None else _size(record[field])
+
+
+def time_text(us: float) -> str:
+    """Return microseconds as a person reads them, in four digits."""
+    for unit, factor in (("s", 1e6), ("ms", 1e3)):
+        if us >= factor:
+            return f"{us / factor:.4g} {unit}"
+    return f"{us:.4g} µs"
+
+
+def _size(n_bytes: int) -> str:
+    """llama-bench's form: MiB below 1 GiB."""
+    return f"{n_bytes / MIB:.2f} MiB" if n_bytes < GIB else f"{n_bytes / GIB:.2f} GiB"
+
+
+def _params(count: int) -> str:
+    return f"{count / 1e6:.2f} M" if count < 1e9 else f"{count / 1e9:.2f} B"
+
+
+def _notes(records: Sequence[Record]) -> list[str]:
+    """Return what stands below the table: each fact once, in the order a reader asks for them."""
+    notes: list[str] = [_model_note(record) for record in records]
+    for record in records:
+        name = record["backend"]
+        if record["model_type"]:  # other benchmarks have too many rows for a sentence each
+            notes += [
+                f"{record['test']}: {comparison['text']}." for comparison in record["comparisons"]
+            ]
+        if record["error"]:
+            notes.append(f"{name} {record['test']} failed: {record['error']}.")
+        if reason := (record["extra"] or {}).get("left_out"):
+            notes.append(f"{name} {record['test']} left out: {reason}.")
+        if said := (record["extra"] or {}).get("in_words"):
+            notes.append(f"{name} {record['test']}: {said}.")
+    notes += [_first_token_note(record) for record in records]
+    notes += [_envelope_note(record) for record in records]
+    notes += [_roofline_note(record) for record in records]
+    notes += [f"Timed {what}." for what in included_notes(records)]
+    notes += [_peak_note(record) for record in records]
+    notes += [_energy_note(record) for record in records]
+    notes += [_check_note(record) for record in records]
+    notes += _warning_notes(records)
+    first = records[0]
+    if first["synthetic"]:
+        notes.append(
+            "The model is synthetic: a real shape with random weights. Speed is that of a real "
+            "model of this shape and quantization; its text means nothing."
+        )
+    planned = ""
+    if any(record["partial"] for record in records):
+        notes.append("Interrupted: the figures above are those measured until then.")
+        planned = " planned"
+    if first["repetitions"] is not None:  # llama.cpp's own records do not say
+        processes = max(len(set(record["processes"] or [0])) for record in records)
+        notes.append(
+            f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test "
+            f"once, in an order drawn with seed {first['seed']}; {processes} fresh "
+            f"process{'es' * (processes != 1)} of each backend. Not timed: {_excluded(records)}."
+        )
+    notes.append(_machine_note(records))
+    return [f"- {note}" for note in dict.fromkeys(notes) if note]
+
+
+def _excluded(records: Sequence[Record]) -> str:
+    """Return what is not timed, of the tests that leave more out first."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        tests = found.setdefault(record["excluded"], [])
+        tests += [record["test"]] * (record["test"] not in tests)
+    if len(found) == 1:
+        return next(iter(found))
+    return "; ".join(f"of {', '.join(tests)}: {what}" for what, tests in found.items())
+
+
+def _model_note(record: Record) -> str:
+    if not record["model_type"] or record["model_size"] is None:
+        return ""
+    size, params = _size(record["model_size"]), _params(record["model_n_params"])
+    return f"Model: {record['model_type']}, {size}, {params} weights."
+
+
+def _first_token_note(record: Record) -> str:
+    if record["ttft_warm_s"] is None:
+        return ""
+    times = f"{record['ttft_warm_s']:.1f} s"
+    if record["ttft_cold_s"] is not None:
+        times = (
+            f"{record['ttft_cold_s']:.1f} s with an empty kernel cache "
+            f"({record['cold_kernels_compiled']} kernels, {record['cold_compile_s']:.1f} s in the "
+            f"compiler), {times} with a full one"
+        )
+    name, software = record["backend"], record["software"]
+    who = software if software.startswith(name) else f"{name} ({software})"
+    prompt = f"first token of a {record['ttft_prompt']}-token prompt"
+    return f"{who}: {prompt}, from process start: {times}."
+
+
+def _roofline_note(record: Record) -> str:
+    if record["copy_bandwidth_gb_s"] is None:
+        return ""
+    if record["token_read_bytes"] is None:
+        speed = f"{record['copy_bandwidth_gb_s']:.1f} GB/s measured"
+        return f"Copy bandwidth of {record['device']}: {speed}, read plus written."
+    return (
+        f"Roofline of {record['device']}: {record['copy_bandwidth_gb_s']:.1f} GB/s measured copy "
+        f"bandwidth / {record['token_read_bytes'] / 1e6:.1f} MB of weights that a token reads = "
+        f"{record['roofline_ts']:.1f} t/s."
+    )
+
+
+def included_notes(records: Sequence[Record]) -> list[str]:
+    """Return, each once, whose timed region held what; with the tests where they differ."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        if record["included"] is None:
+            continue
+        whose = f"by {record['benchmark']}"
+        if record["model_type"]:
+            path = f" ({record['decode_path']} path)" if record["decode_path"] else ""
+            whose = f"of {record['backend']}{path}"
+        tests = found.setdefault((whose, record["included"]), [])
+        if record["test"] not in tests:
+            tests.append(record["test"])
+    several = Counter(whose for whose, _ in found)
+    return [
+        f"{whose} ({', '.join(tests)}): {included}"
+        if several[whose] > 1
+        else f"{whose}: {included}"
+        for (whose, included), tests in found.items()
+    ]
+
+
+def _energy_note(record: Record) -> str:
+    if record["joules_per_token"] is None:
+        return ""
+    return energy_note(record)
+
+
+def _check_note(record: Record) -> str:
+    check = record["check"]
+    if check is None:
+        return ""
+    if not record["model_type"]:
+        return "Check: each row's result was compared before it was timed; `check` says with what."
+    return f"Check: {check['text']}."
+
+
+def _peak_note(record: Record) -> str:
+    source = (record["extra"] or {}).get("peak_source")
+    return f"Peak of {record['device']}: {source}." if source else ""
+
+
+def _warning_notes(records: Sequence[Record]) -> list[str]:
+    """Return each warning once, with the rows that it is about and what was seen in each."""
+    seen: dict[str, list[tuple[str, str]]] = {}
+    timed = [record for record in records if record["samples_ns"]]
+    for record in timed:
+        for warning in record["warnings"]:
+            row = f"{record['backend']} {record['test']}"
+            seen.setdefault(warning["text"], []).append((row, warning["detail"]))
+    return [f"Warning: {text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
+
+
+def _rows(rows: Sequence[tuple[str, str]], total: int) -> str:
+    """Return the rows, each with its detail; all rows with one detail in two words."""
+    details = {detail for _, detail in rows}
+    if len(details) == 1 and len(rows) == total > 1:
+        (detail,) = details
+        return "all rows" + f" ({detail})" * bool(detail)
+    return ", ".join(row + f" ({detail})" * bool(detail) for row, detail in rows)
+
+
+def _machine_note(records: Sequence[Record]) -> str:
+    environment = records[0]["environment"]
+    if not environment:  # a result that llama.cpp wrote
+        return f"Machine: {records[0]['gpu_info'] or records[0]['cpu_info'] or 'unknown'}."
+    governors = "+".join(environment["cpu_governors"]) or "unknown"
+    parts = [
+        environment["board"],
+        f"{environment['cpu']} ({environment['cpu_count']} CPUs, governor {governors})",
+        *dict.fromkeys(record["device_name"] for record in records if record["device_name"]),
+        *dict.fromkeys(f"driver {record['driver']}" for record in records if record["driver"]),
+        environment["os"],
+        f"kernel {environment['kernel']}",
+        f"Python {environment['python']}",
+        f"tinygrad {environment['tinygrad_version']}",
+        *(f"{name}={value}" for name, value in environment["tinygrad_variables"].items()),
+    ]
+    return "Machine: " + ", ".join(part for part in parts if part) + "."

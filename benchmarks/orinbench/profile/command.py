@@ -1,0 +1,192 @@
+"""`orinbench profile`: where the time of a token and of a prompt goes, kernel class by class."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import click
+
+from orinbench.benchmark.tinygrad_backend import chosen_device
+from orinbench.child import run
+from orinbench.errors import BenchError
+from orinbench.plain import read
+from orinbench.profile.log import KernelTime, read_log
+
+_DEVICES = ("NV", "CUDA", "CPU")
+
+
+@dataclass(frozen=True)
+class ClassTime:
+    """The kernels of one class: launches, seconds in all, bytes in all (0: not known)."""
+
+    kind: str
+    count: int
+    seconds: float
+    n_bytes: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Classes of each section (token, prompt), and what a run without instruments took.
+
+    `wall` is seconds by section with graphs and all; `bandwidth` is bytes per second of a copy.
+    """
+
+    source: str
+    device: str
+    sections: dict[str, list[ClassTime]]
+    wall: dict[str, float] = field(default_factory=dict)
+    bandwidth: float | None = None
+
+
+def grouped(kernels: Iterable[KernelTime]) -> dict[str, list[ClassTime]]:
+    """Sum kernels by section and class, the longest first; warm-up is left out."""
+    sums: dict[str, dict[str, list[float]]] = {}
+    for kernel in kernels:
+        if kernel.section == "warm-up":
+            continue
+        entry = sums.setdefault(kernel.section, {}).setdefault(kernel.kind, [0, 0.0, 0.0])
+        entry[0] += 1
+        entry[1] += kernel.seconds
+        entry[2] += kernel.n_bytes
+    return {
+        section: sorted(
+            (ClassTime(kind, int(n), s, b) for kind, (n, s, b) in kinds.items()),
+            key=lambda c: -c.seconds,
+        )
+        for section, kinds in sums.items()
+    }
+
+
+def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str, str]) -> str:
+    """Run the worker in a mode and return what it printed; raises BenchError if it fails."""
+    command = [sys.executable, "-m", "orinbench.profile.worker", mode, str(model)]
+    done = run([*command, n_prompt, depth], environment=env)
+    if done.status:
+        raise BenchError(f"{model}: profiling on {env['DEV']} failed: {done.reason}")
+    return done.out
+
+
+def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
+    """Profile a GGUF file on a device of tinygrad, in two processes of its own.
+
+    Raises BenchError when a process fails, with its last line.
+    """
+    environment = {"DEV": device, "JIT": "2", "DEBUG": "2"}
+    kernels = read_log(_worker("kernels", model, n_prompt, depth, environment).splitlines(), "load")
+    kept = [k for k in kernels if k.section != "load"]
+    if not kept:
+        raise BenchError(f"{model}: {device} printed no kernel times with DEBUG=2")
+    said = _worker("wall", model, n_prompt, depth, {"DEV": device, "JIT": "1", "DEBUG": "0"})
+    plain = json.loads(said.strip().splitlines()[-1])
+    return Profile(str(model), device, grouped(kept), plain["wall"], plain["bandwidth"])
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def markdown(profile: Profile) -> str:
+    """Return the tables: one a section, with the sum, and the time without instruments."""
+    lines = []
+    for section, classes in profile.sections.items():
+        total = sum(c.seconds for c in classes)
+        lines += [f"### {section}: {profile.source} on {profile.device}", ""]
+        lines += ["| kernels of | n | us | us each | MB | GB/s | of copy bandwidth | share |"]
+        lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+        for c in classes:
+            rate = c.n_bytes / c.seconds if c.seconds else 0.0
+            roof = _share(rate, profile.bandwidth) if profile.bandwidth and rate else ""
+            lines.append(
+                f"| {c.kind} | {c.count} | {c.seconds * 1e6:.1f} |"
+                f" {c.seconds / c.count * 1e6:.2f} | {c.n_bytes / 1e6:.1f} |"
+                f" {rate / 1e9:.0f} | {roof} | {_share(c.seconds, total)} |"
+            )
+        count = sum(c.count for c in classes)
+        lines.append(f"| sum, one by one | {count} | {total * 1e6:.1f} | | | | | |")
+        if section in profile.wall:
+            wall = profile.wall[section]
+            lines += [f"| wall clock, as users run it | | {wall * 1e6:.1f} | | | | | |"]
+        lines.append("")
+    lines.append(
+        "One by one, each kernel's time holds its start; on CUDA also two events, some us each."
+    )
+    return "\n".join(lines)
+
+
+def difference(before: Profile, after: Profile) -> str:
+    """Return a table of two profiles' classes, microseconds and change."""
+    lines = []
+    for section in before.sections:
+        if section not in after.sections:
+            continue
+        old = {c.kind: c for c in before.sections[section]}
+        new = {c.kind: c for c in after.sections[section]}
+        lines += [f"### {section}: {before.source} -> {after.source}", ""]
+        lines += ["| kernels of | n | us before | us after | change |"]
+        lines += ["| --- | ---: | ---: | ---: | ---: |"]
+        for kind in dict.fromkeys([*old, *new]):
+            a, b = old.get(kind), new.get(kind)
+            us = [c.seconds * 1e6 if c else 0.0 for c in (a, b)]
+            counts = f"{a.count if a else 0} -> {b.count if b else 0}"
+            lines.append(
+                f"| {kind} | {counts} | {us[0]:.1f} | {us[1]:.1f} | {us[1] - us[0]:+.1f} |"
+            )
+        sums = [sum(c.seconds for c in kinds.values()) * 1e6 for kinds in (old, new)]
+        lines.append(f"| sum | | {sums[0]:.1f} | {sums[1]:.1f} | {sums[1] - sums[0]:+.1f} |")
+        lines.append("")
+    if not lines:
+        raise BenchError(
+            f"{before.source} and {after.source} have no section in common: "
+            "profile the same prompt length in both"
+        )
+    return "\n".join(lines)
+
+
+def load(path: Path) -> Profile:
+    """Read what `-o json` wrote; raises BenchError for anything else."""
+    try:
+        stored = json.loads(path.read_text())
+        return read(Profile, stored, f"{path}: not what `orinbench profile -o json` writes")
+    except (OSError, ValueError) as error:
+        raise BenchError(f"{path}: not what `orinbench profile -o json` writes: {error}") from error
+
+
+@click.command("profile")
+@click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.option(
+    "--device",
+    type=click.Choice(_DEVICES),
+    help="tinygrad's device [DEV, else the first that opens]",
+)
+@click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
+@click.option("-d", "--n-depth", default=0, type=click.IntRange(0), help="tokens before them [0]")
+@click.option(
+    "--diff",
+    nargs=2,
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="BEFORE AFTER",
+    help="compare two profiles in json",
+)
+@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+def profile_command(
+    model: str | None,
+    device: str | None,
+    n_prompt: int,
+    n_depth: int,
+    diff: tuple[str, str] | None,
+    output: str,
+) -> None:
+    """Show where the time of a token and of a prompt goes.
+
+    Give a MODEL to measure it, or --diff for two results of -o json.
+    """
+    if (model is None) == (diff is None):
+        raise BenchError("profile: give one of MODEL and --diff BEFORE AFTER")
+    if diff:
+        click.echo(difference(load(Path(diff[0])), load(Path(diff[1]))))
+        return
+    result = measure(Path(str(model)), chosen_device(device), n_prompt, n_depth)
+    click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))

@@ -1,0 +1,390 @@
+"""The one judge of llama-bench, compare, history, the report and the tuner.
+
+Its unit is the process. What a process is lucky with (where its memory lies, which threads it got)
+stays for its lifetime, so samples of one process agree with each other more than with those of the
+next. docs/statistics.md has what the judge says of samples whose truth is known.
+"""
+
+import itertools
+import math
+import statistics as stdlib_statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from orinbench.export.identity import case_test, identity
+from orinbench.export.markdown import markdown_table
+from orinbench.export.schema import Record
+from orinbench.statistics.ranks import Floats, RankTest, rank_sum, signed_rank
+
+SIGNIFICANCE = 0.05
+# Of n samples, the chance that all lie on one side of the median is 2 / 2^n: the least n that
+# makes it fall below 5 % is 6. Fewer carry no 95 % interval of a median, whatever is computed, and
+# so many pairs are the fewest that signed ranks can say anything of.
+MIN_UNITS = 6
+
+
+class Verdict(Enum):
+    """The verdicts of a comparison."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_DIFFERENCE = "no difference shown"
+    TOO_FEW = "too few processes"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A backend's throughput over another's: ratio above 1 means faster.
+
+    `n` is the number of processes of the side that had fewer. The interval is None where so few
+    processes have none; `least_p` is the least p that they can give.
+    """
+
+    n: int
+    ratio: float
+    ci_low: float | None
+    ci_high: float | None
+    p_value: float
+    verdict: Verdict
+    least_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The noise between runs of the same software on the same machine: of the logarithm's sd."""
+
+    sd: float
+    degrees: int
+
+
+def process_medians(values: Sequence[float], processes: Sequence[int]) -> dict[int, float]:
+    """Return the median of each process's samples; `processes` says whose each sample is."""
+    groups: dict[int, list[float]] = {}
+    for value, process in zip(values, processes, strict=True):
+        groups.setdefault(process, []).append(value)
+    return {process: stdlib_statistics.median(group) for process, group in groups.items()}
+
+
+def compare_paired(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+    """Compare throughputs, one a process, that were taken in the same rounds, in their order.
+
+    Wilcoxon's signed rank test of the logarithms of the ratios: since the order in a round is
+    drawn, a machine that slows down or swings does so for either side.
+    """
+    logs = np.log(np.asarray(ours, dtype=np.float64) / np.asarray(theirs, dtype=np.float64))
+    return _judged(len(logs), signed_rank(logs))
+
+
+def compare_separate(
+    ours: Sequence[float], theirs: Sequence[float], noise: Noise | None = None
+) -> Comparison:
+    """Compare throughputs, one a process, of two runs that were not taken at once.
+
+    Wilcoxon's rank sum test of the logarithms. Where the `noise` between runs is known, the
+    difference must stand out from it too; runs with too few processes are judged by it alone.
+    """
+    a, b = (np.log(np.asarray(side, dtype=np.float64)) for side in (ours, theirs))
+    comparison = _judged(min(len(a), len(b)), rank_sum(a, b))
+    return comparison if noise is None else _against(comparison, noise)
+
+
+def _judged(n: int, test: RankTest) -> Comparison:
+    ratio, low, high = (
+        None if value is None else math.exp(value) for value in (test.shift, test.low, test.high)
+    )
+    assert ratio is not None
+    verdict = Verdict.TOO_FEW
+    if test.least_p < SIGNIFICANCE:
+        verdict = _verdict(ratio, test.p_value)
+    return Comparison(n, ratio, low, high, test.p_value, verdict, test.least_p)
+
+
+def _verdict(ratio: float, p_value: float) -> Verdict:
+    if p_value >= SIGNIFICANCE:
+        return Verdict.NO_DIFFERENCE
+    return Verdict.FASTER if ratio > 1 else Verdict.SLOWER
+
+
+def _against(comparison: Comparison, noise: Noise) -> Comparison:
+    """Return a comparison of two runs that must also stand out from how runs differ."""
+    log_ratio, sd = math.log(comparison.ratio), noise.sd * math.sqrt(2)
+    t = abs(log_ratio) / sd if sd > 0 else math.inf if log_ratio else 0.0
+    p_value = student_p(t, noise.degrees)
+    far = sd * student_t(SIGNIFICANCE, noise.degrees)
+    low, high = math.exp(log_ratio - far), math.exp(log_ratio + far)
+    if comparison.verdict is not Verdict.TOO_FEW:
+        p_value = max(p_value, comparison.p_value)
+        low = min(low, comparison.ci_low if comparison.ci_low is not None else low)
+        high = max(high, comparison.ci_high if comparison.ci_high is not None else high)
+    return replace(
+        comparison,
+        ci_low=low,
+        ci_high=high,
+        p_value=p_value,
+        verdict=_verdict(comparison.ratio, p_value),
+        least_p=0.0 if comparison.verdict is Verdict.TOO_FEW else comparison.least_p,
+    )
+
+
+def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Return comparisons that are asked at once, with Holm's p-values and the verdicts they allow.
+
+    Of 20 tests of nothing one falls below 5 % by chance; after Holm's step-down correction the
+    chance that any of them does is 5 % (S. Holm, "A Simple Sequentially Rejective Multiple Test
+    Procedure", 1979). Comparisons with too few processes took no chance and are left out of it;
+    those whose least p is too large for so many at once have too few processes as well.
+    """
+    tested = [c for c in comparisons if c.verdict is not Verdict.TOO_FEW]
+    corrected = iter(holm([comparison.p_value for comparison in tested]))
+    return [
+        _with_p(comparison, next(corrected), len(tested))
+        if comparison.verdict is not Verdict.TOO_FEW
+        else comparison
+        for comparison in comparisons
+    ]
+
+
+def _with_p(comparison: Comparison, p_value: float, tests: int) -> Comparison:
+    """Return a comparison with a higher p-value and what is left of its verdict."""
+    verdict = comparison.verdict if p_value < SIGNIFICANCE else Verdict.NO_DIFFERENCE
+    if p_value >= SIGNIFICANCE and comparison.least_p * tests >= SIGNIFICANCE:
+        verdict = Verdict.TOO_FEW
+    return replace(comparison, p_value=p_value, verdict=verdict)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's adjusted p-values, in the order given."""
+    found = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        found[index] = highest
+    return found
+
+
+def pairs_needed(tests: int) -> int:
+    """Return the rounds from which on the judge can say anything of `tests` tests at once.
+
+    The least p of signed ranks is 2 / 2^n, which Holm multiplies by the number of tests.
+    """
+    return max(MIN_UNITS, math.floor(math.log2(2 * max(1, tests) / SIGNIFICANCE)) + 1)
+
+
+def noise_of(stretches: Iterable[Sequence[float]]) -> Noise | None:
+    """Return the spread of the medians (above 0) of runs in stretches where nothing changed.
+
+    None if no stretch has two runs.
+    """
+    squares, degrees = 0.0, 0
+    for medians in stretches:
+        logs = [math.log(value) for value in medians]
+        mean = sum(logs) / len(logs)
+        squares += sum((value - mean) ** 2 for value in logs)
+        degrees += len(logs) - 1
+    return Noise(math.sqrt(squares / degrees), degrees) if degrees else None
+
+
+def student_p(t: float, degrees: int) -> float:
+    """Return the two-sided p-value of Student's t.
+
+    With t = sqrt(degrees) tan(angle) the density is cos(angle)^(degrees - 1) up to a factor.
+    """
+
+    def area(bound: float) -> float:
+        middles = bound * (np.arange(4000) + 0.5) / 4000
+        return bound * float(np.mean(np.cos(middles) ** (degrees - 1)))
+
+    return max(0.0, 1.0 - area(math.atan(t / math.sqrt(degrees))) / area(math.pi / 2))
+
+
+@lru_cache
+def student_t(p_value: float, degrees: int) -> float:
+    """Return the t whose two-sided p-value this is, to a millionth of a right angle."""
+    low, high = 0.0, math.pi / 2
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        if student_p(math.sqrt(degrees) * math.tan(middle), degrees) > p_value:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def change_points(medians: Sequence[float] | Floats, tests: int = 1, seed: int = 0) -> list[int]:
+    """Return the indices from which on a series of runs (medians above 0) has another level.
+
+    Pettitt's rank test, its p-value by permutation, splits the series where it finds a change, and
+    looks again at both parts. A slow creep is found as a change too: its halves differ. `tests` is
+    how many series are looked at at once.
+    """
+    found: list[int] = []
+    parts = [(0, len(medians))]
+    while parts:
+        start, end = parts.pop()
+        split = _change_point(medians[start:end], SIGNIFICANCE / tests, seed)
+        if split is not None:
+            found.append(start + split)
+            parts += [(start, start + split), (start + split, end)]
+    return sorted(found)
+
+
+def _change_point(
+    medians: Sequence[float] | Floats, significance: float, seed: int, draws: int = 10_000
+) -> int | None:
+    n = len(medians)
+    if n < MIN_UNITS:
+        return None
+    values = np.asarray(medians, dtype=np.float64)
+    ranks = np.searchsorted(np.sort(values), values, "left") + np.searchsorted(
+        np.sort(values), values, "right"
+    )
+    centred = (ranks - ranks.mean()).astype(np.float64)
+    sums = np.abs(np.cumsum(centred)[:-1])
+    shuffled = np.random.default_rng(seed).permuted(np.tile(centred, (draws, 1)), axis=1)
+    highest = np.abs(np.cumsum(shuffled, axis=1)[:, :-1]).max(axis=1)
+    p_value = (1 + (highest >= sums.max() - 1e-9).sum()) / (draws + 1)
+    return int(sums.argmax()) + 1 if p_value < significance else None
+
+
+def slope(medians: Sequence[float] | Floats) -> float:
+    """Return Theil and Sen's slope of a series of at least two: the share a run grows by."""
+    logs = np.log(np.asarray(medians, dtype=np.float64))
+    pairs = itertools.combinations(range(len(logs)), 2)
+    return float(np.expm1(np.median([(logs[j] - logs[i]) / (j - i) for i, j in pairs])))
+
+
+def verdict_text(
+    comparison: Comparison, ours: str, theirs: str, unit: str, more: str = "-r 10"
+) -> str:
+    """Say in one line what a comparison shows: `unit` is a "pair" of processes or a "process".
+
+    `more` is the flag that gets more of them.
+    """
+    low, high = comparison.ci_low, comparison.ci_high
+    count = {
+        "pair": f"{comparison.n} pair{'s' * (comparison.n != 1)} of processes",
+        "process": f"{comparison.n} process{'es' * (comparison.n != 1)} a side",
+    }[unit]
+    inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
+    measured = f"{times(comparison.ratio)} of the throughput of {theirs} ({inside}{count})"
+    match comparison.verdict:
+        case Verdict.FASTER:
+            return f"{ours} is faster: {measured}"
+        case Verdict.SLOWER:
+            return (
+                f"{ours} is slower: {measured}; {theirs} is {times(1 / comparison.ratio)} times "
+                "as fast"
+            )
+        case Verdict.NO_DIFFERENCE:
+            return f"no difference shown: {ours} has {measured}"
+        case Verdict.TOO_FEW:
+            return f"too few processes for a verdict: {ours} has {measured}; use {more}"
+
+
+def times(ratio: float) -> str:
+    """Return a ratio in three digits, or in as many as tell one near 1 from 1."""
+    return f"{ratio:.4f}" if 0.9 < ratio < 1.1 else f"{ratio:.3g}"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One test of both sides: `unit` is what was counted, a "pair" or a "process"."""
+
+    label: str
+    backend: str
+    comparison: Comparison
+    unit: str
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        comparison = self.comparison
+        return {
+            "backend": self.backend,
+            "test": self.label,
+            "n": comparison.n,
+            "ratio": comparison.ratio,
+            "ci95_low": comparison.ci_low,
+            "ci95_high": comparison.ci_high,
+            "p_value": comparison.p_value,
+            "verdict": comparison.verdict.value,
+        }
+
+
+NoiseOf = Callable[[Record, Record], Noise | None]
+
+
+def no_noise(before: Record, after: Record) -> Noise | None:
+    """Know nothing of how runs differ."""
+    return None
+
+
+def judge_saved(
+    before: Sequence[Record], after: Sequence[Record], noise_of: NoiseOf = no_noise
+) -> list[Judged]:
+    """Compare each record of `after` with the same measurement in `before`, all judged at once.
+
+    `noise_of` says how much runs of a measurement differ by themselves. Records without samples on
+    a side, such as those of llama.cpp's sql, are left out.
+    """
+    old = {identity(record): record for record in before if record["samples_ts"]}
+    pairs = [
+        (old[identity(record)], record)
+        for record in after
+        if record["samples_ts"] and identity(record) in old
+    ]
+    comparisons = adjusted(
+        [compare_separate(medians(new), medians(then), noise_of(then, new)) for then, new in pairs]
+    )
+    return [
+        Judged(case_test(record), record["backend"], comparison, "process")
+        for (_, record), comparison in zip(pairs, comparisons, strict=True)
+    ]
+
+
+def medians(record: Record) -> list[float]:
+    """Return the medians of a record's processes."""
+    return list(process_medians(record["samples_ts"], record["processes"]).values())
+
+
+def is_slower(judged: Sequence[Judged]) -> bool:
+    """True if anything became slower."""
+    return any(test.comparison.verdict is Verdict.SLOWER for test in judged)
+
+
+def markdown(judged: Sequence[Judged], notes: Sequence[str], ours: str, theirs: str) -> str:
+    """Return the table, what differs, and a line for each test."""
+    table = markdown_table(
+        ("backend", "test", f"{ours} / {theirs}", "95 % interval", "n", "p", "verdict"),
+        [
+            (
+                test.backend,
+                test.label,
+                times(test.comparison.ratio),
+                _interval(test.comparison),
+                str(test.comparison.n),
+                f"{test.comparison.p_value:.2g}",
+                test.comparison.verdict.value,
+            )
+            for test in judged
+        ],
+        right=("n", "p", f"{ours} / {theirs}"),
+    )
+    lines = [f"- {note}" for note in notes]
+    for test in judged:
+        more = "--rounds 10" if test.unit == "pair" else "results of -r 10"
+        text = verdict_text(test.comparison, ours, theirs, test.unit, more)
+        lines.append(f"- {test.backend} {test.label}: {text}.")
+    if len(judged) > 1:
+        lines.append(f"- p after Holm's correction for {len(judged)} tests at once.")
+    return "\n".join([table, "", *lines])
+
+
+def _interval(comparison: Comparison) -> str:
+    if comparison.ci_low is None or comparison.ci_high is None:
+        return ""
+    return f"{times(comparison.ci_low)} – {times(comparison.ci_high)}"

@@ -1,0 +1,54 @@
+"""Programs that were written against the sanitizer: none gets past it, none is accused wrongly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvgpusim.ptx import compile_kernel, parse
+
+from . import launching
+from .cases import Case
+
+ATTACKS = [
+    Case("w_async_group", "race", "i:512 u:256", "64"),
+    Case("w_async_source", "race", "i:256 u:256", "64"),
+    Case("w_async_never", "bounds", "i:256 u:256", "64"),
+    Case("w_async_wild", "bounds", "i:256 u:256", "64"),
+    Case("c_async_zeros", "", "i:160 u:256 s:40", "64"),
+    Case("c_release", "", "u:256 z:4 u:256", "64", 2),
+    Case("w_release_alone", "race", "u:256 z:4 u:256", "64", 2),
+    Case("c_release_warp", "", "u:128 z:4 u:128", "32", 2),
+    Case("w_release_late", "race", "u:128 z:4 u:128", "32", 2),
+    Case("c_release_halves", "", "u:128 z:4 u:128", "32", 2),
+    Case("c_shared_flag", "", "i:128 u:128", "64"),
+    Case("w_shared_flag", "race", "i:128 u:128", "64"),
+    Case("w_vector", "race", "u:128", "32"),
+    Case("w_matrix", "race", "i:128 u:128", "32"),
+    Case("w_double_buffer", "race", "i:256 u:256", "64"),
+    Case("w_mbarrier_fresh", "init", "u:256", "64"),
+    Case("w_local_part", "init", "i:64 u:256 s:5", "64"),
+    Case("c_pipeline", "", "i:2048 u:256", "64"),
+    Case("c_ring", "", "i:512 u:128", "64"),
+]
+MODULE = parse((Path(__file__).parent / "attacks.ptx").read_text())
+
+
+def test_every_kernel_is_launched() -> None:
+    assert {case.kernel for case in ATTACKS} == set(MODULE.kernels)
+
+
+@pytest.mark.parametrize("case", ATTACKS, ids=lambda case: case.kernel)
+def test_wrong_is_found_and_right_is_not_accused(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = compile_kernel(MODULE, MODULE.kernels[case.kernel], True)
+    monkeypatch.setattr(launching, "module", lambda: MODULE)
+    monkeypatch.setattr(launching, "code", lambda kernel, fine: code)
+    for seed in (None, 1, 2, 3):
+        found = launching.run(case, seed)
+        if case.fault:
+            assert case.fault in found.kinds, (seed, found.texts)
+        else:
+            assert not found.kinds, (seed, found.texts)

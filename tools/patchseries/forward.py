@@ -1,0 +1,107 @@
+"""What of the series goes onto another tinygrad: a release, or a commit of a git tree."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from . import base as bases
+from .errors import SeriesError
+from .model import Patch, Series
+from .proc import last_error
+from .tree import commit_series, git
+from .verify import Say
+
+
+def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
+    """Try each patch on another tinygrad, in order, over those that went on; returns how many did.
+
+    A patch either applies as it is, or git's three-way merge places it, or it has conflicts. One
+    whose Depends-on did not go on is not tried.
+
+    Args:
+        series: the series.
+        target: a version on PyPI, or DIR or DIR@REF: a git tree, at HEAD or at a commit.
+        sdist: the base, checked.
+        say: called with each line of the report.
+
+    Raises:
+        SeriesError: the release or the tree cannot be had.
+    """
+    on: set[str] = set()
+    merged = 0
+    with tempfile.TemporaryDirectory(prefix="tinygrad-orin-forward-") as tmp:
+        later, name = _unpacked(series, target, Path(tmp, "later"))
+        say(name)
+        tree = bases.unpack(sdist, Path(tmp, "tree"))
+        commit_series(tree, series.patches)
+        commits = git(tree, "rev-list", "--reverse", "base..HEAD", what="series").split()
+        _replace(tree, later)
+        for patch, commit in zip(series.patches, commits, strict=True):
+            missing = [n for n in patch.depends_on if n not in on]
+            if missing:
+                say(f"skip  {patch.file}: needs {', '.join(missing)}, which does not go on")
+                continue
+            word, why = _try(tree, patch, commit)
+            say(f"{word:5} {patch.file}{why}")
+            if word != "no":
+                on.add(patch.number)
+                merged += word == "merge"
+    say(f"{len(on)} of {len(series.patches)} go onto {target}, {merged} of them by a merge")
+    return len(on)
+
+
+def _unpacked(series: Series, target: str, to: Path) -> tuple[Path, str]:
+    """Return a folder with the other tinygrad's files, and its name for the report."""
+    folder, _, ref = target.partition("@")
+    if not Path(folder).is_dir():
+        if ref or "/" in target:
+            raise SeriesError(f"--forward {target}: no such folder; want a version, DIR or DIR@REF")
+        archive = bases.cache_folder() / f"{series.base.name}-{target}.tar.gz"
+        if not archive.is_file():
+            bases.download(f"{series.base.name}=={target}", archive)
+        name = f"{series.base.name} {target} (sha256 {bases.sha256_of(archive)})"
+        return bases.unpack(archive, to), name
+    where = Path(folder)
+    what = f"--forward {target}: no commit of a git tree; want a version, DIR or DIR@REF"
+    try:
+        commit = git(where, "rev-parse", "--verify", "--end-of-options",
+                     f"{ref or 'HEAD'}^{{commit}}", what=what).strip()  # fmt: skip
+    except SeriesError as error:
+        raise SeriesError(what) from error
+    day = git(where, "show", "--no-patch", "--format=%cs", commit, what=what).strip()
+    archive = to.with_suffix(".tar")
+    git(where, "archive", "--format=tar", "--prefix=tree/", f"--output={archive.resolve()}", commit,
+        what=what)  # fmt: skip
+    return bases.unpack(archive, to), f"{series.base.name} of commit {commit} ({day})"
+
+
+def _replace(tree: Path, later: Path) -> None:
+    """Commit onto the base that all its files are the later ones."""
+    git(tree, "checkout", "--quiet", "--detach", "base", what="forward")
+    for path in tree.iterdir():
+        if path.name == ".git":
+            continue
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    shutil.copytree(later, tree, dirs_exist_ok=True, symlinks=True)
+    git(tree, "add", "--all", "--force", what="forward")
+    git(tree, "commit", "--quiet", "--allow-empty", "--message=later", what="forward")
+
+
+def _try(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
+    """Put one patch on the tree, or leave the tree as it was; returns a word and the reason."""
+    word, why = "ok", ""
+    try:
+        git(tree, "apply", "--index", "--whitespace=nowarn", "-", stdin=patch.diff, what="apply")
+    except SeriesError as strict:
+        word = "merge"
+        try:
+            git(tree, "cherry-pick", "--no-commit", commit, what="merge")
+        except SeriesError as error:
+            unmerged = git(tree, "diff", "--name-only", "--diff-filter=U", what="merge").split()
+            why = f"conflicts in {', '.join(unmerged)}" if unmerged else last_error(str(error))
+            git(tree, "reset", "--quiet", "--hard", what="forward")
+            return "no", f": {why} ({str(strict).removeprefix('apply: ')})"
+    if not git(tree, "status", "--porcelain", "--untracked-files=no", what="forward"):
+        why = ": changes nothing there"
+    git(tree, "commit", "--quiet", "--allow-empty", f"--message={patch.file}", what="forward")
+    return word, why
