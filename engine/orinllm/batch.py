@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.executor import Floats, SamplingExecutor
-from orinllm.fused import SIZE_CLASSES, Decoder, FusedExecutor, size_classes
+from orinllm.fused import SIZE_CLASSES, VERIFIED, Decoder, FusedExecutor, size_classes
 from orinllm.sampling import Sampling, sample
 
 Words = NDArray[np.uint32]
@@ -44,20 +44,29 @@ class Draw:
 
 @dataclass(frozen=True)
 class Row:
-    """A sequence's part of a step: its last token, where it is, and how the next one is drawn."""
+    """A sequence's part of a step: its last token, where it is, and how the next one is drawn.
+
+    room: tokens behind the next one that it may get, while it runs alone.
+    """
 
     token: int
     position: int
     pages: Sequence[int]
     draw: Draw
+    room: int = 0
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A new token; -1 where logits are no numbers, or a mask allows none."""
+    """A new token; -1 where logits are no numbers, or a mask allows none.
+
+    more: tokens that follow it, of `guessed` ones that were proposed.
+    """
 
     token: int
     logprobs: Logprobs | None = None
+    more: tuple[int, ...] = ()
+    guessed: int = 0
 
 
 class Runner(Protocol):
@@ -65,6 +74,7 @@ class Runner(Protocol):
 
     slots: int  # sequences of a step at most
     chunk: int  # tokens that a `fill` takes in one go
+    ahead: int  # tokens behind the next one that a row alone may get in a step
 
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions, in a sequence's pages."""
@@ -110,6 +120,8 @@ def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
 class FusedRunner:
     """The fused kernels. `deterministic`: every step has the same shape, whoever takes part."""
 
+    ahead = 0
+
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
         self.slots = min(slots, SIZE_CLASSES[-1])
@@ -120,9 +132,15 @@ class FusedRunner:
         self._draws: dict[int, list[_Held]] = {}  # by size: what each slot draws like
         self._rows: list[Row] = []
         self._decoder: Decoder | None = None
+        self._alone: tuple[tuple[int, ...], Sampling] | None = None  # what `verify` goes on with
 
-    def warm(self) -> None:
-        """Compile what steps of every size need."""
+    def warm(self, verifies: bool = False) -> None:
+        """Compile what steps of every size need, and `verify`, if that is used."""
+        if verifies:
+            for how in (Sampling(), Sampling(temperature=0)):
+                self._executor.sample(how, ())
+                for size in VERIFIED:
+                    self._executor.verify([0] * size, 0)
         for size in self._sizes:
             decoder = self._executor.decoder(size)
             decoder.sample(0, Sampling())
@@ -131,16 +149,35 @@ class FusedRunner:
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """See `Runner`."""
         if end > start:
-            # The executor's own decoder of one sequence is placed anew with it.
-            self._placed.pop(1, None)
-            self._executor.place(pages)
+            self._place(pages)
             self._executor.fill(tokens, start, end)
 
     def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
         """See `Runner`."""
-        self._placed.pop(1, None)
-        self._executor.place(pages)
+        self._place(pages)
         return self._executor.states(tokens, start, end)
+
+    def _place(self, pages: Sequence[int]) -> None:
+        # The executor's own decoder of one sequence is placed anew with it, and so are verifiers.
+        self._placed.pop(1, None)
+        self._alone = None
+        self._executor.place(pages)
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most."""
+        return self._executor.most_verified
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """Compute a row's token and guesses behind it; return the token that follows each."""
+        how, pages = row.draw.sampling, tuple(row.pages)
+        if self._alone != (pages, how):
+            self._place(pages)
+            self._executor.sample(how, row.draw.before)
+            # That told the decoder of one sequence, too.
+            self._draws[1] = [_Held(None if how.greedy else how)]
+            self._alone = pages, how
+        return self._executor.verify([row.token, *guesses], row.position)
 
     def launch(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
@@ -195,7 +232,7 @@ class _Held:
 class SingleRunner:
     """The general path: one sequence, computed when it is waited for."""
 
-    slots, chunk = 1, _GENERAL_CHUNK
+    slots, chunk, ahead = 1, _GENERAL_CHUNK, 0
 
     def __init__(self, executor: SamplingExecutor) -> None:
         self._executor = executor
@@ -208,6 +245,16 @@ class SingleRunner:
     def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
         """See `Runner`."""
         return self._executor.states(tokens, start, end)
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most."""
+        return self._executor.most_verified
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """Compute a row's token and guesses behind it; return the token that follows each."""
+        self._executor.sample(row.draw.sampling, row.draw.before)
+        return self._executor.verify([row.token, *guesses], row.position)
 
     def launch(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""

@@ -276,6 +276,7 @@ def _lines() -> Iterator[str]:
 
 @cli.command()
 @with_model
+@with_speculation
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line.")
@@ -314,7 +315,10 @@ def serve(source: Source, **given: Any) -> None:
         given["template"],
         given["pooling"],
         source.kv,
+        given["lookup"],
+        given["draft"],
     )
+    _check_speculation(options.lookup, options.draft, Sampling())
     keys = read_keys(given["api_key_file"], _say) if given["api_key_file"] else ()
     http = HttpOptions(
         given["host"],

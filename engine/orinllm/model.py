@@ -157,17 +157,8 @@ class Model:
 
         Raises BadInput for a file that is none.
         """
-        drafts = Header.read(path, None)
-        own, other = (h.network.gguf.metadata.get(_TOKENS) for h in (self.header, drafts))
-        if own is None or other is None or list(own) != list(other):
-            raise BadInput(
-                f"{path}: its vocabulary is not that of {self.header.network.gguf.path}; a draft "
-                "model has the same tokens"
-            )
-        context = min(self.header.network.context, drafts.network.config.trained_context)
-        network = Network.read(path, context)
-        plan = plan_network(network, self.plan.device)
-        return Draft(make_executor(network, plan, self.executor.name == "general", say))
+        general = self.executor.name == "general"
+        return load_draft(self.header, path, self.plan.device, general, say)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return the tokens of a text, of messages, or of tokens themselves."""
@@ -238,6 +229,22 @@ class Model:
                 "at a time"
             )
         self._held = list(tokens)
+
+
+def load_draft(
+    header: Header, path: str | Path, device: str, general: bool = False, say: Say = quiet
+) -> Draft:
+    """Load a smaller model of a model's vocabulary, which proposes; raises BadInput for others."""
+    drafts = Header.read(path, None)
+    own, other = (h.network.gguf.metadata.get(_TOKENS) for h in (header, drafts))
+    if own is None or other is None or list(own) != list(other):
+        raise BadInput(
+            f"{path}: its vocabulary is not that of {header.network.gguf.path}; a draft model has "
+            "the same tokens"
+        )
+    context = min(header.network.context, drafts.network.config.trained_context)
+    network = Network.read(path, context)
+    return Draft(make_executor(network, plan_network(network, device), general, say))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,15 +9,13 @@ who listens slowly holds the device up.
 import threading
 import time
 import traceback
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from orinllm.batch import Draw, Drawn, Logprobs, Row, Runner, Words
-from orinllm.cache import Lease, Store
-from orinllm.executor import Floats
-from orinllm.sampling import Sampling
+from orinllm.batch import Draw, Logprobs, Row, Runner
+from orinllm.cache import Store
+from orinllm.sequence import FairQueue, Sequence
 
 # Prompts of which a turn computes something, at most: each costs a pass over the weights.
 _PROMPTS = 4
@@ -35,30 +33,6 @@ class QueueFullError(Exception):
 
 class ClosedError(Exception):
     """The scheduler takes no more."""
-
-
-class Sink(Protocol):
-    """Who gets a sequence's tokens, in the scheduler's thread. Neither call may wait."""
-
-    def take(self, token: int, logprobs: Logprobs | None) -> bool:
-        """Take a token; True ends the answer here."""
-        ...
-
-    def end(self, reason: str, error: str | None) -> None:
-        """Learn that it is over: stop, length, cut or error; `error` says why for the last."""
-        ...
-
-
-class Constraint(Protocol):
-    """The form that an answer must have."""
-
-    def words(self) -> Words:
-        """Return a bit for each token that is allowed now."""
-        ...
-
-    def take(self, token: int) -> bool:
-        """Take the token that was drawn; True says that the answer is complete."""
-        ...
 
 
 class Watch(Protocol):
@@ -84,85 +58,9 @@ class Watch(Protocol):
         """The device worked on `prefill` or `decode`."""
         ...
 
-
-@dataclass(eq=False)
-class Sequence:
-    """A request for one answer.
-
-    ids: prompt, then prompt and answer so far. most: tokens of the answer at most.
-    client: whose turn it is in the queue. after: begins once that one's prompt is computed.
-    states: takes the first position and the states of neighbours of the prompt, which has no answer
-      then; it hears position 0 again where memory ran out meanwhile.
-    """
-
-    ids: list[int]
-    sampling: Sampling
-    most: int
-    end_ids: frozenset[int]
-    sink: Sink
-    constraint: Constraint | None = None
-    top: int | None = None
-    reuse: bool = True
-    client: str = ""
-    after: "Sequence | None" = None
-    states: Callable[[int, Floats], None] | None = None
-    n_prompt: int = field(init=False)
-    n_cached: int = 0
-    asked: float = field(default_factory=time.monotonic)
-    last: float = 0.0  # when its last token came
-    lease: Lease | None = None
-    filled: int = 0  # tokens whose keys and values are computed, or under way
-    began: bool = False
-    over: bool = False
-
-    def __post_init__(self) -> None:
-        self.n_prompt = len(self.ids)
-
-    @property
-    def n_answer(self) -> int:
-        """Tokens of the answer so far."""
-        return len(self.ids) - self.n_prompt
-
-    @property
-    def ready(self) -> bool:
-        """Say whether all but its last token is computed, and it goes on by tokens."""
-        return self.states is None and self.filled >= len(self.ids) - 1
-
-
-class FairQueue:
-    """Who waits: each client's requests in order, clients in turns."""
-
-    def __init__(self) -> None:
-        self._of: OrderedDict[str, deque[Sequence]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return sum(map(len, self._of.values()))
-
-    def push(self, sequence: Sequence) -> None:
-        """Append to a client's requests."""
-        self._of.setdefault(sequence.client, deque()).append(sequence)
-
-    def peek(self) -> Sequence | None:
-        """Return who is next."""
-        return next(iter(self._of.values()))[0] if self._of else None
-
-    def pop(self) -> None:
-        """Remove who is next; its client's other requests are behind all other clients'."""
-        client, waiting = self._of.popitem(last=False)
-        waiting.popleft()
-        if waiting:
-            self._of[client] = waiting
-
-    def remove(self, over: Callable[[Sequence], bool]) -> list[Sequence]:
-        """Remove and return all of a kind."""
-        gone = [s for waiting in self._of.values() for s in waiting if over(s)]
-        for client, waiting in list(self._of.items()):
-            kept = deque(s for s in waiting if not over(s))
-            if kept:
-                self._of[client] = kept
-            else:
-                del self._of[client]
-        return gone
+    def speculated(self, guessed: int, right: int) -> None:
+        """So many tokens were guessed, of which the first ones were right."""
+        ...
 
 
 class Scheduler:
@@ -377,21 +275,30 @@ class Scheduler:
         if all(sequence.over for sequence in flight):
             return
         for sequence, drawn in zip(flight, self.runner.collect(), strict=True):
-            if not sequence.over and sequence.lease is not None:
-                self._advance(sequence, drawn)
+            self._advance(sequence, drawn.token, drawn.logprobs)
+            right = 0
+            for token in drawn.more if sequence.lease is not None else ():
+                sequence.filled += 1  # what was guessed right is computed
+                self._advance(sequence, token, None)
+                right += 1
+                if sequence.lease is None:  # the answer ended within the guess
+                    break
+            if drawn.guessed:
+                self._watch.speculated(drawn.guessed, right)
 
-    def _advance(self, sequence: Sequence, drawn: Drawn) -> None:
+    def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> None:
         """Note a sequence's new token; it is handed out once the next step is under way."""
-        assert sequence.lease is not None
+        if sequence.over or sequence.lease is None:
+            return
         self.store.commit(sequence.lease, sequence.ids, sequence.filled)
-        if drawn.token < 0:
+        if token < 0:
             why = "the model's logits are no numbers"
             if sequence.constraint is not None:
                 why = "no token fits the response_format or the tool's schema any more"
             self._finish(sequence, "error", why)
             return
-        done = sequence.constraint is not None and sequence.constraint.take(drawn.token)
-        if drawn.token in sequence.end_ids:
+        done = sequence.constraint is not None and sequence.constraint.take(token)
+        if token in sequence.end_ids:
             self._release(sequence)
             self._news.append((sequence, -1, None, "stop"))
             return
@@ -399,11 +306,11 @@ class Scheduler:
         first = sequence.n_answer == 0
         self._watch.token(sequence, now - (sequence.asked if first else sequence.last), first)
         sequence.last = now
-        sequence.ids.append(drawn.token)
+        sequence.ids.append(token)
         reason = "stop" if done else "length" if sequence.n_answer >= sequence.most else None
         if reason:
             self._release(sequence)
-        self._news.append((sequence, drawn.token, drawn.logprobs, reason))
+        self._news.append((sequence, token, logprobs, reason))
 
     def _fill(self) -> bool:
         """Compute a piece of the prompts that wait for it; the one that began first is first."""
@@ -439,7 +346,7 @@ class Scheduler:
         self._flight = [s for s in going if s.lease is not None]
         if not self._flight:
             return
-        rows = [self._row(sequence) for sequence in self._flight]
+        rows = [self._row(sequence, self._room(sequence)) for sequence in self._flight]
         for sequence in self._flight:
             sequence.filled = len(sequence.ids)
         self.runner.launch(rows)
@@ -454,13 +361,22 @@ class Scheduler:
             self._again.appendleft(newest)
             self._watch.preempted()
 
+    def _room(self, sequence: Sequence) -> int:
+        """Return how many tokens behind the next one a sequence alone may get, which have pages."""
+        if len(self._running) > 1 or not self.runner.ahead:
+            return 0
+        assert sequence.lease is not None
+        room = min(self.runner.ahead, sequence.most - sequence.n_answer - 1)
+        fits = room > 0 and self.store.grow(sequence.lease, len(sequence.ids) + room)
+        return room if fits else 0
+
     @staticmethod
-    def _row(sequence: Sequence) -> Row:
+    def _row(sequence: Sequence, room: int) -> Row:
         assert sequence.lease is not None
         mask = sequence.constraint.words if sequence.constraint is not None else None
         ids = sequence.ids
         how = Draw(sequence.sampling, ids, mask, sequence.top)
-        return Row(ids[-1], len(ids) - 1, sequence.lease.pages, how)
+        return Row(ids[-1], len(ids) - 1, sequence.lease.pages, how, room)
 
     def _hand_out(self) -> None:
         """Give the tokens of the last step to their sinks, while the device computes the next."""

@@ -18,10 +18,12 @@ let
     "--context"
     "--ctx-size"
     "--device"
+    "--draft"
     "--grace"
     "--host"
     "--memory"
     "--model"
+    "--model-draft"
     "--parallel"
     "--port"
     "--queue"
@@ -59,6 +61,7 @@ let
       ++ flag "--slots" model.slots
       ++ flag "--memory" model.memory
       ++ flag "--queue" model.queue
+      ++ flag "--draft" model.draftModel
       ++ flag "--grace" cfg.grace
       ++ lib.optional cfg.insecure "--insecure";
       # It says when it answers, and from then on that its scheduler moves.
@@ -83,7 +86,8 @@ let
         "--ctx-size"
         (toString (model.context * (if model.slots == null then 1 else model.slots)))
       ]
-      ++ flag "--parallel" (if model.slots == null then 1 else model.slots);
+      ++ flag "--parallel" (if model.slots == null then 1 else model.slots)
+      ++ flag "--model-draft" model.draftModel;
       serviceConfig.Type = "exec";
     };
   };
@@ -117,14 +121,15 @@ let
         }
         // engine.serviceConfig
         // {
-          ExecStartPre = [
-            (arguments [
+          ExecStartPre = map (
+            option:
+            arguments [
               (lib.getExe pkgs.python3)
               "${./check_model.py}"
-              "orin.llm-server.models.${name}.file"
-              model.file
-            ])
-          ];
+              "orin.llm-server.models.${name}.${option}"
+              model.${option}
+            ]
+          ) ([ "file" ] ++ lib.optional (model.draftModel != null) "draftModel");
           ExecStart = arguments (
             [ engine.program ]
             ++ engine.flags
@@ -147,7 +152,14 @@ let
           DynamicUser = true;
           CacheDirectory = folder;
           # The file alone, wherever it lies: its folders need not be open to the server.
-          BindReadOnlyPaths = "-${model.file}";
+          BindReadOnlyPaths =
+            if model.draftModel == null then
+              "-${model.file}"
+            else
+              [
+                "-${model.file}"
+                "-${model.draftModel}"
+              ];
           ProtectHome = "tmpfs";
           RestrictAddressFamilies = [
             "AF_INET"
@@ -173,6 +185,17 @@ let
         description = ''
           The GGUF file, outside the Nix store. It need not exist when the system is built; the server
           says so when it starts without one.
+        '';
+      };
+
+      draftModel = lib.mkOption {
+        type = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
+        default = null;
+        apply = file: if file == null then null else toString file;
+        example = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf";
+        description = ''
+          A smaller GGUF file of the same vocabulary, which guesses tokens while one answer runs alone; the
+          answers stay the same. It takes its own memory.
         '';
       };
 
@@ -422,6 +445,17 @@ in
           path = model.file;
           why = "where each rebuild would copy gigabytes to";
           example = "/var/lib/models/${lib.strings.sanitizeDerivationName (baseNameOf model.file)}";
+        })
+        (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel
+          (model.draftModel == null || !check.matches "(.*/|[a-z0-9]+://.*)" model.draftModel)
+          ''write a file of the board, no folder and no address, as in "/var/lib/models/draft.gguf"''
+        )
+        (paths.file {
+          inherit host;
+          option = "orin.llm-server.models.${name}.draftModel";
+          path = model.draftModel;
+          why = "where each rebuild would copy gigabytes to";
+          example = "/var/lib/models/draft.gguf";
         })
         {
           assertion = cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null;

@@ -142,6 +142,14 @@ RULES: list[tuple[str, Answer]] = [
         r"curl http://127\.0\.0\.1:8000/v1/chat/completions .*",
         Elsewhere("tests/engine/server/test_clients.py::test_hosts_and_origins"),
     ),
+    (
+        r"python -m tests\.engine\.server\.batch_rounding .*",
+        Elsewhere("tests/engine/server/test_rounding.py::test_only_near_ties_depend_on_others"),
+    ),
+    (
+        r"python -m tests\.engine\.server\.many_requests .*",
+        Elsewhere("tests/engine/server/test_clients.py::test_requests_leave_nothing_behind"),
+    ),
     # docs/llama-bench.md
     (
         r"orinbench llama-bench -m model\.gguf -o json > before\.json",
@@ -300,6 +308,7 @@ RULES: list[tuple[str, Answer]] = [
 # Blocks without a language that hold no command: what they are, by page and first line.
 NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/nixos.md", "power-mode: the board"): "an error message",
+    ("docs/server.md", "rate(orinllm_energy"): "queries for Prometheus",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
     ("docs/simulator-use.md", "    again  nvgpusim"): "the end of a report",
     ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",

@@ -12,7 +12,7 @@ MADE = r"\.|__pycache__|build$|dist$|htmlcov|result|.*\.egg-info"
 # Package of ours: what of ours it may import.
 ARROWS = {
     "benchmarks/orinbench": {"orinbench", "orinllm", "jetson"},
-    "engine/orinllm": {"orinllm"},
+    "engine/orinllm": {"orinllm", "jetson"},
     "telemetry/jetson": {"jetson"},
     "telemetry/exporter": {"exporter", "jetson"},
     "simulator/nvgpusim": {"nvgpusim"},

@@ -10,7 +10,7 @@ import numpy as np
 
 from orinllm.errors import BadInput
 from orinllm.sampling import Sampling
-from orinllm.scheduler import Sequence as Job
+from orinllm.sequence import Sequence as Job
 from orinllm.server.choices import Event, Post
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported

@@ -12,11 +12,13 @@ from orinllm.fused import SIZE_CLASSES, FusedExecutor
 from orinllm.grammar import Grammars
 from orinllm.launches.buffers import KEY_TYPES, PAGE
 from orinllm.memory import pages_of, pages_that_fit
-from orinllm.model import Header
+from orinllm.model import Header, load_draft
 from orinllm.network import Network, make_executor, open_device, plan_network
 from orinllm.plan import Plan
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions
+from orinllm.speculating import SpeculatingRunner
+from orinllm.speculation import Lookup, Proposer
 from orinllm.states import Pooling, pooling_of
 from orinllm.template import KEY, ChatTemplate
 from orinllm.tokenizer import Tokenizer
@@ -60,13 +62,15 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     network = header.network
     pooling = pooling_of(network.gguf, network.config.architecture, options.pooling)
     plan = plan_network(network, open_device(options.device))
+    proposer = _proposer(options, header, plan, say)
     pages = pages_of(network.context)
     if plan.fused and not options.general:
         pages = _pages(options, plan, network)
     elif options.slots not in (None, 1):
         raise BadInput(f"--slots {options.slots}: the general path has one")
     executor = make_executor(network, plan, options.general, say, pages)
-    runner, store = _shared(executor, options, pages, bool(network.config.layers))
+    plain, store = _shared(executor, options, pages, bool(network.config.layers))
+    runner: Runner = plain if proposer is None else _guessed(plain, proposer, plan)
     say("vocabulary: prepared for grammars")
     header.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
@@ -86,14 +90,38 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     )
 
 
+def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> Proposer | None:
+    """Load what guesses tokens; its memory is taken before keys and values get theirs."""
+    flag = "--lookup" if options.lookup else "--draft"
+    if (options.lookup or options.draft) and options.deterministic:
+        raise BadInput(f"{flag}: steps of several sizes, which --deterministic excludes")
+    if options.draft is None:
+        return Lookup() if options.lookup else None
+    general = options.general or not plan.fused
+    draft = load_draft(header, options.draft, plan.device, general, say)
+    plan_network(header.network, plan.device)  # raises where the model does not fit beside it
+    return draft
+
+
+def _guessed(
+    runner: FusedRunner | SingleRunner, proposer: Proposer, plan: Plan
+) -> SpeculatingRunner:
+    if runner.most_verified == 1:
+        raise BadInput(
+            f"--lookup, --draft: the general path on {plan.device} takes one token at a time; the "
+            "fused kernels and the CPU take several"
+        )
+    return SpeculatingRunner(runner, proposer)
+
+
 def _shared(
     executor: SamplingExecutor, options: EngineOptions, pages: int, resumable: bool
-) -> tuple[Runner, Store]:
+) -> tuple[FusedRunner | SingleRunner, Store]:
     """Return what several sequences share an executor with."""
     if not isinstance(executor, FusedExecutor):
         return SingleRunner(executor), OneStore(executor.context, resumable)
     runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
-    runner.warm()
+    runner.warm(verifies=options.lookup or options.draft is not None)
     return runner, PagedStore(pages)
 
 

@@ -12,7 +12,7 @@ from orinllm.errors import BadInput
 from orinllm.grammar import call_schema
 from orinllm.reasoning import TAGS
 from orinllm.scheduler import ClosedError, QueueFullError
-from orinllm.scheduler import Sequence as Job
+from orinllm.sequence import Sequence as Job
 from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, Post, TextChoice
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported

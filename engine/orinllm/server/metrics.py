@@ -1,9 +1,14 @@
 """Figures of the server for Prometheus, in vLLM's and llama-server's terms."""
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from orinllm.scheduler import Scheduler, Sequence
+from jetson.energy import Reader
+from orinllm.scheduler import Scheduler
+from orinllm.sequence import Sequence as Job
+from orinllm.server.energy import PhaseEnergy, measure
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 # Seconds: vLLM's borders, of first tokens, of gaps and of whole requests.
@@ -18,6 +23,7 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
+        self._energy: PhaseEnergy | None = None
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"orinllm_{name}", text, labels, registry=registry)
@@ -37,6 +43,12 @@ class Metrics:
         self._said = counter("generation_tokens", "Tokens of answers.")
         self._preempted = counter("num_preemptions", "Answers that waited for memory again.")
         self._worked = counter("phase_seconds", "Time of the device by phase.", "phase")
+        self._drafts = counter("spec_decode_num_drafts", "Steps in which tokens were guessed.")
+        self._guessed = counter("spec_decode_num_draft_tokens", "Tokens that were guessed.")
+        self._right = counter("spec_decode_num_accepted_tokens", "Those that were right.")
+        self._right_at = counter(
+            "spec_decode_num_accepted_tokens_per_pos", "By their place in a guess.", "position"
+        )
         self._first = histogram("time_to_first_token_seconds", "From request to token.", _FIRST)
         self._gap = histogram("inter_token_latency_seconds", "Between an answer's tokens.", _GAP)
         self._queued = histogram("request_queue_time_seconds", "Before work began.", _FIRST)
@@ -55,11 +67,15 @@ class Metrics:
         self._waiting.set_function(lambda: scheduler.waiting)
         self._usage.set_function(lambda: scheduler.store.used / scheduler.store.total)
 
+    def measure(self, readers: Sequence[Reader] | None = None) -> None:
+        """Count joules too, if this machine has power rails; takes up to a second."""
+        self._energy = measure(self._registry, readers)
+
     def text(self) -> bytes:
         """Return all in Prometheus' format."""
         return generate_latest(self._registry)
 
-    def began(self, sequence: Sequence, waited: float) -> None:
+    def began(self, sequence: Job, waited: float) -> None:
         """See `Watch`."""
         self._queued.observe(waited)
         self._prompt.inc(sequence.n_prompt)
@@ -67,12 +83,12 @@ class Metrics:
         self._hits.inc(sequence.n_cached)
         self._cached.inc(sequence.n_cached)
 
-    def token(self, sequence: Sequence, gap: float, first: bool) -> None:
+    def token(self, sequence: Job, gap: float, first: bool) -> None:
         """See `Watch`."""
         (self._first if first else self._gap).observe(gap)
         self._said.inc()
 
-    def ended(self, sequence: Sequence, reason: str, seconds: float) -> None:
+    def ended(self, sequence: Job, reason: str, seconds: float) -> None:
         """See `Watch`."""
         self._ended.labels(reason).inc()
         self._whole.observe(seconds)
@@ -84,3 +100,13 @@ class Metrics:
     def worked(self, phase: str, seconds: float) -> None:
         """See `Watch`."""
         self._worked.labels(phase).inc(seconds)
+        if self._energy is not None:
+            self._energy.worked(phase, seconds)
+
+    def speculated(self, guessed: int, right: int) -> None:
+        """See `Watch`."""
+        self._drafts.inc()
+        self._guessed.inc(guessed)
+        self._right.inc(right)
+        for position in range(guessed):
+            self._right_at.labels(str(position)).inc(position < right)

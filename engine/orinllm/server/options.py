@@ -12,6 +12,7 @@ class EngineOptions:
     """The options for loading and sharing a model.
 
     memory: share of the free memory, 0 to 1. pooling: of embeddings; None: the file's, or the mean.
+    lookup, draft: what guesses tokens while one answer runs alone.
     """
 
     model: Path
@@ -25,6 +26,8 @@ class EngineOptions:
     template: Path | None = None
     pooling: Pooling | None = None
     kv: str = "f16"  # a name of KEY_TYPES
+    lookup: bool = False
+    draft: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orinllm.errors import BadInput
+from orinllm.scheduler import Watch
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.errors import ApiError
@@ -162,7 +163,8 @@ class _Process:
     def __init__(self, options: EngineOptions, http: HttpOptions, name: str, tell: Tell) -> None:
         self._http, self._tell, self._name = http, tell, name
         self._notifier = Notifier()
-        self._service = Service(lambda watch: load(options, watch, self._say), self._notifier)
+        self._options = options
+        self._service = Service(self._load, self._notifier)
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
             make_app(self._service, http, name),
@@ -198,6 +200,10 @@ class _Process:
             sys.stderr.flush()
             os._exit(self._code)
         return self._code
+
+    def _load(self, watch: Watch) -> Engine:
+        self._service.metrics.measure()
+        return load(self._options, watch, self._say)
 
     def _say(self, text: str) -> None:
         self._notifier.send(f"STATUS={text}")

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from html.parser import HTMLParser
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ from tests.engine.server.live import Live, live
 from tests.engine.server.test_clients import connect, post, runner
 from tests.engine.server.toy import toy
 
+from orinllm.server import page
 from orinllm.server.choices import CallChoice, Event
 
 USER: Any = {"role": "user", "content": "Hello"}
@@ -113,6 +115,45 @@ def test_failures_are_counted(server: Live, monkeypatch: pytest.MonkeyPatch) -> 
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")
     text = httpx.get(f"{server.url}/metrics").text
     assert f"{name} 1.0" in text
+
+
+class Page(HTMLParser):
+    """What a browser makes of a page: its tags, and the text of the element with the model."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags, self.model, self._inside = list[tuple[str, dict[str, str | None]]](), "", False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = dict(attrs).get("id") == "model"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = False
+
+    def handle_data(self, data: str) -> None:
+        self.model += data * self._inside
+
+
+def test_a_name_cannot_break_out_of_the_page() -> None:
+    """What the page asks with is the name to the letter, and it runs nothing but its own script."""
+    name = """x"></h1><script>alert('1')</script>&amp;{{ 7*7 }}<img src=x onerror=alert(2)>"""
+    reply = page.render(name, "secret")
+    found = Page(bytes(reply.body).decode())
+    assert found.model == name
+    scripts = [attributes for tag, attributes in found.tags if tag == "script"]
+    assert scripts == [{"nonce": "secret"}]
+    assert not any(name.startswith("on") for _, given in found.tags for name in given)
+    assert not any(tag == "img" for tag, _ in found.tags)
+    policy = reply.headers["content-security-policy"]
+    assert "unsafe" not in policy and "script-src 'nonce-secret';" in policy
+    # By keyboard and by voice: all that is used has a name, and the talk is read out.
+    for tag, given in found.tags:
+        if tag in ("input", "textarea"):
+            assert given["aria-label"]
+        assert "tabindex" not in given
+    assert any(given.get("aria-live") == "polite" for _, given in found.tags)
 
 
 def test_what_is_turned_away_is_counted() -> None:

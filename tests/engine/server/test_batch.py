@@ -13,7 +13,8 @@ from tests.engine.server.toy import NoWatch
 from orinllm.batch import Draw, FusedRunner, draw, logprobs
 from orinllm.cache import PagedStore
 from orinllm.sampling import Sampling
-from orinllm.scheduler import Scheduler, Sequence
+from orinllm.scheduler import Scheduler
+from orinllm.sequence import Sequence
 
 Synthetic = Callable[[str, str], Path]
 PAGES = 3

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import os
 import random
 import re
 import resource
@@ -11,7 +10,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +17,7 @@ import httpx
 import openai
 import pytest
 from tests.engine.server.live import Live, client, live, wait_until
+from tests.engine.server.many_requests import states
 from tests.engine.server.toy import ToyRunner, header, toy, toy_logits
 
 from orinllm.batch import Draw, draw
@@ -108,6 +107,34 @@ def test_who_goes_away_frees_the_slot_within_a_step(stream: bool) -> None:
         assert time.monotonic() - left < 5
         assert runner(server).steps - steps <= 2
         assert server.metric('orinllm_request_success_total{finished_reason="cancelled"}') == 1
+
+
+@pytest.mark.parametrize("stage", ["queue", "prompt"])
+def test_who_goes_away_before_the_first_token(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits, and whose prompt is computed, leave nothing, and nobody else is disturbed."""
+    with live(toy(slots=1 if stage == "queue" else 2, step_seconds=0.02)) as server:
+        fill, filled = runner(server).fill, list[int]()
+
+        def slowly(pages: Any, tokens: Any, start: int, end: int) -> None:
+            time.sleep(0.1)
+            filled.append(end)
+            fill(pages, tokens, start, end)
+
+        asked = {**ASK, "stream": True, "max_tokens": 1500, "extra_body": {"ignore_eos": True}}
+        other = iter(server.client().chat.completions.create(**asked))
+        next(other)
+        monkeypatch.setattr(runner(server), "fill", slowly)
+        body = json.dumps({"model": "test", "prompt": [500] * 1900, "max_tokens": 5}).encode()
+        scheduler = server.engine.scheduler
+        with closing(connect(server)) as gone:
+            gone.sendall(post(server, body, "/v1/completions"))
+            if stage == "queue":
+                wait_until(lambda: scheduler.waiting == 1, "the queue")
+            else:
+                wait_until(lambda: bool(filled), "a piece of the prompt")
+        wait_until(lambda: (scheduler.running, scheduler.waiting) == (1, 0), "the end")
+        assert max(filled, default=0) < 1899
+        next(other)
 
 
 def test_slow_readers_do_not_slow_others() -> None:
@@ -315,39 +342,11 @@ def test_the_page() -> None:
         assert httpx.get(server.url).headers["content-security-policy"] != policy
 
 
-def growth(server: Live, requests: int) -> tuple[int, int]:
-    """Return how many descriptors and bytes of memory so many requests leave behind."""
-
-    def ask(i: int) -> None:
-        given = {"model": "test", "prompt": [300 + i % 5000, 7], "max_tokens": 2}
-        with httpx.Client() as web:
-            url = f"{server.url}/v1/completions"
-            if i % 5 == 0:  # goes away in the middle
-                with web.stream("POST", url, json={**given, "stream": True, "max_tokens": 50}):
-                    pass
-            elif i % 7 == 0:
-                assert web.post(url, json={**given, "bad": 1}).status_code == 400
-            else:
-                assert web.post(url, json=given).status_code == 200
-
-    def now() -> tuple[int, int]:
-        wait_until(lambda: server.engine.scheduler.running == 0, "the end")
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-        return len(os.listdir("/proc/self/fd")), pages * resource.getpagesize()
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(ask, range(max(100, requests // 4))))
-        before = now()
-        list(pool.map(ask, range(requests)))
-        after = now()
-    return after[0] - before[0], after[1] - before[1]
-
-
 def test_requests_leave_nothing_behind() -> None:
-    """REQUESTS=100000 in the environment runs as many as that."""
-    requests = int(os.environ.get("REQUESTS", "200"))
+    """As many_requests.py shows it for 100,000."""
     with live(toy(slots=8)) as server:
-        descriptors, memory = growth(server, requests)
-        assert descriptors <= 5
-        assert memory < (20 << 20) + 200 * requests
+        found = list(states(server, 500, 600))
+        assert found[-1].requests >= 500
+        assert found[-1].descriptors - found[0].descriptors <= 5
+        assert found[-1].memory - found[0].memory < 20 << 20
         assert server.engine.scheduler.store.used == 0

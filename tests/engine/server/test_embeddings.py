@@ -30,6 +30,7 @@ from orinllm.general import CHUNK, TensorExecutor
 from orinllm.gguf import GGUF
 from orinllm.model import Header
 from orinllm.network import Network
+from orinllm.sequence import Sequence
 from orinllm.states import Pool, pooling_of
 from orinllm.upstream import UpstreamExecutor
 
@@ -176,6 +177,21 @@ def test_who_goes_away_stops_the_work(server: tuple[Live, str], monkeypatch: Any
     wait_until(lambda: it.engine.scheduler.running == 0, "an idle scheduler")
     assert 0 < len(done) < 400
     assert it.engine.scheduler.store.used == 0
+
+
+def test_only_the_first_text_may_be_turned_away(
+    server: tuple[Live, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it, _ = server
+    submit, asked = it.engine.scheduler.submit, list[bool]()
+
+    def noted(jobs: list[Sequence], goes_on: bool = False) -> None:
+        asked.append(goes_on)
+        submit(jobs, goes_on)
+
+    monkeypatch.setattr(it.engine.scheduler, "submit", noted)
+    embed(it.client(), [[5], [6], [7]], "test")
+    assert asked == [False, True, True]
 
 
 def test_logits_that_are_no_numbers(server: tuple[Live, str], monkeypatch: Any) -> None:

@@ -13,7 +13,8 @@ from orinllm.batch import Draw, Logprobs, draw
 from orinllm.cache import OneStore, PagedStore
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling
-from orinllm.scheduler import ClosedError, QueueFullError, Scheduler, Sequence
+from orinllm.scheduler import ClosedError, QueueFullError, Scheduler
+from orinllm.sequence import Sequence
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
@@ -296,10 +297,12 @@ def test_the_queue_is_fair_and_ends() -> None:
         with pytest.raises(QueueFullError) as full:
             it.scheduler.submit([job([1], 1)])
         assert (full.value.waiting, full.value.seconds >= 1) == (5, True)
+        goes_on = job(prompt(8, 5), 2)
+        it.scheduler.submit([goes_on], goes_on=True)
         it.scheduler.cancel([running])
         wait(modest)
         assert sum(ear(one).done.is_set() for one in greedy) <= 2
-        wait(*greedy)
+        wait(*greedy, goes_on)
 
 
 def test_cut_ends_with_what_there_is() -> None:

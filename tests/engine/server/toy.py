@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.engine.models import smollm2
 
-from orinllm.batch import Drawn, Row, draw
+from orinllm.batch import Draw, Drawn, Row, draw
 from orinllm.cache import PagedStore
 from orinllm.executor import Floats
 from orinllm.grammar import Grammars
@@ -49,6 +49,8 @@ class ToyRunner:
     script: Callable[[int], int] | None = None
     computed: int = 0  # tokens of prompts
     steps: int = 0
+    verified: int = 0  # steps that took several tokens of one sequence
+    ahead: int = 0
     widest: int = 0  # most rows of a step
     _cells: list[int] = field(default_factory=list)
     _drawn: list[Drawn] = field(default_factory=list)
@@ -80,6 +82,19 @@ class ToyRunner:
         time.sleep(self.step_seconds)
         return self._drawn
 
+    @property
+    def most_verified(self) -> int:
+        return 5
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """Each token is drawn from those before it, as they lie in the row's pages."""
+        found, text = list[int](), list(row.draw.before)
+        self.verified += 1
+        for i, token in enumerate((row.token, *guesses)):
+            draw_like = Draw(row.draw.sampling, [*text, *guesses[:i]])
+            found.append(self._token(Row(token, row.position + i, row.pages, draw_like)).token)
+        return found
+
     def _token(self, row: Row) -> Drawn:
         self._cells[row.pages[row.position // PAGE] * PAGE + row.position % PAGE] = row.token
         if self.script is not None:
@@ -101,6 +116,7 @@ class NoWatch:
     def ended(self, sequence: object, reason: str, seconds: float) -> None: ...
     def preempted(self) -> None: ...
     def worked(self, phase: str, seconds: float) -> None: ...
+    def speculated(self, guessed: int, right: int) -> None: ...
 
 
 HEADER: list[Header] = []
