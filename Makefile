@@ -53,7 +53,7 @@ mutations: .venv/.dev
 	$(BIN)/python tests/patches/mutations.py build/mutations
 
 telemetry-demo: .venv/.bench
-	$(BIN)/python -m exporter.demo
+	$(BIN)/python -m orinexporter.demo
 
 # Our packages lie in three folders; setuptools warns of that in ten lines at each editable install.
 EDITABLE := PYTHONWARNINGS='ignore:Editable installation' $(BIN)/python -m pip install --quiet --editable

@@ -93,7 +93,7 @@ let
     telemetry-demo = app {
       name = "telemetry-demo";
       description = "Exporter and Prometheus over a made-up board, with our rules";
-      text = ''exec python3 -m exporter.demo --rules ${../telemetry/rules} "$@"'';
+      text = ''exec python3 -m orinexporter.demo --rules ${../telemetry/rules} "$@"'';
       runtimeInputs = [
         tinygrad-orin.python
         pkgs.prometheus

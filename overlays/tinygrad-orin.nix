@@ -1,4 +1,4 @@
-# This repository's Python distribution: orinllm, orinbench, jetson, exporter and nvgpusim.
+# This repository's Python distribution: orinllm, orinbench, orinboard, orinexporter and nvgpusim.
 {
   lib,
   buildPythonPackage,
@@ -72,8 +72,8 @@ buildPythonPackage {
   # They are `passthru.tests.pytest`, so that a changed test does not rebuild the tools.
   doCheck = false;
   pythonImportsCheck = [
-    "exporter"
-    "jetson"
+    "orinexporter"
+    "orinboard"
     "nvgpusim"
     "orinbench"
     "orinllm"

@@ -14,7 +14,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from jetson.files import Roots
 from orinbench.benchmark.plan import BACKEND_NAMES, Case, make_tests
 from orinbench.benchmark.ranges import parse_int_list, parse_pair
 from orinbench.board import check_cooldown, check_requirements, requirements
@@ -23,6 +22,7 @@ from orinbench.export.forms import RENDERERS
 from orinbench.export.schema import Record
 from orinbench.export.table import render_md
 from orinbench.history.store import History, history_path
+from orinboard.files import Roots
 
 Command = Callable[..., int]
 

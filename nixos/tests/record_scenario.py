@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from exporter import scenario
-from jetson.replay import FILE, save
+from orinboard.replay import FILE, save
+from orinexporter import scenario
 
 with (Path(sys.argv[1]) / FILE).open("w") as file:
     save(scenario.frames(), file)

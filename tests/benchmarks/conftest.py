@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from exporter.scenario import agx_orin
-from jetson.replay import Stage
 from orinbench.benchmark.backend import FirstToken, Sample
 from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
 from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
@@ -20,6 +18,8 @@ from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board.environment import read_environment
 from orinbench.model import ModelInfo, open_model
 from orinbench.synth import write_synthetic
+from orinboard.replay import Stage
+from orinexporter.scenario import agx_orin
 
 # A busy machine is slow and not wrong.
 settings.register_profile("busy", deadline=None)

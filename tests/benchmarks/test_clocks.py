@@ -1,10 +1,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from jetson.board import BoardState
-from jetson.readings import Cooling, Gpu, Readings
 from orinbench.board.clocks import ClockState, clock_warnings, read_clocks
 from orinbench.statistics import WarningKind
+from orinboard.board import BoardState
+from orinboard.readings import Cooling, Gpu, Readings
 
 STATE = ClockState(("performance",), 2_000_000, 0, None)
 

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 
-from jetson import nvml
-from jetson.files import Files, Roots
 from orinbench.board import device_info, environment
 from orinbench.board.environment import read_environment
+from orinboard import nvml
+from orinboard.files import Files, Roots
 
 
 def test_this_machine() -> None:

@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
-from jetson.files import Roots
-from jetson.replay import Stage
 from orinbench.benchmark import command as llama_bench
 from orinbench.benchmark.llama_cpp import LlamaCppBackend
 from orinbench.benchmark.plan import BACKEND_NAMES, KNOBS, Case, Lane, LanePlan
@@ -27,6 +25,8 @@ from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.cli import main
 from orinbench.export.schema import FIELDS
 from orinbench.talk import PlainTalk
+from orinboard.files import Roots
+from orinboard.replay import Stage
 
 run = partial(orinbench, "llama-bench")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from jetson.files import Roots
-from jetson.replay import Stage
 from orinbench.benchmark.backend import (
     Backend,
     BackendDiedError,
@@ -25,6 +23,8 @@ from orinbench.errors import BenchError, CheckFailed
 from orinbench.export.record import make_records
 from orinbench.export.table import render_md
 from orinbench.model import ModelInfo
+from orinboard.files import Roots
+from orinboard.replay import Stage
 
 PP, TG = Case(32, 0, 0), Case(0, 16, 0)
 Hook = Callable[[str], None]

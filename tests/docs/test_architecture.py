@@ -11,15 +11,15 @@ PAGE = "docs/architecture.md"
 MADE = r"\.|__pycache__|build$|dist$|htmlcov|result|.*\.egg-info"
 # Package of ours: what of ours it may import.
 ARROWS = {
-    "benchmarks/orinbench": {"orinbench", "orinllm", "jetson"},
-    "engine/orinllm": {"orinllm", "jetson"},
-    "telemetry/jetson": {"jetson"},
-    "telemetry/exporter": {"exporter", "jetson"},
+    "benchmarks/orinbench": {"orinbench", "orinllm", "orinboard"},
+    "engine/orinllm": {"orinllm", "orinboard"},
+    "telemetry/orinboard": {"orinboard"},
+    "telemetry/orinexporter": {"orinexporter", "orinboard"},
     "simulator/nvgpusim": {"nvgpusim"},
     "tools": {"patchseries"},
     "docs/examples": {"orinbench", "orinllm"},
 }
-OURS = {"orinbench", "orinllm", "jetson", "exporter", "nvgpusim", "patchseries", "tests"}
+OURS = {"orinbench", "orinllm", "orinboard", "orinexporter", "nvgpusim", "patchseries", "tests"}
 
 
 def folders(depth: int = 2, root: Path = REPOSITORY) -> set[str]:

@@ -23,8 +23,8 @@ from tests.nixos.pid1 import (
 )
 from tests.nixos.recorded import recorded, units
 
-from exporter import scenario
-from jetson.replay import FILE, save
+from orinboard.replay import FILE, save
+from orinexporter import scenario
 
 MODULES = Path(__file__).resolve().parents[2] / "nixos" / "modules"
 NODE_EXPORTER = shutil.which("prometheus-node-exporter") or shutil.which("node_exporter")
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 PROGRAMS = {
     "python3": with_checkout(f'exec {PYTHON}/bin/python3 "$@"'),
-    "jetson-exporter": python_program("exporter.cli"),
+    "jetson-exporter": python_program("orinexporter.cli"),
     "prometheus": 'exec prometheus "$@"',
     "node_exporter": f'exec {NODE_EXPORTER} "$@"',
     # NVIDIA's, which need a board: they leave word that they ran.

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from exporter import scenario
-from exporter.scenario import DEVFREQ, HWMON, THERMAL, rail, supply
-from exporter.service import Exporter
-from jetson.files import GATED, Failure, Link, Node, Roots
-from jetson.replay import Stage
-from jetson.sources import SOURCES, Board
+from orinboard.files import GATED, Failure, Link, Node, Roots
+from orinboard.replay import Stage
+from orinboard.sources import SOURCES, Board
+from orinexporter import scenario
+from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, rail, supply
+from orinexporter.service import Exporter
 
 Tree = dict[str, Node]
 
@@ -325,7 +325,7 @@ def sigterm_once_it_serves() -> None:
 def patient() -> Iterator[None]:
     """Samplers take a stall of seconds for no gap: other work may hold this machine for so long."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jetson.energy.GAP_SECONDS", 10.0)
+        patch.setattr("orinboard.energy.GAP_SECONDS", 10.0)
         yield
 
 

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import Tree, idle, maxn_load
 
-from exporter import page
-from exporter.history import point
-from exporter.scenario import DEVFREQ
-from exporter.service import Exporter
-from exporter.web import Server
-from jetson.debugfs import NVMAP_CLIENTS
-from jetson.files import Roots
-from jetson.replay import Stage
-from jetson.sources import SOURCES, Board
+from orinboard.debugfs import NVMAP_CLIENTS
+from orinboard.files import Roots
+from orinboard.replay import Stage
+from orinboard.sources import SOURCES, Board
+from orinexporter import page
+from orinexporter.history import point
+from orinexporter.scenario import DEVFREQ
+from orinexporter.service import Exporter
+from orinexporter.web import Server
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")

@@ -20,20 +20,20 @@ from tests.telemetry.conftest import (
     sigterm_once_it_serves,
 )
 
-import exporter
-from exporter import scenario
-from exporter.cli import main
-from jetson.files import Roots
-from jetson.replay import FILE, load, save
-from jetson.sources import Board
+import orinexporter
+from orinboard.files import Roots
+from orinboard.replay import FILE, load, save
+from orinboard.sources import Board
+from orinexporter import scenario
+from orinexporter.cli import main
 
 Show = Callable[[Tree], Roots]
-TELEMETRY = Path(exporter.__file__).parents[1]
+TELEMETRY = Path(orinexporter.__file__).parents[1]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "exporter.cli", *arguments],
+        [sys.executable, "-m", "orinexporter.cli", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -273,7 +273,7 @@ def test_a_disk_that_fills_up(
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("exporter.cli.save", full)
+    monkeypatch.setattr("orinexporter.cli.save", full)
     assert exit_code(main, "record", str(tmp_path)) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.endswith(f"{tmp_path / FILE}: No space left on device; the frames before are whole")
@@ -299,7 +299,7 @@ def test_top_of_a_recording_leaves_nothing_behind(
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    monkeypatch.setattr("exporter.cli.show", show)
+    monkeypatch.setattr("orinexporter.cli.show", show)
     handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGHUP)}
     try:
         assert exit_code(main, "--replay", str(recording), "top") == 130

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.telemetry.conftest import Tree, idle
 
-from exporter.scenario import HWMON, supply
-from jetson.energy import MODULE, EnergySampler, Meter, Sample, window
-from jetson.files import Files, Roots
-from jetson.readings import Rail, Readings
-from jetson.replay import Frame, Player
+from orinboard.energy import MODULE, EnergySampler, Meter, Sample, window
+from orinboard.files import Files, Roots
+from orinboard.readings import Rail, Readings
+from orinboard.replay import Frame, Player
+from orinexporter.scenario import HWMON, supply
 
 PERIOD = 0.1
 MAX_GAP = 0.5

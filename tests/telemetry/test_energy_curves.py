@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jetson.boundary import AGX_ORIN_INPUTS
-from jetson.energy import BENCHMARK_HERTZ, COVERAGE, Energy, Meter, Sample, due_times
-from jetson.readings import Rail
+from orinboard.boundary import AGX_ORIN_INPUTS
+from orinboard.energy import BENCHMARK_HERTZ, COVERAGE, Energy, Meter, Sample, due_times
+from orinboard.readings import Rail
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
 STEP = 1e-4

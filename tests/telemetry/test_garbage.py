@@ -11,13 +11,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.telemetry.conftest import Tree, idle, root, thor
 
-from exporter.scenario import HWMON
-from exporter.service import Exporter
-from jetson.energy import EnergySampler
-from jetson.files import Failure, Files, Link, Roots, integer
-from jetson.readings import Rail, Readings
-from jetson.replay import Stage
-from jetson.sources import SOURCES, Board
+from orinboard.energy import EnergySampler
+from orinboard.files import Failure, Files, Link, Roots, integer
+from orinboard.readings import Rail, Readings
+from orinboard.replay import Stage
+from orinboard.sources import SOURCES, Board
+from orinexporter.scenario import HWMON
+from orinexporter.service import Exporter
 
 Show = Callable[[Tree], Roots]
 
@@ -155,7 +155,7 @@ def test_counters_that_stand_still_are_no_health(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Garbage that stays: samples go on and hold nothing, which somebody must hear of."""
-    monkeypatch.setattr("jetson.energy.STALE_SECONDS", 1.0)
+    monkeypatch.setattr("orinboard.energy.STALE_SECONDS", 1.0)
     stage.show(idle())
     current = Path(stage.roots.locate(f"{HWMON}/hwmon1/curr1_input"))
     good = current.read_bytes()
@@ -197,7 +197,7 @@ def test_a_reader_that_raises_costs_its_own_samples() -> None:
 
 
 def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
-    from exporter import families
+    from orinexporter import families
 
     def breaks(readings: Readings) -> list[object]:
         raise OverflowError("int too large to convert to float")

@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from tests.telemetry.conftest import BOARDS, Tree, exposition, idle, permuted
 
-from jetson.files import Roots
+from orinboard.files import Roots
 
 GOLDEN = Path(__file__).parent / "golden"
 Show = Callable[[Tree], Roots]

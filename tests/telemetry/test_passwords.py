@@ -20,8 +20,8 @@ from tests.telemetry.test_web import (
     web_config,
 )
 
-from exporter.webconfig import Passwords, load_web_config
-from jetson.files import Roots
+from orinboard.files import Roots
+from orinexporter.webconfig import Passwords, load_web_config
 
 Show = Callable[[Tree], Roots]
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from tests.telemetry.conftest import Tree, idle, nc_rail, orin_nx, thor
 
-from exporter.scenario import HWMON
-from jetson import nvml, power
-from jetson.boundary import AGX_ORIN_INPUTS, boundary, check_choice, module_watts, rail_keys
-from jetson.energy import EnergySampler
-from jetson.files import Files, Link, Roots
-from jetson.hwmon import read_rails
-from jetson.power import PowerReader, Sensor
-from jetson.readings import Rail
-from jetson.replay import Stage
+from orinboard import nvml, power
+from orinboard.boundary import AGX_ORIN_INPUTS, boundary, check_choice, module_watts, rail_keys
+from orinboard.energy import EnergySampler
+from orinboard.files import Files, Link, Roots
+from orinboard.hwmon import read_rails
+from orinboard.power import PowerReader, Sensor
+from orinboard.readings import Rail
+from orinboard.replay import Stage
+from orinexporter.scenario import HWMON
 
 Show = Callable[[Tree], Roots]
 
@@ -38,7 +38,7 @@ def test_a_sample_reads_one_file_a_rail_and_one_more(
     files, reader = Files(show(idle())), PowerReader()
     assert len(reader(files).rails) == 4
     monkeypatch.setattr(power, "os", Counting())
-    monkeypatch.setattr("jetson.files.os", Counting())
+    monkeypatch.setattr("orinboard.files.os", Counting())
     for _ in range(100):
         reader(files)
     assert +calls == {"pread": 500}

@@ -16,18 +16,18 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from tests.telemetry.conftest import exit_code, idle
 
-import exporter
-from exporter.demo import main
-from exporter.prometheus import Prometheus, PrometheusError
-from exporter.scenario import HWMON, supply
-from exporter.service import Exporter
-from exporter.web import Server
-from jetson.energy import EnergySampler
-from jetson.replay import Frame, Player
-from jetson.sources import Board
+import orinexporter
 from orinbench.board import EnergyRun, measure_energy, textfile
+from orinboard.energy import EnergySampler
+from orinboard.replay import Frame, Player
+from orinboard.sources import Board
+from orinexporter.demo import main
+from orinexporter.prometheus import Prometheus, PrometheusError
+from orinexporter.scenario import HWMON, supply
+from orinexporter.service import Exporter
+from orinexporter.web import Server
 
-TELEMETRY = Path(exporter.__file__).parents[1]
+TELEMETRY = Path(orinexporter.__file__).parents[1]
 RULES = sorted((TELEMETRY / "rules").glob("*.yml"))
 DASHBOARDS = runpy.run_path(str(TELEMETRY / "dashboards" / "build.py"))
 pytestmark = pytest.mark.skipif(
@@ -275,7 +275,7 @@ def test_a_port_of_the_demonstration_is_taken(capsys: pytest.CaptureFixture[str]
 
 def test_the_demonstration_tells_of_its_alerts() -> None:
     """What it prints as alerts come and go."""
-    from exporter.demo import watch
+    from orinexporter.demo import watch
 
     answers = iter([{}, {"JetsonUnderVoltage": "the supply gave way"}, {}])
     stop, said = threading.Event(), list[str]()

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import BOARDS, Tree, idle, late_devfreq, maxn_load, negative
 
-from exporter.scenario import DEVFREQ, HWMON, THERMAL
-from jetson.boundary import boundary, module_watts
-from jetson.files import GARBAGE, Failure, Files, Link, Roots
-from jetson.gpu import read_gpus, sm_count
-from jetson.hwmon import nodes, read_rails, read_throttle
-from jetson.rapl import read_rapl
-from jetson.readings import Rail, Readings
-from jetson.replay import Stage
-from jetson.sources import SOURCES, Board
-from jetson.system import cpu_list, read_identity, read_power_mode
-from jetson.tegrastats import Tegrastats, emc_load
-from jetson.thermal import read_coolings, read_zones, zone_name
+from orinboard.boundary import boundary, module_watts
+from orinboard.files import GARBAGE, Failure, Files, Link, Roots
+from orinboard.gpu import read_gpus, sm_count
+from orinboard.hwmon import nodes, read_rails, read_throttle
+from orinboard.rapl import read_rapl
+from orinboard.readings import Rail, Readings
+from orinboard.replay import Stage
+from orinboard.sources import SOURCES, Board
+from orinboard.system import cpu_list, read_identity, read_power_mode
+from orinboard.tegrastats import Tegrastats, emc_load
+from orinboard.thermal import read_coolings, read_zones, zone_name
+from orinexporter.scenario import DEVFREQ, HWMON, THERMAL
 
 Show = Callable[[Tree], Roots]
 

@@ -11,11 +11,9 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import BOARDS, Tree, exposition, gated, idle, maxn_load
 
-from exporter import scenario
-from exporter.scenario import DEVFREQ, THERMAL
-from jetson.debugfs import NVMAP_CLIENTS
-from jetson.files import Failure, Files, Link, Roots
-from jetson.replay import (
+from orinboard.debugfs import NVMAP_CLIENTS
+from orinboard.files import Failure, Files, Link, Roots
+from orinboard.replay import (
     FILE,
     Changes,
     Frame,
@@ -26,8 +24,10 @@ from jetson.replay import (
     observe,
     save,
 )
-from jetson.sources import SOURCES, Board
-from jetson.system import read_memory
+from orinboard.sources import SOURCES, Board
+from orinboard.system import read_memory
+from orinexporter import scenario
+from orinexporter.scenario import DEVFREQ, THERMAL
 
 Show = Callable[[Tree], Roots]
 HEADER = '{"format": "jetson-recording", "version": 1}\n'

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import exporter
+import orinexporter
 
 HERE = Path(__file__).parent
-TELEMETRY = Path(exporter.__file__).parents[1]
+TELEMETRY = Path(orinexporter.__file__).parents[1]
 RULES = sorted((TELEMETRY / "rules").glob("*.yml"))
 BUILD = TELEMETRY / "dashboards" / "build.py"
 needs_promtool = pytest.mark.skipif(

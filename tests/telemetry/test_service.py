@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import BOARDS, Tree, idle, maxn_load
 
-from exporter import page, scenario
-from exporter.history import Point, grown
-from exporter.scenario import HWMON
-from exporter.service import Exporter
-from exporter.web import Server
-from jetson.energy import EnergySampler
-from jetson.files import Roots
-from jetson.replay import FILE, Stage, save
-from jetson.sources import Board
+from orinboard.energy import EnergySampler
+from orinboard.files import Roots
+from orinboard.replay import FILE, Stage, save
+from orinboard.sources import Board
+from orinexporter import page, scenario
+from orinexporter.history import Point, grown
+from orinexporter.scenario import HWMON
+from orinexporter.service import Exporter
+from orinexporter.web import Server
 
 Show = Callable[[Tree], Roots]
 
@@ -190,9 +190,9 @@ def test_a_client_that_sends_nothing_holds_nobody_up(server: Server) -> None:
 
 SCRAPES = """
 import sys, time
-from exporter.service import Exporter
-from jetson.files import Roots
-from jetson.sources import Board
+from orinexporter.service import Exporter
+from orinboard.files import Roots
+from orinboard.sources import Board
 
 with Board(Roots.under(sys.argv[1])) as board:
     exporter = Exporter(board)
@@ -270,7 +270,7 @@ def test_no_growth(tmp_path: Path) -> None:
     with (tmp_path / FILE).open("w") as file:
         save(scenario.frames(step=0.5), file)
     process = subprocess.Popen(
-        [sys.executable, "-m", "exporter.cli", "--replay", str(tmp_path),
+        [sys.executable, "-m", "orinexporter.cli", "--replay", str(tmp_path),
          "--listen", "127.0.0.1:0", "--budget", "30"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip

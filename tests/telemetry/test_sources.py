@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from tests.telemetry.conftest import Tree, idle
 
-from exporter.service import Exporter
-from jetson.files import Files, Roots
-from jetson.readings import Cpu, Readings, Zone
-from jetson.sources import TIMEOUT, Board
+from orinboard.files import Files, Roots
+from orinboard.readings import Cpu, Readings, Zone
+from orinboard.sources import TIMEOUT, Board
+from orinexporter.service import Exporter
 
 ZONE = Readings(zones=(Zone("tj", 40.0),))
 
@@ -66,7 +66,7 @@ def test_a_source_that_blocks_does_not_block_a_scrape(stage_board: Board) -> Non
 
 @pytest.fixture
 def stage_board(show: Callable[[Tree], Roots]) -> Board:
-    from jetson.hwmon import read_rails
+    from orinboard.hwmon import read_rails
 
     roots = show(idle())
     forever = threading.Event()

@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, root, without
 
-from exporter.scenario import DEVFREQ, HWMON, THERMAL, supply
-from jetson import nvgpu, nvml, require
-from jetson.board import BoardState, read_state
-from jetson.energy import EnergySampler
-from jetson.files import Files, Roots
-from jetson.nvgpu import GET_TPC_MASKS, TpcMasksArgs
-from jetson.replay import Stage
 from orinbench import board
 from orinbench.errors import BenchError
 from orinbench.statistics import BenchWarning, WarningKind
+from orinboard import nvgpu, nvml, require
+from orinboard.board import BoardState, read_state
+from orinboard.energy import EnergySampler
+from orinboard.files import Files, Roots
+from orinboard.nvgpu import GET_TPC_MASKS, TpcMasksArgs
+from orinboard.replay import Stage
+from orinexporter.scenario import DEVFREQ, HWMON, THERMAL, supply
 
 Show = Callable[[Tree], Roots]
-ROOMS = ("jetson", "nvgpusim")
+ROOMS = ("orinboard", "nvgpusim")
 
 
 def masks(*values: int, result: int = 0, error: int = 0) -> nvgpu.Ioctl:
@@ -95,7 +95,7 @@ def test_the_modelled_kernel_is_asked(profile: str, module: str, sms: int) -> No
     """The real ioctl against the driver simulator, which knows nothing of these readers."""
     rooms = [Path(importlib.import_module(name).__file__ or "").parents[1] for name in ROOMS]
     simulator = [sys.executable, "-m", "nvgpusim", "--quiet", "--strict"]
-    code = "from jetson import files, nvgpu; print(nvgpu.sm_count(files.Roots()))"
+    code = "from orinboard import files, nvgpu; print(nvgpu.sm_count(files.Roots()))"
     done = subprocess.run(
         [*simulator, "--profile", profile, "--board", module, "--", "python", "-c", code],
         capture_output=True,

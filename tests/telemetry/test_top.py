@@ -7,17 +7,17 @@ import pytest
 from rich.console import Console
 from tests.telemetry.conftest import BOARDS, Tree, exit_code, idle, maxn_load, nc_rail, root
 
-from exporter import page
-from exporter.cli import main
-from exporter.history import core_loads
-from exporter.service import Exporter
-from exporter.top import screen
-from jetson.debugfs import NVMAP_CLIENTS, read_debugfs
-from jetson.files import Files, Roots
-from jetson.readings import Core, Process
-from jetson.replay import Stage
-from jetson.sources import SOURCES, Board
-from jetson.system import read_host
+from orinboard.debugfs import NVMAP_CLIENTS, read_debugfs
+from orinboard.files import Files, Roots
+from orinboard.readings import Core, Process
+from orinboard.replay import Stage
+from orinboard.sources import SOURCES, Board
+from orinboard.system import read_host
+from orinexporter import page
+from orinexporter.cli import main
+from orinexporter.history import core_loads
+from orinexporter.service import Exporter
+from orinexporter.top import screen
 
 Show = Callable[[Tree], Roots]
 CLIENTS = """\

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tests.telemetry.conftest import exit_code
 
-from exporter.cli import main
-from jetson.wall import MeterError, WallMeter, load_wall_meter
+from orinboard.wall import MeterError, WallMeter, load_wall_meter
+from orinexporter.cli import main
 
 
 def meter(tmp_path: Path, text: str) -> Path:

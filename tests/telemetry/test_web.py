@@ -19,14 +19,14 @@ import bcrypt
 import pytest
 from tests.telemetry.conftest import Tree, idle
 
-from exporter import web
-from exporter.service import Exporter
-from exporter.web import Server
-from exporter.webconfig import WebConfig, WebConfigError, load_web_config
-from jetson.energy import EnergySampler
-from jetson.files import Files, Roots
-from jetson.readings import Rail, Readings
-from jetson.sources import Board
+from orinboard.energy import EnergySampler
+from orinboard.files import Files, Roots
+from orinboard.readings import Rail, Readings
+from orinboard.sources import Board
+from orinexporter import web
+from orinexporter.service import Exporter
+from orinexporter.web import Server
+from orinexporter.webconfig import WebConfig, WebConfigError, load_web_config
 
 Show = Callable[[Tree], Roots]
 
@@ -400,7 +400,7 @@ def test_few_descriptors(show: Show) -> None:
     """With a limit of 64, idle clients take no scrape's place."""
     folder = os.path.dirname(show(idle()).sys)
     process = subprocess.Popen(
-        ["prlimit", "--nofile=64", sys.executable, "-m", "exporter.cli", "--replay", folder,
+        ["prlimit", "--nofile=64", sys.executable, "-m", "orinexporter.cli", "--replay", folder,
          "--listen", "127.0.0.1:0"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -427,7 +427,7 @@ def test_sighup_reads_the_file_again_or_refuses(show: Show, tmp_path: Path) -> N
     folder = os.path.dirname(show(idle()).sys)
     file = web_config(tmp_path, f"basic_auth_users: {{prom: {hashed('one')}}}")
     process = subprocess.Popen(
-        [sys.executable, "-m", "exporter.cli", "--replay", folder, "--listen", "127.0.0.1:0",
+        [sys.executable, "-m", "orinexporter.cli", "--replay", folder, "--listen", "127.0.0.1:0",
          "--web-config", str(file)],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
@@ -461,7 +461,7 @@ def test_sighup_reads_the_file_again_or_refuses(show: Show, tmp_path: Path) -> N
 
 def test_health_knows_the_samplers_last_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sensor that blocks for ever: the page goes on, and says that energy does not."""
-    monkeypatch.setattr("jetson.energy.STALE_SECONDS", 0.3)
+    monkeypatch.setattr("orinboard.energy.STALE_SECONDS", 0.3)
     answers = iter([Readings(rails=(Rail("VDD_IN", "1-0040", watts=5.0),))] * 3)
 
     def blocks(files: Files) -> Readings:

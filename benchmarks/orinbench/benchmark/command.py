@@ -11,7 +11,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from jetson.files import Roots
 from orinbench.benchmark.backend import Backend, LeftOutError
 from orinbench.benchmark.envelope import Preload
 from orinbench.benchmark.journal import Journal, journal_directory, lost_journals
@@ -67,6 +66,7 @@ from orinbench.reference import unsupported
 from orinbench.statistics.judge import pairs_needed
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
+from orinboard.files import Roots
 from orinllm.compiler import compiler_note
 
 # Sequences that a decoder of the engine takes at most (orinllm/launches/batch.py, which imports

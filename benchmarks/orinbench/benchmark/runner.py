@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from jetson.files import Roots
 from orinbench.benchmark.backend import Backend, BackendDiedError, LeftOutError
 from orinbench.benchmark.journal import Journal
 from orinbench.benchmark.plan import Plan, Step, order
@@ -33,6 +32,7 @@ from orinbench.errors import BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
 from orinbench.talk import Talk
+from orinboard.files import Roots
 
 Check = Callable[[LaneResult, Backend], dict[str, Any]]
 BandwidthProbe = Callable[[str], Bandwidth]

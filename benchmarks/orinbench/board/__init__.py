@@ -20,14 +20,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from jetson.board import BoardState, read_state
-from jetson.boundary import check_choice
-from jetson.energy import BENCHMARK_HERTZ, COVERAGE, Energy, EnergySampler
-from jetson.files import Files, Roots
-from jetson.require import maxn, parse, pinned, unmet
-from jetson.thermal import read_zones
 from orinbench.errors import BenchError
 from orinbench.statistics import BenchWarning, WarningKind
+from orinboard.board import BoardState, read_state
+from orinboard.boundary import check_choice
+from orinboard.energy import BENCHMARK_HERTZ, COVERAGE, Energy, EnergySampler
+from orinboard.files import Files, Roots
+from orinboard.require import maxn, parse, pinned, unmet
+from orinboard.thermal import read_zones
 
 TEXTFILE = "orinbench.prom"
 #: How often a cooling board is looked at, and how long it is waited for, in seconds.

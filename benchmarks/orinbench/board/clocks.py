@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from jetson.board import BoardState
 from orinbench.statistics import BenchWarning, WarningKind
+from orinboard.board import BoardState
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
 # A GPU clock that moves more than this between samples is not pinned.

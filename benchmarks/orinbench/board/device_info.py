@@ -3,8 +3,8 @@
 import importlib.metadata
 from pathlib import Path
 
-from jetson import nvml
-from jetson.files import Files, Roots
+from orinboard import nvml
+from orinboard.files import Files, Roots
 
 # The kernel module's own version line: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1 ..."
 NVIDIA_VERSION = Path("/proc/driver/nvidia/version")

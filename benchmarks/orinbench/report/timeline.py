@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jetson.board import JUNCTION
 from orinbench.export.identity import case_test
 from orinbench.export.schema import Record
+from orinboard.board import JUNCTION
 
 
 @dataclass(frozen=True)

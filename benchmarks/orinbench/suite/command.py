@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from jetson.files import Roots
 from orinbench.benchmark import protocol
 from orinbench.benchmark.backend import FirstToken, LeftOutError, Sample
 from orinbench.benchmark.journal import Journal, journal_directory
@@ -49,6 +48,7 @@ from orinbench.options import (
 from orinbench.statistics.judge import MIN_UNITS
 from orinbench.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
 from orinbench.talk import Talk, make_talk
+from orinboard.files import Roots
 from orinllm.compiler import compiler_note
 
 

@@ -6,7 +6,7 @@ This module imports tinygrad; see `tinygrad_runner`.
 from tinygrad import Device
 from tinygrad.helpers import ALLOW_TF32
 
-from jetson.board import read_state
+from orinboard.board import read_state
 from orinllm.device import multiprocessors
 
 # Dense floating-point operations (an FMA is two) a clock and multiprocessor, by type; float32 is

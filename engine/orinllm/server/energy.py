@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jetson.energy import DEFAULT_HERTZ, EnergySampler, Reader
+from orinboard.energy import DEFAULT_HERTZ, EnergySampler, Reader
 
 #: What the machine does when it computes nothing.
 IDLE = "idle"

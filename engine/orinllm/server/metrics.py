@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from jetson.energy import Reader
+from orinboard.energy import Reader
 from orinllm.scheduler import Scheduler
 from orinllm.sequence import Sequence as Job
 from orinllm.server.energy import PhaseEnergy, measure

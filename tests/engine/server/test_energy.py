@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from jetson.energy import Energy
-from jetson.readings import Rail, Readings
+from orinboard.energy import Energy
+from orinboard.readings import Rail, Readings
 from orinllm.server.energy import PhaseEnergy, measure
 from orinllm.server.metrics import Metrics
 

@@ -9,8 +9,8 @@ import subprocess
 import threading
 import time
 
-from jetson.files import Files
-from jetson.readings import Readings
+from orinboard.files import Files
+from orinboard.readings import Readings
 
 #: `EMC_FREQ 14%@2133`; a user sees no such field.
 EMC = re.compile(r"\bEMC_FREQ (\d+)%")

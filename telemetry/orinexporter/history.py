@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from jetson.board import BoardState
-from jetson.readings import Core, Readings
+from orinboard.board import BoardState
+from orinboard.readings import Core, Readings
 
 #: A point every so many seconds, and how many are kept: ten minutes.
 INTERVAL_SECONDS, POINTS = 5.0, 120

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jetson.wall import MeterError, WallMeter, load_wall_meter
+from orinboard.wall import MeterError, WallMeter, load_wall_meter
 
 
 def runs(file: Path) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:

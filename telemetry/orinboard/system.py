@@ -3,9 +3,9 @@
 import os
 import re
 
-from jetson.files import Files, integer
-from jetson.gpu import compatible
-from jetson.readings import Core, Cpu, CpuClock, Host, Identity, Memory, PowerMode, Readings
+from orinboard.files import Files, integer
+from orinboard.gpu import compatible
+from orinboard.readings import Core, Cpu, CpuClock, Host, Identity, Memory, PowerMode, Readings
 
 CPU = "sys/devices/system/cpu"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

@@ -9,12 +9,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from exporter.history import core_loads
-from exporter.page import LEAST_WATTS, full_scale, passive_trip, size
-from jetson.board import BoardState
-from jetson.boundary import boundary
-from jetson.readings import Core, Readings
-from jetson.sources import Board
+from orinboard.board import BoardState
+from orinboard.boundary import boundary
+from orinboard.readings import Core, Readings
+from orinboard.sources import Board
+from orinexporter.history import core_loads
+from orinexporter.page import LEAST_WATTS, full_scale, passive_trip, size
 
 #: How long a bar is, in characters.
 BAR = 20

@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 
-from jetson.files import Files, integer
-from jetson.readings import Cooling, Readings, Trip, Zone
+from orinboard.files import Files, integer
+from orinboard.readings import Cooling, Readings, Trip, Zone
 
 THERMAL = "sys/class/thermal"
 #: A block that is powered off shows as -256 °C in some releases; nothing real is this cold.

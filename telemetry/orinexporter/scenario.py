@@ -7,8 +7,8 @@ measured them.
 import math
 from collections.abc import Iterator
 
-from jetson.files import GATED, Failure, Link, Node
-from jetson.replay import Changes, Frame
+from orinboard.files import GATED, Failure, Link, Node
+from orinboard.replay import Changes, Frame
 
 HWMON = "sys/class/hwmon"
 THERMAL = "sys/class/thermal"

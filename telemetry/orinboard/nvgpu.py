@@ -6,8 +6,8 @@ import fcntl
 import os
 from collections.abc import Callable
 
-from jetson.files import Roots
-from jetson.gpu import SMS_PER_TPC
+from orinboard.files import Roots
+from orinboard.gpu import SMS_PER_TPC
 
 #: _IOWR('G', 10, struct nvgpu_gpu_get_tpc_masks_args) (nvgpu uapi nvgpu-ctrl.h).
 GET_TPC_MASKS = 0xC010470A

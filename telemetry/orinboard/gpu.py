@@ -1,7 +1,7 @@
 """The integrated GPU: load, devfreq clocks, power gating, multiprocessors."""
 
-from jetson.files import Files
-from jetson.readings import Gpu, Readings
+from orinboard.files import Files
+from orinboard.readings import Gpu, Readings
 
 DEVFREQ = "sys/class/devfreq"
 PLATFORM = "sys/devices/platform"
@@ -34,7 +34,7 @@ def sm_count(board: list[str], tpc_pg_mask: int | None) -> int | None:
     """Multiprocessors that sysfs lets one conclude: those of the module less the gated ones.
 
     A part with TPCs missing from the factory may gate some that it never had, so the count is
-    an upper bound there; `jetson.nvgpu.sm_count` asks the driver.
+    an upper bound there; `orinboard.nvgpu.sm_count` asks the driver.
     """
     if tpc_pg_mask is None:
         return None

@@ -4,15 +4,15 @@ import os
 import time
 from dataclasses import dataclass, field
 
-from jetson.files import Files, integer
-from jetson.hwmon import (
+from orinboard.files import Files, integer
+from orinboard.hwmon import (
     MOST_MICROWATTS,
     MOST_MILLIAMPERES,
     MOST_MILLIVOLTS,
     Channel,
     channels,
 )
-from jetson.readings import Rail, Readings
+from orinboard.readings import Rail, Readings
 
 #: How often the sensors are looked up anew, in seconds: one that came late, one that went.
 LOOK_UP_SECONDS, SEARCH_SECONDS = 10.0, 1.0

@@ -19,13 +19,13 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
-from jetson.boundary import Boundary, boundary, rail_keys
-from jetson.files import Files, Roots
-from jetson.health import Health
-from jetson.nvml import NvmlPower
-from jetson.power import PowerReader, Sensor
-from jetson.rapl import read_rapl
-from jetson.readings import Rail, Readings
+from orinboard.boundary import Boundary, boundary, rail_keys
+from orinboard.files import Files, Roots
+from orinboard.health import Health
+from orinboard.nvml import NvmlPower
+from orinboard.power import PowerReader, Sensor
+from orinboard.rapl import read_rapl
+from orinboard.readings import Rail, Readings
 
 #: Samples a second of an exporter, which measures for hours, and around a benchmark of seconds.
 DEFAULT_HERTZ, BENCHMARK_HERTZ = 10.0, 100.0

@@ -15,18 +15,18 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from exporter.compare import show_wall
-from exporter.service import Exporter
-from exporter.top import show
-from exporter.web import Server
-from exporter.webconfig import WebConfigError, load_web_config
-from jetson.boundary import check_choice
-from jetson.energy import EnergySampler
-from jetson.files import Roots
-from jetson.replay import FILE, Player, RecordingError, load, observe, save
-from jetson.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
-from jetson.tegrastats import Tegrastats
-from jetson.wall import MeterError
+from orinboard.boundary import check_choice
+from orinboard.energy import EnergySampler
+from orinboard.files import Roots
+from orinboard.replay import FILE, Player, RecordingError, load, observe, save
+from orinboard.sources import DEFAULT_BUDGET, SOURCES, UNPRIVILEGED, Board
+from orinboard.tegrastats import Tegrastats
+from orinboard.wall import MeterError
+from orinexporter.compare import show_wall
+from orinexporter.service import Exporter
+from orinexporter.top import show
+from orinexporter.web import Server
+from orinexporter.webconfig import WebConfigError, load_web_config
 
 PROGRAM = "jetson-exporter"
 #: What an Orin with r36 has, so that an older board or another release says what it lacks.

@@ -1,6 +1,6 @@
 """The whole chain on any machine: a made-up board, the exporter, Prometheus with our rules.
 
-`python -m exporter.demo`, or `make telemetry-demo`.
+`python -m orinexporter.demo`, or `make telemetry-demo`.
 """
 
 import signal
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 
-from exporter import scenario
-from exporter.cli import parse_address, refusal, say
-from exporter.prometheus import Prometheus, PrometheusError
-from exporter.service import Exporter
-from exporter.web import Server
-from jetson.energy import EnergySampler
-from jetson.replay import Player
-from jetson.sources import Board
+from orinboard.energy import EnergySampler
+from orinboard.replay import Player
+from orinboard.sources import Board
+from orinexporter import scenario
+from orinexporter.cli import parse_address, refusal, say
+from orinexporter.prometheus import Prometheus, PrometheusError
+from orinexporter.service import Exporter
+from orinexporter.web import Server
 
 #: The rules in the source tree; an installed package gets `--rules`.
 RULES = Path(__file__).resolve().parent.parent / "rules"

@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from jetson.files import Files
-from jetson.readings import Fan, Rail, Readings, Throttle
+from orinboard.files import Files
+from orinboard.readings import Fan, Rail, Readings, Throttle
 
 HWMON = "sys/class/hwmon"
 #: INA3221 has three channels (Texas Instruments SBOS576); `in4` and up are its shunt voltages.

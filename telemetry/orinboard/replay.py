@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from jetson.debugfs import NVMAP_CLIENTS
-from jetson.files import GATED, Failure, Link, Node, Roots, Tree
-from jetson.sources import SOURCES, Board
+from orinboard.debugfs import NVMAP_CLIENTS
+from orinboard.files import GATED, Failure, Link, Node, Roots, Tree
+from orinboard.sources import SOURCES, Board
 
 FILE = "recording.jsonl"
 FORMAT = "jetson-recording"

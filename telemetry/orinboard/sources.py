@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from jetson.debugfs import read_debugfs, read_thor_emc
-from jetson.files import Files, Roots, Tree
-from jetson.gpu import read_gpus
-from jetson.hwmon import read_fans, read_rails, read_throttle
-from jetson.nvml import read_nvml
-from jetson.rapl import read_rapl
-from jetson.readings import Readings
-from jetson.system import read_cpu, read_host, read_identity, read_memory, read_power_mode
-from jetson.thermal import read_coolings, read_zones
+from orinboard.debugfs import read_debugfs, read_thor_emc
+from orinboard.files import Files, Roots, Tree
+from orinboard.gpu import read_gpus
+from orinboard.hwmon import read_fans, read_rails, read_throttle
+from orinboard.nvml import read_nvml
+from orinboard.rapl import read_rapl
+from orinboard.readings import Readings
+from orinboard.system import read_cpu, read_host, read_identity, read_memory, read_power_mode
+from orinboard.thermal import read_coolings, read_zones
 
 Reader = Callable[[Files], Readings]
 

@@ -4,11 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from jetson import nvgpu
-from jetson.boundary import module_watts
-from jetson.files import GATED, Roots
-from jetson.readings import Clock, Identity, PowerMode, Readings, Throttle
-from jetson.sources import SOURCES, UNPRIVILEGED, Board
+from orinboard import nvgpu
+from orinboard.boundary import module_watts
+from orinboard.files import GATED, Roots
+from orinboard.readings import Clock, Identity, PowerMode, Readings, Throttle
+from orinboard.sources import SOURCES, UNPRIVILEGED, Board
 
 #: The zone that is the hottest of all on a Tegra: the junction.
 JUNCTION = "tj"

@@ -11,12 +11,12 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from exporter import families, page
-from exporter.history import INTERVAL_SECONDS, POINTS, Point, point
-from jetson.board import increase
-from jetson.energy import EnergySampler
-from jetson.readings import Readings, Throttle
-from jetson.sources import Board, Outcome, Snapshot
+from orinboard.board import increase
+from orinboard.energy import EnergySampler
+from orinboard.readings import Readings, Throttle
+from orinboard.sources import Board, Outcome, Snapshot
+from orinexporter import families, page
+from orinexporter.history import INTERVAL_SECONDS, POINTS, Point, point
 
 #: The sampler's name among the sources, and that of turning readings into text.
 ENERGY, EXPOSITION = "energy", "exposition"

@@ -3,10 +3,10 @@
 import re
 from dataclasses import dataclass
 
-from jetson.board import BoardState
-from jetson.files import Files, Roots
-from jetson.gpu import MODULE_TPCS, SMS_PER_TPC, compatible
-from jetson.system import power_modes
+from orinboard.board import BoardState
+from orinboard.files import Files, Roots
+from orinboard.gpu import MODULE_TPCS, SMS_PER_TPC, compatible
+from orinboard.system import power_modes
 
 CONDITIONS = {
     "maxn": "the power mode without limits, with all multiprocessors on",

@@ -2,8 +2,8 @@
 
 import re
 
-from jetson.files import Files
-from jetson.readings import Clock, Process, Readings
+from orinboard.files import Files
+from orinboard.readings import Clock, Process, Readings
 
 BPMP_CLOCKS = "sys/kernel/debug/bpmp/debug/clk"
 NVMAP_CLIENTS = "sys/kernel/debug/nvmap/iovmm/clients"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jetson.readings import Rail
+from orinboard.readings import Rail
 
 #: The rails that feed the AGX Orin module from outside. VDDQ_VDD2_1V8AO is fed from one of them and
 #: would be counted twice (NVIDIA, Jetson Linux, "Platform Power and Performance").

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from jetson.boundary import module_watts
-from jetson.readings import Readings
-from jetson.sources import Snapshot
+from orinboard.boundary import module_watts
+from orinboard.readings import Readings
+from orinboard.sources import Snapshot
 
 Value = float | int | bool | None
 Row = tuple[tuple[str, ...], Value]

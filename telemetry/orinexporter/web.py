@@ -27,9 +27,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from exporter import page
-from exporter.service import Exporter
-from exporter.webconfig import Passwords, Renewable, WebConfig, WebConfigError
+from orinexporter import page
+from orinexporter.service import Exporter
+from orinexporter.webconfig import Passwords, Renewable, WebConfig, WebConfigError
 
 T = TypeVar("T")
 #: From a connection, or the end of a response, to the end of the next one, in seconds: who takes

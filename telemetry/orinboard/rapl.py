@@ -1,7 +1,7 @@
 """The energy counters of an x86 processor, through powercap."""
 
-from jetson.files import Files
-from jetson.readings import Rail, Readings
+from orinboard.files import Files
+from orinboard.readings import Rail, Readings
 
 POWERCAP = "sys/class/powercap"
 #: Packages, and memory, which is not in its package's figure. Cores and uncore are; psys is the

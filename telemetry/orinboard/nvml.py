@@ -12,9 +12,9 @@ from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
-from jetson.files import Files
-from jetson.gpu import compatible
-from jetson.readings import Cooling, Gpu, Rail, Readings, Zone
+from orinboard.files import Files
+from orinboard.gpu import compatible
+from orinboard.readings import Cooling, Gpu, Rail, Readings, Zone
 
 T = TypeVar("T")
 #: Thor's entry in the device tree: its GPU's load comes from NVML alone (jetson_stats PR 905).

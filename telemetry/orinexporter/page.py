@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from exporter.history import Point, core_loads, grown
-from jetson.board import BoardState
-from jetson.boundary import boundary
-from jetson.readings import Readings
-from jetson.sources import Snapshot
+from orinboard.board import BoardState
+from orinboard.boundary import boundary
+from orinboard.readings import Readings
+from orinboard.sources import Snapshot
+from orinexporter.history import Point, core_loads, grown
 
 #: Puts a fresh page's content in the place of the old one.
 LIVE_JS = """\
@@ -65,7 +65,7 @@ def size(value: float) -> str:
 
 
 environment = Environment(
-    loader=PackageLoader("exporter", "."),
+    loader=PackageLoader("orinexporter", "."),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
