@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from orinllm.compiler import (
     compiler_path,
     compiles,
     provide_compiler,
+    write_clang,
 )
 from orinllm.errors import BadInput
 
@@ -153,3 +155,12 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(BadInput, match="clang: cannot be written: Not a directory"):
         provide_compiler()
+
+
+def test_threads_may_write_the_same_clang(tmp_path: Path) -> None:
+    """Each has a name of its own for what it has not finished."""
+    with ThreadPoolExecutor(8) as pool:
+        for folder in range(20):
+            done = pool.map(write_clang, [tmp_path / str(folder)] * 8)
+            assert all(done)
+            assert [path.name for path in (tmp_path / str(folder)).iterdir()] == ["clang"]
