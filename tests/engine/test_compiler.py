@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -157,10 +158,15 @@ def test_a_cache_that_cannot_be_written_is_named(
         provide_compiler()
 
 
-def test_threads_may_write_the_same_clang(tmp_path: Path) -> None:
-    """Each has a name of its own for what it has not finished."""
-    with ThreadPoolExecutor(8) as pool:
-        for folder in range(20):
-            done = pool.map(write_clang, [tmp_path / str(folder)] * 8)
-            assert all(done)
-            assert [path.name for path in (tmp_path / str(folder)).iterdir()] == ["clang"]
+def test_threads_may_write_the_same_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a name of its own for what it has not finished, however their steps interleave."""
+    together, chmod = threading.Barrier(4), os.chmod
+
+    def late(path: str | Path, mode: int, **how: bool) -> None:
+        chmod(path, mode, **how)
+        together.wait(30)  # all have written, none has moved its own
+
+    monkeypatch.setattr("os.chmod", late)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(write_clang, [tmp_path] * 4))
+    assert [path.name for path in tmp_path.iterdir()] == ["clang"]
