@@ -202,9 +202,12 @@ class Clocks:
         if self.knows is None:
             return fine
         knows, first = self.knows[lane], int(np.minimum.reduce(when))
+        groups = set((thread // self.st.threads).tolist())
         for release, word, bit in self.o.releases.latest(np.bitwise_or.reduce(knows, 0)):
             if release.tick < first or np.count_nonzero(fine) == len(fine):
                 break
+            if groups.isdisjoint(release.members):
+                continue
             able = ~fine & (when <= release.tick) & (knows[:, word] >> bit & np.uint64(1) > 0)
             at = np.minimum(np.searchsorted(release.threads, thread), len(release.threads) - 1)
             hit = (release.threads[at] == thread) & (record <= release.fenced[at])

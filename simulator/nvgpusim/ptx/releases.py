@@ -23,7 +23,8 @@ KEPT = 1024
 class Release:
     """A volatile or atomic write after fences: what whoever reads it later may know.
 
-    `threads` (sorted) fenced at `fenced`; of each of `blocks` everything before `reach` is known.
+    `threads` (sorted) fenced at `fenced`; of each of their `blocks` everything before `reach` is
+    known.
     """
 
     tick: int
@@ -31,6 +32,9 @@ class Release:
     fenced: Words
     blocks: NDArray[np.int64]
     reach: Words
+
+    def __post_init__(self) -> None:
+        self.members = frozenset(self.blocks.tolist())
 
 
 class Fences:
