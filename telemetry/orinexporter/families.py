@@ -58,7 +58,7 @@ def identity(r: Readings) -> Iterator[Metric]:
         )
     yield from gauge(
         "clocks_pinned",
-        "Whether the least clock of a domain is also its greatest, as jetson_clocks makes it.",
+        "1 if the minimum and maximum clock of a domain are equal, as jetson_clocks sets them.",
         ("domain",),
         [((domain,), fixed) for domain, fixed in r.pinned.items()],
     )
@@ -73,18 +73,14 @@ def gpu(r: Readings) -> Iterator[Metric]:
     only = ("gpu",)
     yield from gauge("gpu_load_ratio", "Load of the GPU.", only, each("load"))
     yield from gauge("gpu_frequency_hertz", "Clock of the GPU.", only, each("current_hz"))
-    yield from gauge(
-        "gpu_min_frequency_hertz", "Least clock the GPU may take.", only, each("min_hz")
-    )
-    yield from gauge(
-        "gpu_max_frequency_hertz", "Greatest clock the GPU may take.", only, each("max_hz")
-    )
+    yield from gauge("gpu_min_frequency_hertz", "Minimum clock of the GPU.", only, each("min_hz"))
+    yield from gauge("gpu_max_frequency_hertz", "Maximum clock of the GPU.", only, each("max_hz"))
     yield from gauge(
         "gpu_multiprocessors", "Streaming multiprocessors switched on.", only, each("sms")
     )
     yield from gauge(
         "gpu_governor_info",
-        "What chooses the clock of the GPU; always 1.",
+        "The governor that sets the clock of the GPU; always 1.",
         ("gpu", "governor"),
         [((g.name, g.governor), 1) for g in r.gpus if g.governor],
     )
@@ -113,13 +109,13 @@ def power(r: Readings) -> Iterator[Metric]:
     )
     yield from gauge(
         "rail_alarm",
-        "Whether the current of a rail is above its limit.",
+        "1 if the current of a rail is above its limit.",
         (*labels, "level"),
         [((x.name, x.device, level), raised) for x in r.rails for level, raised in x.alarms],
     )
     yield from gauge(
         "module_power_watts",
-        "Power of the module: VDD_IN, else the rails that feed it, none twice.",
+        "Power of the module: VDD_IN, else the sum of the rails that feed it.",
         (),
         [((), module_watts(r.rails))],
     )
@@ -135,19 +131,19 @@ def thermal(r: Readings) -> Iterator[Metric]:
     )
     yield from gauge(
         "thermal_zone_online",
-        "Whether a zone answers; 0 while what it measures is gated.",
+        "1 if a zone can be read; 0 while the unit that it measures is gated.",
         ("zone",),
         [((zone.name,), zone.celsius is not None) for zone in r.zones],
     )
     yield from gauge(
         "temperature_trip_celsius",
-        "Temperature at which the kernel acts.",
+        "Temperature at which the kernel reacts.",
         ("zone", "trip", "type"),
         [((z.name, str(t.index), t.kind), t.celsius) for z in r.zones for t in z.trips],
     )
     yield from gauge(
         "cooling_state_ratio",
-        "State of a cooling device or throttle alert over its greatest state.",
+        "State of a cooling device or throttle alert, as a share of its maximum state.",
         ("type",),
         [((cooling.name,), cooling.ratio) for cooling in r.coolings],
     )
@@ -166,13 +162,13 @@ def throttle(r: Readings) -> Iterator[Metric]:
     """Electrical throttling."""
     yield from counter(
         "throttle_events",
-        "Electrical throttle events since the exporter began.",
+        "Electrical throttle events since the exporter started.",
         ("event", "reason"),
         [((t.event, t.reason), t.count) for t in r.throttles],
     )
     yield from gauge(
         "throttle_enabled",
-        "Whether an event slows the chip down.",
+        "1 if an event slows the chip down.",
         ("event",),
         [((t.event,), t.enabled) for t in r.throttles],
     )
@@ -192,7 +188,7 @@ def memory(r: Readings) -> Iterator[Metric]:
         )
         yield from gauge(
             "memory_largest_free_blocks",
-            "How many free blocks of the largest size there are.",
+            "Number of free blocks of the largest size.",
             (),
             [((), m.largest_free_blocks)],
         )
@@ -209,13 +205,13 @@ def privileged(r: Readings) -> Iterator[Metric]:
         )
         yield from gauge(
             "emc_max_frequency_hertz",
-            "Greatest clock of the memory controller.",
+            "Maximum clock of the memory controller.",
             (),
             [((), emc.max_hz)],
         )
     yield from gauge(
         "emc_load_ratio",
-        "Share of the memory bandwidth in use, as tegrastats has it.",
+        "Share of the memory bandwidth in use, as tegrastats shows it.",
         (),
         [((), r.emc_load)],
     )
@@ -227,7 +223,7 @@ def privileged(r: Readings) -> Iterator[Metric]:
     )
     yield from gauge(
         "engine_enabled",
-        "Whether an engine's clock runs.",
+        "1 if the clock of an engine is running.",
         ("engine",),
         [((engine.name,), engine.enabled) for engine in r.engines],
     )
@@ -238,13 +234,13 @@ def sources(snapshot: Snapshot, errors: Mapping[tuple[str, str], int]) -> Iterat
     outcomes = snapshot.outcomes.items()
     yield from gauge(
         "scrape_source_success",
-        "Whether a source that the board has was read whole.",
+        "1 if a source that the board has was read completely.",
         ("source",),
         [((name,), not outcome.errors) for name, outcome in outcomes],
     )
     yield from gauge(
         "scrape_source_duration_seconds",
-        "How long reading a source took.",
+        "Time taken to read a source.",
         ("source",),
         [((name,), outcome.seconds) for name, outcome in outcomes],
     )
@@ -267,7 +263,7 @@ def energy(joules: Mapping[str, float], gap_seconds: float) -> Iterator[Metric]:
     if joules:
         yield from counter(
             "energy_gap_seconds",
-            "Time whose energy is not in the counters: samples missing, machine asleep.",
+            "Time whose energy is missing from the counters, because of missing samples or sleep.",
             (),
             [((), gap_seconds)],
         )
