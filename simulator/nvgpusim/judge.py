@@ -39,7 +39,7 @@ _CREATE_64, _ALLOC, _GET_FD, _DUP_HANDLE = 0xC0084E01, 0x40144E03, 0xC0084E0F, 0
 
 @dataclass
 class Verdict:
-    """What one sequence showed."""
+    """Outcome of one sequence."""
 
     release: str
     name: str

@@ -54,7 +54,7 @@ def caller() -> str:
 
 
 def client_line() -> str:
-    """Where the client's main thread is now: about where it rang the doorbell."""
+    """The client's main thread's current line: about where it rang the doorbell."""
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
     return _lines(frame)
@@ -170,7 +170,7 @@ class DmaBuf:
 
     @property
     def allocated(self) -> bool:
-        """Whether the buffer has pages."""
+        """True if the buffer has pages."""
         return bool(self.array.size)
 
     @property
@@ -267,7 +267,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Unmapped:
-    """What is remembered of a mapping that went away."""
+    """Record of a mapping that went away."""
 
     va: int
     end: int
@@ -420,7 +420,7 @@ class GpuAddressSpace:
                 mapping.array[offsets[:, None] + np.arange(width, dtype=np.uint64)] = rows
 
     def describe(self, va: int) -> str:
-        """What is at `va`, what was there last, and the nearest mappings, in one line."""
+        """Describe `va` in one line: its mapping, the last one there, and the nearest ones."""
         with self._lock:
             here = self.find(va)
             if here is not None:

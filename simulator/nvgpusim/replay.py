@@ -272,7 +272,7 @@ class Replay:
 
 
 def _share(a: Field, b: Field) -> bool:
-    """Whether two members of a union overlap."""
+    """True if two members of a union overlap."""
     return a.offset < b.offset + b.size and b.offset < a.offset + a.size
 
 

@@ -102,7 +102,7 @@ class Compute:
         return (self.regs[upper] & (1 << bits) - 1) << 32 | self.regs[upper + 4]
 
     def limits(self) -> Limits:
-        """What launches are checked against."""
+        """Limits that launches are checked against."""
         if self.known_limits is not None:
             return self.known_limits
 
@@ -198,7 +198,7 @@ class Compute:
             qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8, published)
 
     def waves(self, qmd: Qmd) -> int:
-        """How often the SMs are filled with blocks of the grid, at least once."""
+        """Number of times that the grid's blocks fill the SMs, at least one."""
         resident = qmd.resident_blocks() * 2 * self.c.gpu.tpcs
         return max(1, -(-math.prod(qmd.grid) // resident))
 

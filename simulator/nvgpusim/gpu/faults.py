@@ -1,4 +1,4 @@
-"""What goes wrong on the GPU, by the names that the board and the simulator use."""
+"""Faults of the GPU, by the names that the board and the simulator use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gr_class(what: str, **details: str) -> GpuFault:
 
 
 def gap(what: str, **details: str) -> GpuFault:
-    """What the simulator cannot run: no error of the client's and none that a GPU reports."""
+    """A program that the simulator cannot run: no error of the client's or that a GPU reports."""
     return GpuFault(FaultReport(NOTIFIER_GAP, f"a gap of the simulator: {what}", details))
 
 

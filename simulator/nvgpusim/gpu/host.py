@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Steps = Generator[str, None, None]
 Work = Steps | tuple[()]
-"""What a method gives: steps that may have to wait, or DONE."""
+"""Result of a method: steps that may have to wait, or DONE."""
 DONE = ()
 NON_STALL_INTERRUPT, WFI = 0x20, 0x78
 SEM_ADDR_LO, SEM_ADDR_HI, SEM_PAYLOAD_LO, SEM_PAYLOAD_HI, SEM_EXECUTE = 0x5C, 0x60, 0x64, 0x68, 0x6C
@@ -41,7 +41,7 @@ def write_semaphore(vm: GpuAddressSpace, va: int, payload: int, words: int, stam
 
 
 def passes(operation: int, memory: int, payload: int, bits: int) -> bool:
-    """Whether an acquire's condition holds."""
+    """True if an acquire's condition holds."""
     mask = (1 << bits) - 1
     if operation == ACQUIRE:
         return memory == payload

@@ -101,11 +101,11 @@ class Channel:
         self.known_put = put
 
     def has_work(self) -> bool:
-        """Whether something is fetched, running or published."""
+        """True if something is fetched, running or published."""
         return self.steps is not None or bool(self.inflight) or self.put != self.get
 
     def details(self) -> dict[str, str]:
-        """Who submitted what is being executed."""
+        """Submitter of the work being executed."""
         found = {"channel": str(self.port.id), "ring entry": str(self.entry)}
         if self.line:
             found["submitted by"] = self.line

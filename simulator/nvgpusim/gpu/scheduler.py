@@ -102,7 +102,7 @@ class Gpu:
         self._bell.ring()
 
     def idle(self) -> bool:
-        """Whether nothing can make progress without the client."""
+        """True if nothing can make progress without the client."""
         with self._busy:
             return not any(self._runnable(c) for c in self._live())
 
@@ -189,7 +189,7 @@ class Gpu:
         return int(self.rng.integers(self.tpcs))
 
     def local_in_use(self, channel: Channel) -> bool:
-        """Whether a grid of the channel's TSG may be using local memory."""
+        """True if a grid of the channel's TSG may be using local memory."""
         return any(c.inflight for c in self._live() if c.port.tsg_id == channel.port.tsg_id)
 
     def write_qmd_back(self, channel: Channel, qmd: Qmd) -> None:

@@ -1,4 +1,4 @@
-"""What was published at a doorbell, to find what changed before it was consumed."""
+"""Copies of memory published at a doorbell, to find changes before it was consumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What orders accesses of different threads: barriers, meetings of warps, fences.
+"""Ordering of accesses of different threads: barriers, meetings of warps, fences.
 
 Time counts synchronizations (`tick`). See `sanitize` for the records that are compared with it.
 """
@@ -173,7 +173,7 @@ class Clocks:
     # reports
 
     def unordered(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
-        """Which records are neither the lane's own nor ordered before what it does now."""
+        """Select the records that are neither the lane's own nor ordered before its access."""
         if space == "shared":
             me, older = lanes, records < self.passed[lanes]
             other = (records & THREADS).astype(np.int64)
@@ -212,7 +212,7 @@ class Clocks:
         bad[which[fine]] = False
 
     def _fenced(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
-        """Whether a fence after the record is followed by a strong read for the lane."""
+        """True where a fence after the record is followed by a strong read for the lane."""
         heard = self.heard[lane]
         when = (record >> np.uint64(TICK)).astype(np.int64)
         fine: NDArray[np.bool_] = when < self.o.forgot
@@ -243,7 +243,7 @@ class Clocks:
         self._share(lanes, lanes // st.threads)
 
     def _share(self, lanes: Lanes, group: Any) -> None:
-        """What one lane of a group has heard, all have."""
+        """Give all lanes of a group the latest time that one of them has heard."""
         most = np.zeros(int(group.max()) + 1, np.int64)
         np.maximum.at(most, group, self.heard[lanes])
         self.heard[lanes] = most[group]

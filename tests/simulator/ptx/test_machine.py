@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - PTX stays one instruction a line
-"""What a thread may and may not do: control flow, barriers, spaces, warps, messages."""
+"""Rules for a thread: control flow, barriers, spaces, warps, messages."""
 
 from __future__ import annotations
 
