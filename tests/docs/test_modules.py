@@ -1,7 +1,8 @@
-"""Modules of our own: their docstrings say what a thing is."""
+"""Modules of our own: their names are theirs alone, their docstrings say what a thing is."""
 
 import ast
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -27,3 +28,9 @@ def test_docstrings_do_not_begin_like_a_question() -> None:
                 case ast.Expr(value=ast.Constant(value=str(text))) if QUESTION.match(text):
                     wrong.append(f"{path.relative_to(REPOSITORY)}:{node.lineno}: {text[:60]}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_shadows_the_standard_library() -> None:
+    names = {path: path.relative_to(REPOSITORY).with_suffix("").parts for path in trees()}
+    wrong = {path for path, parts in names.items() if {*parts} & sys.stdlib_module_names}
+    assert not wrong

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +12,10 @@ from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
 from ..ptx.launch import PARAM_BASE
 from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
-from .host import DONE, Steps, Work, write_semaphore
+from .host import write_semaphore
+from .protocols import DONE, Channel, Steps, Work
 from .qmd import SIZE, Limits, Qmd, check
 from .watch import Published, read_bank
-
-if TYPE_CHECKING:
-    from .pbdma import Channel
 
 COMPUTE_CLASS = 0xC7C0
 LOCAL_WINDOW_A, LOCAL_WINDOW_B, LOCAL_A, LOCAL_B = 0x7B0, 0x7B4, 0x790, 0x794
@@ -36,14 +33,6 @@ REMEDY = (
 )
 LANES_PER_TPC = 48 * 32 * 2
 PAGE = 4096
-
-
-class Caches:
-    """Instruction and constant caches of a GPU: kept until an invalidate, by address."""
-
-    def __init__(self) -> None:
-        self.code: dict[tuple[int, int], tuple[list[Program], bytes]] = {}
-        self.constants: dict[tuple[int, int], bytes] = {}
 
 
 class Compute:
