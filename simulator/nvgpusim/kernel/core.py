@@ -437,9 +437,7 @@ class Kernel:
         """The model's invariants; raises AssertionError naming the one that broke."""
         with self.lock:
             for file in self.files.values():
-                check = getattr(file, "check", None)
-                if check is not None:
-                    check()
+                file.check()
             self.nvmap.check()
             shown = self.cpu_maps.check()
             for buf in self.dmabufs.values():
