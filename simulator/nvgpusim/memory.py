@@ -128,8 +128,11 @@ class MmuFault(Exception):  # noqa: N818 - the hardware's name
     """The GPU touched an address that its page table does not allow.
 
     `va` is the faulting address, `lane` the index of the first faulting lane of a vector access
-    (None for a single one), `history` says what lies near and what lay there before.
+    (None for a single one), `history` says what lies near and what lay there before, `where` names
+    the thread of a kernel, "" for an engine.
     """
+
+    where = ""
 
     def __init__(
         self, va: int, access: Access, kind: FaultKind, history: str, lane: int | None = None

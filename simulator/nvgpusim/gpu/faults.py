@@ -75,9 +75,8 @@ def sked(bit: int, what: str, **details: str) -> GpuFault:
 def mmu(fault: MmuFault, **details: str) -> GpuFault:
     """MMU fault (notifier 31)."""
     found = {"address": f"{fault.va:#x}", "access": fault.access, "kind": fault.kind}
-    where = getattr(fault, "where", "")
-    if where:
-        found["thread"] = where
+    if fault.where:
+        found["thread"] = fault.where
     found["history"] = fault.history
     title = f"MMU fault: {fault.access} of {fault.va:#x}, {fault.kind}"
     return GpuFault(FaultReport(NOTIFIER_MMU_FAULT, title, found | details))

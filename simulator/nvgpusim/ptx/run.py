@@ -185,7 +185,7 @@ class Run:
             place += f", PTX line {instr.line}: {instr.text}"
             if instr.source:
                 place += f" ({instr.source[0]}:{instr.source[1]})"
-        e.where = place  # type: ignore[union-attr]
+        e.where = place
 
     def fail(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
         """A fault of synchronization in the current group."""
