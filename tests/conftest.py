@@ -1,4 +1,4 @@
-"""What every test may rely on."""
+"""Fixtures that every test may rely on."""
 
 import os
 import signal

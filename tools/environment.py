@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Which environment variables a tree of Python sources reads, found in its syntax trees.
+"""Environment variables that a tree of Python sources reads, found in its syntax trees.
 
 Without arguments: the installed tinygrad. The table says what the source says (name, default,
 files); what a variable means, a person writes into docs/environment.md. --check compares the two.
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-# How sources read the environment: a call of one of these, its first argument being the name.
+# Readers of the environment in sources: a call of one of these, its first argument being the name.
 READERS = {"getenv", "os.getenv", "os.environ.get", "os.environ.setdefault", "environ.get"}
 # tinygrad's class of variables that Context(...) can set; its subclasses count too.
 CONTEXT = "ContextVar"
@@ -178,7 +178,7 @@ def documented(page: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
 
 
 def differences(found: Sequence[Variable], page: str) -> list[str]:
-    """What the page lacks, has too much, or says otherwise than the source; a line each."""
+    """Differences of the page from the source: missing, superfluous or wrong; a line each."""
     rows, problems = documented(page), []
     named = [v for v in found if not v.name.startswith("<")]
     for v in named:

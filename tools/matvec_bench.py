@@ -150,7 +150,7 @@ def calls(out: Tensor) -> list[UOp]:
 
 
 def stock_rule(k: Scheduler) -> Scheduler | None:
-    """What tinygrad picks without the patch."""
+    """tinygrad's choice without the patch."""
     from tinygrad.codegen.opt import heuristic
 
     with swapped(heuristic, "matvec_opts", lambda k: None):
@@ -158,7 +158,7 @@ def stock_rule(k: Scheduler) -> Scheduler | None:
 
 
 def patched_rule(k: Scheduler) -> Scheduler | None:
-    """What tinygrad picks; the same as stock in a tree without the patch."""
+    """tinygrad's choice; the same as stock in a tree without the patch."""
     from tinygrad.codegen.opt import heuristic
 
     return heuristic.hand_coded_optimizations(k)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 # A power of two that no address needs to exceed; also what zero is divisible by.
 TOP = 1 << 16
-# What the start of any allocation is aligned to (CUDA C Programming Guide, device memory accesses).
+# Alignment of the start of any allocation (CUDA C Programming Guide, device memory accesses).
 ALLOCATION = 256
 
 _ACCESS = re.compile(r"(ld|st)\.(?:\w+\.)*?v([24])\.[bufs](\d+)$")
@@ -41,7 +41,7 @@ class Access:
 
     @property
     def aligned(self) -> bool:
-        """Whether the address is a multiple of the size, provably."""
+        """True if the address is provably a multiple of the size."""
         return self.alignment % self.size == 0
 
 

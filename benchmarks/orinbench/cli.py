@@ -11,7 +11,7 @@ from orinbench.compare.command import compare_command
 from orinbench.device_check.command import device_check_command
 from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command
-from orinbench.profile.command import profile_command
+from orinbench.profiling.command import profile_command
 from orinbench.report.command import report_command
 from orinbench.sass import sass_command
 from orinbench.serve_bench.command import serve_bench_command

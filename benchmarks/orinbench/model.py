@@ -28,8 +28,16 @@ SUPPORTED_TYPES = frozenset(
     GGMLQuantizationType(number)
     for number in (
         *kernel_types(),
-        *(0, 24, 25, 26, 27, 28),  # F32 I8 I16 I32 I64 F64
-        *(18, 21, 22, 41),  # IQ3_XXS IQ3_S IQ2_S Q1_0
+        0,
+        24,
+        25,
+        26,
+        27,
+        28,  # F32 I8 I16 I32 I64 F64
+        18,
+        21,
+        22,
+        41,  # IQ3_XXS IQ3_S IQ2_S Q1_0
     )
     if number in set(GGMLQuantizationType)
 )

@@ -56,7 +56,7 @@ def show_kernel(name: str, opts: list[str]) -> None:
 
 
 def show_jit() -> None:
-    """How many kernels each call of a jit launches."""
+    """Print the number of kernels that each call of a jit launches."""
 
     def two_kernels(x: Tensor) -> Tensor:
         return ((x + 1).sum(axis=1).realize() * 2).realize()
@@ -71,7 +71,7 @@ def show_jit() -> None:
 
 
 def show_caches() -> None:
-    """What each cache holds after a tensor, the same shape again, and another shape."""
+    """Print each cache's size after a tensor, the same shape again, and another shape."""
     for columns in (256, 256, 128):
         (Tensor.empty(64, columns) + 1).sum(axis=1).realize()
         sizes = f"schedules {len(schedule_cache)}, programs {len(to_program_cache)}"

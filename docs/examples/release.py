@@ -1,4 +1,4 @@
-"""What a tinygrad release costs on the host: `PARALLEL=0 CCACHE=0 python docs/examples/release.py`.
+"""Cost of a tinygrad release on the host: `PARALLEL=0 CCACHE=0 python docs/examples/release.py`.
 
 CPU time, which other programs on the machine hardly change: of a product on the CPU device by
 thread, of scheduling and code generation for decoder blocks, where nothing is computed, and of a

@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 class Constraint(Protocol):
-    """What an answer may look like."""
+    """Limits of an answer's text."""
 
     def words(self) -> Words:
         """Return a bit for each token that is allowed now."""

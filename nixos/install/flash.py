@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 NVIDIA = "0955"
-# What a module calls itself on USB in recovery mode (Jetson Linux Developer Guide r36, "Quick
+# A module's USB product name in recovery mode (Jetson Linux Developer Guide r36, "Quick
 # Start": To Determine Whether the Developer Kit Is in Force Recovery Mode).
 MODULES = {
     "7023": ("AGX Orin 64 GB, 32 GB devkit or Industrial", "orin-agx"),
@@ -38,7 +38,7 @@ class FlashError(Exception):
 
 @dataclass(frozen=True)
 class Firmware:
-    """What flake.lock holds: a reference to the flake, NVIDIA's release, jetpack-nixos' commit."""
+    """Versions in flake.lock: a reference to the flake, NVIDIA's release, jetpack-nixos' commit."""
 
     flake: str
     release: str
@@ -46,7 +46,7 @@ class Firmware:
     boards: list[str]
 
     def attribute(self, board: str) -> str:
-        """What Nix builds for a board; raises FlashError with the boards that there are."""
+        """Attribute that Nix builds for a board; raises FlashError with the known boards."""
         if board not in self.boards:
             known = ", ".join(self.boards)
             raise FlashError(f"there is no board {board!r}: write one of {known}")
@@ -67,7 +67,7 @@ def expected(board: str) -> list[str]:
 
 
 def wrong_device(board: str, usb: Path) -> str | None:
-    """Why the board cannot be flashed now, in one line, or None."""
+    """Return the reason why the board cannot be flashed now, in one line, or None."""
     found, wanted = in_recovery(usb), expected(board)
     if not found:
         return f"no Jetson in recovery mode is on USB: {RECOVERY}"
@@ -82,7 +82,7 @@ def wrong_device(board: str, usb: Path) -> str | None:
 
 
 def plan(firmware: Firmware, board: str) -> str:
-    """What will be done, for a person."""
+    """Steps to be done, for a person."""
     return (
         f"board     {board}: {' or '.join(f'{NVIDIA}:{n}' for n in expected(board))} on USB\n"
         f"firmware  Jetson Linux {firmware.release}, jetpack-nixos {firmware.revision[:12]},"

@@ -42,7 +42,7 @@ class Disk:
         return root / "sys/class/block" / Path(self.device).name
 
     def present(self, root: Path) -> bool:
-        """Whether this board has it."""
+        """True if this board has it."""
         return self._block(root).exists()
 
     def size(self, root: Path) -> int:
@@ -50,7 +50,7 @@ class Disk:
         return int((self._block(root) / "size").read_text()) * SECTOR
 
     def model(self, root: Path) -> str:
-        """What the disk calls itself, or nothing."""
+        """The disk's model name, or an empty string."""
         for name in ("device/model", "device/name"):
             if (path := self._block(root) / name).exists():
                 return path.read_text().strip()
@@ -59,7 +59,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Job:
-    """What the image installs: a host of a flake in the store, its labels, disks in order."""
+    """Installation job: a host of a flake in the store, its labels, disks in order."""
 
     host: str
     name: str
@@ -99,13 +99,13 @@ def refuse_twins(labels: list[str], device: str) -> None:
 
 
 def has_route(root: Path) -> bool:
-    """Whether there is a default route: what the disk lacks comes from the network."""
+    """True if there is a default route: the network supplies what the disk lacks."""
     lines = (root / "proc/net/route").read_text().splitlines()[1:]
     return any(line.split()[1] == "00000000" for line in lines)
 
 
 def plan(job: Job, disk: Disk, root: Path) -> str:
-    """What will be done, for a person."""
+    """Steps to be done, for a person."""
     model = root / "proc/device-tree/model"
     board = model.read_text().rstrip("\0\n") if model.exists() else "not named by its firmware"
     return (

@@ -13,7 +13,7 @@ MAGIC = b"GGUF"
 
 
 def problem(path: Path) -> str | None:
-    """What is wrong with the model at `path`, or None."""
+    """Return the problem with the model at `path`, or None."""
     try:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))

@@ -20,7 +20,7 @@ from pathlib import Path
 
 # `< PARAM TYPE=FILE NAME=CPU_ONLINE >`, `< POWER_MODEL ID=0 NAME=MAXN >`, `< PM_CONFIG DEFAULT=2 >`
 SECTION = re.compile(r"<\s*(?P<kind>\w+)\s+(?P<attributes>[^>]*?)\s*>")
-# What nvpmodel only switches for a moment, to wake the GPU while it writes the rest.
+# Files that nvpmodel only switches for a moment, to wake the GPU while it writes the rest.
 MOMENTARY = re.compile(r"GPU_POWER_CONTROL_\w+")
 # The same argument as a newer kernel spells its path (Jetson Linux r36 on).
 NEXT_KERNEL = "_KNEXT"
@@ -121,7 +121,7 @@ def read_status(root: Path) -> int | None:
 
 
 def deviations(config: Config, mode: Mode, root: Path, pinned: bool) -> list[str]:
-    """What on the board is not as `mode` says, one phrase each; with `pinned`, clocks that move."""
+    """Differences of the board from `mode`, one phrase each; with `pinned`, clocks that move."""
     found: list[str] = []
     names = {other.number: other.name for other in config.modes.values()}
     recorded = read_status(root)
@@ -151,7 +151,7 @@ def deviations(config: Config, mode: Mode, root: Path, pinned: bool) -> list[str
 
 
 def same(got: str, wanted: str) -> bool:
-    """Whether two values are one, as text or as numbers (`0xf0` and `240`)."""
+    """True if two values are one, as text or as numbers (`0xf0` and `240`)."""
     try:
         return int(got, 0) == int(wanted, 0)
     except ValueError:
@@ -161,7 +161,7 @@ def same(got: str, wanted: str) -> bool:
 def clock_deviation(
     parameter: Parameter, name: str, mode: Mode, value: int, root: Path
 ) -> list[str]:
-    """Whether a clock's ceiling is the highest step of its table that `mode` allows."""
+    """Compare a clock's ceiling with the highest step of its table that `mode` allows."""
     table, ceiling = parameter.path("FREQ_TABLE", root), parameter.path("MAX_FREQ", root)
     if table is None or ceiling is None:
         return []  # a cap without a table (EMC, DLA) is written in units of its own

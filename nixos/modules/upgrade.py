@@ -13,14 +13,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What a switch cannot change while the board runs.
+#: Parts that a switch cannot change while the board runs.
 BOOTED = ("kernel", "initrd", "kernel-modules")
 POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Board:
-    """Where a board's generations are. root: / but in tests."""
+    """Paths of a board's generations. root: / but in tests."""
 
     root: Path
 
@@ -38,7 +38,7 @@ class Board:
         return (self.root / "run/current-system").resolve()
 
     def same_kernel(self, system: Path) -> bool:
-        """Whether the board need not restart for a system."""
+        """True if the board need not restart for a system."""
         booted = self.root / "run/booted-system"
         return all((booted / name).resolve() == (system / name).resolve() for name in BOOTED)
 
@@ -47,7 +47,7 @@ class Board:
         return self.root / "var/lib/orin-upgrade" / name
 
     def noted(self, name: str) -> Path | None:
-        """What a note says, or None; a system that the garbage collector took is none."""
+        """Return the system that a note names, or None if the garbage collector took it."""
         path = self.note(name)
         system = Path(path.read_text().strip()) if path.exists() else None
         return system if system is not None and system.exists() else None

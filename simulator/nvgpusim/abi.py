@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Field:
-    """Where one member lies: bytes [offset, offset + size), perhaps only some bits of them."""
+    """Position of one member: bytes [offset, offset + size), perhaps only some bits of them."""
 
     offset: int
     size: int

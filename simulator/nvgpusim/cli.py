@@ -287,7 +287,7 @@ def _suspicious(entry: dict[str, Any]) -> bool:
 
 
 def last_report() -> Path:
-    """Where the report of the last run is kept."""
+    """Path of the last run's report."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(cache) / "nvgpusim" / "last-report.jsonl"
 

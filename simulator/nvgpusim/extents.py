@@ -1,4 +1,4 @@
-"""What a client has allocated, to the byte: where buffers end, who made them, what was written.
+"""A client's allocations, to the byte: ends of buffers, who made them, what was written.
 
 nvgpu only sees pages. Whoever hands out pieces of them (a client's allocator, a test) tells it
 here, and the sanitizer asks. Addresses and sizes in bytes.
@@ -59,7 +59,7 @@ class Extents:
     submissions: dict[int, deque[int]] = field(default_factory=dict)
     lock: Lock = field(default_factory=Lock)
     keeps_writes: bool = True
-    """Whether anybody asks who wrote what: each look at a buffer pays microseconds for it."""
+    """True if anybody asks who wrote what: each look at a buffer pays microseconds for it."""
 
     def alloc(
         self, va: int, size: int, name: str = "buffer", line: str = "", fresh: bool = True
@@ -124,12 +124,12 @@ class Extents:
             return None
 
     def inside(self, va: int, end: int) -> bool:
-        """Whether there is or was a piece in [va, end)."""
+        """True if there is or was a piece in [va, end)."""
         with self.lock:
             return bisect_right(self.starts, end - 1) > bisect_right(self.starts, va - 1)
 
     def after(self, va: int) -> int:
-        """Where the next piece begins."""
+        """Start of the next piece."""
         with self.lock:
             at = bisect_right(self.starts, va)
             return self.starts[at] if at < len(self.starts) else 1 << 63

@@ -1,4 +1,4 @@
-"""What the kernel side and the execution side know of each other.
+"""Interface between the kernel side and the execution side.
 
 The kernel side makes a :class:`ChannelPort` at SETUP_BIND and hands it to the :class:`Executor`;
 the executor consumes the ring behind it on its own thread and calls back through the port.
@@ -109,7 +109,7 @@ class Executor(Protocol):
         """The client executed a memory barrier."""
 
     def idle(self) -> bool:
-        """Whether no live channel has work that could make progress."""
+        """True if no live channel has work that could make progress."""
 
     def drain(self, timeout: float) -> None:
         """Wait until idle; raises TimeoutError after `timeout` seconds."""

@@ -81,7 +81,7 @@ class Injection:
         return cls(what, int(match["code"] or default), where, how, value, text)
 
     def matches(self, name: str) -> bool:
-        """Whether WHERE names this call, with or without its prefix."""
+        """True if WHERE names this call, with or without its prefix."""
         return _names(name, self.where)
 
     def due(self, rng: random.Random) -> bool:
@@ -119,7 +119,7 @@ class Injector:
                     raise OSError(number, os.strerror(number))
 
     def doorbell(self) -> tuple[str, int] | None:
-        """What happens to the next doorbell: (what, notifier code), or None."""
+        """The injection for the next doorbell: (action, notifier code), or None."""
         with self._lock:
             for injection in self.injections:
                 if injection.what in _DOORBELL and injection.due(self._rng):

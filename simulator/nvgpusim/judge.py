@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from .abi import ioc_nr, ioc_size, ioc_type
+from .call_trace import NEW_FDS
 from .errors import SimError
 from .kernel import Kernel
 from .kernel.nvmap import HEAP_IOVMM, READ_ONLY
 from .options import PROFILES, Options
-from .trace import NEW_FDS
 
 SCHEMA = 1
 """Layout of the file; a judge refuses any other."""
@@ -39,7 +39,7 @@ _CREATE_64, _ALLOC, _GET_FD, _DUP_HANDLE = 0xC0084E01, 0x40144E03, 0xC0084E0F, 0
 
 @dataclass
 class Verdict:
-    """What one sequence showed."""
+    """Outcome of one sequence."""
 
     release: str
     name: str

@@ -23,7 +23,7 @@ LINE = 128
 
 
 class Lines:
-    """What the L2 keeps of one mapping."""
+    """The L2's lines of one mapping."""
 
     _all: ClassVar[weakref.WeakSet[Lines]] = weakref.WeakSet()
 
@@ -33,7 +33,7 @@ class Lines:
         Lines._all.add(self)
 
     def read(self, memory: NDArray[np.uint8], start: int, size: int) -> NDArray[np.uint8]:
-        """What the GPU sees of `memory[start : start + size]`."""
+        """Return `memory[start : start + size]` as the GPU sees it."""
         first, last = start // LINE, -(-(start + size) // LINE)
         missing = ~self.valid[first:last]
         if missing.any():

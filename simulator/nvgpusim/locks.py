@@ -22,7 +22,7 @@ _enable, _disable, _isenabled = gc.enable, gc.disable, gc.isenabled
 _state = threading.RLock()
 _holders = 0
 _owed = False
-"""Whether collections are to be switched on when the last holder goes."""
+"""True if collections are to be switched on when the last holder goes."""
 
 
 def pause() -> None:
@@ -49,7 +49,7 @@ def resume() -> None:
 
 
 def client_hooks() -> dict[str, Callable[[], object]]:
-    """What gc's functions have to be for the client: its wish holds whenever we do not pause."""
+    """Replacements of gc's functions for the client: its wish holds whenever we do not pause."""
 
     def enable() -> None:
         global _owed

@@ -54,7 +54,7 @@ def caller() -> str:
 
 
 def client_line() -> str:
-    """Where the client's main thread is now: about where it rang the doorbell."""
+    """The client's main thread's current line: about where it rang the doorbell."""
     main = threading.main_thread().ident
     frame = sys._current_frames().get(main) if main is not None else None
     return _lines(frame)
@@ -128,8 +128,11 @@ class MmuFault(Exception):  # noqa: N818 - the hardware's name
     """The GPU touched an address that its page table does not allow.
 
     `va` is the faulting address, `lane` the index of the first faulting lane of a vector access
-    (None for a single one), `history` says what lies near and what lay there before.
+    (None for a single one), `history` says what lies near and what lay there before, `where` names
+    the thread of a kernel, "" for an engine.
     """
+
+    where = ""
 
     def __init__(
         self, va: int, access: Access, kind: FaultKind, history: str, lane: int | None = None
@@ -170,7 +173,7 @@ class DmaBuf:
 
     @property
     def allocated(self) -> bool:
-        """Whether the buffer has pages."""
+        """True if the buffer has pages."""
         return bool(self.array.size)
 
     @property
@@ -267,7 +270,7 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Unmapped:
-    """What is remembered of a mapping that went away."""
+    """Record of a mapping that went away."""
 
     va: int
     end: int
@@ -420,7 +423,7 @@ class GpuAddressSpace:
                 mapping.array[offsets[:, None] + np.arange(width, dtype=np.uint64)] = rows
 
     def describe(self, va: int) -> str:
-        """What is at `va`, what was there last, and the nearest mappings, in one line."""
+        """Describe `va` in one line: its mapping, the last one there, and the nearest ones."""
         with self._lock:
             here = self.find(va)
             if here is not None:

@@ -12,7 +12,7 @@ KEPT = 2
 PROFILES = ("r35", "r36", "r38")
 PLACES = ("buddy", "low", "high", "random", "windows", "reuse")
 CHECKS = ("race", "init", "sync", "bounds")
-"""What `--sanitize` can watch kernels for."""
+"""Faults that `--sanitize` can watch kernels for."""
 BOARDS: dict[str, tuple[int, int]] = {
     "agx64": (8, 64),
     "agx32": (7, 32),
@@ -24,7 +24,7 @@ BOARDS: dict[str, tuple[int, int]] = {
 
 
 def cache_directory() -> Path:
-    """Where pairs of cubin and PTX are kept between processes."""
+    """Folder of the pairs of cubin and PTX kept between processes."""
     given = os.environ.get("NVGPUSIM_CACHE")
     if given:
         return Path(given)
@@ -34,7 +34,7 @@ def cache_directory() -> Path:
 
 @dataclass(frozen=True)
 class Options:
-    """What `python -m nvgpusim` was asked for.
+    """Options of `python -m nvgpusim`.
 
     `delay` bounds, in milliseconds, how late the consumer may run (0: at once); `order` delivers
     write-combined stores late unless a barrier stood between; without `prefetch`, entries and
@@ -65,7 +65,7 @@ class Options:
 
     @property
     def checks(self) -> frozenset[str]:
-        """What kernels are watched for."""
+        """Faults that kernels are watched for."""
         return frozenset(CHECKS if self.strict else self.sanitize)
 
     @property

@@ -101,7 +101,7 @@ class Program:
         return sum(i.op == "ld" and "param" not in i.mods for i in kernel.instrs)
 
     def matches(self, image: bytes) -> bool:
-        """Whether the bytes are this program's, relocated words aside."""
+        """True if the bytes are this program's, relocated words aside."""
         return (
             len(image) >= len(self.text)
             and _blank(image[: len(self.text)], self.holes) == self.text

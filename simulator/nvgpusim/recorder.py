@@ -15,8 +15,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from .call_trace import NEW_FDS, IoctlCapture, TraceWriter
 from .seam import Backend, Seam
-from .trace import NEW_FDS, IoctlCapture, TraceWriter
 
 _PREFIXES = ("/dev/nvgpu/", "/dev/nvhost-", "/dev/nvmap", "/dmabuf", "anon_inode:nv")
 _PROFILES = {312: "r35", 328: "r36", 336: "r38"}
@@ -164,7 +164,7 @@ def write_zipapp(target: Path) -> None:
     here = Path(__file__).parent
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("nvgpu_recorder/__init__.py", "")
-        for name in ("recorder.py", "seam.py", "trace.py"):
+        for name in ("recorder.py", "seam.py", "call_trace.py"):
             archive.write(here / name, f"nvgpu_recorder/{name}")
         archive.writestr(
             "__main__.py",

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from .abi import Abi, Field, Ioctl, Record, ioc_nr, ioc_type
+from .call_trace import BUFFERS, VERSION
 from .errors import SimError
 from .kernel import Kernel
 from .kernel.core import NODES
 from .options import PROFILES, Options
-from .trace import BUFFERS, VERSION
 
 # Members by what they mean: f descriptor, h handle, v GPU address, p pointer, t time, k token;
 # capitals are outputs.
@@ -272,7 +272,7 @@ class Replay:
 
 
 def _share(a: Field, b: Field) -> bool:
-    """Whether two members of a union overlap."""
+    """True if two members of a union overlap."""
     return a.offset < b.offset + b.size and b.offset < a.offset + a.size
 
 

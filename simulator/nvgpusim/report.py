@@ -1,4 +1,4 @@
-"""What a run did: the journal that the model writes, its JSON form, and the text for people."""
+"""Report of a run: the journal that the model writes, its JSON form, and the text for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where system calls of a Python program are caught: the wrappers that reach the kernel.
+"""The seam that catches a Python program's system calls: the wrappers that reach the kernel.
 
 Standard library only, and nothing of the model: the simulator and the recorder for a real board
 both stand on it. A :class:`Backend` sees the calls; one that returns NotImplemented lets the host
@@ -40,10 +40,10 @@ class Backend:
     """Answers of the seam's user; every default is "ask the host kernel"."""
 
     imposes = False
-    """Whether mappings are not inherited, as the driver makes them, and `shares` is asked."""
+    """True if mappings are not inherited, as the driver makes them, and `shares` is asked."""
 
     def owns_path(self, path: str) -> bool:
-        """Whether `path` is a device node of the backend's."""
+        """True if `path` is a device node of the backend's."""
         return False
 
     def listdir(self, path: str) -> list[str] | None:
@@ -73,7 +73,7 @@ class Backend:
         return NotImplemented
 
     def shares(self, token: Any) -> bool:
-        """Whether the driver makes a private mapping of this a shared one."""
+        """True if the driver makes a private mapping of this a shared one."""
         return True
 
     def mapped(self, address: int, length: int, token: Any) -> None:
@@ -411,7 +411,7 @@ class Seam:
 
 
 _PLACES = ("/dev/", "/proc/meminfo")
-"""Where paths of a backend may lie; others are the host's without a question."""
+"""Folders of a backend's paths; others are the host's without a question."""
 
 
 def _descriptor(fd: Any) -> int:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from . import locks, programs
+from .call_trace import IoctlCapture, TraceWriter
 from .extents import EXTENTS
 from .kernel import Kernel
 from .kernel.available import MEMINFO, meminfo
@@ -22,7 +23,6 @@ from .memory import DmaBuf
 from .options import Options
 from .report import Journal, collect
 from .seam import Backend, Seam
-from .trace import IoctlCapture, TraceWriter
 
 DIRECTORIES = {
     "/dev/nvgpu": ["igpu0"],

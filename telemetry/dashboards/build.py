@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 #: Chosen in Grafana, so that one dashboard serves any Prometheus and any number of boards.
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 INSTANCE = 'instance=~"$instance", host=~"$host"'
-#: What has one series a machine: of two machines, each says which it is.
+#: Metrics with one series a machine: of two machines, each says which it is.
 ONE = "{{instance}}"
 #: A row of a benchmark.
 ROW = f"{ONE} {{{{model}}}} {{{{test}}}} {{{{backend}}}}"

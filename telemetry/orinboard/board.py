@@ -12,7 +12,7 @@ from orinboard.sources import SOURCES, UNPRIVILEGED, Board
 
 #: The zone that is the hottest of all on a Tegra: the junction.
 JUNCTION = "tj"
-#: How the names of L4T's throttle alerts end, and of NVML's reasons for running slower.
+#: Endings of the names of L4T's throttle alerts, and NVML's reasons for running slower.
 ALERTS = ("-alert", "-slowdown", "-power-cap", "-power-brake")
 
 
@@ -37,7 +37,7 @@ class BoardState:
 
     @property
     def pinned(self) -> dict[str, bool]:
-        """Whether clocks are fixed, by domain."""
+        """True for each domain whose clocks are fixed."""
         return self.readings.pinned
 
     @property

@@ -1,4 +1,4 @@
-"""Which rails make up a machine's power, and what that figure holds and leaves out."""
+"""Boundary of a machine's power: the rails in its figure, and what it holds and leaves out."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ AGX_ORIN_INPUTS = ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0")
 MODULE_INPUT = "VDD_IN"
 #: Thor's input has a chip of its own, an INA238, whose rail is called so.
 THOR_INPUT = "VIN"
-#: What a module's rails leave out, in the words that stand beside each figure.
+#: Parts that a module's rails leave out, in the words that stand beside each figure.
 MODULE_WORDS = "module, without carrier board and power supply"
 
 

@@ -1,4 +1,4 @@
-"""What only root may read: the clocks of the memory controller and of the video engines."""
+"""Readings for root only: the clocks of the memory controller and of the video engines."""
 
 import re
 

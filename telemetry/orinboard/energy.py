@@ -39,9 +39,9 @@ GAP_PERIODS = 5
 SUSPEND_SECONDS = 0.01
 #: The name under which the module's total is counted beside its rails.
 MODULE = "module"
-#: How often readers that had nothing to say are asked again, in seconds.
+#: Seconds between questions to readers that had nothing to say.
 PROBE_SECONDS = 10.0
-#: How long a region waits for its first and for its last sample, in seconds.
+#: Seconds that a region waits for its first and for its last sample.
 EDGE_SECONDS = 1.0
 #: A window that the samples miss by less than this many seconds is whole.
 EDGE_TOLERANCE = 0.01
@@ -75,7 +75,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Energy:
-    """What a region took: joules by rail, and the sum of the rails in `summed`.
+    """Energy of a region: joules by rail, and the sum of the rails in `summed`.
 
     `total_joules` is None where nothing was measured, or where nobody knows which rails to add.
     `gap_seconds` of the `seconds` are not in the sum: a region with gaps has drawn more than is
@@ -103,7 +103,7 @@ class Energy:
 
     @property
     def whole(self) -> bool:
-        """Whether the sum is known and nothing is missing from it."""
+        """True if the sum is known and nothing is missing from it."""
         return self.total_joules is not None and self.total_joules > 0 and not self.gap_seconds
 
 
@@ -199,7 +199,7 @@ class Meter:
         return quantile * math.sqrt(self.variance + self.resolution**2) + self.counter_step
 
     def energy(self) -> Energy:
-        """What was taken until now."""
+        """Energy taken until now."""
         if self.within is None or self.samples < 1:
             return Energy(dict(self.joules), None, (), self.seconds, self.gap_seconds, self.samples)
         return Energy(
@@ -234,7 +234,7 @@ def between(first: Rail, second: Rail, elapsed: float, broken: bool) -> float | 
 
 
 def due_times(started: float, period: Callable[[], float], draw: random.Random) -> Iterator[float]:
-    """When to sample: one moment anywhere in each period. `period` is asked before each."""
+    """Moments to sample at: one anywhere in each period. `period` is asked before each."""
     begin = started
     while True:
         length = period()
@@ -243,7 +243,7 @@ def due_times(started: float, period: Callable[[], float], draw: random.Random) 
 
 
 def blend(first: Sample, second: Sample, awake: float) -> Sample:
-    """What a sample at `awake` seconds would have been, on the line between two."""
+    """Interpolate the sample at `awake` seconds on the line between two."""
     share = (awake - first.awake) / (second.awake - first.awake)
 
     def mixed(a: float | None, b: float | None) -> float | None:
@@ -344,7 +344,7 @@ class EnergySampler:
         self.stop()
 
     def energy(self) -> Energy:
-        """What was taken until now; a sample that is overdue is a gap that has begun."""
+        """Energy taken until now; a sample that is overdue is a gap that has begun."""
         with self._lock:
             energy, last = self._meter.energy(), self._meter.last
         waiting = time.clock_gettime(time.CLOCK_BOOTTIME) - last.seconds if last else 0.0
@@ -358,7 +358,7 @@ class EnergySampler:
         )
 
     def between(self, start: float, end: float) -> Energy:
-        """What was taken from `start` to `end`, seconds of time.monotonic() in any process.
+        """Energy taken from `start` to `end`, seconds of time.monotonic() in any process.
 
         For a sampler that keeps its samples: a region inside the one that was sampled, such as
         the timed part of a worker's repetition.
@@ -389,7 +389,7 @@ class EnergySampler:
             return self._meter.counters()
 
     def health(self) -> Health:
-        """Whether sampling goes on."""
+        """Health of the sampling."""
         alive = self._thread is not None and self._thread.is_alive()
         with self._lock:
             now, patience = time.monotonic(), max(STALE_SECONDS, STALE_GAPS * self._max_gap())
@@ -399,7 +399,7 @@ class EnergySampler:
 
     @property
     def read_seconds(self) -> float:
-        """How long one sample takes, smoothed."""
+        """Seconds that one sample takes, smoothed."""
         return self._read_seconds
 
     @property

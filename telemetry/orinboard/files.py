@@ -14,11 +14,11 @@ from typing import TypeAlias
 #: The file is not there, or the device behind it has gone: the board does not have this value.
 #: ENODATA is what the INA3221 driver answers for a channel that is switched off.
 ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.ENODATA})
-#: What a thermal zone, or anything else behind a power gate, answers while the gate is closed.
+#: Error of a thermal zone, or anything else behind a power gate, while the gate is closed.
 GATED = "EAGAIN"
-#: What a file holds that is empty, cut short or no number: the errno's name for a bad message.
+#: Error for a file that is empty, cut short or no number: the errno's name for a bad message.
 GARBAGE = "EBADMSG"
-#: What the kernel prints of a 64-bit number; more digits than these are no reading.
+#: Most digits that the kernel prints of a 64-bit number; more are no reading.
 INTEGER = re.compile(r"[+-]?\d{1,19}|0x[\da-f]{1,16}", flags=re.ASCII | re.IGNORECASE)
 #: The greatest file that is read, in bytes: /proc/stat of the greatest machines is below it.
 GREATEST_FILE = 1 << 20
@@ -51,7 +51,7 @@ def integer(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Where `sys/`, `proc/`, `etc/`, `var/` and `dev/` begin."""
+    """Roots of `sys/`, `proc/`, `etc/`, `var/` and `dev/`."""
 
     sys: str = "/sys"
     proc: str = "/proc"
@@ -140,7 +140,7 @@ class Files:
             return []
 
     def inode(self, path: str) -> int:
-        """What tells a node from another that takes its name later; 0 if absent."""
+        """Inode number: tells a node from another that takes its name later; 0 if absent."""
         try:
             return os.stat(self.roots.locate(path)).st_ino
         except OSError:

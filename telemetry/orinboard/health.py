@@ -1,11 +1,11 @@
-"""How the energy sampler does, in a figure and in words."""
+"""Health of the energy sampler, in a figure and in words."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a sampler does: whether its thread lives, what went wrong, and how old its samples are.
+    """Health of a sampler: its thread's life, its last error, and the age of its samples.
 
     `age_seconds` is that of the last sample; `still_seconds` is how long none of them has brought
     energy to the counters. Either may be `patience` seconds.
@@ -19,7 +19,7 @@ class Health:
 
     @property
     def complaint(self) -> str | None:
-        """What is the matter, in words; None if nothing is."""
+        """The problem, in words; None if there is none."""
         if not self.alive:
             return "the energy sampler has ended"
         if self.age_seconds > self.patience:

@@ -21,7 +21,7 @@ OC_REASONS = {
 MOST_MILLIVOLTS, MOST_MILLIAMPERES, MOST_MICROWATTS = 100_000, 2_000_000, 20_000_000_000
 #: The INA3221 tells currents apart by 40 µV over its shunt (SBOS576, 7.5).
 INA3221_SHUNT_MICROVOLTS = 40
-#: What a fan's speed is called: on Orin, and on Xavier; no fan turns this often in a minute.
+#: Files of a fan's speed: on Orin, and on Xavier; no fan turns this often in a minute.
 TACHOMETERS, MOST_RPM = ("pwm_tach", "generic_pwm_tachometer"), 1_000_000
 #: A shunt of more than an ohm is none, in µΩ.
 MOST_MICROOHMS = 1_000_000
@@ -37,7 +37,7 @@ def nodes(files: Files, name: str) -> Iterator[str]:
 
 
 def device(files: Files, node: str) -> str:
-    """What a node belongs to, such as the I2C address `1-0040`; else the node's own name."""
+    """The device of a node, such as the I2C address `1-0040`; else the node's own name."""
     return files.link(f"{node}/device") or node.rpartition("/")[2]
 
 

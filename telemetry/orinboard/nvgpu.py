@@ -1,4 +1,4 @@
-"""How many multiprocessors the driver itself has switched on: nvgpu's TPC masks."""
+"""Number of multiprocessors that the driver has switched on: nvgpu's TPC masks."""
 
 import ctypes
 import errno

@@ -133,7 +133,7 @@ class Device:
 
 
 def answers_not_supported(files: Files) -> bool:
-    """Whether this is a Jetson whose NVML knows nothing: one before Thor."""
+    """True if this is a Jetson whose NVML knows nothing: one before Thor."""
     board = compatible(files)
     return THOR not in board and any(name.startswith("nvidia,tegra") for name in board)
 

@@ -14,7 +14,7 @@ from orinboard.hwmon import (
 )
 from orinboard.readings import Rail, Readings
 
-#: How often the sensors are looked up anew, in seconds: one that came late, one that went.
+#: Seconds between searches for sensors: one that came late, one that went.
 LOOK_UP_SECONDS, SEARCH_SECONDS = 10.0, 1.0
 #: No reading of the kernel is longer than this many bytes.
 LONGEST = 64
@@ -107,7 +107,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Sensor:
-    """How a chip averages: each value stands for `update_seconds`, of `samples` conversions.
+    """Averaging of a chip: each value stands for `update_seconds`, of `samples` conversions.
 
     None where the driver does not say.
     """
@@ -188,7 +188,7 @@ def opened(files: Files, channel: Channel) -> Meter:
 
 
 def sensor(files: Files, node: str, chip: str, device: str) -> Sensor:
-    """What the driver says of a chip's averaging."""
+    """Read a chip's averaging from its driver."""
     milliseconds = files.number(f"{node}/update_interval", MOST_MILLISECONDS)
     samples = files.number(f"{node}/samples", MOST_SAMPLES)
     return Sensor(chip, device, None if milliseconds is None else milliseconds / 1000, samples)

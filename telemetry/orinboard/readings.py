@@ -1,4 +1,4 @@
-"""What the readers return: hertz, volts, amperes, watts, joules, degrees Celsius, bytes, ratios."""
+"""Readings by type: hertz, volts, amperes, watts, joules, degrees Celsius, bytes, ratios."""
 
 from dataclasses import dataclass, fields
 
@@ -121,7 +121,7 @@ class PowerMode:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which board this is; `l4t` is the system's release and `firmware` the boot firmware's."""
+    """Identity of the board; `l4t` is the system's release and `firmware` the boot firmware's."""
 
     model: str
     soc: str | None = None
@@ -171,7 +171,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What one or more sources gave; what they did not give is empty or None."""
+    """Readings of one or more sources; those not given are empty or None."""
 
     gpus: tuple[Gpu, ...] = ()
     rails: tuple[Rail, ...] = ()

@@ -43,13 +43,13 @@ SOURCES: Mapping[str, Reader] = {
 #: Everything that a user without privileges may read.
 UNPRIVILEGED = tuple(name for name in SOURCES if name != "debugfs")
 DEFAULT_BUDGET = 0.5
-#: What a source that ran over its budget is reported with.
+#: Error of a source that ran over its budget.
 TIMEOUT = "ETIMEDOUT"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How reading one source went: the names of its errors (none: it went well), its seconds."""
+    """Outcome of reading one source: the names of its errors (none: it went well), its seconds."""
 
     errors: tuple[str, ...]
     seconds: float

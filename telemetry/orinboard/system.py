@@ -1,4 +1,4 @@
-"""What is not a sensor: memory, CPUs, the power mode, and which board this is."""
+"""Readers that are not sensors: memory, CPUs, the power mode, and which board this is."""
 
 import os
 import re
@@ -80,7 +80,7 @@ def cpu_list(text: str) -> tuple[int, ...]:
 
 
 def read_cpu(files: Files) -> Readings:
-    """Which CPUs are online, and their clocks."""
+    """Read the CPUs that are online, and their clocks."""
     text = files.text(f"{CPU}/online")
     if text is None:
         return Readings()

@@ -29,7 +29,7 @@ from orinexporter.web import Server
 from orinexporter.webconfig import WebConfigError, load_web_config
 
 PROGRAM = "jetson-exporter"
-#: What an Orin with r36 has, so that an older board or another release says what it lacks.
+#: Readings that an Orin with r36 has, so that an older board or another release says what it lacks.
 OF_A_JETSON = ("gpu", "rails", "thermal", "cooling", "throttle", "fan", "power_mode")
 #: Columns of an output that is no terminal.
 WIDE = 160
@@ -77,7 +77,7 @@ def parse_rails(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for on the command line."""
+    """Options of the command line."""
 
     roots: Roots
     collectors: tuple[str, ...]
@@ -90,7 +90,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How to serve."""
+    """Settings of the server."""
 
     address: tuple[str, int]
     web_config: Path | None
@@ -131,7 +131,7 @@ def opened(options: Options) -> Iterator[tuple[Roots, Board]]:
 
 
 def introduce(board: Board) -> str:
-    """Which board this is, and what it has."""
+    """Describe the board and its sensors."""
     snapshot = board.read()
     found = ", ".join(snapshot.outcomes) or "none"
     board_is = snapshot.readings.identity
@@ -199,7 +199,7 @@ def check_rails(rails: tuple[str, ...], board: Board) -> None:
 
 
 def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") -> str:
-    """Why we cannot listen, and what would help."""
+    """Explain why the server cannot listen, and what would help."""
     where = f"{option} {address[0]}:{address[1]}"
     if error.errno == errno.EADDRINUSE:
         return f"{where}: the port is in use; stop the other instance or choose another port"
@@ -306,7 +306,7 @@ def jetson_exporter(
         serve(options, Service(listen, web_config, hosts))
 
 
-#: What of the group's options says where a board is read, and so has a meaning for `record` too.
+#: The group's options that say where a board is read, and so apply to `record` too.
 OF_RECORD = frozenset({"sysfs", "procfs", "etc", "var"})
 
 

@@ -22,7 +22,7 @@ from orinexporter.web import Server
 
 #: The rules in the source tree; an installed package gets `--rules`.
 RULES = Path(__file__).resolve().parent.parent / "rules"
-#: How often the alerts are looked at, in seconds.
+#: Seconds between looks at the alerts.
 WATCH_SECONDS = 2.0
 
 

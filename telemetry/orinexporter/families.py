@@ -46,7 +46,7 @@ def counter(
 
 
 def identity(r: Readings) -> Iterator[Metric]:
-    """Which board, in which power mode."""
+    """Identity of the board and its power mode."""
     labels = ("model", "soc", "l4t", "firmware")
     if (board := r.identity) and board.soc:
         which = (board.model, board.soc, board.l4t or "", board.firmware or "")
@@ -175,7 +175,7 @@ def throttle(r: Readings) -> Iterator[Metric]:
 
 
 def memory(r: Readings) -> Iterator[Metric]:
-    """What tegrastats shows of memory and node_exporter does not."""
+    """Memory figures that tegrastats shows and node_exporter does not."""
     if m := r.memory:
         yield from gauge(
             "nvmap_memory_bytes", "Memory allocated for the GPU.", (), [((), m.nvmap_bytes)]
@@ -195,7 +195,7 @@ def memory(r: Readings) -> Iterator[Metric]:
 
 
 def privileged(r: Readings) -> Iterator[Metric]:
-    """What only root may see: memory controller and engines."""
+    """Families for root only: memory controller and engines."""
     if emc := r.emc:
         yield from gauge(
             "emc_frequency_hertz",
@@ -230,7 +230,7 @@ def privileged(r: Readings) -> Iterator[Metric]:
 
 
 def sources(snapshot: Snapshot, errors: Mapping[tuple[str, str], int]) -> Iterator[Metric]:
-    """How reading went; `errors` counts since the start, by source and errno."""
+    """Outcome of reading; `errors` counts since the start, by source and errno."""
     outcomes = snapshot.outcomes.items()
     yield from gauge(
         "scrape_source_success",

@@ -104,7 +104,7 @@ def polyline(
 
 
 def place(history: Sequence[Point], moment: Point) -> float:
-    """Where a moment lies on the time axis, 0 to 1."""
+    """Position of a moment on the time axis, 0 to 1."""
     first, last = history[0].seconds, history[-1].seconds
     return (moment.seconds - first) / max(last - first, 1e-9)
 
@@ -126,7 +126,7 @@ def spots(
 
 
 def throttle_marks(history: Sequence[Point]) -> list[tuple[float, str]]:
-    """Where on the time axis events were counted (0 to the chart's width), and what they were."""
+    """Counted events and their positions on the time axis (0 to the chart's width)."""
     return [
         (
             round(place(history, moment) * CHART[0], 1),

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-#: How long Prometheus may take to be ready or to end, in seconds.
+#: Seconds that Prometheus may take to be ready or to end.
 START_SECONDS, STOP_SECONDS = 30.0, 10.0
 
 

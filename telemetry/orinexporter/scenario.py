@@ -17,7 +17,7 @@ CPUS = 12
 #: Trips of NVIDIA's device tree for r36 (tegra234-soc-thermal.dtsi), in millidegrees: the zones of
 #: the chip's parts have both, `tj` only the second one, and the board's sensors none.
 PASSIVE, CRITICAL = 99000, 104500
-#: What a zone is called, and its temperature in idle, in millidegrees; None is gated.
+#: Name of a zone, and its temperature in idle, in millidegrees; None is gated.
 ZONES: tuple[tuple[str, int | None], ...] = (
     ("cpu-thermal", 45625),
     ("gpu-thermal", 42000),
@@ -201,7 +201,7 @@ STEP = 0.1
 
 
 def frame(seconds: float) -> Changes:
-    """What has changed `seconds` after the start of a round."""
+    """Files changed `seconds` after the start of a round."""
     busy = LOAD <= seconds < COOL
     slow = busy and seconds >= THROTTLE
     since = seconds - (LOAD if busy else COOL)

@@ -73,7 +73,7 @@ class Exporter(Collector):
         return tuple(found)
 
     def complaint(self) -> str | None:
-        """What is the matter with the exporter, in words; None if nothing is."""
+        """The exporter's problem, in words; None if there is none."""
         return None if self._sampler is None else self._sampler.health().complaint
 
     def collect(self) -> Iterator[Metric]:

@@ -16,7 +16,7 @@ from orinboard.sources import Board
 from orinexporter.history import core_loads
 from orinexporter.page import LEAST_WATTS, full_scale, passive_trip, size
 
-#: How long a bar is, in characters.
+#: Length of a bar, in characters.
 BAR = 20
 
 

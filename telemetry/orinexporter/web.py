@@ -45,7 +45,7 @@ WAITING = 128
 WORKERS = 4
 #: Threads that try passwords: guesses wait for each other, and never does a scrape for them.
 GUESSERS = 1
-#: How long a server waits for its thread to begin and to end, in seconds.
+#: Seconds that a server waits for its thread to begin and to end.
 START_SECONDS, STOP_SECONDS = 10.0, 5.0
 HEADERS = {
     "Cache-Control": "no-store",
@@ -123,7 +123,7 @@ class Listening(socket.socket):
         self.guarded: Callable[[], Iterable[int]] = tuple
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """What asyncio calls for every client."""
+        """Serve a new client; called by asyncio."""
         client, address = super().accept()
         self._there = [one for one in self._there if one.fileno() >= 0]
         if len(self._there) >= most_connections():
@@ -139,7 +139,7 @@ class Listening(socket.socket):
 
 
 class BuildInfo(Collector):
-    """Which release serves."""
+    """The serving release."""
 
     def collect(self) -> list[Metric]:
         """One family with one sample."""
@@ -288,7 +288,7 @@ class Server:
         return None
 
     async def admitted(self, request: Request) -> bool:
-        """Whether the request's user may come in: all may where there are no users."""
+        """True if the request's user may come in: all may where there are no users."""
         if not self._config.users:
             return True
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -327,7 +327,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it serves."""
+        """URL of the server."""
         host, port = self.where
         scheme = "http" if self._context is None else "https"
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"

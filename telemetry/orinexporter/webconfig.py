@@ -9,7 +9,7 @@ from typing import Any, Self
 import bcrypt
 import yaml
 
-#: What of the format is understood; anything else is refused, as nothing may be ignored in silence.
+#: Known keys of the format; all others are refused, as nothing may be ignored in silence.
 TLS_KEYS = frozenset({"cert_file", "key_file", "client_ca_file", "client_auth_type", "min_version"})
 KEYS = {"tls_server_config": TLS_KEYS, "basic_auth_users": None}
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
@@ -29,7 +29,7 @@ class WebConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WebConfig:
-    """What the file says: users with bcrypt hashes, and TLS's own settings (None: no TLS)."""
+    """Contents of the file: users with bcrypt hashes, and TLS's own settings (None: no TLS)."""
 
     users: dict[str, bytes] = field(default_factory=dict)
     tls: dict[str, str] | None = None
@@ -64,23 +64,23 @@ class Renewable(ssl.SSLContext):
         return renewable
 
     def wrap_bio(self, *arguments: Any, **keywords: Any) -> ssl.SSLObject:
-        """What asyncio calls for every connection."""
+        """Wrap a new connection; called by asyncio."""
         return self.current.wrap_bio(*arguments, **keywords)
 
 
 class Passwords:
-    """Who may come in. A password that was right once is known by its hash, as bcrypt is slow."""
+    """Check of passwords. One that was right before is known by its hash, as bcrypt is slow."""
 
     def __init__(self, users: dict[str, bytes]) -> None:
         self._users = users
         self._known: set[bytes] = set()
 
     def known(self, user: str, password: bytes) -> bool:
-        """Whether they were right before; takes no time."""
+        """True if they were right before; takes no time."""
         return self._digest(user, password) in self._known
 
     def admit(self, user: str, password: bytes) -> bool:
-        """Whether they belong together; takes about 50 ms."""
+        """True if they belong together; takes about 50 ms."""
         right = bcrypt.checkpw(password[:72], self._users.get(user, NOBODY))
         if not right or user not in self._users:
             return False

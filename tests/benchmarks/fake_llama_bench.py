@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-# What the real binary printed for a tiny model, without the fields that say when and how fast.
+# The real binary's output for a tiny model, without the fields for time and speed.
 RECORD = {
     "build_commit": "0c1e570",
     "build_number": 1,

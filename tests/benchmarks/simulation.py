@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from orinbench.statistics import bootstrap_interval
-from orinbench.statistics.judge import (
+from orinbench.samples import bootstrap_interval
+from orinbench.samples.judge import (
     Comparison,
     Noise,
     Verdict,

@@ -418,7 +418,7 @@ def test_the_command_says_how_far_it_is(
 
 
 def test_results_reach_standard_output_beside_a_terminal(tiny: ModelInfo, server: Path) -> None:
-    """What moves goes to standard error."""
+    """The moving progress goes to standard error."""
     binary = llama_bench_beside(server)
     command = [sys.executable, "-m", "orinbench", "check", "-m", str(tiny.path), "-n", "2"]
     command += ["--backend", "llama.cpp", "--llama-bench", binary]

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orinbench.board.clocks import ClockState, clock_warnings, read_clocks
-from orinbench.statistics import WarningKind
+from orinbench.samples import WarningKind
 from orinboard.board import BoardState
 from orinboard.readings import Cooling, Gpu, Readings
 

@@ -1,4 +1,4 @@
-"""What a killed run leaves, and what one that ends does not."""
+"""A killed run leaves a journal; one that ends leaves none."""
 
 import json
 import os

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orinbench.statistics.judge import (
+from orinbench.samples.judge import (
     Comparison,
     Noise,
     Verdict,
@@ -24,7 +24,7 @@ from orinbench.statistics.judge import (
     student_p,
     student_t,
 )
-from orinbench.statistics.ranks import MANY, rank_sum, signed_rank
+from orinbench.samples.ranks import MANY, rank_sum, signed_rank
 
 NUMBERS = st.integers(-5, 5).map(float)
 

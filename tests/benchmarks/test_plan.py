@@ -107,7 +107,7 @@ def test_threads_make_lanes_of_the_cpu_device_alone() -> None:
 
 
 def test_types_of_keys_and_values_make_lanes_of_gpus() -> None:
-    """Where both are of one type that the kernels know; of others tinygrad takes halves."""
+    """Lanes of GPUs take both if they are of one type that the kernels know; else halves."""
     backends = ["tinygrad:CPU", "tinygrad:CUDA"]
     settings = parse_settings({"type_k": ["f16,q8_0"], "type_v": ["f16,q8_0"]})
     lanes = make_lanes(backends, [MODEL], [Case(0, 8, 0)], settings)

@@ -26,7 +26,7 @@ def ask(process: WorkerProcess) -> protocol.Loaded:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; a zombie that nobody has waited for does not."""
+    """True if it runs; a zombie that nobody has waited for does not."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 

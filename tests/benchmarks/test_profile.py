@@ -12,9 +12,16 @@ from click.testing import CliRunner
 
 from orinbench.benchmark import tinygrad_backend
 from orinbench.errors import BenchError
-from orinbench.profile import command as profile
-from orinbench.profile.command import Profile, difference, grouped, load, markdown, profile_command
-from orinbench.profile.log import classify, read_log
+from orinbench.profiling import command as profile
+from orinbench.profiling.command import (
+    Profile,
+    difference,
+    grouped,
+    load,
+    markdown,
+    profile_command,
+)
+from orinbench.profiling.log import classify, read_log
 from orinbench.synth import write_synthetic
 from orinllm.compiler import write_clang
 

@@ -156,7 +156,7 @@ def test_a_busy_machine_is_said_to_be_one(recorded_run: Build) -> None:
 
 
 def test_percent_needs_a_bandwidth(recorded_run: Build) -> None:
-    from orinbench.statistics import summarize
+    from orinbench.samples import summarize
 
     lane = recorded_run(BOTH).lanes[0]
     assert roofline_percent(lane, lane.rows[0], summarize([1.0])) is None

@@ -95,7 +95,7 @@ def test_closed_loop_figures_are_what_the_server_did(
     }
     assert len(result["rounds"]) == 2
     assert figures["goodput_s"] == pytest.approx(figures["requests_s"])
-    # What the client saw of a request lies behind what the server did, by the way there and back.
+    # The client's times of a request lag the server's by the way there and back.
     by_server = sorted(timed, key=lambda seen: seen.came)
     by_server = [s for i in (0, 1) for s in by_server[10 * i + 3 : 10 * i + 10]]
     answers = [a for r in result["rounds"] for a in r["answers"]]

@@ -1,4 +1,4 @@
-"""What docs/statistics.md says of the judge is what 2,000 experiments a cell give, today.
+"""The figures on docs/statistics.md about the judge are what 2,000 experiments a cell give.
 
 UPDATE_DOCS=1 writes the page's tables anew.
 """

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orinbench.statistics import (
+from orinbench.samples import (
     WarningKind,
     drift,
     outliers,
@@ -13,7 +13,7 @@ from orinbench.statistics import (
     summarize,
     two_speeds,
 )
-from orinbench.statistics.judge import MIN_UNITS
+from orinbench.samples.judge import MIN_UNITS
 
 VALUES = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=30)
 

@@ -38,7 +38,7 @@ Prepare = Callable[..., protocol.Prepared]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a worker on the CPU device gets; kernels are compiled once."""
+    """Environment of a worker on the CPU device; kernels are compiled once."""
     folder = tmp_path_factory.mktemp("suite")
     return {**worker_environment("CPU", folder), "CACHEDB": str(folder / "cache.db")}
 
@@ -51,7 +51,7 @@ def worker(environment: dict[str, str]) -> Iterator[WorkerProcess]:
 
 
 def request_for(case: SuiteCase, **changed: Any) -> protocol.Prepare:
-    """What the bench asks of a worker for a case."""
+    """The bench's request to a worker for a case."""
     given: dict[str, Any] = {
         "benchmark": case.benchmark,
         "label": case.label,

@@ -1,4 +1,4 @@
-"""What the engine's path asks of an executor, and what is timed of it."""
+"""The engine path's calls of an executor, and the timed part of them."""
 
 import random
 from collections.abc import Sequence

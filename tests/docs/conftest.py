@@ -18,13 +18,13 @@ TEST = """from tinygrad import Tensor
 def test_adds() -> None:
     assert (Tensor.ones(4).contiguous().realize() + 1).tolist() == [2] * 4
 """
-# What of the repository commands work on; all else is read where it is.
+# Parts of the repository that commands change; all else is read in place.
 COPIED = ("patches", "tools", "tests/patches")
 
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What docs/examples/env.py sets, caches of our own, and none of the variables of tinygrad."""
+    """Variables of docs/examples/env.py, caches of our own, and none of tinygrad's variables."""
     cache = tmp_path_factory.mktemp("cache")
     # The base is in the user's cache if tinygrad was installed with tools/series.
     home = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tinygrad-orin"

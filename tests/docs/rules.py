@@ -1,4 +1,4 @@
-"""What becomes of every command in the docs: it is run, parsed, run elsewhere, or the reason.
+"""The rule for every command in the docs: it is run, parsed, run elsewhere, or has a reason.
 
 One row a command: a pattern that matches it whole, and one of four answers. A command without a
 row fails the test; so does a row without a command.

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.docs.pages import REPOSITORY, section
 
 PAGE = "docs/architecture.md"
-# What .gitignore leaves out, and hidden folders.
+# Folders that .gitignore leaves out, and hidden ones.
 MADE = r"\.|__pycache__|build$|dist$|htmlcov|result|.*\.egg-info"
 # Package of ours: what of ours it may import.
 ARROWS = {

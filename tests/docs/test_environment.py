@@ -13,7 +13,7 @@ sys.path.insert(0, str(REPOSITORY / "tools"))
 from environment import Use, differences, find_uses, installed, main, variables
 
 PAGE = "docs/environment.md"
-# What other programs own and ours read too.
+# Variables of other programs that ours read too.
 GENERAL = {
     "CC", "CCACHE", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DEV", "HOME", "LD_LIBRARY_PATH",
     "LD_PRELOAD", "NO_COLOR", "PATH", "PYTEST_XDIST_WORKER", "PYTHONPATH", "TMPDIR", "USER",
@@ -23,7 +23,7 @@ GENERAL = {
 
 @functools.cache
 def tinygrad_uses() -> tuple[Use, ...]:
-    """What the installed tinygrad reads."""
+    """Variables that the installed tinygrad reads."""
     return tuple(find_uses(installed("tinygrad")))
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.docs.pages import section
 
 SIMULATED = "DEV=NV python3 -m nvgpusim --quiet {} -- script.py"
-# What to run, and what of the table it must print.
+# Commands to run, and the part of the table that each must print.
 ERRORS = [
     ("DEV=TEGRA+NV python3 script.py", "no nvgpu device node"),
     ("NV=1 python3 script.py", "NV=1 is deprecated, use DEV=NV instead"),

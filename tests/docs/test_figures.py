@@ -39,13 +39,13 @@ class Table:
         return [cell.strip() for row in self.rows[2:] for cell in row.strip().strip("|").split("|")]
 
     def has_figures(self) -> bool:
-        """Whether it is a table of figures."""
+        """True if it is a table of figures."""
         figures = sum(FIGURE.search(cell) is not None for cell in self.cells())
         numbers = sum(re.match(r"\**[\d.]+\b", cell) is not None for cell in self.cells())
         return figures >= FEW or (numbers >= FEW and HEADED.search(self.rows[0]) is not None)
 
     def lacks(self) -> list[str]:
-        """What of command, machine and date its section does not say."""
+        """List which of command, machine and date its section lacks."""
         spans = re.findall(r"`([^`]+)`", self.said) + self.said.splitlines()
         there = {
             "a command": any(COMMAND.match(span.strip()) for span in spans),

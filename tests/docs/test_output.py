@@ -16,7 +16,7 @@ from tests.docs.pages import PROMPT, REPOSITORY, Block, blocks, pages
 
 MARKS = {"checked", "varies"}
 MARKED = [b for page in pages() for b in blocks(page) if b.mark in MARKS]
-# What differs from run to run, and what stands for it.
+# Text that differs from run to run, and its stand-in.
 ALIKE = [
     (r"tm +[\d.]+[num]?s */ +[\d.]+ms \( *[\d.]+ GFLOPS +[\d.]+\|[\d.]+ +GB/s\)", "tm T"),
     (r" *\b[\d.]+ *(ns|us|ms|s)\b", " T"),
@@ -68,7 +68,7 @@ def run(command: str, environment: dict[str, str]) -> list[str]:
 
 
 def matches(shown: list[str], printed: list[str]) -> bool:
-    """Whether printed lines are those shown, with `...` for any number of lines."""
+    """True if printed lines are those shown, with `...` for any number of lines."""
     pattern = "".join(
         r"(?:.*\n)*" if line.strip() == "..." else re.escape(alike(line)) + r"\n"
         for line in shown

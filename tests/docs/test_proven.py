@@ -51,7 +51,7 @@ def exists(command: str) -> None:
 
 
 def test_every_place_where_only_a_board_can_tell_waits() -> None:
-    """What tegra-iface.md leaves to a board is not claimed for boards here."""
+    """The points that tegra-iface.md leaves to a board are not claimed for boards here."""
     assert not [row for row in ROWS if row[6].startswith("yes")], "who had a board?"
 
 

@@ -1,4 +1,4 @@
-"""How far apart two logits are where the fused kernels and the general path decode differently.
+"""Gap of two logits where the fused kernels and the general path decode differently.
 
     DEV=CUDA python tests/engine/greedy_gap.py MODEL [TOKENS] [--float64]
 

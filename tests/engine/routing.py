@@ -1,4 +1,4 @@
-"""Which experts the fused kernels chose, and their error beside a reference that takes the same.
+"""Experts that the fused kernels chose, and their error against a reference with the same ones.
 
     DEV=CUDA python tests/engine/routing.py MODEL [TOKENS] [--seed N] [--tokens-only]
 

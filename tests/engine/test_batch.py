@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("emulation")
 BY_NAME = {t.name: t for t in kernel_types().values()}
 HIDDEN_SCALE = 0.0625
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
-# What halves leave in the logits, of their norm; int8 activations, which GEMVs have, leave more.
+# Error of halves in the logits, of their norm; int8 activations, which GEMVs have, add more.
 HALVES, EIGHT_BIT = 0.005, 0.05
 
 

@@ -201,7 +201,7 @@ def make_mixture(rng: np.random.Generator, experts: Experts, shape: Shape) -> Mi
         return w.reshape(n, rows, -1), values.reshape(n, rows, cols), bias
 
     def in_file(w: Array) -> Buffer:
-        """Where a tensor may begin: at its type's least alignment."""
+        """Place a tensor at its type's least alignment."""
         pad = 32
         whole = buffer(np.concatenate([np.full(pad, 0xEE, np.uint8), w.reshape(-1)]))
         return whole.view(w.size, dtypes.uint8, pad).ensure_allocated()

@@ -6,7 +6,7 @@ from orinllm.ggml import CUDA
 
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500
 SOURCES = [*CUDA.glob("*.cu*"), *CUDA.glob("*.h"), *(CUDA.parent / "cpu").glob("*.c")]
-# What holds braces or parentheses that are no code; a line keeps its end.
+# Text with braces or parentheses that are no code; a line keeps its end.
 NO_CODE = re.compile(
     r"//[^\n]*|/\*.*?\*/|^#(?:[^\n]*\\\n)*[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'\\?.'", re.M | re.S
 )

@@ -13,7 +13,7 @@ from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import PAGE, Q8_0
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
-# What 8-bit activations leave in the logits, of their norm; halves leave a tenth of it.
+# Error of 8-bit activations in the logits, of their norm; halves leave a tenth of it.
 EIGHT_BIT, HALVES = 0.05, 0.005
 # And what keys and values in 8 bits leave where everything else is halves.
 EIGHT_BIT_KEYS = 0.02

@@ -127,7 +127,7 @@ def test_cancel_ends_at_the_next_piece(smol: Model) -> None:
 
 
 def test_one_answer_at_a_time(smol: Model) -> None:
-    """What was begun first cannot go on with another's keys and values."""
+    """An answer begun first cannot go on with another's keys and values."""
     fresh(smol)
     first, second = smol.generate(QUESTION, GREEDY), smol.generate("Once upon", GREEDY)
     pieces = iter(first)

@@ -1,4 +1,4 @@
-"""What a chat template may not do: run without end, take all memory, reach what is around it."""
+"""Limits of a chat template: no endless run, no exhausted memory, no access outside it."""
 
 import os
 import signal

@@ -21,7 +21,7 @@ from orinllm.ggml import KernelType, kernel_types
 
 Array = NDArray[Any]
 TYPES = sorted(kernel_types().values(), key=lambda t: t.id)
-# Where blocks keep their scales and minima, all halves.
+# Offsets of the blocks' scales and minima, all halves.
 SCALES = {
     "Q4_0": (0,),
     "Q4_1": (0, 2),

@@ -25,9 +25,9 @@ SYSTEMD = Path("/usr/lib/systemd/systemd")
 TARGETS = ("basic", "local-fs", "multi-user", "network", "network-online", "paths", "shutdown")
 MORE_TARGETS = ("slices", "sockets", "swap", "sysinit", "timers", "umount")
 JOURNAL = ("systemd-journald.service", "systemd-journald.socket", "systemd-journald-dev-log.socket")
-#: What node_exporter asks systemd through.
+#: Bus over which node_exporter asks systemd.
 BUS = ("dbus.service", "dbus.socket")
-#: Where the stand-ins find this checkout and its Python: units hide /root and /home.
+#: Path where the stand-ins find this checkout and its Python: units hide /root and /home.
 PYTHON, CHECKOUT, PACKAGES = "/opt/python", "/opt/checkout", "/opt/packages"
 ROOMS = ("benchmarks", "engine", "simulator", "telemetry")
 _USERS = ("messagebus",)
@@ -35,7 +35,7 @@ _GROUPS = ("systemd-journal", "video", "render", "adm", "utmp", "tty")
 
 
 def refusal() -> str | None:
-    """Why this machine cannot do it, in one line, or None."""
+    """Return why this machine cannot do it, in one line, or None."""
     if sys.platform != "linux" or not SYSTEMD.exists():
         return f"no systemd here ({SYSTEMD}): apt-get install systemd"
     if os.geteuid() != 0:
@@ -58,7 +58,7 @@ _NAMESPACES = ("--mount", "--pid", "--fork", "--cgroup", "--ipc", "--uts", "--ne
 
 
 def _cgroups() -> Path | None:
-    """Where the control groups of version 2 are mounted."""
+    """Mount point of the control groups of version 2."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()
         if kind == "cgroup2" and "rw" in options.split(","):
@@ -209,7 +209,7 @@ class Machine:
         return dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
 
     def journal(self, unit: str) -> str:
-        """What the unit and systemd said about it."""
+        """Journal of the unit, and systemd's lines about it."""
         return self.run("journalctl", "--no-pager", "--output=cat", f"--unit={unit}").stdout
 
     def wait(self, unit: str, state: str, seconds: float) -> dict[str, str]:

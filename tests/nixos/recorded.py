@@ -1,4 +1,4 @@
-"""What a host evaluates to, kept in `recorded/`, so that machines without Nix can start it.
+"""A host's evaluation, kept in `recorded/`, so that machines without Nix can start it.
 
     NIX="nix" .venv/bin/python -m tests.nixos.recorded
 
@@ -70,7 +70,7 @@ def generic(text: str) -> str:
     text = re.sub(r"/nix/store/[0-9a-z]{32}-[^/\s\"':;]+/", f"{STORE}/", text)
     text = re.sub(r"/nix/store/[0-9a-z]{32}-", "/nix/store/", text)
     text = re.sub(rf"({STORE}/bin/python3)\.\d+", r"\1", text)
-    # What the host's shell and clock need, no service of ours.
+    # Units for the host's shell and clock, no service of ours.
     return re.sub(r'^Environment="(PATH|LOCALE_ARCHIVE|TZDIR)=.*\n', "", text, flags=re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""What the flake gives: derivations on both systems, and docs that say what the modules do."""
+"""The flake's outputs: derivations on both systems, and docs that say what the modules do."""
 
 import os
 import re

@@ -139,14 +139,14 @@ def disk(tmp_path: Path) -> Iterator[str]:
     subprocess.run(["losetup", "--detach", made.stdout.strip()], check=True)
 
 
-#: What udev does on a board: a link by name for each partition.
+#: As udev does on a board: a link by name for each partition.
 UDEV = """#!/bin/sh
 mkdir -p /dev/disk/by-partlabel
 for part in DISKp*; do
   ln -sfn "$part" "/dev/disk/by-partlabel/$(blkid -p -s PART_ENTRY_NAME -o value "$part")"
 done
 """
-#: What disko's own folder has, whose part is to forget what the disk held.
+#: Files of disko's own folder, which is there to forget what the disk held.
 FORGET = '#!/bin/sh\nwipefs --all "$1"\n'
 #: Many a kernel of a build machine has no vfat.
 MOUNT = """#!/bin/sh

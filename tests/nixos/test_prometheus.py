@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def prometheus() -> dict[str, Any]:
-    """What NixOS makes of the module's options."""
+    """NixOS's configuration from the module's options."""
     config: dict[str, Any] = json.loads(recorded()["prometheus.json"])
     return config
 

@@ -1,4 +1,4 @@
-"""What is kept of the evaluated host is what it evaluates to."""
+"""The recorded host equals its evaluation."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What plain Nix of a fresh Debian can prove.
+"""Proofs by plain Nix of a fresh Debian.
 
 Pin, order and version are read as `tools/series` reads them, and the series applies to the line and
 imports.

@@ -1,4 +1,4 @@
-"""What the tests of the patches share: the tree under test, compilers from wheels, subprocesses.
+"""Fixtures of the patches' tests: the tree under test, compilers from wheels, subprocesses.
 
 The tests run against the tinygrad that Python imports. `tools/series verify` sets SERIES_TREE to
 the tree that it means, and an installed tinygrad that came first would make its verdict worthless.
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def no_compile_cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a test of a patch compiles is compiled now, by it; other rooms' tests keep the cache."""
+    """Make a patch's test compile afresh; other rooms' tests keep the cache."""
     from tinygrad.helpers import Context
 
     monkeypatch.setenv("CCACHE", "0")

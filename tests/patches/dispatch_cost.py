@@ -1,4 +1,4 @@
-"""What Python pays to hand work to the GPU: TegraIface against the path of NVKIface.
+"""Python's cost of handing work to the GPU: TegraIface against the path of NVKIface.
 
     .venv/bin/python -m tests.patches.dispatch_cost --rounds 30
 
@@ -122,7 +122,7 @@ def open_device(path: str) -> Any:
 
 
 def cases(device: Any, model: Path) -> dict[str, tuple[Callable[[], None], int]]:
-    """What is timed: by name, one run of it, and how many of it the run is."""
+    """Timed cases: by name, one run of it, and the number of calls in the run."""
     from tinygrad import Tensor, TinyJit
     from tinygrad.runtime.ops_nv import NVProgram
 

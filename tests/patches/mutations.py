@@ -504,7 +504,7 @@ MUTATIONS = (
         "if False]",
         "default",
     ),
-    # What a review by the kernel's source found untested.
+    # Mutants that a review by the kernel's source found untested.
     Mutation(
         "memory is write-combined",
         TEGRA,
@@ -575,7 +575,7 @@ MUTATIONS = (
         "    if self.dev.hw_copy_queue_t is None:\n      with cpu_profile(f'TINY",
         "copies_wait",
     ),
-    # What this driver does since then.
+    # Mutants of this driver's later behaviour.
     Mutation(
         "copy-out does not wait for the GPU",
         HCQ,
@@ -1379,7 +1379,7 @@ MUTATIONS = (
 
 
 def run_tests(package: Path, expression: str, timeout: float = TIMEOUT) -> bool:
-    """Whether the Tegra tests that match pass on the package in this folder."""
+    """True if the Tegra tests that match pass on the package in this folder."""
     tests = sorted(str(p) for p in (REPOSITORY / "tests/patches").glob("test_tegra_*.py"))
     select = ["-k", expression] if expression else []
     environment = os.environ | {"PYTHONPATH": f"{package}:{REPOSITORY}"}

@@ -47,7 +47,7 @@ ADVERSARIES: dict[str, Any] = {
 }
 PROMPT = [(37 * i) % 300 + 9 for i in range(14)]
 CHUNK, TOKENS, CONTEXT = 4, 32, 64
-# How far logits may be off, of their spread, by path: weights and cache are float16 on both
+# Tolerance of logits, of their spread, by path: weights and cache are float16 on both
 # devices, which takes about 1e-3; the fused kernels' activations have 8 bits, about 2e-2.
 LOGITS_OFF = {"general": 5e-3, "fused": 5e-2}
 
@@ -316,7 +316,7 @@ def report(runner: Runner, options: argparse.Namespace) -> int:
 
 
 def complaints(entry: dict[str, Any], tokens: list[int], limit: float) -> list[str]:
-    """What is wrong with a result, for people; its logits may be off by `limit`."""
+    """List the problems of a result, for people; its logits may be off by `limit`."""
     who = f"seed {entry['seed']}"
     found = []
     if entry["tokens"] != tokens:

@@ -75,7 +75,7 @@ class Run:
         return list(self.report["notes"])
 
     def calls(self, what: str) -> int:
-        """How many of a system call, as the report names it: 'ioctl OPEN_CHANNEL'."""
+        """Count of a system call, as the report names it: 'ioctl OPEN_CHANNEL'."""
         return int(self.report["counts"].get(what, 0))
 
 

@@ -24,7 +24,7 @@ SETTINGS = {
 }
 
 
-# What the parent's endless new workers say: no file to import, or a search inside the search.
+# Messages of the parent's endless new workers: no file to import, or a search inside the search.
 HANGS = {"stdin": "FileNotFoundError", "script without guard": "bootstrapping phase"}
 
 

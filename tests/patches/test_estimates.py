@@ -29,7 +29,7 @@ def program(target: str, steps: int) -> Any:
 
 
 def size(estimate: Any) -> int:
-    """How many operations the expression of an estimate has."""
+    """Number of operations in the expression of an estimate."""
     return len(estimate.toposort())
 
 

@@ -18,7 +18,7 @@ from tests.patches.conftest import REPOSITORY, wheel_file
 sys.path.insert(0, str(REPOSITORY / "tools"))
 import matvec_bench as bench
 
-# What `tools/matvec_bench.py opts` prints, read once by a person: {type: {layer: [stock, patched]}}
+# Output of `tools/matvec_bench.py opts`, read once by a person: {type: {layer: [stock, patched]}}
 TABLE: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("matvec_opts.json").read_text()
 )

@@ -125,7 +125,7 @@ def test_profiling_goes_without_pma(tegra: Tegra) -> None:  # noqa: F811
     assert run.said["sum"] == 128
 
 
-# What the kernel side does on a fatal error that the model's own kernels do not make.
+# The kernel side on a fatal error that the model's own kernels do not make.
 KILL = """
 from nvgpusim.gpu_api import FaultReport, SmError
 from nvgpusim.kernel.channel import ChannelFile

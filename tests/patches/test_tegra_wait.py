@@ -29,7 +29,7 @@ def test_a_wait_leaves_the_cpu_alone(tegra: Tegra) -> None:  # noqa: F811
     assert run.said["share"] < 0.15
 
 
-# What the event costs a token: the waiting thread's own CPU time from where the kernel has woken it
+# The event's cost for a token: the waiting thread's own CPU time from where the kernel has woken it
 # until wait() has returned, which a busy machine does not stretch as it does time by the clock.
 LATENCY = """
 real, woken, ended = d.iface.poller.poll, [0.0], []

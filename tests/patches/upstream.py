@@ -36,7 +36,7 @@ FILES = (
 
 
 def environment(upstream: Path) -> dict[str, str]:
-    """What the tests need: the device, the simulator, and time for an interpreted GPU."""
+    """Environment of the tests: the device, the simulator, and time for an interpreted GPU."""
     spec = importlib.util.find_spec("tinygrad")
     assert spec is not None and spec.origin is not None, "tinygrad is not installed"
     # A checkout has a tinygrad too: the one under test comes first, and no folder by itself.

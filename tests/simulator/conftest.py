@@ -1,4 +1,4 @@
-"""What the simulator's tests share."""
+"""Fixtures of the simulator's tests."""
 
 from __future__ import annotations
 

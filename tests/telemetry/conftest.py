@@ -248,7 +248,7 @@ def two_tachometers() -> Tree:
 
 
 def root() -> Tree:
-    """What root sees besides."""
+    """Additional readings for root."""
     clocks = "sys/kernel/debug/bpmp/debug/clk"
     return idle() | {
         f"{clocks}/emc/rate": "3199000000\n",

@@ -48,7 +48,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
 
 
 def url(process: subprocess.Popen[str]) -> str:
-    """Where a started exporter serves, from what it says; its lines before that are dropped."""
+    """Read a started exporter's URL from its output; the lines before it are dropped."""
     assert process.stderr
     for line in process.stderr:
         if "serving " in line:

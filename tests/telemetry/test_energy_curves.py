@@ -93,7 +93,7 @@ CURVES: tuple[Callable[[random.Random, Watts], Watts], ...] = (square, sine, bur
 
 
 def measured(watts: Watts, hertz: float, draw: random.Random) -> Energy:
-    """What the sampler's own schedule and meter make of the curve."""
+    """The curve's energy by the sampler's own schedule and meter."""
     chip, meter, seconds = Ina3221(watts), Meter(0.5), len(watts) * STEP
 
     def take(at: float) -> None:

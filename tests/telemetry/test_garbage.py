@@ -73,7 +73,7 @@ def check(roots: Roots) -> None:
 def test_every_file_with_every_kind(board: Callable[[], Tree], stage: Stage) -> None:
     tree = board()
     stage.show(tree)
-    # What the first board has, the second one need not show again.
+    # Features of the first board need not be shown by the second one again.
     for path in one_of_each(tree if board is root else {p: tree[p] for p in tree.keys() - root()}):
         file = Path(stage.roots.locate(path))
         good = file.read_bytes()

@@ -27,7 +27,7 @@ Show = Callable[[Tree], Roots]
 
 
 def test_a_wrong_password_stays_wrong() -> None:
-    """What was tried is not what was right; a password holds for its own user."""
+    """A tried password is not taken for a right one; a password holds for its own user."""
     passwords = Passwords({"a": hashed("one").encode(), "b": hashed("two").encode()})
     for _ in range(2):
         assert not passwords.admit("a", b"two") and not passwords.known("a", b"two")
@@ -47,7 +47,7 @@ def test_the_least_version_of_tls(tmp_path: Path) -> None:
 def test_guesses_of_passwords_hold_no_scrape_up(
     show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is known comes in at once, however many others try their luck."""
+    """Known users come in at once, however many others guess."""
     file = web_config(tmp_path, f"basic_auth_users:\n  prom: {hashed('sesame')}\n")
     go_on = threading.Event()
     check = bcrypt.checkpw

@@ -59,7 +59,7 @@ def free_port() -> int:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the tests ask: Prometheus, and the record of the run that the board went through."""
+    """The tests' machine: Prometheus, and the record of the run that the board went through."""
 
     prometheus: Prometheus
     run: EnergyRun
@@ -114,7 +114,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory, patient: None) -> Iterator
 
 
 class Served:
-    """What an LLM server counts, by the names of `orinllm serve`."""
+    """An LLM server's counters, by the names of `orinllm serve`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -274,7 +274,7 @@ def test_a_port_of_the_demonstration_is_taken(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_demonstration_tells_of_its_alerts() -> None:
-    """What it prints as alerts come and go."""
+    """Messages printed as alerts come and go."""
     from orinexporter.demo import watch
 
     answers = iter([{}, {"JetsonUnderVoltage": "the supply gave way"}, {}])

@@ -1,4 +1,4 @@
-"""What the readers make of boards that change, lack things, or are no Jetson."""
+"""Readers on boards that change, lack things, or are no Jetson."""
 
 import os
 from collections.abc import Callable

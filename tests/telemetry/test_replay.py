@@ -77,7 +77,7 @@ def test_only_what_changed_is_written_again(show: Show, stage: Stage, tmp_path: 
 
 
 def test_nothing_private_is_recorded(show: Show) -> None:
-    """What lies beside the sensors: serial numbers, host and user names, addresses."""
+    """No serial numbers, host and user names or addresses beside the sensors are recorded."""
     secrets = {
         "proc/device-tree/serial-number": "1423222012345\0",
         "sys/devices/virtual/dmi/id/product_serial": "SECRET-serial\n",

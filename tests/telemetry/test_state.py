@@ -20,7 +20,7 @@ from tests.telemetry.conftest import Tree, cores_off, idle, maxn_load, orin_nx, 
 
 from orinbench import board
 from orinbench.errors import BenchError
-from orinbench.statistics import BenchWarning, WarningKind
+from orinbench.samples import BenchWarning, WarningKind
 from orinboard import nvgpu, nvml, require
 from orinboard.board import BoardState, read_state
 from orinboard.energy import EnergySampler

@@ -273,7 +273,7 @@ def test_clients_that_never_begin_tls_take_no_descriptors(
 
         assert until(lambda: sum(map(waiting, silent)) <= 8)
         assert ask(server, "/healthz", context=trust)[0] == 200
-        # Who is through the handshake is not one of them.
+        # A client that is through the handshake is not one of them.
         kept.request("GET", "/healthz")
         assert kept.getresponse().status == 200
         kept.close()

@@ -1,4 +1,4 @@
-"""What `make` does on a machine where nothing is set up yet."""
+"""`make` on a machine where nothing is set up yet."""
 
 import shutil
 import subprocess

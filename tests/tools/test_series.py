@@ -313,7 +313,7 @@ def test_forward_reports_and_never_fails(
     assert repository.run("verify", "--forward", "0.14.0") == 0
     out = capsys.readouterr().out
     assert "no    0001-set-b.patch: conflicts in tinygrad/__init__.py (error: patch failed" in out
-    # What only git's merge can place, and what stays as it is once a conflict was taken back.
+    # A patch that only git's merge can place, and the state after a conflict was taken back.
     assert "merge 0004-set-m.patch\n" in out
     assert "1 of 2 go onto 0.14.0, 1 of them by a merge" in out
 

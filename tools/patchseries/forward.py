@@ -1,4 +1,4 @@
-"""What of the series goes onto another tinygrad: a release, or a commit of a git tree."""
+"""Forward run of the series onto another tinygrad: a release, or a commit of a git tree."""
 
 import re
 import shutil

@@ -27,7 +27,7 @@ def venv_python(venv: Path) -> Path:
 
 
 def is_installed(series: Series, venv: Path) -> bool:
-    """Whether this very series is in the environment, each file as its RECORD says."""
+    """True if this very series is in the environment, each file as its RECORD says."""
     name = f"{series.base.name}-{series.installed_version()}.dist-info"
     sites = [*venv.glob(f"lib/python3*/site-packages/{series.base.name}-*.dist-info")]
     return len(sites) == 1 and sites[0].name == name and _is_whole(sites[0])

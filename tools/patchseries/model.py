@@ -1,4 +1,4 @@
-"""What patches/tinygrad says: the base, the order, and each patch with its trailers."""
+"""Model of patches/tinygrad: the base, the order, and each patch with its trailers."""
 
 import datetime
 import hashlib
@@ -70,7 +70,7 @@ class Series:
 
     @property
     def folder(self) -> Path:
-        """Where the patches lie."""
+        """Folder of the patches."""
         return patch_folder(self.root)
 
     def hash(self) -> str:

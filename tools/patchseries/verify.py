@@ -16,7 +16,7 @@ from .model import Patch, Series
 from .proc import last_error
 from .tree import apply, apply_all, commit_series, read_commits
 
-# What a prefix of the series must still import: the model, and every runtime that patches touch.
+# Modules that each prefix of the series must import: the model, and all runtimes patched.
 MODULES = (
     "tinygrad",
     "tinygrad.llm.model",

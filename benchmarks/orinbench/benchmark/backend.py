@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 from orinbench.benchmark.plan import AnyCase
 from orinbench.benchmark.protocol import Identity, WarmedUp
 from orinbench.board.clocks import ClockState
-from orinbench.statistics import BenchWarning
+from orinbench.samples import BenchWarning
 
 CaseT = TypeVar("CaseT", bound=AnyCase, contravariant=True)
 

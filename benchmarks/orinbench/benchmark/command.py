@@ -63,7 +63,7 @@ from orinbench.options import (
     write_records,
 )
 from orinbench.reference import unsupported
-from orinbench.statistics.judge import pairs_needed
+from orinbench.samples.judge import pairs_needed
 from orinbench.synth import cached_synthetic, progress_bar
 from orinbench.talk import Talk, make_talk
 from orinboard.files import Roots

@@ -21,7 +21,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from orinbench.errors import BenchError
-from orinbench.statistics import BenchWarning, WarningKind
+from orinbench.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
 from orinboard.boundary import check_choice
 from orinboard.energy import BENCHMARK_HERTZ, COVERAGE, Energy, EnergySampler

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orinbench.statistics import BenchWarning, WarningKind
+from orinbench.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState
 
 CPU_ROOT = Path("/sys/devices/system/cpu")

@@ -32,7 +32,7 @@ from orinbench.options import (
     model_options,
     tests_of,
 )
-from orinbench.statistics.judge import (
+from orinbench.samples.judge import (
     Judged,
     NoiseOf,
     is_slower,

@@ -23,7 +23,7 @@ from orinbench.export.record import make_records
 from orinbench.export.schema import Record
 from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
-from orinbench.statistics.judge import Judged, adjusted, compare_paired, process_medians
+from orinbench.samples.judge import Judged, adjusted, compare_paired, process_medians
 from orinbench.talk import Talk
 
 

@@ -129,12 +129,17 @@ CALLS = (
 BY_RELEASE = {
     "r35": {
         "MAP_BUFFER_EX": Call(
-            *("as", "MAP_BUFFER_EX", "A", 7, "IhhII3Q"),
-            *((0, -1, 0, NO_FD, PAGE, 0, 0, 0), "EINVAL"),
+            "as",
+            "MAP_BUFFER_EX",
+            "A",
+            7,
+            "IhhII3Q",
+            (0, -1, 0, NO_FD, PAGE, 0, 0, 0),
+            "EINVAL",
         ),
         "CREATE_SUBCONTEXT": None,
         "SETUP_BIND": Call(
-            *("channel", "SETUP_BIND", "H", 128, "IIIiiI2Q9I4x", (3, *[0] * 16), "EINVAL")
+            "channel", "SETUP_BIND", "H", 128, "IIIiiI2Q9I4x", (3, *[0] * 16), "EINVAL"
         ),
     }
 }

@@ -212,8 +212,16 @@ def cache(sizes: Sizes, model: str) -> dict[str, Any]:
 PROBES: dict[str, Callable[[Sizes, str], dict[str, Any]]] = {
     probe.__name__: probe
     for probe in (
-        *(opens, copies, matvec, cache, resubmitted, wrapped_arguments),
-        *(growing_local_memory, odd_view, named_fault, freed_after_a_fault),
+        opens,
+        copies,
+        matvec,
+        cache,
+        resubmitted,
+        wrapped_arguments,
+        growing_local_memory,
+        odd_view,
+        named_fault,
+        freed_after_a_fault,
     )
 }
 # Those that load MODEL.

@@ -32,8 +32,14 @@ from orinbench.synth import cached_synthetic
 
 CTRL, AS_NODE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvgpu/igpu0/as"
 NODES = (
-    *(CTRL, AS_NODE, "/dev/nvgpu/igpu0/tsg", "/dev/nvgpu/igpu0/channel"),
-    *("/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/dri/renderD128", "/dev/host1x-fence"),
+    CTRL,
+    AS_NODE,
+    "/dev/nvgpu/igpu0/tsg",
+    "/dev/nvgpu/igpu0/channel",
+    "/dev/nvmap",
+    "/dev/nvhost-ctrl-gpu",
+    "/dev/dri/renderD128",
+    "/dev/host1x-fence",
 )
 GROUPS = ("video", "render")
 # tinygrad's wait for the GPU: longer than any kernel here takes, on an interpreted GPU too,

@@ -9,7 +9,7 @@ from typing import Any
 from orinbench.benchmark.plan import Case
 from orinbench.errors import BenchError
 from orinbench.export.schema import FIELDS, SCHEMA_VERSION, Record
-from orinbench.statistics import summarize
+from orinbench.samples import summarize
 
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
 # memory several times.

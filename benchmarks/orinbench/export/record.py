@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import statistics as stdlib_statistics
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -16,8 +16,8 @@ from orinbench.board.clocks import clock_warnings
 from orinbench.board.environment import Environment
 from orinbench.export.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION, Record
 from orinbench.model import ModelInfo
-from orinbench.statistics import BenchWarning, Summary, WarningKind, sample_warnings, summarize
-from orinbench.statistics.judge import adjusted, compare_paired, process_medians, verdict_text
+from orinbench.samples import BenchWarning, Summary, WarningKind, sample_warnings, summarize
+from orinbench.samples.judge import adjusted, compare_paired, process_medians, verdict_text
 
 EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
 EXCLUDED_OF_TEXT = "process start, model load, warm-up"
@@ -126,7 +126,7 @@ def _text_fields(row: RowResult, summary: Summary) -> Record:
     http = [sample.extra["http_ms"] for sample in row.samples if "http_ms" in sample.extra]
     included = "the text's tokens, the prompt, the most likely token and its text"
     if http:
-        extra["http_ms"] = stdlib_statistics.median(http)
+        extra["http_ms"] = statistics.median(http)
         included += f", and HTTP, of which a request takes {extra['http_ms']:.2f} ms"
     return {"extra": extra, "included": included}
 
@@ -143,7 +143,7 @@ def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summ
         "envelope": estimate(
             1e3 * row.work / summary.median / parts,
             sms,
-            stdlib_statistics.median(clocks) if clocks else None,
+            statistics.median(clocks) if clocks else None,
             lane.model.token_read_bytes * reads / parts,
         )
     }
@@ -165,7 +165,7 @@ def _lane_fields(lane: LaneResult) -> Record:
         fields |= {
             "ttft_prompt": first.n_prompt,
             "ttft_cold_s": first.cold_s,
-            "ttft_warm_s": stdlib_statistics.median(lane.first_tokens_s or [first.warm_s]),
+            "ttft_warm_s": statistics.median(lane.first_tokens_s or [first.warm_s]),
             "ttft_warm_samples_s": lane.first_tokens_s,
             "load_s": first.load_s,
             "cold_compile_s": first.cold_compile_s,
@@ -174,7 +174,7 @@ def _lane_fields(lane: LaneResult) -> Record:
             "included": first.included,
         }
     if bandwidth is not None:
-        median = stdlib_statistics.median(bandwidth.samples_gb_s)
+        median = statistics.median(bandwidth.samples_gb_s)
         fields |= {
             "copy_bandwidth_gb_s": median,
             "copy_bandwidth_samples_gb_s": bandwidth.samples_gb_s,
@@ -189,7 +189,7 @@ def _model_fields(lane: LaneResult, model: ModelInfo) -> Record:
         "token_read_by_tensor": dict(model.token_read_by_tensor),
     }
     if lane.bandwidth is not None:
-        median = stdlib_statistics.median(lane.bandwidth.samples_gb_s)
+        median = statistics.median(lane.bandwidth.samples_gb_s)
         fields["roofline_ts"] = median * 1e9 / model.token_read_bytes
     return fields
 
@@ -222,7 +222,7 @@ def _extra_of(row: RowResult) -> Record:
     for extra in last.values():
         found |= extra
     for name in found.keys() & {"p50_us", "p99_us", "p99.9_us"}:
-        found[name] = stdlib_statistics.median(extra[name] for extra in last.values())
+        found[name] = statistics.median(extra[name] for extra in last.values())
     if "max_us" in found:
         found["max_us"] = max(extra["max_us"] for extra in last.values())
     if "latencies" in found:
@@ -315,7 +315,7 @@ def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> floa
     """
     if lane.bandwidth is None:
         return None
-    bandwidth = stdlib_statistics.median(lane.bandwidth.samples_gb_s) * 1e9
+    bandwidth = statistics.median(lane.bandwidth.samples_gb_s) * 1e9
     if not isinstance(row.case, Case):
         prepared = row.prepared
         return _share(prepared.n_bytes, bandwidth, row, summary.median) if prepared else None

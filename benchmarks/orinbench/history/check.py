@@ -18,7 +18,7 @@ from orinbench.history.trend import (
     read_trends,
     run_noise,
 )
-from orinbench.statistics.judge import is_slower, judge_saved, markdown
+from orinbench.samples.judge import is_slower, judge_saved, markdown
 
 
 @click.command("check")

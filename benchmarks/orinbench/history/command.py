@@ -18,7 +18,7 @@ from orinbench.history.check import check_command, pin_command, unpin_command
 from orinbench.history.store import Filter, History, Run, history_path
 from orinbench.history.trend import Point, Trend, change_text, plain, read_trends
 from orinbench.options import Command, history_option, with_options
-from orinbench.statistics.judge import Comparison, Noise
+from orinbench.samples.judge import Comparison, Noise
 
 
 def _filters(command: Command) -> Command:

@@ -1,7 +1,7 @@
 """Trend of a case on a device from run to run, and the changes that stand out from noise."""
 
 import itertools
-import statistics as stdlib_statistics
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from orinbench.export.identity import case_label, context, device_label, differences, identity
 from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History
-from orinbench.statistics.judge import (
+from orinbench.samples.judge import (
     Comparison,
     Noise,
     Verdict,
@@ -151,7 +151,7 @@ def _changes(trend: Trend, tests: int) -> Iterator[Change]:
         [0, *places], places, [*places[1:], len(centres)], strict=False
     ):
         old, new = centres[before:place], centres[place:after]
-        share = stdlib_statistics.median(new) / stdlib_statistics.median(old) - 1
+        share = statistics.median(new) / statistics.median(old) - 1
         creep = slope([*old, *new])
         line = [creep * (index - (len(old) + len(new) - 1) / 2) for index in range(after - before)]
         steps = [0.0] * len(old) + [share] * len(new)
@@ -162,7 +162,7 @@ def _changes(trend: Trend, tests: int) -> Iterator[Change]:
 def _misfit(centres: Sequence[float], shape: Sequence[float]) -> float:
     """Return how far a series is from a shape, given in shares of its level."""
     rest = [centre / (1 + part) for centre, part in zip(centres, shape, strict=True)]
-    return stdlib_statistics.pvariance(rest)
+    return statistics.pvariance(rest)
 
 
 def change_text(change: Change) -> str:

@@ -7,7 +7,7 @@ import click
 from orinbench.compare.command import find_records
 from orinbench.history.store import history_path
 from orinbench.options import history_option
-from orinbench.profile.command import load
+from orinbench.profiling.command import load
 
 
 @click.command("report", context_settings={"max_content_width": 100})

@@ -14,7 +14,7 @@ from orinbench.errors import BenchError
 from orinbench.export.identity import case_test, device_label
 from orinbench.export.load import completed
 from orinbench.export.schema import Record
-from orinbench.profile.command import Profile
+from orinbench.profiling.command import Profile
 from orinbench.report.charts import short
 from orinbench.report.sections import all_sections, centre, each, measured_ones
 

@@ -11,7 +11,7 @@ from orinbench.board import FEW_READINGS, readings_of_power
 from orinbench.export.identity import case_test, device_label
 from orinbench.export.schema import Record
 from orinbench.export.table import included_notes, memory_text
-from orinbench.profile.command import Profile
+from orinbench.profiling.command import Profile
 from orinbench.report.charts import Chart, bars, lines_over, make_bars, percent
 from orinbench.report.timeline import READINGS, Moment, read_moments
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from orinbench.board.environment import read_environment
 from orinbench.export.markdown import markdown_table
+from orinbench.samples.judge import Comparison, Verdict, times
 from orinbench.serve_bench.figures import Figures
 from orinbench.serve_bench.load import Load
 from orinbench.serve_bench.run import Results
-from orinbench.statistics.judge import Comparison, Verdict, times
 
 # Of a core: a client that takes more than this measures itself.
 _BUSY_CLIENT = 0.8

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from orinbench.samples.judge import Comparison, adjusted, compare_paired
 from orinbench.serve_bench.client import Client, Prompt
 from orinbench.serve_bench.figures import Figures, Goals, figures_of
 from orinbench.serve_bench.load import Load, Stretch, apply
 from orinbench.serve_bench.servers import served_model
-from orinbench.statistics.judge import Comparison, adjusted, compare_paired
 from orinbench.talk import Talk
 
 # Before each load so many requests go at once, untimed, for so many tokens: kernels and graphs of

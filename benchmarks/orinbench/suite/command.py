@@ -45,7 +45,7 @@ from orinbench.options import (
     run_options,
     write_records,
 )
-from orinbench.statistics.judge import MIN_UNITS
+from orinbench.samples.judge import MIN_UNITS
 from orinbench.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
 from orinbench.talk import Talk, make_talk
 from orinboard.files import Roots

@@ -16,7 +16,7 @@ from typing import Any
 from orinbench import plain
 from orinbench.benchmark.journal import journal_directory
 from orinbench.errors import BenchError
-from orinbench.statistics.judge import Verdict, compare_paired
+from orinbench.samples.judge import Verdict, compare_paired
 from orinbench.tune.opts import format_opts, parse_opts
 
 FORMAT = "tinygrad-orin tuning 1"

@@ -34,7 +34,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class KeyType:
-    """How keys and values lie in memory: `name` is llama.cpp's."""
+    """Layout of keys and values in memory: `name` is llama.cpp's."""
 
     name: str
     element: str  # of cuda/cache.cuh

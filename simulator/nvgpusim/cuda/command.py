@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 SOURCES = ("standin.c", "cudart.c", "cuda.c")
 LIBRARY = "libnvgpusim-cuda.so"
 NAMES = ("libcudart.so", "libcudart.so.12", "libcudart.so.13", "libcuda.so", "libcuda.so.1")
-"""What programs ask for; one library, as both interfaces share a connection."""
+"""Names that programs ask for; one library, as both interfaces share a connection."""
 
 
 def headers() -> Path:

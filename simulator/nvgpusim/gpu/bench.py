@@ -1,4 +1,4 @@
-"""How fast the simulator executes: `python -m nvgpusim.gpu.bench`.
+"""Speed of the simulator: `python -m nvgpusim.gpu.bench`.
 
 Two kernels on the interpreter: a naive fp32 matmul of 256 x 256 x 256, one thread an output
 element, and one that does nothing, for the cost of a launch.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +12,10 @@ from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
 from ..ptx.launch import PARAM_BASE
 from .faults import GpuFault, gap, gr_class, illegal_method, mmu, sm
-from .host import DONE, Steps, Work, write_semaphore
+from .host import write_semaphore
+from .protocols import DONE, Channel, Steps, Work
 from .qmd import SIZE, Limits, Qmd, check
 from .watch import Published, read_bank
-
-if TYPE_CHECKING:
-    from .pbdma import Channel
 
 COMPUTE_CLASS = 0xC7C0
 LOCAL_WINDOW_A, LOCAL_WINDOW_B, LOCAL_A, LOCAL_B = 0x7B0, 0x7B4, 0x790, 0x794
@@ -36,14 +33,6 @@ REMEDY = (
 )
 LANES_PER_TPC = 48 * 32 * 2
 PAGE = 4096
-
-
-class Caches:
-    """Instruction and constant caches of a GPU: kept until an invalidate, by address."""
-
-    def __init__(self) -> None:
-        self.code: dict[tuple[int, int], tuple[list[Program], bytes]] = {}
-        self.constants: dict[tuple[int, int], bytes] = {}
 
 
 class Compute:
@@ -102,7 +91,7 @@ class Compute:
         return (self.regs[upper] & (1 << bits) - 1) << 32 | self.regs[upper + 4]
 
     def limits(self) -> Limits:
-        """What launches are checked against."""
+        """Limits that launches are checked against."""
         if self.known_limits is not None:
             return self.known_limits
 
@@ -198,7 +187,7 @@ class Compute:
             qmd = self.read_qmd(qmd["DEPENDENT_QMD0_POINTER"] << 8, published)
 
     def waves(self, qmd: Qmd) -> int:
-        """How often the SMs are filled with blocks of the grid, at least once."""
+        """Number of times that the grid's blocks fill the SMs, at least one."""
         resident = qmd.resident_blocks() * 2 * self.c.gpu.tpcs
         return max(1, -(-math.prod(qmd.grid) // resident))
 

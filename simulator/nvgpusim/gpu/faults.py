@@ -1,4 +1,4 @@
-"""What goes wrong on the GPU, by the names that the board and the simulator use."""
+"""Faults of the GPU, by the names that the board and the simulator use."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def gr_class(what: str, **details: str) -> GpuFault:
 
 
 def gap(what: str, **details: str) -> GpuFault:
-    """What the simulator cannot run: no error of the client's and none that a GPU reports."""
+    """A program that the simulator cannot run: no error of the client's or that a GPU reports."""
     return GpuFault(FaultReport(NOTIFIER_GAP, f"a gap of the simulator: {what}", details))
 
 
@@ -75,9 +75,8 @@ def sked(bit: int, what: str, **details: str) -> GpuFault:
 def mmu(fault: MmuFault, **details: str) -> GpuFault:
     """MMU fault (notifier 31)."""
     found = {"address": f"{fault.va:#x}", "access": fault.access, "kind": fault.kind}
-    where = getattr(fault, "where", "")
-    if where:
-        found["thread"] = where
+    if fault.where:
+        found["thread"] = fault.where
     found["history"] = fault.history
     title = f"MMU fault: {fault.access} of {fault.va:#x}, {fault.kind}"
     return GpuFault(FaultReport(NOTIFIER_MMU_FAULT, title, found | details))

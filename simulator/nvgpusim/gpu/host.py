@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from typing import TYPE_CHECKING
 
 from ..gpu_api import EVENT_BLOCKING_SYNC
 from ..memory import GpuAddressSpace, MmuFault
 from .faults import illegal_method, mmu, pbdma
+from .protocols import DONE, Channel, Steps, Work
 
-if TYPE_CHECKING:
-    from .pbdma import Channel
-
-Steps = Generator[str, None, None]
-Work = Steps | tuple[()]
-"""What a method gives: steps that may have to wait, or DONE."""
-DONE = ()
 NON_STALL_INTERRUPT, WFI = 0x20, 0x78
 SEM_ADDR_LO, SEM_ADDR_HI, SEM_PAYLOAD_LO, SEM_PAYLOAD_HI, SEM_EXECUTE = 0x5C, 0x60, 0x64, 0x68, 0x6C
 ACQUIRE, RELEASE, STRICT_GEQ, CIRC_GEQ, AND, NOR, REDUCTION = range(7)
@@ -41,7 +33,7 @@ def write_semaphore(vm: GpuAddressSpace, va: int, payload: int, words: int, stam
 
 
 def passes(operation: int, memory: int, payload: int, bits: int) -> bool:
-    """Whether an acquire's condition holds."""
+    """True if an acquire's condition holds."""
     mask = (1 << bits) - 1
     if operation == ACQUIRE:
         return memory == payload

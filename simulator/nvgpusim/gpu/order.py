@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
-if TYPE_CHECKING:
-    from .pbdma import Channel
+from .protocols import Channel
 
 AHEAD = 64
 """Ring entries after GPPut that are noted at a barrier."""
@@ -37,7 +36,7 @@ class Order:
         self._stale: dict[tuple[int, int], int] = {}
         self._put: dict[int, int] = {}
 
-    def barrier(self, channels: list[Channel]) -> None:
+    def barrier(self, channels: Iterable[Channel]) -> None:
         """A barrier was executed: note GPPut and the entries that follow the known ones."""
         for channel in channels:
             seen = self._seen.setdefault(channel.port.id, deque(maxlen=_KEPT))

@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
 from ..gpu_api import ChannelPort
 from ..memory import MmuFault
 from .compute import COMPUTE_CLASS, Compute
-from .copy import COPY_CLASS, Copy
+from .copy_engine import COPY_CLASS, Copy
 from .faults import gr_class, illegal_method, mmu, pbdma
-from .host import DONE, Host, Steps, Work
+from .host import Host
+from .order import Order
+from .protocols import DONE, Device, Steps, Work
 from .watch import Published, publish
-
-if TYPE_CHECKING:
-    from .scheduler import Gpu
 
 GP_GET, GP_PUT = 0x88, 0x8C
 MASK40 = (1 << 40) - 1
@@ -30,10 +29,16 @@ INC, NON_INC, IMMD, ONE_INC, END = 1, 3, 4, 5, 7
 COMPUTE_SUBCHANNEL, COPY_SUBCHANNEL = 1, 4
 
 
+class Scheduler(Device, Protocol):
+    """The GPU that runs channels, and the order in which it sees their stores."""
+
+    order: Order
+
+
 class Channel:
     """One channel: where its ring stands, its methods' state, what it waits for."""
 
-    def __init__(self, gpu: Gpu, port: ChannelPort) -> None:
+    def __init__(self, gpu: Scheduler, port: ChannelPort) -> None:
         self.gpu, self.port, self.vm = gpu, port, port.vm
         self.get = 0
         self.steps: Steps | None = None
@@ -96,16 +101,16 @@ class Channel:
                         f"ring overrun: entry {index} of channel {self.port.id} was overwritten "
                         f"before it was read; {self.port.submit_line}"
                     )
-            self.published[index] = publish(self, index, self.port.submit_line)
+            self.published[index] = publish(self.port, self.gpu.extents, index)
             index = (index + 1) % self.port.entries
         self.known_put = put
 
     def has_work(self) -> bool:
-        """Whether something is fetched, running or published."""
+        """True if something is fetched, running or published."""
         return self.steps is not None or bool(self.inflight) or self.put != self.get
 
     def details(self) -> dict[str, str]:
-        """Who submitted what is being executed."""
+        """Submitter of the work being executed."""
         found = {"channel": str(self.port.id), "ring entry": str(self.entry)}
         if self.line:
             found["submitted by"] = self.line

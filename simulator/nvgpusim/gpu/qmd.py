@@ -168,7 +168,7 @@ class Limits:
 
 
 def windows_overlap(shared: int | None, local: int | None) -> bool:
-    """Whether the windows are unset (a register that is 0 is a window at 0) or overlap."""
+    """True if the windows are unset (a register that is 0 is a window at 0) or overlap."""
     if not shared or not local:
         return True
     return abs(shared - local) < 1 << 32

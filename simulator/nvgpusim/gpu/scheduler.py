@@ -25,10 +25,11 @@ from ..memory import MmuFault
 from ..options import Options
 from ..ptx import Launch
 from ..ptx.clocks import Sanitizer
-from .compute import Caches
 from .faults import GpuFault, ctxsw_timeout, gr_class
 from .order import Order
 from .pbdma import Channel
+from .protocols import Caches
+from .protocols import Channel as ChannelView
 from .qmd import SIZE, Qmd
 
 POLL = 2e-4
@@ -102,7 +103,7 @@ class Gpu:
         self._bell.ring()
 
     def idle(self) -> bool:
-        """Whether nothing can make progress without the client."""
+        """True if nothing can make progress without the client."""
         with self._busy:
             return not any(self._runnable(c) for c in self._live())
 
@@ -162,7 +163,7 @@ class Gpu:
         wait = 0.0 if x < 0.25 else self.delay if x > 0.75 else self.delay * y
         return time.monotonic() + wait
 
-    def make_room(self, channel: Channel, waves: list[int]) -> None:
+    def make_room(self, channel: ChannelView, waves: list[int]) -> None:
         """A chain of grids has run: the second client takes its turn, at the chain's expense."""
         if not self.rival.grid_ms:
             return
@@ -188,11 +189,11 @@ class Gpu:
         """TPC of a chunk's first block."""
         return int(self.rng.integers(self.tpcs))
 
-    def local_in_use(self, channel: Channel) -> bool:
-        """Whether a grid of the channel's TSG may be using local memory."""
+    def local_in_use(self, channel: ChannelView) -> bool:
+        """True if a grid of the channel's TSG may be using local memory."""
         return any(c.inflight for c in self._live() if c.port.tsg_id == channel.port.tsg_id)
 
-    def write_qmd_back(self, channel: Channel, qmd: Qmd) -> None:
+    def write_qmd_back(self, channel: ChannelView, qmd: Qmd) -> None:
         """SKED's cached copy goes back to memory."""
         try:
             view = channel.vm.view(qmd.va, SIZE, "write")

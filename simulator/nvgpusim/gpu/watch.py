@@ -1,16 +1,14 @@
-"""What was published at a doorbell, to find what changed before it was consumed."""
+"""Copies of memory published at a doorbell, to find changes before it was consumed."""
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ..extents import Extents
+from ..gpu_api import ChannelPort
 from ..memory import GpuAddressSpace, MmuFault
 from .qmd import SIZE, Qmd
-
-if TYPE_CHECKING:
-    from .pbdma import Channel
 
 SEND_PCAS_A = 0x2B4
 CHAIN_LIMIT = 4096
@@ -47,22 +45,22 @@ def read_bank(vm: GpuAddressSpace, va: int, size: int) -> bytes:
     return bytes(vm.view(va, size, "read"))
 
 
-def publish(channel: Channel, index: int, line: str) -> Published:
+def publish(port: ChannelPort, extents: Extents, index: int) -> Published:
     """Copy everything that entry `index` refers to; what cannot be read is left out."""
-    (entry,) = struct.unpack_from("<Q", channel.port.ring, 8 * index)
-    out = Published(entry, line, channel.gpu.extents.submitted(channel.port.token))
+    (entry,) = struct.unpack_from("<Q", port.ring, 8 * index)
+    out = Published(entry, port.submit_line, extents.submitted(port.token))
     length, va = entry >> 42 & 0x1FFFFF, entry & (1 << 40) - 4
     try:
-        out.data = bytes(channel.vm.view(va, 4 * length, "read")) if length else b""
+        out.data = bytes(port.vm.view(va, 4 * length, "read")) if length else b""
     except MmuFault:
         return out
     for pointer in _launches(struct.unpack(f"<{length}I", out.data)):
         va = pointer << 8
         while va and va not in out.qmds and len(out.qmds) < CHAIN_LIMIT:
             try:
-                data = bytes(channel.vm.view(va, SIZE, "read"))
+                data = bytes(port.vm.view(va, SIZE, "read"))
                 qmd = Qmd.read(va, data)
-                out.qmds[va] = data, bank0(channel.vm, qmd)
+                out.qmds[va] = data, bank0(port.vm, qmd)
             except MmuFault:
                 break
             va = qmd["DEPENDENT_QMD0_POINTER"] << 8 if qmd["DEPENDENT_QMD0_ENABLE"] else 0

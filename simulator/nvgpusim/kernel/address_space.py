@@ -23,7 +23,7 @@ KERNEL_REGION = 1 << 32
 """NVGPU kernel VMA: 4 GiB after va_range_end."""
 MMU_LIMIT = 1 << 49
 DEFAULT_BIG_PAGE = 0x10000
-"""What opening the `as` node asks for; L4T has no big pages."""
+"""Request that opening the `as` node stands for; L4T has no big pages."""
 U64 = (1 << 64) - 1
 FIXED = 1
 TEGRA_RAW, MAPPABLE_COMPBITS = 0x1000, 0x40

@@ -1,4 +1,4 @@
-"""Who gets which GPU address: nvgpu's buddy allocator, and policies that place more cruelly.
+"""Allocation of GPU addresses: nvgpu's buddy allocator, and policies that place more cruelly.
 
 A region is cut into descending power-of-two chunks from its base; a request is rounded up to a
 power of two of 4 KiB pages, and blocks are aligned to their size relative to the region's base
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 PAGE = 4096
 WINDOWS = (0xFD00000000, 0xFF00000000)
-"""Where clients usually put the SM's local and shared memory windows, 4 GiB each."""
+"""Usual place of the SM's local and shared memory windows, 4 GiB each."""
 
 
 class Buddy:

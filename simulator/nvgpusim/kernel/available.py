@@ -1,4 +1,4 @@
-"""How much memory the board has left, and what r35 and r36 do when it is not enough.
+"""Memory left on the board, and the reaction of r35 and r36 when it is not enough.
 
 nvmap compares a request with total RAM only and takes its pages one by one by GFP_KERNEL
 [nvmap_dev.c:598-633 is_nvmap_memory_available, nvmap_alloc.c; linux-nv-oot at l4t-r36.4]: a request

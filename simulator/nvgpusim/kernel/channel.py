@@ -70,7 +70,7 @@ class ChannelFile(File):
             raise self.refuse("channel.gone")
 
     def busy(self) -> bool:
-        """Whether the ring holds entries that the hardware does not take within SETTLE.
+        """True if the ring holds entries that the hardware does not take within SETTLE.
 
         GPGet moves after the entry's last semaphore release, so a client that has waited for that
         may be here first.
@@ -272,7 +272,7 @@ class ChannelFile(File):
 
     @handler("NVGPU_IOCTL_CHANNEL_SET_ERROR_NOTIFIER")
     def set_error_notifier(self, args: Record) -> None:
-        """Where the first error is written; the old one is given up even when this fails."""
+        """Set the memory for the first error; the old one is given up even when this fails."""
         found = self.kernel.lookup(args["mem"]) if args["mem"] else None
         if args["mem"] and self.notifier is not None:
             self.notifier[0].put("kernel")

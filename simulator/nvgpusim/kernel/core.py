@@ -187,7 +187,7 @@ class Kernel:
         raise KernelError(not_dmabuf, f"fd {fd}")
 
     def read_only(self, fd: int) -> bool:
-        """Whether `fd` is open for reading only: the mode of a dmabuf."""
+        """True if `fd` is open for reading only: the mode of a dmabuf."""
         return fcntl(fd, F_GETFL) & os.O_ACCMODE == os.O_RDONLY
 
     # system calls
@@ -255,7 +255,7 @@ class Kernel:
             return found.ioctl(request, arg)
 
     def map_fd(self, fd: int, length: int, offset: int) -> tuple[int, File | DmaBuf] | None:
-        """What to mmap in place of `fd` (None: not the model's); raises OSError.
+        """Descriptor to mmap in place of `fd` (None: not the model's); raises OSError.
 
         Follow it with :meth:`mapped` once the host kernel has mapped the returned fd.
         """
@@ -406,7 +406,7 @@ class Kernel:
         return time.monotonic_ns()
 
     def leaks(self) -> list[str]:
-        """What is still open, mapped or allocated, one line each. Call it with the lock held."""
+        """List all that is open, mapped or allocated, one line each. Call it with the lock held."""
         found: list[str] = []
         for kind, n in sorted(count_kinds(self.files).items()):
             lines = sorted({f.line for f in self.files.values() if f.kind == kind})
@@ -437,9 +437,7 @@ class Kernel:
         """The model's invariants; raises AssertionError naming the one that broke."""
         with self.lock:
             for file in self.files.values():
-                check = getattr(file, "check", None)
-                if check is not None:
-                    check()
+                file.check()
             self.nvmap.check()
             shown = self.cpu_maps.check()
             for buf in self.dmabufs.values():
@@ -468,5 +466,5 @@ _DMA_BUF_SYNC = {0x40086200}
 
 
 def count_kinds(files: dict[Key, File]) -> Counter[str]:
-    """How many devices of each kind are open."""
+    """Number of open devices of each kind."""
     return Counter(f.kind for f in files.values())

@@ -51,7 +51,7 @@ _FLAGS = [
 
 
 class GpuShape:
-    """Which TPCs of the 2 x 4 are enabled."""
+    """The enabled TPCs of the 2 x 4."""
 
     def __init__(self, options: Options) -> None:
         low = min(options.tpcs, TPCS_PER_GPC)

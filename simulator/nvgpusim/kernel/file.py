@@ -63,6 +63,9 @@ class File:
         """Note that a rule without errno was exercised."""
         self.kernel.journal.rule(rule)
 
+    def check(self) -> None:
+        """The file's invariants; raises AssertionError. A file without any has none to check."""
+
     def mmap(self, length: int, offset: int) -> int:
         """The fd to map in place of this one; raises KernelError."""
         raise self.refuse("fd.mmap")

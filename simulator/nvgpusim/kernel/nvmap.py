@@ -30,7 +30,7 @@ CACHE_MASK, READ_ONLY = 3, 1 << 9
 CACHE_OPS = range(3)
 HEAPS_REQUEST = "NVMAP_IOC_GET_AVAILABLE_HEAPS"
 UNWRITABLE = {HEAPS_REQUEST: errno.EINVAL, "NVMAP_IOC_PARAMETERS": errno.ENODEV}
-"""What an answer that cannot be written gives where it is not EFAULT."""
+"""Error of an answer that cannot be written, where it is not EFAULT."""
 
 
 class NvMapFile(File):

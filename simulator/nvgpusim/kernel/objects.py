@@ -35,7 +35,7 @@ FLAG_GFXP, FLAG_CILP = 1 << 1, 1 << 2
 
 
 def known(number: int, profile: str) -> bool:
-    """Whether the driver of a release takes the class."""
+    """True if the driver of a release takes the class."""
     return number in CLASSES and not (profile == "r35" and number == NVENC)
 
 

@@ -63,7 +63,7 @@ class Tsg:
 
     @property
     def r35(self) -> bool:
-        """Whether this is the driver without subcontexts of its own."""
+        """True if this is the driver without subcontexts of its own."""
         return self.kernel.abi.profile == "r35"
 
     def put(self) -> None:
@@ -97,7 +97,7 @@ class Tsg:
             self.spaces[veid] = None
 
     def check_space(self, channel: ChannelFile) -> None:
-        """What comes before every bind from r36 on; raises KernelError."""
+        """Check made before every bind from r36 on; raises KernelError."""
         if channel.veid == 0 and self.spaces.get(0) is None:
             if self.sync:
                 raise KernelError("bind.no-sync")
@@ -148,7 +148,7 @@ class Tsg:
         self.put()
 
     def active(self, classes: frozenset[int], veid0: bool, runqueue0: bool) -> bool:
-        """Whether a channel with one of `classes` is on VEID 0 (or another), run queue 0 (or 1)."""
+        """True if a channel with one of `classes` is on VEID 0 (or another), run queue 0 (or 1)."""
         return any(
             channel.obj_class in classes and (channel.runqueue == 0) == runqueue0
             for subcontext in self.subcontexts
@@ -315,7 +315,7 @@ class TsgFile(File):
 
     @handler("NVGPU_IOCTL_TSG_SET_RUNLIST_INTERLEAVE")
     def set_runlist_interleave(self, args: Record) -> None:
-        """How often the TSG stands on its runlist: low, medium, high."""
+        """Set the number of times that the TSG stands on its runlist: low, medium, high."""
         if self.kernel.scheduler_locked:
             raise self.refuse("bind.locked")
         if args["level"] not in INTERLEAVE_LEVELS:

@@ -1,4 +1,4 @@
-"""What orders accesses of different threads: barriers, meetings of warps, fences.
+"""Ordering of accesses of different threads: barriers, meetings of warps, fences.
 
 Time counts synchronizations (`tick`). See `sanitize` for the records that are compared with it.
 """
@@ -157,7 +157,7 @@ class Clocks:
     # reports
 
     def unordered(self, lanes: Lanes, records: Words, space: str) -> NDArray[np.bool_]:
-        """Which records are neither the lane's own nor ordered before what it does now."""
+        """Select the records that are neither the lane's own nor ordered before its access."""
         if space == "shared":
             me, older = lanes, records < self.passed[lanes]
             other = (records & THREADS).astype(np.int64)
@@ -196,7 +196,7 @@ class Clocks:
         bad[which[fine]] = False
 
     def _fenced(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
-        """Whether a fence after the record was released and the lane knows of it."""
+        """True where a fence after the record was released and the lane knows of it."""
         when = (record >> np.uint64(TICK)).astype(np.int64)
         fine: NDArray[np.bool_] = when < self.o.releases.forgot
         if self.knows is None:
@@ -227,7 +227,7 @@ class Clocks:
         self._share(lanes, lanes // st.threads)
 
     def _share(self, lanes: Lanes, group: Any) -> None:
-        """What one lane of a group knows of releases, all do; lanes and groups are in order."""
+        """Let all lanes of a group know what one knows of releases; both are in order."""
         if self.knows is None:
             return
         starts = np.r_[True, group[1:] != group[:-1]]

@@ -40,7 +40,7 @@ END = 1 << 30
 
 @dataclass
 class Jump:
-    """How a block ends: "next", "bra", "exit", "bar" (see `Code`)."""
+    """Ending of a block: "next", "bra", "exit", "bar" (see `Code`)."""
 
     kind: str
     target: int = END
@@ -164,7 +164,7 @@ def _noted(op: Op, instr: Instr, number: int) -> Op:
 
 
 def _starts(kernel: Kernel, fine: bool) -> set[int]:
-    """Where pieces of code begin: labels, after jumps, at instructions that lanes meet for."""
+    """Starts of the pieces of code: labels, after jumps, at instructions that lanes meet for."""
     starts = {0, *kernel.labels.values()}
     for at, instr in enumerate(kernel.instrs):
         if instr.op in _JUMPS:

@@ -13,7 +13,7 @@ from .tree import Instr
 
 
 def at(instr: Instr | None) -> str:
-    """Where an instruction stands."""
+    """Describe an instruction's position."""
     if instr is None:
         return "unknown instruction"
     source = f", {instr.source[0]}:{instr.source[1]}" if instr.source else ""
@@ -21,7 +21,7 @@ def at(instr: Instr | None) -> str:
 
 
 class Ends(Clocks):
-    """Where accesses go, and how a finding says so."""
+    """Targets of accesses, and their wording in a finding."""
 
     init = bounds = True
 

@@ -39,7 +39,7 @@ NO_BYTES = np.zeros((0, 0), np.uint8)
 
 
 class Memory(Protocol):
-    """What a launch needs of a GPU address space (nvgpusim.memory.GpuAddressSpace)."""
+    """The part of a GPU address space that a launch needs (nvgpusim.memory.GpuAddressSpace)."""
 
     def view(self, va: int, size: int, access: Access) -> memoryview:
         """Contiguous bytes of one mapping."""
@@ -139,7 +139,7 @@ class Launch:
         return self.symbols[name]
 
     def window_base(self, space: str) -> int:
-        """What cvta adds to an address of the space."""
+        """Offset that cvta adds to an address of the space."""
         windows = {"shared": self.shared_window, "local": self.local_window}
         return self.bases.get(space, windows.get(space, 0))
 

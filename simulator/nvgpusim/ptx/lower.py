@@ -77,7 +77,7 @@ class Site:
         )
 
     def has(self, *mods: str) -> bool:
-        """Whether one of the modifiers is there."""
+        """True if one of the modifiers is there."""
         return any(m in self.mods for m in mods)
 
     def only(self, *known: str) -> None:
@@ -174,7 +174,7 @@ class Site:
         return lambda st: kind((st.launch.symbol(name) + offset) & mask).view(dt)
 
     def known(self, name: str) -> bool:
-        """Whether a variable of that name exists."""
+        """True if a variable of that name exists."""
         return (
             name in self.kernel.variables
             or name in self.module.variables

@@ -166,7 +166,7 @@ def _float_int(site: Site, to: Type, frm: Type, integral: str) -> Fn:
 
 
 def nan_to_int(frm: Type, to: Type) -> Any:
-    """What a NaN becomes: 0 from f16 and f32 to 32 bits and less, else the top bit alone.
+    """Convert a NaN: 0 from f16 and f32 to 32 bits and less, else the top bit alone.
 
     PTX says 0; hardware gives 0x8000... for 64-bit sources and destinations [recorded, H200].
     """

@@ -283,7 +283,7 @@ def _compare(site: Site, first: int) -> tuple[Callable[[State], Value], Any]:
 
 
 def _comparable(site: Site, name: str) -> Fn1:
-    """What turns one lane's bits into a number that numpy compares, .ftz included."""
+    """Conversion of one lane's bits to a number that numpy compares, .ftz included."""
     if name == "bf16":
         return fl.from_bf16
     if site.has("ftz") and name in ("f32", "f16"):

@@ -124,7 +124,7 @@ def cvta(site: Site) -> Op:
 
 
 def isspacep(site: Site) -> Op:
-    """Whether a generic address lies in a space."""
+    """Test if a generic address lies in a space."""
     space = space_of(site)
     a, put = site.src(1, U64), site.dst(0, PRED)
 
@@ -279,7 +279,7 @@ def cp_async(site: Site) -> Op:
 
 
 def _commits(st: State) -> NDArray[np.int64]:
-    """How many groups each lane has committed."""
+    """Number of groups that each lane has committed."""
     if not len(st.commits):
         st.commits = np.zeros(st.n, np.int64)
     return st.commits
@@ -319,7 +319,7 @@ def _land(st: State, copy: Async) -> None:
 
 
 def source(st: State, copy: Async) -> NDArray[np.uint32]:
-    """What a copy reads, in words, filled up with zeros. Raises KernelFault or MmuFault."""
+    """Words that a copy reads, filled up with zeros. Raises KernelFault or MmuFault."""
     words = np.zeros((len(copy.lanes), copy.size // 4), np.uint32)
     mask, here, st.site = st.m, st.site, copy.site
     try:

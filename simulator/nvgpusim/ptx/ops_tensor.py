@@ -57,7 +57,7 @@ def wmma(site: Site) -> Op:
 
 
 def _matrix(site: Site) -> tuple[str, int, int]:
-    """Which matrix, its rows and columns."""
+    """Name of the matrix, its rows and columns."""
     m, n, k = _shape(site)
     which = next(x for x in site.mods if x in "abcd")
     return which, *{"a": (m, k), "b": (k, n)}.get(which, (m, n))

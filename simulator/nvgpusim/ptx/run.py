@@ -33,7 +33,7 @@ SPINNING = 64
 FRONTS = 4
 """Warps are dealt into one to so many fronts."""
 SWITCH, SIDEWAYS = 1 / 8, 1 / 4
-"""How often another front goes on after a piece of code, and how often min-PC is not obeyed."""
+"""Probability that another front goes on after a piece of code, and of not obeying min-PC."""
 
 NO_MASKS = np.zeros(0, np.uint32)
 Front = dict[int, Lanes | None]
@@ -164,7 +164,7 @@ class Run:
                 return
 
     def others(self) -> bool:
-        """Whether anybody else is there, running or waiting."""
+        """True if anybody else is there, running or waiting."""
         return bool(self.groups or self.parked or self.waiting or self.meeting)
 
     def check_limits(self) -> None:
@@ -185,7 +185,7 @@ class Run:
             place += f", PTX line {instr.line}: {instr.text}"
             if instr.source:
                 place += f" ({instr.source[0]}:{instr.source[1]})"
-        e.where = place  # type: ignore[union-attr]
+        e.where = place
 
     def fail(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
         """A fault of synchronization in the current group."""
@@ -303,7 +303,7 @@ class Run:
         return False
 
     def again(self) -> None:
-        """What was pushed while no front was current goes to the first."""
+        """Give fragments pushed while no front was current to the first."""
         if self.rng is not None and self.groups not in self.fronts:
             self.fronts[0].update(self.groups)
 
@@ -420,7 +420,7 @@ class Run:
         return None
 
     def complete(self) -> NDArray[np.bool_]:
-        """Which lanes' barriers are complete."""
+        """Lanes whose barriers are complete."""
         st = self.st
         live = np.ones(st.n, bool) if st.live is None else st.live
         bar = np.full(st.n, -1, np.int64)

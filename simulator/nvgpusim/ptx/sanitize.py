@@ -1,4 +1,4 @@
-"""What a right result does not show: races, reads of what nobody wrote, ends of buffers.
+"""Sanitizer for faults that a right result hides: races, uninitialised reads, ends of buffers.
 
 Time counts synchronizations (`tick`). Every granule of shared and global memory remembers its last
 write and two reads, those of the lowest and the highest thread since, as one word each: tick, a
@@ -495,6 +495,6 @@ def _pieces(data: Any, total: int) -> Any:
 
 
 def _equal(table: Any, offsets: Any, rows: Any, total: int) -> Any:
-    """Where the table already holds the rows."""
+    """Mask of the rows that the table already holds."""
     values = _pieces(np.ascontiguousarray(rows).reshape(-1).view(np.uint8), total)
     return (_pieces(table, total)[np.asarray(offsets) // total] == values).all(1)

@@ -39,7 +39,7 @@ def aligned(st: State, addr: Value, size: int) -> None:
 
 
 def _window(st: State, addr: Value) -> tuple[Value, Value]:
-    """Which lanes are in the shared and which in the local window."""
+    """Masks of the lanes in the shared and in the local window."""
     shared, local = st.launch.shared_window, st.launch.local_window
     return (addr - np.uint64(shared)) < WINDOW_BYTES, (addr - np.uint64(local)) < WINDOW_BYTES
 

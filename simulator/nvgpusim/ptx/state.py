@@ -1,4 +1,4 @@
-"""What a running group of threads is: registers, mask, place in the grid.
+"""State of a running group of threads: registers, mask, place in the grid.
 
 Registers hold one numpy array of all lanes of the chunk, or a numpy scalar where the value is the
 same in all lanes. The mask `m` is None (all lanes) or the sorted indices of the active ones.
@@ -27,7 +27,7 @@ CONTAINER = {
     32: np.dtype(np.uint32),
     64: np.dtype(np.uint64),
 }
-"""How a register of so many bits is kept."""
+"""numpy type that keeps a register of so many bits."""
 
 
 ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)

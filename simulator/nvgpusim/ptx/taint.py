@@ -1,4 +1,4 @@
-"""Which pointer parameters a kernel may write through."""
+"""Analysis of the pointer parameters that a kernel may write through."""
 
 from __future__ import annotations
 

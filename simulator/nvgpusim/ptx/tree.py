@@ -144,7 +144,7 @@ class Module:
 
 
 FUNCTIONS = 0x7F0000000000
-"""Where addresses of functions begin: nothing else lies there, and nobody reads code."""
+"""Start of the addresses of functions: nothing else lies there, and nobody reads code."""
 
 
 def number(text: str) -> Imm:

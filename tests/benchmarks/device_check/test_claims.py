@@ -59,7 +59,7 @@ def test_outcomes() -> None:
     assert refuted.because == 'smoke/result/arch is "sm_87"; claimed: equals "sm_90"'
     missing = Condition(("smoke", "result", "speed"), "equals", 1)
     assert judge(claim_of(SUM, missing), report()).because == "the report has no smoke/result/speed"
-    # What is wrong is wrong, also where something else was not tested.
+    # A wrong claim is wrong, also where something else was not tested.
     assert judge(claim_of(missing, wrong), report()).outcome is Outcome.REFUTED
     other = Condition(("upstream", "result", "failed"), "equals", 0)
     assert judge(claim_of(other), report()).because == "upstream was not taken"

@@ -27,7 +27,7 @@ SAME = "the same within what the runs differ by"
 
 
 def answer(own: Sequence[float], other: Sequence[float], larger: bool = False) -> dict[str, Any]:
-    """What `ask` finds where the probe measures these in turn: own, other, other, own."""
+    """Answers of `ask` where the probe measures these in turn: own, other, other, own."""
     question = Question("x", "x", QUESTION.own, QUESTION.other, "took_us", larger)
     left = iter((own[0], other[0], other[1], own[1]))
     with pytest.MonkeyPatch.context() as patch:

@@ -108,7 +108,7 @@ def test_what_is_a_revision(
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the tests of this file build, they build once."""
+    """Cache of this file's builds: each is built once."""
     return tmp_path_factory.mktemp("cache")
 
 

@@ -11,7 +11,7 @@ from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import RunResult
 from orinbench.export.load import completed
 from orinbench.export.record import make_records
-from orinbench.profile.command import ClassTime, Profile
+from orinbench.profiling.command import ClassTime, Profile
 from orinbench.report.page import render
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 0)

@@ -10,7 +10,7 @@ import pytest
 from tests.benchmarks.report.conftest import figures_of
 
 from orinbench.export.load import completed, load_records
-from orinbench.profile.command import ClassTime, Profile
+from orinbench.profiling.command import ClassTime, Profile
 from orinbench.report.charts import short
 from orinbench.report.page import render
 from orinbench.report.timeline import read_moments

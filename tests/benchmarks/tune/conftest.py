@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended and what it said."""
+    """A command's exit code and output."""
 
     code: int
     out: str

@@ -52,7 +52,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, tiny_path: Path) -> Path:
-    """What a search of the small kernels exports."""
+    """Export of a search of the small kernels."""
     folder = tmp_path_factory.mktemp("found")
     environment = {"XDG_CACHE_HOME": str(folder), "CACHEDB": str(folder / "cache.db")}
     environment |= {"DEV": "CPU", "PYTHONPATH": str(ROOT)}
@@ -84,7 +84,7 @@ def test_a_found_kernel_is_found_again_without_a_search(
     assert beam_run(tmp_path, 2) == 0
     # Another level is another key.
     assert beam_run(tmp_path, 1, BEAM_MIN_PROGRESS="1e9") > 0
-    # What was imported is this machine's now, with this machine's times.
+    # Imported entries are this machine's now, with this machine's times.
     assert tune("export", tmp_path / "again.json").code == 0
     assert {(e.kernel, e.opts) for e in tuning.load(tmp_path / "again.json")} == {
         (e.kernel, e.opts) for e in tuning.load(file)

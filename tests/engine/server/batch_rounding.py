@@ -1,4 +1,4 @@
-"""How far greedy answers depend on who else asks: rounding of steps of other sizes, and no more.
+"""Dependence of greedy answers on other requests: rounding of steps of other sizes, and no more.
 
 python -m tests.engine.server.batch_rounding --url http://127.0.0.1:8000 asks each prompt alone,
 then 2, 8 and 32 at once, and prints how far log-probabilities of one text lie apart, which answers
@@ -33,7 +33,7 @@ class Said:
 
 @dataclass(frozen=True)
 class Parted:
-    """Where an answer left the one that came alone. gap: between the two tokens, there."""
+    """Point where an answer left the one that came alone. gap: between the two tokens, there."""
 
     clients: int
     prompt: int
@@ -43,7 +43,7 @@ class Parted:
 
 @dataclass
 class Found:
-    """What so many answers came to. apart: most that log-probabilities of one text differ."""
+    """Summary of so many answers. apart: most that log-probabilities of one text differ."""
 
     answers: int
     apart: float

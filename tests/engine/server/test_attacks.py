@@ -1,4 +1,4 @@
-"""What no honest client sends: each gets one error object that names the field, and nobody else."""
+"""Requests of hostile clients: each gets one error object that names the field; others get none."""
 
 import json
 from collections.abc import Iterator
@@ -118,7 +118,7 @@ def test_failures_are_counted(server: Live, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page: its tags, and the text of the element with the model."""
+    """A page as a browser parses it: its tags, and the text of the element with the model."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Page(HTMLParser):
 
 
 def test_a_name_cannot_break_out_of_the_page() -> None:
-    """What the page asks with is the name to the letter, and it runs nothing but its own script."""
+    """The page asks with the exact name, and it runs nothing but its own script."""
     name = """x"></h1><script>alert('1')</script>&amp;{{ 7*7 }}<img src=x onerror=alert(2)>"""
     reply = page.render(name, "secret")
     found = Page(bytes(reply.body).decode())

@@ -111,7 +111,7 @@ def test_who_goes_away_frees_the_slot_within_a_step(stream: bool) -> None:
 
 @pytest.mark.parametrize("stage", ["queue", "prompt"])
 def test_who_goes_away_before_the_first_token(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits, and whose prompt is computed, leave nothing, and nobody else is disturbed."""
+    """Clients that wait or whose prompt is computed leave nothing, and nobody else is disturbed."""
     with live(toy(slots=1 if stage == "queue" else 2, step_seconds=0.02)) as server:
         fill, filled = runner(server).fill, list[int]()
 

@@ -98,7 +98,7 @@ def test_the_watchdog_hears_nothing_from_a_thread_that_hangs(
 
 
 def test_grace_cuts_what_takes_too_long(tmp_path: Path) -> None:
-    """What runs ends with what it has, and who waits is told; both get an answer."""
+    """Running requests end with what they have, waiting ones are told; both get an answer."""
     with command(smollm2(), tmp_path / "log", *FLAGS, "--grace", "0.5") as started:
         stream = iter(started.client().chat.completions.create(**ENDLESS, stream=True))
         next(stream)

@@ -393,7 +393,7 @@ def test_one_sequence_keeps_what_it_held() -> None:
     second = store.begin([1, 2, 3, 9], 4)
     assert second is not None and second.cached == 3
     store.end(second)
-    # What was written over is forgotten, even if the request never ran.
+    # Overwritten pages are forgotten, even if the request never ran.
     third = store.begin([1, 2, 3, 4, 5], 5)
     assert third is not None and third.cached == 3
     store.end(third)

@@ -1,4 +1,4 @@
-"""What `orinllm serve` is told: each wrong key, host, origin or name is a line that names it."""
+"""Options of `orinllm serve`: each wrong key, host, origin or name is a line that names it."""
 
 from pathlib import Path
 

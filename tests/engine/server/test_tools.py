@@ -37,7 +37,7 @@ def template(stem: str) -> str:
     return (LLAMA_CPP / "templates" / f"{stem}.jinja").read_text()
 
 
-# What a family's model writes; marks that are no tokens of this vocabulary are spelled out.
+# Output of a family's model; marks that are no tokens of this vocabulary are spelled out.
 FAMILIES = {
     "meta-llama-Llama-3.2-3B-Instruct": CALL.replace("arguments", "parameters"),
     "Qwen-Qwen2.5-7B-Instruct": f"<tool_call>\n{CALL}\n</tool_call>",

@@ -23,7 +23,7 @@ from orinllm.server.engine import Engine
 from orinllm.states import Pooling
 from orinllm.template import ChatTemplate
 
-#: How many tokens have a chance at all.
+#: Number of tokens with a probability above zero.
 CANDIDATES = 24
 
 

@@ -1,4 +1,4 @@
-"""What a launch costs from doorbell to semaphore: `python -m tests.simulator.gpu.launch_cost`.
+"""Cost of a launch from doorbell to semaphore: `python -m tests.simulator.gpu.launch_cost`.
 
 A kernel of 20 instructions on 32 threads, by a pushbuffer of its own with an acquire and a release,
 as tinygrad submits one. CPU time of the process, client's side included.

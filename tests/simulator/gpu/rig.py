@@ -241,7 +241,7 @@ def inc(sub: int, method: int, *data: int) -> list[int]:
 
 
 def setup_words(local: int) -> list[int]:
-    """What tinygrad submits first, with local memory."""
+    """tinygrad's first submission, with local memory."""
     return [
         *inc(1, 0, 0xC7C0), *inc(4, 0, 0xC7B5),
         *inc(1, 0x7B0, LOCAL_WINDOW >> 32, LOCAL_WINDOW & 0xFFFFFFFF),

@@ -66,7 +66,7 @@ def file_of(kernel: Kernel, fd: int) -> ChannelFile:
 
 
 def kill(kernel: Kernel, channel: Channel, report: FaultReport) -> None:
-    """What the execution side does on a fatal error."""
+    """Act as the execution side on a fatal error."""
     kernel.ports[channel.token].fail(report)
 
 

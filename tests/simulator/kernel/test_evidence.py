@@ -1,4 +1,4 @@
-"""What strangers' Orins have answered, call by call, asked of the model (docs/evidence.md)."""
+"""Recorded answers of strangers' Orins, call by call, asked of the model (docs/evidence.md)."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Work:
         return [head[0], rc.COPY, head[1], *addresses, head[2], 4, launch, 0x182]
 
     def value(self) -> int:
-        """What the signal holds."""
+        """Value of the signal."""
         return int(self.signal.mem.cast("Q")[0])
 
 

@@ -27,7 +27,7 @@ def in_child(child: Callable[[], object]) -> None:
 
 
 def ticks(board: Board) -> bool:
-    """Whether the doorbell's watcher lives: it moves PTIMER."""
+    """True if the doorbell's watcher lives: it moves PTIMER."""
     cells = rc.view(board.usermode, PAGE).cast("I")
     first, end = cells[0x80 // 4], time.monotonic() + 60
     while cells[0x80 // 4] == first:
@@ -135,7 +135,7 @@ def test_devices_opened_after_the_fork_are_apart(kernel: Kernel) -> None:
 
 
 def inodes() -> set[tuple[int, int]]:
-    """What this process's descriptors lead to: device and inode."""
+    """Targets of this process's descriptors: device and inode."""
     found = set()
     for fd in map(int, os.listdir("/proc/self/fd")):
         with contextlib.suppress(OSError):  # the listing's own is closed by now

@@ -149,7 +149,7 @@ class Form:
 
     @property
     def signature(self) -> tuple[str, tuple[str, ...], str]:
-        """What forms must share to lie in one kernel."""
+        """Properties that forms must share to lie in one kernel."""
         return self.out, self.ins, self.limit
 
 

@@ -489,7 +489,7 @@ _KERNELS = {
 
 
 def _kernels() -> list[Case]:
-    """What NVRTC makes of kernels.cu."""
+    """Cases of kernels.cu, compiled by NVRTC."""
     text = (Path(__file__).resolve().parent / "kernels.ptx").read_text()
     out = []
     for name, (kind, tol) in _KERNELS.items():
@@ -507,7 +507,7 @@ _TENSOR = {
 
 
 def _tensor() -> list[Case]:
-    """What nvcc makes of tensor.cu: wmma, and mbarrier as sm_80 has it."""
+    """Cases of tensor.cu, compiled by nvcc: wmma, and mbarrier as sm_80 has it."""
     text = (Path(__file__).resolve().parent / "tensor.ptx").read_text()
     out = []
     for name, (kind, given, tol) in _TENSOR.items():

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - PTX stays one instruction a line
-"""What a thread may and may not do: control flow, barriers, spaces, warps, messages."""
+"""Rules for a thread: control flow, barriers, spaces, warps, messages."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ def test_unmapped_lane_is_named(op: str) -> None:
     with pytest.raises(MmuFault) as caught:
         run(kernel(body))
     assert caught.value.va == 64
-    assert "thread (9, 0, 0)" in caught.value.where  # type: ignore[attr-defined]
+    assert "thread (9, 0, 0)" in caught.value.where
 
 
 def test_scattered_over_mappings() -> None:

@@ -1,4 +1,4 @@
-"""How each kernel of planted.cu is launched, and which fault is planted in it.
+"""Launches of planted.cu's kernels, and the fault planted in each.
 
 A buffer is "i:N" (N bytes from the host: 0, 1, 2, ... as int32), "z:N" (zeroed), "u:N" (fresh,
 never written), "p:N/M" (M bytes, of which the host wrote the first N), "f:N" (freed before the

@@ -102,7 +102,7 @@ def run(
     try:
         launch.run()
     except MmuFault as e:
-        fault, kinds = f"{e} {e.where}", {"bounds"}  # type: ignore[attr-defined]
+        fault, kinds = f"{e} {e.where}", {"bounds"}
     except KernelFault as e:
         fault, kinds = f"{e} {e.where}", {e.kind or "bounds"}
     kinds |= {text.split(": ")[1] for text in launch.findings.values()}

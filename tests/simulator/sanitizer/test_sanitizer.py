@@ -29,7 +29,7 @@ TOOLS = {
     "memcheck": {"bounds", "free", "sync"}, "racecheck": {"race"}, "synccheck": {"sync"},
     "initcheck": {"init", "bounds", "free"},
 }  # fmt: skip
-"""What each tool's finding may be called here. memcheck reports the illegal instruction of a barrier
+"""Names here for each tool's findings. memcheck reports the illegal instruction of a barrier
 for 48 threads, initcheck a read past the end of one buffer into the slack of its page."""
 
 
@@ -139,7 +139,7 @@ NEEDED = {
     "clean_ballot": 1, "clean_sort": 29, "clean_scan": 7, "clean_reduce": 8, "clean_shuffle": 1,
     "clean_tile": 3, "clean_last": 2, "clean_blocks_flag": 1,
 }  # fmt: skip
-"""How many of a kernel's barriers, fences and waits are needed: each of the first so many, but for
+"""Number of a kernel's barriers, fences and waits that are needed: each of the first so many, but for
 the fences on the reading side, which the sanitizer takes for granted."""
 
 

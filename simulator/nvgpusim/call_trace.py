@@ -67,7 +67,7 @@ class TraceWriter:
 
 
 class IoctlCapture:
-    """What goes in before and comes out after one ioctl."""
+    """The bytes before and after one ioctl."""
 
     def __init__(self, request: int, arg: int) -> None:
         self.request, self.arg = request & 0xFFFFFFFF, arg

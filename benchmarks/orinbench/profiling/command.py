@@ -12,7 +12,7 @@ from orinbench.benchmark.tinygrad_backend import chosen_device
 from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.plain import read
-from orinbench.profile.log import KernelTime, read_log
+from orinbench.profiling.log import KernelTime, read_log
 
 _DEVICES = ("NV", "CUDA", "CPU")
 
@@ -62,7 +62,7 @@ def grouped(kernels: Iterable[KernelTime]) -> dict[str, list[ClassTime]]:
 
 def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str, str]) -> str:
     """Run the worker in a mode and return what it printed; raises BenchError if it fails."""
-    command = [sys.executable, "-m", "orinbench.profile.worker", mode, str(model)]
+    command = [sys.executable, "-m", "orinbench.profiling.worker", mode, str(model)]
     done = run([*command, n_prompt, depth], environment=env)
     if done.status:
         raise BenchError(f"{model}: profiling on {env['DEV']} failed: {done.reason}")

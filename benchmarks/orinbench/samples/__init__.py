@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from orinbench.statistics.judge import MIN_UNITS, SIGNIFICANCE, student_t
+from orinbench.samples.judge import MIN_UNITS, SIGNIFICANCE, student_t
 
 RESAMPLES = 10_000
 # Ten sigma, as hyperfine warns: 1.4826 makes the median absolute deviation estimate a normal

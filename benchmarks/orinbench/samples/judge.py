@@ -7,7 +7,7 @@ next. docs/statistics.md has what the judge says of samples whose truth is known
 
 import itertools
 import math
-import statistics as stdlib_statistics
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -19,7 +19,7 @@ import numpy as np
 from orinbench.export.identity import case_test, identity
 from orinbench.export.markdown import markdown_table
 from orinbench.export.schema import Record
-from orinbench.statistics.ranks import Floats, RankTest, rank_sum, signed_rank
+from orinbench.samples.ranks import Floats, RankTest, rank_sum, signed_rank
 
 SIGNIFICANCE = 0.05
 # Of n samples, the chance that all lie on one side of the median is 2 / 2^n: the least n that
@@ -67,7 +67,7 @@ def process_medians(values: Sequence[float], processes: Sequence[int]) -> dict[i
     groups: dict[int, list[float]] = {}
     for value, process in zip(values, processes, strict=True):
         groups.setdefault(process, []).append(value)
-    return {process: stdlib_statistics.median(group) for process, group in groups.items()}
+    return {process: statistics.median(group) for process, group in groups.items()}
 
 
 def compare_paired(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
