@@ -365,21 +365,13 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
     yield f"template      {'yes' if header.template else 'no: it continues text'}"
     yield f"context       {network.context} tokens (trained for {config.trained_context})"
-    yield f"memory        {_weights(network, plan)}"
+    yield f"memory        {plan.weight_bytes / 1e6:,.1f} MB of weights, as {plan.weights_as}"
     yield f"              {cache / 1e6:,.1f} MB of keys and values"
     yield f"device        {plan.device}: {'fused kernels' if plan.fused else 'general path'}"
     for what, why in plan.obstacles.items():
         yield f"              {what}: {why}"
     if plan.prompt_obstacle:
         yield f"prompts       token by token: {plan.prompt_obstacle}"
-
-
-def _weights(network: Any, plan: Any) -> str:
-    from orinllm.plan import packed
-
-    as_they_lie = packed(network.config, plan.fused)
-    how = "they lie in the file" if as_they_lie else "16-bit floats"
-    return f"{plan.weight_bytes / 1e6:,.1f} MB of weights, as {how}"
 
 
 @cli.command(name="compile")

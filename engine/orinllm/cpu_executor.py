@@ -1,7 +1,7 @@
 """The general path on a CPU: one program of cpu/decoder.c, which runs a list of operations.
 
 tinygrad's own graph of a token is a hundred small kernels there, each sent by Python to its
-threads; this is one call a token. Weights are rows of 16-bit floats.
+threads; this is one call a token. Weights are bytes and scales (byte_weights.py), or 16-bit floats.
 """
 
 import ctypes
@@ -18,6 +18,7 @@ from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 from tinygrad.helpers import CPU_COUNT
 
+from orinllm.byte_weights import LAYOUTS, row_bytes, weight_bytes, write_rows
 from orinllm.config import Activation, Attention, Config, Gating, Layer, Rope, check_room
 from orinllm.errors import BadInput
 from orinllm.gguf import GGUF
@@ -29,7 +30,9 @@ CHUNK = 32
 MOST_ROWS = 8
 # Dimensions of a head and experts of a token, at most (MAX_HEAD and MAX_USED).
 _MAX_HEAD, _MAX_USED = 512, 32
-_SOURCE = Path(__file__).parent / "cpu" / "decoder.c"
+_SOURCES = [Path(__file__).parent / "cpu" / name for name in ("rows.c", "decoder.c")]
+# Rows of weights that a core makes floats of at once (2 * ROWS).
+_ROWS = 8
 # Weights that are dequantized at once.
 _PIECE = 8 << 20
 
@@ -45,7 +48,7 @@ Floats = NDArray[np.float32]
 class _Part(ctypes.Structure):
     _fields_ = (
         *((name, _POINTER) for name in ("weights", "bias", "out")),
-        *((name, _I64) for name in ("rows", "stride")),
+        *((name, _I64) for name in ("rows", "stride", "row_bytes", "group", "minima")),
     )
 
 
@@ -68,7 +71,7 @@ class _Run(ctypes.Structure):
     _fields_ = (
         *((name, _I64) for name in ("n_tokens", "start", "n_ops")),
         *((name, _POINTER) for name in ("ops", "progress", "scratch")),
-        ("scratch_size", _I64),
+        *((name, _I64) for name in ("scratch_size", "rows_at")),
         ("tokens", _I64 * CHUNK),
     )
 
@@ -76,7 +79,7 @@ class _Run(ctypes.Structure):
 @cache
 def _program() -> Any:
     device = Device["CPU"]
-    binary = device.compiler.compile_cached(_SOURCE.read_text())
+    binary = device.compiler.compile_cached("".join(path.read_text() for path in _SOURCES))
     # The index of core_id among the values that follow the buffers.
     return device.runtime("decoder", binary, runtimevars={"core_id": 0})
 
@@ -114,7 +117,8 @@ class CpuExecutor:
         self._state.ops = self._address("ops", ctypes.sizeof(array))
         ctypes.memmove(self._state.ops, array, ctypes.sizeof(array))
         widest = CHUNK * max(config.dim, *(self._widths(layer)[0] for layer in config.layers))
-        size = max(widest, max_context) + 64
+        self._state.rows_at = max(widest, max_context) + 64
+        size = self._state.rows_at + _ROWS * max(op.cols for op in ops) + 64
         self._state.scratch = self._floats("scratch", size * self._cores)
         self._state.scratch_size, self._state.n_ops = size, len(ops)
         self._state.progress = self._address("progress", 8 * len(ops))
@@ -186,7 +190,7 @@ class CpuExecutor:
                     f"{self._gguf.path}: heads of more than {_MAX_HEAD} dimensions and more than "
                     f"{_MAX_USED} experts a token do not run on a CPU"
                 )
-        weights = 2 * sum(tensor.n_elements for tensor in self._gguf.tensors.values())
+        weights = weight_bytes(self._gguf)
         per_token = sum(
             4 * layer.attention.kv_heads * layer.attention.head_dim for layer in self.config.layers
         )
@@ -194,7 +198,7 @@ class CpuExecutor:
         if weights + per_token * self.context > free:
             fitting = max(0, (free - weights) // per_token)
             raise BadInput(
-                f"{self._gguf.path}: {weights / 1e9:.1f} GB of weights as 16-bit floats and "
+                f"{self._gguf.path}: {weights / 1e9:.1f} GB of weights and "
                 f"{per_token * self.context / 1e9:.1f} GB of context do not fit the "
                 f"{free / 1e9:.1f} GB of free memory; {fitting} tokens of context would"
             )
@@ -216,27 +220,36 @@ class CpuExecutor:
             ctypes.memmove(self._address(name, values.nbytes), values.ctypes.data, values.nbytes)
         return self._held[name][1]
 
-    def _matrix(self, name: str) -> tuple[int, int, int]:
-        """Return address, rows (of one expert) and columns of a matrix, as 16-bit floats."""
-        where = self.config.matrix(name)
-        tensor = self._gguf.tensors[where.tensor]
-        rows, cols = tensor.shape[-2:]
-        n_rows = tensor.n_elements // cols
-        if where.tensor not in self._held:
-            address = self._address(where.tensor, 2 * tensor.n_elements)
-            raw = (ctypes.c_uint16 * tensor.n_elements).from_address(address)
-            out = np.ctypeslib.as_array(raw).view(np.float16).reshape(n_rows, cols)
-            packed = self._gguf.bytes(where.tensor).reshape(n_rows, -1)
-            step = max(1, _PIECE // cols)
-            for at in range(0, n_rows, step):
-                out[at : at + step] = dequantize(packed[at : at + step], tensor.type)
-        first = self._held[where.tensor][1] + 2 * where.first_row * cols
-        return first, where.rows or rows - where.first_row, cols
+    def _matrix(self, name: str) -> int:
+        """Return the address of a matrix, of which all rows lie as cpu/decoder.c wants them."""
+        tensor = self._gguf.tensors[name]
+        if name in self._held:
+            return self._held[name][1]
+        cols = tensor.shape[-1]
+        rows, size = tensor.n_elements // cols, row_bytes(tensor)
+        address = self._address(name, rows * size)
+        raw = (ctypes.c_uint8 * (rows * size)).from_address(address)
+        out = np.ctypeslib.as_array(raw).reshape(rows, size)
+        packed = self._gguf.bytes(name).reshape(rows, -1)
+        step = max(1, _PIECE // cols)
+        for at in range(0, rows, step):
+            piece = slice(at, at + step)
+            if tensor.type in LAYOUTS:
+                write_rows(packed[piece], tensor.type, out[piece])
+            else:
+                out[piece].view(np.float16)[:] = dequantize(packed[piece], tensor.type)
+        return address
 
     def _part(self, name: str, out: int, stride: int | None = None) -> _Part:
-        weights, rows, _ = self._matrix(name)
-        bias = self._vector(f"{name}.bias")
-        return _Part(weights, bias, out, rows, rows if stride is None else stride)
+        where = self.config.matrix(name)
+        tensor = self._gguf.tensors[where.tensor]
+        rows, size = where.rows or tensor.shape[-2] - where.first_row, row_bytes(tensor)
+        weights, bias = self._matrix(where.tensor), self._vector(f"{name}.bias")
+        layout, width = LAYOUTS.get(tensor.type), rows if stride is None else stride
+        part = _Part(weights + where.first_row * size, bias, out, rows, width, size)
+        if layout is not None:
+            part.group, part.minima = layout.group, layout.minima
+        return part
 
     def _op(self, kind: int, source: int, cols: int, parts: Sequence[_Part], **more: Any) -> _Op:
         op = _Op(kind=kind, in_stride=cols, cols=cols, n_parts=len(parts), scale=1.0)
@@ -323,7 +336,7 @@ class CpuExecutor:
     def _added(self, layer: Layer, name: str, source: int, norm: str) -> list[_Op]:
         """Multiply by a matrix and add to the residual, normed before that where layers do so."""
         dim, scale = self.config.dim, self.config.residual_scale
-        cols = self._matrix(name)[2]
+        cols = self._gguf.tensors[self.config.matrix(name).tensor].shape[-1]
         if not layer.post_norms:
             part = self._part(name, self._x, dim)
             return [self._op(_MATMUL, source, cols, [part], epilogue=_ADD, scale=scale)]
@@ -386,7 +399,7 @@ class CpuExecutor:
         for kind, part in (("high", high), ("low", (values - high).astype(np.float16))):
             address = self._address(f"{name} {kind}", part.nbytes)
             ctypes.memmove(address, np.ascontiguousarray(part).ctypes.data, part.nbytes)
-            parts.append(_Part(address, 0, out, len(part), len(part)))
+            parts.append(_Part(address, 0, out, len(part), len(part), part.strides[0]))
         parts[0].bias = self._vector(f"{name}.bias")
         return parts[0], parts[1]
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from gguf import GGMLQuantizationType
 
+from orinllm.byte_weights import LAYOUTS, weight_bytes
 from orinllm.config import Config
 from orinllm.device import unsupported
 from orinllm.ggml import kernel_types
@@ -23,7 +24,8 @@ class Plan:
     device: str
     obstacles: dict[str, str]  # tensor or part -> why the fused kernels cannot run it
     prompt_obstacle: str | None  # why prompts go through token by token
-    weight_bytes: int  # in the device's memory, where they may be 16-bit floats
+    weight_bytes: int  # in the device's memory, as `weights_as` says
+    weights_as: str  # how weights lie there, in words
     cache_bytes_per_token: int
 
     @property
@@ -46,11 +48,13 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Pla
     """Plan a model for a tinygrad device such as "CUDA" or "NV"; `kv` is of keys and values."""
     why = unsupported(device)
     obstacles = {"device": why} if why else _of_model(config) | _of_tensors(gguf, config, device)
+    size, how = _weights(gguf, config, device, fused=not obstacles)
     return Plan(
         device=device,
         obstacles=obstacles,
         prompt_obstacle=None if obstacles else _of_prompts(gguf),
-        weight_bytes=gguf.size_bytes if packed(config, not obstacles) else _as_halves(gguf),
+        weight_bytes=size,
+        weights_as=how,
         cache_bytes_per_token=sum(
             kv.bytes_of(2 * layer.attention.kv_heads * layer.attention.head_dim)
             for layer in config.layers
@@ -58,13 +62,14 @@ def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Pla
     )
 
 
-def packed(config: Config, fused: bool) -> bool:
-    """Say whether weights stay as they lie in the file: for the kernels, and in tinygrad.llm."""
-    return fused or not config.layers
-
-
-def _as_halves(gguf: GGUF) -> int:
-    return 2 * sum(tensor.n_elements for tensor in gguf.tensors.values())
+def _weights(gguf: GGUF, config: Config, device: str, fused: bool) -> tuple[int, str]:
+    """Return the bytes of the weights on a device, and how they lie there."""
+    if fused or not config.layers:  # the kernels, and tinygrad.llm
+        return gguf.size_bytes, "they lie in the file"
+    if device.split(":")[0] != "CPU":
+        return 2 * sum(tensor.n_elements for tensor in gguf.tensors.values()), "16-bit floats"
+    as_bytes = any(tensor.type in LAYOUTS for tensor in gguf.tensors.values())
+    return weight_bytes(gguf), "bytes and scales" if as_bytes else "16-bit floats"
 
 
 def cache_bytes(plan: Plan, context: int) -> int:

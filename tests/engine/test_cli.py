@@ -181,7 +181,7 @@ def test_show_says_what_a_model_is() -> None:
     code, out, talk = orinllm("show", MODEL, "--device", "CPU")
     assert (code, talk) == (0, "")
     assert "architecture  llama, 30 layers, width 576" in out
-    assert "269.0 MB of weights, as 16-bit floats" in out
+    assert "164.6 MB of weights, as bytes and scales" in out
     assert re.search(
         r"^blk\.0\.ffn_down\.weight +Q4_1 +576 x 1536 +552,960 +general path: ", out, re.M
     )

@@ -88,6 +88,17 @@ def test_every_type_on_a_cpu(opened: Open, quant: str) -> None:
     assert error_on_a_cpu(*opened("tiny-qwen3", quant)) < 2e-2
 
 
+@pytest.mark.parametrize("quant", ["F16", "Q3_K", "Q2_K", "Q8_0", "Q4_1"])
+def test_a_token_alone_and_among_others(opened: Open, quant: str) -> None:
+    """One of each layout: bytes times scales, and floats made of them, to the last bit."""
+    from orinllm.cpu_executor import CpuExecutor
+
+    executor = CpuExecutor(*opened("tiny-qwen3", quant)[1:], CONTEXT)
+    together = executor.rows(prompt()[:4], 0)
+    alone = np.stack([executor.decode(token, i) for i, token in enumerate(prompt()[:4])])
+    np.testing.assert_array_equal(together, alone)
+
+
 @pytest.mark.parametrize("cut", [1, 2, 5, 31, 32, 33, 64, 65])
 def test_prompts_of_odd_sizes(opened: Open, cut: int) -> None:
     """Chunks of 32, their remainders, and windows of 24 at their borders."""

@@ -200,12 +200,12 @@ def test_bad_metadata_is_one_line(tmp_path: Path, key: str, value: str, says: st
 
 @pytest.mark.parametrize(
     ("free", "says"),
-    [(320_000_000, "0.3 GB that CPU has free: 2176 tokens fit"), (150_000_000, "not even its wei")],
+    [(320_000_000, "0.3 GB that CPU has free: 6720 tokens fit"), (150_000_000, "not even its wei")],
 )
 def test_a_context_larger_than_memory(
     monkeypatch: pytest.MonkeyPatch, free: int, says: str
 ) -> None:
-    """On a CPU the weights are 16-bit floats, 269 MB, whatever the file holds."""
+    """On a CPU the weights are bytes and scales: 165 MB."""
     monkeypatch.setattr("orinllm.network.free_memory", lambda device: free)
     with pytest.raises(BadInput, match=says):
         Model.load(smollm2(), device="CPU", context=8192)

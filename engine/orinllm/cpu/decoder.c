@@ -1,32 +1,17 @@
-// A language model on a CPU: a list of operations, each shared out among the cores.
+// A language model on a CPU: a list of operations, each shared out among the cores. rows.c precedes
+// this file in one text.
 //
-// Layout: activations are float, one row a token; weights are rows of 16-bit floats, contiguous;
-//   keys and values are 16-bit floats, [kv head][position][dimension].
+// Layout: activations are float, one row a token; weights as in rows.c; keys and values are 16-bit
+//   floats, [kv head][position][dimension].
 // Roles: an operation is so many units: rows of a matrix, heads or tokens. A core claims one after
 //   the other, and goes on when all are done: no core waits for one that the system lets sleep
 //   unless that one holds a unit. What a core needs alone lies in its `scratch`.
 // Units: sizes count elements; positions count tokens.
 // The structs are mirrored by ctypes in ../cpu_executor.py.
-typedef long long i64;
-typedef _Float16 half;
-
-// Lanes of a vector and tokens of a tile, so that the sums of 4 rows fit the registers.
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-#define ROWS 4
-#define TOKENS 4
-#define UNIT_ROWS 16   // rows of a matrix that are claimed at once
+#define UNIT_ROWS 16  // rows of a matrix that are claimed at once
 #define MAX_HEAD 512  // dimensions of a head
 #define MAX_CHUNK 32  // tokens of a run
 #define MAX_USED 32   // experts of a token
-
-typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef half half_vec __attribute__((vector_size(2 * LANES)));
 
 enum { EMBED, MATMUL, KEYS, ATTEND, NORM_ADD, EXPERTS_GATED, EXPERTS_DOWN };
 enum { STORE, ADD, SILU, GELU, GPT_OSS };
@@ -34,10 +19,11 @@ enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
 
 // A matrix, its bias (or 0), and where its products go: out[token * stride + row].
 typedef struct {
-  const half* weights;
+  const signed char* weights;
   const float* bias;
   float* out;
   i64 rows, stride;
+  Layout layout;
 } Part;
 
 typedef struct {
@@ -59,29 +45,10 @@ typedef struct {
   i64 n_tokens, start, n_ops;
   const Op* ops;
   int* progress;   // of each operation: units claimed, units done; zeros at the start
-  float* scratch;  // of core c: from c * scratch_size on
-  i64 scratch_size;
+  float* scratch;  // of core c: from c * scratch_size on: normed inputs or scores, then rows
+  i64 scratch_size, rows_at;  // rows_at: where in it the float rows of weights begin
   i64 tokens[MAX_CHUNK];
 } Run;
-
-static inline vec load_half(const half* p) {
-  half_vec h;
-  __builtin_memcpy(&h, p, sizeof h);
-  return __builtin_convertvector(h, vec);
-}
-
-static inline vec load_float(const float* p) {
-  vec v;
-  __builtin_memcpy(&v, p, sizeof v);
-  return v;
-}
-
-static inline float sum_of(vec v) {
-  float sum = 0;
-#pragma unroll
-  for (int i = 0; i < LANES; i++) sum += v[i];
-  return sum;
-}
 
 // e^x to 1e-7: 2^n from the exponent bits, the rest by its series.
 static inline float exp_of(float x) {
@@ -124,31 +91,6 @@ static inline void give_way(int spins) {
 #endif
 }
 
-// sums[row][token] of 4 rows with 1 or 4 tokens.
-#define DEFINE_TILE(NAME, N)                                                                       \
-  static void NAME(const half* const* w, const float* const* x, i64 cols, float (*sums)[TOKENS]) { \
-    vec acc[ROWS][N];                                                                              \
-    _Pragma("unroll") for (int r = 0; r < ROWS; r++)                                               \
-        _Pragma("unroll") for (int t = 0; t < N; t++) acc[r][t] = (vec){0};                        \
-    i64 c = 0;                                                                                     \
-    for (; c + LANES <= cols; c += LANES) {                                                        \
-      vec column[N];                                                                               \
-      _Pragma("unroll") for (int t = 0; t < N; t++) column[t] = load_float(x[t] + c);              \
-      _Pragma("unroll") for (int r = 0; r < ROWS; r++) {                                           \
-        const vec row = load_half(w[r] + c);                                                       \
-        _Pragma("unroll") for (int t = 0; t < N; t++) acc[r][t] += row * column[t];                \
-      }                                                                                            \
-    }                                                                                              \
-    for (int r = 0; r < ROWS; r++)                                                                 \
-      for (int t = 0; t < N; t++) {                                                                \
-        sums[r][t] = sum_of(acc[r][t]);                                                            \
-        for (i64 i = c; i < cols; i++) sums[r][t] += (float)w[r][i] * x[t][i];                     \
-      }                                                                                            \
-  }
-
-DEFINE_TILE(tile_of_one, 1)
-DEFINE_TILE(tile_of_four, TOKENS)
-
 static inline float activated(i64 epilogue, float g, float u) {
   if (epilogue == SILU) return g / (1 + exp_of(-g)) * u;
   if (epilogue == GELU) {
@@ -164,42 +106,64 @@ static inline float activated(i64 epilogue, float g, float u) {
 typedef struct {
   i64 n;  // rows of activations
   const float* in[MAX_CHUNK];
-  i64 out[MAX_CHUNK];      // which row of `out` each goes to
+  i64 out[MAX_CHUNK];       // which row of `out` each goes to
   float factor[MAX_CHUNK];  // of ADD
 } Batch;
 
 static inline void finish(const Op* op, float* to, float y, float g, float f) {
-  if (op->epilogue == STORE) *to = y;
-  else if (op->epilogue == ADD) *to += f * y;
-  else *to = activated(op->epilogue, g, y);
+  if (op->epilogue == STORE)
+    *to = y;
+  else if (op->epilogue == ADD)
+    *to += f * y;
+  else
+    *to = activated(op->epilogue, g, y);
+}
+
+// Four rows of a part, from `row` on; those of several tokens also as floats.
+typedef struct {
+  const Part* part;
+  const signed char* packed[ROWS];
+  float* floats;
+} Rows;
+
+static Rows rows_of(const Op* op, const Part* part, i64 expert, i64 row, float* floats) {
+  Rows rows = {part, {0}, floats};
+  for (int r = 0; r < ROWS; r++) {
+    const i64 at = row + r < part->rows ? row + r : part->rows - 1;
+    rows.packed[r] = part->weights + (expert * part->rows + at) * part->layout.row_bytes;
+    if (floats) unpack(&part->layout, rows.packed[r], op->cols, floats + r * op->cols);
+  }
+  return rows;
+}
+
+static void sums_of(const Rows* rows, const float* const* x, i64 n, i64 cols,
+                    float (*sums)[TOKENS]) {
+  if (n > 1)
+    with_four(rows->floats, x, cols, sums);
+  else
+    with_one(&rows->part->layout, rows->packed, x[0], cols, sums);
 }
 
 // Rows of one unit of part `index`, of expert `expert` in a stack. With an activation the part is
-// up, and the one before it gate.
-static void product(const Op* op, int index, const Batch* batch, i64 expert, i64 unit) {
+// up, and the one before it gate. `space` holds 2 * ROWS rows of floats.
+static void product(const Op* op, int index, const Batch* batch, i64 expert, i64 unit,
+                    float* space) {
   const int gated = op->epilogue >= SILU;
   const Part* part = &op->parts[index];
   const i64 rows = part->rows, at = expert * rows;
   const i64 end = (unit + 1) * UNIT_ROWS < rows ? (unit + 1) * UNIT_ROWS : rows;
   for (i64 first = unit * UNIT_ROWS; first < end; first += ROWS) {
-    const half *w[ROWS], *gate[ROWS];
-    for (int r = 0; r < ROWS; r++) {
-      const i64 row = first + r < rows ? first + r : rows - 1;
-      w[r] = part->weights + (at + row) * op->cols;
-      if (gated) gate[r] = part[-1].weights + (at + row) * op->cols;
-    }
+    float* floats = batch->n > 1 ? space : 0;
+    const Rows w = rows_of(op, part, expert, first, floats);
+    Rows gate;
+    if (gated) gate = rows_of(op, part - 1, expert, first, floats ? space + ROWS * op->cols : 0);
     for (i64 i = 0; i < batch->n; i += TOKENS) {
       const i64 n = batch->n - i < TOKENS ? batch->n - i : TOKENS;
       const float* x[TOKENS];
       float sums[ROWS][TOKENS], gates[ROWS][TOKENS];
       for (int t = 0; t < TOKENS; t++) x[t] = batch->in[t < n ? i + t : i];
-      if (n == 1) {
-        tile_of_one(w, x, op->cols, sums);
-        if (gated) tile_of_one(gate, x, op->cols, gates);
-      } else {
-        tile_of_four(w, x, op->cols, sums);
-        if (gated) tile_of_four(gate, x, op->cols, gates);
-      }
+      sums_of(&w, x, n, op->cols, sums);
+      if (gated) sums_of(&gate, x, n, op->cols, gates);
       for (int r = 0; r < ROWS && first + r < rows; r++)
         for (int t = 0; t < n; t++) {
           const i64 row = first + r;
@@ -231,10 +195,10 @@ static i64 inputs(const Op* op, const Run* run, float* scratch, const float** in
 
 static i64 units_of(const Part* part) { return (part->rows + UNIT_ROWS - 1) / UNIT_ROWS; }
 
-static void matmul(const Op* op, const Batch* batch, i64 unit) {
+static void matmul(const Op* op, const Batch* batch, i64 unit, float* space) {
   int index = op->epilogue >= SILU;
   while (unit >= units_of(&op->parts[index])) unit -= units_of(&op->parts[index++]);
-  product(op, index, batch, 0, unit);
+  product(op, index, batch, 0, unit, space);
 }
 
 // Experts and weights of one token, from its router's logits.
@@ -251,8 +215,8 @@ static void route(const Op* op, const float* logits, i64* chosen, float* weights
       if (!taken && (best < 0 || logits[e] > logits[best])) best = e;
     }
     chosen[k] = best;
-    weights[k] = op->gating == SIGMOID ? 1 / (1 + exp_of(-logits[best]))
-                                       : exp_of(logits[best] - most);
+    weights[k] =
+        op->gating == SIGMOID ? 1 / (1 + exp_of(-logits[best])) : exp_of(logits[best] - most);
     sum += weights[k];
   }
   const int divided = op->normalized || op->gating == SOFTMAX_OF_CHOSEN;
@@ -283,7 +247,8 @@ static void prepare(const Op* op, const Run* run, float* scratch, Prepared* to) 
 
 // Rows of one unit of gate and up of the chosen experts, one row of out a token and slot; or of
 // down, added to the token.
-static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 unit) {
+static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 unit,
+                    float* space) {
   const int down = op->kind == EXPERTS_DOWN;
   for (i64 e = 0; e < op->experts; e++) {
     Batch batch;
@@ -296,7 +261,7 @@ static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 
           batch.out[batch.n] = down ? t : slot;
           batch.factor[batch.n++] = prepared->weights[t][k];
         }
-    if (batch.n) product(op, down ? 0 : 1, &batch, e, unit);
+    if (batch.n) product(op, down ? 0 : 1, &batch, e, unit, space);
   }
 }
 
@@ -359,9 +324,10 @@ static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
 }
 
 static void embed(const Op* op, const Run* run, i64 t) {
-  const half* row = op->parts[0].weights + run->tokens[t] * op->cols;
-  float* out = op->parts[0].out + t * op->parts[0].stride;
-  for (i64 i = 0; i < op->cols; i++) out[i] = (float)row[i] * (float)op->scale;
+  const Part* part = &op->parts[0];
+  float* out = part->out + t * part->stride;
+  unpack(&part->layout, part->weights + run->tokens[t] * part->layout.row_bytes, op->cols, out);
+  for (i64 i = 0; i < op->cols; i++) out[i] *= (float)op->scale;
 }
 
 static void norm_add(const Op* op, i64 t) {
@@ -393,12 +359,18 @@ void decoder(Run* run, int core) {
       const i64 unit = __atomic_fetch_add(claimed, 1, __ATOMIC_RELAXED);
       if (unit >= units) break;
       if (!prepared++) prepare(op, run, scratch, &mine);
-      if (op->kind == EMBED) embed(op, run, unit);
-      else if (op->kind == MATMUL) matmul(op, &mine.batch, unit);
-      else if (op->kind == KEYS) keys(op, run, unit);
-      else if (op->kind == ATTEND) attend(op, run, scratch, unit);
-      else if (op->kind == NORM_ADD) norm_add(op, unit);
-      else mixture(op, run, &mine, unit);
+      if (op->kind == EMBED)
+        embed(op, run, unit);
+      else if (op->kind == MATMUL)
+        matmul(op, &mine.batch, unit, scratch + run->rows_at);
+      else if (op->kind == KEYS)
+        keys(op, run, unit);
+      else if (op->kind == ATTEND)
+        attend(op, run, scratch, unit);
+      else if (op->kind == NORM_ADD)
+        norm_add(op, unit);
+      else
+        mixture(op, run, &mine, unit, scratch + run->rows_at);
       __atomic_fetch_add(done, 1, __ATOMIC_RELEASE);
     }
     for (int spins = 0; __atomic_load_n(done, __ATOMIC_ACQUIRE) < units; spins++) give_way(spins);

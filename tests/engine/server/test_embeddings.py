@@ -35,7 +35,7 @@ from orinllm.states import Pool, pooling_of
 from orinllm.upstream import UpstreamExecutor
 
 TEXTS = ["The capital of France is Paris.", "Un café, s'il vous plaît."]
-# Weights of the CPU's path are 16-bit floats, and so are keys and values.
+# Keys and values of the CPU's path are 16-bit floats.
 HALVES = 2e-3
 
 
