@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
+from orinbench.interrupts import Interrupts
 from orinbench.serve_bench.client import Client, Prompt
 from orinbench.serve_bench.figures import Figures, Goals, figures_of
 from orinbench.serve_bench.load import Load, Stretch, apply
@@ -100,20 +101,31 @@ class Results:
         return {r: found for r, found in values.items() if found is not None}
 
 
-def run(plan: Plan, servers: tuple[Server, ...], talk: Talk) -> Results:
-    """Run all rounds; Ctrl-C ends it and keeps what is there. Raises BenchError."""
+def run(plan: Plan, servers: tuple[Server, ...], talk: Talk, interrupts: Interrupts) -> Results:
+    """Run all rounds; an interrupt ends it and keeps what is there. Raises BenchError.
+
+    `interrupts` lets none through behind the run, where results are written.
+    """
     results = Results(plan, servers)
     try:
-        for round_ in range(plan.rounds):
-            order = list(servers)
-            random.Random(f"{plan.seed} {round_}").shuffle(order)
-            for server in order:
-                talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: getting ready")
-                with server.serve() as address:
-                    asyncio.run(_measure(results, server, address, round_, talk))
+        try:
+            for round_ in range(plan.rounds):
+                _round(results, round_, talk)
+        finally:
+            interrupts.hold()
     except KeyboardInterrupt:
         results.partial = True
     return results
+
+
+def _round(results: Results, round_: int, talk: Talk) -> None:
+    plan = results.plan
+    order = list(results.servers)
+    random.Random(f"{plan.seed} {round_}").shuffle(order)
+    for server in order:
+        talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: getting ready")
+        with server.serve() as address:
+            asyncio.run(_measure(results, server, address, round_, talk))
 
 
 async def _measure(results: Results, server: Server, address: str, round_: int, talk: Talk) -> None:
