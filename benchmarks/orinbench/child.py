@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 PIPE = subprocess.PIPE
-# What a program that is told to end gets to write down what it has.
+# Seconds for a program that is told to end to write down its results.
 GRACE_SECONDS = 15.0
 # Of standard error, where the last words are.
 _LAST_BYTES = 4096
@@ -127,7 +127,7 @@ class Child:
             self.wait()
 
     def _signal(self, number: signal.Signals) -> None:
-        # What it started may outlive it.
+        # Processes that it started may outlive it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
