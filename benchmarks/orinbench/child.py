@@ -118,12 +118,18 @@ class Child:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, grace)):
-            self.wait(seconds)
-            # Processes that it started may outlive it.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
-        self.wait()
+        try:
+            self.wait(patience)
+            self._signal(signal.SIGTERM)
+            self.wait(grace)
+        finally:  # also if Ctrl-C ends the patience
+            self._signal(signal.SIGKILL)
+            self.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # Processes that it started may outlive it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def close(self, grace: float = GRACE_SECONDS, patience: float = 0.0) -> None:
         """End it and forget what it said."""

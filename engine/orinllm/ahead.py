@@ -1,11 +1,13 @@
 """Cubins made ahead: every kernel of a model, compiled for a GPU that need not be here."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from orinllm.batch_list import list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import (
+    OLDEST_SM,
     PROBE,
     Target,
     compile_all,
@@ -29,7 +31,15 @@ MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
 
 
 def target(arch: str, multiprocessors: int | None) -> Target:
-    """Return a GPU to compile for; raises BadInput where its multiprocessors are not known."""
+    """Return a GPU to compile for.
+
+    Raises BadInput where its multiprocessors are not known, or the kernels do not run on it.
+    """
+    named = re.fullmatch(r"sm_([0-9]{2,3})[af]?", arch)
+    if named is None or int(named[1]) < OLDEST_SM:
+        raise BadInput(
+            f"--arch {arch}: an architecture from sm_{OLDEST_SM} on was expected, as sm_87"
+        )
     sms = multiprocessors or MULTIPROCESSORS.get(arch)
     if sms is None:
         raise BadInput(f"--arch {arch}: give its number of multiprocessors with --sms")

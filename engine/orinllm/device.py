@@ -16,6 +16,8 @@ from tinygrad.device import CompileError
 from tinygrad.helpers import diskcache_get, diskcache_put
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
+from orinllm.errors import BadInput
+
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
 CUBINS = "ORINLLM_CUBINS"
 #: What must compile on a device that shall run the kernels.
@@ -166,11 +168,20 @@ def _simulated(device: str) -> bool:
     return str(Device[device].renderer.target.interface).startswith("MOCK")
 
 
+def _nvrtc_for(arch: str, ptx: bool = False) -> NVRTCCompiler:
+    """Return the compiler for an architecture; raises CompileError where NVRTC is missing."""
+    try:
+        return NVRTCCompiler(arch, ptx=ptx, cache_key="orinllm_" + ("ptx" if ptx else "cubin"))
+    except AttributeError:  # how tinygrad's loader says that there is no such library
+        raise CompileError(
+            "NVRTC, which compiles CUDA C, is missing: let NVRTC_PATH name libnvrtc.so.12, of the "
+            "CUDA toolkit or of PyPI's nvidia-cuda-nvrtc-cu12"
+        ) from None
+
+
 @cache
 def _nvrtc(device: str) -> NVRTCCompiler:
-    ptx = _simulated(device)
-    key = "orinllm_" + ("ptx" if ptx else "cubin")
-    return NVRTCCompiler(_arch(device), ptx=ptx, cache_key=key)
+    return _nvrtc_for(_arch(device), ptx=_simulated(device))
 
 
 def _cuda_multiprocessors(device: str) -> int:
@@ -245,8 +256,15 @@ class Target:
 
 
 def compile_for(target: Target) -> str:
-    """Let the device NULL, which computes nothing, stand for a GPU; return its name."""
-    compiler = NVRTCCompiler(target.arch, ptx=False, cache_key="orinllm_cubin")
+    """Let the device NULL, which computes nothing, stand for a GPU; return its name.
+
+    Raises BadInput where no compiler is here, or none that knows the GPU's architecture.
+    """
+    try:
+        compiler = _nvrtc_for(target.arch)
+        compiler.compile_cached(PROBE)
+    except CompileError as error:
+        raise BadInput(f"{target.arch}: {' '.join(str(error).split())}") from None
     register(
         "NULL",
         Toolchain(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orinbench.child import Child
 from orinbench.interrupts import Interrupts
 
 # The bench in a process of its own, with llama-bench's stand-in as its only backend.
@@ -108,3 +109,18 @@ def test_one_goes_through_and_those_behind_it_wait() -> None:
         with pytest.raises(KeyboardInterrupt):
             interrupts.release()
         signal.raise_signal(signal.SIGINT)  # one was enough
+
+
+def test_an_interrupt_while_a_program_is_ended_leaves_none_behind() -> None:
+    """The program takes its time over SIGTERM, and Ctrl-C comes meanwhile."""
+    child = Child(["/bin/sh", "-c", "trap '' TERM; echo ready; sleep 60"], out=subprocess.PIPE)
+    assert next(child.lines(time.monotonic() + 60)) == "ready"
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(KeyboardInterrupt):
+            child.end(grace=60)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert child.status() == -signal.SIGKILL
+    child.close()

@@ -1,9 +1,12 @@
 """Load on a server whose delays are known: the client's figures are the server's."""
 
 import json
+import re
+import signal
 import socket
 import stat
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -162,6 +165,32 @@ def test_failures_are_counted_and_said(
     )
     assert run("--url", url, "--concurrency", "4", "-n", "1", "-r", "1") == 1
     assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupts_print_what_was_measured(
+    server: tuple[FakeOpenAI, str], number: signal.Signals
+) -> None:
+    """Several of them, as `timeout` and a person in a hurry send; the loads that ended are kept."""
+    fake, url = server
+    fake.first_s = fake.gap_s = 0.0
+    words = ["--url", url, "--concurrency", "1,2", "--requests", "2", "-n", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "orinbench", "serve-bench", *words, "-r", "100000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "round 2 of" in line:
+            break
+    for _ in range(3):
+        process.send_signal(number)
+        time.sleep(0.02)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 130, err
+    found = re.search(r"Interrupted: .* until then\..*; (\d+) of 100000 rounds, ", out, re.S)
+    assert found and 1 <= int(found[1]) < 100000
+    assert "| 1 at once |" in out and "Traceback" not in err
 
 
 @pytest.fixture

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tinygrad.device import CompileError
 from tinygrad.helpers import Context
 
 from orinllm import device as devices
 from orinllm.ahead import compile_ahead, target
+from orinllm.errors import BadInput
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
 
@@ -56,3 +58,23 @@ def test_a_start_with_cubins_compiles_nothing(
     monkeypatch.setenv(devices.CUBINS, str(tmp_path / "nowhere"))
     devices.compile_cuda("NULL", "another source")
     assert asked.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "says"),
+    [
+        # What tinygrad raises for a library that is not there.
+        (AttributeError("failed to load library nvrtc"), "sm_87: NVRTC, which compiles CUDA C, is"),
+        (CompileError("Nvrtc Error 5\nnvrtc: invalid value\n "), "sm_87: Nvrtc Error 5 nvrtc: inv"),
+    ],
+)
+def test_no_compiler_for_a_gpu_is_one_line(
+    raised: Exception, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(arch: str, ptx: bool, cache_key: str) -> None:
+        raise raised
+
+    monkeypatch.setattr(devices, "NVRTCCompiler", refuse)
+    with pytest.raises(BadInput) as caught:
+        devices.compile_for(target("sm_87", None))
+    assert str(caught.value).startswith(says) and "\n" not in str(caught.value)

@@ -133,7 +133,12 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
             "device: CPU is neither CUDA nor NV; take f16",
         ),
         (["show"], "Missing argument 'MODEL'"),
-        (["compile", MODEL, "--arch", "sm_1", "-o", "x"], "sm_1"),
+        (
+            ["compile", MODEL, "--arch", "sm_75", "-o", "x"],
+            "--arch sm_75: an architecture from sm_",
+        ),
+        (["compile", MODEL, "--arch", "compute_87", "-o", "x"], "--arch compute_87: an archi"),
+        (["compile", MODEL, "--arch", "sm_120", "-o", "x"], "--arch sm_120: give its number of"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], says: str) -> None:
@@ -141,6 +146,22 @@ def test_bad_input_is_one_line(words: list[str], says: str) -> None:
     assert (code, out) == (2, "")
     assert talk.startswith("orinllm: ") and talk.count("\n") == 1
     assert says in talk
+
+
+def test_ctrl_c_during_the_imports_is_silent() -> None:
+    """The signal comes once our handler is there, and before there is a command."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", "-m", "orinllm", "show", MODEL],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.rstrip().endswith(" click.core"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, talk = process.communicate(timeout=SECONDS)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in talk and "Interrupt" not in talk
 
 
 def test_standard_input_that_is_no_text() -> None:

@@ -13,6 +13,7 @@ from orinbench.benchmark.backend import LeftOutError
 from orinbench.benchmark.prompt_text import prompt_text, words_text
 from orinbench.benchmark.ranges import parse_int_list
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
+from orinbench.interrupts import Interrupts
 from orinbench.options import Command, with_options
 from orinbench.serve_bench.client import PATHS
 from orinbench.serve_bench.figures import parse_goals
@@ -82,16 +83,18 @@ def serve_bench_command(**options: Any) -> int:
 
     Either --url, or --start with -m FILE. Texts are drawn anew for each request; with -m they have
     exactly -p tokens, else -p words. Results go to standard output, the rest to standard error.
+    Ctrl-C and SIGTERM print what was measured until then.
     """
     loads = _loads(options)
     plan = _plan(options, loads)
     servers = _servers(options, plan)
     talk = make_talk(False)
-    try:
-        results = run(plan, servers, talk)
-    finally:
-        talk.close()
-    click.echo((render_json if options["output"] == "json" else render_md)(results), nl=False)
+    with Interrupts() as interrupts:
+        try:
+            results = run(plan, servers, talk, interrupts)
+        finally:
+            talk.close()
+        click.echo((render_json if options["output"] == "json" else render_md)(results), nl=False)
     return EXIT_INTERRUPTED if results.partial else EXIT_FAILED_ROWS * _any_failed(results)
 
 

@@ -93,10 +93,17 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
     notes.append(
         f"Requests: {plan.endpoint}, streamed, greedy; on average {prompt:.0f} tokens of prompt "
         f"and {output:.0f} of answer, as the server counts them; "
-        f"{plan.rounds} round{'s' * (plan.rounds != 1)}, servers in an order drawn with seed "
+        f"{_rounds(results)}, servers in an order drawn with seed "
         f"{plan.seed}. Times are the client's, from when a request was due."
     )
     return notes
+
+
+def _rounds(results: Results) -> str:
+    n = results.plan.rounds
+    text = f"{n} round{'s' * (n != 1)}"
+    done = max(map(len, results.stretches.values()), default=0)
+    return f"{done} of {text}" if results.partial else text
 
 
 def _said(

@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
+from orinbench.interrupts import Interrupts
 from orinbench.samples.judge import Comparison, adjusted, compare_paired
 from orinbench.serve_bench.client import Client, Prompt
 from orinbench.serve_bench.figures import Figures, Goals, figures_of
@@ -100,23 +102,42 @@ class Results:
         return {r: found for r, found in values.items() if found is not None}
 
 
-def run(plan: Plan, servers: tuple[Server, ...], talk: Talk) -> Results:
-    """Run all rounds; Ctrl-C ends it and keeps what is there. Raises BenchError."""
+def run(plan: Plan, servers: tuple[Server, ...], talk: Talk, interrupts: Interrupts) -> Results:
+    """Run all rounds; an interrupt ends it and keeps what is there. Raises BenchError.
+
+    `interrupts` lets none through behind the run, where results are written.
+    """
     results = Results(plan, servers)
     try:
-        for round_ in range(plan.rounds):
-            order = list(servers)
-            random.Random(f"{plan.seed} {round_}").shuffle(order)
-            for server in order:
-                talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: getting ready")
-                with server.serve() as address:
-                    asyncio.run(_measure(results, server, address, round_, talk))
+        try:
+            with asyncio.Runner() as loop:  # one: a loop that is cut off while it closes complains
+                for round_ in range(plan.rounds):
+                    _round(results, round_, talk, loop)
+        finally:
+            interrupts.hold()
     except KeyboardInterrupt:
         results.partial = True
     return results
 
 
+def _round(results: Results, round_: int, talk: Talk, loop: asyncio.Runner) -> None:
+    plan = results.plan
+    order = list(results.servers)
+    random.Random(f"{plan.seed} {round_}").shuffle(order)
+    for server in order:
+        talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: getting ready")
+        with server.serve() as address:
+            loop.run(_measure(results, server, address, round_, talk))
+
+
+def _say_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Let asyncio tell what went wrong in a task, but not that an interrupt ended it."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
+
+
 async def _measure(results: Results, server: Server, address: str, round_: int, talk: Talk) -> None:
+    asyncio.get_running_loop().set_exception_handler(_say_unless_interrupted)
     plan = results.plan
     model = plan.model_name or served_model(address, plan.headers)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)

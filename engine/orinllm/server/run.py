@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 
 import h11
 import uvicorn
@@ -32,6 +33,7 @@ _CLIENT_SECONDS = 60.0
 _BACKLOG = 512
 # Seconds for answers that were cut off to reach who reads them, and for the thread to end.
 _LAST_SECONDS = 5.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Descriptors that connections leave for everything else.
 _OTHER_DESCRIPTORS = 64
 
@@ -136,7 +138,11 @@ def _serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with _listen(http) as listening:
-        return asyncio.run(_Process(options, http, name, tell).run(listening))
+        try:
+            return asyncio.run(_Process(options, http, name, tell).run(listening))
+        finally:  # the exit code is known; Python gives up our handlers while it ends, not these
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)
 
 
 def _listen(http: HttpOptions) -> socket.socket:
@@ -159,6 +165,8 @@ def _listen(http: HttpOptions) -> socket.socket:
 
 class _Process:
     """One server: its signals, what it tells systemd, and how it ends."""
+
+    _loop: asyncio.AbstractEventLoop
 
     def __init__(self, options: EngineOptions, http: HttpOptions, name: str, tell: Tell) -> None:
         self._http, self._tell, self._name = http, tell, name
@@ -184,9 +192,10 @@ class _Process:
 
     async def run(self, listening: socket.socket) -> int:
         """Serve until the end; return the exit code. Raises BadInput if the model cannot load."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+        self._loop = asyncio.get_running_loop()
+        # Not the loop's own handlers, which go with it: a signal behind the end changes no code.
+        for number in _SIGNALS:
+            signal.signal(number, self._heard)
         host, port = listening.getsockname()[:2]
         self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._tell(f"loading {self._name}; {self._url}/health says when it is ready")
@@ -221,6 +230,10 @@ class _Process:
             self._code = EXIT_FAILED
         self._server.should_exit = self._server.force_exit = True
 
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: this is the end
+            self._loop.call_soon_threadsafe(self._stop)
+
     def _stop(self) -> None:
         """End in order; a second signal cuts answers off, a third waits for nobody."""
         self._signals += 1
@@ -228,7 +241,7 @@ class _Process:
             self._service.stop(0)
             # Who reads gets the end of the answer; who does not holds nothing up.
             wait = _LAST_SECONDS if self._signals == 2 else 0
-            asyncio.get_running_loop().call_later(wait, self._force)
+            self._loop.call_later(wait, self._force)
             return
         self._notifier.send("STOPPING=1")
         self._tell(f"stopping: answers under way have {self._http.grace:g} s")
