@@ -17,7 +17,7 @@ _CHUNK_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where a block has its scale `d` and its minimum's scale, in bytes, and what they scale.
+    """Byte offsets of a block's scale `d` and its minimum's scale, and what they scale.
 
     `unit_std` is the weights' standard deviation at d = 1 and all other bits random. `min_ratio` is
     what the minimum's scale must be at d = 1 for weights of mean 0. With `signed`, d has either

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 PIPE = subprocess.PIPE
-# What a program that is told to end gets to write down what it has.
+# Seconds for a program that is told to end to write down its results.
 GRACE_SECONDS = 15.0
 # Of standard error, where the last words are.
 _LAST_BYTES = 4096
@@ -120,7 +120,7 @@ class Child:
                 self._process.stdin.close()
         for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, grace)):
             self.wait(seconds)
-            # What it started may outlive it.
+            # Processes that it started may outlive it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
         self.wait()

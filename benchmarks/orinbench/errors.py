@@ -1,6 +1,6 @@
-"""What orinbench says when it cannot go on: one line for the user, and an exit code."""
+"""Errors that end orinbench: one line for the user, and an exit code."""
 
-# What was asked for cannot be.
+# The request cannot be met.
 EXIT_BAD_INPUT = 2
 # Rows without a result among others.
 EXIT_FAILED_ROWS = 1

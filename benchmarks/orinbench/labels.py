@@ -1,4 +1,4 @@
-"""How llama.cpp calls a model: "llama 1B Q6_K" is architecture, size class and file type.
+"""llama.cpp's name of a model: "llama 1B Q6_K" is architecture, size class and file type.
 
 Source: `llama_model_desc` of llama.cpp 0.5.0, that is `load_arch_hparams` of each architecture in
 src/models/ and `llama_ftype_name` in src/llama-model-loader.cpp.

@@ -22,7 +22,7 @@ from orinbench.labels import type_label
 from orinllm.arch import ARCHITECTURES
 from orinllm.ggml import kernel_types
 
-# What the engine's kernels read, and what tinygrad 0.13.0 does beside: `_GGML_NATIVE` and
+# Types that the engine's kernels read, and those that tinygrad 0.13.0 adds: `_GGML_NATIVE` and
 # `_GGML_QUANT` of tinygrad/llm/gguf.py.
 SUPPORTED_TYPES = frozenset(
     GGMLQuantizationType(number)
@@ -76,7 +76,7 @@ class ModelInfo:
 
     @property
     def tied(self) -> bool:
-        """Whether the token embedding is the output head too."""
+        """True if the token embedding is the output head too."""
         return "output.weight" not in self.tensors
 
     @cached_property
@@ -208,7 +208,7 @@ def _check_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> None:
         raise BenchError(f"{path}: is no language model: it has no tensor token_embd.weight")
 
 
-#: Why a header that is cut off, or counts more than there is, cannot be read.
+#: Errors of reading a header that is cut off, or counts more than there is.
 BEYOND = "it goes on beyond the end of the file"
 
 

@@ -43,7 +43,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Routed:
-    """What a layer's router found for the tokens of a call, and what was taken."""
+    """A layer's router scores for the tokens of a call, and the experts taken."""
 
     scores: Array  # (tokens, experts)
     chosen: NDArray[np.intp]  # (tokens, used)

@@ -13,7 +13,7 @@ Keys = Mapping[str, int | float | bool | str]
 
 
 class Draw(Enum):
-    """How the values of a vector are drawn."""
+    """Distribution of a vector's values."""
 
     NORM = "norm"  # near 1
     BIAS = "bias"  # near 0
@@ -271,7 +271,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Quant:
-    """Which type each matrix has, and the file type that names the mixture."""
+    """Each matrix's type, and the file type that names the mixture."""
 
     file_type: LlamaFileType
     type_of: Callable[[str, Shape], GGMLQuantizationType]

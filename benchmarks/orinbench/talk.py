@@ -1,4 +1,4 @@
-"""What the bench says while it works: rich on a terminal, plain lines elsewhere, on stderr."""
+"""Progress messages of the bench: rich on a terminal, plain lines elsewhere, on stderr."""
 
 import sys
 import time

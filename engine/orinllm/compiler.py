@@ -5,6 +5,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -115,11 +116,11 @@ def write_clang(directory: Path) -> bool:
     directory.mkdir(parents=True, exist_ok=True)
     script, text = directory / "clang", f'#!/bin/sh\nexec "{zig}" clang "$@"\n'
     if not script.exists() or script.read_text() != text:
-        # Another process may be running the old one.
-        new = directory / f"clang.{os.getpid()}"
-        new.write_text(text)
-        new.chmod(0o755)
-        new.replace(script)
+        # Another process may be running the old one, and another thread may write it too.
+        with tempfile.NamedTemporaryFile("w", dir=directory, delete=False) as new:
+            new.write(text)
+        os.chmod(new.name, 0o755)
+        os.replace(new.name, script)
     return True
 
 

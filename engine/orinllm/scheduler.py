@@ -313,8 +313,12 @@ class Scheduler:
         self._news.append((sequence, token, logprobs, reason))
 
     def _fill(self) -> bool:
-        """Compute a piece of the prompts that wait for it; the one that began first is first."""
-        left, prompts = self.runner.chunk, 0
+        """Compute a piece of the prompts that wait for it; the one that began first is first.
+
+        The piece is smaller while others wait for their next token.
+        """
+        answering = any(sequence.ready for sequence in self._running)
+        left, prompts = self.runner.beside if answering else self.runner.chunk, 0
         for sequence in list(self._running):
             if sequence.ready or left <= 0 or prompts == _PROMPTS:
                 continue

@@ -30,7 +30,8 @@ class SpeculatingRunner:
 
     def __init__(self, runner: Verifying, proposer: Proposer) -> None:
         self._runner, self._proposer = runner, proposer
-        self.slots, self.chunk, self.ahead = runner.slots, runner.chunk, runner.most_verified - 1
+        self.slots, self.chunk, self.beside = runner.slots, runner.chunk, runner.beside
+        self.ahead = runner.most_verified - 1
         self._text: Sequence[int] | None = None  # what the proposer goes on with
         self._rows: Sequence[Row] = ()
         self._guesses: list[int] = []

@@ -1,4 +1,7 @@
-"""docs/engine.md: its lists are the code's, its example is the file. UPDATE_DOCS=1 writes them."""
+"""docs/engine.md: its lists are the code's, its example is the file. UPDATE_DOCS=1 writes them.
+
+The files that it and docs/engine-design.md name exist.
+"""
 
 import os
 import re
@@ -11,6 +14,7 @@ from orinllm.arch.upstream import upstream
 from orinllm.ggml import kernel_types
 
 PAGE = "docs/engine.md"
+DESIGN = "docs/engine-design.md"
 
 
 def _names(names: list[str]) -> str:
@@ -52,9 +56,11 @@ def test_what_the_page_says_is_the_code(pattern: str, made: object) -> None:
         assert found[0] == made()
 
 
-def test_files_that_the_page_names_exist() -> None:
+@pytest.mark.parametrize("page", [PAGE, DESIGN])
+def test_files_that_the_page_names_exist(page: str) -> None:
     engine = REPOSITORY / "engine" / "orinllm"
-    named = set(re.findall(r"\b(?:\w+/)*\w+\.(?:py|cuh|cu|c|h)\b", text(PAGE)))
+    named = set(re.findall(r"\b(?:\w+/)*\w+\.(?:py|cuh|cu|c|h)\b", text(page)))
+    assert named
     for name in named - {"FAMILY.py", "arch/FAMILY.py", "cuda/NAME.cu"}:
         folders = (engine, engine / "cuda", REPOSITORY, REPOSITORY / "tests" / "engine")
-        assert any((folder / name).exists() for folder in folders), f"{PAGE}: {name}"
+        assert any((folder / name).exists() for folder in folders), f"{page}: {name}"

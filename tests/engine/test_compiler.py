@@ -1,6 +1,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from orinllm.compiler import (
     compiler_path,
     compiles,
     provide_compiler,
+    write_clang,
 )
 from orinllm.errors import BadInput
 
@@ -153,3 +156,17 @@ def test_a_cache_that_cannot_be_written_is_named(
     monkeypatch.delenv("CC", raising=False)
     with pytest.raises(BadInput, match="clang: cannot be written: Not a directory"):
         provide_compiler()
+
+
+def test_threads_may_write_the_same_clang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a name of its own for what it has not finished, however their steps interleave."""
+    together, chmod = threading.Barrier(4), os.chmod
+
+    def late(path: str | Path, mode: int, **how: bool) -> None:
+        chmod(path, mode, **how)
+        together.wait(30)  # all have written, none has moved its own
+
+    monkeypatch.setattr("os.chmod", late)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(write_clang, [tmp_path] * 4))
+    assert [path.name for path in tmp_path.iterdir()] == ["clang"]

@@ -88,8 +88,8 @@ def test_the_documented_options_are_those_of_the_modules(flake: Flake) -> None:
     """Else: nix run .#docs."""
     generated = flake("lib.optionsMarkdown")
     assert (ROOT / "docs" / "nixos-options.md").read_text() == generated
-    page = (ROOT / "docs" / "nixos.md").read_text()
-    for name in re.findall(r"`(orin\.[\w.-]+)`", page):
+    pages = "".join((ROOT / "docs" / f"nixos{n}.md").read_text() for n in ("", "-checks"))
+    for name in re.findall(r"`(orin\.[\w.-]+)`", pages):
         assert f"### `{name}" in generated or name.rstrip("*.") in generated, name
 
 

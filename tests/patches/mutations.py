@@ -27,6 +27,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEGRA = "tinygrad/runtime/support/nv/tegra.py"
 NV = "tinygrad/runtime/ops_nv.py"
+TEGRA_HCQ = "tinygrad/runtime/support/nv/tegra_hcq.py"
 HCQ = "tinygrad/runtime/support/hcq.py"
 WANTED = 0.95
 TIMEOUT = 600
@@ -297,8 +298,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a closed device is used",
-        TEGRA,
-        'self.dev.error_state = RuntimeError(f"{self.dev.device} is closed")',
+        TEGRA_HCQ,
+        'dev.error_state = RuntimeError(f"{dev.device} is closed")',
         "pass",
         "closed_device",
     ),
@@ -318,8 +319,8 @@ MUTATIONS = (
     ),
     Mutation(
         "signals go with the device",
-        TEGRA,
-        "for page in HCQCompiled.signal_pages[self.peer_group]:",
+        TEGRA_HCQ,
+        "for page in HCQCompiled.signal_pages[peer_group]:",
         "for page in []:",
         "close_and_open",
     ),
@@ -976,14 +977,14 @@ MUTATIONS = (
     ),
     Mutation(
         "signals of a closed device are not reached",
-        TEGRA,
+        TEGRA_HCQ,
         "bytes([0xff])",
         "bytes([0x00])",
         "close_and_open",
     ),
     Mutation(
         "signals of a closed device stay where they were",
-        TEGRA,
+        TEGRA_HCQ,
         "      slot.view = MMIOInterface(ctypes.addressof(slot.meta), slot.size)\n",
         "",
         "close_and_open",
@@ -1295,22 +1296,15 @@ MUTATIONS = (
         "close_and_open",
     ),
     Mutation(
-        "what a closed device held is waited for",
-        TEGRA,
-        "    for buf in buffers.values(): buf.mapped_devs.clear()\n",
-        "",
-        "closed_device or close_and_open or hang",
-    ),
-    Mutation(
         "a closed device stays in its group",
-        TEGRA,
-        "    if hasattr(self.dev, 'peer_group'): self.dev.forget()\n",
+        TEGRA_HCQ,
+        "  if hasattr(dev, 'peer_group'): dev.forget()\n",
         "",
         "close_and_open",
     ),
     Mutation(
         "a closed device keeps its ring",
-        TEGRA,
+        TEGRA_HCQ,
         'for name in ("kernargs_buf", "compute_gpfifo"):',
         'for name in ("kernargs_buf",):',
         "closed_device",

@@ -346,6 +346,32 @@ def test_forward_onto_a_git_tree(repository: Repository, tmp_path: Path, capsys:
     assert "none: no such folder; want a version, DIR or DIR@REF" in said(capsys)
 
 
+def test_forward_names_what_it_cannot_take(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    checkout = repository.series()
+    repository.git(checkout, "rm", "-q", "tinygrad/__init__.py")
+    repository.git(checkout, "commit", "-q", "--message=without")
+    monkeypatch.chdir(checkout)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for target, said_of_it in (
+        ("", "--forward '': no version; want a version, DIR or DIR@REF"),
+        ("next one", "--forward next one: no version; want"),
+        ("@base", "--forward @base: no such folder; want"),
+        (".@", "--forward .@: no such folder; want"),
+        (".", "--forward .: no tinygrad/__init__.py in it; want"),
+        ("9.9", "--forward 9.9: cannot download it: "),
+    ):
+        capsys.readouterr()
+        assert repository.run("verify", "--forward", target) == 2, target
+        line = said(capsys)
+        assert said_of_it in line and "--sdist" not in line
+    for more in ("0001", "--quick"):
+        assert repository.run("verify", "--forward", "0.14.0", more) == 2
+        assert f"--forward 0.14.0: {more} has no meaning with it" in said(capsys)
+
+
 # *** install ***
 
 

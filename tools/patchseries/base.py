@@ -55,8 +55,16 @@ def fetch_sdist(base: Base, given: Path | None, python: Path | str = sys.executa
     return cached
 
 
-def download(requirement: str, to: Path, python: Path | str = sys.executable) -> None:
+def download(
+    requirement: str, to: Path, python: Path | str = sys.executable, said: str | None = None
+) -> None:
     """Download an sdist with pip; `to` appears only when it is whole.
+
+    Args:
+        requirement: a line of a requirements file.
+        to: the file to write.
+        python: the interpreter whose pip downloads.
+        said: the flag and value that ask for it, where --sdist cannot stand in for it.
 
     Raises:
         SeriesError: pip cannot do it.
@@ -75,7 +83,9 @@ def download(requirement: str, to: Path, python: Path | str = sys.executable) ->
         ]
         run(
             [*pip, "--no-deps", "--no-binary", ":all:", "--dest", tmp, "--requirement", wanted],
-            what=f"cannot download {requirement.split(' ')[0]} (or pass --sdist FILE)",
+            what=f"{said}: cannot download it"
+            if said
+            else f"cannot download {requirement.split(' ')[0]} (or pass --sdist FILE)",
         )
         found = [*Path(tmp).glob("*.tar.gz")]
         if len(found) != 1:

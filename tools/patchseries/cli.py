@@ -82,8 +82,13 @@ def _verify(series: Series, args: argparse.Namespace) -> int:
 
     if args.jobs < 1:
         raise SeriesError(f"--jobs {args.jobs}: want 1 or more")
+    if args.forward is not None and (args.patches or args.quick):
+        with_it = "--quick" if args.quick else args.patches[0]
+        raise SeriesError(
+            f"--forward {args.forward}: {with_it} has no meaning with it, leave it out"
+        )
     archive = bases.fetch_sdist(series.base, args.sdist)
-    if args.forward:
+    if args.forward is not None:
         forward(series, args.forward, archive, say)
         return 0
     held = verify(series, archive, args.patches, args.quick, args.jobs, say)

@@ -1,5 +1,6 @@
 """What of the series goes onto another tinygrad: a release, or a commit of a git tree."""
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -10,6 +11,10 @@ from .model import Patch, Series
 from .proc import last_error
 from .tree import commit_series, git
 from .verify import Say
+
+_TARGETS = "want a version, DIR or DIR@REF"
+# As releases of tinygrad are numbered; pip would read more into other words.
+_VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?")
 
 
 def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
@@ -52,27 +57,42 @@ def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
 
 def _unpacked(series: Series, target: str, to: Path) -> tuple[Path, str]:
     """Return a folder with the other tinygrad's files, and its name for the report."""
-    folder, _, ref = target.partition("@")
-    if not Path(folder).is_dir():
-        if ref or "/" in target:
-            raise SeriesError(f"--forward {target}: no such folder; want a version, DIR or DIR@REF")
-        archive = bases.cache_folder() / f"{series.base.name}-{target}.tar.gz"
-        if not archive.is_file():
-            bases.download(f"{series.base.name}=={target}", archive)
-        name = f"{series.base.name} {target} (sha256 {bases.sha256_of(archive)})"
-        return bases.unpack(archive, to), name
-    where = Path(folder)
-    what = f"--forward {target}: no commit of a git tree; want a version, DIR or DIR@REF"
+    folder, at, ref = target.partition("@")
+    if folder and Path(folder).is_dir() and bool(at) == bool(ref):
+        commit, day = _archived(target, Path(folder), ref or "HEAD", to.with_suffix(".tar"))
+        try:
+            tree = bases.unpack(to.with_suffix(".tar"), to)
+        except SeriesError:  # the commit has no file at all
+            tree = to
+        if not (tree / "tinygrad" / "__init__.py").is_file():
+            raise SeriesError(f"--forward {target}: no tinygrad/__init__.py in it; {_TARGETS}")
+        return tree, f"{series.base.name} of commit {commit} ({day})"
+    if at or "/" in target:
+        raise SeriesError(f"--forward {target}: no such folder; {_TARGETS}")
+    if not _VERSION.fullmatch(target):
+        raise SeriesError(f"--forward {target or repr(target)}: no version; {_TARGETS}")
+    archive = bases.cache_folder() / f"{series.base.name}-{target}.tar.gz"
+    if not archive.is_file():
+        try:
+            bases.download(f"{series.base.name}=={target}", archive, said=f"--forward {target}")
+        except SeriesError as error:  # wrong input, as far as can be told
+            raise SeriesError(str(error)) from error
+    name = f"{series.base.name} {target} (sha256 {bases.sha256_of(archive)})"
+    return bases.unpack(archive, to), name
+
+
+def _archived(target: str, where: Path, ref: str, archive: Path) -> tuple[str, str]:
+    """Write a commit of a git tree to an archive; returns its hash and its day."""
+    what = f"--forward {target}: no commit of a git tree; {_TARGETS}"
     try:
-        commit = git(where, "rev-parse", "--verify", "--end-of-options",
-                     f"{ref or 'HEAD'}^{{commit}}", what=what).strip()  # fmt: skip
+        commit = git(where, "rev-parse", "--verify", "--end-of-options", f"{ref}^{{commit}}",
+                     what=what).strip()  # fmt: skip
     except SeriesError as error:
         raise SeriesError(what) from error
     day = git(where, "show", "--no-patch", "--format=%cs", commit, what=what).strip()
-    archive = to.with_suffix(".tar")
     git(where, "archive", "--format=tar", "--prefix=tree/", f"--output={archive.resolve()}", commit,
         what=what)  # fmt: skip
-    return bases.unpack(archive, to), f"{series.base.name} of commit {commit} ({day})"
+    return commit, day
 
 
 def _replace(tree: Path, later: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the backends hand to the statistics: samples, warm-ups, and what is known of a lane."""
+"""Data that the backends hand to the statistics: samples, warm-ups, and what is known of a lane."""
 
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar

@@ -78,7 +78,7 @@ SEARCH_VARIABLES = ("BEAM", "JITBEAM")
 # in ten is an outlier. If all starts together take longer than FIT_SECONDS, there are fewer.
 PROCESSES = 10
 FIT_SECONDS = 90.0
-# What stands behind a first run on a CPU: docs/performance.md has the figures and their machine.
+# Note after a first run on a CPU: docs/performance.md has the figures and their machine.
 FIRST_RUN = (
     "this shows that everything works here, not what tinygrad is worth: a CPU is not what it is "
     "for. On an H200 it decodes a 1B model 2.15 times as fast as llama.cpp (README.md; "

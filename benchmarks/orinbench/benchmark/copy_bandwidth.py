@@ -1,4 +1,4 @@
-"""How fast tinygrad's default device moves its memory; the copy is every roofline's denominator.
+"""Bandwidth of tinygrad's default device's memory; the copy is every roofline's denominator.
 
 On CUDA and NV from SM 8.0 on the probes are kernels of 16-byte accesses, through the seam for
 CUDA C that patched tinygrad has: what tinygrad generates for a copy reaches less than half of an
@@ -19,7 +19,7 @@ from tinygrad import Device, Tensor, TinyJit, dtypes
 # Launches of one sample: the host's part of a launch and of the synchronize is spread over them.
 _LAUNCHES = 4
 _THREADS, _UNROLL, _BLOCKS_AN_SM = 256, 8, 8
-# What a write leaves in each 32-bit word.
+# The value that a write leaves in each 32-bit word.
 _FILL = 0x3F800000  # 1.0f
 
 Bytes = npt.NDArray[np.uint8]

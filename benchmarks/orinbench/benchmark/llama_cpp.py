@@ -35,7 +35,7 @@ from orinbench.errors import BenchError
 REPETITIONS_PER_CALL = 2
 # llama.cpp gives each sequence a multiple of so many tokens (llama-context.cpp).
 CONTEXT_OF_SEQUENCE = 256
-# What says that a repetition has ended: llama-bench's record of all, llama-batched-bench's of each.
+# Markers of a repetition's end: llama-bench's record of all, llama-batched-bench's of each.
 _SAMPLES, _BATCHED = (b'"samples_ns"', 1), (b'"t_tg"', REPETITIONS_PER_CALL)
 # Added to a seed: a text that no round has.
 _OTHER_TEXT = 1 << 32
@@ -67,7 +67,7 @@ def find_batched_bench(llama_bench: Path) -> Path:
 
 @dataclass(frozen=True)
 class Call:
-    """What one run of the binary gave."""
+    """Result of one run of the binary."""
 
     record: dict[str, Any]
     wall_s: float
@@ -325,6 +325,6 @@ def batched_arguments(case: Case) -> list[str]:
 
 
 def runs_on_cpu(record: dict[str, Any]) -> bool:
-    """Whether llama-bench's record is of a run on the CPU alone."""
+    """True if llama-bench's record is of a run on the CPU alone."""
     accelerators = set(str(record.get("backends", "")).split(",")) - {"CPU", "BLAS", ""}
     return not accelerators or record.get("n_gpu_layers") == 0

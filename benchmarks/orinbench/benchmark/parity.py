@@ -1,4 +1,4 @@
-"""What `orinbench llama-bench` owes to those who type llama-bench's own command lines."""
+"""Compatibility of `orinbench llama-bench` with llama-bench's own command lines."""
 
 from collections.abc import Sequence
 from pathlib import Path

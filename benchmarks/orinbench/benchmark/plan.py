@@ -1,4 +1,4 @@
-"""What is run: backends, models, cases, and the order of the repetitions."""
+"""The plan of a run: backends, models, cases, and the order of the repetitions."""
 
 import itertools
 import random
@@ -194,7 +194,7 @@ AnyCase = Case | SuiteCase
 
 @dataclass(frozen=True)
 class Lane:
-    """What one process at a time serves: a backend, and with llama-bench a model."""
+    """A unit of work for one process at a time: a backend, and with llama-bench a model."""
 
     backend: str  # one of BACKEND_NAMES, tinygrad's with an optional :RENDERER behind
     model: Path | None = None
@@ -208,7 +208,7 @@ class Lane:
 
     @property
     def is_tinygrad(self) -> bool:
-        """Whether tinygrad runs it."""
+        """True if tinygrad runs it."""
         return self.backend.startswith("tinygrad:")
 
 

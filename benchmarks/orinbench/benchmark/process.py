@@ -12,7 +12,7 @@ from orinbench.child import PIPE, Child
 from orinllm.compiler import compiler_hint
 
 WORKER = (sys.executable, "-m", "orinbench.benchmark.worker")
-# What a worker gets to end by itself once its pipe is closed (tinygrad gives the GPU back), and
+# Time for a worker to end by itself once its pipe is closed (tinygrad gives the GPU back), and
 # then after SIGTERM.
 QUIT_SECONDS = 2.0
 CLOSE_SECONDS = 5.0

@@ -15,7 +15,7 @@ _WORDS = (
     "not but what all were when we there can an your which their said if do will each about how up "
     "out them then she many some so these would other into has more her two like him see time could"
 )
-# What is put behind the words until the count is right: each is one token in most vocabularies.
+# Filler appended to the words until the count is right: each is one token in most vocabularies.
 _FILLERS = (".", "!", "?", "\n", " a", " I", ",", "x", "1")
 
 

@@ -1,4 +1,4 @@
-"""What the bench and a worker process say to each other: one JSON object a line over pipes.
+"""The protocol of the bench and its worker processes: one JSON object a line over pipes.
 
 One dataclass per message; `encode` and `decode` are the whole wire format. Times are seconds or
 nanoseconds as the field says, sizes are bytes.
@@ -16,7 +16,7 @@ class Open:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a backend says of itself when its device is open and computes."""
+    """A backend's description of itself when its device is open and computes."""
 
     software: str  # e.g. "tinygrad 0.13.0+orin.0123456789ab"
     build_commit: str
@@ -91,7 +91,7 @@ class FirstTokenDone:
 
 @dataclass(frozen=True)
 class Test:
-    """What one repetition runs: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed.
+    """One repetition: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed.
 
     With a `text`, which has `n_prompt` tokens, it is timed from there to the answer's first text.
     """
@@ -116,7 +116,7 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class WarmedUp:
-    """What it took to get a case ready: its kernels are compiled and its graphs captured."""
+    """Cost of getting a case ready: its kernels are compiled and its graphs captured."""
 
     seconds: float = 0.0
     repetition_s: float = 0.0  # of which a whole repetition, depth and preparation included
@@ -156,7 +156,7 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Prepared(WarmedUp):
-    """What one repetition of a case is, or why the case is left out."""
+    """A case's repetition, or the reason for leaving the case out."""
 
     left_out: str | None = None
     work: float = 0.0  # units of work in a repetition

@@ -1,4 +1,4 @@
-"""What a run leaves behind, before it is turned into records."""
+"""Results of a run, before they are turned into records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,12 +31,12 @@ class RowResult:
 
     @property
     def prepared(self) -> Prepared | None:
-        """What a repetition of a suite's case is."""
+        """Description of a repetition, for a suite's case."""
         return self.warm_up if isinstance(self.warm_up, Prepared) else None
 
     @property
     def processes(self) -> list[int]:
-        """Which of the lane's processes each sample is of."""
+        """Index of the lane's process that took each sample."""
         return [sample.process for sample in self.samples]
 
     @property
@@ -62,7 +62,7 @@ class LaneResult:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a GPU computes it."""
+        """True if a GPU computes it."""
         return self.identity is not None and self.identity.device != "CPU"
 
 
@@ -79,5 +79,5 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        """Whether any row carries an error."""
+        """True if any row carries an error."""
         return any(lane.error or row.error for lane in self.lanes for row in lane.rows)

@@ -277,7 +277,7 @@ class Runner:
         backend.warm_up(row.case)
 
     def _gone(self, step: Step) -> bool:
-        """Whether a step's row is left out."""
+        """True if a step's row is left out."""
         return self.result.lanes[step.lane].rows[step.case].left_out is not None
 
     def _rest(self) -> None:

@@ -26,7 +26,7 @@ from orinllm.sampling import Sampling
 
 
 class DecodePath(Protocol):
-    """How tokens go through a model. Nothing is synchronized here."""
+    """A way of running tokens through a model. Nothing is synchronized here."""
 
     name: str  # what the record carries
     included: str  # what a timed region holds, for people

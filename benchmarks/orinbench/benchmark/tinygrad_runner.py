@@ -111,7 +111,7 @@ class TinygradRunner:
 
     @property
     def path(self) -> DecodePath:
-        """How the loaded model computes."""
+        """The path on which the loaded model computes."""
         assert self._path is not None, "Load comes before anything that needs the model"
         return self._path
 

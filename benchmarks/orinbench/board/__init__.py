@@ -1,4 +1,4 @@
-"""What the board did while it was measured: its state, its energy, and whether it was fit at all.
+"""The board while it was measured: its state, its energy, and whether it was fit at all.
 
 A thin layer over the `jetson` readers, which work on any machine: a Jetson's sensors, a discrete
 GPU's (NVML) or an x86 processor's (RAPL), or none.
@@ -30,13 +30,13 @@ from orinboard.require import maxn, parse, pinned, unmet
 from orinboard.thermal import read_zones
 
 TEXTFILE = "orinbench.prom"
-#: How often a cooling board is looked at, and how long it is waited for, in seconds.
+#: Seconds between looks at a cooling board, and the longest wait for it.
 COOLDOWN_INTERVAL, COOLDOWN_LIMIT = 5.0, 900.0
 #: Fewer readings of the power sensor than this inside a timed region make its energy a rough guess.
 FEW_READINGS = 5
-#: How long the power before the first backend opens is measured, in seconds.
+#: Seconds of measuring the power before the first backend opens.
 IDLE_SECONDS = 2.0
-#: What of a record becomes a metric: its name, what it says, the field.
+#: Metrics made of a record: name, description, field of the record.
 METRICS = (
     ("tokens_per_second", "Median speed of a benchmark row.", "median_ts"),
     ("joules_per_token", "Energy of a token, over the rails in the record.", "joules_per_token"),
@@ -72,7 +72,7 @@ class EnergyRun:
 
     @property
     def energy(self) -> Energy:
-        """What was drawn in the timed part; or until now, or until the region was left."""
+        """Energy drawn in the timed part; or until now, or until the region was left."""
         return self.sampler.between(*self.timed) if self.timed else self.sampler.energy()
 
     def count_last(self, nanoseconds: int, ended: float | None = None) -> None:
@@ -143,7 +143,7 @@ def energy_note(record: Mapping[str, Any]) -> str:
 
 
 def readings_of_power(runs: Sequence[Mapping[str, Any] | None] | None) -> float:
-    """How many readings of the sensor the timed part of a repetition had, the median of all.
+    """The sensor's readings in the timed part of a repetition: the median over all repetitions.
 
     `runs` is the `energy` of a record: one entry a repetition.
     """
@@ -221,7 +221,7 @@ def requirements(spec: str, roots: Roots | None = None) -> None:
 def board_warnings(
     before: BoardState, after: BoardState, roots: Roots | None = None
 ) -> tuple[BenchWarning, ...]:
-    """What of the board's doing between two states makes a figure suspect."""
+    """Return warnings about events between two board states that make a figure suspect."""
     found = [
         BenchWarning(
             WarningKind.THROTTLED, f"throttled: {reason.replace('_', '-')} events", str(count)
@@ -237,7 +237,7 @@ def board_warnings(
         found.append(
             BenchWarning(WarningKind.POWER_MODE, "the power mode changed between samples", change)
         )
-    # Whether the mode and the clocks suit a benchmark is a question for a Jetson only.
+    # Only a Jetson's mode and clocks are judged as fit for a benchmark or not.
     if is_jetson(after):
         kinds = (WarningKind.POWER_MODE, WarningKind.CLOCKS_NOT_PINNED)
         problems = (maxn(after, roots or Roots()), pinned(after))
@@ -250,13 +250,13 @@ def board_warnings(
 
 
 def has_sensors(state: BoardState) -> bool:
-    """Whether the machine shows power, temperatures or a power mode: else its state is empty."""
+    """True if the machine shows power, temperatures or a power mode: else its state is empty."""
     readings = state.readings
     return bool(readings.rails or readings.zones or readings.gpus or readings.power_mode)
 
 
 def is_jetson(state: BoardState) -> bool:
-    """Whether the device tree names a Tegra."""
+    """True if the device tree names a Tegra."""
     return state.identity is not None and bool(state.identity.soc)
 
 

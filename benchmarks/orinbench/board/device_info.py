@@ -1,4 +1,4 @@
-"""What the machine says about its devices and packages; absent is None, never a guess."""
+"""Facts about the machine's devices and packages; absent is None, never a guess."""
 
 import importlib.metadata
 from pathlib import Path

@@ -19,7 +19,7 @@ MEMORY_INFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Environment:
-    """What to know when comparing two results; None is "not known here"."""
+    """Facts needed to compare two results; None is "not known here"."""
 
     os: str
     kernel: str

@@ -30,7 +30,7 @@ from orinbench.reference_rope import Array
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """What an engine rounds, in words, and the error that it adds to the result of a product.
+    """An engine's rounding, in words, and the error that it adds to the result of a product.
 
     The error is relative to the result's rms.
     """
@@ -68,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the gate found about one engine. Errors are engine minus reference."""
+    """The gate's finding about one engine. Errors are engine minus reference."""
 
     engine: str
     passed: bool
@@ -114,7 +114,7 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether all engines passed."""
+        """True if all engines passed."""
         return all(verdict.passed for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from orinbench.talk import Talk
 
 @dataclass(frozen=True)
 class Bench:
-    """What is measured: one tinygrad device, one model, some tests, and how often."""
+    """A measurement: one tinygrad device, one model, some tests, and how often."""
 
     backend: str
     model: ModelInfo

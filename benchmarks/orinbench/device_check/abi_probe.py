@@ -1,4 +1,4 @@
-"""What the running nvgpu and nvmap answer, asked without tinygrad and without the simulator.
+"""Probe of the running nvgpu and nvmap, without tinygrad and without the simulator.
 
 A client of its own, written from the numbers of the public headers (L4T uapi nvgpu.h, nvgpu-as.h,
 nvgpu-ctrl.h, nvmap.h) so that driver, model and probe can be wrong only separately. Every call is
@@ -49,8 +49,8 @@ MEMBERS = {
     "compute_preemption_mode_flags": (212, "I"),
     "default_compute_preempt_mode": (220, "I"),
 }
-# Where user addresses end: below nvgpu's own 4 GiB and both shader windows of tinygrad's interface,
-# and as an earlier effort had it.
+# End of the user addresses: below nvgpu's own 4 GiB and both shader windows of tinygrad's
+# interface, and as an earlier effort had it.
 VA_START, VA_END, OTHER_VA_END = 0x200000, 0xFC00000000, 0xFFFFE00000
 WINDOWS = (0xFD00000000, 0xFF00000000)
 PAGE = 4096
@@ -124,7 +124,7 @@ CALLS = (
     Call("nvmap", "GET_FD", "N", 15, "iI", expect="EINVAL"),
     Call("nvmap", "GET_AVAILABLE_HEAPS", "N", 25, "Q", direction=READ),
 )
-# Where a release has another struct or answer: r35 has no subcontexts to create, a shorter
+# Differences in structs or answers between releases: r35 has no subcontexts to create, a shorter
 # SETUP_BIND, and looks for DIRECT_KIND_CTRL before the descriptor.
 BY_RELEASE = {
     "r35": {

@@ -1,4 +1,4 @@
-"""What the documents claim of a board, as data, and how a report speaks to each claim.
+"""The documents' claims about a board, as data, and the check of a report against each.
 
 `claims.json` has for each claim an id, the sentence, the document where it stands, and checks over
 the report: a path of names from `steps`, an operation, a value. A claim is confirmed when all of
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class Outcome(Enum):
-    """What a report says of a claim."""
+    """A report's outcome for one claim."""
 
     CONFIRMED = "confirmed"
     REFUTED = "refuted"

@@ -90,7 +90,7 @@ def _events() -> bool:
 
 
 def _windows() -> bool:
-    """Whether a kernel with shared and with local memory computes what numpy does."""
+    """True if a kernel with shared and with local memory computes what numpy does."""
     given = np.arange(65, dtype=np.float32)
     add = program(WINDOWS_SOURCE, "windows")
     out, source = buffers(256, 260)

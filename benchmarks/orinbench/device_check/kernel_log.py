@@ -1,4 +1,4 @@
-"""What the kernel said of the GPU while the board was checked."""
+"""The kernel's messages about the GPU while the board was checked."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What each patch changes, as programs: `patch_probes.py OUT PROBE SIZES [MODEL]`.
+"""Programs that show each patch's effect: `patch_probes.py OUT PROBE SIZES [MODEL]`.
 
 Each runs on the tinygrad that PYTHONPATH names, in a process of its own, on the series with a patch
 and without it: names of tinygrad that patches bring are used only where their absence is the
@@ -26,7 +26,7 @@ from orinbench.device_check.gpu_probe import ONE_THREAD, buffers, device, progra
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much a program does; `held_s` is how long the GPU is kept from what it has been given."""
+    """A program's amount of work; `held_s` is the time for which the GPU is kept from its work."""
 
     resubmissions: int
     copied: int

@@ -1,4 +1,4 @@
-"""What only the hardware decides about queues: `queue_probe.py OUT SIZES`.
+"""Probe of queue behaviour that only hardware decides: `queue_probe.py OUT SIZES`.
 
 Whether a full ring of submits costs throughput, and whether the GPU writes into a QMD after it has
 released its signal. The answers are one JSON object in the file OUT.

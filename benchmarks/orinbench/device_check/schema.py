@@ -1,4 +1,4 @@
-"""What of a report is not as `schema.json` has it, in one line each."""
+"""Validation of a report against `schema.json`: one line a difference."""
 
 import json
 from collections.abc import Iterator

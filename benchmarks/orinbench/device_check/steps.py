@@ -36,7 +36,7 @@ NODES = (
     *("/dev/nvmap", "/dev/nvhost-ctrl-gpu", "/dev/dri/renderD128", "/dev/host1x-fence"),
 )
 GROUPS = ("video", "render")
-# How long tinygrad waits for the GPU: longer than any kernel here takes, on an interpreted GPU too,
+# tinygrad's wait for the GPU: longer than any kernel here takes, on an interpreted GPU too,
 # and less where it is made to hang.
 _WAIT_MS = {"board": "10000", "tiny": "300000"}
 _HANG_MS = "2000"
@@ -59,7 +59,7 @@ class OutOfTime(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Check:
-    """What the steps share; `begun_us` is when it began, in microseconds of CLOCK_MONOTONIC."""
+    """State shared by the steps; `begun_us` is its start, in microseconds of CLOCK_MONOTONIC."""
 
     folder: Path
     sizes: str  # "board", or "tiny" for a simulated GPU
@@ -72,7 +72,7 @@ class Check:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tinygrad needs: its own driver, and a bounded wait."""
+        """Environment for tinygrad: its own driver, and a bounded wait."""
         return {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": _WAIT_MS[self.sizes]}
 
 
@@ -94,7 +94,7 @@ def identity(check: Check, seconds: float) -> dict[str, Any]:
 
 
 def permissions(check: Check, seconds: float) -> dict[str, Any]:
-    """Which device nodes there are, whose they are, and whether this user opens them."""
+    """List the device nodes, their owners, and if this user may open them."""
     mine = {_group_name(number) for number in (*os.getgroups(), os.getegid())}
     return {
         "nodes": {path: _node(path) for path in NODES},
@@ -133,7 +133,7 @@ def _group_name(number: int) -> str:
 
 
 def abi(check: Check, seconds: float) -> Any:
-    """What the drivers answer to a client that shares nothing with tinygrad."""
+    """Record the drivers' answers to a client that shares nothing with tinygrad."""
     ended = run([sys.executable, "-m", f"{_OWN_MODULE}.abi_probe"], seconds)
     _expect(ended, seconds)
     return json.loads(ended.out)
@@ -159,7 +159,7 @@ def trace_path(check: Check) -> Path:
 
 
 def replay(check: Check, seconds: float) -> dict[str, Any]:
-    """Whether the model of the drivers answers the recorded calls as the board did."""
+    """Replay the recorded calls and compare the model's answers with the board's."""
     if not trace_path(check).exists():
         raise NotRun("there is no trace: the step smoke made none")
     said = []
@@ -182,7 +182,7 @@ def replay(check: Check, seconds: float) -> dict[str, Any]:
 
 
 def faults(check: Check, seconds: float) -> dict[str, Any]:
-    """What tinygrad says of errors that are safe to provoke, and whether the GPU then works."""
+    """Provoke errors that are safe; record tinygrad's message and if the GPU then works."""
     found = {}
     until = time.monotonic() + seconds
     for name in ("misaligned", "unmapped", "hang"):
@@ -192,7 +192,7 @@ def faults(check: Check, seconds: float) -> dict[str, Any]:
 
 
 def queue(check: Check, seconds: float) -> dict[str, Any]:
-    """What a full ring costs, and what the GPU writes into a QMD."""
+    """Measure the cost of a full ring and record what the GPU writes into a QMD."""
     found = gpu_program(check, check.sizes, seconds, "queue_probe")
     if "error" in found:
         raise RuntimeError(found["error"])
@@ -223,7 +223,7 @@ def _works(check: Check, seconds: float) -> bool:
 
 
 def patches(check: Check, seconds: float) -> Any:
-    """What each patch changes: the series with it and without it, in turn."""
+    """Measure each patch's effect: the series with it and without it, in turn."""
     if check.trees is None:
         raise NotRun("--trees DIR names what `tools/series checkout DIR` made")
     so_far: dict[str, Any] = {}

@@ -36,7 +36,7 @@ PROBED = {
     "0015": "wrapped_arguments",
     "0021": "freed_after_a_fault",
 }
-# Why it shows nothing of the others.
+# Reason for showing nothing of the others.
 NOT_PROBED = {
     "0007": "starts the processes of a search: no GPU is in it",
     "0009": "finds headers and libraries: nothing to measure",
@@ -50,7 +50,7 @@ NOT_PROBED = {
 # Those whose absence makes the GPU write where it should not, or stop a process, come last.
 _LAST = ("0004", "0008", "0005", "0021")
 PROBE = (sys.executable, "-m", "orinbench.device_check.patch_probes")
-# What one run may take; a device that faults waits, and kernels are generated first.
+# Time limit of one run; a device that faults waits, and kernels are generated first.
 _RUN_SECONDS = 150.0
 # Without 0005 a fault is waited for as long as tinygrad waits at all.
 _FAULT_WAIT_MS = "10000"

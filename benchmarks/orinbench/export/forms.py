@@ -10,7 +10,7 @@ from orinbench.export.record import to_json
 from orinbench.export.schema import FIELDS, Record
 from orinbench.export.table import render_md
 
-# What llama-bench writes where nothing was given (0.5.0, tools/llama-bench). Its own
+# llama-bench's values where nothing was given (0.5.0, tools/llama-bench). Its own
 # compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what
 # means nothing to tinygrad stands there as llama-bench's default.
 LLAMA_DEFAULTS: Record = {

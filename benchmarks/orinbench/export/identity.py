@@ -1,4 +1,4 @@
-"""What makes two records the same measurement, and what else differs between them."""
+"""Identity of records: the fields that make two the same measurement, and other differences."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from orinbench.benchmark.plan import TINYGRAD_CHUNK
 from orinbench.export.schema import Record
 
-# What makes two records the same measurement, whatever machine and version took them.
+# Fields that make two records the same measurement, whatever machine and version took them.
 KEY_FIELDS = tuple(
     """
     benchmark test backend unit model_type model_size n_prompt n_gen n_depth n_threads n_ubatch
@@ -15,7 +15,7 @@ KEY_FIELDS = tuple(
 )
 # llama.cpp's settings. What tinygrad has in these fields is what came of the model and the device.
 SETTING_FIELDS = ("n_batch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
-# What is worth saying when it differs between the two.
+# Fields that are reported when they differ between the two.
 CONTEXT_FIELDS = tuple(
     """
     cpu board kernel tinygrad_series flake_revision cpu_governors tinygrad_variables

@@ -20,7 +20,7 @@ LISTS = tuple(
 """.split()
 )
 LISTS_OF_STATES = ("clocks", "board_before", "board_after", "ignored_flags")
-# What llama.cpp's records must have to say what was measured.
+# Fields without which llama.cpp's records do not say what was measured.
 CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
 
 

@@ -1,1 +1,1 @@
-"""What was measured on this machine, kept in one local SQLite file."""
+"""History of this machine's measurements, in one local SQLite file."""

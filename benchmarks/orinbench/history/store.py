@@ -86,7 +86,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Filter:
-    """What to show: each is a word that the column must have in it, whatever its case."""
+    """Filter of the rows to show: each field is a word that its column contains, in any case."""
 
     benchmark: str | None = None
     test: str | None = None

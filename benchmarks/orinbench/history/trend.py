@@ -1,4 +1,4 @@
-"""How a case went on a device from run to run, and which changes stand out from noise."""
+"""Trend of a case on a device from run to run, and the changes that stand out from noise."""
 
 import itertools
 import statistics as stdlib_statistics

@@ -1,1 +1,1 @@
-"""Where the time of a token and of a prompt goes."""
+"""Profile of the time that a token and a prompt take."""

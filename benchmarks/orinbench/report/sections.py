@@ -93,7 +93,7 @@ Column = tuple[str, bool, Callable[[Record], str]]  # title, whether numbers, ce
 def _table(caption: str, columns: Sequence[Column], records: Sequence[Record]) -> Table:
     """Return a table of the columns that say anything."""
     cells = {title: [cell(record) for record in records] for title, _, cell in columns}
-    # What is the same everywhere stands in the page's title.
+    # Values that are the same everywhere stand in the page's title.
     shown = [
         column
         for column in columns

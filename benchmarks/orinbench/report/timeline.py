@@ -1,4 +1,4 @@
-"""What the machine did from repetition to repetition, read out of records of any benchmark."""
+"""Timeline of the machine from repetition to repetition, out of records of any benchmark."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ class Moment:
     watts: float | None
 
 
-# What is shown of a moment, by its title.
+# Fields shown of a moment, by their titles.
 READINGS: dict[str, Callable[[Moment], float | None]] = {
     "speed, % of the median": lambda moment: moment.speed_percent,
     "GPU clock, MHz": lambda moment: moment.gpu_mhz,

@@ -22,7 +22,7 @@ class Prompt:
 
 @dataclass
 class Answer:
-    """What came when: seconds of time.perf_counter().
+    """Times of an answer: seconds of time.perf_counter().
 
     `due` is when the request should have been sent; its wait in the client counts. `gaps_s` are the
     times between pieces of text. `error` is one line; such an answer has no figures.

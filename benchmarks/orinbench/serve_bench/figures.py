@@ -1,4 +1,4 @@
-"""What answers under one load come to: percentiles, throughput, goodput."""
+"""Figures of the answers under one load: percentiles, throughput, goodput."""
 
 from collections import Counter
 from collections.abc import Sequence

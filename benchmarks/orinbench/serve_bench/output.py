@@ -1,4 +1,4 @@
-"""What serve-bench prints: two tables and notes, or JSON."""
+"""Output of serve-bench: two tables and notes, or JSON."""
 
 import json
 from dataclasses import asdict

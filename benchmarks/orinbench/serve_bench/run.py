@@ -36,7 +36,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every server goes through. `prompt(i)` is the text of the i-th request of the run."""
+    """The load for every server. `prompt(i)` is the text of the i-th request of the run."""
 
     loads: tuple[Load, ...]
     rounds: int

@@ -24,7 +24,7 @@ _SPARE_TOKENS = 64
 
 @dataclass(frozen=True)
 class Room:
-    """What a started server must hold: `slots` answers at once, of so many tokens each."""
+    """Room that a started server must have: `slots` answers at once, of so many tokens each."""
 
     model: Path
     slots: int

@@ -11,7 +11,7 @@ from orinbench.benchmark.plan import SuiteCase
 from orinbench.errors import BenchError
 
 SELECTIONS = ("quick", "full", "tiny")
-# What each benchmark counts a second; they run in this order.
+# Unit that each benchmark counts per second; they run in this order.
 UNITS = {
     "bandwidth": "GB/s",
     "copy": "GB/s",

@@ -54,7 +54,7 @@ from orinllm.compiler import compiler_note
 
 @dataclass
 class SuiteRun:
-    """What was measured; `partial` says that Ctrl-C cut it short."""
+    """Results of a suite; `partial` says that Ctrl-C cut it short."""
 
     records: list[Record] = field(default_factory=list)
     partial: bool = False

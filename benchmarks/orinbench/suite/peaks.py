@@ -1,7 +1,6 @@
-"""What a GPU can compute at most.
+"""Peak rates of a GPU's arithmetic.
 
-This module imports tinygrad; see `tinygrad_runner`.
-"""
+This module imports tinygrad; see `tinygrad_runner`."""
 
 from tinygrad import Device
 from tinygrad.helpers import ALLOW_TF32

@@ -1,4 +1,4 @@
-"""What each of the suite's cases does on tinygrad's default device, and the check of its result.
+"""The suite's cases on tinygrad's default device, and the checks of their results.
 
 This module imports tinygrad; see `tinygrad_runner`.
 """
@@ -29,7 +29,7 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 # Kernels in a launch's graph, each of which waits for the one before: tinygrad's first batch in a
 # jit.
 GRAPH_KERNELS = 32
-# What rounding allows, in units of the root mean square of the products: the result's own type,
+# Tolerance for rounding, in units of the root mean square of the products: the result's own type,
 # and single-precision sums.
 _MATMUL_TOLERANCE = {"fp32": 1e-4, "fp16": 5e-3, "bf16": 4e-2}
 _GPT2_TOLERANCE = {"fp32": 1e-4, "fp16": 3e-2, "bf16": 0.3}

@@ -29,14 +29,14 @@ _MAX_CALLS = 20_000
 
 
 class Compiles(Protocol):
-    """What the worker counts of tinygrad's compilers."""
+    """The worker's counts of tinygrad's compilers."""
 
     seconds: float
     compiled: int
 
 
 class Memory(Protocol):
-    """What the worker counts of tinygrad's memory."""
+    """The worker's counts of tinygrad's memory."""
 
     peak: int
 

@@ -24,7 +24,7 @@ from orinbench.tune.tuning import Entry, Target, Timing
 from orinbench.tune.workload import Workload, model_options, seconds_of, workload
 
 EXIT_SOME_FAILED = 1
-# What one kernel's check may take, the model's load and compilation included for the first.
+# Time limit of one kernel's check, the model's load and compilation included for the first.
 _CHECK_SECONDS, _LOAD_SECONDS = 120.0, 1800.0
 
 

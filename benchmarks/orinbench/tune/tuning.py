@@ -30,7 +30,7 @@ TOLERANCE = 0.02
 
 @dataclass(frozen=True, order=True)
 class Target:
-    """What the kernels were compiled for, and by what."""
+    """Target of the compiled kernels, and their compiler."""
 
     device: str  # tinygrad's, e.g. "CUDA"
     renderer: str  # the name of its class, e.g. "CUDARenderer"
@@ -55,7 +55,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Entry:
-    """What a search found for one kernel."""
+    """Result of a search for one kernel."""
 
     kernel: str  # SHA-256 of the AST before any optimization, whatever the level
     target: Target
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def identity(self) -> tuple[str, Target, int]:
-        """What the entry is about: of two entries with one identity only one can be used."""
+        """Identity of the entry: of two entries with one identity only one can be used."""
         return self.kernel, self.target, self.level
 
     @property
@@ -180,7 +180,7 @@ def _entry(raw: Any, where: str) -> Entry:
 
 
 def no_slower(before: Sequence[float], after: Sequence[float]) -> bool:
-    """Whether the launches of one side, taken in turn with the other's, are not shown to be slower.
+    """True if one side's launches, taken in turn with the other's, are not shown to be slower.
 
     Less than 2 % is what order and placement do to a kernel compared with itself.
     """

@@ -1,4 +1,4 @@
-"""What `tune` works on: a model as its worker runs it, and the options that name it."""
+"""Workload of `tune`: a model as its worker runs it, and the options that name it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -39,7 +39,8 @@ class Body:
         self.params: list[dict[str, str]] = []
         self.renamed: dict[str, str] = {}
         self.end = ""
-        self.depth = self.unique = 0
+        self.unique = self.addressed = 0
+        self.inside: list[str] = []
 
     def scope(self) -> None:
         """Statements up to the closing brace."""
@@ -172,7 +173,10 @@ class Body:
     def indirect(
         self, target: Reg, results: list[str], given: list[str], end: str, first: Token
     ) -> None:
-        """A call by address: every function of as many parameters, where the address is its own."""
+        """A call by address: every function of as many parameters, where the address is its own.
+
+        One that calls itself refuses a launch that gets that far, and no other.
+        """
         fits = [
             name
             for name, f in self.p.functions.items()
@@ -185,7 +189,9 @@ class Body:
             self.kernel.regs.append(test)
             self.emit("setp", ("ne", "u64"), (test, target, Sym(name)), first)
             self.emit("bra", (), (Sym(skip),), first, test)
+            self.addressed += 1
             self.inline(name, results, given, first)
+            self.addressed -= 1
             self.emit("bra", (), (Sym(end),), first)
             self.labels[skip] = len(self.kernel.instrs)
         self.emit("trap", (), (), first)
@@ -194,7 +200,10 @@ class Body:
         """Put the function's body here: registers, labels and parameters under names of its own."""
         p = self.p
         function = p.functions[name]
-        if self.depth >= 16:
+        if name in self.inside and self.addressed:
+            self.emit("recursion", (), (), tok)  # which a launch may never come to
+            return
+        if name in self.inside or len(self.inside) >= 16:
             raise p.error("calls nest too deep (recursion?)", tok)
         self.unique += 1
         end = f"end@{self.unique}"
@@ -204,11 +213,12 @@ class Body:
         ]
         kept = (self.scopes, self.params, self.renamed, self.end, p.at)
         self.scopes, self.params = [], [dict(formal)]
-        p.at, self.end, self.depth = function.at, end, self.depth + 1
+        p.at, self.end = function.at, end
+        self.inside.append(name)
         self.renamed = {name: f"{name}@{self.unique}" for name in self.body_labels()}
         self.scope()
         self.scopes, self.params, self.renamed, self.end, p.at = kept
-        self.depth -= 1
+        self.inside.pop()
         self.labels[end] = len(self.kernel.instrs)
 
     def body_labels(self) -> list[str]:

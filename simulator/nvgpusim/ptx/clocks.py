@@ -5,7 +5,6 @@ Time counts synchronizations (`tick`). See `sanitize` for the records that are c
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..extents import Extent, Extents
 from ..memory import GpuAddressSpace
+from .releases import Fences, Release, Releases, Words
 from .state import Lanes, State
 from .taint import written_params
 
@@ -24,25 +24,8 @@ if TYPE_CHECKING:
 TICK, STRONG, SITE = 37, 36, 27
 THREADS = np.uint64((1 << SITE) - 1)
 SITES = (1 << STRONG - SITE) - 1
-_KEPT = 1024
-"""Releases that are remembered; accesses older than the oldest count as ordered."""
 EQUAL = 8
 """Writes of one value to one granule that are remembered, beside the last."""
-Words = NDArray[np.uint64]
-
-
-@dataclass
-class Release:
-    """A volatile or atomic write after fences: what whoever reads it later may know.
-
-    `threads` (sorted) fenced at `fenced`; of each of `blocks` everything before `reach` is known.
-    """
-
-    tick: int
-    threads: NDArray[np.int64]
-    fenced: Words
-    blocks: NDArray[np.int64]
-    reach: Words
 
 
 @dataclass
@@ -50,7 +33,8 @@ class Slots:
     """The records of one memory: last write, reads by the lowest and by the highest thread.
 
     `equal` are writes before the last one that nothing orders and that wrote the same value:
-    whoever comes after one of them reads that value. The latest EQUAL are kept.
+    whoever comes after one of them reads that value. The latest EQUAL are kept. `released`: of each
+    granule the number of its last release for the writer's block, for everybody, and that block.
     """
 
     write: Words
@@ -58,6 +42,7 @@ class Slots:
     high: Words
     flight: NDArray[np.int32] | None = None
     equal: Words | None = None
+    released: NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, count: int) -> Slots:
@@ -102,8 +87,7 @@ class Sanitizer:
 
     def __post_init__(self) -> None:
         self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
-        self.releases: deque[Release] = deque(maxlen=_KEPT)
-        self.forgot = 0
+        self.releases = Releases()
 
     def begin(self, launch: Launch) -> None:
         """A launch starts: everything before it is ordered before it."""
@@ -114,7 +98,6 @@ class Sanitizer:
         self.launch = launch
         self.start = np.uint64(self.tick << TICK)
         self.releases.clear()
-        self.forgot = 0
         self.grain = launch.code.granules.get("global", 4)
         self.written: set[int] | None = None
         names = written_params(launch.code.kernel)
@@ -164,8 +147,9 @@ class Clocks:
         self.lanes_seen: Words | None = None
         self.warps_seen: Words | None = None
         self.arrivals: dict[tuple[int, int], list[int]] = {}
-        self.heard = np.zeros(st.n, np.int64)
-        self.fenced = self.reach_of = self.warp_reach = np.zeros(0, np.uint64)
+        self.knows: Words | None = None
+        self.near: Fences | None = None
+        self.wide: Fences | None = None
 
     def _word(self) -> np.uint64:
         return np.uint64(self.o.tick << TICK)
@@ -212,19 +196,19 @@ class Clocks:
         bad[which[fine]] = False
 
     def _fenced(self, lane: Lanes, record: Words, thread: Any) -> NDArray[np.bool_]:
-        """Whether a fence after the record is followed by a strong read for the lane."""
-        heard = self.heard[lane]
+        """Whether a fence after the record was released and the lane knows of it."""
         when = (record >> np.uint64(TICK)).astype(np.int64)
-        fine: NDArray[np.bool_] = when < self.o.forgot
-        first, last = int(np.minimum.reduce(when)), int(np.maximum.reduce(heard))
-        for release in reversed(self.o.releases):
-            if release.tick > last:
-                continue
+        fine: NDArray[np.bool_] = when < self.o.releases.forgot
+        if self.knows is None:
+            return fine
+        knows, first = self.knows[lane], int(np.minimum.reduce(when))
+        groups = set((thread // self.st.threads).tolist())
+        for release, word, bit in self.o.releases.latest(np.bitwise_or.reduce(knows, 0)):
             if release.tick < first or np.count_nonzero(fine) == len(fine):
                 break
-            able = ~fine & (when <= release.tick) & (release.tick <= heard)
-            if not np.count_nonzero(able):
+            if groups.isdisjoint(release.members):
                 continue
+            able = ~fine & (when <= release.tick) & (knows[:, word] >> bit & np.uint64(1) > 0)
             at = np.minimum(np.searchsorted(release.threads, thread), len(release.threads) - 1)
             hit = (release.threads[at] == thread) & (record <= release.fenced[at])
             group = thread // self.st.threads
@@ -243,10 +227,12 @@ class Clocks:
         self._share(lanes, lanes // st.threads)
 
     def _share(self, lanes: Lanes, group: Any) -> None:
-        """What one lane of a group has heard, all have."""
-        most = np.zeros(int(group.max()) + 1, np.int64)
-        np.maximum.at(most, group, self.heard[lanes])
-        self.heard[lanes] = most[group]
+        """What one lane of a group knows of releases, all do; lanes and groups are in order."""
+        if self.knows is None:
+            return
+        starts = np.r_[True, group[1:] != group[:-1]]
+        most = np.bitwise_or.reduceat(self.knows[lanes], np.flatnonzero(starts), 0)
+        self.knows[lanes] = most[np.cumsum(starts) - 1]
 
     def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
         """Lanes of the masks met in bar.warp.sync."""
@@ -298,56 +284,95 @@ class Clocks:
         self._share(lanes, np.zeros(len(lanes), np.intp))
         self.warped[lanes] = self._word()
 
+    def narrow(self) -> bool:
+        """Whether the instruction's scope is the block."""
+        return self.st.at is not None and "cta" in self.st.at.mods
+
     def fence(self) -> None:
         """A fence by the active lanes."""
         self.o.tick += 1
         lanes = self.st.lanes()
-        if not len(self.fenced):
-            self.fenced = np.zeros(self.st.n, np.uint64)
-            self.reach_of = np.zeros(self.st.n, np.uint64)
-            self.warp_reach = np.zeros(self.st.n, np.uint64)
-        self.fenced[lanes] = self._word()
-        self.reach_of[lanes] = self.passed[lanes]
-        self.warp_reach[lanes] = self.warped[lanes]
+        if self.near is None or self.wide is None:
+            self.near, self.wide = Fences(self.st.n), Fences(self.st.n)
+        for fences in (self.near,) if self.narrow() else (self.near, self.wide):
+            fences.at[lanes] = self._word()
+            fences.block[lanes] = self.passed[lanes]
+            fences.warp[lanes] = self.warped[lanes]
 
-    def publish(self, lanes: Lanes) -> None:
-        """A strong write by lanes: their fences, and those their block's barrier ordered before."""
-        if not len(self.fenced) or not self.race:
+    def publish(self, lanes: Lanes, slots: Slots, index: Any, atomic: bool) -> None:
+        """A strong write by lanes: their fences, and those their block's barrier ordered before.
+
+        An atomic carries on what the word's last release said, a store does not.
+        """
+        if self.near is None or self.wide is None or not self.race:
             return
-        st = self.st
         self.o.tick += 1
+        known = self._told(lanes, slots, index)
+        if self.knows is not None:
+            known = known | self.knows[lanes]
+        bits = np.bitwise_or.reduce(known, 0)
+        near, far = self._release(lanes, self.near, bits), 0
+        if not self.narrow():
+            same = near and np.array_equal(self.near.at, self.wide.at)
+            far = near if same else self._release(lanes, self.wide, bits)
+        if slots.released is None:
+            slots.released = np.zeros((3, len(slots.write)), np.int64)
+        for row, number in enumerate((near, far)):
+            if number or not atomic:
+                slots.released[row, index] = number
+        if near or not atomic:
+            slots.released[2, index] = self.gid[lanes] // self.st.threads
+
+    def _told(self, lanes: Lanes, slots: Slots, index: Any) -> Words:
+        """Bits of the releases that lanes read of at granules."""
+        if slots.released is None:
+            return np.zeros((len(lanes), 1), np.uint64)
+        near, far, block = slots.released[:, index]
+        numbers = np.where(block == self.gid[lanes] // self.st.threads, near, far)
+        if self.narrow():
+            numbers[block != self.gid[lanes] // self.st.threads] = 0
+        return self.o.releases.known(numbers)
+
+    def hear(self, lanes: Lanes, slots: Slots, index: Any) -> None:
+        """A strong read by lanes."""
+        if slots.released is None:
+            return
+        told = self._told(lanes, slots, index)
+        if told.any():
+            if self.knows is None:
+                self.knows = np.zeros((self.st.n, told.shape[1]), np.uint64)
+            np.bitwise_or.at(self.knows, lanes, told)
+
+    def _release(self, lanes: Lanes, fences: Fences, bits: Words) -> int:
+        """The number of a release of lanes' fences; 0 where there are none."""
+        st = self.st
         until = np.zeros(st.blocks, np.uint64)
         until[lanes // st.threads] = self.passed[lanes]
-        known = self.fenced < np.repeat(until, st.threads)
+        known = fences.at < np.repeat(until, st.threads)
         known[lanes] = True
-        which = np.flatnonzero(known & (self.fenced > 0))
+        which = np.flatnonzero(known & (fences.at > 0))
         if not len(which):
-            return
+            return 0
         blocks, group = np.unique(self.gid[which] // st.threads, return_inverse=True)
         reach = np.zeros(len(blocks), np.uint64)
-        np.maximum.at(reach, group, self.reach_of[which])
-        if len(self.o.releases) == _KEPT:
-            self.o.forgot = self.o.releases[0].tick
-        fenced = self._with_warps(which)
+        np.maximum.at(reach, group, fences.block[which])
+        fenced = self._with_warps(which, fences)
         which = np.flatnonzero(fenced)
         which = which[np.argsort(self.gid[which])]
-        self.o.releases.append(Release(self.o.tick, self.gid[which], fenced[which], blocks, reach))
+        release = Release(self.o.tick, self.gid[which], fenced[which], blocks, reach)
+        return self.o.releases.add(release, bits, self.knows)
 
-    def _with_warps(self, which: Lanes) -> Words:
+    def _with_warps(self, which: Lanes, fences: Fences) -> Words:
         """Until when the accesses of each lane are before the fences of `which`: a warp's meeting
         before a fence of one of its lanes orders the others' accesses, too."""
         st = self.st
         warps = np.zeros(int(st.warp[-1]) + 1, np.uint64)
-        np.maximum.at(warps, st.warp[which], self.warp_reach[which])
+        np.maximum.at(warps, st.warp[which], fences.warp[which])
         until: Words = warps[st.warp]
         if self.lanes_seen is not None:
             for lane in which.tolist():
                 base = int(st.warp_base[lane])
                 mates = until[base : base + 32]
                 np.maximum(mates, self.lanes_seen[lane, : len(mates)], out=mates)
-        until[which] = np.maximum(until[which], self.fenced[which])
+        until[which] = np.maximum(until[which], fences.at[which])
         return until
-
-    def _heard(self, lanes: Lanes) -> None:
-        self.o.tick += 1
-        self.heard[lanes] = self.o.tick

@@ -136,4 +136,15 @@ def assertfail(site: Site) -> Op:
     return run
 
 
-SYSTEM_OPS: dict[str, Callable[[Site], Op]] = {"vprintf": vprintf, "__assertfail": assertfail}
+def recursion(site: Site) -> Op:
+    """A function that calls itself, behind a call by address: a gap once a thread is there."""
+
+    def run(st: State) -> None:
+        raise site.error("a function that calls itself is not supported")
+
+    return run
+
+
+SYSTEM_OPS: dict[str, Callable[[Site], Op]] = {
+    "vprintf": vprintf, "__assertfail": assertfail, "recursion": recursion,
+}  # fmt: skip

@@ -4,8 +4,7 @@ Time counts synchronizations (`tick`). Every granule of shared and global memory
 write and two reads, those of the lowest and the highest thread since, as one word each: tick, a
 flag for volatile and atomic accesses, instruction, thread. Two accesses of different threads, one
 of them a write, race unless something orders them: a barrier of the block or of the warp that both
-passed, a named barrier, or a fence and a volatile or atomic write by (or, through a barrier, for)
-the first thread, followed by a volatile or atomic read by (or for) the second. Two volatile or
+passed, a named barrier, or a release that the second knows of (see `releases`). Two volatile or
 atomic accesses of global memory do not race, nor do two writes of the same value, as
 compute-sanitizer has it.
 """
@@ -17,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .clocks import SITE, SITES, STRONG, THREADS, TICK, Sanitizer, Slots, Words
+from .clocks import SITE, SITES, STRONG, THREADS, TICK, Sanitizer, Slots
 from .ends import Ends, at
+from .releases import Words
 from .spaces import scatter
 from .state import Async, Lanes, State
 from .tree import Instr
@@ -109,10 +109,14 @@ class Shadow(Ends):
         head |= min(self.st.site, SITES) << SITE
         return np.uint64(head) | who.astype(np.uint64)
 
-    def _exempt(self, bad: Any, records: Words, strong: bool, space: str) -> None:
-        """Two strong accesses of global memory, or two atomics, are no race."""
+    def _exempt(self, bad: Any, lanes: Lanes, records: Words, strong: bool, space: str) -> None:
+        """Two strong accesses of global memory, or two atomics, are no race in their scope."""
         if strong and (space == "global" or self._atomic()):
-            bad &= (records >> np.uint64(STRONG)) & np.uint64(1) == 0
+            fine = (records >> np.uint64(STRONG)) & np.uint64(1) > 0
+            if space == "global" and self.narrow():
+                theirs = (records & THREADS).astype(np.int64)
+                fine &= theirs // self.st.threads == self.gid[lanes] // self.st.threads
+            bad &= ~fine
 
     def _atomic(self) -> bool:
         at = self.st.at
@@ -122,11 +126,12 @@ class Shadow(Ends):
             or any(m in _ORDERED for m in at.mods)
         )
 
-    def _publish(self, lanes: Lanes) -> None:
+    def _publish(self, lanes: Lanes, slots: Slots, index: Any) -> None:
         """A strong write; .release is a fence, too."""
-        if self.st.at is not None and any(m in ("release", "acq_rel") for m in self.st.at.mods):
+        at = self.st.at
+        if at is not None and any(m in ("release", "acq_rel") for m in at.mods):
             self.fence()
-        self.publish(lanes)
+        self.publish(lanes, slots, index, at is not None and at.op not in ("st", "mbarrier"))
 
     def _flag(self, space: str) -> bool:
         return self._atomic() or (space == "global" and self._strong())
@@ -142,7 +147,7 @@ class Shadow(Ends):
             self._in_flight(slots, lanes, index, "read")
         if int(records.max()) >= int(self.first):
             bad = self.unordered(lanes, records, space)
-            self._exempt(bad, records, strong, space)
+            self._exempt(bad, lanes, records, strong, space)
             if bad.any():
                 for equal in slots.equals(index):
                     bad &= (equal == 0) | self.unordered(lanes, equal, space)
@@ -196,7 +201,7 @@ class Shadow(Ends):
             if int(records.max()) < int(self.first):
                 continue
             bad = self.unordered(lanes, records, space)
-            self._exempt(bad, records, strong, space)
+            self._exempt(bad, lanes, records, strong, space)
             if same is not None and bad.any():
                 equal = bad & same()
                 if other == "write":
@@ -258,7 +263,7 @@ class Shadow(Ends):
                 )
         if self.race:
             if self._atomic():
-                self._heard(lanes)
+                self.hear(np.repeat(lanes, count), self.shared, index)
             self._read(self.shared, space, lanes, index, count, None)
 
     def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
@@ -274,7 +279,7 @@ class Shadow(Ends):
             scatter(table, offsets, rows, total)
             return
         if self._atomic():
-            self._publish(lanes)
+            self._publish(np.repeat(lanes, count), self.shared, index)
         self._write(self.shared, space, lanes, index, count, offsets, rows, total, table, None)
 
     def _write(
@@ -335,10 +340,10 @@ class Shadow(Ends):
             )
         if self.race:
             self._before_write(self.shared, space, many, index, None, None)
-        self._publish(lanes)
+        self._publish(many, self.shared, index)
         at = self.st.at
         if at is not None and (at.op == "atom" or any(m in _WAITS for m in at.mods)):
-            self._heard(lanes)
+            self.hear(many, self.shared, index)
         self.shared.write[index] = self._mine(many, space, True)
 
     def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
@@ -398,21 +403,23 @@ class Shadow(Ends):
 
     def global_load(self, part: Any, addr: Any, total: int) -> None:
         """A read of global memory."""
-        if self._strong():
-            self._heard(self._active(part))
         if not self.race:
             return
         if not addr.ndim:
             addr = np.full(len(self._active(part)), addr)
-        written = self.o.written
+        written, strong = self.o.written, self._strong()
         for mapping, some in self._runs(addr):
-            if written is not None and id(mapping.buf) not in written:
+            still = written is not None and id(mapping.buf) not in written
+            if still and not strong:
                 continue
-            lanes, where = self._active(part), addr
+            lanes, where, slots = self._active(part), addr, self.o.slots(mapping)
             if some is not None:
                 lanes, where = lanes[some], addr[some]
             index, count = self._index(self._offsets(mapping, where), total, self.o.grain)
-            self._read(self.o.slots(mapping), "global", lanes, index, count, mapping)
+            if strong:
+                self.hear(np.repeat(lanes, count), slots, index)
+            if not still:
+                self._read(slots, "global", lanes, index, count, mapping)
 
     def _offsets(self, mapping: Any, where: Any) -> Any:
         return (where - np.uint64(mapping.va - mapping.buf_offset)).astype(np.int64)
@@ -421,8 +428,6 @@ class Shadow(Ends):
         """A write of global memory; whether it was done here."""
         if not self.race:
             return False
-        if self._strong():
-            self._publish(self._active(part))
         runs = self._runs(addr)
         if (
             not runs
@@ -440,28 +445,46 @@ class Shadow(Ends):
                 lanes, where, values = lanes[some], addr[some], rows[some]
             offsets = self._offsets(mapping, where)
             index, count = self._index(offsets, total, self.o.grain)
+            slots = self.o.slots(mapping)
+            if self._strong():
+                self._publish(np.repeat(lanes, count), slots, index)
             self._write(
-                self.o.slots(mapping), "global", lanes, index, count, offsets, values, total,
-                mapping.buf.array, mapping,
+                slots, "global", lanes, index, count, offsets, values, total, mapping.buf.array,
+                mapping,
             )  # fmt: skip
             mapping.wrote(int(where.min()) - mapping.va, int(where.max()) + total - mapping.va)
         return True
 
     def global_atomic(self, part: Any, addr: Any, size: int) -> None:
         """An atomic of global memory."""
+        if not self.race:
+            return
         lanes = self._active(part)
-        if self.race:
-            for mapping, some in self._runs(addr):
-                mine = lanes if some is None else lanes[some]
-                where = addr if some is None else addr[some]
-                index, count = self._index(self._offsets(mapping, where), size, self.o.grain)
-                mine = np.repeat(mine, count) if count > 1 else mine
-                slots = self.o.slots(mapping)
-                self._before_write(slots, "global", mine, index, mapping, None)
-                slots.write[index] = self._mine(mine, "global", True)
-        self._publish(lanes)
-        if self.st.at is not None and self.st.at.op == "atom":
-            self._heard(lanes)
+        for mapping, some in self._runs(addr):
+            mine = lanes if some is None else lanes[some]
+            where = addr if some is None else addr[some]
+            index, count = self._index(self._offsets(mapping, where), size, self.o.grain)
+            mine = np.repeat(mine, count) if count > 1 else mine
+            slots = self.o.slots(mapping)
+            self._before_write(slots, "global", mine, index, mapping, None)
+            self._publish(mine, slots, index)
+            if self.st.at is not None and self.st.at.op == "atom":
+                self.hear(mine, slots, index)
+            records = self._mine(mine, "global", True)
+            slots.write[index] = records
+            if self.narrow():
+                self._apart(slots, mine, records, index, mapping)
+
+    def _apart(self, slots: Slots, lanes: Lanes, mine: Words, index: Any, mapping: Any) -> None:
+        """Blocks that meet at a word in one instruction whose scope is the block."""
+        last = slots.write[index]
+        threads = np.uint64(self.st.threads)
+        apart = (last & THREADS) // threads != (mine & THREADS) // threads
+        if apart.any():
+            n = int(np.flatnonzero(apart)[0])
+            self._clash(
+                "atomic", "atomic", "global", int(lanes[n]), int(last[n]), int(index[n]), mapping
+            )
 
 
 def _pieces(data: Any, total: int) -> Any:

@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Sequence as PySequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.engine.server.live import wait_until
 from tests.engine.server.toy import NoWatch, ToyRunner, toy_logits
 
-from orinllm.batch import Draw, Logprobs, draw
+from orinllm.batch import Draw, Logprobs, draw, piece_beside
 from orinllm.cache import OneStore, PagedStore
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling
@@ -289,7 +290,7 @@ def test_a_long_prompt_does_not_stop_others() -> None:
         before = len(ear(talker).heard)
         it.scheduler.submit([long])
         wait(long)
-        assert len(ear(talker).heard) - before >= 11
+        assert len(ear(talker).heard) - before >= 23  # pieces of 64 tokens
         it.scheduler.cancel([talker])
 
 
@@ -416,3 +417,24 @@ def test_one_sequence_keeps_what_it_held() -> None:
     recurrent.end(longer)
     other = recurrent.begin([1, 2, 5], 3)
     assert other is not None and other.cached == 0
+
+
+def test_a_prompt_alone_is_computed_in_the_largest_pieces() -> None:
+    it, lone = Running(runner()), job(prompt(2, 128 * 3 + 1), 1)
+    pieces: list[int] = []
+    fill = it.runner.fill
+
+    def watched(pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
+        pieces.append(end - start)
+        fill(pages, tokens, start, end)
+
+    it.runner.fill = watched  # type: ignore[method-assign]
+    with it:
+        it.scheduler.submit([lone])
+        wait(lone)
+    assert pieces == [128, 128, 128]
+
+
+@pytest.mark.parametrize(("sms", "tokens"), [(4, 128), (16, 128), (84, 128), (132, 256)])
+def test_the_piece_beside_answers_grows_with_the_machine(sms: int, tokens: int) -> None:
+    assert piece_beside(sms) == tokens

@@ -45,6 +45,7 @@ class ToyRunner:
     pages: int
     vocabulary: int
     chunk: int = 128
+    beside: int = 64
     step_seconds: float = 0.0
     script: Callable[[int], int] | None = None
     computed: int = 0  # tokens of prompts

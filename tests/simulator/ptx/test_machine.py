@@ -621,6 +621,22 @@ call (back), %rd1, (p0), prototype_0; ld.param.b32 %r1, [back]; }"""
     assert fails(kernel(f"mov.u64 %rd1, 0; {call}", extra)).esr == 9
 
 
+def test_recursion_refuses_only_a_launch_that_comes_to_it() -> None:
+    extra = """
+.func (.param .b32 r) twice(.param .b32 x) { .reg .b32 %a; ld.param.b32 %a, [x]; add.u32 %a, %a, %a; st.param.b32 [r], %a; ret; }
+.func (.param .b32 r) down(.param .b32 x) { .reg .b32 %a; .reg .pred %p; ld.param.b32 %a, [x]; setp.lt.u32 %p, %a, 99; @%p bra D;
+{ .param .b32 q; .param .b32 b; st.param.b32 [q], %a; call (b), down, (q); ld.param.b32 %a, [b]; }
+D: st.param.b32 [r], %a; ret; }
+"""
+    call = """{ .param .b32 p0; .param .b32 back; st.param.b32 [p0], %r1; prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);
+call (back), %rd1, (p0), prototype_0; ld.param.b32 %r1, [back]; }"""
+    body = f"mov.u32 %r1, %r30; mov.u64 %rd1, FN; {call} {STORE}"
+    assert run(kernel(body.replace("FN", "twice"), extra)).tolist() == list(range(0, 64, 2))
+    assert run(kernel(body.replace("FN", "down"), extra)).tolist() == list(range(32))
+    with pytest.raises(PtxError, match="calls itself is not supported"):
+        run(kernel(body.replace("FN", "down").replace("%r30;", "100;", 1), extra))
+
+
 def test_an_mbarrier_counts() -> None:
     body = ".shared .align 8 .b8 b[8]; mov.u32 %r2, b; mbarrier.init.shared.b64 [%r2], 5; bar.sync 0; mbarrier.arrive.shared.b64 %rd1, [%r2];"
     assert "more arrivals" not in fails(kernel(body + " trap;"), threads=4).what

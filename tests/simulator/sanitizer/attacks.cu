@@ -75,7 +75,8 @@ G c_release(int* data, int* flag, int* out) {
     out[T] = data[T ^ 1];
   }
 }
-G w_release_alone(int* data, int* flag, int* out) {  // block 0 has no barrier, block 1 has one
+G w_release_alone(int* data, int* flag,
+                  int* out) {  // block 0 has no barrier, block 1 has one
   if (blockIdx.x == 0) {
     data[T] = T;
     if (T == 0) {
@@ -171,6 +172,140 @@ G w_shared_flag(const int* in, int* out) {
       asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(seen) : "r"(at(&flag)) : "memory");
     out[T - 32] = s[(T - 32) ^ 1];
   }
+}
+
+// scopes, and which word says it
+
+G w_scope_fence(int* data, int* flag, int* out) {
+  if (blockIdx.x == 0) {
+    data[T] = T;
+    __threadfence_block();
+    atomicAdd(flag, 1);
+  } else {
+    if (T == 0)
+      while (atomicAdd(flag, 0) < 64);
+    __threadfence();
+    __syncthreads();
+    out[T] = data[T ^ 1];
+  }
+}
+G w_scope_release(int* data, int* flag, int* out) {
+  if (blockIdx.x == 0) {
+    data[T] = T;
+    __syncthreads();
+    if (T == 0) asm volatile("st.release.cta.global.s32 [%0], 1;" ::"l"(flag) : "memory");
+  } else {
+    if (T == 0) {
+      int s = 0;
+      while (!s)
+        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(s) : "l"(flag) : "memory");
+    }
+    __syncthreads();
+    out[T] = data[T ^ 1];
+  }
+}
+G w_scope_atomic(int* count) { atomicAdd_block(count, 1); }
+G w_two_flags(int* data, int* flag, int* out) {
+  if (blockIdx.x == 0) {
+    if (T == 0) {
+      atomicExch(flag + 1, 1);
+      data[0] = 7;
+      __threadfence();
+      atomicExch(flag, 1);
+    }
+  } else if (T == 0) {
+    while (atomicAdd(flag + 1, 0) == 0);
+    __threadfence();
+    out[0] = data[0];
+  }
+}
+G c_chain(int* data, int* flag, int* out) {
+  if (T) return;
+  if (blockIdx.x == 0) {
+    data[0] = 7;
+    __threadfence();
+    atomicExch(flag, 1);
+  }
+  if (blockIdx.x == 1) {
+    while (atomicAdd(flag, 0) == 0);
+    __threadfence();
+    atomicExch(flag + 1, 1);
+  }
+  if (blockIdx.x == 2) {
+    while (atomicAdd(flag + 1, 0) == 0);
+    __threadfence();
+    out[0] = data[0];
+  }
+}
+G c_rmw_chain(int* data, int* flag, int* out) {
+  if (T) return;
+  if (blockIdx.x == 0) {
+    data[0] = 7;
+    __threadfence();
+    atomicAdd(flag, 1);
+  }
+  if (blockIdx.x == 1) { while (atomicCAS(flag, 1, 2) != 1); }
+  if (blockIdx.x == 2) {
+    while (atomicAdd(flag, 0) != 2);
+    __threadfence();
+    out[0] = data[0];
+  }
+}
+G c_acqrel(int* data, int* flag) {
+  if (T) return;
+  int s;
+  do
+    asm volatile("atom.acq_rel.gpu.global.cas.b32 %0, [%1], 0, 1;"
+                 : "=r"(s)
+                 : "l"(flag)
+                 : "memory");
+  while (s);
+  data[0] += 1;
+  asm volatile("atom.acq_rel.gpu.global.exch.b32 %0, [%1], 0;" : "=r"(s) : "l"(flag) : "memory");
+}
+G c_block_fence(int* data, int* out) {
+  __shared__ int flag;
+  if (T == 0) flag = 0;
+  __syncthreads();
+  if (T == 0) {
+    data[0] = 9;
+    __threadfence_block();
+    atomicExch_block(&flag, 1);
+  }
+  if (T == 32) {
+    while (atomicAdd_block(&flag, 0) == 0);
+    __threadfence_block();
+    out[0] = data[0];
+  }
+}
+G c_lookback(const int* in, int* state, int* sum, int* out) {
+  __shared__ int base;
+  if (T == 0) {
+    int b = blockIdx.x, run = 0;
+    sum[b] = in[b];
+    __threadfence();
+    atomicExch(state + b, 1);
+    for (int k = b - 1; k >= 0; k--) {
+      while (atomicAdd(state + k, 0) == 0);
+      __threadfence();
+      run += sum[k];
+    }
+    base = run;
+  }
+  __syncthreads();
+  out[blockIdx.x * 64 + T] = base;
+}
+G c_cg_sync(int* data, int* count, int* out) {
+  data[blockIdx.x * 64 + T] = T;
+  __syncthreads();
+  if (T == 0) {
+    __threadfence();
+    atomicAdd(count, 1);
+    while (*(volatile int*)count < (int)gridDim.x);
+    __threadfence();
+  }
+  __syncthreads();
+  out[blockIdx.x * 64 + T] = data[(1 - blockIdx.x) * 64 + T];
 }
 
 // others
