@@ -112,22 +112,26 @@ def test_two_matrices_that_are_gated(rng: np.random.Generator) -> None:
 def test_the_most_likely_tokens(rng: np.random.Generator) -> None:
     """The first of equals; an idle slot is left alone; no number leaves no token."""
     rows = 5000
-    logits = rng.standard_normal((4, rows)).astype(np.float32)
-    logits[0, [4999, 4321]] = 9
+    logits = rng.standard_normal((6, rows)).astype(np.float32)
+    # Of blocks of 256 threads, eight a row: the first of equals is in a later block, a later warp,
+    # and a lane that a later one is compared with.
+    logits[0, [2050, 300]] = 9
+    logits[4, [2056, 40]] = 9
+    logits[5, [2053, 3]] = 9
     logits[1] = np.nan
     logits[3, 0] = 7
-    state = buffer(np.array([11, 12, 13, 14, 5, 6, -1, 0, *[0] * 9], np.int32))
-    size, counters = ArgmaxScratch.sizes(4)
+    state = buffer(np.array([11, 12, 13, 14, 15, 16, 5, 6, -1, 0, 8, 9], np.int32))
+    size, counters = ArgmaxScratch.sizes(6)
     scratch = ArgmaxScratch(
         buffer(np.full(size, np.nan, np.float32)),
         buffer(np.full(size, -7, np.int32)),
         buffer(np.zeros(counters, np.int32)),
     )
-    graph = Graph("EMU", [argmax(buffer(logits), scratch, state, 4)])
+    graph = Graph("EMU", [argmax(buffer(logits), scratch, state, 6)])
     graph.run()
-    assert read(state, np.int32).tolist() == [4321, -1, 13, 0, 6, 7, -1, 1, *[0] * 9]
+    assert read(state, np.int32).tolist() == [300, -1, 13, 0, 40, 3, 6, 7, -1, 1, 9, 10]
     graph.run()  # counters are left as they were
-    assert read(state, np.int32)[4:8].tolist() == [7, 8, -1, 2]
+    assert read(state, np.int32)[6:].tolist() == [7, 8, -1, 2, 10, 11]
 
 
 class Slots:

@@ -135,6 +135,16 @@ def test_memory_that_runs_out_preempts_who_came_last() -> None:
         assert (it.preemptions, it.runner.widest) == (0, 1)
 
 
+@pytest.mark.parametrize(("pages", "widest"), [(2, 1), (3, 2)])
+def test_who_runs_gets_the_next_page_before_who_waits(pages: int, widest: int) -> None:
+    """The first needs a second page soon: the other one begins beside it only if there is one."""
+    jobs = [job(prompt(1, 60), 20), job(prompt(2, 60), 3)]
+    with Running(runner(slots=2, pages=pages)) as it:
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+        assert (it.preemptions, it.runner.widest) == (0, widest)
+
+
 def test_who_began_first_is_never_preempted() -> None:
     """Answers of one length end in the order in which they began."""
     jobs, ended = [job(prompt(i, 60), 150) for i in range(3)], list[Sequence]()
