@@ -45,6 +45,37 @@ ATTACKS = [
 MODULE = parse((Path(__file__).parent / "attacks.ptx").read_text())
 
 
+# What NVRTC 12.6 makes of a float2 and a float at the end of a row of seven: a load of four.
+WIDE = """
+.version 8.5
+.target sm_87
+.address_size 64
+.visible .entry KERNEL(.param .u64 out_0, .param .u64 in_1)
+{
+  .reg .b64 %rd<3>;
+  .reg .f32 %f<5>;
+  ld.param.u64 %rd1, [out_0];
+  ld.param.u64 %rd2, [in_1];
+  ld.global.v4.f32 {%f1, %f2, %f3, %f4}, [%rd2+16];
+  st.global.f32 [%rd1], %f1;
+  st.global.f32 [%rd1+4], %f2;
+  st.global.f32 [%rd1+8], %fLAST;
+  ret;
+}
+"""
+
+
+@pytest.mark.parametrize(("last", "found"), [(3, set()), (4, {"bounds"})])
+def test_a_vectors_last_element_counts_if_it_is_used(
+    last: int, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = parse(WIDE.replace("KERNEL", "k").replace("LAST", str(last)))
+    code = compile_kernel(module, module.kernels["k"], True)
+    monkeypatch.setattr(launching, "module", lambda: module)
+    monkeypatch.setattr(launching, "code", lambda kernel, fine: code)
+    assert launching.run(Case("k", "", "u:12 i:28", "1"), None).kinds == found
+
+
 def test_every_kernel_is_launched() -> None:
     assert {case.kernel for case in ATTACKS} == set(MODULE.kernels)
 
