@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-MILLISECONDS = float(Path(__file__).parents[1].joinpath("speed.txt").read_text())
+MILLISECONDS = float(Path(__file__).parents[2].joinpath("speed.txt").read_text())
 LUCK = random.gauss(1.0, 0.01)
 
 ANSWERS: dict[str, dict[str, Any]] = {

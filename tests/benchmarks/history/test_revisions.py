@@ -45,7 +45,7 @@ info.mkdir()
 version = "0.13.0+orin." + series.strip().encode().hex()
 text = f"Metadata-Version: 2.1\\nName: tinygrad\\nVersion: {version}\\n"
 info.joinpath("METADATA").write_text(text)
-for name in ("tinygrad", "orinbench"):
+for name in ("tinygrad", "orinbench", "orinbench/benchmark"):
     package = site / name
     package.mkdir()
     package.joinpath("__init__.py").touch()
