@@ -285,7 +285,7 @@ class Clocks:
         self.warped[lanes] = self._word()
 
     def narrow(self) -> bool:
-        """Whether the instruction's scope is the block."""
+        """True if the instruction's scope is the block."""
         return self.st.at is not None and "cta" in self.st.at.mods
 
     def fence(self) -> None:

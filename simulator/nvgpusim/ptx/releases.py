@@ -1,4 +1,4 @@
-"""What releases order: a fence and a strong write of a word, then a strong read of that word.
+"""The orders that releases make: a fence and a strong write of a word, then a strong read of it.
 
 A release has a number. Each word remembers the number of its last release for the threads of the
 writer's block, and of its last one for everybody: a fence or a write of scope .cta orders for the
