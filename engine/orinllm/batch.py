@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from orinllm.device import multiprocessors
 from orinllm.executor import Floats, SamplingExecutor
 from orinllm.fused import SIZE_CLASSES, VERIFIED, Decoder, FusedExecutor, size_classes
 from orinllm.sampling import Sampling, sample
@@ -119,15 +118,6 @@ def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
     return Logprobs(float(values[token]), tuple((int(i), float(values[i])) for i in best))
 
 
-def piece_beside(sms: int) -> int:
-    """Return the tokens of prompts that others' next tokens wait for on so many multiprocessors.
-
-    A tile of a prompt has 128 tokens (cuda/tile.cuh), and 64 multiprocessors have work from each.
-    Fewer tokens would take as long, more would keep the others waiting.
-    """
-    return 128 * max(1, round(sms / 64))
-
-
 class FusedRunner:
     """The fused kernels. `deterministic`: every step has the same shape, whoever takes part."""
 
@@ -135,7 +125,7 @@ class FusedRunner:
 
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
-        self.beside = min(self.chunk, piece_beside(multiprocessors(executor.memory.device)))
+        self.beside = executor.beside
         self.slots = min(slots, SIZE_CLASSES[-1])
         self._sizes = list(size_classes(self.slots))
         if deterministic:

@@ -15,7 +15,7 @@ from tinygrad import dtypes
 
 from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
-from orinllm.device import compile_all
+from orinllm.device import compile_all, multiprocessors
 from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
 from orinllm.launches.batch import MOST_SEQUENCES
@@ -32,6 +32,15 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 VERIFIED = (2, 4)
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
+
+
+def piece_beside(sms: int) -> int:
+    """Return the tokens of prompts that others' next tokens wait for on so many multiprocessors.
+
+    A tile of a prompt has 128 tokens (cuda/tile.cuh), and 64 multiprocessors have work from each.
+    Fewer tokens would take as long, more would keep the others waiting.
+    """
+    return 128 * max(1, round(sms / 64))
 
 
 def size_classes(slots: int) -> tuple[int, ...]:
@@ -174,6 +183,11 @@ class FusedExecutor:
     def chunk(self) -> int:
         """Tokens of a prompt that go through at once."""
         return CHUNK if self._prompt else 1
+
+    @property
+    def beside(self) -> int:
+        """Tokens of a prompt that others' next tokens wait for."""
+        return min(self.chunk, piece_beside(multiprocessors(self.memory.device)))
 
     @property
     def prompt_launches(self) -> tuple[Launch, ...]:

@@ -10,8 +10,9 @@ import pytest
 from tests.engine.server.live import wait_until
 from tests.engine.server.toy import NoWatch, ToyRunner, toy_logits
 
-from orinllm.batch import Draw, Logprobs, draw, piece_beside
+from orinllm.batch import Draw, Logprobs, draw
 from orinllm.cache import OneStore, PagedStore
+from orinllm.fused import piece_beside
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling
 from orinllm.scheduler import ClosedError, QueueFullError, Scheduler

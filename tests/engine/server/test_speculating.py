@@ -232,7 +232,7 @@ def test_what_cannot_guess(more: dict[str, Any], says: str) -> None:
 class Placed:
     """An executor that notes where it was placed when it verified."""
 
-    chunk = most_verified = 4
+    chunk = beside = most_verified = 4
 
     def __init__(self) -> None:
         self.pages: tuple[int, ...] = ()
