@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
-from tinygrad.runtime.support.hcq import HCQRingAllocator
 
 COUNT = 20
 RESUBMIT = f"""
@@ -101,6 +100,8 @@ class Ring:
     def __init__(self) -> None:
         self.timeline_value, self.waited = 1, list[int]()
         self.timeline_signal = SimpleNamespace(wait=self.waited.append)
+        from tinygrad.runtime.support.hcq import HCQRingAllocator  # 0015's
+
         self.ring = HCQRingAllocator(self, 1600, before_next_timeline=True)
 
     def launch(self, size: int) -> int:
