@@ -201,7 +201,7 @@ class Body:
         p = self.p
         function = p.functions[name]
         if name in self.inside and self.addressed:
-            self.emit("recursion", (), (), tok)  # which a launch may never come to
+            self.emit("__recursion", (), (), tok)  # which a launch may never come to
             return
         if name in self.inside or len(self.inside) >= 16:
             raise p.error("calls nest too deep (recursion?)", tok)

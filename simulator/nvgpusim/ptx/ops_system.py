@@ -146,5 +146,5 @@ def recursion(site: Site) -> Op:
 
 
 SYSTEM_OPS: dict[str, Callable[[Site], Op]] = {
-    "vprintf": vprintf, "__assertfail": assertfail, "recursion": recursion,
+    "vprintf": vprintf, "__assertfail": assertfail, "__recursion": recursion,
 }  # fmt: skip
