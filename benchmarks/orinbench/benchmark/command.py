@@ -81,7 +81,7 @@ FIT_SECONDS = 90.0
 # Note after a first run on a CPU: docs/performance.md has the figures and their machine.
 FIRST_RUN = (
     "this shows that everything works here, not what tinygrad is worth: a CPU is not what it is "
-    "for. On an H200 it decodes a 1B model 2.15 times as fast as llama.cpp (README.md; "
+    "for. On an H200 it decodes a 1B model 2.00 times as fast as llama.cpp (README.md; "
     "docs/performance.md has the rest). Next: make chat to talk to the model, orinbench "
     "llama-bench -m model.gguf for a model of yours, and the same where a GPU is"
 )
