@@ -13,7 +13,7 @@ from orinllm.sampling import Sampling
 
 
 class Sink(Protocol):
-    """Who gets a sequence's tokens, in the scheduler's thread. Neither call may wait."""
+    """The taker of a sequence's tokens, in the scheduler's thread. Neither call may wait."""
 
     def take(self, token: int, logprobs: Logprobs | None) -> bool:
         """Take a token; True ends the answer here."""
@@ -81,7 +81,7 @@ class Sequence:
 
 
 class FairQueue:
-    """Who waits: each client's requests in order, clients in turns."""
+    """The requests that wait: each client's in order, clients in turns."""
 
     def __init__(self) -> None:
         self._of: OrderedDict[str, deque[Sequence]] = OrderedDict()

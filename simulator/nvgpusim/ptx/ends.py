@@ -9,7 +9,7 @@ import numpy as np
 from ..extents import WORD, Extent
 from .clocks import Clocks
 from .state import Lanes
-from .tree import Addr, Instr, Neg, Operand, Pair, Reg, Vec
+from .tree import Instr, Vec, registers
 
 
 def at(instr: Instr | None) -> str:
@@ -18,22 +18,6 @@ def at(instr: Instr | None) -> str:
         return "unknown instruction"
     source = f", {instr.source[0]}:{instr.source[1]}" if instr.source else ""
     return f"PTX line {instr.line}: {instr.text}{source}"
-
-
-def registers(operand: Operand | None) -> list[Reg]:
-    """Return the registers that an operand names."""
-    match operand:
-        case Reg():
-            return [operand]
-        case Addr(base=Reg() as base):
-            return [base]
-        case Neg(reg=reg):
-            return [reg]
-        case Vec(items=items):
-            return [reg for item in items for reg in registers(item)]
-        case Pair(first=first, second=second):
-            return [*registers(first), *registers(second)]
-    return []
 
 
 def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> int:
@@ -48,7 +32,8 @@ def bytes_used(instr: Instr, instrs: list[Instr], total: int) -> int:
         reg
         for other in instrs
         if other is not instr
-        for reg in [*(r for arg in other.args for r in registers(arg)), *registers(other.guard)]
+        for arg in (*other.args, other.guard)
+        for reg in registers(arg)
     }
     used = [n for n, item in enumerate(items) if elsewhere.intersection(registers(item))]
     return total // len(items) * (used[-1] + 1 if used else 0)

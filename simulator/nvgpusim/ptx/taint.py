@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-from .tree import Addr, Instr, Kernel, Operand, Pair, Reg, Sym, Vec
+from .tree import Addr, Instr, Kernel, Reg, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
-
-
-def _registers(operand: Operand | None) -> list[int]:
-    if isinstance(operand, Reg):
-        return [operand.index]
-    if isinstance(operand, Addr):
-        return _registers(operand.base)
-    if isinstance(operand, Vec):
-        return [r for item in operand.items for r in _registers(item)]
-    if isinstance(operand, Pair):
-        return _registers(operand.first) + _registers(operand.second)
-    return []
 
 
 def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> frozenset[str]:
@@ -33,7 +21,7 @@ def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> f
         )
     out: set[str] = set()
     for arg in instr.args[1:]:
-        for index in _registers(arg):
+        for index in registers(arg):
             out |= known.get(index, frozenset())
         if isinstance(arg, Sym) and arg.name not in kernel.variables:
             out.add("*")
@@ -52,7 +40,7 @@ def written_params(kernel: Kernel) -> set[str] | None:
             if instr.op in ("st", "red") or not instr.args:
                 continue
             found = _source(instr, kernel, known)
-            for index in _registers(instr.args[0]) if found else []:
+            for index in registers(instr.args[0]) if found else []:
                 if not found <= known.get(index, frozenset()):
                     known[index] = known.get(index, frozenset()) | found
                     changed = True

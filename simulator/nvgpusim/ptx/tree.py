@@ -76,6 +76,20 @@ class Pair:
 Operand = Reg | Imm | Special | Sym | Addr | Vec | Neg | Pair
 
 
+def registers(operand: Operand | None) -> list[int]:
+    """Return the numbers of the registers that an operand names, but for a predicate's `!p`."""
+    match operand:
+        case Reg():
+            return [operand.index]
+        case Addr():
+            return registers(operand.base)
+        case Vec():
+            return [r for item in operand.items for r in registers(item)]
+        case Pair():
+            return registers(operand.first) + registers(operand.second)
+    return []
+
+
 @dataclass(frozen=True)
 class Instr:
     """One instruction: opcode, modifiers, operands (None: the sink `_`), guard, place."""
