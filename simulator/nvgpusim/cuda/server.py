@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..extents import Extents
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from ..ptx import Code, KernelFault, Launch, Module, PtxError, compile_kernel, parse
-from ..ptx.clocks import Sanitizer
+from ..ptx.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, WRITTEN = range(1, 8)

@@ -1,135 +1,43 @@
 """Ordering of accesses of different threads: barriers, meetings of warps, fences.
 
-Time counts synchronizations (`tick`). See `sanitize` for the records that are compared with it.
+Time counts synchronizations (`tick`). See `records` for what is compared with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..extents import Extent, Extents
-from ..memory import GpuAddressSpace
+from .records import THREADS, TICK, Slots
 from .releases import Fences, Release, Releases, Words
 from .state import Lanes, State
-from .taint import written_params
-
-if TYPE_CHECKING:
-    from .launch import Launch
-    from .sanitize import Shadow
-
-TICK, STRONG, SITE = 37, 36, 27
-THREADS = np.uint64((1 << SITE) - 1)
-SITES = (1 << STRONG - SITE) - 1
-EQUAL = 8
-"""Writes of one value to one granule that are remembered, beside the last."""
 
 
-@dataclass
-class Slots:
-    """The records of one memory: last write, reads by the lowest and by the highest thread.
-
-    `equal` are writes before the last one that nothing orders and that wrote the same value:
-    whoever comes after one of them reads that value. The latest EQUAL are kept. `released`: of each
-    granule the number of its last release for the writer's block, for everybody, and that block.
-    """
-
-    write: Words
-    low: Words
-    high: Words
-    flight: NDArray[np.int32] | None = None
-    equal: Words | None = None
-    released: NDArray[np.int64] | None = None
-
-    @classmethod
-    def of(cls, count: int) -> Slots:
-        """Records of `count` granules nobody has touched."""
-        return cls(
-            np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
-        )
-
-    def forget_equals(self, index: Any) -> None:
-        """A value that was written anew."""
-        if self.equal is not None:
-            self.equal[:, index] = 0
-
-    def keep_equal(self, index: Any, records: Words) -> None:
-        """Remember writes of what granules hold now, several to one granule or one."""
-        if self.equal is None:
-            self.equal = np.zeros((EQUAL, len(self.write)), np.uint64)
-        for _ in range(EQUAL):
-            if not len(index):
-                return
-            some, first = np.unique(index, return_index=True)
-            self.equal[1:, some] = self.equal[:-1, some]
-            self.equal[0, some] = records[first]
-            index, records = np.delete(index, first), np.delete(records, first)
-
-    def equals(self, index: Any) -> list[Words]:
-        """The kept writes of the same value, latest first; 0: none."""
-        if self.equal is None:
-            return []
-        found: Words = self.equal[:, index]
-        return [row for row in found if row.any()]
-
-
-@dataclass
-class Sanitizer:
-    """The checks of all launches of a GPU; `now`: the moment of the launch's submission."""
+class Watch(Protocol):
+    """All launches' checks, as a chunk sees them: `sanitize.Sanitizer`."""
 
     checks: frozenset[str]
-    extents: Extents = field(default_factory=Extents)
-    tick: int = 1
-    now: int | None = None
+    extents: Extents
+    releases: Releases
+    tick: int
+    now: int | None
+    start: np.uint64
+    grain: int
+    written: set[int] | None
 
-    def __post_init__(self) -> None:
-        self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
-        self.releases = Releases()
-
-    def begin(self, launch: Launch) -> None:
-        """A launch starts: everything before it is ordered before it."""
-        if self.tick >> (62 - TICK):
-            self.memories.clear()
-            self.tick = 1
-        self.tick += 1
-        self.launch = launch
-        self.start = np.uint64(self.tick << TICK)
-        self.releases.clear()
-        self.grain = launch.code.granules.get("global", 4)
-        self.written: set[int] | None = None
-        names = written_params(launch.code.kernel)
-        if names is not None:
-            self.written = set()
-            bank = launch.banks.get(0, b"")
-            for name in names:
-                at = launch.param_base + launch.code.kernel.params[name].offset
-                mapping = self._mapping(int.from_bytes(bank[at : at + 8], "little"))
-                if mapping is not None:
-                    self.written.add(id(mapping.buf))
-
-    def _mapping(self, va: int) -> Any:
-        vm = self.launch.vm
-        return vm.find(va) if isinstance(vm, GpuAddressSpace) else None
+    def mapping(self, va: int) -> Any:
+        """The mapping that holds an address, None for none."""
 
     def find(self, va: int) -> Extent | None:
         """The piece that held `va` when the launch was submitted."""
-        return self.extents.find(va, self.now)
-
-    def chunk(self, st: State) -> Shadow:
-        """The records of a chunk's own memories."""
-        from .sanitize import Shadow  # which is a Clocks itself
-
-        return Shadow(self, st)
+        ...
 
     def slots(self, mapping: Any) -> Slots:
         """The records of a buffer."""
-        key = id(mapping.buf), self.grain
-        if key not in self.memories or self.memories[key][0] is not mapping.buf:
-            self.memories[key] = mapping.buf, Slots.of(mapping.buf.size // self.grain)
-        return self.memories[key][1]
+        ...
 
 
 class Clocks:
@@ -137,7 +45,7 @@ class Clocks:
 
     race = True
 
-    def __init__(self, owner: Sanitizer, st: State) -> None:
+    def __init__(self, owner: Watch, st: State) -> None:
         self.o, self.st, self.launch = owner, st, st.launch
         self.first = self._word()
         block = np.arange(st.n) // st.threads

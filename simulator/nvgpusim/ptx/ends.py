@@ -75,7 +75,7 @@ class Ends(Clocks):
             self._fresh(extent, part, addr, total, access)
             return
         where = np.atleast_1d(addr)
-        mapping = self.o._mapping(low)
+        mapping = self.o.mapping(low)
         whole = mapping is not None and high <= mapping.end
         if whole and not self.o.extents.inside(mapping.va, mapping.end):
             self._asked(part, where, total, access, mapping)
@@ -110,7 +110,7 @@ class Ends(Clocks):
 
     def _outside(self, part: Any, where: Any, n: int, total: int, access: str) -> None:
         va = int(where[n])
-        mapping = self.o._mapping(va)
+        mapping = self.o.mapping(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
         kind, what = self.o.extents.story(va, self.o.now)

@@ -13,7 +13,7 @@ from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
 from nvgpusim.ptx import Code, KernelFault, Launch, Module, compile_kernel, parse
-from nvgpusim.ptx.clocks import Sanitizer
+from nvgpusim.ptx.sanitize import Sanitizer
 
 from .cases import Case
 

@@ -13,7 +13,7 @@ import pytest
 from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.ptx import Launch, compile_kernel, parse
-from nvgpusim.ptx.clocks import Sanitizer
+from nvgpusim.ptx.sanitize import Sanitizer
 
 from . import launching
 from .cases import CASES, Case
