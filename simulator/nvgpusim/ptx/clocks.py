@@ -15,6 +15,9 @@ from .records import THREADS, TICK, Slots
 from .releases import Fences, Release, Releases, Words
 from .state import Lanes, State
 
+WORDS = 32
+"""Words of one strong write that are released apart; more count as one."""
+
 
 class Watch(Protocol):
     """All launches' checks, as a chunk sees them: `sanitize.Sanitizer`."""
@@ -27,6 +30,7 @@ class Watch(Protocol):
     start: np.uint64
     grain: int
     written: set[int] | None
+    crowded: bool
 
     def mapping(self, va: int) -> Any:
         """The mapping that holds an address, None for none."""
@@ -44,6 +48,7 @@ class Clocks:
     """A chunk's lanes and what each knows of the others. `race`: whether anybody asks."""
 
     race = True
+    shared: Slots
 
     def __init__(self, owner: Watch, st: State) -> None:
         self.o, self.st, self.launch = owner, st, st.launch
@@ -56,11 +61,24 @@ class Clocks:
         self.warps_seen: Words | None = None
         self.arrivals: dict[tuple[int, int], list[int]] = {}
         self.knows: Words | None = None
+        self.events = 0
+        self.changed = np.zeros(st.n, np.int64)
         self.near: Fences | None = None
         self.wide: Fences | None = None
 
     def _word(self) -> np.uint64:
         return np.uint64(self.o.tick << TICK)
+
+    def _tick(self, lanes: Lanes) -> np.uint64:
+        """The lanes synchronize: a new time for what they do from now on."""
+        self.o.tick += 1
+        self._change(lanes)
+        return self._word()
+
+    def _change(self, lanes: Lanes) -> None:
+        """What the lanes are ordered after is no longer what it was."""
+        self.events += 1
+        self.changed[lanes] = self.events
 
     # reports
 
@@ -128,11 +146,12 @@ class Clocks:
     def barrier(self, lanes: Lanes) -> None:
         """Whole blocks passed a barrier."""
         st = self.st
-        self.o.tick += 1
-        word = self._word()
+        word = self._tick(lanes)
         self.passed[lanes] = word
         self.warped[lanes] = word
         self._share(lanes, lanes // st.threads)
+        if self.shared.crowd is not None and len(lanes) == st.n:
+            self.shared.crowd.clear()
 
     def _share(self, lanes: Lanes, group: Any) -> None:
         """Let all lanes of a group know what one knows of releases; both are in order."""
@@ -145,10 +164,10 @@ class Clocks:
     def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
         """Lanes of the masks met in bar.warp.sync."""
         st = self.st
-        self.o.tick += 1
-        word = self._word()
-        alive = st.launch.alive_mask(st) if st.live is not None or st.m is not None else None
-        whole = masks == (0xFFFFFFFF if alive is None or len(alive) != len(masks) else alive)
+        word = self._tick(lanes)
+        lanes_of = np.minimum(st.threads - st.thread[lanes] // 32 * 32, 32).astype(np.uint64)
+        every = ((np.uint64(1) << lanes_of) - np.uint64(1)).astype(np.uint32)
+        whole = masks & every == every
         self.warped[lanes[whole]] = word
         if (~whole).any():
             if self.lanes_seen is None:
@@ -170,16 +189,16 @@ class Clocks:
 
     def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
         """bar.arrive: what came before is ordered before whoever waits at the barrier."""
-        self.o.tick += 1
+        word = self._tick(lanes)
         for lane, number in zip(lanes[::32].tolist(), numbers[::32].tolist(), strict=True):
             block, warp = lane // self.st.threads, lane % self.st.threads // 32
             self.arrivals.setdefault((block, number), []).append(warp)
-            self._seen()[block, warp, warp] = self._word()
+            self._seen()[block, warp, warp] = word
 
     def named(self, lanes: Lanes, number: int) -> None:
         """Some warps of one block passed a barrier together."""
         st = self.st
-        self.o.tick += 1
+        word = self._tick(lanes)
         seen = self._seen()
         block = int(lanes[0]) // st.threads
         warps = np.unique(lanes % st.threads // 32)
@@ -187,10 +206,10 @@ class Clocks:
         row = seen[block, warps].max(0)
         if came:
             row = np.maximum(row, seen[block, came].max(0))
-        row[warps] = self._word()
+        row[warps] = word
         seen[block, warps] = row
         self._share(lanes, np.zeros(len(lanes), np.intp))
-        self.warped[lanes] = self._word()
+        self.warped[lanes] = word
 
     def narrow(self) -> bool:
         """True if the instruction's scope is the block."""
@@ -198,12 +217,12 @@ class Clocks:
 
     def fence(self) -> None:
         """A fence by the active lanes."""
-        self.o.tick += 1
         lanes = self.st.lanes()
+        word = self._tick(lanes)
         if self.near is None or self.wide is None:
             self.near, self.wide = Fences(self.st.n), Fences(self.st.n)
         for fences in (self.near,) if self.narrow() else (self.near, self.wide):
-            fences.at[lanes] = self._word()
+            fences.at[lanes] = word
             fences.block[lanes] = self.passed[lanes]
             fences.warp[lanes] = self.warped[lanes]
 
@@ -215,6 +234,18 @@ class Clocks:
         if self.near is None or self.wide is None or not self.race:
             return
         self.o.tick += 1
+        if slots.released is None:
+            slots.released = np.zeros((3, len(slots.write)), np.int64)
+        words = np.unique(index) if len(index) > 1 else index
+        if 1 < len(words) <= WORDS:
+            for word in words:
+                which = index == word
+                self._publish_at(lanes[which], slots, index[which], atomic)
+        else:
+            self._publish_at(lanes, slots, index, atomic)
+
+    def _publish_at(self, lanes: Lanes, slots: Slots, index: Any, atomic: bool) -> None:
+        assert self.near is not None and self.wide is not None and slots.released is not None
         known = self._told(lanes, slots, index)
         if self.knows is not None:
             known = known | self.knows[lanes]
@@ -223,8 +254,6 @@ class Clocks:
         if not self.narrow():
             same = near and np.array_equal(self.near.at, self.wide.at)
             far = near if same else self._release(lanes, self.wide, bits)
-        if slots.released is None:
-            slots.released = np.zeros((3, len(slots.write)), np.int64)
         for row, number in enumerate((near, far)):
             if number or not atomic:
                 slots.released[row, index] = number
@@ -249,7 +278,9 @@ class Clocks:
         if told.any():
             if self.knows is None:
                 self.knows = np.zeros((self.st.n, told.shape[1]), np.uint64)
-            np.bitwise_or.at(self.knows, lanes, told)
+            if (told & ~self.knows[lanes]).any():
+                self._change(lanes)
+                np.bitwise_or.at(self.knows, lanes, told)
 
     def _release(self, lanes: Lanes, fences: Fences, bits: Words) -> int:
         """The number of a release of lanes' fences; 0 where there are none."""

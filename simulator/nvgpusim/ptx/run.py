@@ -238,7 +238,7 @@ class Run:
         alive = self.launch.alive_mask(st)
         if not (masks & ~here & alive).any():
             if st.shadow is not None:
-                st.shadow.warp_sync(lanes, masks & here)
+                st.shadow.warp_sync(lanes, masks)
             return at + 1
         if not len(self.masks):
             self.masks = np.zeros(st.n, np.uint32)
@@ -264,7 +264,7 @@ class Run:
         if not ready.any():
             return False
         if st.shadow is not None:
-            st.shadow.warp_sync(lanes[ready], (masks & here)[ready])
+            st.shadow.warp_sync(lanes[ready], masks[ready])
         free = np.zeros(st.n, bool)
         free[lanes[ready]] = True
         going: Front = {}

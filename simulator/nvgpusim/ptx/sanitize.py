@@ -12,11 +12,11 @@ from ..memory import GpuAddressSpace
 from .records import TICK, Slots
 from .releases import Releases
 from .shadow import Shadow
-from .state import Grid, State
-from .taint import written_params
+from .state import Compiled, Grid, State
+from .taint import orders_some, written_params
 
 
-@dataclass
+@dataclass(eq=False)
 class Sanitizer:
     """The checks of all launches of a GPU; `now`: the moment of the launch's submission."""
 
@@ -28,6 +28,7 @@ class Sanitizer:
     def __post_init__(self) -> None:
         self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
         self.releases = Releases()
+        self.facts: dict[int, tuple[Compiled, set[str] | None, bool]] = {}
 
     def begin(self, launch: Grid) -> None:
         """A launch starts: everything before it is ordered before it."""
@@ -40,7 +41,7 @@ class Sanitizer:
         self.releases.clear()
         self.grain = launch.code.granules.get("global", 4)
         self.written: set[int] | None = None
-        names = written_params(launch.code.kernel)
+        _, names, self.crowded = self._facts(launch.code)
         if names is not None:
             self.written = set()
             bank = launch.banks.get(0, b"")
@@ -49,6 +50,12 @@ class Sanitizer:
                 mapping = self.mapping(int.from_bytes(bank[at : at + 8], "little"))
                 if mapping is not None:
                     self.written.add(id(mapping.buf))
+
+    def _facts(self, code: Compiled) -> tuple[Compiled, set[str] | None, bool]:
+        """What does not change from launch to launch of a kernel."""
+        if id(code) not in self.facts:
+            self.facts[id(code)] = code, written_params(code.kernel), orders_some(code.kernel)
+        return self.facts[id(code)]
 
     def mapping(self, va: int) -> Any:
         """The mapping that holds an address, None for none."""

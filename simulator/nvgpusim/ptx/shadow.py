@@ -1,246 +1,72 @@
-"""A chunk under the sanitizer: races, uninitialised reads, ends of buffers.
-
-Time counts synchronizations (`tick`). Every granule of shared and global memory remembers its last
-write and two reads, those of the lowest and the highest thread since, as one word each: tick, a
-flag for volatile and atomic accesses, instruction, thread. Two accesses of different threads, one
-of them a write, race unless something orders them: a barrier of the block or of the warp that both
-passed, a named barrier, or a release that the second knows of (see `releases`). Two volatile or
-atomic accesses of global memory do not race, nor do two writes of the same value, as
-compute-sanitizer has it.
-"""
+"""A chunk under the sanitizer: what its loads, stores, atomics and copies tell."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .clocks import Watch
-from .ends import Ends, at
-from .records import SITE, SITES, STRONG, THREADS, TICK, Slots
+from .ends import at
+from .races import WAITS, Races
+from .records import THREADS, Slots
 from .releases import Words
 from .spaces import scatter
 from .state import Async, Lanes, State
-from .tree import Instr
 
-_WAITS = ("test_wait", "try_wait")
-_ORDERED = ("relaxed", "acquire", "release", "acq_rel")
-_VOLATILE = ("volatile", "mmio", *_ORDERED)
+POLLERS = 1024
+"""Lanes that may poll together; more are not remembered as such."""
 
 
-class Shadow(Ends):
-    """A chunk's lanes: what orders them, and the records of its shared and local memory."""
+class Poll(NamedTuple):
+    """A volatile or atomic access: lanes and addresses, the words it left, the event before it."""
+
+    who: bytes
+    where: bytes
+    words: list[tuple[Slots, Any, Words, Any]]
+    event: int
+
+
+class Shadow(Races):
+    """A chunk's lanes as their instructions see it, and who wrote its local memory."""
 
     def __init__(self, owner: Watch, st: State) -> None:
         super().__init__(owner, st)
-        code = st.launch.code
-        self.race, self.init = "race" in owner.checks, "init" in owner.checks
-        self.bounds, self.sync = "bounds" in owner.checks, "sync" in owner.checks
-        self.grain = code.granules.get("shared", 4)
-        limit = st.shared.shape[1]
-        self.limit = limit
-        self.shared = Slots.of(st.blocks * -(-limit // self.grain) if code.shared else 0)
         size = st.local.shape[0] * st.local.shape[1] if st.local is not None else 0
         self.local = np.zeros(size if self.init else 0, bool)
+        self.polls: dict[int, Poll] = {}
+        self.poll: tuple[bytes, bytes] | None = None
 
-    def _what(self, space: str, index: int, mapping: Any) -> str:
-        """The variable or buffer behind a granule."""
-        if space == "shared":
-            grains = -(-self.limit // self.grain)
-            offset = index % grains * self.grain
-            best = max(
-                ((v, k) for k, v in self.launch.code.shared.items() if v <= offset),
-                default=(0, "shared memory"),
-            )
-            return f"{best[1]}+{offset - best[0]}"
-        va = mapping.va - mapping.buf_offset + index * self.o.grain
-        extent = self.o.find(va)
-        if extent is not None:
-            return f"+{va - extent.va} in {extent}"
-        return f"+{index * self.o.grain:#x} in {mapping.buf!r}"
+    def again(self, part: Any, where: Any) -> bool:
+        """True if the lanes did the same to the same words and nothing has happened since.
 
-    def _clash(
-        self, verb: str, other: str, space: str, lane: int, record: int, index: int, mapping: Any
-    ) -> None:
-        site, thread = record >> SITE & SITES, record & int(THREADS)
-        if space == "shared":
-            thread = int(self.gid[thread])
-        mine = self.place(self.st.site, verb)
-        theirs = self.place(site, other)
-        self.report(
-            "race",
-            (self.st.site, site, verb, other),
-            f"{mine} of {self._what(space, index, mapping)} by {self.me(lane)} and {theirs} by "
-            f"{self.who(thread)}: nothing orders them",
-        )
-
-    # order
-
-    def _strong(self) -> bool:
-        instr = self.st.at
-        if instr is None:
-            return False
-        return instr.op in ("atom", "red") or any(m in _VOLATILE for m in instr.mods)
-
-    def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
-        """A barrier for the whole block that some of its threads never reach."""
-        if self.sync:
-            block = lane // self.st.threads * self.st.threads
-            self.report(
-                "sync",
-                instr and instr.line,
-                f"barrier ({at(instr)}) passed by {self.me(lane)}, which {count} threads of the "
-                f"block never reach, {self.me(block + gone)} the first of them: they have exited",
-            )
-
-    # accesses
-
-    def _index(self, offsets: Any, total: int, grain: int) -> tuple[Any, int]:
-        """Granules of an access, all of a lane's side by side, and how many a lane has."""
-        count = max(1, total // grain)
-        base = np.asarray(offsets).astype(np.int64) // grain
-        if count == 1:
-            return base, 1
-        return (base[:, None] + np.arange(count)).reshape(-1), count
-
-    def _mine(self, lanes: Lanes, space: str, strong: bool) -> Words:
-        who = lanes if space == "shared" else self.gid[lanes]
-        head = self.o.tick << TICK | int(strong) << STRONG
-        head |= min(self.st.site, SITES) << SITE
-        return np.uint64(head) | who.astype(np.uint64)
-
-    def _exempt(self, bad: Any, lanes: Lanes, records: Words, strong: bool, space: str) -> None:
-        """Two strong accesses of global memory, or two atomics, are no race in their scope."""
-        if strong and (space == "global" or self._atomic()):
-            fine = (records >> np.uint64(STRONG)) & np.uint64(1) > 0
-            if space == "global" and self.narrow():
-                theirs = (records & THREADS).astype(np.int64)
-                fine &= theirs // self.st.threads == self.gid[lanes] // self.st.threads
-            bad &= ~fine
-
-    def _atomic(self) -> bool:
-        at = self.st.at
-        return at is not None and (
-            at.op in ("atom", "red")
-            or (at.op == "mbarrier" and "init" not in at.mods)
-            or any(m in _ORDERED for m in at.mods)
-        )
-
-    def _publish(self, lanes: Lanes, slots: Slots, index: Any) -> None:
-        """A strong write; .release is a fence, too."""
-        at = self.st.at
-        if at is not None and any(m in ("release", "acq_rel") for m in at.mods):
-            self.fence()
-        self.publish(lanes, slots, index, at is not None and at.op not in ("st", "mbarrier"))
-
-    def _flag(self, space: str) -> bool:
-        return self._atomic() or (space == "global" and self._strong())
-
-    def _read(
-        self, slots: Slots, space: str, lanes: Lanes, index: Any, count: int, mapping: Any
-    ) -> None:
-        strong = self._flag(space)
-        if count > 1:
-            lanes = np.repeat(lanes, count)
-        records = slots.write[index]
-        if slots.flight is not None:
-            self._in_flight(slots, lanes, index, "read")
-        if int(records.max()) >= int(self.first):
-            bad = self.unordered(lanes, records, space)
-            self._exempt(bad, lanes, records, strong, space)
-            if bad.any():
-                for equal in slots.equals(index):
-                    bad &= (equal == 0) | self.unordered(lanes, equal, space)
-            if bad.any():
-                n = int(np.flatnonzero(bad)[0])
-                self._clash(
-                    "read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping
-                )
-        mine = self._mine(lanes, space, strong)
-        low = slots.low[index]
-        keep = (low & THREADS) < (mine & THREADS)
-        keep &= ~self._stale(low, lanes, space)
-        slots.low[index[::-1]] = np.where(keep, low, mine)[::-1]
-        high = slots.high[index]
-        keep = (high & THREADS) > (mine & THREADS)
-        keep &= ~self._stale(high, lanes, space)
-        slots.high[index] = np.where(keep, high, mine)
-
-    def _stale(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
-        """Records that are ordered before the lane by a barrier, or are of no thread."""
-        if space == "shared":
-            out: NDArray[np.bool_] = records < self.passed[lanes]
-            other, mine = (records & THREADS).astype(np.int64), lanes
-        else:
-            out = records < self.o.start
-            if out.all():
-                return out
-            other, mine = (records & THREADS).astype(np.int64), self.gid[lanes]
-            same = other // self.st.threads == mine // self.st.threads
-            out |= same & (records < self.passed[lanes])
-        same = (other // 32 == mine // 32) if self.st.threads % 32 == 0 else (other == mine)
-        out |= same & (records < self.warped[lanes])
-        return out
-
-    def _before_write(
-        self, slots: Slots, space: str, lanes: Lanes, index: Any, mapping: Any, same: Any
-    ) -> None:
-        """Races of a write with what was done before; `same`: where the value does not change.
-
-        Writes that nothing orders and that wrote the same value stay remembered.
+        Whoever polls a word finds what it found, and its record there still holds: what the lanes
+        are ordered after and what others are ordered after of them changes with events alone.
         """
-        strong = self._flag(space)
-        if slots.flight is not None:
-            self._in_flight(slots, lanes, index, "write")
-        last, equals = slots.write[index], slots.equals(index)
-        unchanged = np.zeros(len(index), bool)
-        for records, other in (
-            (last, "write"), *((record, "write") for record in equals),
-            (slots.low[index], "read"), (slots.high[index], "read"),
-        ):  # fmt: skip
-            if int(records.max()) < int(self.first):
-                continue
-            bad = self.unordered(lanes, records, space)
-            self._exempt(bad, lanes, records, strong, space)
-            if same is not None and bad.any():
-                equal = bad & same()
-                if other == "write":
-                    unchanged |= equal
-                else:
-                    equal &= self._after_own(records, [last, *equals], space)
-                bad &= ~equal
-            if bad.any():
-                n = int(np.flatnonzero(bad)[0])
-                self._clash(
-                    "write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping
-                )
-        slots.forget_equals(index[~unchanged])
-        if unchanged.any():
-            slots.keep_equal(index[unchanged], last[unchanged])
-
-    def _after_own(self, reads: Words, writes: list[Words], space: str) -> NDArray[np.bool_]:
-        """Reads by a block that itself had written before what is written once more."""
-        own, threads = np.zeros(len(reads), bool), np.uint64(self.st.threads)
-        if space == "global":
-            for record in writes:
-                later = reads >> np.uint64(TICK) > record >> np.uint64(TICK)
-                block = (reads & THREADS) // threads == (record & THREADS) // threads
-                own |= later & block & (record >= self.o.start)
-        return own
-
-    def _in_flight(self, slots: Slots, lanes: Lanes, index: Any, verb: str) -> None:
-        assert slots.flight is not None
-        owner = slots.flight[index]
-        if owner.any():
-            n = int(np.flatnonzero(owner)[0])
-            self.report(
-                "race",
-                (self.st.site, verb, "flight"),
-                f"{self.place(self.st.site, verb)} of {self._what('shared', int(index[n]), None)} "
-                f"by {self.me(int(lanes[n]))}, where a cp.async of {self.me(int(owner[n]) - 1)} "
-                f"is still under way",
+        self.poll = None
+        if not self.race or not self._strong():
+            return False
+        lanes = self._active(part)
+        if len(lanes) > POLLERS:
+            return False
+        self.poll = lanes.tobytes(), where.tobytes()
+        known = self.polls.get(self.st.site)
+        return (
+            known is not None
+            and self.poll == known[:2]
+            and int(self.changed[lanes].max()) <= known.event
+            and all(
+                np.array_equal(slots.write[index], written)
+                and np.array_equal(_released(slots, index), released)
+                for slots, index, written, released in known.words
             )
+        )
+
+    def _remember(self, words: list[tuple[Slots, Any]]) -> None:
+        """Keep what a strong access left in its words."""
+        if self.poll is not None:
+            left = [(s, at, s.write[at], _released(s, at)) for s, at in words]
+            self.polls[self.st.site] = Poll(*self.poll, left, self.events)
 
     # what loads and stores call
 
@@ -343,9 +169,10 @@ class Shadow(Ends):
             self._before_write(self.shared, space, many, index, None, None)
         self._publish(many, self.shared, index)
         at = self.st.at
-        if at is not None and (at.op == "atom" or any(m in _WAITS for m in at.mods)):
+        if at is not None and (at.op == "atom" or any(m in WAITS for m in at.mods)):
             self.hear(many, self.shared, index)
         self.shared.write[index] = self._mine(many, space, True)
+        self._remember([(self.shared, index)])
 
     def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
         """cp.async: from now until its wait, its target is nobody's."""
@@ -408,7 +235,7 @@ class Shadow(Ends):
             return
         if not addr.ndim:
             addr = np.full(len(self._active(part)), addr)
-        written, strong = self.o.written, self._strong()
+        written, strong, words = self.o.written, self._strong(), []
         for mapping, some in self._runs(addr):
             still = written is not None and id(mapping.buf) not in written
             if still and not strong:
@@ -421,6 +248,8 @@ class Shadow(Ends):
                 self.hear(np.repeat(lanes, count), slots, index)
             if not still:
                 self._read(slots, "global", lanes, index, count, mapping)
+            words.append((slots, index))
+        self._remember(words)
 
     def _offsets(self, mapping: Any, where: Any) -> Any:
         return (where - np.uint64(mapping.va - mapping.buf_offset)).astype(np.int64)
@@ -460,7 +289,7 @@ class Shadow(Ends):
         """An atomic of global memory."""
         if not self.race:
             return
-        lanes = self._active(part)
+        lanes, words = self._active(part), []
         for mapping, some in self._runs(addr):
             mine = lanes if some is None else lanes[some]
             where = addr if some is None else addr[some]
@@ -475,6 +304,8 @@ class Shadow(Ends):
             slots.write[index] = records
             if self.narrow():
                 self._apart(slots, mine, records, index, mapping)
+            words.append((slots, index))
+        self._remember(words)
 
     def _apart(self, slots: Slots, lanes: Lanes, mine: Words, index: Any, mapping: Any) -> None:
         """Blocks that meet at a word in one instruction whose scope is the block."""
@@ -486,6 +317,10 @@ class Shadow(Ends):
             self._clash(
                 "atomic", "atomic", "global", int(lanes[n]), int(last[n]), int(index[n]), mapping
             )
+
+
+def _released(slots: Slots, index: Any) -> Any:
+    return None if slots.released is None else slots.released[:, index]
 
 
 def _pieces(data: Any, total: int) -> Any:

@@ -157,6 +157,10 @@ class Observer(Protocol):
 
     bounds: bool
 
+    def again(self, part: Any, where: Any) -> bool:
+        """True if the lanes did the same to the same words and nothing has happened since."""
+        ...
+
     def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
         """A global access before it is done."""
 
