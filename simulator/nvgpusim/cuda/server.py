@@ -156,7 +156,7 @@ class Server:
         kernel = loaded.module.kernels[name]
         if (module, name) not in self.known:
             try:
-                code = compile_kernel(loaded.module, kernel, self.fine)
+                code = compile_kernel(loaded.module, kernel, self.fine, self.warps is not None)
             except PtxError as error:
                 self.tell(f"kernel {name}: a gap of the simulator: {error}")
                 return NOT_SUPPORTED, b""

@@ -14,6 +14,7 @@ from ..extents import Extent, Extents
 from .records import THREADS, TICK, Slots
 from .releases import Fences, Release, Releases, Words
 from .state import Lanes, State
+from .taint import Facts
 
 WORDS = 32
 """Words of one strong write that are released apart; more count as one."""
@@ -30,7 +31,7 @@ class Watch(Protocol):
     start: np.uint64
     grain: int
     written: set[int] | None
-    crowded: bool
+    facts: Facts
 
     def mapping(self, va: int) -> Any:
         """The mapping that holds an address, None for none."""
@@ -52,6 +53,7 @@ class Clocks:
 
     def __init__(self, owner: Watch, st: State) -> None:
         self.o, self.st, self.launch = owner, st, st.launch
+        self.facts = owner.facts
         self.first = self._word()
         block = np.arange(st.n) // st.threads
         self.gid = st.first_block[block] * st.threads + np.arange(st.n) % st.threads
@@ -76,7 +78,7 @@ class Clocks:
         return self._word()
 
     def _change(self, lanes: Lanes) -> None:
-        """What the lanes are ordered after is no longer what it was."""
+        """The lanes are ordered after more than before."""
         self.events += 1
         self.changed[lanes] = self.events
 
@@ -94,7 +96,7 @@ class Clocks:
                 same = other // self.st.threads == me // self.st.threads
                 older |= same & (records < self.passed[lanes])
         bad: NDArray[np.bool_] = ~(older | (other == me))
-        if bad.any():
+        if np.count_nonzero(bad):
             self._excuse(bad, lanes, records, other, space)
         return bad
 
@@ -102,7 +104,7 @@ class Clocks:
         self, bad: NDArray[np.bool_], lanes: Lanes, records: Words, other: Any, space: str
     ) -> None:
         """Drop from `bad` what warps, named barriers or fences order."""
-        which = np.flatnonzero(bad)
+        which = bad.nonzero()[0]
         lane, record, thread = lanes[which], records[which], other[which]
         threads = self.st.threads
         mine = lane if space == "shared" else self.gid[lane]
@@ -116,7 +118,7 @@ class Clocks:
             row = (lane // threads, t // 32, np.minimum(u // 32, self.warps_seen.shape[2] - 1))
             fine |= same & (record < self.warps_seen[row])
         left = ~fine
-        if left.any():
+        if np.count_nonzero(left):
             source = thread if space == "global" else self.gid[thread % self.st.n]
             fine[left] |= self._fenced(lane[left], record[left], source[left])
         bad[which[fine]] = False
@@ -158,7 +160,7 @@ class Clocks:
         if self.knows is None:
             return
         starts = np.r_[True, group[1:] != group[:-1]]
-        most = np.bitwise_or.reduceat(self.knows[lanes], np.flatnonzero(starts), 0)
+        most = np.bitwise_or.reduceat(self.knows[lanes], starts.nonzero()[0], 0)
         self.knows[lanes] = most[np.cumsum(starts) - 1]
 
     def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
@@ -272,10 +274,10 @@ class Clocks:
 
     def hear(self, lanes: Lanes, slots: Slots, index: Any) -> None:
         """A strong read by lanes."""
-        if slots.released is None:
+        if slots.released is None or not np.count_nonzero(slots.released[:2, index]):
             return
         told = self._told(lanes, slots, index)
-        if told.any():
+        if np.count_nonzero(told):
             if self.knows is None:
                 self.knows = np.zeros((self.st.n, told.shape[1]), np.uint64)
             if (told & ~self.knows[lanes]).any():
@@ -296,7 +298,7 @@ class Clocks:
         reach = np.zeros(len(blocks), np.uint64)
         np.maximum.at(reach, group, fences.block[which])
         fenced = self._with_warps(which, fences)
-        which = np.flatnonzero(fenced)
+        which = fenced.nonzero()[0]
         which = which[np.argsort(self.gid[which])]
         release = Release(self.o.tick, self.gid[which], fenced[which], blocks, reach)
         return self.o.releases.add(release, bits, self.knows)

@@ -24,8 +24,6 @@ from .state import Lanes, State
 from .tree import Instr
 
 WAITS = ("test_wait", "try_wait")
-_ORDERED = ("relaxed", "acquire", "release", "acq_rel")
-_VOLATILE = ("volatile", "mmio", *_ORDERED)
 
 
 class Races(Ends):
@@ -35,7 +33,6 @@ class Races(Ends):
         super().__init__(owner, st)
         code = st.launch.code
         self.race, self.init = "race" in owner.checks, "init" in owner.checks
-        self.scoped = [n + 1 for n, instr in enumerate(code.sites) if "cta" in instr.mods]
         self.bounds, self.sync = "bounds" in owner.checks, "sync" in owner.checks
         self.grain = code.granules.get("shared", 4)
         limit = st.shared.shape[1]
@@ -76,10 +73,10 @@ class Races(Ends):
     # order
 
     def _strong(self) -> bool:
-        instr = self.st.at
-        if instr is None:
-            return False
-        return instr.op in ("atom", "red") or any(m in _VOLATILE for m in instr.mods)
+        return self.facts.strong[self.st.site]
+
+    def _atomic(self) -> bool:
+        return self.facts.atomic[self.st.site]
 
     def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
         """A barrier for the whole block that some of its threads never reach."""
@@ -112,20 +109,12 @@ class Races(Ends):
         """Two strong accesses of global memory, or two atomics, are no race in their scopes."""
         if strong and (space == "global" or self._atomic()):
             fine = (records & ATOMIC) > 0
-            if space == "global" and self.scoped:
+            if space == "global" and self.facts.scoped:
                 theirs = (records & THREADS).astype(np.int64)
                 near = theirs // self.st.threads == self.gid[lanes] // self.st.threads
                 sites = (records >> np.uint64(SITE)).astype(np.int64) & SITES
-                fine &= near | ~(self.narrow() | np.isin(sites, self.scoped))
+                fine &= near | ~(self.narrow() | np.isin(sites, self.facts.scoped))
             bad &= ~fine
-
-    def _atomic(self) -> bool:
-        at = self.st.at
-        return at is not None and (
-            at.op in ("atom", "red")
-            or (at.op == "mbarrier" and "init" not in at.mods)
-            or any(m in _ORDERED for m in at.mods)
-        )
 
     def _publish(self, lanes: Lanes, slots: Slots, index: Any) -> None:
         """A strong write; .release is a fence, too."""
@@ -150,56 +139,52 @@ class Races(Ends):
         records = slots.write[index]
         if slots.flight is not None:
             self._in_flight(slots, lanes, index, "read")
-        if int(records.max()) >= int(self._oldest(space)):
+        if int(np.maximum.reduce(records)) >= int(self._oldest(space)):
             bad = self.unordered(lanes, records, space)
             self._exempt(bad, lanes, records, strong, space)
-            if bad.any():
+            if np.count_nonzero(bad):
                 for equal in slots.equals(index):
                     bad &= (equal == 0) | self.unordered(lanes, equal, space)
-            if bad.any():
-                n = int(np.flatnonzero(bad)[0])
+            if np.count_nonzero(bad):
+                n = int(bad.nonzero()[0][0])
                 self._clash(
                     "read", "write", space, int(lanes[n]), int(records[n]), int(index[n]), mapping
                 )
         mine = self._mine(lanes, space, strong)
         low, high = slots.low[index], slots.high[index]
         older = self._stale(low, lanes, space), self._stale(high, lanes, space)
-        lower = ((low & THREADS) < (mine & THREADS)) & ~older[0]
-        slots.low[index[::-1]] = np.where(lower, low, mine)[::-1]
-        higher = ((high & THREADS) > (mine & THREADS)) & ~older[1]
-        slots.high[index] = np.where(higher, high, mine)
-        if self.o.crowded:
+        slots.low[index[::-1]] = _further(low, mine, older[0], np.less)[::-1]
+        slots.high[index] = _further(high, mine, older[1], np.greater)
+        if self.facts.crowded:
             self._between(slots, index, (low, high, mine), older)
 
     def _between(self, slots: Slots, index: Any, records: tuple[Words, ...], older: Any) -> None:
         """Keep the reads that are neither the lowest thread's nor the highest's any more."""
         *before, mine = records
-        new = slots.low[index], slots.high[index]
-        kept = [(mine != new[0]) & (mine != new[1])]
+        low, high = slots.low[index], slots.high[index]
+        lost = [(mine, (mine != low) & (mine != high))]
         for record, gone in zip(before, older, strict=True):
-            other = (record & THREADS) != (mine & THREADS)
-            kept.append(~gone & other & (record != new[0]) & (record != new[1]))
-        for record, lost in zip((mine, *before), kept, strict=True):
-            if not lost.any():
-                continue
-            if slots.crowd is None:
-                slots.crowd = Crowd(len(slots.write))
-            some, their = index[lost], record[lost]
-            if record is not mine:
-                some, first = np.unique(some, return_index=True)
-                their = their[first]
-            slots.crowd.add(some, their)
+            if np.count_nonzero(gone) < len(gone):
+                other = (record & THREADS) != (mine & THREADS)
+                lost.append((record, ~gone & other & (record != low) & (record != high)))
+        for record, which in lost:
+            if np.count_nonzero(which):
+                if slots.crowd is None:
+                    slots.crowd = Crowd(len(slots.write))
+                some, their = index[which], record[which]
+                if record is not mine:
+                    some, first = np.unique(some, return_index=True)
+                    their = their[first]
+                slots.crowd.add(some, their)
 
     def _stale(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
         """Records that are ordered before the lane by a barrier, or are of no thread."""
-        if space == "shared":
-            out: NDArray[np.bool_] = records < self.passed[lanes]
-            other, mine = (records & THREADS).astype(np.int64), lanes
-        else:
-            out = records < self.o.start
-            if out.all():
-                return out
-            other, mine = (records & THREADS).astype(np.int64), self.gid[lanes]
+        shared = space == "shared"
+        out: NDArray[np.bool_] = records < (self.passed[lanes] if shared else self.o.start)
+        if np.count_nonzero(out) == len(out):
+            return out
+        other, mine = (records & THREADS).astype(np.int64), lanes if shared else self.gid[lanes]
+        if not shared:
             same = other // self.st.threads == mine // self.st.threads
             out |= same & (records < self.passed[lanes])
         same = (other // 32 == mine // 32) if self.st.threads % 32 == 0 else (other == mine)
@@ -216,35 +201,35 @@ class Races(Ends):
         strong = self._flag(space)
         if slots.flight is not None:
             self._in_flight(slots, lanes, index, "write")
-        exempt = strong and (space == "global" or self._atomic()) and not self.scoped
+        exempt = strong and (space == "global" or self._atomic()) and not self.facts.scoped
         last, equals = slots.write[index], slots.equals(index)
         unchanged = np.zeros(len(index), bool)
         for records, other in (
             (last, "write"), *((record, "write") for record in equals),
             (slots.low[index], "read"), (slots.high[index], "read"),
         ):  # fmt: skip
-            if int(records.max()) < int(self._oldest(space)):
+            if int(np.maximum.reduce(records)) < int(self._oldest(space)):
                 continue
             if exempt and (records & ATOMIC).all():
                 continue
             bad = self.unordered(lanes, records, space)
             self._exempt(bad, lanes, records, strong, space)
-            if same is not None and bad.any():
+            if same is not None and np.count_nonzero(bad):
                 equal = bad & same()
                 if other == "write":
                     unchanged |= equal
                 else:
                     equal &= self._after_own(records, [last, *equals], space)
                 bad &= ~equal
-            if bad.any():
-                n = int(np.flatnonzero(bad)[0])
+            if np.count_nonzero(bad):
+                n = int(bad.nonzero()[0][0])
                 self._clash(
                     "write", other, space, int(lanes[n]), int(records[n]), int(index[n]), mapping
                 )
         if slots.crowd is not None and slots.crowd.some[index].any():
             self._after_crowd(slots, space, lanes, index, mapping, same)
         slots.forget_equals(index[~unchanged])
-        if unchanged.any():
+        if np.count_nonzero(unchanged):
             slots.keep_equal(index[unchanged], last[unchanged])
 
     def _after_crowd(
@@ -257,13 +242,13 @@ class Races(Ends):
             return
         records, writers = slots.crowd.records[places], lanes[which]
         bad = self.unordered(writers, records, space)
-        slots.crowd.drop(places[~bad], index[:0] if bad.any() else index)
+        slots.crowd.drop(places[~bad], index[:0] if np.count_nonzero(bad) else index)
         self._exempt(bad, writers, records, self._flag(space), space)
-        if same is not None and bad.any():
+        if same is not None and np.count_nonzero(bad):
             writes = [slots.write[index][which], *(row[which] for row in slots.equals(index))]
             bad &= ~(same()[which] & self._after_own(records, writes, space))
-        if bad.any():
-            n = int(np.flatnonzero(bad)[0])
+        if np.count_nonzero(bad):
+            n = int(bad.nonzero()[0][0])
             at = int(index[which[n]])
             self._clash("write", "read", space, int(writers[n]), int(records[n]), at, mapping)
 
@@ -280,8 +265,8 @@ class Races(Ends):
     def _in_flight(self, slots: Slots, lanes: Lanes, index: Any, verb: str) -> None:
         assert slots.flight is not None
         owner = slots.flight[index]
-        if owner.any():
-            n = int(np.flatnonzero(owner)[0])
+        if np.count_nonzero(owner):
+            n = int(owner.nonzero()[0][0])
             self.report(
                 "race",
                 (self.st.site, verb, "flight"),
@@ -289,3 +274,11 @@ class Races(Ends):
                 f"by {self.me(int(lanes[n]))}, where a cp.async of {self.me(int(owner[n]) - 1)} "
                 f"is still under way",
             )
+
+
+def _further(records: Words, mine: Words, stale: Any, side: Any) -> Words:
+    """Of records and my own those of the thread that is further to a side."""
+    if np.count_nonzero(stale) == len(stale):
+        return mine
+    kept: Words = np.where(side(records & THREADS, mine & THREADS) & ~stale, records, mine)
+    return kept

@@ -13,7 +13,7 @@ from .records import TICK, Slots
 from .releases import Releases
 from .shadow import Shadow
 from .state import Compiled, Grid, State
-from .taint import orders_some, written_params
+from .taint import Facts
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class Sanitizer:
     def __post_init__(self) -> None:
         self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
         self.releases = Releases()
-        self.facts: dict[int, tuple[Compiled, set[str] | None, bool]] = {}
+        self.known: dict[int, tuple[Compiled, Facts]] = {}
 
     def begin(self, launch: Grid) -> None:
         """A launch starts: everything before it is ordered before it."""
@@ -41,7 +41,12 @@ class Sanitizer:
         self.releases.clear()
         self.grain = launch.code.granules.get("global", 4)
         self.written: set[int] | None = None
-        _, names, self.crowded = self._facts(launch.code)
+        if id(launch.code) not in self.known:
+            self.known[id(launch.code)] = (
+                launch.code, Facts(launch.code.kernel, launch.code.sites)
+            )  # fmt: skip
+        self.facts = self.known[id(launch.code)][1]
+        names = self.facts.written
         if names is not None:
             self.written = set()
             bank = launch.banks.get(0, b"")
@@ -50,12 +55,6 @@ class Sanitizer:
                 mapping = self.mapping(int.from_bytes(bank[at : at + 8], "little"))
                 if mapping is not None:
                     self.written.add(id(mapping.buf))
-
-    def _facts(self, code: Compiled) -> tuple[Compiled, set[str] | None, bool]:
-        """What does not change from launch to launch of a kernel."""
-        if id(code) not in self.facts:
-            self.facts[id(code)] = code, written_params(code.kernel), orders_some(code.kernel)
-        return self.facts[id(code)]
 
     def mapping(self, va: int) -> Any:
         """The mapping that holds an address, None for none."""

@@ -79,8 +79,8 @@ class Shadow(Races):
         index, count = self._index(offsets, total, self.grain)
         if self.init:
             never = self.shared.write[index] == 0
-            if never.any():
-                n = int(np.flatnonzero(never)[0])
+            if np.count_nonzero(never):
+                n = int(never.nonzero()[0][0])
                 self.report(
                     "init",
                     self.st.site,
@@ -124,12 +124,12 @@ class Shadow(Races):
         slots.write[index] = mine
         scatter(table, offsets, rows, total)
         lost = slots.write[index] != mine
-        if lost.any():
+        if np.count_nonzero(lost):
             equal = same()
             slots.keep_equal(index[lost & equal], mine[lost & equal])
             lost &= ~equal
-            if lost.any():
-                n = int(np.flatnonzero(lost)[0])
+            if np.count_nonzero(lost):
+                n = int(lost.nonzero()[0][0])
                 record = int(slots.write[index[n]])
                 self._clash("write", "write", space, int(many[n]), record, int(index[n]), mapping)
 
@@ -197,8 +197,8 @@ class Shadow(Races):
     def copy_read(self, copy: Async, now: Any) -> None:
         """cp.async reads its source at any time until its wait: by then it is what it was."""
         changed = (now != copy.begun).any(1)
-        if self.race and changed.any():
-            lane = int(copy.lanes[np.flatnonzero(changed)[0]])
+        if self.race and np.count_nonzero(changed):
+            lane = int(copy.lanes[changed.nonzero()[0][0]])
             self.report(
                 "race",
                 copy.instr.line,
@@ -216,7 +216,7 @@ class Shadow(Races):
         mapping = self.o.mapping(int(addr.min()))
         if mapping is None:
             return []
-        if int(addr.max()) < mapping.end:
+        if int(np.maximum.reduce(addr)) < mapping.end:
             return [(mapping, None)]
         out, left = [], np.arange(len(addr))
         while len(left):
@@ -245,7 +245,7 @@ class Shadow(Races):
                 lanes, where = lanes[some], addr[some]
             index, count = self._index(self._offsets(mapping, where), total, self.o.grain)
             if strong:
-                self.hear(np.repeat(lanes, count), slots, index)
+                self.hear(np.repeat(lanes, count) if count > 1 else lanes, slots, index)
             if not still:
                 self._read(slots, "global", lanes, index, count, mapping)
             words.append((slots, index))
@@ -282,7 +282,9 @@ class Shadow(Races):
                 slots, "global", lanes, index, count, offsets, values, total, mapping.buf.array,
                 mapping,
             )  # fmt: skip
-            mapping.wrote(int(where.min()) - mapping.va, int(where.max()) + total - mapping.va)
+            mapping.wrote(
+                int(where.min()) - mapping.va, int(np.maximum.reduce(where)) + total - mapping.va
+            )
         return True
 
     def global_atomic(self, part: Any, addr: Any, size: int) -> None:
@@ -312,8 +314,8 @@ class Shadow(Races):
         last = slots.write[index]
         threads = np.uint64(self.st.threads)
         apart = (last & THREADS) // threads != (mine & THREADS) // threads
-        if apart.any():
-            n = int(np.flatnonzero(apart)[0])
+        if np.count_nonzero(apart):
+            n = int(apart.nonzero()[0][0])
             self._clash(
                 "atomic", "atomic", "global", int(lanes[n]), int(last[n]), int(index[n]), mapping
             )

@@ -5,7 +5,33 @@ from __future__ import annotations
 from .tree import Addr, Imm, Instr, Kernel, Reg, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
-_STRONG = {"volatile", "mmio", "relaxed", "acquire", "release", "acq_rel"}
+_ORDERED = {"relaxed", "acquire", "release", "acq_rel"}
+_STRONG = _ORDERED | {"volatile", "mmio"}
+
+
+class Facts:
+    """A kernel as the sanitizer asks about it at each launch, analysed once.
+
+    `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
+    instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone).
+    """
+
+    def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
+        self.written, self.crowded = written_params(kernel), orders_some(kernel)
+        self.atomic = [False, *(_atomic(instr) for instr in sites)]
+        self.strong = [
+            False, *(instr.op in ("atom", "red") or not _STRONG.isdisjoint(instr.mods)
+                     for instr in sites),
+        ]  # fmt: skip
+        self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
+
+
+def _atomic(instr: Instr) -> bool:
+    return (
+        instr.op in ("atom", "red")
+        or (instr.op == "mbarrier" and "init" not in instr.mods)
+        or not _ORDERED.isdisjoint(instr.mods)
+    )
 
 
 def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> frozenset[str]:

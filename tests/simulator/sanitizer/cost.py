@@ -31,7 +31,7 @@ def ratio(case: Case) -> float:
     kernel, (vm, buf) = source.kernels[case.kernel], memory()
     watch = Sanitizer(frozenset(CHECKS))
     spent: dict[Sanitizer | None, list[float]] = {None: [], watch: []}
-    codes = {who: compile_kernel(source, kernel, who is not None) for who in spent}
+    codes = {who: compile_kernel(source, kernel, who is not None, False) for who in spent}
     for _ in range(TURNS):
         for who, times in spent.items():
             buf.array[:] = 0

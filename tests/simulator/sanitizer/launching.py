@@ -38,9 +38,9 @@ def module() -> Module:
 
 
 @lru_cache
-def code(kernel: str, fine: bool = True) -> Code:
+def code(kernel: str, fine: bool = True, turns: bool = False) -> Code:
     """A kernel, compiled."""
-    return compile_kernel(module(), module().kernels[kernel], fine)
+    return compile_kernel(module(), module().kernels[kernel], fine, turns)
 
 
 def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
@@ -101,7 +101,13 @@ def run(
     """One launch; `seed` draws the order of warps; without `checks` nothing is watched."""
     vm, buf = memory(flags)
     watch = Sanitizer(frozenset(checks), Extents()) if checks else None
-    launch = prepare(code(case.kernel, watch is not None or seed is not None), case, vm, buf, watch)
+    launch = prepare(
+        code(case.kernel, watch is not None or seed is not None, seed is not None),
+        case,
+        vm,
+        buf,
+        watch,
+    )
     launch.warps = seed
     fault, kinds = "", set()
     try:
