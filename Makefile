@@ -11,7 +11,7 @@ BENCH_FLAGS ?= -p 32 -n 32 -r 6
 # Of `make serve`: SERVE_FLAGS='--port 9000' and the like.
 SERVE_FLAGS ?=
 
-.PHONY: chat serve bench test lint types unit verify upstream-tests mutations telemetry-demo clean
+.PHONY: chat serve bench test lint types unit coverage verify upstream-tests mutations telemetry-demo clean
 
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
@@ -35,6 +35,10 @@ types: .venv/.dev
 	$(BIN)/mypy
 
 unit: .venv/.dev
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+# The tracer of coverage doubles the time of the suite, so `make test` leaves it out.
+coverage: .venv/.dev
 	$(BIN)/pytest $(PYTEST_FLAGS) --cov --cov-report=term --cov-fail-under=90
 
 verify: .venv/.dev
