@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -26,7 +27,7 @@ class Sanitizer:
     now: int | None = None
 
     def __post_init__(self) -> None:
-        self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
+        self.memories: WeakKeyDictionary[Any, dict[int, Slots]] = WeakKeyDictionary()
         self.releases = Releases()
         self.known: dict[int, tuple[Compiled, Facts]] = {}
 
@@ -71,7 +72,7 @@ class Sanitizer:
 
     def slots(self, mapping: Any) -> Slots:
         """The records of a buffer."""
-        key = id(mapping.buf), self.grain
-        if key not in self.memories or self.memories[key][0] is not mapping.buf:
-            self.memories[key] = mapping.buf, Slots.of(mapping.buf.size // self.grain)
-        return self.memories[key][1]
+        of = self.memories.setdefault(mapping.buf, {})
+        if self.grain not in of:
+            of[self.grain] = Slots.of(mapping.buf.size // self.grain)
+        return of[self.grain]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_a_missing_barrier_shows_in_the_result() -> None:
 
     assert result(None) == want
     assert any(result(seed) != want for seed in range(4))
+
+
+def test_records_go_with_their_buffer() -> None:
+    watch = Sanitizer(frozenset({"race"}))
+    case = next(case for case in CASES if case.kernel == "clean_saxpy")
+    for _ in range(2):
+        launching.prepare(launching.code(case.kernel), case, *launching.memory(), watch).run()
+    gc.collect()
+    assert len(watch.memories) == 1
 
 
 def test_the_l2_keeps_nothing_that_a_watched_kernel_has_overwritten() -> None:
