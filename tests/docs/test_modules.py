@@ -43,10 +43,13 @@ def test_no_module_shadows_the_standard_library() -> None:
 
 
 def imported(path: Path, module: str, names: set[str]) -> Iterator[str]:
-    """Modules of `names` that a file imports, in functions and for types, too."""
+    """Modules of `names` that a file imports when it runs, in functions, too."""
     package = module.split(".")[: None if path.stem == "__init__" else -1]
-    for node in ast.walk(trees()[path]):
-        match node:
+    nodes: list[ast.AST] = [trees()[path]]
+    while nodes:
+        match node := nodes.pop():
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                continue
             case ast.Import(names=aliases):
                 yield from names.intersection(alias.name for alias in aliases)
             case ast.ImportFrom(module=base, names=aliases, level=level):
@@ -54,6 +57,7 @@ def imported(path: Path, module: str, names: set[str]) -> Iterator[str]:
                 origin = ".".join([*start, *(base or "").split(".")]).strip(".")
                 inner = {f"{origin}.{alias.name}" for alias in aliases}
                 yield from names & inner or names & {origin}
+        nodes += ast.iter_child_nodes(node)
 
 
 def test_no_circle_of_imports() -> None:
