@@ -186,7 +186,7 @@ RULES: list[tuple[str, Answer]] = [
     ),
     # docs/tuning.md, device-check.md
     (
-        r"orinbench tune --shape tiny --level 1 --budget 30m",
+        r"orinbench tune search --shape tiny --level 1 --budget 30m",
         Elsewhere(f"{TUNE}/test_search.py::test_a_found_kernel_is_found_again_without_a_search"),
     ),
     (
