@@ -215,10 +215,8 @@ RULES: list[tuple[str, Answer]] = [
     ),
     # docs/matvec.md, models.md, performance.md
     (
-        r"python3 tools/matvec_bench\.py decode .*",
-        Run(
-            "python3 tools/matvec_bench.py decode --help", shows="(?s)--stock.*--patched.*--devices"
-        ),
+        r"python3 tools/matvec_decode\.py .*",
+        Run("python3 tools/matvec_decode.py --help", shows="(?s)--stock.*--patched.*--devices"),
     ),
     (
         r"orinbench synth --shape tiny\|160m.*",

@@ -1,4 +1,4 @@
-"""What the steps of a device check share: its state, its programs, and ends without a result."""
+"""State of a device check, the programs that its steps run, and ends without a result."""
 
 import json
 import sys

@@ -23,7 +23,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Report:
-    """What every report has beside its `format`."""
+    """Fields of every report beside its `format`."""
 
     started: str  # UTC
     simulated: bool  # taken on nvgpusim, not on a board
