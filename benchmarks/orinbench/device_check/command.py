@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from orinbench import plain
-from orinbench.board.device_info import package_version
+from orinbench.board.environment import package_version
 from orinbench.device_check.check import Check, NotRun, OutOfTime
 from orinbench.device_check.claims import Judged, Outcome, judge, load_claims, values_at
 from orinbench.device_check.performance import Answer

@@ -15,7 +15,7 @@ import click
 
 from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.tinygrad_backend import chosen_device
-from orinbench.board.device_info import package_version
+from orinbench.board.environment import package_version
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.talk import duration, make_talk
 from orinbench.tune import tuning
