@@ -227,4 +227,4 @@ def test_shared_experts_and_layers_that_differ_are_refused(small: Reference) -> 
     with pytest.raises(BenchError, match="shared experts"):
         Reference(replace(small.model, tensors=tensors))
     with pytest.raises(BenchError, match="layers that differ in feed_forward_length"):
-        Reference(replace(small.model, arrays={"llama.feed_forward_length": 2}))
+        Reference(replace(small.model, metadata={"llama.feed_forward_length": [1, 2]}))
