@@ -24,7 +24,7 @@ from orinbench.benchmark.results import RunResult
 from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.cli import main
 from orinbench.export.schema import FIELDS
-from orinbench.talk import PlainTalk
+from orinbench.talk import Talk
 from orinboard.files import Roots
 from orinboard.replay import Stage
 
@@ -211,7 +211,7 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_bench, "probe_device", {"NV": "no GPU"}.get)
-    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), PlainTalk())
+    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), Talk())
     assert chosen == ["tinygrad:CUDA", "llama.cpp"]
     assert binary == fake_llama_bench
 

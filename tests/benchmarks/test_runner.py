@@ -23,6 +23,7 @@ from orinbench.errors import BenchError, CheckFailed
 from orinbench.export.record import make_records
 from orinbench.export.table import render_md
 from orinbench.model import ModelInfo
+from orinbench.talk import Talk
 from orinboard.files import Roots
 from orinboard.replay import Stage
 
@@ -68,10 +69,11 @@ class FakeBackend:
         self.log.append(f"{self.name} close")
 
 
-class SilentTalk:
+class SilentTalk(Talk):
     """Keeps what is said."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lines: list[str] = []
 
     def line(self, text: str) -> None:

@@ -30,7 +30,7 @@ from orinbench.suite.cases import CASES, UNITS, select
 from orinbench.suite.peaks import RATES, peak
 from orinbench.suite.tasks import WrongResultError, expect_close
 from orinbench.suite.work import percentiles
-from orinbench.talk import PlainTalk
+from orinbench.talk import Talk
 
 ORINBENCH = (sys.executable, "-m", "orinbench")
 Prepare = Callable[..., protocol.Prepared]
@@ -478,11 +478,11 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
 def test_all_devices_that_open_are_taken(
     fake: type[FakeSuiteBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.choose_devices([], PlainTalk()) == ["CUDA", "CPU"]
-    assert command.choose_devices(["CPU,NV", "CPU"], PlainTalk()) == ["CPU", "NV"]
+    assert command.choose_devices([], Talk()) == ["CUDA", "CPU"]
+    assert command.choose_devices(["CPU,NV", "CPU"], Talk()) == ["CPU", "NV"]
     monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
     with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
-        command.choose_devices([], PlainTalk())
+        command.choose_devices([], Talk())
 
 
 def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
