@@ -405,12 +405,10 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
-        record["ignored_flags"] = ignored_flags(
-            record["backend"], record["decode_path"] == "fused", options
-        )
+        record.ignored_flags = ignored_flags(record.backend, record.decode_path == "fused", options)
     write_records(records, options)
     if options["textfile"]:
-        textfile(records, options["textfile"])
+        textfile(map(vars, records), options["textfile"])
 
 
 def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[str]:

@@ -140,8 +140,8 @@ class Measured:
         )
         records = make_records(alone)
         for record in records:
-            record["environment"] |= _versions(built.version)
-            record["extra"] = {"revision": built.revision.commit, "name": built.revision.name}
+            record.environment = record.environment | _versions(built.version)
+            record.extra = {"revision": built.revision.commit, "name": built.revision.name}
         return records
 
 

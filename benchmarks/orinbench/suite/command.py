@@ -62,7 +62,7 @@ class SuiteRun:
     @property
     def exit_code(self) -> int:
         """Interrupted, some row failed, or all is well."""
-        failed = any(record["error"] for record in self.records)
+        failed = any(record.error for record in self.records)
         return EXIT_INTERRUPTED if self.partial else EXIT_FAILED_ROWS if failed else 0
 
 

@@ -14,13 +14,14 @@ from orinbench.compare.revisions import Revision
 from orinbench.export.forms import render_json
 from orinbench.export.load import load_records
 from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.history.store import History
 
 TG = Case(0, 16, 0)
 Build = Callable[..., RunResult]
 
 
-def saved(path: Path, records: list[dict[str, Any]]) -> Path:
+def saved(path: Path, records: list[Record]) -> Path:
     path.write_text(render_json(records))
     return path
 
@@ -66,9 +67,9 @@ def test_what_differs_between_the_machines_is_said(
     recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = make_records(recorded_run({"tinygrad:CPU": {TG: [1.0] * 6}}))
-    records[0]["environment"]["tinygrad_series"] = "ba9876543210"
+    records[0].environment["tinygrad_series"] = "ba9876543210"
     before = saved(tmp_path / "a.json", records)
-    records[0]["environment"]["tinygrad_series"] = "0123456789ab"
+    records[0].environment["tinygrad_series"] = "0123456789ab"
     assert run(str(before), str(saved(tmp_path / "b.json", records))) == 0
     assert "differs: tinygrad_series: ba9876543210 -> 0123456789ab" in capsys.readouterr().out
 

@@ -42,7 +42,7 @@ def test_a_run_is_kept_with_its_command(bench: list[str], capsys: Capture) -> No
         assert kept.origin.startswith("orinbench llama-bench -m ")
         assert kept.origin.endswith("-r 2 -o json") or "-r 2" in kept.origin
         assert "--no-check" in kept.origin and not kept.partial
-        samples = [record["samples_ts"] for record in history.records(1)]
+        samples = [record.samples_ts for record in history.records(1)]
         assert samples == [record["samples_ts"] for record in printed]
 
 
@@ -108,4 +108,4 @@ def test_what_was_measured_until_ctrl_c_is_kept(
     with History(history_path()) as history:
         (kept,) = history.runs()
         assert kept.partial
-        assert sum(len(record["samples_ts"]) for record in history.records(1)) == 3
+        assert sum(len(record.samples_ts) for record in history.records(1)) == 3

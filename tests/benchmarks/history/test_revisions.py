@@ -163,11 +163,11 @@ def test_the_whole_way(
     with History(path) as history:
         for kept, version in zip(history.runs(), versions, strict=True):
             (record,) = history.records(kept.id)
-            assert record["software"] == f"tinygrad {version}"
-            assert record["environment"]["tinygrad_version"] == version
-            assert record["rounds"] == [*range(6)]
-            assert record["repetitions"] == 6
-        assert record["extra"] == {"revision": git(repository, "rev-parse", "slow"), "name": "slow"}
+            assert record.software == f"tinygrad {version}"
+            assert record.environment["tinygrad_version"] == version
+            assert record.rounds == [*range(6)]
+            assert record.repetitions == 6
+        assert record.extra == {"revision": git(repository, "rev-parse", "slow"), "name": "slow"}
 
 
 @pytest.mark.usefixtures("environment")
@@ -264,7 +264,7 @@ def test_the_verdict_is_of_pairs_of_rounds(
     with History(path) as history:
         assert [kept.n_records for kept in history.runs()] == [1, 1]
         (record,) = history.records(2)
-        assert record["extra"]["name"] == "b" and len(record["samples_ts"]) == 24
+        assert record.extra["name"] == "b" and len(record.samples_ts) == 24
 
 
 def test_ctrl_c_and_failures_have_their_codes(
