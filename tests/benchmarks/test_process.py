@@ -93,7 +93,9 @@ def test_asking_the_dead_says_how_it_died() -> None:
                 ask(process)
 
 
-def test_closing_ends_a_stubborn_worker_and_its_children() -> None:
+def test_closing_ends_a_stubborn_worker_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orinbench.benchmark.process.QUIT_SECONDS", 0.2)
+    monkeypatch.setattr("orinbench.benchmark.process.CLOSE_SECONDS", 0.5)
     script = (
         "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = os.fork(); "
