@@ -33,6 +33,9 @@ class FakeExecutor:
     def verify(self, tokens: Sequence[int], position: int) -> list[int]:
         raise AssertionError("nothing is guessed here")
 
+    def states(self, tokens: Sequence[int], start: int, end: int) -> Any:
+        raise AssertionError("nothing is embedded here")
+
     def step(self, token: int | None = None, position: int = 0) -> None:
         self.calls.append((token, position))
 

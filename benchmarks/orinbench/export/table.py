@@ -337,10 +337,11 @@ def _first_token_note(record: Record) -> str:
         return ""
     times = f"{record.ttft_warm_s:.1f} s"
     if record.ttft_cold_s is not None:
+        many = record.cold_kernels_compiled
+        kernels = f"{many} kernel{'s' * (many != 1)}"
         times = (
             f"{record.ttft_cold_s:.1f} s with an empty kernel cache "
-            f"({record.cold_kernels_compiled} kernels, {record.cold_compile_s:.1f} s in the "
-            f"compiler), {times} with a full one"
+            f"({kernels}, {record.cold_compile_s:.1f} s in the compiler), {times} with a full one"
         )
     name, software = record.backend, record.software or ""
     who = software if software.startswith(name) else f"{name} ({software})"

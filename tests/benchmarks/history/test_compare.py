@@ -156,7 +156,7 @@ def test_revisions_and_results_are_not_mixed(
     ("flags", "says"),
     [
         (["--rounds", "5"], "--rounds 5: a verdict on 2 tests at once takes 7"),
-        (["-r", "0"], "-r 0: not a number of repetitions"),
+        (["-r", "0"], "Invalid value for '-r' / '--repetitions': 0 is not in the range"),
         (["--backend", "llama.cpp"], "--backend llama.cpp: revisions differ in tinygrad"),
         (["--backend", "tinygrad:TPU"], "name tinygrad:NV, tinygrad:CUDA or tinygrad:CPU"),
         (["-p", "x"], "-p x"),
