@@ -35,7 +35,7 @@ from orinbench.check.command import check_command
 from orinbench.check.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
-from orinbench.reference import Reference
+from orinbench.reference import Cache, Reference
 from orinbench.reference_rope import Array
 from orinbench.synth import write_synthetic
 
@@ -72,12 +72,13 @@ def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
         generations = []
         for prompt in prompts:
-            tokens, rows = list(prompt), []
+            cache, step, tokens, rows = Cache(), list(prompt), [], []
             for _ in range(n_tokens):
-                row = reference.logits(tokens)[0]
+                row = reference.extend(cache, step)[0]
                 rows.append(row + noise * draw.standard_normal(row.shape))
                 tokens.append(int(rows[-1].argmax()))
-            generations.append(Generation(tokens[len(prompt) :], np.stack(rows)))
+                step = tokens[-1:]
+            generations.append(Generation(tokens, np.stack(rows)))
         return generations
 
     return engine
