@@ -190,6 +190,28 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Generate:
+    """Decode greedily from each prompt; tokens and logits go into the npz file `out`."""
+
+    load: Load
+    prompts: list[list[int]]
+    n_tokens: int
+    out: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The file is written."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """Progress of a request, in words, before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """The request raised; the worker lives on, or ends if it cannot."""
 
@@ -197,12 +219,14 @@ class Failed:
     traceback: str = field(repr=False, default="")
 
 
-Request = Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure | Prepare | Repeat
-Reply = Identity | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured | Prepared
-Message = Request | Reply | Failed
+Request = (
+    Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure | Prepare | Repeat | Generate
+)
+Reply = Identity | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured | Prepared | Generated
+Message = Request | Reply | Said | Failed
 
 _MESSAGES: dict[str, type[Any]] = {
-    message.__name__: message for message in (*get_args(Request), *get_args(Reply), Failed)
+    message.__name__: message for message in (*get_args(Request), *get_args(Reply), Said, Failed)
 }
 
 
@@ -218,6 +242,8 @@ def decode(line: str) -> Message:
         message = _MESSAGES[fields.pop("type")]
         if "test" in fields:
             fields["test"] = Test(**fields["test"])
+        if "load" in fields:
+            fields["load"] = Load(**fields["load"])
         decoded: Message = message(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a message: {line[:200]!r}") from error

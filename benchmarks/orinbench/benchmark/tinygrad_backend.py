@@ -64,17 +64,17 @@ class TinygradBackend:
 
     def open(self) -> protocol.Identity:
         """Open the device in a process of its own and say what it is."""
-        with self._start() as worker:
+        with self.start() as worker:
             return worker.ask(protocol.Open(), protocol.Identity)
 
     def first_token(self) -> FirstToken:
         """Measure the time to the first token; the process of the warm one stays."""
         cold_s = cold = None
         if self.cold_start:
-            with self._start() as worker:
+            with self.start() as worker:
                 _, cold = self._first(worker)
                 cold_s = time.monotonic() - worker.started
-        self._worker = self._start()
+        self._worker = self.start()
         loaded, warm = self._first(self._worker)
         warm_s = time.monotonic() - self._worker.started
         return FirstToken(
@@ -123,7 +123,7 @@ class TinygradBackend:
     def renew(self) -> float | None:
         """Load the model into a fresh process and take its first token, which is timed."""
         self.worker.close()
-        self._worker = self._start()
+        self._worker = self.start()
         self._first(self._worker)
         return time.monotonic() - self._worker.started
 
@@ -134,7 +134,8 @@ class TinygradBackend:
             self._worker = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _start(self) -> WorkerProcess:
+    def start(self) -> WorkerProcess:
+        """Start a process on the lane's device."""
         return WorkerProcess(self.environment, self._timeout, verbose=self._verbose)
 
 

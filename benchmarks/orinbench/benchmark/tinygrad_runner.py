@@ -9,9 +9,11 @@ What a timed region holds is written at `TinygradRunner.measure`.
 import random
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tinygrad import Device, Tensor, dtypes
 from tinygrad.device import Buffer, Compiler
 from tinygrad.helpers import CPU_COUNT, GlobalCounters
@@ -26,6 +28,7 @@ from orinbench.benchmark.tinygrad_paths import (
     DecodePath,
     DecoderPath,
     EnginePath,
+    JitExecutor,
     JitPath,
     load_network,
 )
@@ -98,8 +101,8 @@ class MemoryMeter:
 class TinygradRunner:
     """The model on tinygrad's default device. Every method answers one request of the protocol."""
 
-    def __init__(self) -> None:
-        self._green = limit_cuda()
+    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
+        self._green, self._say = limit_cuda(), say
         self.compiles = CompileMeter()
         self.memory = MemoryMeter()
         self.model: Any = None
@@ -134,6 +137,8 @@ class TinygradRunner:
                 return self.suite.prepare(request)
             case protocol.Repeat(label, seed):
                 return self.suite.repeat(label, seed)
+            case protocol.Generate():
+                return self.generate(request)
 
     def open(self) -> protocol.Identity:
         """Compile and run one kernel: a device that opens may still lack its compiler."""
@@ -180,6 +185,26 @@ class TinygradRunner:
         load_s = time.perf_counter() - start
         self._path, self._file = path, Path(model)
         return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
+
+    def generate(self, asked: protocol.Generate) -> protocol.Generated:
+        """Decode greedily from each prompt, for the correctness gate."""
+        from orinbench.check.greedy import prefixed, tinygrad_greedy  # with the reference
+
+        self._say("loading the model")
+        load = asked.load
+        if load.general:
+            executor: Executor = JitExecutor(load.model, load.max_context)
+        else:
+            executor = load_network(load.model, load.max_context, key_type=load.key_type)
+        arrays = {}
+        for index, prompt in enumerate(asked.prompts):
+            of = prefixed(self._say, f"prompt {index + 1} of {len(asked.prompts)}")
+            generation = tinygrad_greedy(executor, prompt, asked.n_tokens, of)
+            arrays[f"tokens{index}"] = np.array(generation.tokens)
+            arrays[f"logits{index}"] = generation.logits
+            arrays[f"fused{index}"] = np.array(generation.fused)
+        np.savez(asked.out, allow_pickle=False, **arrays)
+        return protocol.Generated()
 
     def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:
         """Prefill and read the first token back, as a user who waits for it."""

@@ -3,6 +3,7 @@
 import itertools
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 
 from orinbench.benchmark.command import choose_backends, model_paths
 from orinbench.benchmark.plan import KEY_TYPES
+from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.check import Candidate, CheckReport, run_check
 from orinbench.check.gate import ARITHMETICS, llama_cpp_candidate
@@ -94,5 +96,7 @@ def _candidate(
         return found
     environment = worker_environment(name.removeprefix("tinygrad:"), directory)
     key_type = options["cache_type_k"]
-    how = (options["timeout"], say, False, key_type)
-    return Candidate(name, tinygrad_engine(model.path, environment, *how), ARITHMETICS[key_type])
+    start = partial(WorkerProcess, environment, options["timeout"])
+    return Candidate(
+        name, tinygrad_engine(model.path, start, say, key_type=key_type), ARITHMETICS[key_type]
+    )
