@@ -72,35 +72,34 @@ class TinygradBackend:
         cold_s = cold = None
         if self.cold_start:
             with self.start() as worker:
-                _, cold = self._first(worker)
+                cold = self._load(worker)
                 cold_s = time.monotonic() - worker.started
         self._worker = self.start()
-        loaded, warm = self._first(self._worker)
+        warm = self._load(self._worker)
         warm_s = time.monotonic() - self._worker.started
         return FirstToken(
             n_prompt=self._first_prompt,
             cold_s=cold_s,
             warm_s=warm_s,
-            load_s=loaded.load_s,
+            load_s=warm.load_s,
             cold_compile_s=cold.compile_s if cold else None,
             kernels_compiled=(cold or warm).kernels_compiled,
-            decode_path=loaded.decode_path,
-            included=loaded.included,
-            chunk=loaded.chunk,
+            decode_path=warm.decode_path,
+            included=warm.included,
+            chunk=warm.chunk,
         )
 
-    def _first(self, worker: WorkerProcess) -> tuple[protocol.Loaded, protocol.FirstTokenDone]:
+    def _load(self, worker: WorkerProcess) -> protocol.Loaded:
         load = protocol.Load(
             str(self.plan.lane.model),
             self.plan.max_context,
             self.general,
             self.plan.most_sequences,
             self.plan.lane.key_type,
+            self._first_prompt,
+            self.plan.llama_cases[0].test().n_ubatch,
         )
-        loaded = worker.ask(load, protocol.Loaded)
-        chunk = self.plan.llama_cases[0].test().n_ubatch
-        request = protocol.FirstToken(self._first_prompt, chunk)
-        return loaded, worker.ask(request, protocol.FirstTokenDone)
+        return worker.ask(load, protocol.Loaded)
 
     @property
     def _first_prompt(self) -> int:
@@ -124,7 +123,7 @@ class TinygradBackend:
         """Load the model into a fresh process and take its first token, which is timed."""
         self.worker.close()
         self._worker = self.start()
-        self._first(self._worker)
+        self._load(self._worker)
         return time.monotonic() - self._worker.started
 
     def close(self) -> None:

@@ -42,7 +42,6 @@ class CompileMeter:
     """Counts what tinygrad compiles, and how long the compilers take."""
 
     def __init__(self) -> None:
-        self.requested = 0
         self.compiled = 0
         self.seconds = 0.0
         self._metered: set[type[Any]] = set()
@@ -51,7 +50,6 @@ class CompileMeter:
 
         def compile_cached(compiler: Any, source: str) -> bytes:
             self._meter(type(compiler))
-            self.requested += 1
             binary: bytes = cached(compiler, source)
             return binary
 
@@ -127,8 +125,6 @@ class TinygradRunner:
                 return self.measure_bandwidth(n_bytes, repetitions)
             case protocol.Load():
                 return self.load(request)
-            case protocol.FirstToken(n_prompt, n_ubatch):
-                return self.first_token(n_prompt, n_ubatch)
             case protocol.WarmUp(test):
                 return self.warm_up(test)
             case protocol.Measure(test, seed):
@@ -165,9 +161,9 @@ class TinygradRunner:
         return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
     def load(self, asked: protocol.Load) -> protocol.Loaded:
-        """Load the GGUF file into the engine, which compiles its kernels here.
+        """Load the GGUF file into the engine, prefill, and read the first token back.
 
-        `general` takes tinygrad.llm's own Transformer instead. So many sequences fit.
+        The engine compiles its kernels here. `general` takes tinygrad.llm's own Transformer.
         """
         model, max_context = asked.model, asked.max_context
         start = time.perf_counter()
@@ -184,7 +180,11 @@ class TinygradRunner:
         self._synchronize()
         load_s = time.perf_counter() - start
         self._path, self._file = path, Path(model)
-        return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
+        prompt = path.upload_prompt(self._random_ids(random.Random(0), asked.n_prompt))
+        path.prompt(prompt, 0, asked.n_prompt, asked.n_ubatch)
+        path.last_token()
+        compiles = (self.compiles.seconds, self.compiles.compiled)
+        return protocol.Loaded(load_s, path.name, path.included, path.chunk, *compiles)
 
     def generate(self, asked: protocol.Generate) -> protocol.Generated:
         """Decode greedily from each prompt, for the correctness gate."""
@@ -205,19 +205,6 @@ class TinygradRunner:
             arrays[f"fused{index}"] = np.array(generation.fused)
         np.savez(asked.out, allow_pickle=False, **arrays)
         return protocol.Generated()
-
-    def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:
-        """Prefill and read the first token back, as a user who waits for it."""
-        start = time.perf_counter()
-        prompt = self.path.upload_prompt(self._random_ids(random.Random(0), n_prompt))
-        self.path.prompt(prompt, 0, n_prompt, n_ubatch)
-        self.path.last_token()
-        return protocol.FirstTokenDone(
-            seconds=time.perf_counter() - start,
-            compile_s=self.compiles.seconds,
-            kernels_compiled=self.compiles.compiled,
-            kernels_from_cache=self.compiles.requested - self.compiles.compiled,
-        )
 
     def warm_up(self, test: protocol.Test) -> protocol.WarmedUp:
         """Run the test's kernels until they are captured, then the whole test once."""
