@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader, GGUFWriter
 from tests.benchmarks.gguf_files import VOCAB, write_family, write_sparse
 from tests.benchmarks.llama_cpp_golden import CASES, GOLDEN, N_TOKENS, prompt
 
@@ -185,6 +186,25 @@ def test_a_sequence_in_parts_is_the_sequence(
 def small(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     path = write_family(tmp_path_factory.mktemp("reference") / "m.gguf", "llama")
     return Reference(open_model(path))
+
+
+def test_a_model_in_several_files_is_the_model(small: Reference, tmp_path: Path) -> None:
+    reader = GGUFReader(small.model.path)
+    writer = GGUFWriter(tmp_path / "m.gguf", "llama", split_max_tensors=8)
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            writer.add_key_value(field.name, field.contents(), field.types[0], *field.types[1:])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    first, *others = sorted(tmp_path.glob("m-*.gguf"))
+    assert others
+    model = open_model(first)
+    assert (model.size_bytes, model.type_label) == (small.model.size_bytes, small.model.type_label)
+    np.testing.assert_array_equal(Reference(model).logits(PROMPT), small.logits(PROMPT))
 
 
 def test_later_tokens_change_nothing_before_them(small: Reference) -> None:

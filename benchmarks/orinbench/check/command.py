@@ -28,7 +28,7 @@ from orinbench.talk import make_talk
 @click.option("n_tokens", "-n", default=12, type=click.IntRange(1), help="tokens a prompt [12]")
 @click.option("--seed", default=0, type=click.IntRange(0), help="of the prompts [0]")
 @click.option(
-    "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an engine [1800]"
+    "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an answer [1800]"
 )
 @click.option("-ctk", "--cache-type-k", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
 @click.option("-ctv", "--cache-type-v", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")

@@ -7,6 +7,7 @@ from typing import Any
 from orinbench.benchmark.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.benchmark.plan import KNOBS
 from orinbench.board import energy_note
+from orinbench.export.identity import case_test
 from orinbench.export.markdown import markdown_table
 from orinbench.export.schema import Record
 
@@ -292,7 +293,7 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [_peak_note(record) for record in records]
     notes += [_energy_note(record) for record in records]
     notes += [_check_note(record) for record in records]
-    notes += _warning_notes(records)
+    notes += [f"Warning: {line}" for line in warning_lines(records)]
     first = records[0]
     if first.synthetic:
         notes.append(
@@ -404,15 +405,15 @@ def _peak_note(record: Record) -> str:
     return f"Peak of {record.device}: {source}." if source else ""
 
 
-def _warning_notes(records: Sequence[Record]) -> list[str]:
+def warning_lines(records: Sequence[Record]) -> list[str]:
     """Return each warning once, with the rows that it is about and what was seen in each."""
     seen: dict[str, list[tuple[str, str]]] = {}
     timed = [record for record in records if record.samples_ns]
     for record in timed:
         for warning in record.warnings:
-            row = f"{record.backend} {record.test}"
-            seen.setdefault(warning["text"], []).append((row, warning["detail"]))
-    return [f"Warning: {text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
+            row, detail = f"{record.backend} {case_test(record)}", warning.get("detail") or ""
+            seen.setdefault(str(warning["text"]), []).append((row, str(detail)))
+    return [f"{text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
 
 
 def _rows(rows: Sequence[tuple[str, str]], total: int) -> str:

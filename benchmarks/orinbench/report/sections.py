@@ -10,7 +10,7 @@ from typing import Any
 from orinbench.board import FEW_READINGS, readings_of_power
 from orinbench.export.identity import case_test, device_label
 from orinbench.export.schema import Record
-from orinbench.export.table import included_notes, memory_text
+from orinbench.export.table import included_notes, memory_text, warning_lines
 from orinbench.profiling.command import Profile
 from orinbench.report.charts import Chart, bars, lines_over, make_bars, percent
 from orinbench.report.timeline import READINGS, Moment, read_moments
@@ -352,14 +352,7 @@ def _first_token(records: Sequence[Record]) -> list[Section]:
 
 
 def _warnings(records: Sequence[Record]) -> list[Section]:
-    """Return each warning once, with the rows that it is about."""
-    seen: dict[str, list[str]] = {}
-    for record in records:
-        for warning in record.warnings:
-            detail = f" ({warning['detail']})" if warning.get("detail") else ""
-            row = f"{case_test(record)} {record.backend}{detail}"
-            seen.setdefault(str(warning["text"]), []).append(row)
-    lines = [f"{text}: {', '.join(rows)}." for text, rows in seen.items()]
+    lines = warning_lines(records)
     lines += [f"{case_test(r)} {r.backend} failed: {r.error}." for r in records if r.error]
     lines += _checks(records)
     if not lines:

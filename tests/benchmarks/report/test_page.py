@@ -54,7 +54,7 @@ def test_a_board_with_sensors_has_every_section(rich_page: str) -> None:
         "tinygrad:CPU is faster",
         "sum of VDD_GPU_SOC",
         "readings of the sensor fell into a repetition: tg128 tinygrad:CPU.",
-        "it drifted: tg128 tinygrad:CPU (+3 %)",
+        "it drifted: all rows (+3 %).",
         "GEMV qkv",
         "seconds since the first repetition ended",
         "temperature, °C",
