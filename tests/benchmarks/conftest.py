@@ -78,8 +78,16 @@ def fake_llama_server(fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def orin() -> Iterator[Stage]:
+def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy bandwidth without a probe of it, which takes seconds and has a test of its own."""
+    found = Bandwidth(1 << 20, [10.0])
+    monkeypatch.setattr("orinbench.benchmark.command.copy_bandwidth", lambda *_: found)
+
+
+@pytest.fixture
+def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
+    monkeypatch.setattr("orinbench.board.IDLE_SECONDS", 0.3)
     stage = Stage()
     stage.show(agx_orin())
     yield stage
