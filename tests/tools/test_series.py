@@ -3,6 +3,7 @@
 import hashlib
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 
@@ -406,6 +407,15 @@ def test_install_once_and_whole(repository: Repository, tmp_path: Path, capsys: 
     assert "b = 1" in broken.read_text()
 
 
+def test_an_sdist_is_unpacked_by_python_3_11_2(
+    repository: Repository, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """Its extractall has no `filter`, which came with 3.11.4."""
+    whole = tarfile.TarFile.extractall
+    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda tar, path: whole(tar, path))
+    assert (bases.unpack(repository.sdist, tmp_path / "tree") / "pyproject.toml").exists()
+
+
 def test_install_wants_an_environment(
     repository: Repository, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -426,7 +436,7 @@ def test_wrong_sdist_is_refused(repository: Repository, tmp_path: Path, capsys: 
 
 
 def test_cached_sdist_is_checked_on_every_use(
-    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cached = tmp_path / "tinygrad-orin" / "tinygrad-0.13.0.tar.gz"

@@ -103,7 +103,9 @@ def unpack(sdist: Path, to: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=".unpack-") as tmp:
         try:
             with tarfile.open(sdist) as tar:
-                tar.extractall(tmp, filter="data")
+                # Python 3.11.2, Debian 12's, knows neither the filter nor extractall's argument.
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                tar.extractall(tmp)
         except (tarfile.TarError, EOFError) as e:
             raise SeriesError(f"{sdist}: not a readable sdist: {e}") from e
         tops = [*Path(tmp).iterdir()]

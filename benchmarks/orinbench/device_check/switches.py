@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -199,7 +200,9 @@ def _tree(trees: Path, patches: Sequence[Patch], gone: Sequence[str], room: Path
     tree.mkdir()
     packed = room / "tinygrad.tar"
     _require(work, "archive", "-o", str(packed), "HEAD", "tinygrad")
-    shutil.unpack_archive(packed, tree, filter="data")
+    with tarfile.open(packed) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # none in Python 3.11.2
+        tar.extractall(tree)
     return tree
 
 
