@@ -1,6 +1,7 @@
 """tools/series: checkout, export, verify, status, install."""
 
 import hashlib
+import os
 import subprocess
 import sys
 import tarfile
@@ -410,10 +411,16 @@ def test_install_once_and_whole(repository: Repository, tmp_path: Path, capsys: 
 def test_an_sdist_is_unpacked_by_python_3_11_2(
     repository: Repository, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
-    """Its extractall has no `filter`, which came with 3.11.4."""
+    """Its extractall has no `filter`, which came with 3.11.4, and gives root the maker's files."""
     whole = tarfile.TarFile.extractall
-    monkeypatch.setattr(tarfile.TarFile, "extractall", lambda tar, path: whole(tar, path))
-    assert (bases.unpack(repository.sdist, tmp_path / "tree") / "pyproject.toml").exists()
+
+    def plain(tar: tarfile.TarFile, path: Path) -> None:
+        tar.extraction_filter = lambda member, _path: member
+        whole(tar, path)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", plain)
+    tree = bases.unpack(repository.sdist, tmp_path / "tree")
+    assert (tree / "pyproject.toml").stat().st_uid == os.getuid()
 
 
 def test_install_wants_an_environment(
