@@ -139,7 +139,7 @@ def test_failed_checkout_leaves_nothing(
     [
         ("Why: fix\n", "", "0001-set-b.patch: trailer 'Why:' is missing"),
         ("Why: fix", "Why: fun", "'Why: fun', want one of enable-hw, fix, perf, packaging"),
-        ("Why: fix", "Why: fix\nWhy: fix", "trailer 'Why:' stands there 2 times"),
+        ("Why: fix", "Why: fix\nWhy: fix", "trailer 'Why:' appears 2 times"),
         ("Why: fix", "Whence: fix", "unknown trailer 'Whence: fix'"),
         ("Status: Pending", "Status: carried", "'Upstream-Status: carried', want one of Pending"),
         ("Depends-on: none", "Depends-on: b", "'Depends-on: b', want 'none' or numbers"),
