@@ -41,7 +41,7 @@ def output_options(command: Command) -> Command:
         click.option(
             "-o", "--output", default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
         ),
-        click.option("-oe", "--output-err", metavar="FORM", help="also print this form on stderr"),
+        click.option("-oe", "--output-err", metavar="FORM", help="a second form on stderr"),
         history_option("where the run is kept"),
         click.option("--no-history", is_flag=True, help="do not keep the run"),
         click.option(

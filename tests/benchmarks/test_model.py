@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tests.benchmarks.gguf_files import add_info, finish_sparse, write_family, write_sparse
 
 from orinbench.errors import BenchError
-from orinbench.labels import type_label
 from orinbench.model import ModelInfo, open_model
 from orinbench.shapes import SHAPES
 
@@ -126,11 +125,6 @@ def test_file_types_are_called_as_llama_cpp_calls_them(
 def test_a_mixtral_is_called_by_its_experts(tmp_path: Path) -> None:
     path = write_sparse(tmp_path / "m.gguf", replace(TINY, n_layers=32), llama__expert_count=8)
     assert open_model(path).type_label == "llama 8x7B Q6_K"
-
-
-def test_a_new_architecture_needs_no_size_classes(tmp_path: Path) -> None:
-    model = open_model(write_sparse(tmp_path / "m.gguf", TINY))
-    assert type_label(replace(model, architecture="new")) == "new ?B Q6_K"
 
 
 def test_without_a_file_type_the_most_frequent_tensor_type_is_guessed(tmp_path: Path) -> None:

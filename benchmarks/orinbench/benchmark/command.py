@@ -122,7 +122,7 @@ def _knob_options(command: Command) -> Command:
     metavar="FIELD=NUMBER,...",
     help="repeat generation tests with sampling: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
 )
-@click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]")
+@click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
 @processes_option(f"fresh processes a backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
 @backend_options

@@ -53,7 +53,7 @@ from orinbench.talk import Talk, make_talk
 @model_options
 @case_options
 @click.option("--rounds", default=10, type=click.IntRange(1), help="pairs of processes [10]")
-@click.option("-r", "--repetitions", default="3", metavar="N", help="samples a round [3]")
+@click.option("-r", "--repetitions", default="3", metavar="N", help="in each round [3]")
 @click.option("--backend", help="one tinygrad device [the best that opens]")
 @click.option("--seed", default=0, type=click.IntRange(0), help="seed of order and token ids [0]")
 @click.option("--check/--no-check", default=None, help="check the results before timing")

@@ -57,14 +57,9 @@ def tune_command() -> None:
 @tune_command.command("search")
 @click.argument("model", required=False, metavar="[MODEL]")
 @model_options
-@click.option(
-    "--level",
-    default=2,
-    type=click.IntRange(1, 64),
-    help="level of BEAM: candidates kept after each step [2]",
-)
+@click.option("--level", default=2, type=click.IntRange(1, 64), help="BEAM [2]")
 @click.option("--budget", metavar="TIME", help="stop after 90s, 30m, 1h [when done]")
-@click.option("--again", is_flag=True, help="search again what has been searched")
+@click.option("--again", is_flag=True, help="search kernels that have been searched too")
 @click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def search_command(model: str | None, **options: Any) -> int:
     """Search the kernels of MODEL's tokens and prompts, the most expensive ones first.
@@ -277,8 +272,8 @@ def _device_name(device: str) -> str:
 
 @tune_command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--device", metavar="DEV", help="only results of this tinygrad device")
-@click.option("--level", type=int, help="only results of this level of BEAM")
+@click.option("--device", metavar="DEV", help="of this tinygrad device alone")
+@click.option("--level", type=int, help="of this BEAM level alone")
 def export_command(file: Path, device: str | None, level: int | None) -> None:
     """Write what `tune` has found on this machine to FILE."""
     entries = [
