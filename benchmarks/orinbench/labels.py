@@ -73,7 +73,7 @@ def _size_class(model: "ModelInfo") -> str:
     if architecture == "qwen2" and layers == 40 and model.n_heads == 20:
         return "4B"
     narrow = _NARROW_CLASSES.get((architecture, layers, model.n_embd))
-    return narrow or _SIZE_CLASSES[architecture].get(layers, "?B")
+    return narrow or _SIZE_CLASSES.get(architecture, {}).get(layers, "?B")
 
 
 def _file_type(model: "ModelInfo") -> str:

@@ -50,7 +50,7 @@ def output_options(command: Command) -> Command:
             "--report",
             type=click.Path(path_type=Path),
             metavar="FILE.html",
-            help="a page with plots, for a phone, a screen or paper",
+            help="also write a page with plots",
         ),
     )
 
@@ -63,7 +63,7 @@ def model_options(command: Command) -> Command:
         click.option(
             "--shape", default="160m", help="shape of the synthetic model used without -m [160m]"
         ),
-        click.option("--quant", default="Q6_K", help="its type [Q6_K]"),
+        click.option("--quant", default="Q6_K", help="type of its weights [Q6_K]"),
     )
 
 
@@ -89,10 +89,10 @@ def backend_options(command: Command) -> Command:
 def case_options(command: Command) -> Command:
     """Add llama-bench's options that make tests; `tests_of` reads them."""
     options = {
-        ("n_prompt", "-p", "--n-prompt"): ("LIST", "[512]"),
-        ("n_gen", "-n", "--n-gen"): ("LIST", "[128]"),
-        ("pairs", "-pg"): ("PP,TG", "prompt, then generation"),
-        ("n_depth", "-d", "--n-depth"): ("LIST", "prefilled [0]"),
+        ("n_prompt", "-p", "--n-prompt"): ("LIST", "tokens of a prompt [512]"),
+        ("n_gen", "-n", "--n-gen"): ("LIST", "tokens to generate [128]"),
+        ("pairs", "-pg"): ("PP,TG", "a prompt and then a generation, timed together"),
+        ("n_depth", "-d", "--n-depth"): ("LIST", "tokens in the cache before a test [0]"),
     }
     return with_options(
         command,
@@ -135,19 +135,33 @@ def run_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            "--seed", default=0, type=click.IntRange(0), help="of order and random input [0]"
+            "--seed", default=0, type=click.IntRange(0), help="seed of order and input [0]"
         ),
         click.option(
             "--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample"
         ),
-        click.option("--require", metavar="LIST", help="maxn, pinned: refuse to measure without"),
-        click.option("--rails", metavar="LIST", help="the rails whose energy is summed"),
-        click.option("--cooldown", type=float, metavar="CELSIUS", help="wait before each sample"),
         click.option(
-            "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]"
+            "--require",
+            metavar="LIST",
+            help="refuse to measure unless the board is so: maxn, pinned",
         ),
-        click.option("--progress", is_flag=True, help="a line for each repetition everywhere"),
-        click.option("-v", "--verbose", is_flag=True, help="let the backends talk; all columns"),
+        click.option("--rails", metavar="LIST", help="rails whose energy is summed [the board's]"),
+        click.option(
+            "--cooldown",
+            type=float,
+            metavar="CELSIUS",
+            help="wait until the board is this cool before each sample",
+        ),
+        click.option(
+            "--timeout",
+            default=1800.0,
+            type=click.FloatRange(1),
+            help="limit of a step, seconds [1800]",
+        ),
+        click.option("--progress", is_flag=True, help="a line for each repetition, everywhere"),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="show the backends' output, all columns"
+        ),
     )
 
 

@@ -412,7 +412,7 @@ def test_a_killed_run_is_told_of_at_the_next_start(
 def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., RunResult]) -> None:
     times = {Case(0, 4, 0): [8.0]}
     alone = recorded_run({"tinygrad:CPU": times})
-    assert "a CPU is not what it is for" in (llama_bench.last_words(alone) or "")
+    assert "the kernels are made for GPUs" in (llama_bench.last_words(alone) or "")
     assert llama_bench.last_words(recorded_run({"tinygrad:CPU": times, "llama.cpp": times})) is None
     alone.partial = True
     assert llama_bench.last_words(alone) is None

@@ -1,9 +1,11 @@
 """tools/series: checkout, export, verify, status, install."""
 
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import venv
 from pathlib import Path
 
@@ -139,7 +141,7 @@ def test_failed_checkout_leaves_nothing(
     [
         ("Why: fix\n", "", "0001-set-b.patch: trailer 'Why:' is missing"),
         ("Why: fix", "Why: fun", "'Why: fun', want one of enable-hw, fix, perf, packaging"),
-        ("Why: fix", "Why: fix\nWhy: fix", "trailer 'Why:' stands there 2 times"),
+        ("Why: fix", "Why: fix\nWhy: fix", "trailer 'Why:' appears 2 times"),
         ("Why: fix", "Whence: fix", "unknown trailer 'Whence: fix'"),
         ("Status: Pending", "Status: carried", "'Upstream-Status: carried', want one of Pending"),
         ("Depends-on: none", "Depends-on: b", "'Depends-on: b', want 'none' or numbers"),
@@ -407,6 +409,21 @@ def test_install_once_and_whole(repository: Repository, tmp_path: Path, capsys: 
     assert "b = 1" in broken.read_text()
 
 
+def test_an_sdist_is_unpacked_by_python_3_11_2(
+    repository: Repository, tmp_path: Path, monkeypatch: MonkeyPatch
+) -> None:
+    """Its extractall has no `filter`, which came with 3.11.4, and gives root the maker's files."""
+    whole = tarfile.TarFile.extractall
+
+    def plain(tar: tarfile.TarFile, path: Path) -> None:
+        tar.extraction_filter = lambda member, _path: member
+        whole(tar, path)
+
+    monkeypatch.setattr(tarfile.TarFile, "extractall", plain)
+    tree = bases.unpack(repository.sdist, tmp_path / "tree")
+    assert (tree / "pyproject.toml").stat().st_uid == os.getuid()
+
+
 def test_install_wants_an_environment(
     repository: Repository, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -427,7 +444,7 @@ def test_wrong_sdist_is_refused(repository: Repository, tmp_path: Path, capsys: 
 
 
 def test_cached_sdist_is_checked_on_every_use(
-    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, tmp_path: Path, monkeypatch: MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     cached = tmp_path / "tinygrad-orin" / "tinygrad-0.13.0.tar.gz"

@@ -55,10 +55,12 @@ from orinbench.talk import Talk, make_talk
 @click.option("--rounds", default=10, type=click.IntRange(1), help="pairs of processes [10]")
 @repetitions_option(3, "in each round [3]")
 @click.option("--backend", help="one tinygrad device [the best that opens]")
-@click.option("--seed", default=0, type=click.IntRange(0), help="of order and token ids [0]")
-@click.option("--check/--no-check", default=None, help="check the numbers first")
-@click.option("--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]")
-@click.option("-v", "--verbose", is_flag=True, help="let the backends talk")
+@click.option("--seed", default=0, type=click.IntRange(0), help="seed of order and token ids [0]")
+@click.option("--check/--no-check", default=None, help="check the results before timing")
+@click.option(
+    "--timeout", default=1800.0, type=click.FloatRange(1), help="limit of a step, seconds [1800]"
+)
+@click.option("-v", "--verbose", is_flag=True, help="show the backends' own output")
 @click.pass_context
 def compare_command(
     context: click.Context,
@@ -72,10 +74,10 @@ def compare_command(
 ) -> int:
     """Say for each test whether B is faster or slower than A.
 
-    A and B are two results that are there: files of -o json or jsonl, ours or llama.cpp's, and
+    A and B are two results: files of -o json or jsonl, ours or llama.cpp's, and
     ids of the history. Or they are two git revisions of this repository: then tinygrad is built as
-    each has it, and both are measured in one run, interleaved. What is meant is found out, unless
-    the name begins with file:, run: or rev:.
+    each has it, and both are measured in one run, interleaved. `file:`, `run:` or `rev:` before a
+    name decides which it is.
 
     Exit code 0: nothing is slower. 1: something is. 2: bad input.
     """

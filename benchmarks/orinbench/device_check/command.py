@@ -68,18 +68,28 @@ def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | No
     default="device-check",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="for report.json and trace.jsonl [device-check]",
+    help="folder for report.json and trace.jsonl [device-check]",
 )
-@click.option("--only", metavar="LIST", help="these steps")
-@click.option("--skip", metavar="LIST", help="all but these steps")
-@click.option("--fresh", is_flag=True, help="take steps again that DIR has")
-@click.option("--upstream", type=click.Path(path_type=Path), metavar="DIR", help="tinygrad v0.13.0")
-@click.option("--trees", type=click.Path(path_type=Path), metavar="DIR", help="by series checkout")
-@click.option("--patch", metavar="LIST", help="with --trees: these patches, as 0002,0015 [all]")
+@click.option("--only", metavar="LIST", help="take only these steps")
+@click.option("--skip", metavar="LIST", help="take all but these steps")
+@click.option("--fresh", is_flag=True, help="take steps again that are in the folder already")
+@click.option(
+    "--upstream",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="checkout of tinygrad v0.13.0",
+)
+@click.option(
+    "--trees",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="folder that `tools/series checkout` made",
+)
+@click.option("--patch", metavar="LIST", help="patches to try with --trees, as 0002,0015 [all]")
 @click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="for llama-bench")
 @click.pass_context
 def device_check_command(context: click.Context, /, **options: Any) -> int:
-    """Take everything that only a real Orin can show: one report and one trace, within an hour.
+    """Collect what only a real Orin can show: one report and one trace, within an hour.
 
     Runs unattended. Each step is recorded when it is done: the same command goes on after an
     interruption. Nothing in the report says whose board it is.

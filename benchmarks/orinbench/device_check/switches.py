@@ -8,6 +8,7 @@ onto the base, and the patch's probe (`patch_probes.py`) runs on both trees.
 import os
 import re
 import shutil
+import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -139,7 +140,9 @@ def _tree(trees: Path, patches: Sequence[Patch], gone: Sequence[str], room: Path
     tree.mkdir()
     packed = room / "tinygrad.tar"
     _require(work, "archive", "-o", str(packed), "HEAD", "tinygrad")
-    shutil.unpack_archive(packed, tree, filter="data")
+    with tarfile.open(packed) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # none in Python 3.11.2
+        tar.extractall(tree)
     return tree
 
 

@@ -32,7 +32,7 @@ def _filters(command: Command) -> Command:
     return with_options(
         command,
         *(
-            click.option(f"--{name}", metavar="WORD", help=f"only with this in it: {what}")
+            click.option(f"--{name}", metavar="WORD", help=f"only names with this in them: {what}")
             for name, what in examples.items()
         ),
     )
@@ -112,7 +112,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_obj
 def import_command(path: Path, files: Sequence[Path]) -> None:
-    """Keep results that were saved: ours or llama.cpp's, of -o json or jsonl."""
+    """Add saved results to the history: -o json or jsonl, ours or llama.cpp's."""
     results = [load_records(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):

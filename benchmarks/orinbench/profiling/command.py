@@ -169,13 +169,19 @@ def load(path: Path) -> Profile:
     help="tinygrad's device [DEV, else the first that opens]",
 )
 @click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
-@click.option("-d", "--n-depth", default=0, type=click.IntRange(0), help="tokens before them [0]")
+@click.option(
+    "-d",
+    "--n-depth",
+    default=0,
+    type=click.IntRange(0),
+    help="tokens in the cache before the prompt [0]",
+)
 @click.option(
     "--diff",
     nargs=2,
     type=click.Path(exists=True, dir_okay=False),
     metavar="BEFORE AFTER",
-    help="compare two profiles in json",
+    help="compare two profiles that were written with -o json",
 )
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 def profile_command(

@@ -107,7 +107,7 @@ def _heroes(records: Sequence[Record]) -> list[Hero]:
     heroes = []
     for record in [r for r in measured if r.backend == first][:HEROES]:
         notes = [
-            f"{comparison['ratio']:.3g} × {comparison['baseline']}"
+            f"{comparison['ratio']:.3g} × {comparison['baseline']}{_proviso(comparison['verdict'])}"
             for comparison in record.comparisons
         ]
         if record.roofline_percent:
@@ -116,6 +116,11 @@ def _heroes(records: Sequence[Record]) -> list[Hero]:
             notes.append(f"{record.peak_percent:.0f} % of peak")
         heroes.append(Hero(short(record.centre), record.unit, case_test(record), notes))
     return heroes
+
+
+def _proviso(verdict: str) -> str:
+    """Words behind a ratio that no verdict supports."""
+    return "" if verdict in ("faster", "slower") else ", no verdict"
 
 
 def _verdicts(records: Sequence[Record]) -> list[VerdictLine]:

@@ -319,7 +319,7 @@ def _over_the_run(records: Sequence[Record], looks: Looks) -> list[Section]:
     titles = ("reading", "first", "last", "least", "most")
     table = Table("Over the run", titles, rows, frozenset(titles[1:]))
     missing = [title.split(",")[0] for title in READINGS if title not in known]
-    lines = [f"No sensor told: {', '.join(missing)}."] if missing else []
+    lines = [f"No sensor for: {', '.join(missing)}."] if missing else []
     chart = lines_over(moments, known, looks)
     across = "seconds since the first repetition ended" if counted == "seconds" else "round"
     lead = f"One point a repetition, at its end; from left to right: {across}."

@@ -208,7 +208,7 @@ def sample_warnings(
     if heaps := two_speeds(values):
         warn(
             WarningKind.TWO_SPEEDS,
-            "the samples lie in two heaps, so the median stands for neither",
+            "the samples form two groups, and the median describes neither",
             f"about {heaps[0]:.4g} and {heaps[1]:.4g}",
         )
     cv = float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else 0.0

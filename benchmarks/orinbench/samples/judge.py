@@ -270,8 +270,8 @@ def verdict_text(
         "pair": f"{comparison.n} pair{'s' * (comparison.n != 1)} of processes",
         "process": f"{comparison.n} process{'es' * (comparison.n != 1)} a side",
     }[unit]
-    inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
-    measured = f"{times(comparison.ratio)} of the throughput of {theirs} ({inside}{count})"
+    inside = "" if low is None or high is None else f"{times(low)} to {times(high)} at 95 %, "
+    measured = f"{times(comparison.ratio)} times the throughput of {theirs} ({inside}{count})"
     match comparison.verdict:
         case Verdict.FASTER:
             return f"{ours} is faster: {measured}"

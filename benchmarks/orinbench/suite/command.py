@@ -135,18 +135,18 @@ class SuiteBackend:
     "--device",
     multiple=True,
     metavar="LIST",
-    help="NV, CUDA, CPU, interleaved [all that open]",
+    help="NV, CUDA, CPU; measured in turns [all that open]",
 )
 @click.option(
     "--max-call",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="leave out a case of which one call takes more [2; schedule 30]",
+    help="leave out cases in which one call takes longer [2; schedule 30]",
 )
 @click.option(
     "--roofline/--no-roofline",
     default=True,
-    help="measure the copy bandwidth first, to judge by it [yes]",
+    help="measure the copy bandwidth [yes]",
 )
 @output_options
 @run_options

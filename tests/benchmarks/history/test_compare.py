@@ -49,7 +49,7 @@ def test_slower_is_exit_code_1(
 ) -> None:
     assert run(*files(1.25)) == 1
     text = capsys.readouterr().out
-    assert "B is slower: 0.8 of the throughput of A" in text
+    assert "B is slower: 0.8 times the throughput of A" in text
 
 
 def test_faster_and_the_same_are_fine(
@@ -86,7 +86,9 @@ def test_llama_cpps_own_results_can_be_compared(
     assert run(*map(str, paths)) == 0
     text = capsys.readouterr().out
     assert "differs" not in text
-    assert "too few processes for a verdict: B has 0.501 of the throughput of A (1 process" in text
+    assert (
+        "too few processes for a verdict: B has 0.501 times the throughput of A (1 process" in text
+    )
 
 
 def test_missing_files_and_nothing_in_common_are_exit_code_2(

@@ -60,14 +60,14 @@ def test_a_board_with_sensors_has_every_section(rich_page: str) -> None:
         "temperature, °C",
     ):
         assert text in said, text
-    assert "No sensor told" not in said
+    assert "No sensor for" not in said
 
 
 def test_a_machine_without_has_what_is_known(plain_page: str) -> None:
     page = Reader(plain_page)
     assert "energy-0" not in page.sections() and "kernels-0" not in page.sections()
     said = " ".join(page.text)
-    assert "No sensor told: GPU clock, CPU clock, temperature, power." in said
+    assert "No sensor for: GPU clock, CPU clock, temperature, power." in said
     assert "interrupted: these are the figures measured until then" in said
     assert "synthetic model" in said and "arithmetic allows was not measured" in said
 
@@ -123,6 +123,14 @@ def test_bars_are_as_long_as_their_figures_and_a_backend_has_one_colour(rich_pag
 
 
 FIELDS = ("test", "backend", "model_type", "device_name", "unit", "benchmark", "error", "software")
+
+
+def test_a_ratio_without_a_verdict_says_so(rich_records: list[Record]) -> None:
+    assert ", no verdict" not in render(rich_records, [])
+    for record in rich_records:
+        for comparison in record.comparisons:
+            comparison["verdict"] = "too few processes"
+    assert ", no verdict" in render(rich_records, [])
 
 
 def test_hostile_text_stays_text(rich_records: list[Record]) -> None:
