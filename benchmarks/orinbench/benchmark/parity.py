@@ -8,7 +8,7 @@ import click
 
 from orinbench.benchmark.plan import TINYGRAD_DEVICES
 from orinbench.benchmark.tinygrad_backend import probe_device
-from orinbench.board.device_info import package_version
+from orinbench.board.environment import package_version
 from orinbench.child import run
 from orinbench.errors import BenchError
 

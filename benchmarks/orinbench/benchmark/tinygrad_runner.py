@@ -32,7 +32,7 @@ from orinbench.benchmark.tinygrad_paths import (
     JitPath,
     load_network,
 )
-from orinbench.board.device_info import gpu_driver, gpu_name, package_version
+from orinbench.board.environment import gpu_driver, gpu_name, package_version
 from orinbench.suite.work import SuiteWork
 from orinllm.executor import Executor
 from orinllm.fused import FusedExecutor
