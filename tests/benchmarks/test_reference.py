@@ -89,7 +89,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 @pytest.fixture(scope="module")
 def unchanged() -> dict[str, Array]:
-    """Answers of each shape, kept once asked for."""
+    """Logits of each shape as it is, once they have been asked for."""
     return {}
 
 
