@@ -23,6 +23,7 @@ from orinbench.benchmark.protocol import Bandwidth, Identity, Prepared, WarmedUp
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
+from orinbench.export.load import completed
 from orinbench.export.schema import FIELDS
 from orinbench.export.table import time_text
 from orinbench.suite import command, peaks
@@ -419,21 +420,22 @@ def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figur
     assert bad["error"] == "WrongResultError: wrong result: off from numpy by 3"
     assert bad["samples_ns"] == [] and bad["median_ts"] is None and bad["work"] is None
     assert err.count("cached 4 KiB left out: one call takes 9 s") == 1
-    text = RENDERERS["md"](records)
+    text = RENDERERS["md"](list(map(completed, records)))
     assert "| left out |" in text.replace("  ", "") and "cached 4 KiB left out: one" in text
 
 
 def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) -> None:
     _, records, _ = suite("tiny,-schedule", "--device", "CUDA,CPU", "-r", "2")
+    rows = list(map(completed, records))
     for render in RENDERERS.values():
-        text = render(records)
+        text = render(rows)
         for record in records:
             assert record["test"] in text and record["backend"] in text
-    table = [line for line in RENDERERS["md"](records).splitlines() if line.startswith("|")]
+    table = [line for line in RENDERERS["md"](rows).splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(records) and len({len(line) for line in table}) == 1
     for title in ("of peak", "p50", "kernels", "of the first"):
         assert f" {title} " in table[0]
-    assert "Peak of CUDA: a guess." in RENDERERS["md"](records)
+    assert "Peak of CUDA: a guess." in RENDERERS["md"](rows)
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])

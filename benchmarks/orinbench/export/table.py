@@ -166,7 +166,7 @@ def _suite_columns(records: Sequence[Record]) -> list[Column]:
 
     def known(*path: str, form: str = "{}") -> Callable[[Record], str]:
         def cell(record: Record) -> str:
-            value: Any = record
+            value: Any = vars(record)
             for name in path:
                 value = value.get(name) if value else None
             return _known(value, form)
