@@ -439,6 +439,7 @@ struct Tail {
   const Best* best;
   float* part_v;
   int *part_i, *tokens, *positions, *counter;
+  int* mail;  // of one sequence: the host's two, by a position's parity; or 0
 };
 
 // The largest logits of all blocks become the next tokens, and the positions of sequences that are
@@ -471,8 +472,11 @@ template<typename P> DI void argmax_tail(const Tail& t, float* sv, int* si, int*
       b = better(b, __ldcg(t.part_v + n * GRID + i), __ldcg(t.part_i + n * GRID + i));
     b = warp_best(b);
     if (lane == 0) {
-      t.tokens[n] = b.i == NO_ROW ? -1 : b.i;
-      if (position >= 0) t.positions[n] = position + 1;
+      const int token = t.tokens[n] = b.i == NO_ROW ? -1 : b.i;
+      if (position >= 0) {
+        t.positions[n] = position + 1;
+        if (t.mail) t.mail[position & 1] = token;
+      }
     }
   }
 }
