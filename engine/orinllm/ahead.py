@@ -17,7 +17,7 @@ from orinllm.device import (
 )
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
-from orinllm.fused import VERIFIED, size_classes
+from orinllm.fused import VERIFIED, behind_chunk, size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
@@ -67,9 +67,12 @@ def launches_for(
     lists += [TokenList(memory, n, together=True) for n in VERIFIED if guesses]
     for tokens in lists:
         yield from tokens.launches
-        yield from Draws(tokens.logits, tokens.state, tokens.sequences, context).launches
+        mail = tokens.mail.buffer if isinstance(tokens, TokenList) and tokens.mail else None
+        yield from Draws(tokens.logits, tokens.state, tokens.sequences, context, mail).launches
     if plan.prompt_obstacle is None:
-        yield from ChunkList(memory).launches
+        chunk = ChunkList(memory)
+        yield from (*chunk.launches, *chunk.rest)
+        yield from behind_chunk(TokenList(memory, 1), chunk)[:1]
 
 
 def compile_ahead(

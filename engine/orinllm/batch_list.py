@@ -83,6 +83,10 @@ class BatchList(RowList):
         """Yield products in which every weight is read once."""
         return batch_products(self.memory.device, product)
 
+    def store(self, inputs: AttentionInputs) -> Iterator[Launch]:
+        """Yield nothing: attention of a token stores its key and value."""
+        return iter(())
+
     def attend(self, layer: int, inputs: AttentionInputs) -> Iterator[Launch]:
         """Yield attention of each sequence at its own position."""
         parts = Parts(inputs.cache.heads, self._splits[layer], self._part, self._part_ml)

@@ -1,6 +1,7 @@
 """The launches of a chunk of a prompt: up to CHUNK tokens of one sequence, on tensor cores.
 
-They leave keys and values; the logits of a prompt's last token are left to the launches of a token.
+They leave keys and values, for which the last layer need not be computed beyond its own. A prompt's
+last token goes through that layer as a token alone does.
 """
 
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ class ChunkList(RowList):
     """Scratch of a chunk, and the launches over it, in order.
 
     `chunk` holds the first position, the number of tokens and these; `table` the sequence's pages.
+    `launches` leave keys and values, and in `x` what the last layer is given; `rest`, behind them,
+    leaves there what that layer makes of it.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -30,14 +33,16 @@ class ChunkList(RowList):
         self.table = memory.zeros(memory.context // PAGE)
         self._q = memory.empty(CHUNK * memory.widest_attention, dtypes.uint16)
         self._mixtures = Mixtures(memory, CHUNK, rows=True)
-        self.launches = tuple(self._all())
+        last = len(memory.config.layers) - 1
+        self.launches = tuple(self._all(last))
+        self.rest = tuple(self.behind_keys(last))
 
-    def _all(self) -> Iterator[Launch]:
-        config = self.memory.config
+    def _all(self, last: int) -> Iterator[Launch]:
         table = self.memory.weights.matrix("token_embd")
-        yield embed_chunk(table, self.x, self.chunk, config.embedding_scale)
-        for i in range(len(config.layers)):
+        yield embed_chunk(table, self.x, self.chunk, self.memory.config.embedding_scale)
+        for i in range(last):
             yield from self.layer(i)
+        yield from self.keys(last)
 
     @property
     def cache_view(self) -> tuple[int, Buffer]:
@@ -48,9 +53,12 @@ class ChunkList(RowList):
         """Yield tiles of many tokens."""
         return chunk_products(product)
 
-    def attend(self, layer: int, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Yield the rotation of all tokens, then their attention to all before them."""
+    def store(self, inputs: AttentionInputs) -> Iterator[Launch]:
+        """Yield the rotation of all tokens."""
         yield rotate_chunk(self._q, inputs, self.chunk)
+
+    def attend(self, layer: int, inputs: AttentionInputs) -> Iterator[Launch]:
+        """Yield attention of all tokens to all before them."""
         yield attend_chunk(self.attention, self._q, inputs, self.chunk)
 
     def mixture(self, layer: int) -> Iterator[Launch]:

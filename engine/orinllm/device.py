@@ -17,6 +17,7 @@ from tinygrad.helpers import diskcache_get, diskcache_put
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from orinllm.errors import BadInput
+from orinllm.mail import CudaMail, Mail, NvMail
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
 CUBINS = "ORINLLM_CUBINS"
@@ -39,6 +40,7 @@ class Toolchain:
     # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
+    mail: Callable[[str], Mail] = Mail  # of a device's name
 
 
 _TOOLCHAINS: dict[str, Toolchain] = {}
@@ -81,6 +83,11 @@ def multiprocessors(device: str) -> int:
 def blocks_per_sm(device: str) -> int:
     """Return how many blocks of a GEMV may share a multiprocessor."""
     return _toolchain(device).blocks_per_sm(device)
+
+
+def mail_of(device: str) -> Mail:
+    """Return what a device's launches leave tokens in for the host."""
+    return _toolchain(device).mail(device)
 
 
 def free_memory(device: str) -> int | None:
@@ -232,6 +239,7 @@ register(
         _unusable,
         _arch,
         _cuda_free_memory,
+        CudaMail,
     ),
 )
 register(
@@ -243,6 +251,7 @@ register(
         _unusable,
         lambda device: None if _simulated(device) else _arch(device),
         _nv_free_memory,
+        NvMail,
     ),
 )
 

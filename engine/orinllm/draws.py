@@ -22,9 +22,16 @@ _COLDEST = 1e-30
 class Draws:
     """The sampling of N slots, whose logits and state are a token list's."""
 
-    def __init__(self, logits: Buffer, state: Buffer, sequences: int, context: int) -> None:
+    def __init__(
+        self,
+        logits: Buffer,
+        state: Buffer,
+        sequences: int,
+        context: int,
+        mail: Buffer | None = None,
+    ) -> None:
         self._vocabulary, self._context = logits.size // sequences, context
-        self._buffers = SampleBuffers.make(logits, state, sequences, context)
+        self._buffers = SampleBuffers.make(logits, state, sequences, context, mail)
         constants = sample_constants(logits.device, self._vocabulary, context, sequences)
         self.launches = tuple(sample_tokens(constants, self._buffers))
         self._drawing: set[int] = set()

@@ -1,6 +1,6 @@
 """The protocol of everything that runs a model, one sequence at a time, and the general path's."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -48,6 +48,14 @@ class SamplingExecutor(Executor, Protocol):
         """Draw tokens like this from now on; `text` is the sequence so far."""
         ...
 
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        """Start keys and values of tokens[start:], and the token that follows the last of them."""
+        ...
+
+    def follow(self, most: int) -> Iterator[int]:
+        """Yield the token that was started and those behind it, `most` at most."""
+        ...
+
     def states(self, tokens: Sequence[int], start: int, end: int) -> Floats:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
         ...
@@ -85,6 +93,19 @@ class Sequential:
         """Compute keys and values of tokens[start:end] at their positions."""
         if end > start:
             self._computed(self._path.prefill(tokens[start:end], start), end)
+
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        """Compute keys and values of tokens[start:], and the token that follows the last one."""
+        end = len(tokens)
+        self.fill(tokens, start, end - 1)
+        self.step(tokens[-1], end - 1)
+
+    def follow(self, most: int) -> Iterator[int]:
+        """Yield the token that was computed and those behind it, `most` at most."""
+        for index in range(most):
+            if index:
+                self.step()
+            yield self.token()
 
     def states(self, tokens: Sequence[int], start: int, end: int) -> Floats:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""

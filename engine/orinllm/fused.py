@@ -7,11 +7,11 @@ token of every sequence.
 import bisect
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from tinygrad import dtypes
+from tinygrad import Device, dtypes
 
 from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
@@ -20,6 +20,7 @@ from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
 from orinllm.launches.batch import MOST_SEQUENCES
 from orinllm.launches.buffers import CHUNK, PAGE
+from orinllm.launches.rows import last_row
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
 from orinllm.states import normed
@@ -32,6 +33,8 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 VERIFIED = (2, 4)
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
+# Tokens of a sequence that may be under way: one that the host looks at, and the next one.
+_UNDER_WAY = 2
 
 
 def piece_beside(sms: int) -> int:
@@ -50,18 +53,29 @@ def size_classes(slots: int) -> tuple[int, ...]:
     return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
 
 
+def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:
+    """Return the launches of the token that follows a chunk of a sequence."""
+    assert isinstance(tokens, TokenList)
+    return last_row(tokens.x, chunk.x, chunk.chunk), *tokens.ending
+
+
 class Decoder:
     """A token of each of `sequences` slots; one whose position is below 0 is left alone.
 
     A slot's result depends on its own sequence and on `sequences`, not on what others hold.
     """
 
-    def __init__(self, tokens: TokenList | BatchList) -> None:
+    def __init__(self, tokens: TokenList | BatchList, chunk: ChunkList | None = None) -> None:
         self.list, sequences, memory = tokens, tokens.sequences, tokens.memory
-        compile_all(memory.device, [launch.source for launch in self.list.launches])
-        self.graph = Graph(memory.device, self.list.launches)
+        self._behind = () if chunk is None else behind_chunk(tokens, chunk)
+        launches = (*tokens.launches, *self._behind)
+        compile_all(memory.device, [launch.source for launch in launches])
+        self.graph = Graph(memory.device, tokens.launches, _UNDER_WAY)
+        self._begins: dict[bool, Graph] = {}  # of tokens behind a chunk; True: with drawing
         self.sequences = sequences
         self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
+        self._mail = tokens.mail if isinstance(tokens, TokenList) else None
+        self._position = 0  # of the first slot's last token
         state = self.list.state
         self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
         rows, width = self.list.logits.size // sequences, memory.context // PAGE
@@ -95,9 +109,33 @@ class Decoder:
                 given = f"{len(tokens)} tokens and {len(positions)} positions"
                 raise ValueError(f"{given} for {self.sequences} slots")
             copy_ints(self.list.state, [*tokens, *positions])
+            self._position = positions[0]
+        else:
+            self._position += 1
         self.next_graph.run()
         if self._drawn is not None:
             self._drawn[0].stepped()
+
+    def begin(self, position: int) -> None:
+        """Start the token that follows a chunk, whose last token is at `position`."""
+        copy_ints(self.list.state, [0, position])
+        self._position = position
+        drawn = self._drawn if self._drawn is not None and self._drawn[0].needed else None
+        draws = () if drawn is None else drawn[0].launches
+        if (key := drawn is not None) not in self._begins:
+            self._begins[key] = Graph(self.list.memory.device, (*self._behind, *draws))
+        self._begins[key].run()
+        if drawn is not None:
+            drawn[0].stepped()
+
+    def sent(self) -> Callable[[], int]:
+        """Note the step under way; return what waits for its token, while the next one may run.
+
+        Of one sequence, at most two steps may be under way.
+        """
+        assert self._mail is not None
+        arrived, odd = self._mail.sent(), self._position & 1
+        return lambda: arrived()[odd]
 
     @property
     def next_graph(self) -> Graph:
@@ -131,9 +169,11 @@ class Decoder:
     def _draws(self) -> Draws:
         if self._drawn is None:
             device, context = self.list.memory.device, self.list.memory.context
-            draws = Draws(self.list.logits, self.list.state, self.sequences, context)
+            mail = None if self._mail is None else self._mail.buffer
+            draws = Draws(self.list.logits, self.list.state, self.sequences, context, mail)
             compile_all(device, [launch.source for launch in draws.launches])
-            self._drawn = draws, Graph(device, (*self.list.launches, *draws.launches))
+            launches = (*self.list.launches, *draws.launches)
+            self._drawn = draws, Graph(device, launches, _UNDER_WAY)
         return self._drawn[0]
 
     def tokens(self) -> tuple[int, ...]:
@@ -192,7 +232,7 @@ class FusedExecutor:
     @property
     def prompt_launches(self) -> tuple[Launch, ...]:
         """Launches of a chunk, in order; none where prompts go token by token."""
-        return self._prompt[0].launches if self._prompt else ()
+        return self._prompt[0].launches + self._prompt[0].rest if self._prompt else ()
 
     def decoder(self, sequences: int = 1) -> Decoder:
         """Return the launches of a token of so many sequences, 1 to MOST_SEQUENCES.
@@ -203,7 +243,8 @@ class FusedExecutor:
             raise ValueError(f"{sequences} sequences; a batch has 1 to {MOST_SEQUENCES}")
         if sequences not in self._decoders:
             tokens = list_of_tokens(self.memory, sequences, self._prompt is not None)
-            self._decoders[sequences] = Decoder(tokens)
+            chunk = self._prompt[0] if self._prompt and sequences == 1 else None
+            self._decoders[sequences] = Decoder(tokens, chunk)
         return self._decoders[sequences]
 
     def place(self, pages: Sequence[int]) -> None:
@@ -218,22 +259,52 @@ class FusedExecutor:
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions; nothing is waited for."""
         while self._prompt and (n := min(CHUNK, end - start)) >= _LEAST_CHUNK:
-            chunk, graph = self._prompt
-            copy_ints(chunk.chunk, [start, n, *tokens[start : start + n]])
-            graph.run()
+            self._chunk(self._prompt, tokens[start : start + n], start)
             start += n
         for position in range(start, end):
             self.step(tokens[position], position)
+
+    def _chunk(self, prompt: tuple[ChunkList, Graph], tokens: Sequence[int], start: int) -> None:
+        chunk, graph = prompt
+        copy_ints(chunk.chunk, [start, len(tokens), *tokens])
+        graph.run()
+
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        """Start keys and values of tokens[start:], and the token that follows the last of them.
+
+        Wherever `start` is, the numbers are the same: few tokens are a chunk, too.
+        """
+        Device[self.memory.device].synchronize()  # frees what copies to it have kept
+        end = len(tokens)
+        if not self._prompt:
+            self.fill(tokens, start, end - 1)
+            self.step(tokens[-1], end - 1)
+            return
+        for at in range(start, end, CHUNK):
+            self._chunk(self._prompt, tokens[at : min(at + CHUNK, end)], at)
+        self.decoder().begin(end - 1)
+
+    def follow(self, most: int) -> Iterator[int]:
+        """Yield the token under way and those behind it, `most` at most; -1 for no numbers.
+
+        While the caller has a token the next one is computed, unless that would be one too many.
+        """
+        decoder = self.decoder()
+        for index in range(most):
+            arrived = decoder.sent()
+            if index + 1 < most:
+                decoder.step()
+            yield arrived()
 
     def states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
         pieces = []
         while start < end:
             if self._prompt:
-                chunk, graph = self._prompt
+                chunk, _ = self._prompt
                 n, x = min(CHUNK, end - start), chunk.x
-                copy_ints(chunk.chunk, [start, n, *tokens[start : start + n]])
-                graph.run()
+                self._chunk(self._prompt, tokens[start : start + n], start)
+                self._chunk_rest.run()
             else:
                 n, x = 1, self.decoder().list.x
                 self.step(tokens[start], start)
@@ -242,6 +313,13 @@ class FusedExecutor:
             pieces.append(np.frombuffer(raw, np.float32).reshape(n, -1))
             start += n
         return normed(np.concatenate(pieces), self._last_norm, self.memory.config.norm_eps)
+
+    @functools.cached_property
+    def _chunk_rest(self) -> Graph:
+        assert self._prompt is not None
+        chunk, _ = self._prompt
+        compile_all(self.memory.device, [launch.source for launch in chunk.rest])
+        return Graph(self.memory.device, chunk.rest)
 
     @functools.cached_property
     def _last_norm(self) -> NDArray[np.float32]:

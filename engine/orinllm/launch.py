@@ -142,11 +142,24 @@ def _program(device: str, source: str, shape: Shape) -> UOp:
 
 
 class Graph:
-    """Launches in their order, as one graph launch where the device has graphs."""
+    """Launches in their order, as one graph launch where the device has graphs.
 
-    def __init__(self, device: str, launches: Sequence[Launch]) -> None:
-        self.launches = tuple(launches)
-        uops: dict[int, UOp] = {}
+    turns: runs that may be under way at once. HCQ waits for a graph's last run before it starts it
+    anew, so each of them has a graph of its own.
+    """
+
+    def __init__(self, device: str, launches: Sequence[Launch], turns: int = 1) -> None:
+        self._device, self.launches = device, tuple(launches)
+        self._linears: list[UOp] = [self._linear()]
+        self._turns, self._runs = turns, 0
+
+    @property
+    def linear(self) -> UOp:
+        """The calls that tinygrad runs in the first turn."""
+        return self._linears[0]
+
+    def _linear(self) -> UOp:
+        device, uops = self._device, dict[int, UOp]()
 
         def uop(buffer: Buffer) -> UOp:
             if id(buffer) not in uops:
@@ -157,13 +170,17 @@ class Graph:
             _program(device, launch.source, launch.shape).call(
                 *(uop(argument.buffer) for argument in launch.arguments)
             )
-            for launch in launches
+            for launch in self.launches
         ]
         graphed = Device[device].graph is not None and JIT == 1
-        self.linear = UOp(
+        return UOp(
             Ops.LINEAR, dtypes.void, (create_graph_call(calls),) if graphed else tuple(calls)
         )
 
     def run(self) -> None:
-        """Start the launches; nothing is waited for."""
-        run_linear(self.linear, jit=True)
+        """Start the launches; nothing is waited for but more than `turns` runs."""
+        turn = self._runs % self._turns
+        if turn == len(self._linears):
+            self._linears.append(self._linear())
+        self._runs += 1
+        run_linear(self._linears[turn], jit=True)

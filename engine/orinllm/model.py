@@ -283,20 +283,17 @@ class _Request:
         """Yield tokens, at most `most`; the model remembers what the executor holds."""
         executor, ids = self.model.executor, list(self.ids)
         generation.n_cached = cached = self.model.begin(self, ids)
-        executor.fill(ids, cached, len(ids) - 1)
         executor.sample(self.sampling, ids)
+        executor.begin(ids, cached)
         if self.model.proposer is not None and not self.sampling.penalized:
             yield from self._proposed(self.model.proposer, generation, ids)
             return
-        executor.step(ids[-1], len(ids) - 1)
-        for index in range(self.most):
+        tokens = executor.follow(self.most)
+        for _ in range(self.most):
             self.model.hold(self, ids)
-            token = self._checked(executor.token())
+            token = self._checked(next(tokens))
             yield token
-            if index + 1 < self.most:
-                self.model.hold(self, ids)
-                ids.append(token)
-                executor.step()
+            ids.append(token)
 
     def _proposed(
         self, proposer: Proposer, generation: Generation, ids: list[int]
@@ -304,6 +301,10 @@ class _Request:
         """Yield tokens, several of a pass where the proposer guessed them."""
         executor, end = self.model.executor, len(ids) + self.most
         proposer.begin(self.sampling)
+        if self.most:
+            self.model.hold(self, ids)
+            ids.append(self._checked(executor.token()))
+            yield ids[-1]
         while len(ids) < end:
             self.model.hold(self, ids[:-1])
             room = min(executor.most_verified, end - len(ids)) - 1

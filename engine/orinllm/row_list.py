@@ -34,8 +34,12 @@ class RowList(ABC):
         """Yield the launches of a product."""
 
     @abstractmethod
+    def store(self, inputs: AttentionInputs) -> Iterator[Launch]:
+        """Yield what stores keys and values where attention does not do it."""
+
+    @abstractmethod
     def attend(self, layer: int, inputs: AttentionInputs) -> Iterator[Launch]:
-        """Yield attention of a layer into `attention`, keys and values into the cache."""
+        """Yield attention of a layer into `attention`."""
 
     @abstractmethod
     def mixture(self, layer: int) -> Iterator[Launch]:
@@ -48,8 +52,8 @@ class RowList(ABC):
 
     def layer(self, layer: int) -> Iterator[Launch]:
         """Yield a layer: x += attention of x, then x += its feed-forward part."""
-        yield from self._attend(layer)
-        yield from self._feed_forward(layer)
+        yield from self.keys(layer)
+        yield from self.behind_keys(layer)
 
     def _product(self, layer: int, role: str, mode: str, names: tuple[str, ...]) -> RowProduct:
         weights = self.memory.weights
@@ -68,13 +72,24 @@ class RowList(ABC):
         vector = self.memory.weights.vector(f"blk.{layer}.{name}.weight")
         return Norm(vector, self.memory.config.norm_eps)
 
-    def _attend(self, layer: int) -> Iterator[Launch]:
-        memory, prefix = self.memory, f"blk.{layer}."
-        weights = memory.weights
+    def keys(self, layer: int) -> Iterator[Launch]:
+        """Yield a layer up to its keys and values."""
         yield norm_rows(self._norm(layer, "attn_norm"), self.normed, self.x, self.count)
         qkv = self._product(layer, "qkv", "STORE", ("attn_q", "attn_k", "attn_v"))
         yield from self.products(replace(qkv, out=self._qkv))
-        inputs = AttentionInputs(
+        yield from self.store(self._inputs(layer))
+
+    def behind_keys(self, layer: int) -> Iterator[Launch]:
+        """Yield the rest of a layer."""
+        yield from self.attend(layer, self._inputs(layer))
+        out = replace(self._product(layer, "out", "ADD", ("attn_output",)), inp=self.attention)
+        yield from self._added(layer, out, "post_attention_norm")
+        yield from self._feed_forward(layer)
+
+    def _inputs(self, layer: int) -> AttentionInputs:
+        memory, prefix = self.memory, f"blk.{layer}."
+        weights = memory.weights
+        return AttentionInputs(
             memory.cache(layer, *self.cache_view),
             self._qkv,
             memory.rotations[memory.config.layers[layer].attention.rope],
@@ -83,9 +98,6 @@ class RowList(ABC):
             weights.optional(f"{prefix}attn_sinks.weight"),
             memory.config.norm_eps,
         )
-        yield from self.attend(layer, inputs)
-        out = replace(self._product(layer, "out", "ADD", ("attn_output",)), inp=self.attention)
-        yield from self._added(layer, out, "post_attention_norm")
 
     def _added(self, layer: int, product: RowProduct, post_norm: str) -> Iterator[Launch]:
         config = self.memory.config

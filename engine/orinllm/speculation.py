@@ -6,6 +6,7 @@ those that were proposed right are kept, and the first one that was not ends the
 text is the same, and drawn text too.
 """
 
+import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -74,13 +75,11 @@ class Draft:
         same = 0
         while same < min(len(self._held), len(text) - 1) and self._held[same] == text[same]:
             same += 1
-        executor.fill(text, same, len(text) - 1)
-        proposed: list[int] = []
+        if len(text) - same > executor.most_verified:  # a prompt, and the answer's first token
+            executor.begin(text[:-1], same)
+        else:
+            executor.fill(text, same, len(text) - 1)
         executor.step(text[-1], len(text) - 1)
-        while (token := executor.token()) >= 0:
-            proposed.append(token)
-            if len(proposed) == room:
-                break
-            executor.step()
+        proposed = list(itertools.takewhile(lambda token: token >= 0, executor.follow(room)))
         self._held = [*text, *proposed[:-1]]
         return proposed

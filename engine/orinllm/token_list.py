@@ -1,12 +1,13 @@
 """The launches of one token of each of N sequences: embed; four or more a layer; head."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.device import multiprocessors
+from orinllm.device import mail_of, multiprocessors
 from orinllm.launch import Launch
 from orinllm.launches.attention import AttentionInputs, attend_token, most_splits, store_keys
 from orinllm.launches.buffers import PAGE, Parts, Weight
@@ -22,6 +23,8 @@ class TokenList:
     `together`: they are neighbours of one sequence, whose numbers are those of one at a time.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
     sequence; `logits` is (N, vocabulary), `x` (N, width), before the last norm in the end.
+    `ending`, the last launches, begin with `x` before the last layer; `mail` takes the tokens of
+    one sequence.
     """
 
     def __init__(self, memory: Memory, sequences: int, together: bool = False) -> None:
@@ -47,18 +50,22 @@ class TokenList:
         blocks = 2 * multiprocessors(memory.device)
         counters = n * max(h.blocks for h in heads)
         self.state = memory.zeros(2 * n + 1 + counters)
-        self._tail = Tail(memory.empty(n * blocks), memory.empty(n * blocks, dtypes.int32))
+        self.mail = mail_of(memory.device) if n == 1 else None
+        self._tail = Tail(
+            memory.empty(n * blocks),
+            memory.empty(n * blocks, dtypes.int32),
+            None if self.mail is None else self.mail.buffer,
+        )
         self.table = memory.zeros(n * memory.context // PAGE)
         self._mixtures = Mixtures(memory, n, rows=False)
-        self.launches = tuple(self._all())
-
-    def _all(self) -> Iterator[Launch]:
-        memory, config, n = self.memory, self.memory.config, self.sequences
         embeddings = memory.weights.matrix("token_embd")
-        yield embed_tokens(embeddings, self.x, self.state, n, config.embedding_scale)
-        for i in range(len(config.layers)):
-            yield from self._attend(i)
-            yield from self._feed_forward(i)
+        embed = embed_tokens(embeddings, self.x, self.state, n, config.embedding_scale)
+        *before, last = [(*self._attend(i), *self._feed_forward(i)) for i in layers]
+        self.ending = (*last, *self._choose())
+        self.launches = (embed, *itertools.chain(*before), *self.ending)
+
+    def _choose(self) -> Iterator[Launch]:
+        memory, config, n = self.memory, self.memory.config, self.sequences
         head = Product(
             "head",
             "ARGMAX",

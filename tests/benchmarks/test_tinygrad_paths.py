@@ -1,7 +1,7 @@
 """The engine path's calls of an executor, and the timed part of them."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +41,13 @@ class FakeExecutor:
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         self.calls.append(("fill", list(tokens[start:end]), start))
+
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        self.calls.append(("begin", list(tokens), start))
+
+    def follow(self, most: int) -> Iterator[int]:
+        for _ in range(most):
+            yield self.token()
 
     def token(self) -> int:
         self.calls.append("token")
@@ -92,8 +99,7 @@ def test_a_prompt_ends_with_the_logits_of_its_last_token(executor: FakeExecutor)
     path.prompt(prompt, 0, 5, 32)
     path.prompt(prompt, 2, 4, 32)
     assert executor.calls == [
-        *(("fill", [10, 11, 12, 13], 0), (14, 4)),
-        *(("fill", [12], 2), (13, 3)),
+        *(("begin", [10, 11, 12, 13, 14], 0), ("begin", [10, 11, 12, 13], 2)),
     ]
     assert path.last_token() == 7
     assert (path.name, path.chunk, path.counts()) == ("general", None, (1, 1))
@@ -108,7 +114,7 @@ def test_tokens_are_timed_one_by_one_at_their_positions(
     depth = [draw.randrange(1000) for _ in range(4)]
     tokens = [draw.randrange(1000) for _ in range(3)]
     assert executor.calls == [
-        *(("fill", depth[:3], 0), (depth[3], 3), "sync"),  # not timed
+        *(("begin", depth, 0), "sync"),  # not timed
         *((tokens[0], 4), "sync", (tokens[1], 5), "sync", (tokens[2], 6), "sync"),
     ]
     assert done.ns > 0 and done.kernels_compiled == 0
@@ -127,7 +133,7 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
         runner.answer(protocol.Measure(test, seed=0))
     assert executor.how.greedy
     ids = encode(tokenizer_of(tiny_path), text)
-    assert executor.calls[-4:] == ["sync", ("fill", ids[:5], 0), (ids[5], 5), "token"]
+    assert executor.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
         runner.answer(protocol.Measure(protocol.Test(7, 0, 0, 32, text), seed=0))
 
@@ -146,13 +152,21 @@ def test_sampled_tokens_are_drawn_in_the_timed_region(
     assert executor.calls.count("token") == 2
 
 
+def test_fused_tokens_follow_one_another(runner: TinygradRunner, executor: FakeExecutor) -> None:
+    path = runner.path
+    assert isinstance(path, EnginePath)
+    path.follows = True
+    runner.answer(protocol.Measure(protocol.Test(0, 3, 0, 32), seed=5))
+    first = random.Random(5).randrange(1000)
+    assert executor.calls == ["sync", (first, 0), "token", "token", "token"]
+
+
 def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExecutor) -> None:
     runner.answer(protocol.Measure(protocol.Test(20, 1, 8, 32), seed=0))
     kinds = [entry if entry == "sync" else entry[0] for entry in executor.calls]
-    assert kinds.count("sync") == 3
-    (_, _, start) = next(entry for entry in executor.calls[3:] if entry[0] == "fill")
-    assert start == 8
-    assert [entry[1] for entry in executor.calls if isinstance(entry[0], int)] == [7, 27, 28]
+    assert kinds == ["begin", "sync", "begin", "sync", executor.calls[4][0], "sync"]
+    (_, given, start) = executor.calls[2]
+    assert (len(given), start, executor.calls[4][1]) == (28, 8, 28)
 
 
 class FakeBatch:

@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.engine.conftest import Load
+from tests.engine.emulated_buffers import read
 
 from orinbench.model import open_model
 from orinbench.reference import Reference
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import PAGE, Q8_0
+from orinllm.sampling import Sampling
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 # Error of 8-bit activations in the logits, of their norm; halves leave a tenth of it.
@@ -53,14 +55,39 @@ def test_tokens_and_a_prompt(
     executor.step()  # the token that the head left
     assert off(executor, reference.logits([*PROMPT[:7], token])[-1]) < HALVES
     want = reference.logits(PROMPT)[-1]
-    executor.fill(PROMPT, 0, len(PROMPT) - 1)
-    executor.step(PROMPT[-1], len(PROMPT) - 1)
+    executor.begin(PROMPT, 0)
     in_chunks = off(executor, want)
     for position, given in enumerate(PROMPT):
         executor.step(given, position)
     one_by_one = off(executor, want)
     assert in_chunks < HALVES
     assert one_by_one < HALVES
+
+
+def test_tokens_that_the_host_reads_later(
+    emulated: Load, synthetic: Callable[[str, str], Path]
+) -> None:
+    """The next token is computed before the last one is read; a prompt may begin anywhere."""
+    executor = emulated(synthetic("tiny", "Q6_K"), 128)
+    texts = []
+    for how in (Sampling(temperature=0), Sampling(seed=3)):
+        executor.sample(how, PROMPT)
+        executor.begin(PROMPT, 0)
+        logits, token = executor.logits(), executor.token()
+        executor.begin(PROMPT, len(PROMPT) - 1)
+        assert (executor.logits() == logits).all()
+        followed = list(executor.follow(7))
+        # Of the token behind the last one nothing was computed.
+        state = executor.decoder().list.state
+        assert read(state, np.int32)[1] == len(PROMPT) + 7 - 1
+        executor.begin(PROMPT, 0)
+        one_by_one = [executor.token()]
+        for _ in range(6):
+            executor.step()
+            one_by_one.append(executor.token())
+        assert followed == one_by_one and followed[0] == token
+        texts.append(followed)
+    assert texts[0] != texts[1]
 
 
 def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:

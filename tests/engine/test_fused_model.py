@@ -1,6 +1,5 @@
 """Answers of a model on the fused kernels: what is kept, where they end, which path is taken."""
 
-import itertools
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -67,10 +66,14 @@ def test_sampled_tokens_are_those_of_the_host(emulated: Load, synthetic: Synthet
     for parameters in ({"temperature": 30.0, "seed": 2}, {"repeat_penalty": 3.0, "top_k": 3}):
         how = Sampling(**parameters)  # type: ignore[arg-type]
         text = PROMPT[:4]
-        answer = iter(one.generate(text, how, max_tokens=6))
-        for piece in itertools.islice(answer, 5):
-            assert piece.token == sample(executor.logits(), how, text, len(text))
-            text = [*text, piece.token]
+        executor.sample(how, text)
+        executor.begin(text, 0)
+        for _ in range(5):
+            token = executor.token()
+            assert token == sample(executor.logits(), how, text, len(text))
+            text = [*text, token]
+            executor.step()
+        assert tokens(one, PROMPT[:4], 5, **parameters) == text[4:]
     greedy = tokens(one, PROMPT[:4], 6, temperature=0.0)
     assert greedy != text[4:]
     assert greedy == tokens(model(path, emulated(path), 128), PROMPT[:4], 6, temperature=0.0)

@@ -191,7 +191,7 @@ class EnginePath:
 
     def __init__(self, executor: SamplingExecutor) -> None:
         self._executor, self.name = executor, executor.name
-        fused = isinstance(executor, FusedExecutor)
+        self.follows = fused = isinstance(executor, FusedExecutor)
         self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None
         self.included = _FUSED_INCLUDED if fused else _GENERAL_INCLUDED
         self._drawn_here = False  # by the host, behind each step
@@ -210,15 +210,20 @@ class EnginePath:
         return list(ids)
 
     def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
-        """Fill all but the last token, whose logits the kernels of a token make."""
-        self._executor.fill(prompt, start, end - 1)
-        self._executor.step(prompt[end - 1], end - 1)
+        """Compute keys and values of all tokens, and the logits of the last one."""
+        self._executor.begin(prompt[:end], start)
 
     def decode(self, token: Any, position: int) -> None:
         """Copy a token and its position to the device; run a token's kernels."""
         self._executor.step(token, position)
         if self._drawn_here:
             self._executor.token()
+
+    def answer(self, token: int, position: int, most: int) -> None:
+        """Compute a token, and those behind it: each is on the host while the next is computed."""
+        self._executor.step(token, position)
+        for _ in self._executor.follow(most):
+            pass
 
     def last_token(self) -> int:
         """Read the most likely token."""
@@ -235,9 +240,13 @@ class EnginePath:
         return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
 
 
+_BATCH_INCLUDED = (
+    "the forward pass with its argmax over the logits, and the host's copy of token ids and "
+    "positions to the device"
+)
 _FUSED_INCLUDED = (
-    "the forward pass with its argmax over the logits, and the host's copies of token ids and "
-    "positions to the device, one a token or a prompt's chunk"
+    "the forward pass with its argmax over the logits, the copies of a prompt's token ids to the "
+    "device, and of each token's id to the host, while the next one is computed"
 )
 _GENERAL_INCLUDED = "the forward pass to the logits, and their copy to the host"
 
@@ -250,7 +259,7 @@ class DecoderPath:
     """A token of each of several sequences by the engine's fused kernels."""
 
     name = "fused"
-    included = _FUSED_INCLUDED
+    included = _BATCH_INCLUDED
 
     def __init__(self, executor: FusedExecutor, sequences: int) -> None:
         self._executor, self._decoder = executor, executor.decoder(sequences)

@@ -243,11 +243,11 @@ class TinygradRunner:
         """Time one repetition by the wall clock.
 
         Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
-        end; for tg, one call of the path and one synchronize per token, as llama-bench does. What
-        a call holds is the path's `included`. Outside: tokenisation, drawing the random token ids,
-        reading a token back, the prefill of `n_depth`. For a text see `_until_text`, for several
-        sequences `_measure_parallel`. With sampling, tokens are drawn as well; the next one is
-        still a random one.
+        end; for tg, the engine's fused kernels answer a random token: each token is on the host
+        before the one behind the next is started. Other paths have one call and one synchronize
+        per random token, as llama-bench does. What a call holds is the path's `included`. Outside:
+        tokenisation, drawing the random token ids, the prefill of `n_depth`. For a text see
+        `_until_text`, for several sequences `_measure_parallel`. With sampling, tokens are drawn.
         """
         if test.n_parallel > 1:
             return self._measure_parallel(test, seed)
@@ -268,9 +268,12 @@ class TinygradRunner:
         if test.n_prompt:
             path.prompt(prompt, test.n_depth, position, test.n_ubatch)
             self._synchronize()
-        for offset, token in enumerate(tokens):
-            path.decode(token, position + offset)
-            self._synchronize()
+        if isinstance(path, EnginePath) and path.follows and tokens:
+            path.answer(tokens[0], position, len(tokens))
+        else:
+            for offset, token in enumerate(tokens):
+                path.decode(token, position + offset)
+                self._synchronize()
         return self._measured(time.perf_counter_ns() - start, compiled)
 
     def _measure_parallel(self, test: protocol.Test, seed: int) -> protocol.Measured:

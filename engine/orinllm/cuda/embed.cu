@@ -2,6 +2,7 @@
 //
 // embed: out (K). Grid: (K / THREADS, sequences), a thread a weight.
 // embed_rows: out (T, K). Grid: (K / THREADS, T).
+// last_row: out (K), the last of a chunk's rows (T, K). Grid: K / THREADS.
 #include "packed.cuh"
 
 template<typename P> DI void embed(float* x, const u8* table, const int* token, float scale) {
@@ -17,4 +18,9 @@ template<typename P> DI void embed_rows(float* x, const u8* table, const int* ch
   if (k < K && t < chunk[1])
     x[(u64)t * K + k] =
         scale * dequant<T>(table + (u64)chunk[2 + t] * (K / Packed<T>::BW * Packed<T>::BB), k);
+}
+
+template<typename P> DI void last_row(float* x, const float* rows, const int* chunk) {
+  const int k = blockIdx.x * P::THREADS + threadIdx.x;
+  if (k < P::COLS) x[k] = rows[(u64)(chunk[1] - 1) * P::COLS + k];
 }

@@ -3,124 +3,12 @@
 // A warp streams whole rows through its own ring in shared memory (cp.async, 16 bytes a lane, any
 // row alignment) in units of 1024 weights (dot.cuh). Every block quantizes the activations, per 32,
 // while its first weights are in flight. MODE says what becomes of the sums.
+#include "activations.cuh"
 #include "best.cuh"
 #include "dot.cuh"
 #include "epilogue.cuh"
 #include "parts.cuh"
 #include "cache.cuh"
-
-// Where a GEMV's activations come from: the 8 at e of sequence n. Rows of K floats...
-template<int K> struct Plain {
-  const float* x;
-  DI void operator()(int n, int e, float* v) const {
-    const float4 a = *(const float4*)(x + n * K + e), b = *(const float4*)(x + n * K + e + 4);
-    v[0] = a.x;
-    v[1] = a.y;
-    v[2] = a.z;
-    v[3] = a.w;
-    v[4] = b.x;
-    v[5] = b.y;
-    v[6] = b.z;
-    v[7] = b.w;
-  }
-};
-// ... or the parts that attention left, where 2 to FEW splits of the context are active: combining
-// them here takes less time than attention's own last block.
-template<typename P> struct Attended {
-  static constexpr int K = P::COLS, HD = P::HEAD_DIM, SPLITS = P::SPLITS, FEW = P::FEW;
-  const float *x, *part, *part_ml;
-  int active[P::COLUMNS];  // splits of each sequence
-  DI void operator()(int n, int e, float* v) const {
-    const int splits = active[n];
-    if (splits <= 1 || splits > FEW) return Plain<K>{x}(n, e, v);
-    const float *p = part + (u64)((n * K + e) / HD) * SPLITS * HD + e % HD,
-                *ml = part_ml + (n * K + e) / HD * SPLITS * 2;
-    float m[FEW], l[FEW], a[FEW][8], mx = NEG_INF, den = 0.f;
-#pragma unroll
-    for (int s = 0; s < FEW; s++) {  // all loads before the first use
-      const bool has = s < splits;
-      m[s] = has ? ml[2 * s] : NEG_INF;
-      l[s] = has ? ml[2 * s + 1] : 0.f;
-#pragma unroll
-      for (int i = 0; i < 8; i += 4) {
-        const float4 t = has ? *(const float4*)(p + s * HD + i) : make_float4(0.f, 0.f, 0.f, 0.f);
-        a[s][i] = t.x;
-        a[s][i + 1] = t.y;
-        a[s][i + 2] = t.z;
-        a[s][i + 3] = t.w;
-      }
-      mx = fmaxf(mx, m[s]);
-    }
-#pragma unroll
-    for (int s = 0; s < FEW; s++) {
-      m[s] = exp2_(m[s] - mx);
-      den += m[s] * l[s];
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-      v[i] = 0.f;
-#pragma unroll
-      for (int s = 0; s < FEW; s++) v[i] += m[s] * a[s][i];
-      v[i] /= den;
-    }
-  }
-};
-
-// The activations that attention leaves for these sequences, at their positions.
-template<typename P>
-DI Attended<P> attended_by(const float* x, const float* part, const float* part_ml,
-                           const int* positions) {
-  Attended<P> from = {x, part, part_ml};
-#pragma unroll
-  for (int n = 0; n < P::COLUMNS; n++)
-    from.active[n] = split_count<P::SPLITS, P::FEW>(attended<P>(positions[n] + 1));
-  return from;
-}
-
-// quantize sequence n's x (times the norm's weight) into shared memory; returns this thread's sum
-// of squares of x
-template<int ACT, int K, int THREADS, bool NORM, typename X>
-DI float load_act(u8* act, float* act_d, X x, int n, const float* norm, int tid) {
-  constexpr int KP = (K + 1023) / 1024 * 1024;
-  float ss = 0.f;
-  for (int e = tid * 8; e < KP; e += THREADS * 8) {
-    float v[8] = {0, 0, 0, 0, 0, 0, 0, 0};
-    if (e < K) {
-      x(n, e, v);
-      if constexpr (NORM) {
-        const float4 n0 = *(const float4*)(norm + e), n1 = *(const float4*)(norm + e + 4);
-        const float w[8] = {n0.x, n0.y, n0.z, n0.w, n1.x, n1.y, n1.z, n1.w};
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-          ss += v[i] * v[i];
-          v[i] *= w[i];
-        }
-      }
-    }
-    float am = 0.f;
-#pragma unroll
-    for (int i = 0; i < 8; i++) am = fmaxf(am, fabsf(v[i]));
-    am = fmaxf(am, __shfl_xor_sync(0xffffffffu, am, 1));
-    am = fmaxf(am, __shfl_xor_sync(0xffffffffu, am, 2));
-    constexpr float TOP = ACT == 1 ? 127.f : 1024.f;
-    const float id = am > 1e-30f ? TOP / am : 0.f;
-    const int q = (e >> 5) & 3, lane = ((e >> 8) & 3) * 8 + ((e >> 7) & 1) * 4 + ((e >> 3) & 3);
-    if constexpr (ACT == 1) {
-      u32 w[2] = {0, 0};
-#pragma unroll
-      for (int i = 0; i < 8; i++)
-        w[i / 4] |= ((u32)__float2int_rn(v[i] * id) & 255) << (8 * (i % 4));
-      *(int2*)(act + (e & ~1023) + (q >> 1) * 512 + lane * 16 + (q & 1) * 8) =
-          make_int2((int)w[0], (int)w[1]);
-    } else {
-      *(int4*)(act + (e & ~1023) * 2 + q * 512 + lane * 16) =
-          make_int4((int)f2h2(v[0] * id, v[1] * id), (int)f2h2(v[2] * id, v[3] * id),
-                    (int)f2h2(v[4] * id, v[5] * id), (int)f2h2(v[6] * id, v[7] * id));
-    }
-    if (((e >> 3) & 3) == 0) act_d[e >> 5] = am > 1e-30f ? am / TOP : 0.f;
-  }
-  return ss;
-}
 
 // What a GEMV asks memory for while its own weights are on the way: nothing, or the keys and values
 // that attention reads next, TOKENS of a head at most. first() starts what a thread's first request
@@ -271,13 +159,14 @@ template<typename P> struct Producer {
 
 // Quantizes all columns; scale: of each, the RMS norm's.
 template<typename P, typename X, typename A>
-DI void load_columns(const Gemv<X, A>& g, const GemvMemory<P>& memory, int tid, float* scale) {
+DI void load_columns(const Gemv<X, A>& g, const GemvMemory<P>& memory, FirstActs<P, X>& first,
+                     int tid, float* scale) {
   typedef GemvMemory<P> M;
   constexpr int WARPS = P::WARPS, K = P::COLS;
 #pragma unroll
   for (int n = 0; n < M::N; n++) {
-    float ss = load_act<M::ACT, K, WARPS * 32, P::NORM>(
-        memory.act + n * M::KP * M::ACT, memory.act_d + n * M::KP / 32, g.x, n, g.norm, tid);
+    float ss = load_act<P, M::ACT>(memory.act + n * M::KP * M::ACT, memory.act_d + n * M::KP / 32,
+                                   g.x, n, g.norm, first, tid);
     if constexpr (P::NORM) {
       ss = warp_sum(ss);
       if ((tid & 31) == 0) memory.squares[n * WARPS + (tid >> 5)] = ss;
@@ -381,6 +270,8 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
   constexpr int T = P::TYPE, K = P::COLS, R = P::ROWS_PER_ITEM, D = P::DEPTH, N = P::COLUMNS;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const M memory(g.smem, warp);
+  FirstActs<P, X> first;
+  first.load(g.x, g.norm, tid);
   const Items<P> items(g.seg);
   const int w0 = warp * P::GRID + blockIdx.x;  // neighbouring items on different SMs
   const int W = Items<P>::STRIDE, count = items.count(),
@@ -395,7 +286,7 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
 
   const void* const ahead = g.ahead.first();
   float scale[N];
-  load_columns<P>(g, memory, tid, scale);
+  load_columns<P>(g, memory, first, tid, scale);
   g.ahead.rest(ahead);
 
   ItemSums<P> sums;
@@ -439,6 +330,7 @@ struct Tail {
   const Best* best;
   float* part_v;
   int *part_i, *tokens, *positions, *counter;
+  int* mail;  // of one sequence: the host's two, by a position's parity; or 0
 };
 
 // The largest logits of all blocks become the next tokens, and the positions of sequences that are
@@ -471,8 +363,11 @@ template<typename P> DI void argmax_tail(const Tail& t, float* sv, int* si, int*
       b = better(b, __ldcg(t.part_v + n * GRID + i), __ldcg(t.part_i + n * GRID + i));
     b = warp_best(b);
     if (lane == 0) {
-      t.tokens[n] = b.i == NO_ROW ? -1 : b.i;
-      if (position >= 0) t.positions[n] = position + 1;
+      const int token = t.tokens[n] = b.i == NO_ROW ? -1 : b.i;
+      if (position >= 0) {
+        t.positions[n] = position + 1;
+        if (t.mail) t.mail[position & 1] = token;
+      }
     }
   }
 }

@@ -89,6 +89,7 @@ class Tail:
 
     part_v: Buffer
     part_i: Buffer
+    mail: Buffer | None = None  # mail.py
 
 
 @dataclass(frozen=True)
@@ -367,6 +368,9 @@ class _Writer:
                 Argument("int* part_i", p.tail.part_i),
             ]
             writes += ["part_v", "part_i", "state"]
+            if p.tail.mail is not None:
+                self.arguments.append(Argument("int* mail", p.tail.mail))
+                writes.append("mail")
             self.body.append(_tail(self))
         cols, n = p.weights[0].cols, self.columns
         types = "_".join(dict.fromkeys(w.type.name.lower() for w in p.weights))
@@ -392,9 +396,11 @@ def _tail(writer: _Writer) -> str:
     """Return the lines of the head's argmax; state is as in attention.cu."""
     n, first, sequences = writer.columns, writer.first, writer.product.sequences
     warps = writer.warps
+    tail = writer.product.tail
+    mail = "0" if tail is None or tail.mail is None else "mail"
     return (
         f"  __shared__ float sv[{warps * n}];\n"
         f"  __shared__ int si[{warps * n}], flag;\n"
         f"  argmax_tail<P{len(writer.constants) - 1}>(Tail{{best, part_v, part_i, state + {first}, "
-        f"state + {sequences + first}, state + {2 * sequences}}}, sv, si, &flag);"
+        f"state + {sequences + first}, state + {2 * sequences}, {mail}}}, sv, si, &flag);"
     )

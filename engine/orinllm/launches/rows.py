@@ -39,7 +39,7 @@ class EmbedConstants(Constants):
 
 @dataclass(frozen=True)
 class RowConstants(Constants):
-    """P of norm_rows() and add_norm()."""
+    """P of norm_rows(), add_norm() and last_row()."""
 
     cols: int
     threads: int
@@ -81,6 +81,24 @@ def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch
         ),
         body=f"  embed_rows<P0>(x, table, chunk, {scale!r}f);",
         grid=(ceil_div(table.cols, _THREADS), CHUNK, 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+def last_row(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
+    """Return the copy of a chunk's last row: x (cols)."""
+    return Launch(
+        name=f"last_row_{x.size}",
+        file="embed.cu",
+        constants=(RowConstants(x.size, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const float* rows", rows),
+            Argument("const int* chunk", chunk),
+        ),
+        body="  last_row<P0>(x, rows, chunk);",
+        grid=(ceil_div(x.size, _THREADS), 1, 1),
         block=_THREADS,
         writes=("x",),
     )

@@ -48,9 +48,12 @@ class SampleBuffers:
     rows: Buffer
     bins: Buffer
     list: Buffer
+    mail: Buffer | None = None
 
     @staticmethod
-    def make(logits: Buffer, state: Buffer, sequences: int, context: int) -> "SampleBuffers":
+    def make(
+        logits: Buffer, state: Buffer, sequences: int, context: int, mail: Buffer | None = None
+    ) -> "SampleBuffers":
         """Allocate what goes with logits (sequences, vocabulary); what must be zero is."""
         n, vocabulary = sequences, logits.size // sequences
 
@@ -70,6 +73,7 @@ class SampleBuffers:
             zeros(n * _ROW_WORDS),
             zeros(n * _BINS),
             Buffer(logits.device, n * _LIST, dtypes.uint64).allocate(),
+            mail,
         )
 
 
@@ -87,7 +91,7 @@ def sample_constants(device: str, vocabulary: int, context: int, sequences: int)
 
 def sample_tokens(constants: SampleConstants, buffers: SampleBuffers) -> Iterator[Launch]:
     """Yield the launches that replace the head's tokens of slots that draw theirs."""
-    arguments = (
+    arguments: tuple[Argument, ...] = (
         Argument("const float* logits", buffers.logits),
         Argument("int* state", buffers.state),
         Argument("Slot* slots", buffers.slots),
@@ -100,10 +104,14 @@ def sample_tokens(constants: SampleConstants, buffers: SampleBuffers) -> Iterato
         Argument("u64* list", buffers.list),
     )
     names = ", ".join(argument.name for argument in arguments)
+    mail = () if buffers.mail is None else (Argument("int* mail", buffers.mail),)
+    names += ", mail" if mail else ", 0"
+    arguments += mail
     c = constants
+    picks = ("state", "counts", "history", "mask", "rows", "bins", "list")
     both = (
         ("sample_count", c.blocks + 1, ("rows", "bins")),
-        ("sample_pick", c.blocks, ("state", "counts", "history", "mask", "rows", "bins", "list")),
+        ("sample_pick", c.blocks, (*picks, *(argument.name for argument in mail))),
     )
     for kernel, blocks, writes in both:
         yield Launch(

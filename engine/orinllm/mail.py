@@ -1,0 +1,88 @@
+"""Tokens that the host reads while the device computes the ones behind them."""
+
+import ctypes
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from tinygrad import Device, dtypes
+from tinygrad.device import Buffer, BufferSpec
+
+# Two of 4 bytes: the token at an even position, and at an odd one.
+_MAIL = struct.Struct("<2i")
+
+
+class Mail:
+    """Two ints that launches write, on a device whose launches have ended when they return."""
+
+    def __init__(self, device: str) -> None:
+        self.buffer = Buffer(device, 2, dtypes.int32).allocate()
+
+    def sent(self) -> Callable[[], tuple[int, int]]:
+        """Note what was started; return what waits for it, and for nothing later, and reads."""
+        return self._read
+
+    def _read(self) -> tuple[int, int]:
+        first, second = _MAIL.unpack(self.buffer.copyout(memoryview(bytearray(_MAIL.size))))
+        return first, second
+
+
+class CudaMail(Mail):
+    """Ints in the host's memory, which a CUDA device writes to at its address there."""
+
+    # cuda.h: CU_EVENT_DISABLE_TIMING.
+    _NO_TIMING = 2
+
+    def __init__(self, device: str) -> None:
+        from tinygrad.runtime.autogen import cuda
+        from tinygrad.runtime.ops_cuda import check
+
+        self._cuda, self._check = cuda, check
+        self._device = Device[device]
+        self._spec = BufferSpec(host=True)
+        self._memory: Any = self._device.allocator.alloc(_MAIL.size, self._spec)
+        address = int(self._memory.value)
+        self._ints = (ctypes.c_int32 * 2).from_address(address)
+        self.buffer = Buffer(
+            device, 2, dtypes.int32, options=BufferSpec(external_ptr=address)
+        ).allocate()
+        self._events = [cuda.CUevent() for _ in range(2)]  # of two steps under way
+        for event in self._events:
+            check(cuda.cuEventCreate(ctypes.byref(event), self._NO_TIMING))
+
+    def sent(self) -> Callable[[], tuple[int, int]]:
+        """See `Mail`."""
+        self._events.reverse()
+        event = self._events[0]
+        self._check(self._cuda.cuCtxSetCurrent(self._device.context))
+        self._check(self._cuda.cuEventRecord(event, None))
+
+        def wait() -> tuple[int, int]:
+            self._check(self._cuda.cuEventSynchronize(event))
+            return self._ints[0], self._ints[1]
+
+        return wait
+
+
+class NvMail(Mail):
+    """Ints in memory of an NV device that the host sees too."""
+
+    def __init__(self, device: str) -> None:
+        self._device = Device[device]
+        spec = BufferSpec(cpu_access=True)
+        self.buffer = Buffer(device, 2, dtypes.int32, options=spec).allocate()
+
+    def sent(self) -> Callable[[], tuple[int, int]]:
+        """See `Mail`."""
+        signal, value = self._device.timeline_signal, self._device.timeline_value - 1
+
+        def wait() -> tuple[int, int]:
+            try:
+                signal.wait(value)
+            except RuntimeError:
+                self._device.synchronize()  # says what went wrong
+                raise
+            first, second = _MAIL.unpack(self.buffer._buf.cpu_view()[: _MAIL.size])
+            return first, second
+
+        return wait
