@@ -253,6 +253,8 @@ in
       };
     };
     networking.firewall.enable = lib.mkDefault true;
+    # A sixth of the time that an evaluation takes, on the board too.
+    documentation.nixos.enable = lib.mkDefault false;
     services.timesyncd.enable = lib.mkDefault (!config.services.chrony.enable);
 
     nix = {

@@ -20,28 +20,12 @@ let
     };
   };
 
-  # Values of options, on one nixpkgs for all: any machine shows them.
-  imitation =
-    module:
-    lib.nixosSystem {
-      modules = lib.attrValues (removeAttrs self.nixosModules [ "default" ]) ++ [
-        {
-          nixpkgs.pkgs = self.legacyPackages.x86_64-linux;
-          networking.hostName = "board";
-          orin.board.check = false;
-        }
-        right
-        module
-      ];
-    };
-  # What a machine has to be: our modules for the board alone, without the thousand of NixOS that have no
-  # say in it. Each of those takes half a second.
+  # What a machine has to be: our modules, without the thousand of NixOS that have no say in it. Each of
+  # those takes half a second.
   bareWith =
     pkgs: module:
     lib.evalModules {
       modules = [
-        self.nixosModules.tinygrad
-        self.nixosModules.performance
         {
           options = {
             assertions = lib.mkOption { };
@@ -52,13 +36,48 @@ let
             _module.args = { inherit pkgs; };
             _module.freeformType = lib.types.lazyAttrsOf lib.types.anything;
             networking.hostName = "board";
-            orin.tinygrad.enable = true;
           };
         }
         module
       ];
     };
-  bare = system: bareWith self.legacyPackages.${system};
+  # A host with all of ours, and what they read of NixOS' own options.
+  imitation =
+    module:
+    bareWith self.legacyPackages.x86_64-linux {
+      imports = lib.attrValues (removeAttrs self.nixosModules [ "default" ]) ++ [
+        right
+        module
+      ];
+      options.services = lib.mapAttrsRecursive (_: default: lib.mkOption { inherit default; }) {
+        openssh.enable = true;
+        openssh.ports = [ 22 ];
+        grafana.enable = false;
+        grafana.dataDir = "/var/lib/grafana";
+        harmonia.cache = { };
+        prometheus = {
+          port = 9090;
+          exporters.node.port = 9100;
+          remoteWrite = [ ];
+          scrapeConfigs = [ ];
+        };
+      };
+      config.orin.board.check = false;
+    };
+  # The board alone.
+  bare =
+    system: module:
+    boardWith self.legacyPackages.${system} module;
+  boardWith =
+    pkgs: module:
+    bareWith pkgs {
+      imports = [
+        self.nixosModules.tinygrad
+        self.nixosModules.performance
+        module
+      ];
+      orin.tinygrad.enable = true;
+    };
   # The same with the options of JetPack that ours look at, and no kernel to evaluate.
   jetpackOptions = {
     options.hardware.nvidia-jetpack = lib.mapAttrs (_: default: lib.mkOption { inherit default; }) {
@@ -367,7 +386,7 @@ let
     };
     otherCapability = {
       host =
-        bareWith
+        boardWith
           (
             self.legacyPackages.aarch64-linux
             // {

@@ -1,5 +1,5 @@
-# `nix flake check`. It builds the checks of the machine that it runs on; on a board that is tinygrad,
-# our tools and a virtual machine, but nothing that needs the GPU: that is `nix build .#gpu-check`.
+# `nix flake check`. It builds the checks of the machine that it runs on: tinygrad and our tools, but nothing
+# that needs KVM or the GPU. Those are `nix build .#vm-test` and `nix build .#gpu-check`.
 { self, pkgs }:
 let
   inherit (pkgs) lib;
@@ -72,6 +72,4 @@ in
     self.lib.optionsMarkdown != documented
   ) "docs/nixos-options.md is not what the modules say: `nix run .#docs` writes it anew") { };
   templates = decided "templates" templates.wrong { report = templates; };
-
-  vm = import ./vm.nix { inherit self pkgs; };
 }
