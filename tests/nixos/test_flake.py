@@ -75,7 +75,7 @@ def test_a_host_that_shares_packages_may_not_want_others(flake: Flake) -> None:
     (message,) = flake(sharing, wrong % (other % '"orin-nx"'))
     assert message.startswith("host orin: hardware.nvidia-jetpack is not that of orin-minimal")
     overlay = "{ nixpkgs.overlays = [ (final: prev: { }) ]; }"
-    with pytest.raises(AssertionError, match="host orin: nixpkgs.overlays has one of this host alone"):
+    with pytest.raises(AssertionError, match=r"host orin: nixpkgs\.overlays has one"):
         flake(sharing, wrong % overlay)
 
 
