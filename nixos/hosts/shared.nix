@@ -3,6 +3,7 @@
 other:
 { config, lib, ... }:
 let
+  line = import ../modules/line.nix lib;
   # JetPack's packages depend on these.
   board =
     host:
@@ -20,17 +21,16 @@ in
   nixpkgs.pkgs = other.pkgs // {
     appendOverlays =
       overlays:
-      lib.throwIf (lib.length overlays != lib.length other.config.nixpkgs.overlays)
-        "host ${host}: nixpkgs.overlays has one of this host alone: ${advice}"
-        other.pkgs;
+      lib.throwIf (
+        lib.length overlays != lib.length other.config.nixpkgs.overlays
+      ) "host ${host}: nixpkgs.overlays has one of this host alone: ${advice}" other.pkgs;
   };
   # It would set nixpkgs.config, which these packages have.
   hardware.nvidia-jetpack.configureCuda = false;
   assertions = [
     {
       assertion = board { inherit config; } == board other;
-      message = ''
-        host ${host}: hardware.nvidia-jetpack is not that of ${other.config.networking.hostName}: ${advice}.'';
+      message = line "host ${host}: hardware.nvidia-jetpack is not that of ${other.config.networking.hostName}: ${advice}.";
     }
   ];
 }

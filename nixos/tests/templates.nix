@@ -47,9 +47,7 @@ let
     wrong = lib.concatLists (
       lib.mapAttrsToList (
         name: host:
-        map (rule: "${name}: ${rule.message}") (
-          lib.filter (rule: !rule.assertion) host.config.assertions
-        )
+        map (rule: "${name}: ${rule.message}") (lib.filter (rule: !rule.assertion) host.config.assertions)
       ) (fleet.nixosConfigurations // { inherit my-orin; })
     );
   };

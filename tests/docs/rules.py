@@ -114,6 +114,10 @@ RULES: list[tuple[str, Answer]] = [
         ),
     ),
     (r"nix build \.#nixosConfigurations.*|nix copy .*", NotHere(NIX)),
+    (
+        r"nix eval --json \.#checks\.x86_64-linux\.wrong-use\.report",
+        Elsewhere("tests/nixos/test_flake.py::test_wrong_use_says_what_it_should_and_no_more"),
+    ),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
     (r"nix develop|nix flake check|nixos-rebuild .*", NotHere(NIX)),
     (
