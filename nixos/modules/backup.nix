@@ -127,7 +127,9 @@ in
         "--keep-weekly 5"
         "--keep-monthly 12"
       ];
+      # A script without a first line of its own: a copy that fails is a failed backup.
       backupPrepareCommand = ''
+        set -eu
         install -d -m 0700 ${copies}
       ''
       + lib.concatStrings (

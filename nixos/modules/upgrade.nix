@@ -97,12 +97,18 @@ in
       flake = lib.mkDefault cfg.flake;
       dates = lib.mkDefault cfg.dates;
       allowReboot = lib.mkDefault cfg.reboot;
+      # It is for channels.
+      upgrade = lib.mkDefault false;
     };
     systemd.services = {
-      nixos-upgrade.serviceConfig.ExecStartPost = [
-        "${program} began"
-        "${config.systemd.package}/bin/systemctl start --no-block orin-upgrade-check.service"
-      ];
+      nixos-upgrade.serviceConfig = {
+        ExecStartPre = [ "${program} began" ];
+        # A switch that leaves a failed unit behind is a failed upgrade: that one above all is checked.
+        ExecStopPost = [
+          "${program} ended"
+          "${config.systemd.package}/bin/systemctl start --no-block orin-upgrade-check.service"
+        ];
+      };
       # At each boot, too: a new kernel is checked after the restart that it needs.
       orin-upgrade-check = {
         description = "This system works, or the board goes back to the last that did";
