@@ -2,8 +2,9 @@
 
 `began` and `ended` note the generation that an upgrade has made, if it made one. `check` waits
 until every unit of it that matters is up. Where one is not, and the generation is the noted one,
-the board goes back to the last generation that passed: at once with the same kernel, else by a restart. A generation that a
-person has switched to stays, and the unit fails. Runs as root. Standard library only.
+the board goes back to the last generation that passed: at once with the same kernel, else by a
+restart. A generation that a person has switched to stays, and the unit fails. Runs as root.
+Standard library only.
 """
 
 import argparse
