@@ -113,6 +113,12 @@ let
         ]))
       ];
     };
+    first-build = app {
+      name = "first-build";
+      description = "Say what the first build of a host takes: nix derivation show -r HOST, piped into it";
+      text = "exec python3 ${../nixos/first_build.py}";
+      runtimeInputs = [ pkgs.python3 ];
+    };
     docs = app {
       name = "docs";
       description = "Write the generated pages of this checkout's docs";
