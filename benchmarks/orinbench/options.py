@@ -39,9 +39,11 @@ def output_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            "-o", "--output", default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
+            "-o", "--output", default="md", type=click.Choice([*RENDERERS]), help="form [md]"
         ),
-        click.option("-oe", "--output-err", metavar="FORM", help="a second form on stderr"),
+        click.option(
+            "-oe", "--output-err", type=click.Choice([*RENDERERS]), help="a second one on stderr"
+        ),
         history_option("where the run is kept"),
         click.option("--no-history", is_flag=True, help="do not keep the run"),
         click.option(
@@ -163,11 +165,12 @@ def check_processes(given: int | None, repetitions: int, default: int) -> int:
     return min(given or default, repetitions)
 
 
-def check_repetitions(text: str) -> int:
-    """Return the number in `-r`; raises BenchError for anything else."""
-    if not text.isdecimal() or int(text) == 0:
-        raise BenchError(f"-r {text}: not a number of repetitions; it must be 1 or more")
-    return int(text)
+def repetitions_option(default: int, help_text: str) -> Callable[[Command], Command]:
+    """Return the option that says how often each test is measured."""
+    kind = click.IntRange(1)
+    return click.option(
+        "-r", "--repetitions", default=default, type=kind, metavar="N", help=help_text
+    )
 
 
 def check_board(options: dict[str, Any], roots: Roots) -> None:
@@ -180,16 +183,13 @@ def check_board(options: dict[str, Any], roots: Roots) -> None:
 
 
 def check_output(options: dict[str, Any]) -> None:
-    """Raise BenchError for a form that there is not, and for files that could not be written."""
+    """Raise BenchError for what excludes another, and for files that could not be written."""
     if (page := options["report"]) is not None:
         folder = page.absolute().parent
         if page.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise BenchError(f"--report {page}: not a file in a folder that can be written")
     if options["no_history"] and options["history"]:
         raise BenchError("--history, --no-history: one excludes the other; leave one out")
-    for flag, form in (("-o", options["output"]), ("-oe", options["output_err"])):
-        if form is not None and form not in RENDERERS:
-            raise BenchError(f"{flag} {form}: no such format; there are {', '.join(RENDERERS)}")
 
 
 def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:

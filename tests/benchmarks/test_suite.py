@@ -30,7 +30,7 @@ from orinbench.suite.cases import CASES, UNITS, select
 from orinbench.suite.peaks import RATES, peak
 from orinbench.suite.tasks import WrongResultError, expect_close
 from orinbench.suite.work import percentiles
-from orinbench.talk import PlainTalk
+from orinbench.talk import Talk
 
 ORINBENCH = (sys.executable, "-m", "orinbench")
 Prepare = Callable[..., protocol.Prepared]
@@ -478,11 +478,11 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
 def test_all_devices_that_open_are_taken(
     fake: type[FakeSuiteBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.choose_devices([], PlainTalk()) == ["CUDA", "CPU"]
-    assert command.choose_devices(["CPU,NV", "CPU"], PlainTalk()) == ["CPU", "NV"]
+    assert command.choose_devices([], Talk()) == ["CUDA", "CPU"]
+    assert command.choose_devices(["CPU,NV", "CPU"], Talk()) == ["CPU", "NV"]
     monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
     with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
-        command.choose_devices([], PlainTalk())
+        command.choose_devices([], Talk())
 
 
 def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
@@ -501,8 +501,8 @@ def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
         (["--select", "all"], "--select all: no such benchmark; there are quick, full"),
         (["--select", ""], "--select: nothing chosen; there are quick, full, tiny"),
         (["--device", "TPU"], "--device TPU: unknown; there are NV, CUDA, CPU"),
-        (["-r", "0"], "-r 0: not a number of repetitions; it must be 1 or more"),
-        (["-o", "xml"], "-o xml: no such format; there are csv, json, jsonl, md, sql"),
+        (["-r", "0"], "Invalid value for '-r' / '--repetitions': 0 is not in the range x>=1"),
+        (["-o", "xml"], "Invalid value for '-o' / '--output': 'xml' is not one of"),
         (["--max-call", "0"], "Invalid value for '--max-call'"),
         (["--require", "cold"], "--require cold: no condition is called 'cold'"),
     ],

@@ -52,11 +52,11 @@ from orinbench.options import (
     check_board,
     check_output,
     check_processes,
-    check_repetitions,
     model_options,
     numbers_of,
     output_options,
     processes_option,
+    repetitions_option,
     run_options,
     tests_of,
     with_options,
@@ -117,7 +117,7 @@ def _knob_options(command: Command) -> Command:
     metavar="FIELD=NUMBER,...",
     help="tg once more with tokens drawn: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
 )
-@click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
+@repetitions_option(10, "rounds [10; llama.cpp: 5]")
 @processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
 @backend_options
@@ -245,7 +245,7 @@ class PlanOptions:
     """The options that make the plan, parsed; raises BenchError for what cannot be run."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.repetitions = check_repetitions(options["repetitions"])
+        self.repetitions = options["repetitions"]
         self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
         n_prompt = numbers_of(options["n_prompt"], "-p", 512)
         self.asks_text = bool(options["texts"])
@@ -405,12 +405,10 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
-        record["ignored_flags"] = ignored_flags(
-            record["backend"], record["decode_path"] == "fused", options
-        )
+        record.ignored_flags = ignored_flags(record.backend, record.decode_path == "fused", options)
     write_records(records, options)
     if options["textfile"]:
-        textfile(records, options["textfile"])
+        textfile(map(vars, records), options["textfile"])
 
 
 def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[str]:

@@ -26,10 +26,10 @@ from orinbench.interrupts import Interrupts
 from orinbench.model import open_model
 from orinbench.options import (
     case_options,
-    check_repetitions,
     history_option,
     keep,
     model_options,
+    repetitions_option,
     tests_of,
 )
 from orinbench.samples.judge import (
@@ -53,7 +53,7 @@ from orinbench.talk import Talk, make_talk
 @model_options
 @case_options
 @click.option("--rounds", default=10, type=click.IntRange(1), help="pairs of processes [10]")
-@click.option("-r", "--repetitions", default="3", metavar="N", help="in each round [3]")
+@repetitions_option(3, "in each round [3]")
 @click.option("--backend", help="one tinygrad device [the best that opens]")
 @click.option("--seed", default=0, type=click.IntRange(0), help="of order and token ids [0]")
 @click.option("--check/--no-check", default=None, help="check the numbers first")
@@ -195,9 +195,8 @@ def _compare_revisions(
     model = open_model(path)
     backend = _backend(options["backend"], talk)
     check_contexts([LanePlan(Lane(backend, path), cases)], {path: model})
-    named = {name: options[name] for name in ("rounds", "seed", "check", "timeout", "verbose")}
-    repetitions = check_repetitions(options["repetitions"])
-    bench = Bench(backend, model, cases, repetitions=repetitions, **named)
+    names = ("rounds", "repetitions", "seed", "check", "timeout", "verbose")
+    bench = Bench(backend, model, cases, **{name: options[name] for name in names})
     with Interrupts() as interrupts:
         try:
             built = (build(sides[0], talk), build(sides[1], talk))

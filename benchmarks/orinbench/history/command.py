@@ -209,14 +209,14 @@ def _trend_table(trend: Trend, noise: Noise | None) -> str:
 
 def _trend_row(point: Point) -> tuple[str, ...]:
     record = point.record
-    low, high = record["ci95_low_ts"], record["ci95_high_ts"]
+    low, high = record.ci95_low_ts, record.ci95_high_ts
     return (
         str(point.run),
-        str(record["test_time"] or ""),
-        str(record["software"] or ""),
-        f"{point.centre:.5g}",
+        str(record.test_time or ""),
+        str(record.software or ""),
+        f"{point.record.centre:.5g}",
         "" if low is None or high is None else f"{low:.5g} – {high:.5g}",
-        str(len(record["samples_ts"]) or ""),
+        str(len(record.samples_ts) or ""),
         *_change(point.change),
     )
 

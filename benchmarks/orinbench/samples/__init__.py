@@ -217,8 +217,8 @@ def sample_warnings(
         wanted = math.ceil((1.96 * 1.2533 * cv / WANTED_HALF_WIDTH) ** 2)
         warn(
             WarningKind.UNSTEADY,
-            "the speed differs by much from round to round; so many would make the interval "
-            f"± {100 * WANTED_HALF_WIDTH:.0f} %",
+            "the speed differs by much from round to round: the -r in brackets would make the "
+            f"interval ± {100 * WANTED_HALF_WIDTH:.0f} %",
             f"standard deviation {100 * cv:.0f} %; -r {wanted}",
         )
     if abs(trend := drift(values)) >= DRIFT_FLOOR:

@@ -331,24 +331,24 @@ def judge_saved(
     `noise_of` says how much runs of a measurement differ by themselves. Records without samples on
     a side, such as those of llama.cpp's sql, are left out.
     """
-    old = {identity(record): record for record in before if record["samples_ts"]}
+    old = {identity(record): record for record in before if record.samples_ts}
     pairs = [
         (old[identity(record)], record)
         for record in after
-        if record["samples_ts"] and identity(record) in old
+        if record.samples_ts and identity(record) in old
     ]
     comparisons = adjusted(
         [compare_separate(medians(new), medians(then), noise_of(then, new)) for then, new in pairs]
     )
     return [
-        Judged(case_test(record), record["backend"], comparison, "process")
+        Judged(case_test(record), record.backend, comparison, "process")
         for (_, record), comparison in zip(pairs, comparisons, strict=True)
     ]
 
 
 def medians(record: Record) -> list[float]:
     """Return the medians of a record's processes."""
-    return list(process_medians(record["samples_ts"], record["processes"]).values())
+    return list(process_medians(record.samples_ts, record.processes).values())
 
 
 def is_slower(judged: Sequence[Judged]) -> bool:

@@ -14,13 +14,14 @@ from orinbench.compare.revisions import Revision
 from orinbench.export.forms import render_json
 from orinbench.export.load import load_records
 from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.history.store import History
 
 TG = Case(0, 16, 0)
 Build = Callable[..., RunResult]
 
 
-def saved(path: Path, records: list[dict[str, Any]]) -> Path:
+def saved(path: Path, records: list[Record]) -> Path:
     path.write_text(render_json(records))
     return path
 
@@ -66,9 +67,9 @@ def test_what_differs_between_the_machines_is_said(
     recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = make_records(recorded_run({"tinygrad:CPU": {TG: [1.0] * 6}}))
-    records[0]["environment"]["tinygrad_series"] = "ba9876543210"
+    records[0].environment["tinygrad_series"] = "ba9876543210"
     before = saved(tmp_path / "a.json", records)
-    records[0]["environment"]["tinygrad_series"] = "0123456789ab"
+    records[0].environment["tinygrad_series"] = "0123456789ab"
     assert run(str(before), str(saved(tmp_path / "b.json", records))) == 0
     assert "differs: tinygrad_series: ba9876543210 -> 0123456789ab" in capsys.readouterr().out
 
@@ -155,7 +156,7 @@ def test_revisions_and_results_are_not_mixed(
     ("flags", "says"),
     [
         (["--rounds", "5"], "--rounds 5: a verdict on 2 tests at once takes 7"),
-        (["-r", "0"], "-r 0: not a number of repetitions"),
+        (["-r", "0"], "Invalid value for '-r' / '--repetitions': 0 is not in the range"),
         (["--backend", "llama.cpp"], "--backend llama.cpp: revisions differ in tinygrad"),
         (["--backend", "tinygrad:TPU"], "name tinygrad:NV, tinygrad:CUDA or tinygrad:CPU"),
         (["-p", "x"], "-p x"),
