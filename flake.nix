@@ -20,28 +20,28 @@
       disko,
     }:
     let
-      systems = [
-        "aarch64-linux"
-        "x86_64-linux"
-      ];
-      # nixpkgs is imported once per system; every output below shares it.
-      pkgsFor = nixpkgs.lib.genAttrs systems (
-        system:
-        import nixpkgs {
-          inherit system;
+      # nixpkgs is evaluated once per system, and every output below shares it. On aarch64 it is the hosts'.
+      pkgsFor = {
+        aarch64-linux = self.nixosConfigurations.orin-minimal.pkgs;
+        # An Orin is compute capability 8.7, and nixpkgs knows that one on aarch64 alone: here llama.cpp
+        # stays the build for the CPU that the public cache has. tinygrad compiles for CUDA everywhere,
+        # because NVRTC needs no GPU.
+        x86_64-linux = import nixpkgs {
+          system = "x86_64-linux";
           overlays = [
             jetpack-nixos.overlays.default
             self.overlays.default
           ];
-          config = import ./overlays/config.nix { inherit system; };
-        }
-      );
+          # CUDA is unfree.
+          config.allowUnfree = true;
+        };
+      };
       forEach = file: nixpkgs.lib.mapAttrs (_: pkgs: import file { inherit self pkgs; }) pkgsFor;
     in
     {
       overlays.default = import ./overlays;
-      # nixpkgs as configured here: `nix build .#python3Packages.tinygrad`. And the installer, whose
-      # evaluation is a machine's: `nix build .#installer`, not part of `nix flake check`.
+      # nixpkgs as configured here: `nix build .#python3Packages.tinygrad`. And what takes as long as a
+      # machine to evaluate, and no part of `nix flake check`: `nix build .#installer`, `.#vm-test`.
       legacyPackages = nixpkgs.lib.mapAttrs (
         system: pkgs:
         pkgs
@@ -51,6 +51,7 @@
             flake = self;
             host = "orin-minimal";
           };
+          vm-test = import ./nixos/tests/vm.nix { inherit self pkgs; };
           installerDisks = self.lib.installerDisks pkgs self.nixosConfigurations.orin-minimal;
         }
       ) pkgsFor;

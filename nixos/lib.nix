@@ -41,16 +41,20 @@ let
       [
         jetpack-nixos.nixosModules.default
         self.nixosModules.default
-        {
-          networking.hostName = lib.mkDefault hostName;
-          nixpkgs.hostPlatform = system;
-          nixpkgs.config.allowUnfree = true;
-          hardware.nvidia-jetpack = {
-            enable = true;
-            inherit som carrierBoard;
-          };
-          hardware.graphics.enable = true;
-        }
+        (
+          { options, ... }:
+          {
+            networking.hostName = lib.mkDefault hostName;
+            nixpkgs.hostPlatform = system;
+            # Packages that a host brings have been configured.
+            nixpkgs.config = lib.mkIf (!options.nixpkgs.pkgs.isDefined) { allowUnfree = true; };
+            hardware.nvidia-jetpack = {
+              enable = true;
+              inherit som carrierBoard;
+            };
+            hardware.graphics.enable = true;
+          }
+        )
       ]
     ++ modules;
 

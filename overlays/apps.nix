@@ -113,12 +113,22 @@ let
         ]))
       ];
     };
+    first-build = app {
+      name = "first-build";
+      description = "Say what the first build of a host takes: nix derivation show -r HOST, piped into it";
+      text = "exec python3 ${../nixos/first_build.py}";
+      runtimeInputs = [ pkgs.python3 ];
+    };
     docs = app {
       name = "docs";
-      description = "Write docs/nixos-options.md of this checkout";
-      text = inCheckout "docs" ''
-        install -m 0644 ${pkgs.writeText "options.md" self.lib.optionsMarkdown} "$root/docs/nixos-options.md"
-      '';
+      description = "Write the generated pages of this checkout's docs";
+      text = inCheckout "docs" (
+        lib.concatLines (
+          lib.mapAttrsToList (
+            name: page: ''install -m 0644 ${pkgs.writeText name page} "$root/docs/${name}"''
+          ) self.checks.${pkgs.stdenv.hostPlatform.system}.docs.pages
+        )
+      );
       runtimeInputs = [ pkgs.git ];
     };
   };

@@ -14,7 +14,8 @@
   setuptools,
   # The finished package, for passthru.
   tinygrad,
-  # Compile for CUDA: NVRTC, nvJitLink and the headers, none of which needs a GPU.
+  # Compile for CUDA: NVRTC, nvJitLink and the headers, none of which needs a GPU. nixpkgs' expression has
+  # OpenCL and ROCm too: JetPack has no OpenCL driver, and an Orin no AMD GPU.
   cudaSupport ? true,
 }:
 
@@ -122,6 +123,7 @@ buildPythonPackage {
   meta = {
     description = "Deep learning framework, with the Jetson Orin patch series";
     homepage = "https://github.com/tinygrad/tinygrad";
+    changelog = "https://github.com/tinygrad/tinygrad/releases/tag/v${base.version}";
     license = lib.licenses.mit;
     platforms = [
       "aarch64-linux"

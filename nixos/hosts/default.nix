@@ -2,19 +2,23 @@
 { mkOrin }:
 let
   host =
-    hostName:
+    hostName: more:
     mkOrin {
       inherit hostName;
       modules = [
         ./site.nix
         (./. + "/${hostName}")
-      ];
+      ]
+      ++ more;
     };
+  # The packages are those of orin-minimal, evaluated once for all.
+  shared = [ (import ./shared.nix orin-minimal) ];
+  orin-minimal = host "orin-minimal" [ ];
 in
 rec {
-  orin = host "orin";
-  orin-minimal = host "orin-minimal";
-  orin-llm = host "orin-llm";
+  inherit orin-minimal;
+  orin = host "orin" shared;
+  orin-llm = host "orin-llm" shared;
 
   # The old name of `orin`.
   nixos-telemetry = orin;

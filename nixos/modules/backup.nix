@@ -9,6 +9,7 @@ let
   cfg = config.orin.backup;
   host = config.networking.hostName;
   check = import ./check.nix { inherit lib host; };
+  paths = import ./paths.nix { inherit lib; };
   secrets = import ./secrets.nix { inherit lib host; } [
     {
       option = "orin.backup.passwordFile";
@@ -72,14 +73,44 @@ in
   };
 
   config = lib.mkIf cfg.enable {
-    assertions = secrets.assertions ++ [
-      (check.rule "orin.backup.repository" cfg.repository (
-        cfg.repository != ""
-      ) ''write where to, as restic does: "sftp:backup@nas:/orin-1", "/mnt/usb/orin-1"'')
-      (check.rule "orin.backup.passwordFile" cfg.passwordFile (
-        cfg.passwordFile != null
-      ) ''name a file on the board with a password, as in "/var/lib/secrets/backup"'')
-    ];
+    assertions =
+      secrets.assertions
+      ++ [
+        (check.rule "orin.backup.repository" cfg.repository (
+          cfg.repository != ""
+        ) ''write where to, as restic does: "sftp:backup@nas:/orin-1", "/mnt/usb/orin-1"'')
+        (check.rule "orin.backup.repository" (lib.head (lib.splitString "://" cfg.repository))
+          (
+            cfg.repository == ""
+            || check.matches "(/|(sftp|rest|s3|b2|azure|gs|swift|rclone):).+" cfg.repository
+          )
+          ''restic would make a folder of this name wherever it runs; write a path from the root or one of its schemes, as in "sftp:backup@nas:/orin-1"''
+        )
+        (check.noPassword "orin.backup.repository" cfg.repository
+          "set `services.restic.backups.orin.environmentFile` with RESTIC_REST_USERNAME and RESTIC_REST_PASSWORD"
+        )
+        (check.calendar "orin.backup.dates" cfg.dates)
+        (check.rule "orin.backup.paths" cfg.paths (lib.all (
+          path: paths.plain path && path != "/"
+        ) cfg.paths) ''write each from the root, and not the root itself, as in "/var/lib/orin-grafana"'')
+        (check.rule "orin.backup.passwordFile" cfg.passwordFile (
+          cfg.passwordFile != null
+        ) ''name a file on the board with a password, as in "/var/lib/secrets/backup"'')
+      ]
+      ++ lib.concatLists (
+        lib.mapAttrsToList (name: file: [
+          (check.rule "orin.backup.databases" name (check.matches "[A-Za-z0-9_.-]+" name)
+            ''the copy is a file of this name; letters, digits, _ . and - alone, as in "history"''
+          )
+          (paths.file {
+            inherit host;
+            option = "orin.backup.databases.${check.show name}";
+            path = file;
+            why = "where nothing changes";
+            example = "/home/alice/.local/state/tinygrad-orin/history.db";
+          })
+        ]) cfg.databases
+      );
     system.preSwitchChecks = secrets.checks "orinBackup";
 
     services.restic.backups.orin = {
@@ -96,7 +127,9 @@ in
         "--keep-weekly 5"
         "--keep-monthly 12"
       ];
+      # A script without a first line of its own: a copy that fails is a failed backup.
       backupPrepareCommand = ''
+        set -eu
         install -d -m 0700 ${copies}
       ''
       + lib.concatStrings (

@@ -64,8 +64,11 @@ in
       };
       script = ''
         cd ${folder}
+        # These open no store, which this unit may not write.
+        key() { nix --extra-experimental-features nix-command key "$@"; }
         if [ ! -s secret-key ]; then
-          nix-store --generate-binary-cache-key ${lib.escapeShellArg "${host}-1"} new public-key
+          key generate-secret --key-name ${lib.escapeShellArg "${host}-1"} >new
+          key convert-secret-to-public <new >public-key
           mv new secret-key
         fi
         echo "on the other boards: orin.host.caches.\"http://${host}:${toString cfg.port}\" = \"$(cat public-key)\";"

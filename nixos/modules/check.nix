@@ -8,20 +8,111 @@ rec {
     message = "host ${host}: ${option} = ${show value}: ${right}";
   };
 
-  # A time as Prometheus writes it (model.ParseDuration).
+  # A time as Prometheus writes it (model.ParseDuration), and no zero: that would be its default.
   duration =
     option: value:
-    rule option value (matches "([0-9]+(ms|[ywdhms]))+" value)
-      ''write a number and a unit of ms s m h d w y without a space, as in "30d" or "5s"'';
+    rule option value (
+      matches "([0-9]+(ms|[ywdhms]))+" value && milliseconds value > 0
+    ) ''write a number and a unit of ms s m h d w y without a space, as in "30d" or "5s"'';
+
+  milliseconds =
+    value:
+    lib.foldl (
+      sum: part:
+      sum
+      +
+        lib.toIntBase10 (lib.head part)
+        * {
+          ms = 1;
+          s = 1000;
+          m = 60000;
+          h = 3600000;
+          d = 86400000;
+          w = 604800000;
+          y = 31536000000;
+        }
+        .${lib.last part}
+    ) 0 (lib.filter lib.isList (builtins.split "([0-9]+)(ms|[ywdhms])" value));
+
+  # When, as systemd.time(7) writes it: a word, or weekdays, date, time and zone.
+  calendar =
+    option: value:
+    let
+      day = "(Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]*";
+      days = "${day}((,|\\.\\.)${day})*";
+      date = "[0-9*/,.~]+-[0-9*/,.~-]+";
+      time = "[0-9*/,.]+:[0-9*/,.:]+";
+    in
+    rule option value
+      (
+        matches "minutely|hourly|daily|weekly|monthly|quarterly|semiannually|yearly|annually" value
+        || matches "(${days}|${date}|${time}|(${days} )?(${date} )?${time}|${days} ${date})( UTC| [A-Z][A-Za-z_]+/[A-Za-z_/]+)?" value
+      )
+      ''write it as systemd.time(7) does, as in "daily", "04:40" or "Sun 03:00"; `systemd-analyze calendar` tells'';
+
+  # An address must not hold a password: the Nix store is open to all.
+  noPassword =
+    option: value: instead:
+    rule option (lib.head (lib.splitString "://" value) + "://...") (
+      !matches ".*://[^/@]*:[^/@]*@.*" value
+    ) "a password in an address would lie in the Nix store for everyone to read; ${instead}";
+
+  # The same of settings that a tool has its own format for: names of attributes, at any depth.
+  secretsIn =
+    settings:
+    if lib.isList settings then
+      lib.concatMap secretsIn settings
+    else if lib.isAttrs settings then
+      lib.concatLists (
+        lib.mapAttrsToList (
+          name: value:
+          if
+            lib.isString value
+            && matches ".*(password|secret|secret_key|token|credentials|api_key|service_key|routing_key)" (
+              lib.toLower name
+            )
+          then
+            [ name ]
+          else
+            secretsIn value
+        ) settings
+      )
+    else
+      [ ];
+  noSecrets =
+    option: settings: instead:
+    rule option (secretsIn settings) (
+      secretsIn settings == [ ]
+    ) "this would lie in the Nix store for everyone to read; ${instead}";
+
+  # tinygrad's own names (tinygrad/device.py), and our driver's.
+  device =
+    option: value:
+    rule option value (
+      value == null
+      || lib.elem (lib.head (lib.splitString ":" value)) [
+        "AMD"
+        "CL"
+        "CPU"
+        "CUDA"
+        "NULL"
+        "NV"
+        "PYTHON"
+        "QCOM"
+        "WEBGPU"
+      ]
+    ) "tinygrad has none of this name; write NV, CUDA or CPU in capitals, or null";
 
   # An address to listen on: IPv4, IPv6 or a name, and no port.
   address =
     option: value:
-    rule option value (
-      matches "[0-9]{1,3}(\\.[0-9]{1,3}){3}" value
-      || matches "[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*" value
-      || matches "[a-zA-Z][a-zA-Z0-9.-]*" value
-    ) ''write an address alone, as in "127.0.0.1", "0.0.0.0" or "::"; the port has an option of its own'';
+    rule option value
+      (
+        matches "[0-9]{1,3}(\\.[0-9]{1,3}){3}" value
+        || matches "[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*" value
+        || matches "[a-zA-Z][a-zA-Z0-9.-]*" value
+      )
+      ''write an address alone, as in "127.0.0.1", "0.0.0.0" or "::"; the port has an option of its own'';
 
   # Ports below 1024 are root's, and none of our services is.
   unprivileged =
@@ -34,10 +125,16 @@ rec {
     rule option value (matches "https?://[^[:space:]]+" value)
       ''write the scheme too, as in "https://metrics.example.org/api/v1/write"'';
 
-  # Names of environment variables.
+  # Names of environment variables; what they hold is no secret, and no option's.
   variables =
     option: environment:
-    map (
+    [
+      (noSecrets option environment "use a file that the program reads, named by an option")
+      (rule "${option}.DEV" (environment.DEV or null) (
+        !environment ? DEV
+      ) "an option sets it; leave it out and set `orin.tinygrad.device`, or `orin.llm-server.device`")
+    ]
+    ++ map (
       name:
       rule "${option}.${show name}" environment.${name} (matches "[A-Za-z_][A-Za-z0-9_]*" name)
         ''a variable's name has letters, digits and _ alone, as in `${option}.DEBUG = "2"`''

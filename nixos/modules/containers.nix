@@ -19,9 +19,9 @@ in
       enable = true;
       dockerCompat = lib.mkDefault (!config.virtualisation.docker.enable);
     };
-    # JetPack's module fills in what a Jetson has.
+    # JetPack's module fills in what a Jetson has, and has a default of its own for this.
     hardware = lib.optionalAttrs (options.hardware ? nvidia-container-toolkit) {
-      nvidia-container-toolkit.enable = lib.mkDefault true;
+      nvidia-container-toolkit.enable = lib.mkOverride 900 true;
     };
   };
 }

@@ -6,6 +6,7 @@
   ...
 }:
 let
+  line = import ./line.nix lib;
   cfg = config.orin.host;
   host = config.networking.hostName;
   # What nixos/hosts/site.nix holds until its owner has edited it.
@@ -13,6 +14,7 @@ let
   label = name: "/dev/disk/by-label/${name}";
   check = import ./check.nix { inherit lib host; };
   inherit (check) matches rule;
+  paths = import ./paths.nix { inherit lib; };
   kinds = "(sk-)?(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp[0-9]+)(@openssh.com)?";
   labels = lib.filterAttrs (_: name: name != null) cfg.disk;
   # Characters that a file system's label may have, and systemd need not escape; FAT has eleven.
@@ -122,7 +124,7 @@ in
     assertions = [
       {
         assertion = cfg.sshKeys != [ ];
-        message = ''
+        message = line ''
           host ${host}: orin.host.sshKeys is empty, and nobody could log in. Set it to the content of
           your ~/.ssh/id_ed25519.pub, as in `orin.host.sshKeys = [ "ssh-ed25519 AAAA... me" ]`.'';
       }
@@ -131,7 +133,7 @@ in
       map
         (name: {
           assertion = config.fileSystems.${mountPoints.${name}}.device != label "";
-          message = ''
+          message = line ''
             host ${host}: orin.host.disk.${name} is not set. `lsblk -o NAME,LABEL` on the board shows the
             labels; set it as in `orin.host.disk.${name} = "${if name == "root" then "nixos" else "ESP"}"`.'';
         })
@@ -144,20 +146,49 @@ in
       rule "orin.host.sshKeys" key (matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key)
         ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"''
     ) cfg.sshKeys
+    ++ map (
+      key:
+      let
+        words = lib.splitString " " key;
+      in
+      rule "orin.host.sshKeys" key
+        (
+          lib.head words != "ssh-ed25519"
+          || lib.hasInfix placeholder key
+          || matches "AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}" (
+            lib.concatStrings (lib.take 1 (lib.tail words))
+          )
+        )
+        "a key of this kind has 68 characters that begin with AAAAC3NzaC1lZDI1NTE5AAAAI; copy the whole line of ~/.ssh/id_ed25519.pub"
+    ) cfg.sshKeys
     ++ [
-      (rule "orin.host.user" cfg.user (cfg.user != "root")
-        ''root logs in with the same keys already; name a user of your own, as in "orin"''
-      )
+      (rule "orin.host.user" cfg.user (
+        !(config.users.users.${cfg.user}.isSystemUser or false)
+      ) ''this is the user of a service of this host; name one of your own, as in "orin"'')
+      (rule "orin.host.disk.swap" cfg.disk.swap (
+        cfg.disk.swap == null || cfg.disk.swap != cfg.disk.root
+      ) ''two file systems would have this label; give each its own, as in "swap"'')
+      (rule "orin.host.user" cfg.user (
+        cfg.user != "root"
+      ) ''root logs in with the same keys already; name a user of your own, as in "orin"'')
       (rule "orin.host.user" cfg.user (matches "[a-z_][a-z0-9_-]{0,30}" cfg.user)
         ''systemd takes lower-case letters, digits, _ and -, 31 at most, no digit first, as in "orin"''
       )
-      (rule "orin.host.disk.boot" cfg.disk.boot
-        (cfg.disk.boot == null || cfg.disk.boot != cfg.disk.root && cfg.disk.boot != cfg.disk.swap)
-        ''two file systems would have this label; give each its own, as in "ESP"''
-      )
+      (rule "orin.host.disk.boot" cfg.disk.boot (
+        cfg.disk.boot == null || cfg.disk.boot != cfg.disk.root && cfg.disk.boot != cfg.disk.swap
+      ) ''two file systems would have this label; give each its own, as in "ESP"'')
+      (rule "orin.host.modelFolder" (toString cfg.modelFolder) (
+        !lib.hasPrefix builtins.storeDir (toString cfg.modelFolder)
+      ) ''the Nix store is read-only; name a folder of the board as a string, as in "/var/lib/models"'')
+      # It becomes the user's own.
       (rule "orin.host.modelFolder" (toString cfg.modelFolder)
-        (!lib.hasPrefix builtins.storeDir (toString cfg.modelFolder))
-        ''the Nix store is read-only; name a folder of the board as a string, as in "/var/lib/models"''
+        (
+          paths.plain cfg.modelFolder
+          && !matches "/(bin|boot|dev|etc|home|nix|proc|root|run|sys|tmp|usr|var|var/lib|var/log|var/cache)?/*" (
+            toString cfg.modelFolder
+          )
+        )
+        ''the folder is given to ${cfg.user}; write one of its own and no system's, without a space, as in "/var/lib/models"''
       )
     ]
     ++ lib.mapAttrsToList (
@@ -172,7 +203,7 @@ in
           ''write where the cache is with its scheme, as in "https://cache.example.org"''
         )
         (rule "orin.host.caches.${check.show address}" key (matches "[^:[:space:]]+:[A-Za-z0-9+/]{43}=" key)
-          ''write name:key of the public key, as `nix key convert-secret-to-public` prints it''
+          "write name:key of the public key, as `nix key convert-secret-to-public` prints it"
         )
       ]) cfg.caches
     );
@@ -253,6 +284,8 @@ in
       };
     };
     networking.firewall.enable = lib.mkDefault true;
+    # A sixth of the time that an evaluation takes, on the board too.
+    documentation.nixos.enable = lib.mkDefault false;
     services.timesyncd.enable = lib.mkDefault (!config.services.chrony.enable);
 
     nix = {

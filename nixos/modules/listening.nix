@@ -1,5 +1,8 @@
 # What the options of services that listen have in common.
 { lib }:
+let
+  line = import ./line.nix lib;
+in
 rec {
   loopback = "127.0.0.1";
 
@@ -48,7 +51,7 @@ rec {
     }:
     {
       assertion = cfg.openFirewall -> !isLoopback cfg.${address};
-      message = ''
+      message = line ''
         host ${host}: ${at}.openFirewall is true, but ${what} listens on ${cfg.${address}} only.
         Set `${at}.${address} = "0.0.0.0"`, or leave the firewall shut.'';
     };

@@ -7,10 +7,12 @@
   ...
 }:
 let
+  line = import ./line.nix lib;
   cfg = config.orin.llm-gateway;
   host = config.networking.hostName;
   listening = import ./listening.nix { inherit lib; };
   paths = import ./paths.nix { inherit lib; };
+  check = import ./check.nix { inherit lib host; };
 
   # One entry for each model of each board; those of one name are one group to choose from.
   entries = lib.concatLists (
@@ -135,13 +137,13 @@ in
     assertions = [
       {
         assertion = entries != [ ];
-        message = ''
+        message = line ''
           host ${host}: orin.llm-gateway.servers names no model. Set it as in
           `orin.llm-gateway.servers.orin-1 = { url = "http://orin-1:8000"; models = [ "small" ]; }`.'';
       }
       {
         assertion = cfg.environmentFile != null;
-        message = ''
+        message = line ''
           host ${host}: orin.llm-gateway.environmentFile is not set, and LiteLLM starts with a key alone. Set it
           to a file on this machine with a line `LITELLM_MASTER_KEY=sk-...`.'';
       }
@@ -158,13 +160,33 @@ in
         at = "orin.llm-gateway";
         address = "host";
       })
+      (check.address "orin.llm-gateway.host" cfg.host)
+      (check.unprivileged "orin.llm-gateway.port" cfg.port)
+      (check.rule "orin.llm-gateway.firstTokenTimeout" cfg.firstTokenTimeout (
+        cfg.firstTokenTimeout <= cfg.timeout
+      ) "the whole answer has `timeout` = ${toString cfg.timeout} seconds; write no more than that")
     ]
+    ++ lib.concatMap (
+      name:
+      let
+        server = cfg.servers.${name};
+        at = "orin.llm-gateway.servers.${name}";
+      in
+      [
+        (check.rule "${at}.models" server.models (lib.allUnique server.models)
+          "one of these is here twice and would get twice the requests; name each once"
+        )
+        (check.noPassword "${at}.url" server.url "use `keyVariable` and `environmentFile`")
+        (check.rule "${at}.url" server.url
+          (lib.count (other: cfg.servers.${other}.url == server.url) names == 1)
+          "another entry has this address too, and it would get twice the requests; write one entry with all its models"
+        )
+      ]
+    ) names
     ++ map (name: {
       assertion = builtins.match "https?://[^/]+/?" cfg.servers.${name}.url != null;
-      message = ''
-        host ${host}: orin.llm-gateway.servers.${name}.url = "${
-          cfg.servers.${name}.url
-        }" is no address of a server. Write
+      message = line ''
+        host ${host}: orin.llm-gateway.servers.${name}.url = "${cfg.servers.${name}.url}" is no address of a server. Write
         scheme, host and port alone, as in "http://${name}:8000".'';
     }) names;
 

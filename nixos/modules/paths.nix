@@ -1,5 +1,8 @@
 # What a path of an option has to be: a file of the board, named from the root, that systemd can be told.
 { lib }:
+let
+  line = import ./line.nix lib;
+in
 rec {
   inStore = path: lib.hasPrefix builtins.storeDir (toString path);
   # systemd splits at spaces and colons, and takes % and \ for its own.
@@ -20,17 +23,17 @@ rec {
     in
     {
       assertion = path == null || plain path && !inStore path;
-      message =
+      message = line (
         if inStore path then
           ''
             host ${host}: ${option} is in the Nix store (${given}), ${why}.
             Write it as a string that names a file on the board, as in `${option} = "${example}"`.''
         else if !lib.hasPrefix "/" given then
-          ''
-            ${said} is no absolute path. Write it from the root, as in "${example}".''
+          ''${said} is no absolute path. Write it from the root, as in "${example}".''
         else
           ''
             ${said} holds a space, a quote, or one of : % \, which systemd
-            reads as its own. Rename the file, as in "${example}".'';
+            reads as its own. Rename the file, as in "${example}".''
+      );
     };
 }

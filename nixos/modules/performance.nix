@@ -152,18 +152,15 @@ in
               if known == null then "a NAME of its nvpmodel.conf" else "one of ${lib.concatStringsSep ", " known}"
             }"
           )
-          (check.rule "orin.performance.cpuGovernor" cfg.cpuGovernor
-            (lib.elem cfg.cpuGovernor [
-              null
-              "conservative"
-              "ondemand"
-              "performance"
-              "powersave"
-              "schedutil"
-              "userspace"
-            ])
-            ''Linux has none of this name; write "performance", "schedutil", or null for the kernel's''
-          )
+          (check.rule "orin.performance.cpuGovernor" cfg.cpuGovernor (lib.elem cfg.cpuGovernor [
+            null
+            "conservative"
+            "ondemand"
+            "performance"
+            "powersave"
+            "schedutil"
+            "userspace"
+          ]) ''Linux has none of this name; write "performance", "schedutil", or null for the kernel's'')
         ];
 
         boot.kernelParams = [ "transparent_hugepage=${cfg.transparentHugepages}" ];

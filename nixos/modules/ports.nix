@@ -1,6 +1,7 @@
 # Every port of our services, so that no two of them get the same one.
 { config, lib, ... }:
 let
+  line = import ./line.nix lib;
   cfg = config.orin.ports;
   host = config.networking.hostName;
   options = lib.groupBy (option: toString cfg.${option}) (lib.attrNames cfg);
@@ -24,7 +25,7 @@ in
     );
     assertions = lib.mapAttrsToList (port: names: {
       assertion = false;
-      message = ''
+      message = line ''
         host ${host}: ${lib.concatStringsSep " and " names} are both ${port}. Give one of them another port,
         as in `${lib.head names} = ${toString (lib.toInt port + 1)}`.'';
     }) twice;

@@ -34,8 +34,7 @@ in
           if [ ! -s ${lib.escapeShellArg file} ] && ! systemd-detect-virt --chroot 2>/dev/null; then
             echo "${secret.option}: there is no ${file} on this board. Write it first:"
             echo "  ${
-              secret.advice
-                or "head -c 32 /dev/urandom | base64 | sudo install -D -m 0400 /dev/stdin ${file}"
+              secret.advice or "head -c 32 /dev/urandom | base64 | sudo install -D -m 0400 /dev/stdin ${file}"
             }"
             exit 1
           fi

@@ -8,6 +8,7 @@
   ...
 }:
 let
+  line = import ./line.nix lib;
   cfg = config.orin.telemetry;
   host = config.networking.hostName;
   llm = config.orin.llm-server or { enable = false; };
@@ -17,6 +18,7 @@ let
   inherit (listening) loopback;
   address = port: "${loopback}:${toString port}";
   check = import ./check.nix { inherit lib host; };
+  paths = import ./paths.nix { inherit lib; };
   # Names of jobs that are ours.
   taken = [
     "jetson"
@@ -276,13 +278,40 @@ in
           )
           (check.address "orin.telemetry.exporter.listenAddress" cfg.exporter.listenAddress)
           (check.unprivileged "orin.telemetry.exporter.port" cfg.exporter.port)
+          (check.unprivileged "orin.telemetry.exporter.debugfs.port" cfg.exporter.debugfs.port)
+          (check.unprivileged "orin.telemetry.prometheus.port" cfg.prometheus.port)
+          (check.unprivileged "orin.telemetry.alertmanager.port" cfg.alertmanager.port)
+          (check.rule "orin.telemetry.exporter.extraFlags" cfg.exporter.extraFlags
+            (lib.all (flag: !check.matches "--(listen|web-config)(=.*)?" flag) cfg.exporter.extraFlags)
+            "an option sets one of these flags; leave it out and set `listenAddress`, `port` or `webConfigFile`"
+          )
+          (check.rule "orin.telemetry.textfileDirectory" (toString cfg.textfileDirectory) (
+            paths.plain cfg.textfileDirectory && !paths.inStore cfg.textfileDirectory
+          ) ''write a folder of the board, which programs write to, as in "/var/lib/orin-textfile"'')
+          (check.noSecrets "orin.telemetry.alertmanager.configuration" cfg.alertmanager.configuration
+            "use the setting's twin with _file at its end, as in `smtp_auth_password_file`"
+          )
           (check.rule "orin.telemetry.exporter.webFiles" (lib.attrNames cfg.exporter.webFiles) (
             cfg.exporter.webFiles == { } || cfg.exporter.webConfigFile != null
           ) "nothing names these files; set `orin.telemetry.exporter.webConfigFile` too")
           (check.rule "orin.telemetry.alertmanager.enable" cfg.alertmanager.enable (
             cfg.alertmanager.enable -> cfg.prometheus.enable
           ) "no Prometheus of this host sends it alerts; set `orin.telemetry.prometheus.enable = true`")
-        ];
+        ]
+        ++ lib.concatLists (
+          lib.mapAttrsToList (name: file: [
+            (check.rule "orin.telemetry.exporter.webFiles" name (check.matches "[A-Za-z0-9_.-]+" name)
+              ''write the file's name alone, as the web configuration has it, as in "jetson.key"''
+            )
+            (paths.file {
+              inherit host;
+              option = "orin.telemetry.exporter.webFiles.${check.show name}";
+              path = file;
+              why = "which everyone can read";
+              example = "/var/lib/secrets/${name}";
+            })
+          ]) cfg.exporter.webFiles
+        );
 
         orin.ports = {
           "orin.telemetry.exporter.port" = cfg.exporter.port;
@@ -352,24 +381,41 @@ in
                 (target.basic_auth.password or null)
                 (target.bearer_token or null)
                 (target.sigv4.secret_key or null)
+                (target.authorization.credentials or null)
+                (target.oauth2.client_secret or null)
+                (target.headers.Authorization or null)
               ]
             ) cfg.prometheus.remoteWrite;
-            message = ''
+            message = line ''
               host ${host}: orin.telemetry.prometheus.remoteWrite holds a password, which would lie in the
               Nix store for everyone to read. Use `basic_auth.password_file`, `bearer_token_file`, or
               sigv4's `profile`.'';
           }
           (check.duration "orin.telemetry.prometheus.retention" cfg.prometheus.retention)
           (check.duration "orin.telemetry.prometheus.scrapeInterval" cfg.prometheus.scrapeInterval)
+          # A sample older than five minutes is none to Prometheus, and the alerts look at shorter times.
+          (check.rule "orin.telemetry.prometheus.scrapeInterval" cfg.prometheus.scrapeInterval (
+            check.milliseconds cfg.prometheus.scrapeInterval <= 120000
+          ) ''the alerts need a sample every two minutes at least; write "2m" or less, as in "5s"'')
         ]
-        ++ map (
-          target: check.url "orin.telemetry.prometheus.remoteWrite" target.url
-        ) cfg.prometheus.remoteWrite
+        ++ lib.concatMap (target: [
+          (check.url "orin.telemetry.prometheus.remoteWrite" target.url)
+          (check.noPassword "orin.telemetry.prometheus.remoteWrite" target.url
+            "use `basic_auth.username` and `basic_auth.password_file`"
+          )
+        ]) cfg.prometheus.remoteWrite
         ++ map (
           job:
           check.rule "orin.telemetry.prometheus.extraScrapeConfigs" job.job_name (
-            !lib.elem job.job_name taken && !lib.hasPrefix "llm-" job.job_name
+            !lib.elem job.job_name taken
+            && !lib.hasPrefix "llm-" job.job_name
+            && lib.count (other: other.job_name == job.job_name) cfg.prometheus.extraScrapeConfigs == 1
           ) ''this host has a job of that name; give yours another, as in "orin-2"''
+        ) cfg.prometheus.extraScrapeConfigs
+        ++ map (
+          job:
+          check.noSecrets "orin.telemetry.prometheus.extraScrapeConfigs" job
+            "use the setting's twin with _file at its end, as in `password_file`"
         ) cfg.prometheus.extraScrapeConfigs;
         systemd.services.prometheus.serviceConfig = lib.mkIf (llmKey != null) {
           LoadCredential = "llm-metrics:${llmKey}";

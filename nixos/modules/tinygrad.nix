@@ -6,24 +6,13 @@
   ...
 }:
 let
+  line = import ./line.nix lib;
   cfg = config.orin.tinygrad;
   llm = config.orin.llm-server or { enable = false; };
   check = import ./check.nix {
     inherit lib;
     host = config.networking.hostName;
   };
-  # tinygrad's own names (tinygrad/device.py), and our driver's.
-  devices = [
-    "AMD"
-    "CL"
-    "CPU"
-    "CUDA"
-    "NULL"
-    "NV"
-    "PYTHON"
-    "QCOM"
-    "WEBGPU"
-  ];
   tuned = lib.importJSON cfg.tuning;
   levels = lib.unique (map (entry: entry.level) (tuned.entries or [ ]));
   groups = [
@@ -135,16 +124,14 @@ in
       {
         orin.board.required = true;
         assertions = [
-          (check.rule "orin.tinygrad.device" cfg.device
-            (cfg.device == null || lib.elem (lib.head (lib.splitString ":" cfg.device)) devices)
-            "tinygrad has none of this name; write NV, CUDA or CPU in capitals, or null"
-          )
+          (check.device "orin.tinygrad.device" cfg.device)
         ]
         ++ check.variables "orin.tinygrad.environment" cfg.environment
         ++ map (
           user:
-          check.rule "orin.tinygrad.users" user (config.users.users ? ${user})
-            "there is no such user on this host; declare it with `users.users.NAME.isNormalUser = true`"
+          check.rule "orin.tinygrad.users" user (
+            config.users.users ? ${user}
+          ) "there is no such user on this host; declare it with `users.users.NAME.isNormalUser = true`"
         ) cfg.users;
 
         environment.systemPackages = [
@@ -189,7 +176,7 @@ in
         assertions = [
           {
             assertion = tuned.format or null == "tinygrad-orin tuning 1" && lib.length levels == 1;
-            message = ''
+            message = line ''
               host ${config.networking.hostName}: orin.tinygrad.tuning is no file of one BEAM level that
               `orinbench tune export --level N` wrote: ${toString cfg.tuning}.'';
           }

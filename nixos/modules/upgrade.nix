@@ -20,6 +20,8 @@ let
     "grafana"
   ]
   ++ map (name: "orin-llm-server-${name}") (lib.attrNames (config.orin.llm-server.models or { }));
+  llm = config.orin.llm-server or { enable = false; };
+  slowest = if llm.enable then llm.startTimeout else 0;
   program = "${lib.getExe pkgs.python3} ${./upgrade.py}";
 in
 {
@@ -49,9 +51,7 @@ in
 
     units = lib.mkOption {
       type = lib.types.listOf lib.types.str;
-      default = map (name: "${name}.service") (
-        lib.filter (name: config.systemd.services ? ${name}) ours
-      );
+      default = map (name: "${name}.service") (lib.filter (name: config.systemd.services ? ${name}) ours);
       defaultText = lib.literalMD "the GPU's test, the readback, telemetry and the servers that are on";
       example = [ "orin-llm-server-main.service" ];
       description = ''
@@ -70,9 +70,25 @@ in
 
   config = lib.mkIf cfg.enable {
     assertions = [
+      (check.rule "orin.upgrade.units" cfg.units (
+        cfg.units != [ ] && lib.all (check.matches "[^[:space:]]+\\.[a-z]+") cfg.units
+      ) ''name at least one unit, with its ending, as in "orin-gpu.service"'')
       (check.rule "orin.upgrade.units" cfg.units
-        (cfg.units != [ ] && lib.all (check.matches "[^[:space:]]+\\.[a-z]+") cfg.units)
-        ''name at least one unit, with its ending, as in "orin-gpu.service"''
+        (lib.all (
+          unit:
+          !lib.hasPrefix "orin-" unit
+          || !lib.hasSuffix ".service" unit
+          || config.systemd.services ? ${lib.removeSuffix ".service" unit}
+        ) cfg.units)
+        "this host has not all of these, and every upgrade would be undone; leave the option out for those that it has"
+      )
+      (check.calendar "orin.upgrade.dates" cfg.dates)
+      (check.rule "orin.upgrade.flake" cfg.flake
+        (check.matches "(/|[a-z][a-z0-9+]*:)[^[:space:]]+" cfg.flake)
+        ''write a path from the root or an address, as in "/etc/nixos" or "github:me/my-orins"''
+      )
+      (check.rule "orin.upgrade.timeout" cfg.timeout (cfg.timeout >= slowest)
+        "a server may take ${toString slowest} seconds to start (`orin.llm-server.startTimeout`), and the upgrade would be undone before; write that or more"
       )
     ];
 
@@ -81,12 +97,18 @@ in
       flake = lib.mkDefault cfg.flake;
       dates = lib.mkDefault cfg.dates;
       allowReboot = lib.mkDefault cfg.reboot;
+      # It is for channels.
+      upgrade = lib.mkDefault false;
     };
     systemd.services = {
-      nixos-upgrade.serviceConfig.ExecStartPost = [
-        "${program} began"
-        "${config.systemd.package}/bin/systemctl start --no-block orin-upgrade-check.service"
-      ];
+      nixos-upgrade.serviceConfig = {
+        ExecStartPre = [ "${program} began" ];
+        # A switch that leaves a failed unit behind is a failed upgrade: that one above all is checked.
+        ExecStopPost = [
+          "${program} ended"
+          "${config.systemd.package}/bin/systemctl start --no-block orin-upgrade-check.service"
+        ];
+      };
       # At each boot, too: a new kernel is checked after the restart that it needs.
       orin-upgrade-check = {
         description = "This system works, or the board goes back to the last that did";

@@ -1,9 +1,10 @@
-"""Keep a board on a system that works: `upgrade.py began|check`, for nixos-upgrade.service.
+"""Keep a board on a system that works: `upgrade.py began|ended|check`, for nixos-upgrade.service.
 
-`began` notes the generation that an upgrade has made. `check` waits until every unit of it that
-matters is up. Where one is not, and the generation is the noted one, the board goes back to the
-last generation that passed: at once with the same kernel, else by a restart. A generation that a
-person has switched to stays, and the unit fails. Runs as root. Standard library only.
+`began` and `ended` note the generation that an upgrade has made, if it made one. `check` waits
+until every unit of it that matters is up. Where one is not, and the generation is the noted one,
+the board goes back to the last generation that passed: at once with the same kernel, else by a
+restart. A generation that a person has switched to stays, and the unit fails. Runs as root.
+Standard library only.
 """
 
 import argparse
@@ -43,7 +44,8 @@ class Board:
         return all((booted / name).resolve() == (system / name).resolve() for name in BOOTED)
 
     def note(self, name: str) -> Path:
-        """A note of ours: `good`, the last system that passed; `trying`, what an upgrade made."""
+        """A note of ours: `good`, the last system that passed; `trying`, what an upgrade made;
+        `before`, what was there when it began."""
         return self.root / "var/lib/orin-upgrade" / name
 
     def noted(self, name: str) -> Path | None:
@@ -114,16 +116,20 @@ def check(board: Board, units: list[str], seconds: float) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run `began` or `check`; 1 where the system does not work."""
+    """Run `began`, `ended` or `check`; 1 where the system does not work."""
     parser = argparse.ArgumentParser(prog="upgrade", description="Keep a board on what works.")
-    parser.add_argument("action", choices=["began", "check"])
+    parser.add_argument("action", choices=["began", "ended", "check"])
     parser.add_argument("units", nargs="*", help="check: units that have to be up")
     parser.add_argument("--seconds", type=float, default=900, help="check: how long to wait")
     parser.add_argument("--root", type=Path, default=Path("/"), help="where the board lies")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     board = Board(options.root)
     if options.action == "began":
-        board.write("trying", board.newest())
+        board.write("before", board.newest())
+        return 0
+    if options.action == "ended":
+        if board.newest() != board.noted("before"):
+            board.write("trying", board.newest())
         return 0
     return check(board, options.units, options.seconds)
 

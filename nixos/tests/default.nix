@@ -1,5 +1,5 @@
-# `nix flake check`. It builds the checks of the machine that it runs on; on a board that is tinygrad,
-# our tools and a virtual machine, but nothing that needs the GPU: that is `nix build .#gpu-check`.
+# `nix flake check`. It builds the checks of the machine that it runs on: tinygrad and our tools, but nothing
+# that needs KVM or the GPU. Those are `nix build .#vm-test` and `nix build .#gpu-check`.
 { self, pkgs }:
 let
   inherit (pkgs) lib;
@@ -52,7 +52,42 @@ let
     ) wrongUse
   );
 
-  documented = builtins.readFile ../../docs/nixos-options.md;
+  # What wrong use says, as docs/nixos-refused.md has it: without the store's hashes.
+  messages =
+    lib.concatMapStringsSep "\n"
+      (
+        text:
+        let
+          parts = builtins.split "/nix/store/[a-z0-9]{32}-[^\" )/]*" (lib.removePrefix "host board: " text);
+          short = map (part: if lib.isString part then part else "/nix/store/...") parts;
+        in
+        "| ${lib.replaceStrings [ "|" ] [ "\\|" ] (lib.concatStrings short)} |"
+      )
+      (
+        lib.sort lib.lessThan (
+          lib.concatMap (case: map builtins.unsafeDiscardStringContext case.got) (lib.attrValues wrongUse)
+        )
+      );
+  pages = {
+    "nixos-options.md" = self.lib.optionsMarkdown;
+    "nixos-refused.md" = ''
+      # What the NixOS modules refuse
+
+      Each of these stops the evaluation. The mistakes themselves are in `nixos/tests/mistakes.nix` and
+      `assertions.nix`; this prints what they say, with the name of the host before each:
+
+      ```console
+      $ nix eval --json .#checks.x86_64-linux.wrong-use.report
+      ```
+
+      <!-- Generated: `nix run .#docs` writes this page. -->
+
+      | message |
+      |---|
+      ${messages}
+    '';
+  };
+  stale = lib.filterAttrs (name: page: page != builtins.readFile (../../docs + "/${name}")) pages;
 in
 {
   # The series applies to the line, and what it makes imports and computes.
@@ -68,10 +103,8 @@ in
 
   wrong-use = decided "wrong-use" unexpected { report = wrongUse; };
   foreign-host = decided "foreign-host" strange { report = strange; };
-  docs = decided "docs" (lib.optional (
-    self.lib.optionsMarkdown != documented
-  ) "docs/nixos-options.md is not what the modules say: `nix run .#docs` writes it anew") { };
+  docs = decided "docs" (map (
+    name: "docs/${name} is not what the modules say: `nix run .#docs` writes it anew"
+  ) (lib.attrNames stale)) { inherit pages; };
   templates = decided "templates" templates.wrong { report = templates; };
-
-  vm = import ./vm.nix { inherit self pkgs; };
 }

@@ -19,7 +19,9 @@ let
       host = {
         enable = true;
         user = "ada";
-        sshKeys = [ "ssh-ed25519 AAAAC3Nza ada@attic" ];
+        sshKeys = [
+          "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh ada@attic"
+        ];
         rescueLogin = true;
       };
       tinygrad.enable = true;
@@ -58,7 +60,8 @@ let
     "fileSystems./.device" = attic.fileSystems."/".device == "tank/root";
     "fileSystems./boot.options" = attic.fileSystems."/boot".options == [ "nofail" ];
     "security.sudo.wheelNeedsPassword" = attic.security.sudo.wheelNeedsPassword;
-    "services.openssh.settings.PermitRootLogin" = attic.services.openssh.settings.PermitRootLogin == "no";
+    "services.openssh.settings.PermitRootLogin" =
+      attic.services.openssh.settings.PermitRootLogin == "no";
     "services.timesyncd.enable" = !attic.services.timesyncd.enable;
     "services.avahi.enable" = !attic.services.avahi.enable;
     "services.prometheus.port" = attic.services.prometheus.port == 9999;
@@ -78,7 +81,8 @@ let
         "processes"
         "systemd"
       ];
-    "services.grafana.settings.server.http_port" = attic.services.grafana.settings.server.http_port == 8080;
+    "services.grafana.settings.server.http_port" =
+      attic.services.grafana.settings.server.http_port == 8080;
     "services.grafana.settings.security.secret_key" =
       attic.services.grafana.settings.security.secret_key == "$__file{/var/lib/attic/key}";
     "powerManagement.cpuFreqGovernor" = attic.powerManagement.cpuFreqGovernor == "schedutil";
@@ -95,8 +99,7 @@ let
         "orin-llm-server-main.service"
       ];
     "services.restic.backups.orin" =
-      lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db"
-        attic.services.restic.backups.orin.backupPrepareCommand;
+      lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db" attic.services.restic.backups.orin.backupPrepareCommand;
     "systemd.services.harmonia" =
       attic.systemd.services.orin-cache-key.requiredBy == [ "harmonia.service" ]
       && lib.hasInfix "/var/lib/orin-cache/secret-key" (
@@ -135,7 +138,9 @@ let
   ) modules;
 in
 broken attic
-++ map (name: "${name} is not what the host says") (lib.attrNames (lib.filterAttrs (_: ok: !ok) kept))
+++ map (name: "${name} is not what the host says") (
+  lib.attrNames (lib.filterAttrs (_: ok: !ok) kept)
+)
 ++ lib.concatLists (
   lib.mapAttrsToList (
     name: config:

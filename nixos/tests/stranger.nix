@@ -36,7 +36,9 @@
   users.users.ada = {
     isNormalUser = true;
     extraGroups = [ "wheel" ];
-    openssh.authorizedKeys.keys = [ "ssh-ed25519 AAAAC3Nza ada@attic" ];
+    openssh.authorizedKeys.keys = [
+      "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh ada@attic"
+    ];
   };
   security.sudo.wheelNeedsPassword = true;
   services = {

@@ -1,28 +1,56 @@
 # The templates are the examples of the docs: their hosts evaluate, with this flake as input.
 { self }:
 let
-  inherit (self.inputs.nixpkgs) lib;
+  inherit (self.inputs) nixpkgs;
+  inherit (nixpkgs) lib;
+
+  # The packages of a machine take seconds; the one instance of its system will do for options.
+  nixosSystem =
+    arguments:
+    lib.nixosSystem (
+      arguments
+      // {
+        modules = arguments.modules ++ [
+          (
+            { config, ... }:
+            let
+              pkgs = self.legacyPackages.${config.nixpkgs.hostPlatform.system};
+            in
+            {
+              nixpkgs.pkgs = pkgs // {
+                appendOverlays = _: pkgs;
+              };
+              nixpkgs.config = lib.mkForce { };
+            }
+          )
+        ];
+      }
+    );
   inputs = {
-    inherit (self.inputs) nixpkgs;
-    tinygrad-orin = self;
+    nixpkgs = nixpkgs // {
+      lib = lib // {
+        inherit nixosSystem;
+      };
+    };
+    tinygrad-orin = self // {
+      lib = self.lib // {
+        mkOrin = arguments: nixosSystem { modules = self.lib.orinModules arguments; };
+      };
+    };
   };
   hostsOf = folder: (import (folder + "/flake.nix")).outputs inputs;
   inherit ((hostsOf ../../templates/default).nixosConfigurations) my-orin;
   fleet = hostsOf ../../templates/fleet;
-
-  # What is wrong, one string each. orin-2 is orin-3 on another module, and a machine takes seconds.
-  hosts = removeAttrs fleet.nixosConfigurations [ "orin-2" ] // {
-    inherit my-orin;
+  report = {
+    hive = lib.attrNames fleet.colmena;
+    # What is wrong, one string each.
+    wrong = lib.concatLists (
+      lib.mapAttrsToList (
+        name: host:
+        map (rule: "${name}: ${rule.message}") (lib.filter (rule: !rule.assertion) host.config.assertions)
+      ) (fleet.nixosConfigurations // { inherit my-orin; })
+    );
   };
 in
-{
-  hive = fleet.colmena;
-  wrong = lib.concatLists (
-    lib.mapAttrsToList (
-      name: host:
-      map (rule: "${name}: ${rule.message}") (
-        lib.filter (rule: !rule.assertion) host.config.assertions
-      )
-    ) hosts
-  );
-}
+# To the end at once: no machine stays in memory for a string of it.
+builtins.deepSeq report report

@@ -9,7 +9,9 @@
       retentionTime = "1y";
       extraFlags = [ "--web.enable-remote-write-receiver" ];
       ruleFiles = map (name: "${tinygrad-orin}/telemetry/rules/${name}") (
-        lib.filter (lib.hasSuffix ".yml") (lib.attrNames (builtins.readDir "${tinygrad-orin}/telemetry/rules"))
+        lib.filter (lib.hasSuffix ".yml") (
+          lib.attrNames (builtins.readDir "${tinygrad-orin}/telemetry/rules")
+        )
       );
     };
     grafana = {

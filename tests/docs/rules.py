@@ -113,7 +113,17 @@ RULES: list[tuple[str, Answer]] = [
             "tests/nixos/test_started_server.py::test_at_boot_it_comes_after_the_power_mode_and_is_up_when_it_answers"
         ),
     ),
-    (r"nix build \.#nixosConfigurations.*|nix copy .*", NotHere(NIX)),
+    (r"nix build (--dry-run )?\.#nixosConfigurations.*|nix copy .*", NotHere(NIX)),
+    (
+        r"nix derivation show -r \.#nixosConfigurations.* \| nix run \.#first-build",
+        Elsewhere(
+            "tests/nixos/test_first_build.py::test_it_reads_what_nix_prints_and_refuses_all_else"
+        ),
+    ),
+    (
+        r"nix eval --json \.#checks\.x86_64-linux\.wrong-use\.report",
+        Elsewhere("tests/nixos/test_flake.py::test_wrong_use_says_what_it_should_and_no_more"),
+    ),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
     (r"nix develop|nix flake check|nixos-rebuild .*", NotHere(NIX)),
     (

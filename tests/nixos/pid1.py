@@ -89,7 +89,8 @@ class Machine:
             PACKAGES: Path(sys.prefix) / "lib" / f"python3.{sys.version_info.minor}/site-packages",
             **binds,
         }
-        users = {user for text in units.values() for user in re.findall(r"(?m)^User=(.+)$", text)}
+        named = re.compile(r"^User=(?!root$)(.+)$", flags=re.MULTILINE)
+        users = {user for text in units.values() for user in named.findall(text)}
         self._write_base([*_USERS, *sorted(users)])
         for name, text in units.items():
             self.write(f"/etc/systemd/system/{name}", text)
@@ -202,6 +203,12 @@ class Machine:
         if check and done.returncode:
             raise AssertionError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
         return done
+
+    def put(self, path: str, content: bytes) -> None:
+        """Write a file while the machine runs; its folders are made."""
+        target = Path(f"/proc/{self._pid}/root") / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
 
     def show(self, unit: str, *names: str) -> dict[str, str]:
         """Properties of a unit, as `systemctl show` has them."""

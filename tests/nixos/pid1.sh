@@ -41,6 +41,8 @@ ip link set lo up
 
 pivot_root . old
 umount --lazy /old
+# Credentials of units are mounts, made elsewhere. systemd does this itself on a real machine.
+mount --make-rshared /
 # Our units and no other, and a manager that knows that it is no real machine.
 exec env --ignore-environment container=pid1 SYSTEMD_UNIT_PATH=/etc/systemd/system PATH=/usr/bin:/usr/sbin \
   /usr/lib/systemd/systemd --system --log-target=journal --show-status=0 </dev/null

@@ -23,13 +23,29 @@ UNITS = (
     "jetson-exporter.service",
     "jetson-exporter-debugfs.service",
     "jetson_clocks.service",
+    "harmonia.service",
+    "harmonia.socket",
+    "nixos-upgrade.service",
+    "nvidia-container-toolkit-cdi-generator.service",
     "nvpmodel.service",
+    "orin-cache-key.service",
     "orin-gpu.service",
     "orin-grafana-secrets.service",
     "orin-llm-server-main.service",
     "orin-performance-readback.service",
+    "orin-upgrade-check.service",
     "prometheus.service",
     "prometheus-node-exporter.service",
+    "restic-backups-orin.service",
+)
+#: Scripts and a list that these units name in the store, by the names that they have there.
+SCRIPTS = (
+    "backupPrepareCommand",
+    "nixos-upgrade-start",
+    "orin-cache-key-start",
+    "restic-backups-orin-post-stop",
+    "restic-backups-orin-pre-start",
+    "staticPaths",
 )
 #: disko's scripts of the installer, by the short names of the disks.
 DISKS = ("emmc", "nvme")
@@ -39,6 +55,14 @@ names: host: let
     modules = [
       {
         orin.telemetry.exporter.debugfs.enable = true;
+        orin.upgrade.enable = true;
+        orin.cache.enable = true;
+        orin.containers.enable = true;
+        orin.backup = {
+          enable = true;
+          repository = "/srv/backup";
+          passwordFile = "/var/lib/secrets/backup";
+        };
         orin.llm-gateway = {
           enable = true;
           environmentFile = "/var/lib/secrets/llm-gateway";
@@ -51,7 +75,17 @@ names: host: let
     ];
   }) config;
   p = config.services.prometheus;
+  inherit (config.systemd) services;
+  backup = config.services.restic.backups.orin;
 in {
+  scripts = {
+    backupPrepareCommand = backup.backupPrepareCommand;
+    nixos-upgrade-start = services.nixos-upgrade.script;
+    orin-cache-key-start = services.orin-cache-key.script;
+    restic-backups-orin-post-stop = services.restic-backups-orin.postStop;
+    restic-backups-orin-pre-start = services.restic-backups-orin.preStart;
+    staticPaths = builtins.concatStringsSep "\n" backup.paths + "\n";
+  };
   units = builtins.listToAttrs (map
     (name: { inherit name; value = config.systemd.units.${name}.text; })
     (builtins.fromJSON names));
@@ -99,6 +133,7 @@ def evaluated(flake: Callable[[str, str], Any]) -> dict[str, str]:
     # In the store a file's name has its hash in front.
     prometheus["rule_files"] = [name.split("-", 1)[-1] for name in prometheus["rule_files"]]
     files = {name: generic(text) for name, text in said["units"].items()}
+    files |= {f"{name}.sh": generic(text) for name, text in said["scripts"].items()}
     files |= {disk_script(name): generic(disks[name]) for name in DISKS}
     others = {"prometheus.json": prometheus, "litellm.json": said["litellm"]}
     return files | {

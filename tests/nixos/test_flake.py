@@ -65,10 +65,24 @@ def test_the_hosts_have_derivations_and_the_old_name_is_orin(flake: Flake) -> No
     assert len(set(hosts.values())) == 3
 
 
+def test_a_host_that_shares_packages_may_not_want_others(flake: Flake) -> None:
+    """Else its overlay, or the packages of its module, would be dropped in silence."""
+    sharing = "nixosConfigurations.orin"
+    other = "{ lib, ... }: { hardware.nvidia-jetpack.som = lib.mkForce %s; }"
+    wrong = """h: map (r: r.message) (builtins.filter (r: !r.assertion)
+        (h.extendModules { modules = [ (%s) ]; }).config.assertions)"""
+    assert flake(sharing, wrong % (other % '"orin-agx"')) == []
+    (message,) = flake(sharing, wrong % (other % '"orin-nx"'))
+    assert message.startswith("host orin: hardware.nvidia-jetpack is not that of orin-minimal")
+    overlay = "{ nixpkgs.overlays = [ (final: prev: { }) ]; }"
+    with pytest.raises(AssertionError, match=r"host orin: nixpkgs\.overlays has one"):
+        flake(sharing, wrong % overlay)
+
+
 def test_a_stranger_s_host_and_the_fleet_have_nothing_wrong(flake: Flake) -> None:
     assert flake("checks.x86_64-linux.foreign-host.report") == []
     assert flake("checks.x86_64-linux.templates.report.wrong") == []
-    hive = flake("checks.x86_64-linux.templates.report.hive", "builtins.attrNames")
+    hive = flake("checks.x86_64-linux.templates.report.hive")
     assert hive == ["meta", "monitor", "orin-1", "orin-2", "orin-3"]
 
 
@@ -80,23 +94,29 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
         for text in case["wanted"]:
             assert any(text in message for message in case["got"]), (name, case)
         for message in case["got"]:
-            assert message.startswith("host board: "), (name, message)
-    assert sum(len(case["got"]) for case in cases.values()) > 60
+            assert message.startswith("host board: ") and "\n" not in message, (name, message)
+    assert sum(len(case["got"]) for case in cases.values()) > 110
 
 
-def test_the_documented_options_are_those_of_the_modules(flake: Flake) -> None:
+def test_the_generated_pages_are_what_the_modules_say(flake: Flake) -> None:
     """Else: nix run .#docs."""
-    generated = flake("lib.optionsMarkdown")
-    assert (ROOT / "docs" / "nixos-options.md").read_text() == generated
+    made = flake("checks.x86_64-linux.docs.pages")
+    assert made.keys() == {"nixos-options.md", "nixos-refused.md"}
+    for name, page in made.items():
+        assert (ROOT / "docs" / name).read_text() == page, name
+    generated = made["nixos-options.md"]
     pages = "".join((ROOT / "docs" / f"nixos{n}.md").read_text() for n in ("", "-checks"))
-    for name in re.findall(r"`(orin\.[\w.-]+)`", pages):
-        assert f"### `{name}" in generated or name.rstrip("*.") in generated, name
+    for name in re.findall(r"`(orin\.[\w.<>-]+)`", pages.replace(".NAME.", ".<name>.")):
+        assert f"### `{name}" in generated, name
 
 
 def test_the_installer_and_the_flashing_scripts_have_derivations(flake: Flake) -> None:
     """They are no part of `nix flake check`: each takes as long as a whole machine."""
     image = flake("legacyPackages.aarch64-linux.installer.drvPath")
     assert image.endswith(".iso.drv")
+    for system in SYSTEMS:
+        vm = flake(f"legacyPackages.{system}.vm-test.drvPath")
+        assert vm.endswith("-vm-test-run-tinygrad-orin.drv")
     boards = flake("lib.flashScripts", "builtins.attrNames")
     assert {"orin-agx-devkit", "orin-nx-devkit", "orin-nano-super-devkit"} <= set(boards)
     assert not [board for board in boards if "jp" in board or "xavier-" in board]

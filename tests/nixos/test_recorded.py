@@ -3,7 +3,16 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.nixos.recorded import DISKS, FOLDER, UNITS, disk_script, evaluated, generic, recorded
+from tests.nixos.recorded import (
+    DISKS,
+    FOLDER,
+    SCRIPTS,
+    UNITS,
+    disk_script,
+    evaluated,
+    generic,
+    recorded,
+)
 
 
 def test_the_kept_files_are_the_evaluated_ones(flake: Callable[..., Any]) -> None:
@@ -13,6 +22,7 @@ def test_the_kept_files_are_the_evaluated_ones(flake: Callable[..., Any]) -> Non
 
 def test_each_unit_is_kept_and_nothing_else() -> None:
     others = {"litellm.json", "prometheus.json", *map(disk_script, DISKS)}
+    others |= {f"{name}.sh" for name in SCRIPTS}
     assert {path.name for path in FOLDER.iterdir()} == {*UNITS, *others}
 
 

@@ -48,13 +48,14 @@ READBACK = "orin-performance-readback.service"
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """A board of files, in the mode that is asked for, with every unit but those of models."""
+    """A board of files, in the mode that is asked for, with the units of telemetry and power."""
     folder = tmp_path_factory.mktemp("machine")
     prometheus = json.loads(recorded()["prometheus.json"])
     prometheus["rule_files"] = [f"{CHECKOUT}/telemetry/rules/{n}" for n in prometheus["rule_files"]]
     for key in ("scrape_interval", "evaluation_interval"):
         prometheus["global"][key] = "1s"
-    texts = {name: text for name, text in units().items() if not re.search("llm|gpu", name)}
+    elsewhere = re.compile("llm|gpu|cache|container|harmonia|restic|upgrade")
+    texts = {name: text for name, text in units().items() if not elsewhere.search(name)}
     exporter = "jetson-exporter.service"
     texts[exporter] = texts[exporter].replace("--listen", "--replay /srv/recording --listen")
     texts[READBACK] = texts[READBACK].replace("--root /", "--root /srv/board")

@@ -1,0 +1,136 @@
+# What llm-server.nix refuses: its assertions.
+{
+  config,
+  lib,
+  secrets,
+}:
+let
+  cfg = config.orin.llm-server;
+  host = config.networking.hostName;
+  line = import ./line.nix lib;
+  listening = import ./listening.nix { inherit lib; };
+  paths = import ./paths.nix { inherit lib; };
+  check = import ./check.nix { inherit lib host; };
+  loopback = listening.isLoopback cfg.host;
+  # Flags that options set; a second one would win over them in silence.
+  ours = [
+    "--alias"
+    "--api-key-file"
+    "--context"
+    "--ctx-size"
+    "--device"
+    "--draft"
+    "--grace"
+    "--host"
+    "--insecure"
+    "--memory"
+    "--model"
+    "--model-draft"
+    "--n-gpu-layers"
+    "--parallel"
+    "--port"
+    "--queue"
+    "--slots"
+    "-a"
+    "-c"
+    "-m"
+    "-md"
+    "-ngl"
+    "-np"
+  ];
+in
+[
+  {
+    assertion = cfg.models != { };
+    message = line ''
+      host ${host}: orin.llm-server.models is empty. Copy a GGUF to the board and name it, as in
+      `orin.llm-server.models.main.file = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf"`.'';
+  }
+  {
+    assertion = loopback || cfg.apiKeyFile != null || cfg.insecure;
+    message = line ''
+      host ${host}: orin.llm-server.host = "${cfg.host}" answers everyone who reaches it. Set
+      `orin.llm-server.apiKeyFile` to a file with keys, or `orin.llm-server.insecure = true`.'';
+  }
+  {
+    assertion = cfg.apiKeyFile == null || !cfg.insecure;
+    message = line ''
+      host ${host}: orin.llm-server.insecure is true, and apiKeyFile = "${toString cfg.apiKeyFile}" asks
+      for keys. Leave one of them out.'';
+  }
+  {
+    assertion = cfg.metrics && cfg.apiKeyFile != null -> cfg.metricsKeyFile != null;
+    message = line ''
+      host ${host}: orin.llm-server.metricsKeyFile is not set, and the servers ask for a key on /metrics
+      too. Set it to a file with one of the keys, or `orin.llm-server.metrics = false`.'';
+  }
+  (listening.reachable {
+    inherit host cfg;
+    what = "the server";
+    at = "orin.llm-server";
+    address = "host";
+  })
+]
+++ secrets.assertions
+++ [
+  (check.address "orin.llm-server.host" cfg.host)
+  (check.rule "orin.llm-server.metricsKeyFile" cfg.metricsKeyFile
+    (cfg.metricsKeyFile == null || cfg.metricsKeyFile != cfg.apiKeyFile)
+    "this is `apiKeyFile` too, and Prometheus shows a whole file as one key; write one of its keys into a file of its own"
+  )
+  (check.rule "orin.llm-server.watchdog" cfg.watchdog (
+    cfg.watchdog >= 5
+  ) "a step over a long prompt takes seconds, and systemd would kill it; write 5 or more, as in 60")
+]
+# The default is another option's, which has its own rule.
+++ lib.optional (cfg.device != (config.orin.tinygrad.device or null)) (
+  check.device "orin.llm-server.device" cfg.device
+)
+++ check.variables "orin.llm-server.environment" cfg.environment
+++ lib.concatLists (
+  lib.mapAttrsToList (name: model: [
+    (check.unprivileged "orin.llm-server.models.${name}.port" model.port)
+    (check.rule "orin.llm-server.models.${name}.memory" model.memory (
+      model.memory == null || check.matches "([1-9][0-9]?|100)%" model.memory
+    ) ''write a share of the free memory, 1% to 100%, without a space, as in "40%"'')
+    (check.rule "orin.llm-server.models.${name}.file" model.file (
+      !lib.hasSuffix "/" model.file && !check.matches "[a-z0-9]+://.*" model.file
+    ) ''write a file of the board, no folder and no address, as in "/var/lib/models/model.gguf"'')
+    (check.rule "orin.llm-server.models.${name}.extraFlags" model.extraFlags (lib.all
+      (flag: !lib.elem (lib.head (lib.splitString "=" flag)) ours)
+      model.extraFlags
+    ) "an option sets one of these flags; leave it out and set the option, as in `port` for --port")
+    {
+      assertion = builtins.match "[a-z0-9][a-z0-9_-]*" name != null;
+      message = line ''
+        host ${host}: orin.llm-server.models."${name}": the name becomes part of a unit's: lower-case letters,
+        digits, - and _, as in `orin.llm-server.models.main`.'';
+    }
+    (paths.file {
+      inherit host;
+      option = "orin.llm-server.models.${name}.file";
+      path = model.file;
+      why = "where each rebuild would copy gigabytes to";
+      example = "/var/lib/models/${lib.strings.sanitizeDerivationName (baseNameOf model.file)}";
+    })
+    (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
+      model.draftModel != model.file
+    ) "this is `file` too, and guesses of the same model save nothing; name a smaller one, or null")
+    (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
+      model.draftModel == null || !check.matches "(.*/|[a-z0-9]+://.*)" model.draftModel
+    ) ''write a file of the board, no folder and no address, as in "/var/lib/models/draft.gguf"'')
+    (paths.file {
+      inherit host;
+      option = "orin.llm-server.models.${name}.draftModel";
+      path = model.draftModel;
+      why = "where each rebuild would copy gigabytes to";
+      example = "/var/lib/models/draft.gguf";
+    })
+    {
+      assertion = cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null;
+      message = line ''
+        host ${host}: orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
+        and `slots`, or `orin.llm-server.backend = "orinllm"`.'';
+    }
+  ]) cfg.models
+)

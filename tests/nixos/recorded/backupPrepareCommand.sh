@@ -1,0 +1,8 @@
+set -eu
+install -d -m 0700 /var/lib/orin-backup
+if [ -e /var/lib/grafana/data/grafana.db ]; then
+  /nix/store/any/bin/sqlite3 /var/lib/grafana/data/grafana.db '.backup '\''/var/lib/orin-backup/grafana.db'\'''
+fi
+if [ -e /home/orin/.local/state/tinygrad-orin/history.db ]; then
+  /nix/store/any/bin/sqlite3 /home/orin/.local/state/tinygrad-orin/history.db '.backup '\''/var/lib/orin-backup/history.db'\'''
+fi

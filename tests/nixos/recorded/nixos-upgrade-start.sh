@@ -1,0 +1,1 @@
+/nix/store/any/bin/nixos-rebuild switch --refresh --flake /etc/nixos

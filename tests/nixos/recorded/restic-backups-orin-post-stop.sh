@@ -1,0 +1,3 @@
+
+rm -f /run/restic-backups-orin/includes
+

@@ -1,0 +1,2 @@
+/var/lib/orin-backup
+/var/lib/orin-grafana

@@ -1,0 +1,166 @@
+"""Upgrade, backup and cache under a real systemd: evaluated units, real restic, sqlite3 and Nix.
+
+Stand-ins: `nixos-rebuild`, which sets the next system in the profile and switches to it, and
+harmonia, which says ready and answers with its key's name.
+"""
+
+import importlib
+import re
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.nixos.pid1 import PYTHON, Machine, refusal, with_checkout
+from tests.nixos.recorded import SCRIPTS, recorded
+
+MODULES = Path(__file__).resolve().parents[2] / "nixos" / "modules"
+TOOLS = ("restic", "sqlite3", "nix-env")
+reason = refusal()
+if reason is None and (missing := [tool for tool in TOOLS if shutil.which(tool) is None]):
+    reason = f"{', '.join(missing)}: not here: apt-get install restic sqlite3 nix-bin"
+pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
+
+READBACK, UPGRADE = "orin-performance-readback.service", "nixos-upgrade.service"
+CHECK, BACKUP = "orin-upgrade-check.service", "restic-backups-orin.service"
+CACHE, KEY = "harmonia.service", "orin-cache-key.service"
+NAMES = (READBACK, UPGRADE, CHECK, BACKUP, KEY, CACHE, "harmonia.socket")
+HISTORY = "/home/orin/.local/state/tinygrad-orin/history.db"
+GRAFANA = "/var/lib/grafana/data/grafana.db"
+GPU = "/srv/board/sys/devices/platform/17000000.gpu/devfreq_dev/max_freq"
+PROFILE = "/nix/var/nix/profiles/system"
+
+HARMONIA = """
+import os, socket
+key = open(os.environ["SIGN_KEY_PATHS"]).read()
+listening = socket.socket(fileno=3)
+told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+told.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"])
+while True:
+    client, _ = listening.accept()
+    client.recv(4096)
+    client.sendall(b"HTTP/1.0 200 OK\\r\\n\\r\\n" + key.split(":")[0].encode())
+    client.close()
+"""
+PROGRAMS = {
+    "python3": with_checkout(f'exec {PYTHON}/bin/python3 "$@"'),
+    "restic": 'exec restic "$@"',
+    "sqlite3": 'exec sqlite3 "$@"',
+    "systemctl": 'exec systemctl "$@"',
+    "harmonia-cache": with_checkout(f"exec {PYTHON}/bin/python3 /srv/harmonia.py"),
+    "nixos-rebuild": f"""set -e
+test "$*" = "switch --refresh --flake /etc/nixos"
+nix-env --profile {PROFILE} --set "$(cat /srv/next)"
+exec "$(cat /srv/next)/bin/switch-to-configuration" switch""",
+}
+#: Like NixOS' own: it ends with 4 where a unit is failed after the switch.
+SWITCH = f"""#!/bin/sh
+here=$(dirname "$(dirname "$(readlink -f "$0")")")
+ln -sfn "$here" /run/current-system
+cat "$here/frequency" >{GPU}
+systemctl restart {READBACK} || exit 4
+"""
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """A board of files with its operations, not yet upgraded, backed up or asked."""
+    folder = tmp_path_factory.mktemp("machine")
+    texts = {name: text for name, text in recorded().items() if name in NAMES}
+    texts[READBACK] = texts[READBACK].replace("--root /", "--root /srv/board")
+    # Of the units that an upgrade is judged by, the one that is here.
+    texts[CHECK] = re.sub(r"(--seconds) \d+ .*", rf"\1 20 {READBACK}", texts[CHECK])
+    texts[KEY] += "[Install]\nRequiredBy=harmonia.service\n"
+    scripts = {name: f"set -e\n{recorded()[f'{name}.sh']}" for name in SCRIPTS}
+    machine = Machine(folder, texts, PROGRAMS | scripts, {})
+    for name in ("backupPrepareCommand", "staticPaths"):
+        # Scripts in the store without a first line: a shell runs them, as bash does.
+        machine.write(f"/nix/store/{name}", recorded()[f"{name}.sh"], 0o755)
+    machine.write("/etc/systemd/system/harmonia.service.d/key.conf", f"[Unit]\nRequires={KEY}\n")
+    machine.write("/srv/harmonia.py", HARMONIA)
+    for name in ("power_mode.py", "upgrade.py"):
+        machine.write(f"/nix/store/{name}", (MODULES / name).read_text())
+    board = importlib.import_module("fake_board")
+    machine.write("/etc/nvpmodel.conf", board.config())
+    board.write_board(machine.folder("/srv/board"), "MAXN", pinned=True)
+    for name, frequency in {"old": 1300500000, "new": 612000000}.items():
+        machine.write(f"/srv/{name}/bin/switch-to-configuration", SWITCH, 0o755)
+        machine.write(f"/srv/{name}/frequency", f"{frequency}\n")
+    machine.write("/var/lib/secrets/backup", "correct-horse\n", 0o400)
+    machine.write("/var/lib/orin-grafana/grafana-secret-key", "the key\n", 0o400)
+    with machine:
+        yield machine
+
+
+def test_an_upgrade_that_breaks_a_unit_is_undone(machine: Machine) -> None:
+    """`switch` itself fails then, which must not keep the check from its work."""
+    old, new = (
+        machine.run("nix-store", "--add", f"/srv/{name}").stdout.strip() for name in ("old", "new")
+    )
+    machine.run("nix-env", "--profile", PROFILE, "--set", old)
+    machine.run("ln", "-s", old, "/run/booted-system")
+    machine.run(f"{old}/bin/switch-to-configuration", "switch")
+    machine.run("systemctl", "start", CHECK)
+    assert f"{old} works: 1 units are up" in machine.journal(CHECK)
+
+    machine.run("sh", "-c", f"echo {new} >/srv/next")
+    assert machine.run("systemctl", "start", UPGRADE, check=False).returncode == 1
+    end = time.monotonic() + 30
+    while machine.show(CHECK, "Result")["Result"] != "exit-code" and time.monotonic() < end:
+        time.sleep(0.2)
+    said = machine.journal(CHECK)
+    assert f"{new} does not work: {READBACK} is failed" in said
+    assert f"the last that passed is {old}: went back to it" in said
+    assert machine.run("readlink", "-f", PROFILE).stdout.strip() == old
+    assert machine.run("readlink", "-f", "/run/current-system").stdout.strip() == old
+    assert machine.wait(READBACK, "active", 10)["Result"] == "success"
+
+
+def write_database(machine: Machine, path: str, rows: int) -> None:
+    """A database whose last rows are in its write-ahead log alone."""
+    made = machine.folder("/srv") / "made.db"
+    database = sqlite3.connect(made, isolation_level=None)
+    database.execute("PRAGMA journal_mode=WAL")
+    database.execute("CREATE TABLE run (n)")
+    database.executemany("INSERT INTO run VALUES (?)", [(n,) for n in range(rows)])
+    for end in ("", "-wal"):
+        machine.put(path + end, made.with_name(f"made.db{end}").read_bytes())
+    database.close()
+
+
+def test_a_backup_has_whole_copies_and_a_copy_that_fails_is_a_failed_backup(
+    machine: Machine,
+) -> None:
+    write_database(machine, HISTORY, 7)
+    machine.run("systemctl", "start", BACKUP)
+    options = ("-r", "/srv/backup", "-p", "/var/lib/secrets/backup")
+    machine.run("restic", "--no-cache", *options, "restore", "latest", "--target", "/srv/restored")
+    copy = "/srv/restored/var/lib/orin-backup/history.db"
+    counted = machine.run("sqlite3", copy, "PRAGMA integrity_check; SELECT count(*) FROM run")
+    assert counted.stdout.split() == ["ok", "7"]
+    key = "/srv/restored/var/lib/orin-grafana/grafana-secret-key"
+    assert machine.run("cat", key).stdout == "the key\n"
+
+    machine.put(GRAFANA, b"no database at all " * 100)
+    assert machine.run("systemctl", "start", BACKUP, check=False).returncode == 1
+    assert "file is not a database" in machine.journal(BACKUP)
+    snapshots = machine.run("restic", "--no-cache", *options, "snapshots", "--json").stdout
+    assert snapshots.count('"short_id"') == 1
+
+
+def test_a_cache_makes_its_key_once_and_says_it_to_the_other_boards(machine: Machine) -> None:
+    status, name = machine.http("http://127.0.0.1:5000/nix-cache-info")
+    assert (status, name) == (200, "orin-llm-1\n")
+    shown = machine.journal(KEY)
+    line = r'orin\.host\.caches\."http://orin-llm:5000" = "orin-llm-1:[A-Za-z0-9+/]{43}=";'
+    assert re.search(line, shown), shown
+    listed = machine.run("stat", "--format=%a %U", "/var/lib/orin-cache/secret-key").stdout
+    assert listed == "600 root\n"
+    secret = machine.run("cat", "/var/lib/orin-cache/secret-key").stdout
+    assert secret.split(":")[1] not in shown
+    machine.run("systemctl", "restart", KEY)
+    assert machine.run("cat", "/var/lib/orin-cache/secret-key").stdout == secret
+    pid = machine.wait(CACHE, "active", 10)["MainPID"]
+    assert machine.run("stat", "--format=%u", f"/proc/{pid}").stdout.strip() != "0"
