@@ -4,6 +4,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -60,14 +61,20 @@ def cli() -> None:
 
 
 def _load(source: Source) -> Any:
-    from orinllm.launches.buffers import KEY_TYPES
-    from orinllm.model import Model
+    from orinllm.device import open_device
 
     started = time.perf_counter()
-    with _TALK.status(f"loading {source.model.name}") as status:
+    with (
+        _TALK.status(f"loading {source.model.name}") as status,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        opened = pool.submit(open_device, source.device)  # while the rest is imported
+        from orinllm.launches.buffers import KEY_TYPES
+        from orinllm.model import Model
+
         loaded = Model.load(
             source.model,
-            device=source.device,
+            device=opened.result(),
             context=source.context,
             general=source.general,
             kv=KEY_TYPES[source.kv],
@@ -337,9 +344,9 @@ def serve(source: Source, **given: Any) -> None:
 @with_model
 def show(source: Source) -> None:
     """Say what a model is and which path each tensor takes on a device, and why."""
+    from orinllm.device import open_device
     from orinllm.launches.buffers import KEY_TYPES
     from orinllm.model import Header
-    from orinllm.network import open_device
     from orinllm.plan import cache_bytes, make_plan, type_name
 
     header = Header.read(source.model, source.context, KEY_TYPES[source.kv])
