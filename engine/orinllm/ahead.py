@@ -17,7 +17,7 @@ from orinllm.device import (
 )
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
-from orinllm.fused import VERIFIED, size_classes
+from orinllm.fused import PIECES, VERIFIED, size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
@@ -69,7 +69,9 @@ def launches_for(
         yield from tokens.launches
         yield from Draws(tokens.logits, tokens.state, tokens.sequences, context).launches
     if plan.prompt_obstacle is None:
-        yield from ChunkList(memory).launches
+        chunk = ChunkList(memory)
+        for most in PIECES:
+            yield from chunk.launches(most)
 
 
 def compile_ahead(

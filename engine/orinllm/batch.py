@@ -138,6 +138,7 @@ class FusedRunner:
 
     def warm(self, verifies: bool = False) -> None:
         """Compile what steps of every size need, and `verify`, if that is used."""
+        self._executor.warm()
         if verifies:
             for how in (Sampling(), Sampling(temperature=0)):
                 self._executor.sample(how, ())

@@ -30,7 +30,12 @@ class ChunkList(RowList):
         self.table = memory.zeros(memory.context // PAGE)
         self._q = memory.empty(CHUNK * memory.widest_attention, dtypes.uint16)
         self._mixtures = Mixtures(memory, CHUNK, rows=True)
-        self.launches = tuple(self._all())
+        self._most = CHUNK
+
+    def launches(self, most: int = CHUNK) -> tuple[Launch, ...]:
+        """Return the launches of a piece of at most so many tokens."""
+        self._most = most
+        return tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
         config = self.memory.config
@@ -46,7 +51,7 @@ class ChunkList(RowList):
 
     def products(self, product: RowProduct) -> Iterator[Launch]:
         """Yield tiles of many tokens."""
-        return chunk_products(product)
+        return chunk_products(product, self._most)
 
     def attend(self, layer: int, inputs: AttentionInputs) -> Iterator[Launch]:
         """Yield the rotation of all tokens, then their attention to all before them."""

@@ -15,7 +15,7 @@ from tinygrad import dtypes
 
 from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
-from orinllm.device import compile_all, multiprocessors
+from orinllm.device import compile_all
 from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
 from orinllm.launches.batch import MOST_SEQUENCES
@@ -32,15 +32,11 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 VERIFIED = (2, 4)
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
-
-
-def piece_beside(sms: int) -> int:
-    """Return the tokens of prompts that others' next tokens wait for on so many multiprocessors.
-
-    A tile of a prompt has 128 tokens (cuda/tile.cuh), and 64 multiprocessors have work from each.
-    Fewer tokens would take as long, more would keep the others waiting.
-    """
-    return 128 * max(1, round(sms / 64))
+#: Tokens of a prompt that others' next tokens wait for: their products have tiles of 64 tokens
+#: (launches/tile.py), and fewer would take as long.
+BESIDE = 64
+#: Tokens of a piece of a prompt at most, each a graph of its own.
+PIECES = (BESIDE, CHUNK)
 
 
 def size_classes(slots: int) -> tuple[int, ...]:
@@ -167,11 +163,12 @@ class FusedExecutor:
         self._verifiers: dict[int, Decoder] = {}
         self._how = Sampling(temperature=0)
         self._pages: tuple[int, ...] = ()
-        self._prompt: tuple[ChunkList, Graph] | None = None
+        self._prompt: ChunkList | None = None
+        self._pieces: dict[int, Graph] = {}  # made when the first piece of a size comes
         if chunked:
-            chunk = ChunkList(memory)
-            compile_all(memory.device, [launch.source for launch in chunk.launches])
-            self._prompt = chunk, Graph(memory.device, chunk.launches)
+            self._prompt = ChunkList(memory)
+            launches = [launch for most in PIECES for launch in self._prompt.launches(most)]
+            compile_all(memory.device, [launch.source for launch in launches])
         self.place(range(min(self.context // PAGE, memory.pages)))
 
     @property
@@ -187,12 +184,12 @@ class FusedExecutor:
     @property
     def beside(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
-        return min(self.chunk, piece_beside(multiprocessors(self.memory.device)))
+        return min(self.chunk, BESIDE)
 
     @property
     def prompt_launches(self) -> tuple[Launch, ...]:
         """Launches of a chunk, in order; none where prompts go token by token."""
-        return self._prompt[0].launches if self._prompt else ()
+        return self._prompt.launches() if self._prompt else ()
 
     def decoder(self, sequences: int = 1) -> Decoder:
         """Return the launches of a token of so many sequences, 1 to MOST_SEQUENCES.
@@ -213,27 +210,39 @@ class FusedExecutor:
         for rows, verifier in self._verifiers.items():
             verifier.place([pages] * rows)
         if self._prompt:
-            copy_ints(self._prompt[0].table, self.memory.table_row(pages))
+            copy_ints(self._prompt.table, self.memory.table_row(pages))
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions; nothing is waited for."""
         while self._prompt and (n := min(CHUNK, end - start)) >= _LEAST_CHUNK:
-            chunk, graph = self._prompt
-            copy_ints(chunk.chunk, [start, n, *tokens[start : start + n]])
-            graph.run()
+            self._run(self._prompt, tokens[start : start + n], start)
             start += n
         for position in range(start, end):
             self.step(tokens[position], position)
+
+    def _run(self, prompt: ChunkList, tokens: Sequence[int], start: int) -> None:
+        """Start a piece of a prompt at its position."""
+        copy_ints(prompt.chunk, [start, len(tokens), *tokens])
+        self._piece(prompt, next(most for most in PIECES if most >= len(tokens))).run()
+
+    def _piece(self, prompt: ChunkList, most: int) -> Graph:
+        if most not in self._pieces:
+            self._pieces[most] = Graph(self.memory.device, prompt.launches(most))
+        return self._pieces[most]
+
+    def warm(self) -> None:
+        """Make the graphs of a prompt's pieces, which the first of each size would wait for."""
+        if self._prompt is not None:
+            for most in PIECES:
+                self._piece(self._prompt, most)
 
     def states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""
         pieces = []
         while start < end:
             if self._prompt:
-                chunk, graph = self._prompt
-                n, x = min(CHUNK, end - start), chunk.x
-                copy_ints(chunk.chunk, [start, n, *tokens[start : start + n]])
-                graph.run()
+                n, x = min(CHUNK, end - start), self._prompt.x
+                self._run(self._prompt, tokens[start : start + n], start)
             else:
                 n, x = 1, self.decoder().list.x
                 self.step(tokens[start], start)

@@ -79,13 +79,16 @@ def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
 def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
     emulated: Load, synthetic: Callable[[str, str], Path]
 ) -> None:
-    executor = emulated(synthetic("tiny", "Q6_K"))
-    executor.fill(PROMPT, 0, len(PROMPT))
-    chunk = kept(executor, len(PROMPT))
-    for position, token in enumerate(PROMPT):
-        executor.step(token, position)
-    for one, other in zip(chunk, kept(executor, len(PROMPT)), strict=True):
-        assert 0 < np.linalg.norm(one - other) / np.linalg.norm(other) < 0.02
+    """Whole, and in the pieces that others' tokens wait for."""
+    executor, found = emulated(synthetic("tiny", "Q6_K")), []
+    assert executor.beside == 64
+    for most in (len(PROMPT), executor.beside, 1):
+        for start in range(0, len(PROMPT), most):
+            executor.fill(PROMPT, start, min(start + most, len(PROMPT)))
+        found.append(kept(executor, len(PROMPT)))
+    for chunk, pieces, tokens in zip(*found, strict=True):
+        for one in (chunk, pieces):
+            assert 0 < np.linalg.norm(one - tokens) / np.linalg.norm(tokens) < 0.02
 
 
 @pytest.mark.parametrize("quant", ["Q6_K", "Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "Q2_K", "BF16"])

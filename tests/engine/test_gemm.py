@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType, quants
 from tests.engine.emulated_buffers import Array, buffer, read
 from tests.engine.test_types import ROWS, TYPES, close, random_rows
 
+from orinllm.fused import BESIDE
 from orinllm.ggml import KernelType
 from orinllm.launch import Graph
 from orinllm.launches.buffers import CHUNK, Weight, ceil_div
@@ -150,6 +151,12 @@ def test_tiles_by_machine(
 ) -> None:
     found = tile_for(multiprocessors, rows, cols, CHUNK)
     assert (found.rows, found.tokens, found.k_warps) == tile
+
+
+def test_a_piece_of_64_tokens_has_tiles_of_64() -> None:
+    """Beside answers: those of 128 would compute as long for half as many tokens."""
+    for rows, cols in ((28672, 4096), (6144, 4096), (4096, 14336), (2048, 8192)):
+        assert {tile_for(sms, rows, cols, BESIDE).tokens for sms in (16, 132)} == {BESIDE}
 
 
 def test_sizes_of_a_tile() -> None:

@@ -121,13 +121,14 @@ def neighbours(product: RowProduct) -> Iterator[Neighbours]:
         row += sum(weight.rows for weight, _ in members)
 
 
-def chunk_products(product: RowProduct) -> Iterator[Launch]:
-    """Yield the launches of a chunk's product, one for neighbours of one type."""
+def chunk_products(product: RowProduct, most: int = CHUNK) -> Iterator[Launch]:
+    """Yield the launches of a product of a chunk's first `most` rows: one a type in a row."""
     for group in neighbours(product):
-        yield tiled(group, tile_for(multiprocessors(product.out.device), *group.shape, CHUNK))
+        tile = tile_for(multiprocessors(product.out.device), *group.shape, most)
+        yield tiled(group, tile, most)
 
 
-def tiled(group: Neighbours, tile: Tile) -> Launch:
+def tiled(group: Neighbours, tile: Tile, most: int = CHUNK) -> Launch:
     """Return the launch of a chunk's product in tiles of one kind."""
     product, (rows, cols) = group.product, group.shape
     type_ = group.members[0][0].type
@@ -144,10 +145,10 @@ def tiled(group: Neighbours, tile: Tile) -> Launch:
         ),
         arguments=(*group.arguments, Argument("const int* chunk", product.count)),
         body=group.body("gemm<P0>(Gemm", parts, "chunk, "),
-        grid=(blocks, ceil_div(CHUNK, tile.tokens), 1),
+        grid=(blocks, ceil_div(most, tile.tokens), 1),
         block=tile.threads,
         writes=("out",),
-        operations=2 * CHUNK * rows * cols,
+        operations=2 * most * rows * cols,
         n_bytes=group.n_bytes,
         per_sm=tile.per_sm,
     )

@@ -74,11 +74,15 @@ _DEEP_COLUMNS = 8192
 
 
 def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
-    """Return the largest tile of which there are enough to keep every multiprocessor busy."""
+    """Return the largest tile of which there are enough to keep every multiprocessor busy.
+
+    None has more than the `tokens` that there are, 64 at least: the rest would be computed too.
+    """
+    tiles = [tile for tile in TILES if tile.tokens <= tokens]
 
     def blocks(tile: Tile) -> int:
         return ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
 
-    found = next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
+    found = next((t for t in tiles if blocks(t) >= _ENOUGH * multiprocessors), tiles[-1])
     deep = cols >= _DEEP_COLUMNS and blocks(DEEP) >= DEEP.per_sm * multiprocessors
-    return DEEP if deep and found != TILES[0] else found
+    return DEEP if deep and found != TILES[0] and DEEP.tokens <= tokens else found

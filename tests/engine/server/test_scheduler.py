@@ -12,7 +12,6 @@ from tests.engine.server.toy import NoWatch, ToyRunner, toy_logits
 
 from orinllm.batch import Draw, Logprobs, draw
 from orinllm.cache import OneStore, PagedStore
-from orinllm.fused import piece_beside
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling
 from orinllm.scheduler import ClosedError, QueueFullError, Scheduler
@@ -434,8 +433,3 @@ def test_a_prompt_alone_is_computed_in_the_largest_pieces() -> None:
         it.scheduler.submit([lone])
         wait(lone)
     assert pieces == [128, 128, 128]
-
-
-@pytest.mark.parametrize(("sms", "tokens"), [(4, 128), (16, 128), (84, 128), (132, 256)])
-def test_the_piece_beside_answers_grows_with_the_machine(sms: int, tokens: int) -> None:
-    assert piece_beside(sms) == tokens
