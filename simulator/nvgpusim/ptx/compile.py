@@ -195,15 +195,15 @@ def _granules(kernel: Kernel) -> dict[str, int]:
     return out
 
 
-def compile_kernel(module: Module, kernel: Kernel, fine: bool = False) -> Code:
+def compile_kernel(module: Module, kernel: Kernel, fine: bool = False, turns: bool = True) -> Code:
     """Lower every instruction. Raises PtxError naming the first one that is unknown.
 
-    `fine`: pieces of code end at memory instructions, so that warps can change places there, and
-    every memory instruction leaves its name.
+    `fine`: every memory instruction leaves its name; and, with `turns`, ends a piece of code, so
+    that warps can change places there.
     """
     if kernel.refusal:
         raise PtxError(kernel.refusal)
-    starts = _starts(kernel, fine)
+    starts = _starts(kernel, fine and turns)
     sites = [i for i in kernel.instrs if fine and i.op in _MEMORY]
     order = sorted(s for s in starts if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}
