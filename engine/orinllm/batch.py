@@ -267,6 +267,4 @@ class SingleRunner:
         row = self._row
         assert row is not None
         self._executor.step(row.token, row.position)
-        if row.draw.on_device and row.draw.sampling.greedy:
-            return [Drawn(self._executor.token())]
         return [draw(self._executor.logits(), row.draw)]

@@ -1,38 +1,54 @@
-"""The command `orinllm`: chat, run, serve, show, compile."""
+"""The command `orinllm`: chat, run, serve, show, compile.
 
+What takes time to import is imported where it is used: the first answer waits for the device, which
+opens beside those imports.
+"""
+
+from __future__ import annotations
+
+import functools
 import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from orinllm.answer import Delta
 from orinllm.cli_options import Source, with_keys, with_model, with_sampling, with_speculation
-from orinllm.conversation import Conversation
 from orinllm.errors import BadInput
-from orinllm.sampling import Sampling
 from orinllm.streams import argument, prepare
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orinllm.answer import Delta
+    from orinllm.conversation import Conversation
+    from orinllm.sampling import Sampling
 
 #: Exit codes: of a system's fault, of bad input, and of Ctrl-C (128 + SIGINT).
 EXIT_OTHER, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
-_TALK = Console(stderr=True, highlight=False)
 # What `orinllm chat` knows beside questions.
 _COMMANDS = (
     "/reset forgets the conversation, /system TEXT also sets the instruction, /quit or Ctrl-D ends"
 )
 
 
+@functools.cache
+def _talk() -> Console:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
 def _say(text: str, style: str = "") -> None:
     """Print a line for people, which is not folded."""
-    _TALK.print(text, style=style, markup=False, soft_wrap=True)
+    _talk().print(text, style=style, markup=False, soft_wrap=True)
 
 
 def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
@@ -40,7 +56,7 @@ def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
     from orinllm.speculation import Lookup
 
     if draft is not None:
-        with _TALK.status(f"loading {draft.name}") as status:
+        with _talk().status(f"loading {draft.name}") as status:
             model.speculate(model.draft(draft, lambda text: status.update(text)))
     elif lookup:
         model.speculate(Lookup())
@@ -59,15 +75,25 @@ def cli() -> None:
     """Run GGUF language models on tinygrad: an Orin's GPU, any NVIDIA GPU, or the CPU."""
 
 
-def _load(source: Source) -> Any:
+def _opening(source: Source) -> Future[str]:
+    """Begin to open the device; what comes next is imported meanwhile."""
+    from orinllm.device import open_device
+
+    pool = ThreadPoolExecutor(1)
+    opened = pool.submit(open_device, source.device)
+    pool.shutdown(wait=False)
+    return opened
+
+
+def _load(source: Source, opened: Future[str]) -> Any:
     from orinllm.launches.buffers import KEY_TYPES
     from orinllm.model import Model
 
     started = time.perf_counter()
-    with _TALK.status(f"loading {source.model.name}") as status:
+    with _talk().status(f"loading {source.model.name}") as status:
         loaded = Model.load(
             source.model,
-            device=source.device,
+            device=opened.result(),
             context=source.context,
             general=source.general,
             kv=KEY_TYPES[source.kv],
@@ -105,11 +131,11 @@ def _print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
             first = first or time.perf_counter()
             if delta.reasoning:
                 thinking = True
-                _TALK.out(delta.reasoning, style="dim", highlight=False, end="")
+                _talk().out(delta.reasoning, style="dim", highlight=False, end="")
             if delta.content:
                 if thinking:
                     thinking = False
-                    _TALK.out("")
+                    _talk().out("")
                 print(delta.content, end="", flush=True)
     print(flush=True)
     n, seconds = len(generation.tokens), time.perf_counter() - first
@@ -161,12 +187,17 @@ def run(
     **sampling: Any,
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
+    opened = _opening(source)
+    from orinllm.answer import Delta
+    from orinllm.conversation import Conversation
+    from orinllm.sampling import Sampling
+
     parameters = Sampling(**sampling)
     _check_speculation(lookup, draft, parameters)
     text = _standard_input() if prompt == "-" else argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
-    loaded = _load(source)
+    loaded = _load(source, opened)
     _speculate(loaded, lookup, draft)
     if raw or loaded.template is None:
         generation = loaded.generate(text, parameters, max_tokens=max_tokens)
@@ -197,9 +228,13 @@ def chat(
 
     Reads questions from standard input, one a line; piped ones work as typed ones do.
     """
+    opened = _opening(source)
+    from orinllm.conversation import Conversation
+    from orinllm.sampling import Sampling
+
     parameters = Sampling(**sampling)
     _check_speculation(lookup, draft, parameters)
-    loaded = _load(source)
+    loaded = _load(source, opened)
     _speculate(loaded, lookup, draft)
     if loaded.template is None:
         raise BadInput(f"{source.model}: has no chat template; try orinllm run --raw")
@@ -312,6 +347,7 @@ def serve(source: Source, **given: Any) -> None:
     Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end
     for --grace seconds.
     """
+    from orinllm.sampling import Sampling
     from orinllm.server.options import EngineOptions, HttpOptions, seconds, share
     from orinllm.server.run import serve as run_server
     from orinllm.server.security import check_host, check_origin, read_keys
@@ -350,9 +386,12 @@ def serve(source: Source, **given: Any) -> None:
 @with_model
 def show(source: Source) -> None:
     """Say what a model is and which path each tensor takes on a device, and why."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from orinllm.device import open_device
     from orinllm.launches.buffers import KEY_TYPES
     from orinllm.model import Header
-    from orinllm.network import open_device
     from orinllm.plan import cache_bytes, make_plan, type_name
 
     header = Header.read(source.model, source.context, KEY_TYPES[source.kv])
@@ -409,7 +448,7 @@ def compile_(**given: Any) -> None:
     network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
     out = given["out"]
     gpu = target(given["arch"], given["sms"])
-    with _TALK.status("compiling") as status:
+    with _talk().status("compiling") as status:
         n = compile_ahead(network, gpu, out, given["slots"], lambda text: status.update(text))
     _say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 

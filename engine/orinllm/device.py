@@ -66,6 +66,22 @@ def _toolchain(device: str) -> Toolchain:
     return _TOOLCHAINS[device.split(":")[0]]
 
 
+def open_device(name: str | None) -> str:
+    """Open a tinygrad device, None for the best that opens; return its name.
+
+    Raises BadInput, one line, for one that does not open.
+    """
+    try:
+        opened: str = Device[name or Device.DEFAULT].device
+    except Exception as error:  # each device raises what its libraries do
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(
+            f"--device {name}: does not open: {why}; CPU is always there, and without --device the "
+            "best that opens is taken"
+        ) from None
+    return opened
+
+
 @cache
 def unsupported(device: str) -> str | None:
     """Say why the kernels cannot run on a tinygrad device such as "CUDA", or None."""
@@ -223,7 +239,7 @@ def _nv_free_memory(device: str) -> int | None:
 def _cuda_free_memory(device: str) -> int | None:
     from tinygrad.runtime.autogen import cuda
 
-    Device[device]  # its context must be current
+    cuda.cuCtxSetCurrent(Device[device].context)  # another thread may have opened the device
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
     if cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)):
         return None

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orinllm.device import open_device
 from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
 from orinllm.launches.buffers import F16, KeyType
-from orinllm.network import Network, make_executor, open_device, plan_network
+from orinllm.network import Network, make_executor, plan_network
 from orinllm.plan import Plan
 from orinllm.rendering import renderer
 from orinllm.sampling import Sampling

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tinygrad import Device
-
 from orinllm.arch import config_of
 from orinllm.compiler import provide_compiler
 from orinllm.config import Config
@@ -51,22 +49,6 @@ def _context(asked: int | None, trained: int) -> int:
     if not 1 <= asked <= trained:
         raise BadInput(f"a context of {asked} tokens; the model was trained for 1 to {trained}")
     return asked
-
-
-def open_device(name: str | None) -> str:
-    """Open a tinygrad device, None for the best that opens; return its name.
-
-    Raises BadInput, one line, for one that does not open.
-    """
-    try:
-        opened: str = Device[name or Device.DEFAULT].device
-    except Exception as error:  # each device raises what its libraries do
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise BadInput(
-            f"--device {name}: does not open: {why}; CPU is always there, and without --device the "
-            "best that opens is taken"
-        ) from None
-    return opened
 
 
 def plan_network(network: Network, device: str) -> Plan:

@@ -5,7 +5,7 @@ from math import prod
 
 import numpy as np
 from gguf import GGMLQuantizationType
-from tinygrad import dtypes
+from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 
 from orinllm.config import Config, Experts
@@ -16,8 +16,9 @@ from orinllm.launches.buffers import Weight
 from orinllm.launches.experts import Router, Stack
 from orinllm.launches.rows import Norm
 
-# What is copied at once, bytes: progress is told between two pieces.
-_PIECE = 256 << 20
+# What is copied at once, bytes. CUDA copies by way of pinned memory of this size, which it keeps: a
+# piece is waited for, so that the next one takes the same.
+_PIECE = 32 << 20
 # Tensors keep their place modulo this, bytes: the kernels' copies are of 16.
 _ALIGNMENT = 256
 
@@ -48,6 +49,7 @@ class Weights:
             n = min(_PIECE, total - at)
             piece = buffer.view(n, dtypes.uint8, at).ensure_allocated()
             piece.copyin(data[start + at : start + at + n].data)
+            Device[self._device].synchronize()
             say(f"weights: {(at + n) / 1e6:,.0f} of {total / 1e6:,.0f} MB on the device")
         return buffer
 

@@ -139,6 +139,8 @@ def test_nothing_opens_is_exit_code_2(
         (["-p"], "Option '-p' requires an argument"),
         (["--require", "cold"], "--require cold: no condition is called 'cold': there are maxn"),
         (["--textfile", "/nowhere"], "--textfile /nowhere: no such directory"),
+        (["-npl", "33"], "-npl 33: 1 to 32 sequences can be decoded at once"),
+        (["-npl", "2", "-n", "0"], "-npl 2: sequences decode -n tokens each, and -n is 0"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
@@ -148,6 +150,28 @@ def test_bad_input_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = captured.err.splitlines()
+    assert line.startswith(f"orinbench: {says}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ["CPU", "-npl", "1,4"],
+            "-npl 4: only the fused kernels decode several at once; tinygrad:",
+        ),
+        (["CUDA", "-npl", "2", "--path", "general"], "-npl 2: only the fused kernels decode"),
+        (["CPU", "-ctk", "q4_0"], "-ctk, -ctv q4_0: tinygrad keeps keys and values as f16, and as"),
+        (["CPU", "-ctk", "q8_0", "-ctv", "q8_0"], "-ctk, -ctv q8_0: tinygrad keeps keys and"),
+        (["CUDA", "-ctk", "q8_0"], "-ctk, -ctv: keys and values are of one type in tinygrad; give"),
+    ],
+)
+def test_what_tinygrad_alone_cannot_do_is_refused(
+    tiny_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    device, *more = arguments
+    assert run("-m", str(tiny_path), "--backend", f"tinygrad:{device}", *more) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"orinbench: {says}")
 
 

@@ -17,6 +17,7 @@ from orinllm.launch import Graph
 from orinllm.launches.batch import ArgmaxScratch, argmax, batch_products
 from orinllm.launches.buffers import PAGE, Q8_0, Weight
 from orinllm.launches.gemm import RowProduct
+from orinllm.launches.gemv import Product, Tail, products
 from orinllm.memory import make_memory, pages_of, pages_that_fit
 from orinllm.network import Network
 
@@ -132,6 +133,32 @@ def test_the_most_likely_tokens(rng: np.random.Generator) -> None:
     assert read(state, np.int32).tolist() == [300, -1, 13, 0, 40, 3, 6, 7, -1, 1, 9, 10]
     graph.run()  # counters are left as they were
     assert read(state, np.int32)[6:].tolist() == [7, 8, -1, 2, 10, 11]
+
+
+def test_of_equal_rows_the_first_is_the_next_token(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a head's rows, whichever warps and blocks have them: more blocks than a warp has lanes."""
+    rows, cols, n, sms = 3000, 64, 2, 40
+    monkeypatch.setattr("orinllm.launches.gemv.multiprocessors", lambda device: sms)
+    packed, best = np.zeros((rows, cols), np.float16), rng.integers(0, rows, (cols, 40))
+    for column, equal in enumerate(best):
+        packed[equal, column] = 1
+    blocks = n * 2 * sms
+    tail = Tail(buffer(np.zeros(blocks, np.float32)), buffer(np.zeros(blocks, np.int32)))
+    x, state = buffer(np.zeros((n, cols), np.float32)), buffer(np.zeros(2 * n + 1 + n, np.int32))
+    head = Product(
+        *("head", "ARGMAX", (Weight(buffer(packed.view(np.uint8)), BY_NAME["F16"], rows, cols),)),
+        *(buffer(np.zeros((n, rows), np.float32)), x, state),
+        norm=buffer(np.ones(cols, np.float32)),
+        sequences=n,
+        tail=tail,
+    )
+    graph = Graph("EMU", list(products("EMU", head)))
+    for column in range(0, cols, n):
+        x.copyin(memoryview(bytearray(np.eye(cols, dtype=np.float32)[column : column + n])))
+        graph.run()
+        assert read(state, np.int32)[:n].tolist() == best[column : column + n].min(1).tolist()
 
 
 class Slots:

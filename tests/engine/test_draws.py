@@ -120,6 +120,18 @@ def test_top_p_at_its_borders(top_p: float, vocabulary: int) -> None:
     assert drawn == set(range(vocabulary - 4, vocabulary - 4 + kept))
 
 
+@pytest.mark.parametrize("vocabulary", [33, 5003])
+def test_min_p_at_its_border(vocabulary: int) -> None:
+    """All of it keeps the best and who is as good, no other."""
+    machine = machine_of(vocabulary)
+    logits = np.full((SLOTS, vocabulary), 2.5, np.float32)
+    logits[:, -4:] = 3.0
+    for slot in range(SLOTS):
+        machine.draws.sample(slot, Sampling(top_k=0, top_p=1.0, min_p=1.0, seed=slot))
+    drawn = {token for position in range(1, 8) for token in machine.draw(logits, [position] * 5)}
+    assert drawn == set(range(vocabulary - 4, vocabulary))
+
+
 def test_a_seed_gives_its_token_in_any_slot() -> None:
     """Each slot has a request of its own; an idle one and greedy ones are left alone."""
     machine, logits = machine_of(1003), spread(SLOTS * 1003).reshape(SLOTS, 1003)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from tests.engine.conftest import Load
 from tests.engine.models import tokenizer
+from tinygrad import Device
+from tinygrad.device import Buffer
 
 from orinllm.compiler import compiler_path
 from orinllm.errors import BadInput
@@ -17,6 +19,7 @@ from orinllm.launches.buffers import F16, Q8_0
 from orinllm.model import Header, Model
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling, sample
+from orinllm.weights import Weights
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 Synthetic = Callable[[str, str], Path]
@@ -33,6 +36,27 @@ def model(path: Path, executor: FusedExecutor, context: int) -> Model:
 def tokens(model: Model, prompt: list[int], n: int | None = None, **sampling: float) -> list[int]:
     answer = model.generate(prompt, Sampling(**sampling), max_tokens=n)  # type: ignore[arg-type]
     return [piece.token for piece in answer if piece.token >= 0]
+
+
+def test_a_piece_of_the_weights_is_waited_for_before_the_next(
+    emulation: None, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA's copies keep pinned memory until somebody waits: as much as the model, otherwise."""
+    network, events = Network.read(synthetic("tiny", "Q8_0")), list[str]()
+    gguf, config, copyin = network.gguf, network.config, Buffer.copyin
+
+    def copy(self: Buffer, source: memoryview) -> Buffer:
+        events.append("copy")
+        return copyin(self, source)
+
+    monkeypatch.setattr("orinllm.weights._PIECE", gguf.size_bytes // 3)
+    monkeypatch.setattr(Buffer, "copyin", copy)
+    monkeypatch.setattr(Device["EMU"], "synchronize", lambda: events.append("wait"))
+    weights = Weights(gguf, config, "EMU")
+    assert len(events) >= 6 and events == ["copy", "wait"] * (len(events) // 2)
+    found = weights.matrix("token_embd").buffer
+    raw = found.copyout(memoryview(bytearray(found.nbytes)))
+    assert bytes(raw) == gguf.bytes(config.matrix("token_embd").tensor).tobytes()
 
 
 def test_a_prompt_that_continues_reuses_the_cache(emulated: Load, synthetic: Synthetic) -> None:

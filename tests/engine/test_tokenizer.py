@@ -249,6 +249,28 @@ def test_user_defined_tokens_always_match() -> None:
     assert _texts(source, source.encode("a<x>b<y>")) == [b"a", b"<x>", b"b", b"<", b"y", b">"]
 
 
+def test_what_merges_may_not_make_matches_as_a_whole_in_a_template() -> None:
+    """Control, unknown and ending tokens, of whatever kind; of equal texts the last, as llama.cpp.
+
+    The end of an answer is no word of a user even where the file calls it user-defined.
+    """
+    kinds = [_CONTROL, _UNKNOWN, _NORMAL, _USER, _NORMAL, _CONTROL]
+    keys = _byte_level(
+        *(["ab", "cd", "ef", "gh", "ij", "ab"], ["a b", "c d", "e f", "g h", "i j"]),
+        token_type=[_NORMAL] * 96 + kinds, eos_token_id=98, eot_token_id=99,
+    )  # fmt: skip
+    source = Tokenizer.from_metadata(keys)
+    assert _texts(source, source.encode("abcdefghij")) == [*map(str.encode, "abcdefgh"), b"ij"]
+    assert source.encode("abcdefghij", special=True) == [101, 97, 98, 99, 100]
+
+
+def test_a_byte_may_end_an_answer_and_be_a_word() -> None:
+    newline = 3 + ord("\n")
+    source = Tokenizer.from_metadata(_sentencepiece({"a": -1.0}, eot_token_id=newline))
+    assert newline in source.end_ids
+    assert _texts(source, source.encode("a\n"))[-2:] == [b"a", b"\n"]
+
+
 def test_the_longest_whole_token_matches_first_then_the_leftmost() -> None:
     finder = WholeFinder(["ab", "bcd", "aa", "aaa"])
     assert list(finder.partition("abcd", frozenset())) == [("a", False), ("bcd", True)]

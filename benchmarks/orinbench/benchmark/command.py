@@ -183,6 +183,7 @@ def llama_bench_command(**options: Any) -> int:
         if unsupported(model) is None:
             require_layers(model)
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
+    check_possible(options, plan_options, backends)
     texts = text_lengths(plan_options, paths, talk)
     tests, settings = plan_options.tests, plan_options.settings
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options["sampling"])
@@ -266,6 +267,28 @@ def check_parallel(sequences: list[int]) -> list[int]:
         if not 1 <= n <= MOST_SEQUENCES:
             raise BenchError(f"-npl {n}: 1 to {MOST_SEQUENCES} sequences can be decoded at once")
     return sequences
+
+
+def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequence[str]) -> None:
+    """Raise BenchError for what no test or no backend of the run can do."""
+    most = max(check_parallel(numbers_of(options["n_parallel"], "-npl", 1)))
+    if most > 1 and not any(test.n_gen for test in plan.tests):
+        raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
+    general = options["path_"] == "general"
+    plain = [b for b in backends if general or b.startswith("tinygrad:CPU")]
+    if most > 1 and (alone := [b for b in plain if b != "llama.cpp"]):
+        raise BenchError(
+            f"-npl {most}: only the fused kernels decode several at once; {alone[0]} on the "
+            "general path decodes one"
+        )
+    keys = {*",".join(options["type_k"]).split(","), *",".join(options["type_v"]).split(",")} - {""}
+    if "llama.cpp" not in backends and (other := keys - {*(KEY_TYPES if not plain else ["f16"])}):
+        raise BenchError(
+            f"-ctk, -ctv {min(other)}: tinygrad keeps keys and values as f16, and as q8_0 on its "
+            "fused kernels; llama.cpp, which takes other types, is not in this run"
+        )
+    if "llama.cpp" not in backends and options["type_k"] != options["type_v"] and keys != {"f16"}:
+        raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
 
 
 def text_lengths(plan: PlanOptions, paths: Sequence[Path], talk: Talk) -> list[int]:

@@ -47,6 +47,9 @@ MOST_BYTES = 8 << 20
 #: Seconds in which a request must be here.
 BODY_SECONDS = 30.0
 
+#: Status of a request whose client left before its answer, in the metrics: nginx's.
+CLIENT_LEFT = 499
+
 _MODEL = "/v1/models/{name:path}"
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -146,7 +149,7 @@ def _answered(handler: Handler) -> Handler:
         except ApiError as error:
             return error.response()
         except ClientDisconnect:
-            return Response(status_code=400)
+            return Response(status_code=CLIENT_LEFT)  # nobody reads it; it is counted
 
     return handle
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from orinllm.batch import FusedRunner, Runner, SingleRunner
 from orinllm.cache import OneStore, PagedStore, Store
-from orinllm.device import free_memory
+from orinllm.device import free_memory, open_device
 from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
 from orinllm.fused import SIZE_CLASSES, FusedExecutor
@@ -13,7 +13,7 @@ from orinllm.grammar import Grammars
 from orinllm.launches.buffers import KEY_TYPES, PAGE
 from orinllm.memory import pages_of, pages_that_fit
 from orinllm.model import Header, load_draft
-from orinllm.network import Network, make_executor, open_device, plan_network
+from orinllm.network import Network, make_executor, plan_network
 from orinllm.plan import Plan
 from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions

@@ -19,6 +19,7 @@ from orinllm.scheduler import Watch
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.errors import ApiError
+from orinllm.server.metrics import Metrics
 from orinllm.server.notify import Notifier
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.security import is_loopback
@@ -43,7 +44,13 @@ Tell = Callable[[str], None]
 class Patient(H11Protocol):
     """A connection whose client has a while to ask; of too many, the oldest idle one goes."""
 
+    metrics: Metrics  # of the server; `counted_in` says which
     _deadline: asyncio.TimerHandle
+
+    @classmethod
+    def counted_in(cls, metrics: Metrics) -> type["Patient"]:
+        """Return the class of a server's connections."""
+        return type(cls.__name__, (cls,), {"metrics": metrics})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin."""
@@ -61,6 +68,9 @@ class Patient(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP as everything else that is wrong."""
+        if self.cycle is None or self.cycle.response_complete:
+            self.metrics.requests.labels("other", "400").inc()
+        # Otherwise a request is under way: its path counts it as one whose client left.
         body = ApiError(400, msg, code="invalid_http").response().body
         kind = [("content-type", "application/json"), ("content-length", str(len(body)))]
         for event in (
@@ -176,7 +186,7 @@ class _Process:
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
             make_app(self._service, http, name),
-            http=Patient,
+            http=Patient.counted_in(self._service.metrics),
             ws="none",
             lifespan="off",
             log_level="warning",

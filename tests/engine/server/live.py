@@ -82,7 +82,7 @@ def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> 
     config = uvicorn.Config(
         make_app(service, http, "test"),
         port=0,
-        http=Patient,
+        http=Patient.counted_in(service.metrics),
         ws="none",
         lifespan="off",
         log_level="error",

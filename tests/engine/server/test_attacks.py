@@ -91,11 +91,14 @@ def test_a_path_with_a_slash_too_many_is_no_other(server: Live) -> None:
 
 @pytest.mark.parametrize("raw", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n"])
 def test_what_is_no_http(server: Live, raw: bytes) -> None:
+    counted = 'orinllm_requests_total{path="other",status="400"}'
+    before = server.metric(counted)
     with closing(connect(server)) as one:
         one.sendall(raw)
         head, _, body = b"".join(iter(lambda: one.recv(4096), b"")).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400") and b"application/json" in head
     assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert server.metric(counted) == before + 1
 
 
 def test_a_page_of_another_site_is_called_so(server: Live) -> None:

@@ -107,6 +107,11 @@ def test_who_goes_away_frees_the_slot_within_a_step(stream: bool) -> None:
         assert time.monotonic() - left < 5
         assert runner(server).steps - steps <= 2
         assert server.metric('orinllm_request_success_total{finished_reason="cancelled"}') == 1
+        # A stream's 200 was sent before; an answer that nobody waits for has no status but this.
+        status, name = 200 if stream else 499, "orinllm_requests_total"
+        path = 'path="/v1/chat/completions"'
+        counted = f'{name}{{{path},status="{status}"}}'
+        wait_until(lambda: server.metric(counted) == 1, "the count")
 
 
 @pytest.mark.parametrize("stage", ["queue", "prompt"])

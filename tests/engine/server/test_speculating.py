@@ -202,8 +202,13 @@ def said(api: openai.OpenAI, model: str, **fields: Any) -> str:
 
 
 def test_over_http_it_says_what_it_says_without(api: openai.OpenAI, guessing: Started) -> None:
-    for fields in ({"temperature": 0}, {"temperature": 1, "top_p": 0.9}):
-        assert said(guessing.client(), "test", **fields) == said(api, "smollm2", **fields)
+    # A token that is not guessed is drawn as its request asks for, not as the one before it.
+    one, wild = {"temperature": 0, "max_tokens": 1}, {"temperature": 2, "seed": 7}
+    answers = []
+    for fields in ({"temperature": 0}, {"temperature": 1, "top_p": 0.9}, wild, one):
+        answers.append(said(guessing.client(), "test", **fields))
+        assert answers[-1] == said(api, "smollm2", **fields)
+    assert not answers[2].startswith(answers[3])
     names = ("drafts", "draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
     steps, guessed, right, by_place = (
         metric(guessing.url, f"orinllm_spec_decode_num_{name}_total") for name in names
