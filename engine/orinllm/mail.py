@@ -47,6 +47,7 @@ class CudaMail(Mail):
             device, 2, dtypes.int32, options=BufferSpec(external_ptr=address)
         ).allocate()
         self._events = [cuda.CUevent() for _ in range(2)]  # of two steps under way
+        check(cuda.cuCtxSetCurrent(self._device.context))  # another thread may have opened it
         for event in self._events:
             check(cuda.cuEventCreate(ctypes.byref(event), self._NO_TIMING))
 
