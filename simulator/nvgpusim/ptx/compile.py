@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from .ops_warp import WARP_OPS
 from .spaces import SHARED_RESERVED
 from .state import CONTAINER, State
 from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
+
+if TYPE_CHECKING:
+    from .native.machine import Native
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
     **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,
@@ -68,12 +71,33 @@ class Block:
 
 
 @dataclass
+class Heat:
+    """Nanoseconds that a kernel has cost numpy, in `chunks`, and its compiled form, if `tried`."""
+
+    spent: float = 0.0
+    chunks: int = 0
+    tried: bool = False
+    native: Native | None = None
+
+    def add(self, spent: float, done: bool) -> None:
+        """Add what a chunk has cost, a whole one or its part before the change."""
+        self.spent += spent
+        self.chunks += done
+
+    @property
+    def usual(self) -> float:
+        """What a chunk costs numpy."""
+        return self.spent / max(1, self.chunks)
+
+
+@dataclass
 class Code:
     """A kernel ready to run.
 
     `dynamic`: it has shared memory whose size the launch gives. Fine code also has its memory
     instructions (`sites`) and the widest pieces, by space, that none of its accesses splits
-    (`granules`, bytes).
+    (`granules`, bytes). `starts`: the number of each block's first instruction. `heat`: what it has
+    cost so far.
     """
 
     kernel: Kernel
@@ -87,6 +111,8 @@ class Code:
     dynamic: bool = False
     sites: list[Instr] = field(default_factory=list)
     granules: dict[str, int] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+    heat: Heat = field(default_factory=Heat)
 
 
 def _guarded(op: Op, read: Read) -> Op:
@@ -195,15 +221,17 @@ def _granules(kernel: Kernel) -> dict[str, int]:
     return out
 
 
-def compile_kernel(module: Module, kernel: Kernel, fine: bool = False) -> Code:
+def compile_kernel(
+    module: Module, kernel: Kernel, fine: bool = False, cuts: Collection[int] = ()
+) -> Code:
     """Lower every instruction. Raises PtxError naming the first one that is unknown.
 
     `fine`: pieces of code end at memory instructions, so that warps can change places there, and
-    every memory instruction leaves its name.
+    every memory instruction leaves its name. `cuts`: numbers of more instructions that begin one.
     """
     if kernel.refusal:
         raise PtxError(kernel.refusal)
-    starts = _starts(kernel, fine)
+    starts = _starts(kernel, fine) | set(cuts)
     sites = [i for i in kernel.instrs if fine and i.op in _MEMORY]
     order = sorted(s for s in starts if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}
@@ -245,7 +273,7 @@ def compile_kernel(module: Module, kernel: Kernel, fine: bool = False) -> Code:
     registers = [np.zeros((), _container(reg))[()] for reg in kernel.regs]
     return Code(
         kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16,
-        bool(open_ended), sites, _granules(kernel) if fine else {},
+        bool(open_ended), sites, _granules(kernel) if fine else {}, order,
     )  # fmt: skip
 
 

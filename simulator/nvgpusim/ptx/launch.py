@@ -54,6 +54,9 @@ class Memory(Protocol):
     ) -> None:
         """Scatter."""
 
+    def extents(self) -> NDArray[np.uint64]:
+        """The mappings by address, as compiled kernels read them; the same array until a change."""
+
 
 @lru_cache(64)
 def places(blocks: int, threads: int) -> tuple[Any, Any, Any, Any]:
@@ -92,7 +95,8 @@ class Launch:
     bytes a block may touch from the start of its window. `local`: makes the local memory of b
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables. `warps`:
     seed of the order in which warps run (None: in step). `watch`: what looks for races and the
-    like; its code is compiled with `fine`.
+    like; its code is compiled with `fine`. `compiled`: run as C from the start (True) or never
+    (False) instead of when the kernel has cost more than its compilation.
     """
 
     code: Code
@@ -120,6 +124,7 @@ class Launch:
     findings: dict[str, str] = field(default_factory=dict)
     warps: int | None = None
     watch: Sanitizer | None = None
+    compiled: bool | None = None
 
     # what lowered instructions ask
 
@@ -221,6 +226,13 @@ class Launch:
 
     # running
 
+    def check_limits(self) -> None:
+        """End a kernel that does not end, or whose channel is gone."""
+        if self.steps > self.max_steps:
+            raise KernelFault(0, f"the kernel did not end within {self.max_steps} steps")
+        if self.stopped():
+            raise KernelFault(0, "stopped")
+
     def run(self) -> None:
         """Run all blocks. Raises KernelFault or MmuFault with `where` told."""
         threads = self.block[0] * self.block[1] * self.block[2]
@@ -246,7 +258,7 @@ class Launch:
                     try:
                         source(st, copy)
                     except (KernelFault, MmuFault) as e:
-                        run.name(e, copy.instr)
+                        st.name(e, copy.instr)
                         raise
 
     def _chunk(self, ids: NDArray[np.int64], threads: int) -> State:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ..memory import MmuFault
 from .compile import END, Block, Jump
+from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
 from .state import KernelFault, Lanes, State
 from .tree import Instr
@@ -54,11 +55,14 @@ class Run:
         self.waiting: dict[int, tuple[Lanes, Instr]] = {}
         self.masks = NO_MASKS
         self.spun = False
+        self.hot = Hot(self)
 
     def go(self) -> None:
         """Run to the end. Raises KernelFault or MmuFault with `where` told."""
         self.deal({0: None})
         while True:
+            if self.hot.due():
+                self.hot.change_over()
             if self.spun and (self.parked or self.waiting or self.meeting):
                 self.reconsider()
                 if self.parked and (go := self.complete()).any():
@@ -69,6 +73,7 @@ class Run:
                     continue
                 if not self.parked:
                     self.stuck()
+                    self.hot.end()
                     return
                 self.release()
                 continue
@@ -128,12 +133,22 @@ class Run:
 
     def follow(self, at: int) -> None:
         """Run the current group until it splits, waits, ends or meets another."""
-        st, launch, blocks = self.st, self.launch, self.blocks
-        left = PATIENCE
+        st, launch, blocks, hot = self.st, self.launch, self.blocks, self.hot
+        left, alone = PATIENCE, False
         while True:
             if at >= len(blocks):
-                self.exit()
+                self.st.exit()
                 return
+            if hot.compiled and hot.compiled[at]:
+                following = hot.step(at)
+                if following is None:
+                    return
+                at, alone = following, hot.rest
+                if not alone:
+                    left -= hot.steps
+                    if self.gives_way(at, left):
+                        return
+                    continue
             block = blocks[at]
             divided = st.m is not None or st.live is not None
             if block.meet is not None and divided and not self.meet(at, block):
@@ -141,68 +156,46 @@ class Run:
             launch.steps += 1
             launch.thread_instrs += len(block.instrs) * st.count()
             if launch.steps % 16 == 0:
-                self.check_limits()
+                launch.check_limits()
+                if hot.due():
+                    self.push(at, st.m)
+                    return
             k = -1
             try:
                 for k, op in enumerate(block.ops):  # noqa: B007 - k names the offender below
                     op(st)
             except (KernelFault, MmuFault) as e:
-                self.name(e, block.instrs[k])
+                st.name(e, block.instrs[k])
                 raise
             following = self.jump(at, block.jump)
             if following is None:
                 return
             at = following
             left -= SPINNING if block.polls else 1
-            if (self.groups and at >= min(self.groups)) or (left < 0 and self.others()):
-                self.spun = left < 0
-                self.push(at, st.m)
+            if not (alone and left >= 0) and self.gives_way(at, left):
                 return
-            if self.rng is not None and (left < 0 or self.rng.random() < SWITCH):
-                self.spun = left < 0
-                self.push(at, st.m)
-                return
+
+    def gives_way(self, at: int, left: int) -> bool:
+        """Set the current group aside at block `at` where it is another one's turn."""
+        behind = bool(self.groups) and at >= min(self.groups)
+        tired = left < 0 and (self.rng is not None or self.others())
+        drawn = self.rng is not None and (behind or tired or self.rng.random() < SWITCH)
+        if not (behind or tired or drawn):
+            return False
+        self.spun = left < 0
+        self.push(at, self.st.m)
+        return True
 
     def others(self) -> bool:
         """True if anybody else is there, running or waiting."""
         return bool(self.groups or self.parked or self.waiting or self.meeting)
 
-    def check_limits(self) -> None:
-        """End a kernel that does not end, or whose channel is gone."""
-        if self.launch.steps > self.launch.max_steps:
-            raise KernelFault(0, f"the kernel did not end within {self.launch.max_steps} steps")
-        if self.launch.stopped():
-            raise KernelFault(0, "stopped")
-
-    def name(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
-        """Say which thread, line and text faulted."""
-        st = self.st
-        mask, st.m = st.m, st.fault_mask if st.fault_mask is not None else st.m
-        lane = min(e.lane or 0, st.count() - 1)
-        place = f"kernel {self.launch.code.kernel.name}, {st.who(lane)}"
-        st.m = mask
-        if instr is not None:
-            place += f", PTX line {instr.line}: {instr.text}"
-            if instr.source:
-                place += f" ({instr.source[0]}:{instr.source[1]})"
-        e.where = place
-
     def fail(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
         """A fault of synchronization in the current group."""
         fault = KernelFault(0, what, lane)
         fault.kind = "sync"
-        self.name(fault, instr)
+        self.st.name(fault, instr)
         return fault
-
-    def exit(self) -> None:
-        """The current group is done."""
-        st = self.st
-        if st.m is None:
-            st.live = np.zeros(st.n, bool)
-            return
-        if st.live is None:
-            st.live = np.ones(st.n, bool)
-        st.live[st.m] = False
 
     # lanes that wait for each other
 
@@ -361,11 +354,11 @@ class Run:
             self.push(jump.target, mask)
             return None
         if jump.kind == "exit":
-            self.exit()
+            self.st.exit()
             return None
         if jump.kind == "trap":
             fault = KernelFault(0x9, "trap")
-            self.name(fault, jump.instr)
+            self.st.name(fault, jump.instr)
             raise fault
         if jump.kind == "brx":
             return self.table(jump)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from .floats import Value
 
 if TYPE_CHECKING:
+    from ..memory import MmuFault
     from .launch import Launch
     from .sanitize import Shadow
     from .tree import Instr
@@ -138,3 +139,24 @@ class State:
         return self.launch.name_thread(
             int(self.first_block[index // self.threads]), index % self.threads
         )
+
+    def name(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
+        """Say which thread, line and text faulted."""
+        mask, self.m = self.m, self.fault_mask if self.fault_mask is not None else self.m
+        lane = min(e.lane or 0, self.count() - 1)
+        place = f"kernel {self.launch.code.kernel.name}, {self.who(lane)}"
+        self.m = mask
+        if instr is not None:
+            place += f", PTX line {instr.line}: {instr.text}"
+            if instr.source:
+                place += f" ({instr.source[0]}:{instr.source[1]})"
+        e.where = place
+
+    def exit(self) -> None:
+        """The current group is done."""
+        if self.m is None:
+            self.live = np.zeros(self.n, bool)
+            return
+        if self.live is None:
+            self.live = np.ones(self.n, bool)
+        self.live[self.m] = False
