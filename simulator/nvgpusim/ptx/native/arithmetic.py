@@ -42,7 +42,7 @@ def _inputs(w: Words, count: int) -> list[str]:
 def _sure64(w: Words, value: str) -> str:
     """A float64 result; a lane with a NaN goes to the interpreter, which knows its payload."""
     _refuse(w, "sat", "ftz", "relu")
-    return f"{{ double y = {value}; if (unlikely(y != y)) goto miss; {w.d('y')} }}"
+    return f"{{ double y = {value}; if (unlikely(y != y)) goto odd; {w.d('y')} }}"
 
 
 # integers
@@ -226,7 +226,7 @@ def _approximate(w: Words) -> str:
         return w.d(_after(w, f"canon({value})"))
     fn = {"ex2": "exp2", "lg2": "log2", "sin": "sin", "cos": "cos", "tanh": "tanh"}[op]
     then = w.d(_after(w, "canon((float)y)"))
-    return f"{{ double y = {fn}({x}); if (unlikely(!sure(y))) goto miss; {then} }}"
+    return f"{{ double y = {fn}({x}); if (unlikely(!sure(y))) goto odd; {then} }}"
 
 
 # comparisons

@@ -41,7 +41,7 @@ def _float_float(w: Words, to: Type, frm: Type) -> str:
         if integral and to.name == "f32":
             raise Unknown
         then = w.d(f"({_c(to)})y", to)
-        return f"{{ double y = {value}; if (unlikely(y != y)) goto miss; {then} }}"
+        return f"{{ double y = {value}; if (unlikely(y != y)) goto odd; {then} }}"
     ftz = w.has("ftz")
     if ftz and frm.name in ("f32", "bf16") and to.name != "f16":
         x = f"flush({x})"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..state import KernelFault
 from .machine import BUDGET, NO_LIMIT, Machine, Native, compile_native
+from .text import ODD
 
 if TYPE_CHECKING:
     from ..run import Run
@@ -106,13 +109,15 @@ class Hot:
         self.rest = how == 0
         if how == 1:
             return int(c.entry)
-        lanes = st.lanes()
-        if c.done:
-            for n, some in machine.arrived():
-                run.push(n, some)
-        if how == 0:
-            if c.done:
-                st.m = lanes[c.done :]
+        odd = st.lanes()[c.done :] if how == 0 and c.done else None
+        for n, lanes in machine.arrived() if c.done else ():
+            if n == ODD:
+                odd = lanes if odd is None else np.concatenate((lanes, odd))
+            else:
+                run.push(n, lanes)
+        if odd is not None:
+            st.m, self.rest = odd, True
+        if self.rest:
             return int(c.entry)
         run.spun = c.steps > BUDGET
         return None

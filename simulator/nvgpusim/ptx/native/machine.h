@@ -111,6 +111,63 @@ static inline const uint8_t* constant(const Call* c, uint64_t a, uint64_t size) 
   return c->bank3 + a;
 }
 
+// A store of `count` registers or literals of `size` bytes by all lanes: 0 and nothing written if
+// the address of one is not right.
+typedef struct {
+  const void* at;
+  int stride;
+} Column;
+
+typedef struct {
+  char space;  // g, s, l, or a for any
+  Column address;
+  int wide;
+  uint64_t offset;
+  const uint8_t* guard;
+  int negate, size, count;
+  Column value[4];
+} Put;
+
+static __attribute__((noinline)) int put(Call* c, const Put* p) {
+  Hit h = {0};
+  uint64_t whole = (uint64_t)p->size * p->count, moved = 0;
+  for (int64_t j = 0; j < c->n; j++) {
+    int64_t i = c->lanes ? c->lanes[j] : j;
+    c->scratch[j] = 0;
+    if (p->guard && !p->guard[i] != p->negate) continue;
+    uint64_t a = p->wide ? ((const uint64_t*)p->address.at)[i] + p->offset
+                         : (uint32_t)(((const uint32_t*)p->address.at)[i] + p->offset);
+    uint64_t block = p->space == 's' || p->space == 'a' ? (uint32_t)i / (uint32_t)c->threads : 0;
+    uint8_t* q = p->space == 'g'   ? global(c, &h, a, whole, 1)
+                 : p->space == 's' ? shared(c, block, a, whole)
+                 : p->space == 'l' ? local(c, i, a, whole)
+                                   : generic(c, &h, i, block, a, whole, 1);
+    if (!q) return 0;
+    moved += whole;
+    c->scratch[j] = q;
+  }
+#define WRITE(bytes)                                                                          \
+  for (int64_t j = 0; j < c->n; j++) {                                                        \
+    int64_t i = c->lanes ? c->lanes[j] : j;                                                   \
+    if (!c->scratch[j]) continue;                                                             \
+    for (int k = 0; k < p->count; k++)                                                        \
+      memcpy(c->scratch[j] + bytes * k, (const char*)p->value[k].at + i * p->value[k].stride, \
+             bytes);                                                                          \
+  }
+  switch (p->size) {
+    case 1:
+      WRITE(1) break;
+    case 2:
+      WRITE(2) break;
+    case 4:
+      WRITE(4) break;
+    default:
+      WRITE(8) break;
+  }
+  if (p->space == 'g' || p->space == 'a') c->moved += moved;
+  return 1;
+}
+
 // bits
 
 static inline float as_f32(uint32_t x) {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ..lower import TYPES, Type
+from typing import NamedTuple
+
+import numpy as np
+
+from ..lower import TYPES, Type, literal
 from ..ops_mem import space_of
 from ..tree import Addr, Imm, Reg, Sym
 from .values import Unknown, Words, unsigned
@@ -40,19 +44,19 @@ def _address(w: Words, n: int) -> str:
     return f"(uint64_t)({unsigned(bits)})({w.bits_of(arg.base)} + {offset})"
 
 
-def _pointer(w: Words, space: str, size: int, write: int) -> str:
+def _pointer(w: Words, space: str, size: int) -> str:
     """The checked place of address a, 0 where it is not plainly right."""
     if space == "global":
-        return f"global(c, {w.frame.hit()}, a, {size}, {write})"
+        return f"global(c, {w.frame.hit()}, a, {size}, 0)"
     if space == "shared":
         return f"shared(c, block, a, {size})"
     if space == "local":
         return f"local(c, i, a, {size})"
-    if space == "const" and not write:
+    if space == "const":
         return f"constant(c, a, {size})"
     if space != "generic":
         raise Unknown
-    return f"generic(c, {w.frame.hit()}, i, block, a, {size}, {write})"
+    return f"generic(c, {w.frame.hit()}, i, block, a, {size}, 0)"
 
 
 def _c(t: Type) -> str:
@@ -79,7 +83,7 @@ def load(w: Words) -> str:
             raise Unknown
         w.frame.param_end = max(w.frame.param_end, at + size * count)
         return f"{{ const uint8_t *q = c->param + {at}; {' '.join(puts)} }}"
-    where = _pointer(w, space, size * count, 0)
+    where = _pointer(w, space, size * count)
     moved = f"moved += {size * count}; " if space in ("global", "generic") else ""
     slow = f"const uint8_t *q = {where}; if (unlikely(!q)) goto miss;"
     if space == "global":
@@ -99,16 +103,31 @@ def store_slot(w: Words) -> str:
     return w.put(slot, w.t, w.a(1))
 
 
-def store(w: Words) -> tuple[str, str, int]:
-    """The place of a lane's store, what writes `v` there, and its size in bytes."""
+class Store(NamedTuple):
+    """A store to memory: space, address, elements of `size` bytes that are registers or bits."""
+
+    space: str
+    address: Reg
+    offset: int
+    size: int
+    values: list[Reg | int]
+
+
+def store(w: Words) -> Store:
+    """st to memory."""
     t, count, space = _shape(w)
-    size = t.bits // 8
-    items = w.items(1)
-    if len(items) != count or space in ("param", "const"):
+    items, arg = w.items(1), w.i.args[0]
+    if not isinstance(arg, Addr) or not isinstance(arg.base, Reg) or len(items) != count:
         raise Unknown
-    place = f"uint64_t a = {_address(w, 0)}; q = {_pointer(w, space, size * count, 1)};"
-    writes = [
-        f"{{ {_c(t)} v = {w.value(item, t)}; memcpy(q + {size * k}, &v, {size}); }}"
-        for k, item in enumerate(items)
-    ]
-    return place, " ".join(writes), size * count if space in ("global", "generic") else 0
+    if space not in ("global", "shared", "local", "generic") or arg.base.bits < 32:
+        raise Unknown
+    values: list[Reg | int] = []
+    for item in items:
+        if isinstance(item, Reg) and item.bits >= t.bits:
+            values.append(item)
+        elif isinstance(item, Imm):
+            word = np.asarray(literal(item, t, w))
+            values.append(int(word.reshape(1).view(f"u{word.itemsize}")[0]))
+        else:
+            raise Unknown
+    return Store(space, arg.base, arg.offset & (1 << 64) - 1, t.bits // 8, values)

@@ -8,23 +8,21 @@ from ..compile import END, Block, Code, compile_kernel
 from ..tree import Addr, Instr, Kernel, Module, Neg, Reg, Sym, registers
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
-from .memory import load, store, store_slot
+from .memory import Store, load, store, store_slot
 from .values import Frame, Unknown, Words
 
 CHAIN, STORE, BARRIER, ALIEN = range(4)
-"""Kinds of blocks: compiled; begins with a store to memory; bar.sync; the interpreter's."""
+"""Kinds of blocks: compiled; one store to memory; bar.sync; the interpreter's."""
 TABLE = {**ARITHMETIC, **CONVERSIONS, "ld": load, "ldu": load, "st": store_slot}
 JUMPS = ("bra", "exit", "ret")
 
 
 @dataclass
 class Text:
-    """An instruction in C; a store has the place `q` of a lane and what writes it."""
+    """An instruction in C: what a lane does, or a store of all lanes."""
 
     lines: str = ""
-    place: str = ""
-    writes: str = ""
-    moved: int = 0
+    store: Store | None = None
 
 
 @dataclass
@@ -32,8 +30,8 @@ class Plan:
     """The pieces of a kernel.
 
     `code`: its blocks for the interpreter, cut where C's end. By block: `kinds`, registers that
-    live at its start (`alive`) and after its store (`after`), and that it writes (`writes`).
-    `kept`: registers that live between blocks. `texts`: C by id of the instruction.
+    live at its start (`alive`) and that it writes (`writes`). `kept`: registers that live between
+    blocks. `texts`: C by id of the instruction.
     """
 
     code: Code
@@ -41,7 +39,6 @@ class Plan:
     texts: dict[int, Text]
     kinds: list[int] = field(default_factory=list)
     alive: list[set[int]] = field(default_factory=list)
-    after: list[set[int]] = field(default_factory=list)
     writes: list[set[int]] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
 
@@ -58,8 +55,7 @@ def _write(instr: Instr, frame: Frame) -> Text | None:
         return None
     try:
         if instr.op == "st" and not _slots(instr, frame.kernel):
-            place, writes, moved = store(words)
-            return Text(place=place, writes=writes, moved=moved)
+            return Text(store=store(words))
         lines = TABLE[instr.op](words)
     except Unknown:
         return None
@@ -111,7 +107,9 @@ def make(module: Module, kernel: Kernel) -> Plan:
             texts[id(instr)] = text
         if text is None:
             cuts |= {at} if before else set()
-        elif text.place or not before:
+        elif text.store:
+            cuts |= {at, at + 1}
+        elif not before:
             cuts.add(at)
         before = text is not None
     plan = Plan(compile_kernel(module, kernel, cuts=cuts), frame, texts)
@@ -129,7 +127,7 @@ def _kind(block: Block, texts: dict[int, Text]) -> int:
     known = all(id(i) in texts for i in body)
     if block.polls or not known or jump.kind not in ("next", "bra", "exit"):
         return ALIEN
-    return STORE if body and texts[id(body[0])].place else CHAIN
+    return STORE if body and texts[id(body[0])].store else CHAIN
 
 
 def successors(code: Code, n: int) -> list[int]:
@@ -153,7 +151,6 @@ def _flow(plan: Plan) -> None:
                 one[-1] = (set() if last.guard is None else {last.guard.index}), set(), set()
     plan.writes = [{r for _, may, _ in one for r in may} for one in blocks]
     plan.alive = [set() for _ in blocks]
-    plan.after = [set() for _ in blocks]
     changed = True
     while changed:
         changed = False
@@ -161,9 +158,7 @@ def _flow(plan: Plan) -> None:
             live: set[int] = set()
             for t in successors(code, n):
                 live |= plan.alive[t] if t != END else set()
-            for k, (reads, _, sure) in reversed(list(enumerate(blocks[n]))):
-                if k == 0:
-                    plan.after[n] = set(live)
+            for reads, _, sure in reversed(blocks[n]):
                 live = (live - sure) | reads
             if live != plan.alive[n]:
                 plan.alive[n], changed = live, True
