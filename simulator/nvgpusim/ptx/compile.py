@@ -72,22 +72,11 @@ class Block:
 
 @dataclass
 class Heat:
-    """Nanoseconds that a kernel has cost numpy, in `chunks`, and its compiled form, if `tried`."""
+    """Nanoseconds that a kernel has cost numpy, about; its compiled form, if that was `tried`."""
 
     spent: float = 0.0
-    chunks: int = 0
     tried: bool = False
     native: Native | None = None
-
-    def add(self, spent: float, done: bool) -> None:
-        """Add what a chunk has cost, a whole one or its part before the change."""
-        self.spent += spent
-        self.chunks += done
-
-    @property
-    def usual(self) -> float:
-        """What a chunk costs numpy."""
-        return self.spent / max(1, self.chunks)
 
 
 @dataclass

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from ..memory import Access, MmuFault
 from .compile import Code
 from .floats import Value
+from .native.hot import put_back, start
 from .ops_mem import source
 from .ops_warp import ballot
-from .run import Run
+from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import KernelFault, State
+from .state import UNWRITTEN, KernelFault, State
 
 if TYPE_CHECKING:
     from .clocks import Sanitizer
@@ -248,20 +249,29 @@ class Launch:
             for first in range(0, total, per):
                 last = min(first + per, total)
                 ids = np.arange(first, last) if order is None else order[first:last]
-                st = self._chunk(ids, threads)
+                ready = start(self, ids, threads)
                 rng = None if draws is None else np.random.default_rng([*draws, first])
-                run = Run(self, st, rng)
-                run.go()
-                for (
-                    copy
-                ) in st.copies:  # nobody waits for them: they read their sources all the same
-                    try:
-                        source(st, copy)
-                    except (KernelFault, MmuFault) as e:
-                        st.name(e, copy.instr)
-                        raise
+                if ready is None:
+                    self._run(Run(self, self.chunk(ids, threads), rng), {0: None})
+                    continue
+                key, machine = ready
+                if groups := machine.whole():
+                    run = Run(self, machine.st, rng)
+                    run.hot.adopt(machine)
+                    self._run(run, groups)
+                put_back(key, machine)
 
-    def _chunk(self, ids: NDArray[np.int64], threads: int) -> State:
+    def _run(self, run: Run, groups: Front) -> None:
+        """Run a chunk from where its groups are."""
+        run.go(groups)
+        for copy in run.st.copies:  # nobody waits for them: they read their sources all the same
+            try:
+                source(run.st, copy)
+            except (KernelFault, MmuFault) as e:
+                run.st.name(e, copy.instr)
+                raise
+
+    def chunk(self, ids: NDArray[np.int64], threads: int) -> State:
         """Some blocks at their first instruction."""
         blocks = len(ids)
         thread, lane, warp, warp_base = places(blocks, threads)
@@ -284,7 +294,7 @@ class Launch:
             lane=lane,
             warp=warp,
             warp_base=warp_base,
-            shared=np.full((blocks, shared), 0xDB, np.uint8) if shared else NO_BYTES,
+            shared=np.full((blocks, shared), UNWRITTEN, np.uint8) if shared else NO_BYTES,
             local=local,
             first_block=ids,
         )

@@ -57,11 +57,11 @@ class Run:
         self.spun = False
         self.hot = Hot(self)
 
-    def go(self) -> None:
-        """Run to the end. Raises KernelFault or MmuFault with `where` told."""
-        self.deal({0: None})
+    def go(self, groups: Front) -> None:
+        """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""
+        self.deal(groups)
         while True:
-            if self.hot.due():
+            if self.hot.able and self.hot.due():
                 self.hot.change_over()
             if self.spun and (self.parked or self.waiting or self.meeting):
                 self.reconsider()

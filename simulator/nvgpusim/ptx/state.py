@@ -32,6 +32,8 @@ CONTAINER = {
 
 
 ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)
+UNWRITTEN = 0xDB
+"""What shared memory holds at a block's start."""
 
 
 class KernelFault(Exception):  # noqa: N818 - the hardware's name

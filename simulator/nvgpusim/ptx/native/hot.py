@@ -11,6 +11,9 @@ from .machine import BUDGET, NO_LIMIT, Machine, Native, compile_native
 from .text import ODD
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ..launch import Launch
     from ..run import Run
 
 LANE_NS, BLOCK_NS = 1.1, 10_000.0
@@ -18,7 +21,48 @@ LANE_NS, BLOCK_NS = 1.1, 10_000.0
 COMPILE_NS, INSTRUCTION_NS = 1e8, 1e6
 """What the compiler costs, and an instruction in it."""
 SMALL_NS = 1.5e5
-"""A launch that costs numpy less is not worth the change."""
+"""A chunk that began on numpy stays there if it costs less."""
+LAUNCH_NS = 3e4
+"""What the rest of a chunk costs numpy."""
+
+
+KEPT = 4
+"""Chunks of a kernel whose memory is kept for the next launch."""
+
+
+def fits(native: Native, launch: Launch) -> bool:
+    """True if bank 0 has all parameters that C reads without looking."""
+    return len(launch.banks.get(0, b"")) >= launch.param_base + native.plan.frame.param_end
+
+
+def start(launch: Launch, ids: NDArray[np.int64], threads: int) -> tuple[object, Machine] | None:
+    """A chunk of these blocks for a kernel that is compiled, and its key; None where it is not."""
+    native = launch.code.heat.native
+    if native is None or launch.compiled is False or launch.code.local_bytes:
+        return None
+    if launch.watch is not None or launch.warps is not None or launch.shuffle is not None:
+        return None
+    if not fits(native, launch):
+        return None
+    shape = launch.grid, launch.block, launch.ntid, launch.nctaid
+    key = shape, launch.shared_bytes, int(ids[0]), len(ids)
+    machine = native.idle.pop(key, None)
+    try:
+        if machine is None:
+            machine = Machine(native, launch, launch.chunk(ids, threads), fresh=True)
+        else:
+            machine.renew(launch)
+    except KernelFault:  # numpy names its thread and instruction
+        return None
+    return key, machine
+
+
+def put_back(key: object, machine: Machine) -> None:
+    """Keep the memory of a chunk that has ended."""
+    idle = machine.native.idle
+    if len(idle) >= KEPT:
+        idle.pop(next(iter(idle)), None)
+    idle[key] = machine
 
 
 class Hot:
@@ -51,7 +95,7 @@ class Hot:
         if launch.compiled:
             return True
         if heat.tried:
-            return heat.native is not None and max(heat.usual, self.spent()) > SMALL_NS
+            return heat.native is not None and self.spent() > SMALL_NS
         price = COMPILE_NS + INSTRUCTION_NS * len(launch.code.kernel.instrs)
         return heat.spent + self.spent() > price
 
@@ -63,8 +107,7 @@ class Hot:
             heat.tried = True
             heat.native = compile_native(run.launch.code)
         native = heat.native
-        bank = run.launch.banks.get(0, b"")
-        if native is None or len(bank) < run.launch.param_base + native.plan.frame.param_end:
+        if native is None or not fits(native, run.launch):
             return
         kept, run.st.m = run.st.m, None
         try:
@@ -73,9 +116,14 @@ class Hot:
             return
         finally:
             run.st.m = kept
-        self.compiled, run.blocks = native.compiled, native.code.blocks
         self._renumber(run, native)
         self.end(final=False)
+        self.adopt(self.machine)
+
+    def adopt(self, machine: Machine) -> None:
+        """Go on with the blocks of compiled code."""
+        self.able, self.machine = False, machine
+        self.compiled, self.owner.blocks = machine.native.compiled, machine.native.code.blocks
 
     @staticmethod
     def _renumber(run: Run, native: Native) -> None:
@@ -91,7 +139,7 @@ class Hot:
         """Account for what numpy has done."""
         launch = self.owner.launch
         if not self.heat.tried:
-            self.heat.add(self.spent(), final)
+            self.heat.spent += self.spent() + (LAUNCH_NS if final else 0)
         self.since = launch.thread_instrs, launch.steps
 
     def step(self, at: int) -> int | None:

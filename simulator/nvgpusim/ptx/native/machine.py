@@ -9,10 +9,10 @@ import numpy as np
 
 from ..compile import END
 from ..spaces import WINDOW_BYTES
-from ..state import CONTAINER, Lanes, State
+from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, ZERO, Lanes, State
 from . import build
 from .plan import CHAIN, STORE, Plan, make
-from .text import source
+from .text import ODD, source
 
 if TYPE_CHECKING:
     from ..compile import Code
@@ -49,19 +49,20 @@ def at(array: Any) -> int:
 
 
 class Native:
-    """A kernel that C runs: its pieces, and the function."""
+    """A kernel that C runs: its pieces, the function, chunks that have ended (`idle`)."""
 
     def __init__(self, plan: Plan, function: Any, old: Code) -> None:
         self.plan, self.function = plan, function
         self.code = plan.code
+        self.idle: dict[Any, Machine] = {}
         self.compiled = [kind in (CHAIN, STORE) for kind in plan.kinds]
         starts = {start: n for n, start in enumerate(plan.code.starts)}
         self.number = [starts[s] for s in old.starts]
         regs = plan.code.kernel.regs
         self.types = [CONTAINER[regs[k].bits] for k in plan.kept]
-        self.zeros = [
+        self.zeros = {
             n for n, k in enumerate(plan.kept) if plan.alive and k in plan.alive[0]
-        ]  # read before they are written, in some lane
+        }  # read before they are written, in some lane
 
     def block(self, number: int) -> int:
         """The number here of a block of the code that numpy ran."""
@@ -78,9 +79,9 @@ def compile_native(code: Code) -> Native | None:
 
 
 class Machine:
-    """The state of one chunk as C sees it."""
+    """The state of one chunk as C sees it; `fresh`: nothing of it has run."""
 
-    def __init__(self, native: Native, launch: Launch, st: State) -> None:
+    def __init__(self, native: Native, launch: Launch, st: State, fresh: bool = False) -> None:
         self.native, self.launch, self.st = native, launch, st
         self.call = Call()
         self.argument = ctypes.addressof(self.call)
@@ -88,7 +89,12 @@ class Machine:
         self.scratch = np.empty(st.n, np.uint64)
         self.extents: Any = None
         self._registers()
+        self._places()
         self._constants()
+        for n, (index, mine) in enumerate(self.own):
+            if not fresh or n in native.zeros:
+                mine[...] = st.full(index, mine.dtype)
+            st.R[index] = mine
 
     def _registers(self) -> None:
         """One piece of memory for all registers that live between blocks."""
@@ -96,41 +102,72 @@ class Machine:
         sizes = [t.itemsize * st.n + 63 & ~63 for t in native.types]
         self.memory = np.empty(sum(sizes) + 64, np.uint8)
         self.own: list[tuple[int, Any]] = []
-        start = -at(self.memory) % 64
         first = at(self.memory)
-        places = []
+        start, places = -first % 64, []
         for index, t, size in zip(native.plan.kept, native.types, sizes, strict=True):
             self.own.append((index, self.memory[start : start + t.itemsize * st.n].view(t)))
             places.append(first + start)
             start += size
         self.places = np.array(places, np.uint64)
-        for index, mine in self.own:
-            mine[...] = st.full(index, mine.dtype)
-            st.R[index] = mine
 
-    def _constants(self) -> None:
+    def _places(self) -> None:
+        """What stays from launch to launch of one geometry."""
         st, launch, frame, c = self.st, self.launch, self.native.plan.frame, self.call
-        bases = {"symbol": launch.symbol, "base": launch.window_base}
-        values = [bases[kind](name) & (1 << 64) - 1 for kind, name in frame.symbols]
-        self.symbols = np.array(values, np.uint64)
-        found = [st.special.get(n, None) for n in frame.specials]
-        made = [
-            launch.special(n, st) if v is None else v
-            for n, v in zip(frame.specials, found, strict=True)
-        ]
+        known = st.special
+        made = [known[n] if n in known else launch.special(n, st) for n in frame.specials]
         self.specials = [np.ascontiguousarray(v, np.uint32) for v in made]
         self.special_at = np.array([at(v) for v in self.specials], np.uint64)
         self.masks = np.array([-1 if v.ndim else 0 for v in made], np.int64)
-        zero, three = launch.banks.get(0, b""), launch.banks.get(3, b"")
-        self.banks = np.frombuffer(zero or b"\0", np.uint8), np.frombuffer(three or b"\0", np.uint8)
+        self.symbols = np.zeros(len(frame.symbols), np.uint64)
         c.next, c.scratch, c.reg = at(self.next), at(self.scratch), at(self.places)
         c.special, c.special_mask, c.symbol = at(self.special_at), at(self.masks), at(self.symbols)
         c.shared, c.shared_bytes, c.threads = at(st.shared), st.shared.shape[1], st.threads
         if st.local is not None:
             c.local, c.rows, c.depth = at(st.local.bytes), at(st.local.rows), st.local.shape[1]
+
+    def _constants(self) -> None:
+        """What each launch has of its own. Raises KernelFault for a variable without address."""
+        launch, c = self.launch, self.call
+        for n, (kind, name) in enumerate(self.native.plan.frame.symbols):
+            value = launch.symbol(name) if kind == "symbol" else launch.window_base(name)
+            self.symbols[n] = value & (1 << 64) - 1
+        zero, three = launch.banks.get(0) or b"\0", launch.banks.get(3, b"")
+        self.banks = np.frombuffer(zero, np.uint8), np.frombuffer(three or b"\0", np.uint8)
         c.param = at(self.banks[0]) + launch.param_base
         c.bank3, c.bank3_bytes = at(self.banks[1]), len(three)
         c.shared_window, c.local_window = launch.shared_window, launch.local_window
+
+    def renew(self, launch: Launch) -> None:
+        """Take the chunk of another launch of the same geometry."""
+        st = self.st
+        self.launch = st.launch = launch
+        self._constants()
+        st.m = st.live = st.fault_mask = st.at = None
+        st.copies, st.carry, st.commits = [], ZERO, NO_COMMITS
+        st.shared.fill(UNWRITTEN)
+        for n, (index, mine) in enumerate(self.own):
+            if n in self.native.zeros:
+                mine[...] = 0
+            st.R[index] = mine
+
+    def whole(self) -> dict[int, Lanes | None]:
+        """Run a chunk from its start as far as C goes; where its lanes are then, {} at the end."""
+        how = self.run(0, NO_LIMIT, True)
+        c = self.call
+        self.launch.steps += c.steps
+        if how == 1:
+            return {} if c.entry >= len(self.native.compiled) else {c.entry: None}
+        out: dict[int, Lanes | None] = {}
+        left = [np.arange(c.done, self.st.n)]
+        for n, lanes in self.arrived() if c.done else ():
+            if n == ODD:
+                left.insert(0, lanes)
+            else:
+                out[n] = lanes
+        rest = np.concatenate(left)
+        if len(rest):
+            out[c.entry] = rest if len(rest) < self.st.n else None
+        return out
 
     def share(self) -> None:
         """Bring registers that the interpreter has replaced back to their memory."""
