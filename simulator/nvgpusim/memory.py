@@ -372,10 +372,10 @@ class GpuAddressSpace:
 
     def view(self, va: int, size: int, access: Access) -> memoryview:
         """`size` contiguous bytes at `va`, inside one mapping; raises MmuFault."""
-        mapping = self.find(va)
-        if mapping is None:
+        starts, maps = self._known or self._snapshot()
+        at = bisect_right(starts, va) - 1
+        if at < 0 or (start := va - (mapping := maps[at]).va) >= mapping.size:
             raise self._fault(va, access)
-        start = va - mapping.va
         if start + size > mapping.size:
             raise self._fault(mapping.end, access)
         if access not in ("write", "atomic"):

@@ -76,10 +76,13 @@ def _launches(words: tuple[int, ...]) -> list[int]:
         method = (header & 0xFFF) << 2
         at += 1
         if opcode in (1, 3, 5):
-            for n in range(min(count, len(words) - at)):
-                step = {1: n, 3: 0, 5: min(n, 1)}[opcode]
-                if method + 4 * step == SEND_PCAS_A:
-                    found.append(words[at + n])
+            first, end = (SEND_PCAS_A - method) // 4, min(count, len(words) - at)
+            if opcode == 1:
+                found += words[at + first : at + first + 1] if 0 <= first < end else ()
+            elif opcode == 3:
+                found += words[at : at + end] if first == 0 else ()
+            elif first in (0, 1):
+                found += words[at : at + end][first : end if first else 1]
             at += count
         elif opcode == 7:
             break
