@@ -69,7 +69,8 @@ def publish(port: ChannelPort, extents: Extents, index: int) -> Published:
 
 def _launches(words: tuple[int, ...]) -> list[int]:
     """Data of every SEND_PCAS_A in a segment (INC, NON_INC and ONE_INC headers)."""
-    found, at = [], 0
+    found: list[int] = []
+    at = 0
     while at < len(words):
         header = words[at]
         opcode, count = header >> 29, header >> 16 & 0x1FFF
