@@ -21,7 +21,7 @@ from ..memory import MmuFault
 from .compile import END, Block, Jump
 from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
-from .state import KernelFault, Lanes, State
+from .state import KernelFault, Lanes, State, merged
 from .tree import Instr
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ class Run:
         """Let lanes continue at block `at`, merged with those already there."""
         if at in self.groups and lanes is not None:
             other = self.groups[at]
-            lanes = np.union1d(lanes, other if other is not None else lanes)
-            if len(lanes) == self.st.n:
+            lanes = None if other is None else merged(lanes, other)
+            if lanes is not None and len(lanes) == self.st.n:
                 lanes = None
         self.groups[at] = lanes
 
@@ -205,7 +205,7 @@ class Run:
         assert block.meet is not None
         before = self.meeting.pop(at, None)
         if before is not None:
-            st.m = None if st.m is None else np.union1d(st.m, before)
+            st.m = None if st.m is None else merged(st.m, before)
             if st.m is not None and len(st.m) == st.n:
                 st.m = None
         if st.m is None and st.live is None and st.threads % 32 == 0:
@@ -242,7 +242,7 @@ class Run:
             self.masks = np.zeros(st.n, np.uint32)
         self.masks[lanes] = masks
         known = self.waiting.get(at + 1)
-        both = lanes if known is None else np.union1d(known[0], lanes)
+        both = lanes if known is None else merged(known[0], lanes)
         self.waiting[at + 1] = both, jump.instr
         self.pass_warps()
         return None
@@ -468,7 +468,7 @@ class Run:
             ready = go[lanes]
             if ready.any():
                 there = lanes[ready]
-                free[at] = (np.union1d(there, free[at][0]) if at in free else there), jump
+                free[at] = (merged(there, free[at][0]) if at in free else there), jump
             if not ready.all():
                 keep = ~ready
                 left.append((at, lanes[keep], numbers[keep], counts[keep], jump))

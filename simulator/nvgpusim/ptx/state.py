@@ -36,6 +36,13 @@ UNWRITTEN = 0xDB
 """What shared memory holds at a block's start."""
 
 
+def merged(a: Lanes, b: Lanes) -> Lanes:
+    """Lanes of two groups, sorted."""
+    both = np.concatenate((a, b))
+    both.sort(kind="stable")  # which merges two sorted runs
+    return both
+
+
 class KernelFault(Exception):  # noqa: N818 - the hardware's name
     """A thread did what the SM traps: `esr` is the warp_esr code, `lane` the first offender.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,16 +17,10 @@ if TYPE_CHECKING:
     from ..launch import Launch
     from ..run import Run
 
-LANE_NS, BLOCK_NS = 1.1, 10_000.0
-"""What an instruction of a lane, and a block of code, cost numpy."""
-COMPILE_NS, INSTRUCTION_NS = 1e8, 1e6
-"""What the compiler costs, and an instruction in it."""
-SMALL_NS = 1.5e5
+COMPILE_S, INSTRUCTION_S = 0.1, 1e-3
+"""What the compiler costs, and an instruction in it, in seconds."""
+SMALL_S = 1.5e-4
 """A chunk that began on numpy stays there if it costs less."""
-LAUNCH_NS = 3e4
-"""What the rest of a chunk costs numpy."""
-
-
 KEPT = 4
 """Chunks of a kernel whose memory is kept for the next launch."""
 
@@ -74,7 +69,7 @@ class Hot:
     def __init__(self, run: Run) -> None:
         launch = run.launch
         self.owner, self.heat = run, launch.code.heat
-        self.since = launch.thread_instrs, launch.steps
+        self.since = thread_time()
         self.machine: Machine | None = None
         self.compiled: list[bool] = []
         self.rest = False
@@ -82,10 +77,8 @@ class Hot:
         self.able = launch.watch is None and run.rng is None and launch.compiled is not False
 
     def spent(self) -> float:
-        """Nanoseconds that this chunk has cost numpy, about."""
-        launch = self.owner.launch
-        lanes, blocks = launch.thread_instrs - self.since[0], launch.steps - self.since[1]
-        return lanes * LANE_NS + blocks * BLOCK_NS
+        """CPU seconds that this chunk has cost numpy."""
+        return thread_time() - self.since
 
     def due(self) -> bool:
         """True if the chunk is to go over now."""
@@ -95,8 +88,8 @@ class Hot:
         if launch.compiled:
             return True
         if heat.tried:
-            return heat.native is not None and self.spent() > SMALL_NS
-        price = COMPILE_NS + INSTRUCTION_NS * len(launch.code.kernel.instrs)
+            return heat.native is not None and self.spent() > SMALL_S
+        price = COMPILE_S + INSTRUCTION_S * len(launch.code.kernel.instrs)
         return heat.spent + self.spent() > price
 
     def change_over(self) -> None:
@@ -117,7 +110,6 @@ class Hot:
         finally:
             run.st.m = kept
         self._renumber(run, native)
-        self.end(final=False)
         self.adopt(self.machine)
 
     def adopt(self, machine: Machine) -> None:
@@ -135,12 +127,10 @@ class Hot:
         run.waiting = {number(n): rest for n, rest in run.waiting.items()}
         run.parked = [(number(n), *rest) for n, *rest in run.parked]  # type: ignore[misc]
 
-    def end(self, final: bool = True) -> None:
+    def end(self) -> None:
         """Account for what numpy has done."""
-        launch = self.owner.launch
         if not self.heat.tried:
-            self.heat.spent += self.spent() + (LAUNCH_NS if final else 0)
-        self.since = launch.thread_instrs, launch.steps
+            self.heat.spent += self.spent()
 
     def step(self, at: int) -> int | None:
         """Run the current group from block `at` as far as C goes; None if it has split."""

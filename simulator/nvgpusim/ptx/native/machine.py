@@ -206,7 +206,12 @@ class Machine:
         """Blocks where the lanes that are done go on, and which lanes."""
         done = self.call.done
         lanes, where = self.st.lanes()[:done], self.next[:done]
-        return [(int(n), lanes[where == n]) for n in np.unique(where)]
+        out = []
+        while len(where):  # few places: faster than to sort
+            same = where == where[0]
+            out.append((int(where[0]), lanes[same]))
+            lanes, where = lanes[~same], where[~same]
+        return out
 
 
 def _outside(table: Any, launch: Launch) -> Any:
