@@ -148,6 +148,7 @@ OPS = (
     "shr.u32 %r20, {r}, 24; shl.b32 %r20, %r20, 2; add.u32 %r20, %r20, %r21; ld.shared.b32 {r}, [%r20];",
     "shr.u32 %r20, {r}, 24; shl.b32 %r20, %r20, 2; add.u32 %r20, %r20, %r21; st.shared.b32 [%r20], {r};",
     "and.b32 %r20, {r}, 0x3ff0; cvt.u64.u32 %rd2, %r20; add.u64 %rd2, %rd2, %in; @{p} st.global.v2.b32 [%rd2], {{{r}, {r}}};",
+    "selp.b32 %r20, 0x7FF80000, {r}, {p}; mov.b64 %rd1, {{{r}, %r20}}; add.f64 %rd1, %rd1, %rd1; cvt.u32.u64 {r}, %rd1;",
     "st.global.b32 [%i], {r};", "st.local.b32 [d+4], {r};", "ld.local.b32 {r}, [d+4];",
 )  # fmt: skip
 """Some reach for the interpreter, some for the memory of other lanes."""

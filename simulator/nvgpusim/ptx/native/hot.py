@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..state import KernelFault
-from .machine import BUDGET, NO_LIMIT, Machine, Native, compile_native
+from .machine import NO_LIMIT, Machine, Native, compile_native
 from .text import ODD
 
 if TYPE_CHECKING:
@@ -155,7 +155,4 @@ class Hot:
                 run.push(n, lanes)
         if odd is not None:
             st.m, self.rest = odd, True
-        if self.rest:
-            return int(c.entry)
-        run.spun = c.steps > BUDGET
-        return None
+        return int(c.entry) if self.rest else None
