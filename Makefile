@@ -11,7 +11,7 @@ BENCH_FLAGS ?= -p 32 -n 32 -r 6
 # Of `make serve`: SERVE_FLAGS='--port 9000' and the like.
 SERVE_FLAGS ?=
 
-.PHONY: chat serve bench test lint types unit verify upstream-tests mutations telemetry-demo clean
+.PHONY: chat serve bench test takes lint types unit coverage verify upstream-tests mutations telemetry-demo clean
 
 chat: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm chat '$(MODEL)'
@@ -25,7 +25,10 @@ bench: .venv/.bench .venv/.smollm2
 	$(BIN)/orinllm run '$(MODEL)' -p 'What is a GPU?' -n 24 --temperature 0
 	$(BIN)/orinbench llama-bench -m '$(MODEL)' $(BENCH_FLAGS)
 
-test: lint types unit verify
+test: takes lint types unit verify
+
+takes:
+	@echo 'make: style, types, tests and the patch series take about 20 minutes on two CPUs'
 
 lint: .venv/.dev
 	$(BIN)/ruff check .
@@ -35,6 +38,10 @@ types: .venv/.dev
 	$(BIN)/mypy
 
 unit: .venv/.dev
+	$(BIN)/pytest $(PYTEST_FLAGS)
+
+# The tracer of coverage doubles the time of the suite, so `make test` leaves it out.
+coverage: .venv/.dev
 	$(BIN)/pytest $(PYTEST_FLAGS) --cov --cov-report=term --cov-fail-under=90
 
 verify: .venv/.dev
