@@ -12,7 +12,7 @@ from .l2 import Lines
 
 
 class Shown(Protocol):
-    """What `Extents` reads of a Mapping."""
+    """The part of a Mapping that `Extents` reads."""
 
     va: int
     size: int

@@ -72,7 +72,7 @@ class Block:
 
 @dataclass
 class Heat:
-    """CPU seconds that a kernel has cost numpy; its compiled form, if that was `tried`."""
+    """CPU seconds that a kernel has cost numpy, about; its compiled form, if that was `tried`."""
 
     spent: float = 0.0
     tried: bool = False

@@ -61,7 +61,7 @@ class Run:
         """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""
         self.deal(groups)
         while True:
-            if self.hot.able and self.hot.due():
+            if self.hot.ripe:
                 self.hot.change_over()
             if self.spun and (self.parked or self.waiting or self.meeting):
                 self.reconsider()
@@ -154,6 +154,7 @@ class Run:
             if block.meet is not None and divided and not self.meet(at, block):
                 return
             launch.steps += 1
+            launch.calls += len(block.ops)
             launch.thread_instrs += len(block.instrs) * st.count()
             if launch.steps % 16 == 0:
                 launch.check_limits()

@@ -33,7 +33,7 @@ CONTAINER = {
 
 ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)
 UNWRITTEN = 0xDB
-"""What shared memory holds at a block's start."""
+"""Byte that shared memory holds at a block's start."""
 
 
 def merged(a: Lanes, b: Lanes) -> Lanes:

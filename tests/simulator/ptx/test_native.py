@@ -257,7 +257,7 @@ add.u32 %r3, %r1, 1; st.shared.u32 [%r2], %r3; {STORE}"""
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_lines_of_the_l2(compiled: bool) -> None:
-    """What the GPU has read stays until it stores there or they are invalidated."""
+    """A line that the GPU has read stays until it stores there or they are invalidated."""
     code = code_of(
         kernel(
             "ld.global.u32 %r1, [%in]; st.global.u32 [%i], %r1; @%p0 st.global.u32 [%in], %r1; ld.global.u32 %r2, [%in+4]; setp.ne.u32 %p1, %r2, 0; @%p1 st.global.u32 [%in+8], %r2;"

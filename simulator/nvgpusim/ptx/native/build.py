@@ -51,7 +51,7 @@ def compiler() -> tuple[str, ...]:
 
 @lru_cache
 def _machine() -> bytes:
-    """What -march=native depends on."""
+    """The machine as -march=native sees it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

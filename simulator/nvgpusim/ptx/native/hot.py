@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from time import thread_time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +16,10 @@ if TYPE_CHECKING:
     from ..launch import Launch
     from ..run import Run
 
+LANE_S, CALL_S, CHUNK_S = 1.5e-9, 6e-6, 2e-5
+"""Cost of numpy, in CPU seconds: an instruction of a lane, an instruction, and a chunk."""
 COMPILE_S, INSTRUCTION_S = 0.1, 1e-3
-"""What the compiler costs, and an instruction in it, in seconds."""
+"""Cost of the compiler, and of an instruction in it, in seconds."""
 SMALL_S = 1.5e-4
 """A chunk that began on numpy stays there if it costs less."""
 KEPT = 4
@@ -63,39 +64,45 @@ def put_back(key: object, machine: Machine) -> None:
 class Hot:
     """The compiled side of one chunk's run.
 
-    `rest`: the interpreter has to run the next block. `steps`: turns of the last step.
+    `ripe`: it goes over at the next turn. `rest`: the interpreter has to run the next block.
+    `steps`: turns of the last step.
     """
 
     def __init__(self, run: Run) -> None:
         launch = run.launch
         self.owner, self.heat = run, launch.code.heat
-        self.since = thread_time()
+        self.since = launch.thread_instrs, launch.calls
         self.machine: Machine | None = None
         self.compiled: list[bool] = []
         self.rest = False
         self.steps = 0
+        self.ripe = launch.compiled is True
         self.able = launch.watch is None and run.rng is None and launch.compiled is not False
 
     def spent(self) -> float:
-        """CPU seconds that this chunk has cost numpy."""
-        return thread_time() - self.since
+        """CPU seconds that this chunk has cost numpy, about."""
+        lanes, calls = self.since
+        launch = self.owner.launch
+        return LANE_S * (launch.thread_instrs - lanes) + CALL_S * (launch.calls - calls)
 
     def due(self) -> bool:
-        """True if the chunk is to go over now."""
-        if not self.able:
-            return False
+        """True if the chunk is to go over now, which is kept in `ripe`."""
         heat, launch = self.heat, self.owner.launch
-        if launch.compiled:
-            return True
-        if heat.tried:
-            return heat.native is not None and self.spent() > SMALL_S
-        price = COMPILE_S + INSTRUCTION_S * len(launch.code.kernel.instrs)
-        return heat.spent + self.spent() > price
+        if not self.able:
+            self.ripe = False
+        elif heat.tried:
+            self.ripe = heat.native is not None and self.spent() > SMALL_S
+        else:
+            price = COMPILE_S + INSTRUCTION_S * len(launch.code.kernel.instrs)
+            self.ripe = heat.spent + self.spent() > price
+        return self.ripe
 
     def change_over(self) -> None:
         """Compile the kernel unless it is; all lanes go on at the same places in the new code."""
         run, heat = self.owner, self.heat
-        self.able = False
+        able, self.able, self.ripe = self.able, False, False
+        if not able:
+            return
         if not heat.tried:
             heat.tried = True
             heat.native = compile_native(run.launch.code)
@@ -130,7 +137,7 @@ class Hot:
     def end(self) -> None:
         """Account for what numpy has done."""
         if not self.heat.tried:
-            self.heat.spent += self.spent()
+            self.heat.spent += CHUNK_S + self.spent()
 
     def step(self, at: int) -> int | None:
         """Run the current group from block `at` as far as C goes; None if it has split."""

@@ -111,7 +111,7 @@ class Machine:
         self.places = np.array(places, np.uint64)
 
     def _places(self) -> None:
-        """What stays from launch to launch of one geometry."""
+        """Set what stays from launch to launch of one geometry."""
         st, launch, frame, c = self.st, self.launch, self.native.plan.frame, self.call
         known = st.special
         made = [known[n] if n in known else launch.special(n, st) for n in frame.specials]
@@ -126,7 +126,7 @@ class Machine:
             c.local, c.rows, c.depth = at(st.local.bytes), at(st.local.rows), st.local.shape[1]
 
     def _constants(self) -> None:
-        """What each launch has of its own. Raises KernelFault for a variable without address."""
+        """Set what each launch has of its own. Raises KernelFault: a variable has no address."""
         launch, c = self.launch, self.call
         for n, (kind, name) in enumerate(self.native.plan.frame.symbols):
             value = launch.symbol(name) if kind == "symbol" else launch.window_base(name)
