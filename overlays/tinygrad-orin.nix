@@ -13,7 +13,6 @@
   gguf,
   httpx,
   jinja2,
-  jsonschema,
   llguidance,
   numpy,
   nvidia-ml-py,
@@ -56,7 +55,6 @@ buildPythonPackage {
     gguf
     httpx
     jinja2
-    jsonschema
     llguidance
     numpy
     nvidia-ml-py

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
 """Vector times quantized matrix: which optimizations tinygrad picks, and what they are worth.
 
-    matvec_bench.py opts                                  no device: the opts of every GGUF type
-    matvec_bench.py gemv                                  time one product, rule against rule
-    matvec_bench.py decode --stock DIR --patched DIR      time a whole model, tree against tree
+    matvec_bench.py opts      no device: the opts of every GGUF type
+    matvec_bench.py gemv      time one product, rule against rule
 
 It measures the tinygrad that Python imports, on the device that DEV names (CUDA, NV:PTX, ...).
 It needs tinygrad and numpy alone, so that it runs where only a checkout of the series can be had:
 
     PYTHONPATH=PATCHED DEV=CUDA python3 tools/matvec_bench.py gemv
 
-One file, and therefore long: it is carried to machines that have nothing else of this repository.
+`matvec_decode.py` times a whole model.
 """
 
 from __future__ import annotations
@@ -19,15 +18,10 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import json
-import os
 import random
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -324,6 +318,13 @@ class Timing:
     error: float
 
 
+def random_data(quant: Quant, rows: int, columns: int, seed: int) -> Tensor:
+    """The bytes of `random_blocks` on the default device."""
+    from tinygrad import Tensor
+
+    return Tensor(random_blocks(quant, rows, columns, seed).reshape(-1)).realize()
+
+
 def time_product(name: str, rows: int, columns: int, repeats: int, seed: int) -> list[Timing]:
     """Time one product under every rule that applies, in a random order in each repetition."""
     from tinygrad import Device, Tensor
@@ -403,155 +404,6 @@ def print_gemv(args: argparse.Namespace) -> None:
                 print("| " + " | ".join(cells) + " |", flush=True)
 
 
-# *** decode ***
-
-
-def random_data(quant: Quant, rows: int, columns: int, seed: int) -> Tensor:
-    """The bytes of `random_blocks` on the default device."""
-    from tinygrad import Tensor
-
-    return Tensor(random_blocks(quant, rows, columns, seed).reshape(-1)).realize()
-
-
-def llama(
-    args: argparse.Namespace, make: Callable[[Quant, int, int, int], Tensor] = random_data
-) -> Any:
-    """A Llama of the 1B shape, of args.layers and args.vocab, all of whose matrices are one type.
-
-    `make` gives the bytes of a matrix: (type, rows, columns, seed) to a uint8 tensor.
-    """
-    from tinygrad import Tensor, dtypes, nn
-    from tinygrad.llm.model import Transformer, TransformerConfig
-
-    heads, kv_heads, head, vocab = 32, 8, 64, args.vocab
-    config = TransformerConfig(
-        num_blocks=args.layers, dim=2048, hidden_dim=8192, n_heads=heads, n_kv_heads=kv_heads,
-        norm_eps=1e-5, vocab_size=vocab, head_dim=head, rope_theta=500000.0, rope_dim=head,
-        v_head_dim=head, max_context=args.context,
-    )  # fmt: skip
-    model = Transformer(config)
-    weights: dict[str, Any] = {}
-    quant = TYPES[args.type]
-    for seed, (name, tensor) in enumerate(nn.state.get_state_dict(model).items()):
-        if tensor.ndim == 1:
-            weights[name] = Tensor.ones(*tensor.shape, dtype=dtypes.float16).contiguous().realize()
-            continue
-        if name == "output.weight":
-            continue  # tied to the embedding, as Llama-3.2-1B has it
-        rows, columns = tensor.shape
-        data = make(quant, rows, columns, seed)
-        w = matrix(data, quant, rows, columns)
-        n = {"attn_q": heads, "attn_k": kv_heads}.get(name.split(".")[-2])
-        if n is not None:  # the order of rows that from_gguf undoes, lazily too
-            w = w.reshape(n, head, -1).rearrange("n (h two) d -> n (two h) d", two=2)
-            w = w.reshape(rows, columns)
-        weights[name] = w
-    weights["output.weight"] = weights["token_embd.weight"]
-    nn.state.load_state_dict(model, weights, verbose=False, consume=True, realize=False)
-    return model
-
-
-def decode_worker(args: argparse.Namespace) -> None:
-    """Build the model; for each line on stdin decode so many tokens; answer in JSON lines."""
-    from tinygrad import Device, Tensor, UOp
-
-    model = llama(args)
-    position = UOp.variable("start_pos", 0, args.context - 1)
-    temperature = Tensor(0.0).contiguous()
-    token, start = Tensor([[1]], dtype="int32").contiguous().realize(), 0
-    device = Device[Device.DEFAULT]
-    for line in sys.stdin:
-        seconds, tokens = [], []
-        for _ in range(int(line)):
-            begin = time.perf_counter()
-            token = model(token, position.bind(start), temperature).realize()
-            tokens.append(int(token.item()))
-            device.synchronize()
-            seconds.append(time.perf_counter() - begin)
-            start = (start + 1) % (args.context - 1)
-        print(json.dumps({"seconds": seconds, "tokens": tokens}), flush=True)
-
-
-@dataclasses.dataclass
-class Worker:
-    """One process with one tree and one renderer."""
-
-    tree: str
-    dev: str
-    process: subprocess.Popen[str]
-    seconds: list[float]
-    tokens: list[int]
-
-    def ask(self, count: int) -> list[float]:
-        """Decode `count` tokens; their seconds."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None and stdout is not None
-        stdin.write(f"{count}\n")
-        stdin.flush()
-        line = stdout.readline()
-        if not line:
-            raise UserError(f"{self.tree} on {self.dev}: the worker died, see above")
-        answer = json.loads(line)
-        self.tokens += answer["tokens"]
-        return list(answer["seconds"])
-
-
-def print_decode(args: argparse.Namespace) -> None:
-    """Decode with both trees and every renderer in turns; print a table and the ratio."""
-    trees = {"stock": args.stock, "patched": args.patched}
-    for name, tree in trees.items():
-        if tree is None or not (tree / "tinygrad").is_dir():
-            raise UserError(f"--{name} {tree}: want a folder that holds tinygrad/")
-    workers = []
-    forward = ["--layers", args.layers, "--type", args.type, "--context", args.context]
-    command = [sys.executable, __file__, "worker", *map(str, forward), "--vocab", str(args.vocab)]
-    for dev in args.devices:
-        for name, tree in trees.items():
-            environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "DEV": dev}
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            workers.append(Worker(name, dev, process, [], []))
-    try:
-        for worker in workers:
-            begin = time.perf_counter()
-            # Two tokens compile and capture, the third is the first replay.
-            worker.ask(args.warmup)
-            took = time.perf_counter() - begin
-            print(f"{worker.tree} {worker.dev}: warm after {took:.1f} s", file=sys.stderr)
-        rng = random.Random(args.seed)
-        for _ in range(args.rounds):
-            for worker in rng.sample(workers, len(workers)):
-                worker.seconds += worker.ask(args.tokens)
-    finally:
-        for worker in workers:
-            worker.process.kill()
-            worker.process.wait()
-    _print_decode_table(args, workers)
-
-
-def _print_decode_table(args: argparse.Namespace, workers: Sequence[Worker]) -> None:
-    count = args.rounds * args.tokens
-    print(f"{args.layers} layers of the 1B shape, {args.type}, {count} tokens of each, in turns\n")
-    print(
-        "| device | tree | median ms/token | quartiles | tok/s |\n| --- | --- | --- | --- | --- |"
-    )
-    medians: dict[tuple[str, str], float] = {}
-    for w in workers:
-        median, low, high = spread(w.seconds)
-        medians[w.dev, w.tree] = median
-        cells = (f"{median * 1e3:.3f}", f"{low * 1e3:.3f}-{high * 1e3:.3f}", f"{1 / median:.1f}")
-        print(f"| {w.dev} | {w.tree} | {' | '.join(cells)} |")
-    print()
-    by_key = {(w.dev, w.tree): w for w in workers}
-    for dev in args.devices:
-        ratio = medians[dev, "stock"] / medians[dev, "patched"]
-        ours, theirs = by_key[dev, "patched"].tokens, by_key[dev, "stock"].tokens
-        same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), None)
-        word = "all tokens equal" if same is None else f"tokens equal up to number {same}"
-        print(f"{dev}: patched is {ratio:.2f} times as fast; {word}")
-
-
 def _shape(text: str) -> tuple[int, int]:
     rows, _, columns = text.partition("x")
     if not (rows.isdecimal() and columns.isdecimal() and int(columns) % 256 == 0):
@@ -578,26 +430,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     gemv.add_argument("--types", nargs="+", type=_type, default=["Q6_K", "Q4_K", "Q8_0", "F16"])
     gemv.add_argument("--shapes", nargs="+", type=_shape, default=list(SHAPES.values()))
     gemv.add_argument("--repeats", type=int, default=20)
-    decode = commands.add_parser("decode", help="time a model with two trees of tinygrad")
-    decode.add_argument("--stock", type=Path)
-    decode.add_argument("--patched", type=Path)
-    decode.add_argument("--devices", nargs="+", default=["CUDA", "CUDA:PTX"])
-    decode.add_argument("--rounds", type=int, default=6)
-    decode.add_argument("--tokens", type=int, default=16, help="of each round")
-    decode.add_argument("--warmup", type=int, default=8)
-    worker = commands.add_parser("worker")
-    for command in (decode, worker):
-        command.add_argument("--layers", type=int, default=16)
-        command.add_argument("--type", type=_type, default="Q6_K")
-        command.add_argument("--context", type=int, default=512)
-        command.add_argument("--vocab", type=int, default=128256)
-    for command in (gemv, decode):
-        command.add_argument("--seed", type=int, default=0)
+    gemv.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    jobs = {"opts": print_opts, "gemv": print_gemv, "decode": print_decode, "worker": decode_worker}
+    jobs = {"opts": print_opts, "gemv": print_gemv}
     try:
-        if getattr(args, "repeats", 2) < 2 or getattr(args, "rounds", 1) < 1:
-            raise UserError("want --repeats 2 or more and --rounds 1 or more")
+        if getattr(args, "repeats", 2) < 2:
+            raise UserError("want --repeats 2 or more")
         jobs[args.command](args)
     except UserError as e:
         print(f"matvec_bench: {e}", file=sys.stderr)

@@ -5,10 +5,12 @@ src/models/ and `llama_ftype_name` in src/llama-model-loader.cpp.
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
-from gguf import GGMLQuantizationType, LlamaFileType
+from gguf import LlamaFileType
+
+if TYPE_CHECKING:
+    from orinbench.model import ModelInfo
 
 # By architecture and number of layers; where that is not enough, `_size_class` looks closer.
 _SIZE_CLASSES = {
@@ -52,65 +54,12 @@ _SUFFIXES = {"_S": " - Small", "_M": " - Medium", "_L": " - Large"}
 _GUESSES = {"F32": "all F32", "Q4_K": "Q4_K - Medium", "Q5_K": "Q5_K - Medium"}
 
 
-class Typed(Protocol):
-    """A tensor and its type."""
-
-    @property
-    def type(self) -> GGMLQuantizationType:
-        """The GGML type."""
-        ...
-
-
-class Labelled(Protocol):
-    """The properties of a model that its label depends on."""
-
-    @property
-    def architecture(self) -> str:
-        """As in general.architecture."""
-        ...
-
-    @property
-    def n_layers(self) -> int:
-        """Number of layers."""
-        ...
-
-    @property
-    def n_embd(self) -> int:
-        """Length of a hidden state."""
-        ...
-
-    @property
-    def n_heads(self) -> int:
-        """Number of attention heads."""
-        ...
-
-    @property
-    def n_kv_heads(self) -> int:
-        """Number of heads of keys and values."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens."""
-        ...
-
-    @property
-    def tensors(self) -> Mapping[str, Typed]:
-        """The tensors by name, in the file's order."""
-        ...
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        """The file's scalars and strings by key."""
-        ...
-
-
-def type_label(model: Labelled) -> str:
+def type_label(model: "ModelInfo") -> str:
     """Return what llama-bench prints as the model's type."""
     return f"{model.architecture} {_size_class(model)} {_file_type(model)}"
 
 
-def _size_class(model: Labelled) -> str:
+def _size_class(model: "ModelInfo") -> str:
     architecture, layers = model.architecture, model.n_layers
     if architecture == "llama":
         if model.metadata.get("llama.expert_count") == 8:
@@ -124,10 +73,10 @@ def _size_class(model: Labelled) -> str:
     if architecture == "qwen2" and layers == 40 and model.n_heads == 20:
         return "4B"
     narrow = _NARROW_CLASSES.get((architecture, layers, model.n_embd))
-    return narrow or _SIZE_CLASSES[architecture].get(layers, "?B")
+    return narrow or _SIZE_CLASSES.get(architecture, {}).get(layers, "?B")
 
 
-def _file_type(model: Labelled) -> str:
+def _file_type(model: "ModelInfo") -> str:
     number = model.metadata.get("general.file_type")
     if number is None:
         counts: Counter[str] = Counter()

@@ -39,16 +39,18 @@ def output_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            "-o", "--output", default="md", metavar="FORM", help=f"{'|'.join(RENDERERS)} [md]"
+            "-o", "--output", default="md", type=click.Choice([*RENDERERS]), help="form [md]"
         ),
-        click.option("-oe", "--output-err", metavar="FORM", help="a second form on stderr"),
+        click.option(
+            "-oe", "--output-err", type=click.Choice([*RENDERERS]), help="a second one on stderr"
+        ),
         history_option("where the run is kept"),
         click.option("--no-history", is_flag=True, help="do not keep the run"),
         click.option(
             "--report",
             type=click.Path(path_type=Path),
             metavar="FILE.html",
-            help="a page with plots, for a phone, a screen or paper",
+            help="also write a page with plots",
         ),
     )
 
@@ -61,7 +63,7 @@ def model_options(command: Command) -> Command:
         click.option(
             "--shape", default="160m", help="shape of the synthetic model used without -m [160m]"
         ),
-        click.option("--quant", default="Q6_K", help="its type [Q6_K]"),
+        click.option("--quant", default="Q6_K", help="type of its weights [Q6_K]"),
     )
 
 
@@ -87,10 +89,10 @@ def backend_options(command: Command) -> Command:
 def case_options(command: Command) -> Command:
     """Add llama-bench's options that make tests; `tests_of` reads them."""
     options = {
-        ("n_prompt", "-p", "--n-prompt"): ("LIST", "[512]"),
-        ("n_gen", "-n", "--n-gen"): ("LIST", "[128]"),
-        ("pairs", "-pg"): ("PP,TG", "prompt, then generation"),
-        ("n_depth", "-d", "--n-depth"): ("LIST", "prefilled [0]"),
+        ("n_prompt", "-p", "--n-prompt"): ("LIST", "tokens of a prompt [512]"),
+        ("n_gen", "-n", "--n-gen"): ("LIST", "tokens to generate [128]"),
+        ("pairs", "-pg"): ("PP,TG", "a prompt and then a generation, timed together"),
+        ("n_depth", "-d", "--n-depth"): ("LIST", "tokens in the cache before a test [0]"),
     }
     return with_options(
         command,
@@ -133,19 +135,33 @@ def run_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            "--seed", default=0, type=click.IntRange(0), help="of order and random input [0]"
+            "--seed", default=0, type=click.IntRange(0), help="seed of order and input [0]"
         ),
         click.option(
             "--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample"
         ),
-        click.option("--require", metavar="LIST", help="maxn, pinned: refuse to measure without"),
-        click.option("--rails", metavar="LIST", help="the rails whose energy is summed"),
-        click.option("--cooldown", type=float, metavar="CELSIUS", help="wait before each sample"),
         click.option(
-            "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]"
+            "--require",
+            metavar="LIST",
+            help="refuse to measure unless the board is so: maxn, pinned",
         ),
-        click.option("--progress", is_flag=True, help="a line for each repetition everywhere"),
-        click.option("-v", "--verbose", is_flag=True, help="let the backends talk; all columns"),
+        click.option("--rails", metavar="LIST", help="rails whose energy is summed [the board's]"),
+        click.option(
+            "--cooldown",
+            type=float,
+            metavar="CELSIUS",
+            help="wait until the board is this cool before each sample",
+        ),
+        click.option(
+            "--timeout",
+            default=1800.0,
+            type=click.FloatRange(1),
+            help="limit of a step, seconds [1800]",
+        ),
+        click.option("--progress", is_flag=True, help="a line for each repetition, everywhere"),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="show the backends' output, all columns"
+        ),
     )
 
 
@@ -163,11 +179,12 @@ def check_processes(given: int | None, repetitions: int, default: int) -> int:
     return min(given or default, repetitions)
 
 
-def check_repetitions(text: str) -> int:
-    """Return the number in `-r`; raises BenchError for anything else."""
-    if not text.isdecimal() or int(text) == 0:
-        raise BenchError(f"-r {text}: not a number of repetitions; it must be 1 or more")
-    return int(text)
+def repetitions_option(default: int, help_text: str) -> Callable[[Command], Command]:
+    """Return the option that says how often each test is measured."""
+    kind = click.IntRange(1)
+    return click.option(
+        "-r", "--repetitions", default=default, type=kind, metavar="N", help=help_text
+    )
 
 
 def check_board(options: dict[str, Any], roots: Roots) -> None:
@@ -180,16 +197,13 @@ def check_board(options: dict[str, Any], roots: Roots) -> None:
 
 
 def check_output(options: dict[str, Any]) -> None:
-    """Raise BenchError for a form that there is not, and for files that could not be written."""
+    """Raise BenchError for what excludes another, and for files that could not be written."""
     if (page := options["report"]) is not None:
         folder = page.absolute().parent
         if page.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise BenchError(f"--report {page}: not a file in a folder that can be written")
     if options["no_history"] and options["history"]:
         raise BenchError("--history, --no-history: one excludes the other; leave one out")
-    for flag, form in (("-o", options["output"]), ("-oe", options["output_err"])):
-        if form is not None and form not in RENDERERS:
-            raise BenchError(f"{flag} {form}: no such format; there are {', '.join(RENDERERS)}")
 
 
 def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:

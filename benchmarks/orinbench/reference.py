@@ -68,7 +68,6 @@ class Reference:
         self.model, self._say = model, say
         self.routed: dict[int, Routed] = {}
         self._forced: Routes = {}
-        self._file: NDArray[np.uint8] = np.memmap(model.path, mode="r")
         self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
         self._rotations = [
             rotation_of(model, layer, self._vector, context or model.context_length)
@@ -260,9 +259,10 @@ class Reference:
 
     def _rows(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
         tensor = self.model.tensors[name]
-        raw = self._file[tensor.offset : tensor.offset + tensor.n_bytes]
         block, block_bytes = GGML_QUANT_SIZES[tensor.type]
-        by_row = raw.reshape(-1, tensor.shape[-1] // block * block_bytes)[rows]
+        by_row = self.model.gguf.bytes(name).reshape(-1, tensor.shape[-1] // block * block_bytes)[
+            rows
+        ]
         weights: Array = dequantize(by_row, tensor.type).astype(np.float64)
         return weights
 
@@ -272,14 +272,18 @@ def unsupported(model: ModelInfo) -> str | None:
     key = model.architecture
     if key not in _NEIGHBOUR_ROPE:
         return f"the architecture {key} (it knows {', '.join(_NEIGHBOUR_ROPE)})"
+
+    def is_list(name: str) -> bool:
+        return isinstance(model.metadata.get(f"{key}.{name}"), list)
+
     scaling = model.metadata.get(f"{key}.rope.scaling.type", "none")
     if scaling not in SCALINGS:
         return f"RoPE scaling of type {scaling}"
     if model.metadata.get(f"{key}.attention.value_length", model.head_dim) != model.head_dim:
         return "values of another length than keys"
-    if arrays := [name for name in _ARRAYS if f"{key}.{name}" in model.arrays]:
+    if arrays := [name for name in _ARRAYS if is_list(name)]:
         return f"layers that differ in {arrays[0]}"
-    if f"{key}.attention.sliding_window_pattern" in model.arrays:
+    if is_list("attention.sliding_window_pattern"):
         return "a list of which layers have a window"
     if any("_shexp" in name for name in model.tensors):
         return "shared experts"

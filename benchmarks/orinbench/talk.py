@@ -2,7 +2,6 @@
 
 import sys
 import time
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import (
@@ -21,40 +20,11 @@ from rich.status import Status
 _BETWEEN_LINES = 10.0
 
 
-class Talk(Protocol):
-    """Receives what happens."""
+class Talk:
+    """Receives what happens, and says it in plain lines on standard error.
 
-    def line(self, text: str) -> None:
-        """Say something that stays."""
-        ...
-
-    def phase(self, text: str) -> None:
-        """Say what takes time now; on a terminal it goes when the next one comes."""
-        ...
-
-    def detail(self, text: str) -> None:
-        """Say how far the phase is; of many in a row only some are shown off a terminal."""
-        ...
-
-    def begin(self, total: int) -> None:
-        """Start counting `total` steps."""
-        ...
-
-    def expect(self, text: str, seconds: float, left: int) -> None:
-        """Say what comes now, and that its `left` steps will take at least `seconds`."""
-        ...
-
-    def advance(self, text: str) -> None:
-        """Count one step as done."""
-        ...
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        ...
-
-
-class PlainTalk:
-    """Plain lines on standard error: of each step if asked for, else of one in ten seconds."""
+    There is one for each step if asked for, else one in ten seconds.
+    """
 
     def __init__(self, every: bool = False) -> None:
         self._every = every
@@ -63,32 +33,32 @@ class PlainTalk:
         self._timed: tuple[int, float] | None = None  # what was done when, as the rounds began
 
     def line(self, text: str) -> None:
-        """Print a line."""
+        """Say something that stays."""
         print(f"orinbench: {text}", file=sys.stderr, flush=True)
         self._said = time.monotonic()
 
     def phase(self, text: str) -> None:
-        """Print a line; of what many rounds do over and over, only where each step has one."""
+        """Say what takes time now; of what rounds do over and over, only where each step is."""
         if self._timed is None or self._every:
             self.line(text)
 
     def detail(self, text: str) -> None:
-        """Print a line if there was none for a while."""
+        """Say how far the phase is, if there was no line for a while."""
         if time.monotonic() - self._said >= _BETWEEN_LINES:
             self.line(text)
 
     def begin(self, total: int) -> None:
-        """Start counting."""
+        """Start counting `total` steps."""
         self._total = total
 
     def expect(self, text: str, seconds: float, left: int) -> None:
-        """Print what comes."""
+        """Say what comes now, and that its `left` steps will take at least `seconds`."""
         self._total = self._done + left
         self._timed = self._done, time.monotonic()
         self.line(announcement(text, seconds))
 
     def advance(self, text: str) -> None:
-        """Print how far it is, if that was asked for or there was no line for a while."""
+        """Count one step as done, and say so as `phase` and `detail` do."""
         self._done += 1
         if self._timed is None:
             return
@@ -99,13 +69,14 @@ class PlainTalk:
         say(f"{share:.0%}, about {duration(left)} left: {text}")
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Leave the terminal as it was."""
 
 
-class RichTalk:
+class RichTalk(Talk):
     """A spinner for each phase and a bar for the repetitions, on standard error."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._console = Console(stderr=True)
         self._status: Status | None = None
         self._progress: Progress | None = None
@@ -184,4 +155,4 @@ def duration(seconds: float) -> str:
 
 def make_talk(progress: bool) -> Talk:
     """Return the talk for this standard error."""
-    return RichTalk() if sys.stderr.isatty() else PlainTalk(progress)
+    return RichTalk() if sys.stderr.isatty() else Talk(progress)

@@ -149,8 +149,8 @@ def _standard_input() -> str:
 @with_model
 @with_sampling
 @with_speculation
-@click.option("-p", "--prompt", required=True, help="Text; - reads standard input.")
-@click.option("--raw", is_flag=True, help="Continue the text; leave the chat template out.")
+@click.option("-p", "--prompt", required=True, help="The question; - reads standard input.")
+@click.option("--raw", is_flag=True, help="Continue the text, without the chat template.")
 def run(
     source: Source,
     prompt: str,
@@ -279,20 +279,33 @@ def _lines() -> Iterator[str]:
 @with_speculation
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="Keys, one a line.")
-@click.option("--insecure", is_flag=True, help="Let others than this machine in without a key.")
-@click.option("--allow-host", multiple=True, help="A name of this server beside localhost.")
-@click.option("--allow-origin", multiple=True, help="A web page's origin that may ask (CORS).")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Accepted keys, one a line.")
+@click.option("--insecure", is_flag=True, help="Accept other machines without a key.")
+@click.option("--allow-host", multiple=True, help="Another name of this server.")
+@click.option("--allow-origin", multiple=True, help="Origin of web pages that may ask (CORS).")
 @click.option("--alias", help="The model's name. Default: the file's, without .gguf.")
 @click.option("--chat-template", "template", type=click.Path(path_type=Path), help="Jinja file.")
 @click.option(
     "--pooling", type=click.Choice(["mean", "last"]), help="Of embeddings. Default: the file's."
 )
 @click.option("--slots", type=click.IntRange(1), help="Answers at once. Default: as many as fit.")
-@click.option("--memory", default="70%", show_default=True, help="Of what is free after loading.")
-@click.option("--queue", type=click.IntRange(0), default=64, show_default=True, help="May wait.")
-@click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds.")
-@click.option("--deterministic", is_flag=True, help="Same bits, whoever else asks; slower.")
+@click.option(
+    "--memory",
+    default="70%",
+    show_default=True,
+    help="Share of the free memory for keys and values.",
+)
+@click.option(
+    "--queue", type=click.IntRange(0), default=64, show_default=True, help="Requests that may wait."
+)
+@click.option(
+    "--grace",
+    type=float,
+    default=30.0,
+    show_default=True,
+    help="Seconds for running answers after SIGTERM.",
+)
+@click.option("--deterministic", is_flag=True, help="Same answer whoever else asks; slower.")
 def serve(source: Source, **given: Any) -> None:
     """Answer over HTTP as OpenAI's API does: orinllm serve model.gguf.
 
@@ -378,13 +391,13 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--arch", required=True, help="Architecture of the GPU: sm_87 is an Orin's.")
 @click.option("--sms", type=click.IntRange(1), help="Its multiprocessors; known for sm_87, sm_90.")
-@click.option("-c", "--context", type=int, help="Tokens of prompt and answer, as when it runs.")
+@click.option("-c", "--context", type=int, help="As of the later run.")
 @with_keys
 @click.option(
     "--slots",
     default=1,
     type=click.IntRange(1, 32),
-    help="Sequences at once, as orinllm serve has them, 1 to 32.",
+    help="Also for a server with so many slots, 1 to 32.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder.")
 def compile_(**given: Any) -> None:

@@ -16,13 +16,15 @@ Command = Callable[..., None]
 def with_sampling(command: Command) -> Command:
     """Add the options of how tokens are drawn."""
     options = (
-        click.option("--temperature", default=0.8, show_default=True, help="0: most likely token."),
-        click.option("--top-k", default=40, show_default=True, help="Best tokens kept; 0: all."),
-        click.option("--top-p", default=0.95, show_default=True, help="Probability mass kept."),
+        click.option(
+            "--temperature", default=0.8, show_default=True, help="0: the most likely token."
+        ),
+        click.option("--top-k", default=40, show_default=True, help="Draw from this many; 0: all."),
+        click.option("--top-p", default=0.95, show_default=True, help="Draw from this share."),
         click.option("--min-p", default=0.05, show_default=True, help="Least share of the best."),
-        click.option("--repeat-penalty", default=1.0, show_default=True, help="1: none."),
+        click.option("--repeat-penalty", default=1.0, show_default=True, help="1: no penalty."),
         click.option("--seed", default=0, show_default=True, help="Same seed, same text."),
-        click.option("-n", "--max-tokens", type=click.IntRange(1), help="Tokens of an answer."),
+        click.option("-n", "--max-tokens", type=click.IntRange(1), help="Longest answer, tokens."),
     )
     for option in reversed(options):
         command = option(command)
@@ -57,10 +59,20 @@ def with_keys(command: Command) -> Command:
         command(kv=cache_type_k, **given)
 
     keys = click.option(
-        "-ctk", "--cache-type-k", type=_KEYS, default="f16", show_default=True, help="Of keys."
+        "-ctk",
+        "--cache-type-k",
+        type=_KEYS,
+        default="f16",
+        show_default=True,
+        help="Type of keys in memory.",
     )
     values = click.option(
-        "-ctv", "--cache-type-v", type=_KEYS, default="f16", show_default=True, help="Of values."
+        "-ctv",
+        "--cache-type-v",
+        type=_KEYS,
+        default="f16",
+        show_default=True,
+        help="Type of values in memory.",
     )
     return keys(values(with_kv))
 
@@ -77,15 +89,15 @@ def with_model(command: Command) -> Command:
     whole: Command = with_keys(with_source)
     options = (
         click.argument("model", type=click.Path(path_type=Path)),
-        click.option("-c", "--context", type=int, help="Tokens of prompt and answer."),
-        click.option("--device", help="tinygrad device: NV, CUDA, CPU. Default: best that opens."),
+        click.option("-c", "--context", type=int, help="Longest prompt and answer, tokens."),
+        click.option("--device", help="NV, CUDA or CPU. Default: the best that opens."),
         click.option(
             "--path",
             "path_",
             type=click.Choice(["auto", "general"]),
             default="auto",
             show_default=True,
-            help="general: leave the fused kernels out.",
+            help="general: without the fused kernels.",
         ),
     )
     for option in reversed(options):

@@ -225,7 +225,7 @@ class _Part:
         for _ in range(n_values):
             key, at = self._string(at)
             if key in self.metadata:
-                raise _DamagedError(f"{key} stands twice")
+                raise _DamagedError(f"{key} appears twice")
             (kind,) = struct.unpack_from("<I", self._view, at)
             at = self._array(key, at + 4) if kind == _ARRAY else self._scalar(key, kind, at + 4)
         found = []
@@ -307,7 +307,7 @@ class _Part:
         except ValueError:
             raise _DamagedError(f"tensor {name} has the unknown type {kind}") from None
         if name in self.tensors:
-            raise _DamagedError(f"tensor {name} stands twice")
+            raise _DamagedError(f"tensor {name} appears twice")
         block, block_bytes = GGML_QUANT_SIZES[type_]
         n_elements = math.prod(shape)
         if n_elements < 1 or not shape or shape[-1] % block:

@@ -73,21 +73,23 @@ class Program:
     bank0: int = 0
     relocations: list[Relocation] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
-    _codes: dict[bool, Code] = field(default_factory=dict)
+    _codes: dict[tuple[bool, bool], Code] = field(default_factory=dict)
 
     @property
     def code(self) -> Code:
         """The kernel ready to run. Raises PtxError for PTX that the interpreter does not know."""
         return self.compiled(fine=False)
 
-    def compiled(self, *, fine: bool) -> Code:
-        """The kernel ready to run, fine for drawn orders and the sanitizer (see compile_kernel)."""
-        if fine not in self._codes:
+    def compiled(self, *, fine: bool, turns: bool = False) -> Code:
+        """The kernel ready to run: fine for the sanitizer, with turns for drawn orders, too."""
+        if (fine, turns) not in self._codes:
             module = _parsed(self.ptx)
             if self.name not in module.kernels:
                 raise SimError(f"the PTX kept for kernel {self.name} has no such entry")
-            self._codes[fine] = compile_kernel(module, module.kernels[self.name], fine)
-        return self._codes[fine]
+            self._codes[fine, turns] = compile_kernel(
+                module, module.kernels[self.name], fine, turns
+            )
+        return self._codes[fine, turns]
 
     @property
     def reads(self) -> int:

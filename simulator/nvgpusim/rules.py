@@ -41,7 +41,7 @@ _TABLE: dict[str, list[tuple[str, int, str]]] = {
         ("dispatch.fault", e.EFAULT, "the argument struct cannot be read"),
         ("dispatch.copyback", 0, "the struct is written back only when the ioctl succeeds"),
         ("dispatch.residue", 0, "a bad second buffer gives a positive count of bytes not copied"),
-        ("dispatch.not-modelled", e.ENOTTY, "the kernel has it, the model does not"),
+        ("dispatch.not-modelled", e.ENOTTY, "in the kernel, not modelled"),
         ("fd.cloexec", 0, "every fd that the driver makes is O_CLOEXEC"),
         ("fd.full", e.EMFILE, "descriptor table full"),
         ("fd.mmap", e.ENODEV, "only ctrl and dmabufs can be mapped"),

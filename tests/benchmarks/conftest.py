@@ -17,6 +17,7 @@ from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board.environment import read_environment
 from orinbench.model import ModelInfo, open_model
+from orinbench.shapes import SHAPES, Shape
 from orinbench.synth import write_synthetic
 from orinboard.replay import Stage
 from orinexporter.scenario import agx_orin
@@ -34,6 +35,16 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A synthetic model of the tiny shape, written once a session."""
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write_synthetic(path, "tiny", "Q6_K", 0, None)
+    return path
+
+
+@pytest.fixture(scope="session")
+def least_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of one narrow layer that is not quantized: its kernels are soon compiled."""
+    path = tmp_path_factory.mktemp("models") / "least.gguf"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SHAPES, "least", Shape(1, 64, 64, 2, 1, 32, 320, 128, tied=True))
+        write_synthetic(path, "least", "F16", 0, None)
     return path
 
 
@@ -67,8 +78,16 @@ def fake_llama_server(fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def orin() -> Iterator[Stage]:
+def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy bandwidth without a probe of it, which takes seconds and has a test of its own."""
+    found = Bandwidth(1 << 20, [10.0])
+    monkeypatch.setattr("orinbench.benchmark.command.copy_bandwidth", lambda *_: found)
+
+
+@pytest.fixture
+def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
+    monkeypatch.setattr("orinbench.board.IDLE_SECONDS", 0.3)
     stage = Stage()
     stage.show(agx_orin())
     yield stage

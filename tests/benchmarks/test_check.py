@@ -4,8 +4,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.benchmarks import fake_llama_server
 from orinbench import talk
 from orinbench.benchmark import llama_server
 from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.check import (
     EIGHT_BIT_ACTIVATIONS,
@@ -35,7 +37,7 @@ from orinbench.check.command import check_command
 from orinbench.check.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
-from orinbench.reference import Reference
+from orinbench.reference import Cache, Reference
 from orinbench.reference_rope import Array
 from orinbench.synth import write_synthetic
 
@@ -65,6 +67,10 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
 
 
+def worker(device: str, folder: Path, seconds: float = 900) -> Callable[[], WorkerProcess]:
+    return partial(WorkerProcess, worker_environment(device, folder), seconds)
+
+
 def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
     """The reference itself, over a file that may be damaged, with noise on its logits."""
     reference, draw = Reference(model), np.random.default_rng(0)
@@ -72,12 +78,13 @@ def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
         generations = []
         for prompt in prompts:
-            tokens, rows = list(prompt), []
+            cache, step, tokens, rows = Cache(), list(prompt), [], []
             for _ in range(n_tokens):
-                row = reference.logits(tokens)[0]
+                row = reference.extend(cache, step)[0]
                 rows.append(row + noise * draw.standard_normal(row.shape))
                 tokens.append(int(rows[-1].argmax()))
-            generations.append(Generation(tokens[len(prompt) :], np.stack(rows)))
+                step = tokens[-1:]
+            generations.append(Generation(tokens, np.stack(rows)))
         return generations
 
     return engine
@@ -276,7 +283,7 @@ def test_tinygrad_passes_and_fails_against_another_rotation(
     tiny: ModelInfo, tmp_path: Path
 ) -> None:
     said: list[str] = []
-    live = tinygrad_engine(tiny.path, worker_environment("CPU", tmp_path), 900, said.append)
+    live = tinygrad_engine(tiny.path, worker("CPU", tmp_path), said.append)
     generations = live(sample_prompts(tiny, N_TOKENS, 0), N_TOKENS)
     of = "prompt 1 of 2"
     assert said[:3] == [
@@ -304,21 +311,21 @@ def test_reference_and_engine_rotate_for_the_same_context(tmp_path: Path) -> Non
     # A context that the factors for long texts are not for, of a file that has them.
     write_synthetic(path := tmp_path / "phi3.gguf", "tiny-phi3", "F16", 0)
     model = open_model(path)
-    engine = tinygrad_engine(path, worker_environment("CPU", tmp_path), 900)
+    engine = tinygrad_engine(path, worker("CPU", tmp_path))
     require(judged(model, engine))
 
 
-def test_a_device_that_does_not_open_is_one_line(tiny: ModelInfo) -> None:
-    engine = tinygrad_engine(tiny.path, {"DEV": "NOSUCH"}, 120)
+def test_a_device_that_does_not_open_is_one_line(tiny: ModelInfo, tmp_path: Path) -> None:
+    engine = tinygrad_engine(tiny.path, worker("NOSUCH", tmp_path))
     with pytest.raises(BenchError) as caught:
         engine([[1, 2]], 1)
-    assert str(caught.value).startswith("tinygrad on NOSUCH: ended with status 1: ")
+    assert str(caught.value).startswith("tinygrad: ")
     assert "\n" not in str(caught.value)
 
 
-def test_a_tinygrad_that_hangs_is_given_up(tiny: ModelInfo) -> None:
-    with pytest.raises(BenchError, match=r"no answer to the check in 0.05 s"):
-        tinygrad_engine(tiny.path, {"DEV": "CPU"}, 0.05)([[1, 2]], 1)
+def test_a_tinygrad_that_hangs_is_given_up(tiny: ModelInfo, tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match=r"no answer to Generate in 0.05 s"):
+        tinygrad_engine(tiny.path, worker("CPU", tmp_path, 0.05))([[1, 2]], 1)
 
 
 def test_llama_server_is_asked_for_one_token_at_a_time(tiny: ModelInfo, server: Path) -> None:

@@ -1,11 +1,15 @@
 from dataclasses import replace
 from pathlib import Path
 
-from orinbench.board.clocks import ClockState, clock_warnings, read_clocks
+import pytest
+
+from orinbench.board.clocks import ClockState, GpuInUse, clock_warnings, read_clocks
 from orinbench.samples import WarningKind
+from orinboard import nvml
 from orinboard.board import BoardState
 from orinboard.readings import Cooling, Gpu, Readings
 
+SEVERAL = {"0": 345_000_000, "1": 1_980_000_000}
 STATE = ClockState(("performance",), 2_000_000, 0, None)
 
 
@@ -36,6 +40,18 @@ def test_the_gpus_clock_is_the_boards(tmp_path: Path) -> None:
     board = BoardState(Readings(gpus=(Gpu("0", current_hz=1_980_000_000),), coolings=coolings))
     state = read_clocks(board, tmp_path)
     assert state == ClockState((), None, None, 1980, ("gpu0-sw-thermal-slowdown",))
+
+
+def test_of_several_gpus_it_is_the_clock_of_the_one_that_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = BoardState(Readings(gpus=tuple(Gpu(n, current_hz=h) for n, h in SEVERAL.items())))
+    computing: list[str | None] = [None, "1", None]
+    monkeypatch.setattr(nvml, "devices", lambda files: [(name, None) for name in SEVERAL])
+    monkeypatch.setattr(nvml, "used", lambda found: computing.pop(0))
+    gpu = GpuInUse()
+    clocks = [read_clocks(board, tmp_path, gpu()).gpu_mhz for _ in range(3)]
+    assert clocks == [None, 1980, 1980]  # not known before it computes, and kept behind that
 
 
 def kinds(before: list[ClockState], after: list[ClockState], gpu: bool) -> list[WarningKind]:

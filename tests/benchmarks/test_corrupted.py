@@ -171,7 +171,7 @@ def test_a_token_that_is_none_is_a_failed_check(whole: Path, token: int) -> None
     assert verdict.line().endswith("it begins in the engine")
 
 
-@pytest.mark.usefixtures("no_llama_bench")
+@pytest.mark.usefixtures("no_llama_bench", "known_bandwidth")
 @pytest.mark.parametrize("kind", ["NaN in a down", "a missing tensor"])
 def test_the_command_prints_no_figure(
     kind: str, whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -140,11 +140,11 @@ def test_only_a_cuda_device_can_be_limited(
 def test_estimates_stand_beside_the_time(recorded_run: Callable[..., RunResult]) -> None:
     cases = {Case(0, 4, 0, sms=16): [8.0] * 6, Case(512, 0, 0, sms=16): [50.0] * 6}
     records = make_records(recorded_run({"llama.cpp": cases}))
-    token, prompt = (record["extra"]["envelope"] for record in records)
-    assert [record["test"] for record in records] == ["tg4 @ 16 SMs", "pp512 @ 16 SMs"]
+    token, prompt = (record.extra["envelope"] for record in records)
+    assert [record.test for record in records] == ["tg4 @ 16 SMs", "pp512 @ 16 SMs"]
     assert (token["ms"], prompt["ms"]) == (pytest.approx(2), pytest.approx(50))
     assert token["orin_ms"] is None  # no clock is known
-    floor = records[0]["token_read_bytes"] / 204.8e9 * 1e3
+    floor = (records[0].token_read_bytes or 0) / 204.8e9 * 1e3
     assert token["orin_memory_floor_ms"] == prompt["orin_memory_floor_ms"] == pytest.approx(floor)
     table = render_md(records)
     assert "| at 1.3 GHz * |" in table and "- * Estimates for an AGX Orin, not measured." in table

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from orinbench.board import device_info, environment
+from orinbench.board import environment
 from orinbench.board.environment import read_environment
 from orinboard import nvml
 from orinboard.files import Files, Roots
@@ -49,10 +49,9 @@ def test_a_jetson_says_its_name_and_release(
     board, release = tmp_path / "model", tmp_path / "nv_tegra_release"
     board.write_bytes(b"NVIDIA Jetson AGX Orin Developer Kit\0")
     release.write_text("# R36 (release), REVISION: 4.3, GCID: 38968081\n# more\n")
-    for module in (environment, device_info):
-        monkeypatch.setattr(module, "DEVICE_TREE_MODEL", board)
-        monkeypatch.setattr(module, "L4T_RELEASE", release)
-    monkeypatch.setattr(device_info, "NVIDIA_VERSION", tmp_path / "none")
+    monkeypatch.setattr(environment, "DEVICE_TREE_MODEL", board)
+    monkeypatch.setattr(environment, "L4T_RELEASE", release)
+    monkeypatch.setattr(environment, "NVIDIA_VERSION", tmp_path / "none")
     monkeypatch.setattr(environment, "CPU_INFO", tmp_path / "none")
     monkeypatch.setattr(environment, "MEMORY_INFO", tmp_path / "none")
     found = read_environment()
@@ -60,18 +59,18 @@ def test_a_jetson_says_its_name_and_release(
     assert found.l4t_release == "R36 (release), REVISION: 4.3, GCID: 38968081"
     assert found.memory_bytes is None
     assert found.cpu
-    assert device_info.gpu_name() == "NVIDIA Jetson AGX Orin Developer Kit"
-    assert device_info.gpu_driver() == "R36 (release), REVISION: 4.3, GCID: 38968081"
+    assert environment.gpu_name() == "NVIDIA Jetson AGX Orin Developer Kit"
+    assert environment.gpu_driver() == "R36 (release), REVISION: 4.3, GCID: 38968081"
 
 
 def test_a_discrete_gpus_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Fri\nGCC\n")
-    monkeypatch.setattr(device_info, "NVIDIA_VERSION", version)
-    assert device_info.gpu_driver() == "580.159.04"
-    monkeypatch.setattr(device_info, "NVIDIA_VERSION", tmp_path / "none")
-    monkeypatch.setattr(device_info, "L4T_RELEASE", tmp_path / "none")
-    assert device_info.gpu_driver() is None
+    monkeypatch.setattr(environment, "NVIDIA_VERSION", version)
+    assert environment.gpu_driver() == "580.159.04"
+    monkeypatch.setattr(environment, "NVIDIA_VERSION", tmp_path / "none")
+    monkeypatch.setattr(environment, "L4T_RELEASE", tmp_path / "none")
+    assert environment.gpu_driver() is None
 
 
 def test_a_discrete_gpus_name_is_nvmls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,12 +85,12 @@ def test_a_discrete_gpus_name_is_nvmls(monkeypatch: pytest.MonkeyPatch, tmp_path
             return handle
 
     found: list[Any] = []
-    monkeypatch.setattr(device_info, "DEVICE_TREE_MODEL", tmp_path / "none")
+    monkeypatch.setattr(environment, "DEVICE_TREE_MODEL", tmp_path / "none")
     monkeypatch.setattr(nvml, "devices", lambda files: found)
-    assert device_info.gpu_name() is None
+    assert environment.gpu_name() is None
     for handle, name in (("NVIDIA H200", "NVIDIA H200"), ("broken", None)):
         found[:] = [("0", nvml.Device(Nvml, handle, Files(Roots())))]  # type: ignore[arg-type]
-        assert device_info.gpu_name() == name
+        assert environment.gpu_name() == name
 
 
 def test_an_os_without_os_release(monkeypatch: pytest.MonkeyPatch) -> None:

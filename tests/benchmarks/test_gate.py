@@ -1,6 +1,7 @@
 """The gate with a real tinygrad:CPU, and with engines that compute wrongly or not at all."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,12 +13,12 @@ from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import LaneResult, RunResult
 from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.check import gate
-from orinbench.check.gate import SMALL_MODEL, Gate
+from orinbench.check.gate import Gate
 from orinbench.check.greedy import Generation
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo
 from orinbench.reference import Reference
-from orinbench.talk import PlainTalk
+from orinbench.talk import Talk
 
 Build = Callable[..., RunResult]
 
@@ -28,7 +29,7 @@ def lane(recorded_run: Build) -> LaneResult:
 
 
 def make(asked: bool | None, binary: Path | None = None) -> Gate:
-    return Gate(asked, PlainTalk(), binary, timeout=300)
+    return Gate(asked, Talk(), binary, timeout=300)
 
 
 def perfect(model: ModelInfo, off: float = 0.0) -> Any:
@@ -48,7 +49,11 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
 
 
 @pytest.mark.parametrize("general", [False, True])
-def test_tinygrad_on_the_cpu_passes(lane: LaneResult, general: bool) -> None:
+def test_tinygrad_on_the_cpu_passes(
+    lane: LaneResult, general: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One prompt will do, of more than a chunk and less than two.
+    monkeypatch.setattr("orinbench.check._PROMPT_LENGTHS", (40,))
     backend = TinygradBackend(lane.plan, cold_start=not general, timeout=300, general=general)
     try:
         found = make(None)(lane, backend)
@@ -62,11 +67,21 @@ def test_tinygrad_on_the_cpu_passes(lane: LaneResult, general: bool) -> None:
 def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
     lane: LaneResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    backend = TinygradBackend(lane.plan, cold_start=False, timeout=1)
+    of_bytes = replace(lane.plan, lane=replace(lane.plan.lane, key_type="q8_0"))
+    backend = TinygradBackend(of_bytes, cold_start=False, timeout=1)
     model = lane.model
     assert model is not None
-    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model))
-    assert make(True)(lane, backend)["passed"] is True
+    asked: list[tuple[Any, ...]] = []
+
+    def right(*options: Any) -> Any:
+        asked.append(options)
+        return perfect(model)
+
+    monkeypatch.setattr(gate, "tinygrad_engine", right)
+    found = make(True)(lane, backend)
+    assert (found["passed"], found["arithmetic"]) == (True, "8-bit activations")
+    # What is timed is what is checked: a revision's interpreter (compare), and its keys.
+    assert (asked[0][1], asked[0][-1]) == (backend.start, "q8_0")
     monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model, off=1.0))
     with pytest.raises(CheckFailed, match="above the tolerance") as caught:
         make(None)(lane, backend)
@@ -115,11 +130,9 @@ def test_llama_cpp_answers_through_its_server(
 def test_what_is_not_checked_says_why(lane: LaneResult, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = cast(Backend, None)
     assert make(False)(lane, backend) == {"passed": None, "text": "numbers not checked: --no-check"}
-    object.__setattr__(lane.model, "n_params", SMALL_MODEL + 1)
-    try:
+    with monkeypatch.context() as small:
+        small.setattr(gate, "SMALL_MODEL", 1)
         assert "large; --check does it" in make(None)(lane, backend)["text"]
-    finally:
-        object.__setattr__(lane.model, "n_params", 1)
     monkeypatch.setattr(gate, "unsupported", lambda model: "mixture of experts")
     assert "lacks mixture of experts" in make(None)(lane, backend)["text"]
     with pytest.raises(BenchError, match=r"--check: .* lacks mixture of experts"):

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -24,10 +23,11 @@ from orinbench.benchmark.results import RunResult
 from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.cli import main
 from orinbench.export.schema import FIELDS
-from orinbench.talk import PlainTalk
+from orinbench.talk import Talk
 from orinboard.files import Roots
 from orinboard.replay import Stage
 
+pytestmark = pytest.mark.usefixtures("known_bandwidth")
 run = partial(orinbench, "llama-bench")
 
 
@@ -38,12 +38,6 @@ def bench(fake_llama_bench: Path, tiny_path: Path) -> list[str]:
         *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check", "--ttft", "0"),
         *("--llama-bench", str(fake_llama_bench)),
     ]
-
-
-@pytest.fixture(autouse=True)
-def quick_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The copy probe has its own test; a small buffer will do here."""
-    monkeypatch.setattr("orinbench.benchmark.tinygrad_backend.CPU_COPY_BYTES", 1 << 20)
 
 
 def test_results_go_to_stdout_and_talk_to_stderr(
@@ -108,16 +102,16 @@ def test_nothing_opens_is_exit_code_2(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-r", "0"], "-r 0: not a number of repetitions; it must be 1 or more"),
-        (["-r", "x"], "-r x: not a number of repetitions"),
+        (["-r", "0"], "Invalid value for '-r' / '--repetitions': 0 is not in the range x>=1"),
+        (["-r", "x"], "Invalid value for '-r' / '--repetitions': 'x' is not a valid integer"),
         (["-p", "5-1"], "-p 5-1: the range 5-1 is empty"),
         (["-n", "a"], "-n a: 'a' is neither a number nor a range"),
         (["-pg", "5"], "-pg 5: not a pair of numbers"),
         (["-p", "0", "-n", "0"], "-p 0 -n 0: nothing to run"),
         (["-d", "-1"], "-d -1: -1 is too small"),
         (["-ub", "0"], "-ub 0: 0 is too small; the least is 1"),
-        (["-o", "xml"], "-o xml: no such format; there are csv, json, jsonl, md, sql"),
-        (["-oe", "xml"], "-oe xml: no such format"),
+        (["-o", "xml"], "Invalid value for '-o' / '--output': 'xml' is not one of 'csv', "),
+        (["-oe", "xml"], "Invalid value for '-oe' / '--output-err': 'xml' is not one of"),
         (["-p", "100000"], "pp100000 needs a context of 100000 tokens;"),
         (["--llama-bench", "/nowhere"], "--llama-bench /nowhere: no such file"),
         (["-m", "/nowhere.gguf"], "/nowhere.gguf: "),
@@ -132,8 +126,8 @@ def test_nothing_opens_is_exit_code_2(
         (["-hff", "x.gguf"], "-hff x.gguf: orinbench downloads nothing"),
         (["-hft", "x"], "-hft x: orinbench downloads nothing"),
         (["-rpc", "host"], "-rpc host: 'host' is no HOST:PORT"),
-        (["--numa", "x"], "--numa x: there are distribute, isolate, numactl"),
-        (["--prio", "9"], "--prio 9: not a priority"),
+        (["--numa", "x"], "Invalid value for '--numa': 'x' is not one of 'distribute', "),
+        (["--prio", "9"], "Invalid value for '--prio': 9 is not in the range -1<=x<=3"),
         (["-fa", "maybe"], "-fa maybe: 'maybe' is none of on, off, auto, 0, 1"),
         (["-sm", "x"], "-sm x: 'x' is none of none, layer, row, tensor"),
         (["-ctk", "q9"], "-ctk q9: 'q9' is none of f32, f16, bf16,"),
@@ -211,7 +205,7 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
     fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama_bench, "probe_device", {"NV": "no GPU"}.get)
-    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), PlainTalk())
+    chosen, binary = llama_bench.choose_backends([], str(fake_llama_bench), Talk())
     assert chosen == ["tinygrad:CUDA", "llama.cpp"]
     assert binary == fake_llama_bench
 
@@ -247,10 +241,10 @@ def test_tinygrad_against_llama_cpp_for_real(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.2")
+    monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.1")
     arguments = [
         *("-m", str(tiny_path), "--llama-bench", str(fake_llama_bench), "-ctk", "q8_0"),
-        *("--backend", "tinygrad:CPU,llama.cpp", "-p", "40", "-n", "4", "-d", "0,8", "-r", "3"),
+        *("--backend", "tinygrad:CPU,llama.cpp", "-p", "40", "-n", "4", "-d", "8", "-r", "3"),
         *("--processes", "2"),
     ]
     assert run(*arguments, "-o", "json", "-oe", "md", "--check") == 0
@@ -259,16 +253,16 @@ def test_tinygrad_against_llama_cpp_for_real(
     assert [(record["backend"], record["test"]) for record in records] == [
         (backend, test)
         for backend in ("tinygrad:CPU", "llama.cpp")
-        for test in ("pp40", "tg4", "pp40 @ d8", "tg4 @ d8", "ttft40")
+        for test in ("pp40 @ d8", "tg4 @ d8", "ttft40")
     ]
-    for record in records[4::5]:
+    for record in records[2::3]:
         assert (record["n_prompt"], record["n_gen"], record["n_depth"]) == (40, 1, 0)
         assert len(record["samples_ns"]) == 3
         assert record["excluded"] == "process start, model load, warm-up"
         assert record["extra"]["first_text_ms"] == pytest.approx(40e3 / record["median_ts"])
         assert 40e9 / max(record["samples_ns"]) <= record["median_ts"]
-    theirs = records[9]
-    assert theirs["extra"]["first_text_ms"] > 200 > theirs["extra"]["http_ms"] > 0
+    theirs = records[5]
+    assert theirs["extra"]["first_text_ms"] > 100 > theirs["extra"]["http_ms"] > 0
     assert (theirs["type_k"], theirs["build_commit"]) == ("q8_0", "0c1e570")
     assert "| first text |" in captured.err and "of ttft40: process start" in captured.err
     ours = records[1]
@@ -282,7 +276,7 @@ def test_tinygrad_against_llama_cpp_for_real(
     assert ours["environment"]["tinygrad_series"] == ours["build_commit"]
     assert not any(warning["kind"] == "compiled_while_timed" for warning in ours["warnings"])
     assert ours["comparisons"][0]["baseline"] == "llama.cpp"
-    assert records[6]["ignored_flags"] == []
+    assert records[4]["ignored_flags"] == []
     assert "too few processes for a verdict: tinygrad:CPU has" in captured.err
 
 
@@ -318,33 +312,6 @@ def test_an_unexpected_crash_keeps_what_was_measured(
         main(["llama-bench", *bench, "-p", "8", "-n", "0", "-r", "3", "-o", "json"])
     (record,) = json.loads(capsys.readouterr().out)
     assert record["partial"] is True and len(record["samples_ns"]) == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_prints_the_partial_result_and_exits_130(
-    bench: list[str], fake_llama_bench: Path, number: signal.Signals
-) -> None:
-    arguments = [*bench, "-p", "8", "-n", "4", "-r", "9", "--delay", "1", "-o", "json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "orinbench", "llama-bench", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "COLUMNS": "200"},
-    )
-    log = fake_llama_bench.with_name("argv.log")
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and process.poll() is None:
-        if log.exists() and len(log.read_text().splitlines()) >= 4:
-            break
-        time.sleep(0.05)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    records = json.loads(out)
-    assert 0 < sum(len(record["samples_ns"]) for record in records) < 18
-    assert any(record["partial"] for record in records)
-    assert "Traceback" not in err
 
 
 def test_a_reader_that_leaves_is_no_traceback(bench: list[str]) -> None:
@@ -445,7 +412,7 @@ def test_a_killed_run_is_told_of_at_the_next_start(
 def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., RunResult]) -> None:
     times = {Case(0, 4, 0): [8.0]}
     alone = recorded_run({"tinygrad:CPU": times})
-    assert "a CPU is not what it is for" in (llama_bench.last_words(alone) or "")
+    assert "the kernels are made for GPUs" in (llama_bench.last_words(alone) or "")
     assert llama_bench.last_words(recorded_run({"tinygrad:CPU": times, "llama.cpp": times})) is None
     alone.partial = True
     assert llama_bench.last_words(alone) is None

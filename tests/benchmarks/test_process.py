@@ -11,7 +11,7 @@ from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.process import WorkerProcess
 
 READ = "import sys, os, time, signal; sys.stdin.readline(); "
-REPLY = protocol.encode(protocol.Loaded(1.5, 9, "jit", "all", None))
+REPLY = protocol.encode(protocol.Loaded(1.5, "jit", "all", 9))
 LOADED = f"print({REPLY!r}, flush=True); "
 
 
@@ -33,7 +33,7 @@ def alive(pid: int) -> bool:
 
 def test_an_answer_comes_back() -> None:
     with worker(READ + LOADED + "sys.stdin.read()") as process:
-        assert ask(process) == protocol.Loaded(1.5, 9, "jit", "all", None)
+        assert ask(process) == protocol.Loaded(1.5, "jit", "all", 9)
 
 
 def test_the_environment_reaches_the_worker() -> None:
@@ -64,7 +64,7 @@ def test_a_failed_request_leaves_the_worker_alive() -> None:
     with worker(READ + failed + "sys.stdin.readline(); " + LOADED) as process:
         with pytest.raises(BackendDiedError, match=r"^E: x$"):
             ask(process)
-        assert ask(process).vocab_size == 9
+        assert ask(process).chunk == 9
 
 
 def test_a_missing_compiler_says_how_to_get_one() -> None:
@@ -93,14 +93,17 @@ def test_asking_the_dead_says_how_it_died() -> None:
                 ask(process)
 
 
-def test_closing_ends_a_stubborn_worker_and_its_children() -> None:
+def test_closing_ends_a_stubborn_worker_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orinbench.benchmark.process.QUIT_SECONDS", 0.2)
+    monkeypatch.setattr("orinbench.benchmark.process.CLOSE_SECONDS", 0.5)
     script = (
         "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = os.fork(); "
         f"child and print({REPLY!r}.replace(': 9,', f': {{child}},'), flush=True); time.sleep(60)"
     )
     with worker(script) as process:
-        child = ask(process).vocab_size
+        child = ask(process).chunk
+        assert child is not None
         assert alive(child)
     until = time.monotonic() + 60
     while alive(child) and time.monotonic() < until:

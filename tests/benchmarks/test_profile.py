@@ -22,7 +22,6 @@ from orinbench.profiling.command import (
     profile_command,
 )
 from orinbench.profiling.log import classify, read_log
-from orinbench.synth import write_synthetic
 from orinllm.compiler import write_clang
 
 # Printed by tinygrad 0.13.0 on an H200 and on a CPU, colours and all.
@@ -123,15 +122,14 @@ def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         profile.measure(other, "CPU", 8, 0)
 
 
-def test_a_model_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_on_the_cpu(
+    least_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert write_clang(tmp_path), "ziglang: missing, install the extra cpu"
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
-    path = tmp_path / "tiny.gguf"
-    write_synthetic(path, "tiny", "F16", seed=0)
-    done = CliRunner().invoke(
-        profile_command, [str(path), "--device", "CPU", "-p", "9", "-o", "json"]
-    )
+    words = [str(least_path), "--device", "CPU", "-p", "9", "-o", "json"]
+    done = CliRunner().invoke(profile_command, words)
     assert done.exception is None
     result = json.loads(done.output)
     assert set(result["sections"]) == {"prompt of 9", "token"} == set(result["wall"])

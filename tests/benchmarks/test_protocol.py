@@ -12,7 +12,7 @@ MESSAGES = st.one_of(
     st.builds(protocol.WarmUp, TESTS),
     st.builds(protocol.Bandwidth, st.integers(), st.lists(st.floats(0, 1e5))),
     st.builds(protocol.Measured, *[st.integers(0, 10**15)] * 5),
-    st.builds(protocol.Loaded, st.floats(0, 1e3), st.integers(0), st.text(), st.text(), st.none()),
+    st.builds(protocol.Loaded, st.floats(0, 1e3), st.text(), st.text(), st.none()),
     st.builds(protocol.Failed, st.text(), st.text()),
 )
 

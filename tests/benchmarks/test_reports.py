@@ -4,7 +4,6 @@ import json
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -23,12 +22,8 @@ BOTH = {
 Build = Callable[..., RunResult]
 
 
-def records_of(run: RunResult) -> list[dict[str, Any]]:
-    return make_records(run)
-
-
 def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:
-    records = records_of(recorded_run(BOTH))
+    records = make_records(recorded_run(BOTH))
     array = json.loads(render_json(records))
     assert [json.loads(line) for line in render_jsonl(records).splitlines()] == array
     assert array[0]["samples_ts"] == [3200.0] * 6
@@ -59,7 +54,7 @@ def test_llama_cpps_own_comparison_joins_our_rows(form: str, recorded_run: Build
         run = recorded_run({"tinygrad:CUDA": {PP: [10.0] * 6, TG: [8.0] * 6}})
         run.lanes[0].identity = replace(run.lanes[0].identity, n_threads=None, device="CUDA")  # type: ignore[type-var]
         run.environment = replace(run.environment, tinygrad_series=series)
-        records += records_of(run)
+        records += make_records(run)
     database = sqlite3.connect(":memory:")
     if form == "sql":
         database.executescript(render_sql(records))
@@ -82,7 +77,7 @@ def test_llama_cpps_own_comparison_joins_our_rows(form: str, recorded_run: Build
 
 
 def test_csv_has_the_schemas_columns_and_json_cells(recorded_run: Build) -> None:
-    records = records_of(recorded_run(BOTH))
+    records = make_records(recorded_run(BOTH))
     rows = list(csv.DictReader(io.StringIO(render_csv(records))))
     assert list(rows[0]) == list(FIELDS)
     assert len(rows) == 4
@@ -96,7 +91,7 @@ def test_sql_fills_a_table(recorded_run: Build) -> None:
     run = recorded_run(BOTH)
     run.lanes[0].rows[0].error = "it's gone"
     database = sqlite3.connect(":memory:")
-    text = render_sql(records_of(run))
+    text = render_sql(make_records(run))
     database.executescript(text)
     database.executescript(text)  # a second run adds to the same table
     rows = database.execute(
@@ -111,7 +106,7 @@ def header_of(text: str) -> list[str]:
 
 
 def test_the_whole_table_has_aligned_rows_and_llama_benchs_columns(recorded_run: Build) -> None:
-    text = render_md(records_of(recorded_run(BOTH)), whole=True)
+    text = render_md(make_records(recorded_run(BOTH)), whole=True)
     table = [line for line in text.splitlines() if "|" in line]
     assert len(table) == 6
     assert len({len(line) for line in table}) == 1
@@ -125,7 +120,7 @@ def test_the_whole_table_has_aligned_rows_and_llama_benchs_columns(recorded_run:
 def test_the_table_fits_100_columns(recorded_run: Build) -> None:
     """With the longest names and settings that differ, and figures of five digits."""
     fast = {"tinygrad:CUDA:PTX": {PP: [0.1, 0.11] * 4}, "llama.cpp": {PP: [0.2, 0.21] * 4}}
-    text = render_md(records_of(recorded_run(fast)))
+    text = render_md(make_records(recorded_run(fast)))
     table = [line for line in text.splitlines() if "|" in line]
     assert header_of(text)[0] == "backend" and "t/s, median" in header_of(text)
     assert max(map(len, table)) <= 100 and len({len(line) for line in table}) == 1
@@ -134,9 +129,9 @@ def test_the_table_fits_100_columns(recorded_run: Build) -> None:
 
 
 def test_the_notes_say_what_the_figures_mean(recorded_run: Build) -> None:
-    text = render_md(records_of(recorded_run(BOTH, synthetic=True)))
+    text = render_md(make_records(recorded_run(BOTH, synthetic=True)))
     for part in (
-        "- tg16: too few processes for a verdict: tinygrad:CPU has 0.5 of",
+        "- tg16: too few processes for a verdict: tinygrad:CPU has 0.5 times",
         "9.0 s with an empty kernel cache (37 kernels, 4.0 s in the compiler), 1.5 s with a full",
         "- llama.cpp abc: first token of a 32-token prompt, from process start: 1.5 s.",
         "- Roofline of CPU: 10.0 GB/s measured copy bandwidth / ",
@@ -148,16 +143,16 @@ def test_the_notes_say_what_the_figures_mean(recorded_run: Build) -> None:
     ):
         assert part in text
     assert text.count("Roofline of CPU") == 1
-    assert "synthetic" not in render_md(records_of(recorded_run(BOTH)))
+    assert "synthetic" not in render_md(make_records(recorded_run(BOTH)))
 
 
 def test_warnings_are_grouped(recorded_run: Build) -> None:
     few = {"tinygrad:CPU": {PP: [10.0] * 2, TG: [8.0] * 3}}
-    text = render_md(records_of(recorded_run(few)))
+    text = render_md(make_records(recorded_run(few)))
     assert "use -r 10: tinygrad:CPU pp32 (2 samples of 2 processes), tinygrad" in text
-    records = records_of(recorded_run(few))
+    records = make_records(recorded_run(few))
     for record in records:
-        record["warnings"] = [{"kind": "x", "text": "too hot", "detail": ""}]
+        record.warnings = [{"kind": "x", "text": "too hot", "detail": ""}]
     assert "- Warning: too hot: all rows." in render_md(records)
 
 
@@ -168,7 +163,7 @@ def test_failed_and_interrupted_rows(recorded_run: Build) -> None:
         partial=True,
         **{"tinygrad:NV": dead},
     )
-    text = render_md(records_of(run))
+    text = render_md(make_records(run))
     assert "failed" in text and "- tinygrad:NV tg16 failed: no device." in text
     assert "32000.00 (partial)" in text
     assert "not run" in text
@@ -177,9 +172,9 @@ def test_failed_and_interrupted_rows(recorded_run: Build) -> None:
 
 def test_knobs_that_differ_become_columns(recorded_run: Build) -> None:
     cases = {Case(0, 16, 0, (("n_ubatch", n),)): [1.0] * 6 for n in (32, 64)}
-    records = records_of(recorded_run({"tinygrad:CPU": cases}))
+    records = make_records(recorded_run({"tinygrad:CPU": cases}))
     assert "| n_ubatch |" in render_md(records)
-    records[0]["n_ubatch"] = None  # llama-batched-bench says nothing of it
+    records[0].n_ubatch = None  # llama-batched-bench says nothing of it
     assert "| n_ubatch |" not in render_md(records)
 
 
@@ -187,7 +182,7 @@ def test_knobs_that_differ_become_columns(recorded_run: Build) -> None:
 def test_every_form_prints_a_run_that_never_started(recorded_run: Build, form: str) -> None:
     nothing = dict.fromkeys(("identity", "first_token", "bandwidth", "check"))
     run = recorded_run({"llama.cpp": {TG: []}}, partial=True, **{"llama.cpp": nothing})
-    assert "llama.cpp" in RENDERERS[form](records_of(run))
+    assert "llama.cpp" in RENDERERS[form](make_records(run))
 
 
 def test_the_notes_say_what_a_timed_region_holds(recorded_run: Build) -> None:
@@ -197,9 +192,9 @@ def test_the_notes_say_what_a_timed_region_holds(recorded_run: Build) -> None:
     lane.first_token = replace(
         lane.first_token, decode_path="fused", included="the forward pass", chunk=512
     )
-    records = records_of(run)
-    assert [record["decode_path"] for record in records] == ["fused", "fused", None]
-    assert [record["n_ubatch"] for record in records] == [512, 512, 512]
+    records = make_records(run)
+    assert [record.decode_path for record in records] == ["fused", "fused", None]
+    assert [record.n_ubatch for record in records] == [512, 512, 512]
     text = render_md(records)
     assert text.count("- Timed of tinygrad:CUDA (fused path): the forward pass.") == 1
     assert "J/token" not in text and "Energy" not in text

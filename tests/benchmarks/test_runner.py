@@ -23,6 +23,7 @@ from orinbench.errors import BenchError, CheckFailed
 from orinbench.export.record import make_records
 from orinbench.export.table import render_md
 from orinbench.model import ModelInfo
+from orinbench.talk import Talk
 from orinboard.files import Roots
 from orinboard.replay import Stage
 
@@ -68,10 +69,11 @@ class FakeBackend:
         self.log.append(f"{self.name} close")
 
 
-class SilentTalk:
+class SilentTalk(Talk):
     """Keeps what is said."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.lines: list[str] = []
 
     def line(self, text: str) -> None:
@@ -197,7 +199,7 @@ def test_rounds_are_spread_over_fresh_processes(tiny_model: ModelInfo) -> None:
     renewed = bench.log.index("tinygrad:CPU renew")
     assert not any("round 2" in line for line in bench.log[:renewed])
     record = make_records(run)[0]
-    assert record["processes"] == [0, 0, 1, 1, 2] and record["ttft_warm_s"] == 2.0
+    assert record.processes == [0, 0, 1, 1, 2] and record.ttft_warm_s == 2.0
 
 
 def test_a_run_that_would_take_too_long_takes_fewer_processes(tiny_model: ModelInfo) -> None:
@@ -341,8 +343,8 @@ def test_a_machine_without_sensors_has_no_board_and_no_energy(
     assert all(sample.energy is None for sample in samples)
     assert all(sample.board_warnings is None for sample in samples)
     for record in make_records(run):
-        assert record["joules_per_token"] is record["energy"] is None
-        assert record["board_before"] == [None, None]
+        assert record.joules_per_token is None and record.energy == []
+        assert record.board_before == [None, None]
 
 
 def test_the_board_and_its_energy_stand_around_each_sample(
@@ -353,29 +355,28 @@ def test_the_board_and_its_energy_stand_around_each_sample(
         backend.seconds = 0.25  # type: ignore[attr-defined]
     records = make_records(bench.run())
     _, decode = records
-    assert decode["joules_per_token"] == pytest.approx(6.6075 * 0.25 / 16, rel=0.02)
-    assert decode["tokens_per_joule"] == pytest.approx(1 / decode["joules_per_token"], rel=0.01)
-    assert decode["energy"][0]["summed"] == ["VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"]
-    assert decode["energy"][0]["seconds"] == pytest.approx(0.25, abs=0.01)
-    for when in ("board_before", "board_after"):
-        assert [board["module_watts"] for board in decode[when]] == pytest.approx(
-            [6.6075] * 2, rel=1e-4
-        )
-    kinds = {warning["kind"] for warning in decode["warnings"]}
+    assert decode.joules_per_token == pytest.approx(6.6075 * 0.25 / 16, rel=0.02)
+    joules = decode.joules_per_token or 0.0
+    assert decode.tokens_per_joule == pytest.approx(1 / joules, rel=0.01)
+    assert decode.energy[0]["summed"] == ["VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"]
+    assert decode.energy[0]["seconds"] == pytest.approx(0.25, abs=0.01)
+    for boards in (decode.board_before, decode.board_after):
+        assert [board["module_watts"] for board in boards] == pytest.approx([6.6075] * 2, rel=1e-4)
+    kinds = {warning["kind"] for warning in decode.warnings}
     assert "clocks_not_pinned" in kinds
-    rough = readings_of_power(decode["energy"]) < FEW_READINGS
+    rough = readings_of_power(decode.energy) < FEW_READINGS
     assert ("rough_energy" in kinds) == rough  # a quarter of a second: a busy machine reads little
-    first = decode["energy"][0]
+    first = decode.energy[0]
     assert first["coverage"] == 0.95 and (
         first["samples"] < 3 or first["joules_per_token_interval"]
     )
     assert first["idle_watts"] == pytest.approx(6.6075, rel=1e-4)
-    pinned = [w for w in decode["warnings"] if w["kind"] == "clocks_not_pinned"]
+    pinned = [w for w in decode.warnings if w["kind"] == "clocks_not_pinned"]
     assert len(pinned) == 1 and "sudo jetson_clocks" in pinned[0]["text"]
     table = render_md(records)
     assert "J/token" in table
     assert "t/s/W" in render_md(records, whole=True)
-    whose = f"Energy of tinygrad:CPU {decode['test']}: the timed region's; sum of VDD_GPU_SOC, "
+    whose = f"Energy of tinygrad:CPU {decode.test}: the timed region's; sum of VDD_GPU_SOC, "
     assert whose in table
     assert "that is the module, without carrier board and power supply" in table
     assert "6.6 W before the first backend opened, not subtracted" in table
@@ -393,7 +394,7 @@ def test_what_throttles_meanwhile_is_a_warning(tiny_model: ModelInfo, orin: Stag
 
     bench = Bench(tiny_model, ("tinygrad:CPU",), ("CPU",), hook=hook, roots=orin.roots)
     for record in make_records(bench.run()):
-        (warning,) = [w for w in record["warnings"] if w["kind"] == "throttled"]
+        (warning,) = [w for w in record.warnings if w["kind"] == "throttled"]
         assert warning["text"].startswith("throttled: ") and warning["detail"] == "5"
 
 

@@ -23,6 +23,7 @@ from orinbench.benchmark.protocol import Bandwidth, Identity, Prepared, WarmedUp
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
+from orinbench.export.load import completed
 from orinbench.export.schema import FIELDS
 from orinbench.export.table import time_text
 from orinbench.suite import command, peaks
@@ -30,7 +31,7 @@ from orinbench.suite.cases import CASES, UNITS, select
 from orinbench.suite.peaks import RATES, peak
 from orinbench.suite.tasks import WrongResultError, expect_close
 from orinbench.suite.work import percentiles
-from orinbench.talk import PlainTalk
+from orinbench.talk import Talk
 
 ORINBENCH = (sys.executable, "-m", "orinbench")
 Prepare = Callable[..., protocol.Prepared]
@@ -419,21 +420,22 @@ def test_what_is_left_out_is_said_and_a_wrong_result_is_an_error_without_a_figur
     assert bad["error"] == "WrongResultError: wrong result: off from numpy by 3"
     assert bad["samples_ns"] == [] and bad["median_ts"] is None and bad["work"] is None
     assert err.count("cached 4 KiB left out: one call takes 9 s") == 1
-    text = RENDERERS["md"](records)
+    text = RENDERERS["md"](list(map(completed, records)))
     assert "| left out |" in text.replace("  ", "") and "cached 4 KiB left out: one" in text
 
 
 def test_every_form_holds_every_row(fake: type[FakeSuiteBackend], suite: Any) -> None:
     _, records, _ = suite("tiny,-schedule", "--device", "CUDA,CPU", "-r", "2")
+    rows = list(map(completed, records))
     for render in RENDERERS.values():
-        text = render(records)
+        text = render(rows)
         for record in records:
             assert record["test"] in text and record["backend"] in text
-    table = [line for line in RENDERERS["md"](records).splitlines() if line.startswith("|")]
+    table = [line for line in RENDERERS["md"](rows).splitlines() if line.startswith("|")]
     assert len(table) == 2 + len(records) and len({len(line) for line in table}) == 1
     for title in ("of peak", "p50", "kernels", "of the first"):
         assert f" {title} " in table[0]
-    assert "Peak of CUDA: a guess." in RENDERERS["md"](records)
+    assert "Peak of CUDA: a guess." in RENDERERS["md"](rows)
 
 
 @pytest.mark.parametrize("end", [KeyboardInterrupt, ZeroDivisionError])
@@ -478,11 +480,11 @@ def test_a_benchmark_that_opens_nowhere_is_an_error_with_rows(
 def test_all_devices_that_open_are_taken(
     fake: type[FakeSuiteBackend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert command.choose_devices([], PlainTalk()) == ["CUDA", "CPU"]
-    assert command.choose_devices(["CPU,NV", "CPU"], PlainTalk()) == ["CPU", "NV"]
+    assert command.choose_devices([], Talk()) == ["CUDA", "CPU"]
+    assert command.choose_devices(["CPU,NV", "CPU"], Talk()) == ["CPU", "NV"]
     monkeypatch.setattr(command, "probe_device", lambda name: f"no {name}")
     with pytest.raises(BenchError, match=r"--device: none opens \(NV: no NV; CUDA: no CUDA; "):
-        command.choose_devices([], PlainTalk())
+        command.choose_devices([], Talk())
 
 
 def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
@@ -501,8 +503,8 @@ def test_what_is_too_slow_is_the_benchmarks_to_say_unless_the_user_does(
         (["--select", "all"], "--select all: no such benchmark; there are quick, full"),
         (["--select", ""], "--select: nothing chosen; there are quick, full, tiny"),
         (["--device", "TPU"], "--device TPU: unknown; there are NV, CUDA, CPU"),
-        (["-r", "0"], "-r 0: not a number of repetitions; it must be 1 or more"),
-        (["-o", "xml"], "-o xml: no such format; there are csv, json, jsonl, md, sql"),
+        (["-r", "0"], "Invalid value for '-r' / '--repetitions': 0 is not in the range x>=1"),
+        (["-o", "xml"], "Invalid value for '-o' / '--output': 'xml' is not one of"),
         (["--max-call", "0"], "Invalid value for '--max-call'"),
         (["--require", "cold"], "--require cold: no condition is called 'cold'"),
     ],

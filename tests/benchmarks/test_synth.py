@@ -6,6 +6,7 @@ import math
 import shutil
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,6 +21,7 @@ from rich.console import Console
 
 from orinbench.blocks import SYNTHETIC_TYPES, random_rows
 from orinbench.errors import BenchError
+from orinbench.labels import type_label
 from orinbench.model import SUPPORTED_TYPES, open_model
 from orinbench.shapes import QUANTS, SHAPES, Shape
 from orinbench.synth import cached_synthetic, progress_bar, synth_command, write_synthetic
@@ -269,3 +271,8 @@ def test_progress_is_drawn_on_a_terminal_only() -> None:
             progress(1_000_000, 2_000_000)
         assert ("synthetic" in out.getvalue()) == terminal
         assert ("1.0/2.0 MB" in out.getvalue()) == terminal
+
+
+def test_a_new_architecture_needs_no_size_classes(tmp_path: Path) -> None:
+    model = open_model(write(tmp_path / "m.gguf"))
+    assert type_label(replace(model, architecture="new")) == "new ?B Q6_K"

@@ -33,6 +33,9 @@ class FakeExecutor:
     def verify(self, tokens: Sequence[int], position: int) -> list[int]:
         raise AssertionError("nothing is guessed here")
 
+    def states(self, tokens: Sequence[int], start: int, end: int) -> Any:
+        raise AssertionError("nothing is embedded here")
+
     def step(self, token: int | None = None, position: int = 0) -> None:
         self.calls.append((token, position))
 
@@ -208,7 +211,7 @@ def test_a_compilation_counts_once_whatever_compiles(
     # base and derived class are both in use, as NVRTC's two are on a machine with two devices
     assert Plain().compile_cached("a") == b"a"
     assert compiler().compile_cached("b").startswith(b"b")
-    assert (meter.requested, meter.compiled) == (2, 2)
+    assert meter.compiled == 2
     assert meter.seconds >= 0
 
 
@@ -222,5 +225,5 @@ def test_a_compiler_that_raises_is_still_metered(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):
         with pytest.raises(RuntimeError):
             Failing().compile_cached("x")
-    assert (meter.requested, meter.compiled) == (2, 0)
+    assert meter.compiled == 0
     assert not meter._inside

@@ -186,7 +186,7 @@ RULES: list[tuple[str, Answer]] = [
     ),
     # docs/tuning.md, device-check.md
     (
-        r"orinbench tune --shape tiny --level 1 --budget 30m",
+        r"orinbench tune search --shape tiny --level 1 --budget 30m",
         Elsewhere(f"{TUNE}/test_search.py::test_a_found_kernel_is_found_again_without_a_search"),
     ),
     (
@@ -215,10 +215,8 @@ RULES: list[tuple[str, Answer]] = [
     ),
     # docs/matvec.md, models.md, performance.md
     (
-        r"python3 tools/matvec_bench\.py decode .*",
-        Run(
-            "python3 tools/matvec_bench.py decode --help", shows="(?s)--stock.*--patched.*--devices"
-        ),
+        r"python3 tools/matvec_decode\.py .*",
+        Run("python3 tools/matvec_decode.py --help", shows="(?s)--stock.*--patched.*--devices"),
     ),
     (
         r"orinbench synth --shape tiny\|160m.*",

@@ -96,6 +96,7 @@ def test_the_tool_reads_every_spelling(tmp_path: Path) -> None:
 
 def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.py").write_text('getenv("A", 1), getenv("B", 2)')
+    (tmp_path / "ops_amd.py").write_text('getenv("OF_NO_ORIN", 1)')
     page = tmp_path / "page.md"
     page.write_text("| `A` | `0` | `a.py` | x |\n| `C`* | `1` | `c.py` | x |\n")
     assert main([str(tmp_path), "--check", str(page)]) == 1

@@ -3,12 +3,18 @@
 import ast
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.docs.pages import REPOSITORY
 
 ROOMS = ("benchmarks", "docs", "engine", "nixos", "simulator", "telemetry", "tests", "tools")
+PACKAGES = (
+    "benchmarks/orinbench", "engine/orinllm", "simulator/nvgpusim", "telemetry/orinboard",
+    "telemetry/orinexporter",
+)  # fmt: skip
 # A docstring is a noun phrase or a verb, not half of a question.
 QUESTION = re.compile(r"(?:What|How|Whether)\b")
 
@@ -34,3 +40,38 @@ def test_no_module_shadows_the_standard_library() -> None:
     names = {path: path.relative_to(REPOSITORY).with_suffix("").parts for path in trees()}
     wrong = {path for path, parts in names.items() if {*parts} & sys.stdlib_module_names}
     assert not wrong
+
+
+def imported(path: Path, module: str, names: set[str]) -> Iterator[str]:
+    """Modules of `names` that a file imports, in functions and for types, too."""
+    package = module.split(".")[: None if path.stem == "__init__" else -1]
+    for node in ast.walk(trees()[path]):
+        match node:
+            case ast.Import(names=aliases):
+                yield from names.intersection(alias.name for alias in aliases)
+            case ast.ImportFrom(module=base, names=aliases, level=level):
+                start = package[: len(package) - level + 1] if level else []
+                origin = ".".join([*start, *(base or "").split(".")]).strip(".")
+                inner = {f"{origin}.{alias.name}" for alias in aliases}
+                yield from names & inner or names & {origin}
+
+
+def test_no_circle_of_imports() -> None:
+    for package in PACKAGES:
+        room = REPOSITORY / package
+        paths = {
+            ".".join((room.name, *path.relative_to(room).with_suffix("").parts)).removesuffix(
+                ".__init__"
+            ): path
+            for path in trees()
+            if path.is_relative_to(room)
+        }
+        graph = {
+            module: set(imported(path, module, set(paths))) - {module}
+            for module, path in paths.items()
+        }
+        assert any(graph.values()), package
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as circle:
+            raise AssertionError(f"imports in a circle: {' <- '.join(circle.args[1])}") from None

@@ -1,22 +1,18 @@
 """docs/proven.md: each command exists, each claim has its page, and the marks are known ones."""
 
-import json
-import os
 import re
 
 import click
 import pytest
-from tests.docs.pages import REPOSITORY, anchors, section, text
+from tests.docs.pages import REPOSITORY, anchors, text
 
 from orinbench.cli import orinbench
 
 PAGE = "docs/proven.md"
 MARK = re.compile(r"|yes(, [\w ]+)?|waits")
-CLAIMS = "benchmarks/orinbench/device_check/claims.json"
-BOARD = "What device-check asks a board"
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
-    for line in text(PAGE).partition(BOARD)[0].splitlines()
+    for line in text(PAGE).splitlines()
     if re.match(r"\| [^-]", line)
 ][1:]
 
@@ -53,29 +49,3 @@ def exists(command: str) -> None:
 def test_every_place_where_only_a_board_can_tell_waits() -> None:
     """The points that tegra-iface.md leaves to a board are not claimed for boards here."""
     assert not [row for row in ROWS if row[6].startswith("yes")], "who had a board?"
-
-
-def board_rows() -> list[str]:
-    """The table of what a board is asked, as claims.json has it."""
-    rows = []
-    for claim in json.loads(text(CLAIMS)):
-        page = claim["doc"].removeprefix("docs/")
-        name = page.removesuffix(".md")
-        link = f"[{name}]({page if claim['doc'] != page else f'../{page}'})"
-        count = len(claim["checks"])
-        decided = f"{count} check{'s' * (count > 1)}" if count else "a report does not tell"
-        decided += "; a board only" if claim.get("board_only") else ""
-        words = claim["text"].replace("|", "\\|")
-        rows.append(f"| `{claim['id']}` | {words} | {link} | {decided} |")
-    return rows
-
-
-def test_every_claim_of_device_check_stands_here() -> None:
-    rows = re.findall(r"(?m)^\| `.*$", section(PAGE, BOARD))
-    wanted = board_rows()
-    if os.environ.get("UPDATE_DOCS") and rows != wanted:
-        path = REPOSITORY / PAGE
-        head, rule, _ = path.read_text().rpartition("|---|---|---|---|\n")
-        path.write_text(head + rule + "\n".join(wanted) + "\n")
-    else:
-        assert rows == wanted, "UPDATE_DOCS=1 pytest tests/docs/test_proven.py"

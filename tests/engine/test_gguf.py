@@ -210,7 +210,7 @@ def test_a_key_that_stands_twice(path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     path.write_bytes(path.read_bytes().replace(b"a.byte", b"a.bool"))
-    assert "a.bool stands twice" in refused(path)
+    assert "a.bool appears twice" in refused(path)
 
 
 @pytest.mark.parametrize(

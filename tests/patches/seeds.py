@@ -52,12 +52,12 @@ CHUNK, TOKENS, CONTEXT = 4, 32, 64
 LOGITS_OFF = {"general": 5e-3, "fused": 5e-2}
 
 
-def write_model(path: Path) -> None:
-    """Write the model: one layer, 256 wide (a block of Q6_K), 2 heads of keys, 320 tokens."""
+def write_model(path: Path, width: int = 256, quant: str = "Q6_K") -> None:
+    """Write the model: one layer, 4 heads, 2 of keys, 320 tokens; a block of Q6_K is 256 wide."""
     shapes.SHAPES["seeds"] = shapes.Shape(
-        1, 256, 256, 4, 2, 64, 320, 128, tied=False, weight_std=0.1
+        1, width, width, 4, 2, width // 4, 320, 128, tied=False, weight_std=1.6 / width**0.5
     )
-    write_synthetic(path, "seeds", "Q6_K", seed=3)
+    write_synthetic(path, "seeds", quant, seed=3)
 
 
 def general(model: Path) -> Any:

@@ -19,7 +19,7 @@ from orinboard.readings import Rail
 
 #: Curves are steps of this many seconds, so that their integral is a sum.
 STEP = 1e-4
-SECONDS = float(os.environ.get("JETSON_CURVE_SECONDS", "10"))
+SECONDS = float(os.environ.get("JETSON_CURVE_SECONDS", "5"))
 #: An error that comes by chance falls with the root of the time: 1 % of a minute.
 BOUND = 0.01 * math.sqrt(60 / SECONDS)
 #: One value of the chip: 1.1 ms of each channel's shunt, every 6.6 ms (its power-on setting).

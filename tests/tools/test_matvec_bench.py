@@ -1,4 +1,4 @@
-"""tools/matvec_bench.py: what it prints, on tinygrad's Python device; what it refuses."""
+"""tools/matvec_bench.py on tinygrad's Python device; what it and matvec_decode.py refuse."""
 
 import os
 import subprocess
@@ -10,13 +10,15 @@ from tests.tools.conftest import TOOLS
 
 
 def bench(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOLS / "matvec_bench.py"), *args]
+    command = [sys.executable, str(TOOLS / f"matvec_{args[0]}.py"), *args[1:]]
     environment = os.environ | {"CCACHE": "0"} | variables
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_gemv_compares_rules_on_the_same_data() -> None:
-    done = bench("gemv", "--types", "F16", "--shapes", "16x256", "--repeats", "2", DEV="PYTHON")
+    done = bench(
+        "bench", "gemv", "--types", "F16", "--shapes", "16x256", "--repeats", "2", DEV="PYTHON"
+    )
     if "no matvec patch" in done.stderr:
         pytest.skip("this tinygrad is not patched")
     assert done.returncode == 0, done.stderr
@@ -28,10 +30,11 @@ def test_gemv_compares_rules_on_the_same_data() -> None:
 @pytest.mark.parametrize(
     ("args", "line"),
     [
-        (["gemv", "--types", "Q9_Z"], "'Q9_Z': want one of F32, F16"),
-        (["gemv", "--shapes", "12"], "'12': want ROWSxCOLUMNS"),
-        (["gemv", "--repeats", "1"], "want --repeats 2 or more"),
-        (["decode", "--stock", "/nonexistent"], "--stock /nonexistent: want a folder that holds"),
+        (["bench", "gemv", "--types", "Q9_Z"], "'Q9_Z': want one of F32, F16"),
+        (["bench", "gemv", "--shapes", "12"], "'12': want ROWSxCOLUMNS"),
+        (["bench", "gemv", "--repeats", "1"], "want --repeats 2 or more"),
+        (["decode", "/nowhere.gguf"], "/nowhere.gguf: no such file; want a GGUF"),
+        (["decode", __file__, "--stock", "/nowhere"], "--stock /nowhere: want a folder that holds"),
     ],
 )
 def test_wrong_use_ends_with_two(args: list[str], line: str) -> None:

@@ -103,7 +103,13 @@ def unpack(sdist: Path, to: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=".unpack-") as tmp:
         try:
             with tarfile.open(sdist) as tar:
-                tar.extractall(tmp, filter="data")
+                # Python 3.11.2, Debian 12's, knows neither the filter nor extractall's argument.
+                # Without the filter root would keep the archive's owners, which git distrusts.
+                tar.extraction_filter = getattr(tarfile, "data_filter", None)
+                for member in tar.getmembers():
+                    member.uid, member.gid = os.getuid(), os.getgid()
+                    member.uname = member.gname = ""
+                tar.extractall(tmp)
         except (tarfile.TarError, EOFError) as e:
             raise SeriesError(f"{sdist}: not a readable sdist: {e}") from e
         tops = [*Path(tmp).iterdir()]

@@ -144,7 +144,7 @@ def parse_trailers(trailers: str, where: str) -> dict[str, list[str]]:
         if key not in found:
             raise SeriesError(f"{where}: trailer '{key}:' is missing")
         if len(found[key]) > 1 and key != "Tests":
-            raise SeriesError(f"{where}: trailer '{key}:' stands there {len(found[key])} times")
+            raise SeriesError(f"{where}: trailer '{key}:' appears {len(found[key])} times")
     _check_values(found, where)
     return found
 

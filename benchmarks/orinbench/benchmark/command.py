@@ -52,11 +52,11 @@ from orinbench.options import (
     check_board,
     check_output,
     check_processes,
-    check_repetitions,
     model_options,
     numbers_of,
     output_options,
     processes_option,
+    repetitions_option,
     run_options,
     tests_of,
     with_options,
@@ -80,10 +80,9 @@ PROCESSES = 10
 FIT_SECONDS = 90.0
 # Note after a first run on a CPU: docs/performance.md has the figures and their machine.
 FIRST_RUN = (
-    "this shows that everything works here, not what tinygrad is worth: a CPU is not what it is "
-    "for. On an H200 it decodes a 1B model 2.00 times as fast as llama.cpp (README.md; "
-    "docs/performance.md has the rest). Next: make chat to talk to the model, orinbench "
-    "llama-bench -m model.gguf for a model of yours, and the same where a GPU is"
+    "everything works here; the kernels are made for GPUs. On an H200 a 1B model decodes 2.00 "
+    "times as fast as with llama.cpp (README.md; docs/performance.md has the rest). Next: make "
+    "chat to talk to the model, orinbench llama-bench -m model.gguf to measure yours"
 )
 
 
@@ -109,16 +108,22 @@ def _knob_options(command: Command) -> Command:
     metavar="LIST",
     help="sequences that -n decodes at once [1]",
 )
-@click.option("texts", "--ttft", multiple=True, metavar="LIST", help="[largest -p; 0: none]")
+@click.option(
+    "texts",
+    "--ttft",
+    multiple=True,
+    metavar="LIST",
+    help="time to first text, by tokens of the prompt [largest -p; 0: none]",
+)
 @click.option(
     "sampling",
     "--sampling",
     multiple=True,
     metavar="FIELD=NUMBER,...",
-    help="tg once more with tokens drawn: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
+    help="repeat generation tests with sampling: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
 )
-@click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10; llama.cpp: 5]")
-@processes_option(f"fresh ones of each backend, over which the rounds are spread [{PROCESSES}]")
+@repetitions_option(10, "rounds [10; llama.cpp: 5]")
+@processes_option(f"fresh processes a backend, over which the rounds are spread [{PROCESSES}]")
 @output_options
 @backend_options
 @click.option(
@@ -132,17 +137,17 @@ def _knob_options(command: Command) -> Command:
     "--sms",
     type=click.IntRange(1),
     metavar="N",
-    help="only N multiprocessors of the GPU (CUDA): 16 shows what an Orin's can do",
+    help="use only N multiprocessors of the GPU (CUDA); an Orin has 16",
 )
 @click.option(
     "--check/--no-check",
     default=None,
-    help="check the numbers first [for small models]",
+    help="check the results first [small models only]",
 )
 @click.option(
     "--cold-start/--no-cold-start",
     default=None,
-    help="compile all kernels anew and time it [unless BEAM or JITBEAM is set]",
+    help="start with an empty kernel cache and time that [unless BEAM or JITBEAM is set]",
 )
 @click.option("--no-warmup", is_flag=True, help="skip the warm-up")
 @click.option(
@@ -157,7 +162,7 @@ def _knob_options(command: Command) -> Command:
 def llama_bench_command(**options: Any) -> int:
     """Measure prompt processing (pp) and text generation (tg), as llama.cpp's llama-bench.
 
-    And the time to the first text (ttft) from a prompt's text, tokenisation inside.
+    It also measures the time from a prompt's text to the answer's first text (ttft).
     LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
@@ -245,7 +250,7 @@ class PlanOptions:
     """The options that make the plan, parsed; raises BenchError for what cannot be run."""
 
     def __init__(self, options: dict[str, Any]) -> None:
-        self.repetitions = check_repetitions(options["repetitions"])
+        self.repetitions = options["repetitions"]
         self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
         n_prompt = numbers_of(options["n_prompt"], "-p", 512)
         self.asks_text = bool(options["texts"])
@@ -405,12 +410,10 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
-        record["ignored_flags"] = ignored_flags(
-            record["backend"], record["decode_path"] == "fused", options
-        )
+        record.ignored_flags = ignored_flags(record.backend, record.decode_path == "fused", options)
     write_records(records, options)
     if options["textfile"]:
-        textfile(records, options["textfile"])
+        textfile(map(vars, records), options["textfile"])
 
 
 def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[str]:

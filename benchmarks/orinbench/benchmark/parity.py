@@ -8,13 +8,12 @@ import click
 
 from orinbench.benchmark.plan import TINYGRAD_DEVICES
 from orinbench.benchmark.tinygrad_backend import probe_device
-from orinbench.board.device_info import package_version
+from orinbench.board.environment import package_version
 from orinbench.child import run
 from orinbench.errors import BenchError
 
 # `--numa` and `--prio` of llama-bench 0.5.0 (tools/llama-bench).
 NUMA = ("distribute", "isolate", "numactl")
-PRIORITIES = range(-1, 4)
 LIST_SECONDS = 60
 
 
@@ -89,8 +88,8 @@ def parity_options(command: Any) -> Any:
                     ("hf_token", ("-hft", "--hf-token")),
                 )
             ),
-            click.option("--numa", metavar="MODE", help=f"passed to llama.cpp: {', '.join(NUMA)}"),
-            click.option("--prio", metavar="N", help="passed to llama.cpp: -1 to 3"),
+            click.option("--numa", type=click.Choice(NUMA), help="passed to llama.cpp"),
+            click.option("--prio", type=click.IntRange(-1, 3), help="passed to llama.cpp"),
             click.option("rpc", "-rpc", "--rpc", metavar="LIST", help="passed to llama.cpp"),
         )
     ):
@@ -100,11 +99,7 @@ def parity_options(command: Any) -> Any:
 
 def check_passed_on(options: dict[str, Any]) -> None:
     """Raise BenchError for a value that llama-bench would not take."""
-    numa, prio, rpc = options["numa"], options["prio"], options["rpc"]
-    if numa is not None and numa not in NUMA:
-        raise BenchError(f"--numa {numa}: there are {', '.join(NUMA)}")
-    if prio is not None and prio not in {str(number) for number in PRIORITIES}:
-        raise BenchError(f"--prio {prio}: not a priority; right are -1, 0, 1, 2 and 3")
+    rpc = options["rpc"]
     for server in rpc.split(",") if rpc is not None else ():
         host, _, port = server.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
@@ -114,7 +109,7 @@ def check_passed_on(options: dict[str, Any]) -> None:
 def passed_on(options: dict[str, Any]) -> list[str]:
     """Return the arguments for llama.cpp's binary."""
     given = [(f"--{name}", options[name]) for name in ("numa", "prio", "rpc")]
-    return [word for flag, value in given if value is not None for word in (flag, value)]
+    return [word for flag, value in given if value is not None for word in (flag, str(value))]
 
 
 def list_devices(binary: Path | None) -> str:

@@ -40,72 +40,41 @@ class Knob:
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 
 
+def _switch(field: str, help_text: str, *flags: str) -> Knob:
+    return Knob(field, flags, True, f"{help_text}, 0 or 1", maximum=1)
+
+
+def _word(field: str, *flags: str, choices: Sequence[str] = ()) -> Knob:
+    return Knob(field, flags, False, ", ".join(choices), choices=tuple(choices))
+
+
+_MASK = (r"(0x)?[0-9a-fA-F]+", "number in hexadecimal")
+_SHARES = (r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1")
+_UBATCH = f"tokens prefilled at once; tinygrad's default is {TINYGRAD_CHUNK}"
 KNOBS = (
     Knob("n_batch", ("-b", "--batch-size"), True, "logical batch", 1),
-    Knob(
-        "n_ubatch",
-        ("-ub", "--ubatch-size"),
-        True,
-        f"tokens prefilled at once; tinygrad's default is {TINYGRAD_CHUNK}",
-        1,
-    ),
+    Knob("n_ubatch", ("-ub", "--ubatch-size"), True, _UBATCH, 1),
     Knob("type_k", ("-ctk", "--cache-type-k"), False, "type of the K cache", choices=CACHE_TYPES),
     Knob("type_v", ("-ctv", "--cache-type-v"), False, "type of the V cache", choices=CACHE_TYPES),
     Knob("n_threads", ("-t", "--threads"), True, "CPU threads; tinygrad:CPU takes it too", 1),
-    Knob(
-        "cpu_mask",
-        ("-C", "--cpu-mask"),
-        False,
-        "CPU affinity mask",
-        form=(r"(0x)?[0-9a-fA-F]+", "number in hexadecimal"),
-    ),
-    Knob("cpu_strict", ("--cpu-strict",), True, "strict CPU placement, 0 or 1", maximum=1),
+    Knob("cpu_mask", ("-C", "--cpu-mask"), False, "CPU affinity mask", form=_MASK),
+    _switch("cpu_strict", "strict CPU placement", "--cpu-strict"),
     Knob("poll", ("--poll",), True, "polling level, 0 to 100", maximum=100),
     Knob("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "layers on the GPU", -1),
     Knob("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
-    Knob(
-        "split_mode",
-        ("-sm", "--split-mode"),
-        False,
-        "none, layer, row or tensor",
-        choices=("none", "layer", "row", "tensor"),
-    ),
+    _word("split_mode", "-sm", "--split-mode", choices=("none", "layer", "row", "tensor")),
     Knob("main_gpu", ("-mg", "--main-gpu"), True, "index of the main GPU"),
-    Knob(
-        "no_kv_offload",
-        ("-nkvo", "--no-kv-offload"),
-        True,
-        "KV cache stays on the CPU, 0 or 1",
-        maximum=1,
-    ),
-    Knob(
-        "flash_attn",
-        ("-fa", "--flash-attn"),
-        False,
-        "on, off, auto, 0 or 1",
-        choices=("on", "off", "auto", "0", "1"),
-    ),
+    _switch("no_kv_offload", "KV cache stays on the CPU", "-nkvo", "--no-kv-offload"),
+    _word("flash_attn", "-fa", "--flash-attn", choices=("on", "off", "auto", "0", "1")),
     Knob("devices", ("-dev", "--device"), False, "devices, separated by /"),
     Knob("load_mode", ("-lm", "--load-mode"), False, "how the file is loaded"),
-    Knob("use_mmap", ("-mmp", "--mmap"), True, "older spelling of -lm, 0 or 1", maximum=1),
-    Knob("embeddings", ("-embd", "--embeddings"), True, "compute embeddings, 0 or 1", maximum=1),
-    Knob(
-        "tensor_split",
-        ("-ts", "--tensor-split"),
-        False,
-        "shares of the GPUs, separated by /",
-        form=(r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1"),
-    ),
+    _switch("use_mmap", "older spelling of -lm", "-mmp", "--mmap"),
+    _switch("embeddings", "compute embeddings", "-embd", "--embeddings"),
+    Knob("tensor_split", ("-ts", "--tensor-split"), False, "shares of the GPUs", form=_SHARES),
     Knob("tensor_buft_overrides", ("-ot", "--override-tensor"), False, "tensor placement"),
-    Knob(
-        "no_op_offload",
-        ("-nopo", "--no-op-offload"),
-        True,
-        "no offload of operations, 0 or 1",
-        maximum=1,
-    ),
-    Knob("no_host", ("--no-host",), True, "no host buffers, 0 or 1", maximum=1),
-    Knob("repack", ("--repack",), True, "repack weights on the CPU, 0 or 1", maximum=1),
+    _switch("no_op_offload", "no offload of operations", "-nopo", "--no-op-offload"),
+    _switch("no_host", "no host buffers", "--no-host"),
+    _switch("repack", "repack weights on the CPU", "--repack"),
     Knob("fit_target", ("-fitt", "--fit-target"), True, "memory in MiB to leave free on a device"),
     Knob("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "the least context that must fit"),
 )

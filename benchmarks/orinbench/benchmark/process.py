@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from orinbench.benchmark import protocol
@@ -39,19 +39,31 @@ class WorkerProcess:
         self.started = self._child.started
         self._buffer = b""
 
-    def ask(self, request: protocol.Request, expected: type[ReplyT]) -> ReplyT:
-        """Send `request` and return its answer; raises BackendDiedError for any other end."""
+    def ask(
+        self,
+        request: protocol.Request,
+        expected: type[ReplyT],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> ReplyT:
+        """Send `request` and return its answer; `say` hears how far that is.
+
+        Raises BackendDiedError for any other end.
+        """
         self.send(protocol.encode(request))
-        line = self.next_line(type(request).__name__, self._timeout)
-        try:
-            reply = protocol.decode(line)
-        except ValueError as error:
-            raise BackendDiedError(str(error)) from error
+        while isinstance(reply := self._reply(request), protocol.Said):
+            say(reply.text)
         if isinstance(reply, protocol.Failed):
             raise BackendDiedError(compiler_hint(reply.error))
         if not isinstance(reply, expected):
             raise BackendDiedError(f"answered {type(reply).__name__} to {type(request).__name__}")
         return reply
+
+    def _reply(self, request: protocol.Request) -> protocol.Message:
+        line = self.next_line(type(request).__name__, self._timeout)
+        try:
+            return protocol.decode(line)
+        except ValueError as error:
+            raise BackendDiedError(str(error)) from error
 
     def send(self, line: str) -> None:
         """Write a line to it; raises BackendDiedError where nobody reads it."""

@@ -48,9 +48,10 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class Load:
-    """Load a GGUF for contexts of up to `max_context` tokens.
+    """Load a GGUF for contexts of up to `max_context` tokens, and take the first token.
 
-    `general`: through tinygrad's own kernels, also where it has hand-written ones for this model.
+    That is of a prompt of `n_prompt` random tokens. `general`: through tinygrad's own kernels, also
+    where it has hand-written ones for this model.
     """
 
     model: str
@@ -58,35 +59,20 @@ class Load:
     general: bool = False
     sequences: int = 1  # so many contexts fit
     key_type: str = "f16"  # of keys and values, in llama.cpp's words
+    n_prompt: int = 1
+    n_ubatch: int = 32
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is loaded."""
+    """The model is loaded, and the first token is on the host."""
 
-    load_s: float
-    vocab_size: int
+    load_s: float  # of the file alone
     decode_path: str  # how tinygrad computes the model: "jit" or "fused"
     included: str  # what a timed region of that path holds, for people
     chunk: int | None  # prompt tokens that go through at once; None: as n_ubatch says
-
-
-@dataclass(frozen=True)
-class FirstToken:
-    """Prefill `n_prompt` random tokens and return the token that follows."""
-
-    n_prompt: int
-    n_ubatch: int
-
-
-@dataclass(frozen=True)
-class FirstTokenDone:
-    """The first token is on the host."""
-
-    seconds: float  # prefill and token alone, without process start and load
-    compile_s: float  # inside the compilers, since the process started
-    kernels_compiled: int
-    kernels_from_cache: int
+    compile_s: float = 0.0  # inside the compilers, since the process started
+    kernels_compiled: int = 0
 
 
 @dataclass(frozen=True)
@@ -190,6 +176,28 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Generate:
+    """Decode greedily from each prompt; tokens and logits go into the npz file `out`."""
+
+    load: Load
+    prompts: list[list[int]]
+    n_tokens: int
+    out: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """The file is written."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """Progress of a request, in words, before its answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class Failed:
     """The request raised; the worker lives on, or ends if it cannot."""
 
@@ -197,12 +205,12 @@ class Failed:
     traceback: str = field(repr=False, default="")
 
 
-Request = Open | MeasureBandwidth | Load | FirstToken | WarmUp | Measure | Prepare | Repeat
-Reply = Identity | Bandwidth | Loaded | FirstTokenDone | WarmedUp | Measured | Prepared
-Message = Request | Reply | Failed
+Request = Open | MeasureBandwidth | Load | WarmUp | Measure | Prepare | Repeat | Generate
+Reply = Identity | Bandwidth | Loaded | WarmedUp | Measured | Prepared | Generated
+Message = Request | Reply | Said | Failed
 
 _MESSAGES: dict[str, type[Any]] = {
-    message.__name__: message for message in (*get_args(Request), *get_args(Reply), Failed)
+    message.__name__: message for message in (*get_args(Request), *get_args(Reply), Said, Failed)
 }
 
 
@@ -218,6 +226,8 @@ def decode(line: str) -> Message:
         message = _MESSAGES[fields.pop("type")]
         if "test" in fields:
             fields["test"] = Test(**fields["test"])
+        if "load" in fields:
+            fields["load"] = Load(**fields["load"])
         decoded: Message = message(**fields)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a message: {line[:200]!r}") from error

@@ -26,7 +26,7 @@ from orinbench.board import (
     is_jetson,
     measure_energy,
 )
-from orinbench.board.clocks import read_clocks
+from orinbench.board.clocks import GpuInUse, read_clocks
 from orinbench.board.environment import read_environment
 from orinbench.errors import BenchError
 from orinbench.interrupts import Interrupts
@@ -83,6 +83,7 @@ class Runner:
             started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
         self._bandwidths: dict[str, Bandwidth | None] = {}
+        self._gpu = GpuInUse(self.roots)
 
     def run(self) -> RunResult:
         """Return the result; `partial` says that Ctrl-C cut it short.
@@ -297,7 +298,8 @@ class Runner:
     def _repeat(self, step: Step, row: RowResult, backend: Backend) -> None:
         lane = self.result.lanes[step.lane]
         board = board_state(self.roots)
-        clocks = read_clocks(board if lane.on_gpu else None)
+        gpu = self._gpu() if lane.on_gpu else None
+        clocks = read_clocks(board if lane.on_gpu else None, gpu=gpu)
         with measure_energy(self.roots, rails=self.rails, idle_watts=self.idle) as energy:
             sample = backend.measure(row.case, step.round, self.plan.seed + step.round)
         energy.count_last(sample.ns, sample.ended_s)
@@ -306,7 +308,7 @@ class Runner:
             sample,
             process=self.plan.process(step.round),
             clocks_before=clocks,
-            clocks_after=read_clocks(after if lane.on_gpu else None),
+            clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),
             board_before=board.record() if has_sensors(board) else None,
             board_after=after.record() if has_sensors(after) else None,
             board_warnings=board_warnings(board, after, self.roots) if is_jetson(after) else None,

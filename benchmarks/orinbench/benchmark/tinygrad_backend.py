@@ -64,43 +64,42 @@ class TinygradBackend:
 
     def open(self) -> protocol.Identity:
         """Open the device in a process of its own and say what it is."""
-        with self._start() as worker:
+        with self.start() as worker:
             return worker.ask(protocol.Open(), protocol.Identity)
 
     def first_token(self) -> FirstToken:
         """Measure the time to the first token; the process of the warm one stays."""
         cold_s = cold = None
         if self.cold_start:
-            with self._start() as worker:
-                _, cold = self._first(worker)
+            with self.start() as worker:
+                cold = self._load(worker)
                 cold_s = time.monotonic() - worker.started
-        self._worker = self._start()
-        loaded, warm = self._first(self._worker)
+        self._worker = self.start()
+        warm = self._load(self._worker)
         warm_s = time.monotonic() - self._worker.started
         return FirstToken(
             n_prompt=self._first_prompt,
             cold_s=cold_s,
             warm_s=warm_s,
-            load_s=loaded.load_s,
+            load_s=warm.load_s,
             cold_compile_s=cold.compile_s if cold else None,
             kernels_compiled=(cold or warm).kernels_compiled,
-            decode_path=loaded.decode_path,
-            included=loaded.included,
-            chunk=loaded.chunk,
+            decode_path=warm.decode_path,
+            included=warm.included,
+            chunk=warm.chunk,
         )
 
-    def _first(self, worker: WorkerProcess) -> tuple[protocol.Loaded, protocol.FirstTokenDone]:
+    def _load(self, worker: WorkerProcess) -> protocol.Loaded:
         load = protocol.Load(
             str(self.plan.lane.model),
             self.plan.max_context,
             self.general,
             self.plan.most_sequences,
             self.plan.lane.key_type,
+            self._first_prompt,
+            self.plan.llama_cases[0].test().n_ubatch,
         )
-        loaded = worker.ask(load, protocol.Loaded)
-        chunk = self.plan.llama_cases[0].test().n_ubatch
-        request = protocol.FirstToken(self._first_prompt, chunk)
-        return loaded, worker.ask(request, protocol.FirstTokenDone)
+        return worker.ask(load, protocol.Loaded)
 
     @property
     def _first_prompt(self) -> int:
@@ -123,8 +122,8 @@ class TinygradBackend:
     def renew(self) -> float | None:
         """Load the model into a fresh process and take its first token, which is timed."""
         self.worker.close()
-        self._worker = self._start()
-        self._first(self._worker)
+        self._worker = self.start()
+        self._load(self._worker)
         return time.monotonic() - self._worker.started
 
     def close(self) -> None:
@@ -134,7 +133,8 @@ class TinygradBackend:
             self._worker = None
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    def _start(self) -> WorkerProcess:
+    def start(self) -> WorkerProcess:
+        """Start a process on the lane's device."""
         return WorkerProcess(self.environment, self._timeout, verbose=self._verbose)
 
 

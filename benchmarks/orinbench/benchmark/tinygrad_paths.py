@@ -8,7 +8,7 @@ This module imports tinygrad; see `tinygrad_runner`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,45 +17,12 @@ from tinygrad.engine.realize import Ops
 from tinygrad.llm.model import Transformer
 
 from orinbench.benchmark.plan import TINYGRAD_CHUNK
-from orinllm.executor import Executor, SamplingExecutor
+from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import KEY_TYPES
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
-
-
-class DecodePath(Protocol):
-    """A way of running tokens through a model. Nothing is synchronized here."""
-
-    name: str  # what the record carries
-    included: str  # what a timed region holds, for people
-    calls_to_capture: int  # calls after which a prompt or a token compiles and captures no more
-    chunk: int | None  # prompt tokens that go through at once; None: as -ub says
-
-    def upload_prompt(self, ids: Sequence[int]) -> Any:
-        """Prepare a prompt, untimed."""
-        ...
-
-    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
-        """Prepare tokens to be decoded one by one, untimed."""
-        ...
-
-    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
-        """Compute keys and values of positions start..end-1 and the logits of the last one."""
-        ...
-
-    def decode(self, token: Any, position: int) -> None:
-        """Compute keys, values and logits of one token."""
-        ...
-
-    def last_token(self) -> int:
-        """Read back the token that follows what was computed last."""
-        ...
-
-    def counts(self) -> tuple[int | None, int | None]:
-        """Return (kernels, launches) of a decoded token: see `kernels_of`; None: not known."""
-        ...
 
 
 def load_network(
@@ -86,7 +53,8 @@ def kernels_of(linear: Any) -> tuple[int, int]:
 class JitPath:
     """`Transformer.__call__`: the prefill jit for several tokens, the rollout jit for one."""
 
-    name = "jit"
+    name = "jit"  # what the record carries
+    # What a timed region holds, for people.
     included = (
         "the forward pass, and what the jit holds behind it on the device: temperature, "
         "Gumbel noise and argmax over the logits"
@@ -94,7 +62,7 @@ class JitPath:
     # TinyJit runs the function plainly at its first call, captures at the second and replays from
     # the third (tinygrad/engine/jit.py).
     calls_to_capture = 2
-    chunk: int | None = None
+    chunk: int | None = None  # prompt tokens that go through at once; None: as -ub says
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -114,7 +82,7 @@ class JitPath:
         return [Tensor([[token]], dtype=dtypes.int32).realize() for token in ids]
 
     def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
-        """Call the prefill jit for each `n_ubatch` tokens, with their slice, as `generate` does."""
+        """Compute positions start..end-1, `n_ubatch` at once, as `generate` does."""
         chunk = 1 if self._model.has_recurrent_block else n_ubatch
         if chunk not in self._prefill:
             self._prefill[chunk] = (TinyJit(self._model.forward), UOp.variable("toks", 1, chunk))
@@ -216,20 +184,12 @@ class JitExecutor:
         return logits
 
 
-class Drawing(Executor, Protocol):
-    """An executor that draws tokens: all of one that is timed."""
-
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        """Draw tokens like this from now on; `text` is the sequence so far."""
-        ...
-
-
 class EnginePath:
     """An executor of the engine (orinllm): fused kernels on CUDA and NV, else its general path."""
 
     calls_to_capture = 2
 
-    def __init__(self, executor: Drawing) -> None:
+    def __init__(self, executor: SamplingExecutor) -> None:
         self._executor, self.name = executor, executor.name
         fused = isinstance(executor, FusedExecutor)
         self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None
@@ -280,6 +240,10 @@ _FUSED_INCLUDED = (
     "positions to the device, one a token or a prompt's chunk"
 )
 _GENERAL_INCLUDED = "the forward pass to the logits, and their copy to the host"
+
+
+#: A way of running tokens through a model, one sequence at a time. Nothing is synchronized here.
+DecodePath = JitPath | EnginePath
 
 
 class DecoderPath:

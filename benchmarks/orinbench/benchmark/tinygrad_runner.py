@@ -9,9 +9,11 @@ What a timed region holds is written at `TinygradRunner.measure`.
 import random
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tinygrad import Device, Tensor, dtypes
 from tinygrad.device import Buffer, Compiler
 from tinygrad.helpers import CPU_COUNT, GlobalCounters
@@ -26,10 +28,11 @@ from orinbench.benchmark.tinygrad_paths import (
     DecodePath,
     DecoderPath,
     EnginePath,
+    JitExecutor,
     JitPath,
     load_network,
 )
-from orinbench.board.device_info import gpu_driver, gpu_name, package_version
+from orinbench.board.environment import gpu_driver, gpu_name, package_version
 from orinbench.suite.work import SuiteWork
 from orinllm.executor import Executor
 from orinllm.fused import FusedExecutor
@@ -39,7 +42,6 @@ class CompileMeter:
     """Counts what tinygrad compiles, and how long the compilers take."""
 
     def __init__(self) -> None:
-        self.requested = 0
         self.compiled = 0
         self.seconds = 0.0
         self._metered: set[type[Any]] = set()
@@ -48,7 +50,6 @@ class CompileMeter:
 
         def compile_cached(compiler: Any, source: str) -> bytes:
             self._meter(type(compiler))
-            self.requested += 1
             binary: bytes = cached(compiler, source)
             return binary
 
@@ -98,8 +99,8 @@ class MemoryMeter:
 class TinygradRunner:
     """The model on tinygrad's default device. Every method answers one request of the protocol."""
 
-    def __init__(self) -> None:
-        self._green = limit_cuda()
+    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
+        self._green, self._say = limit_cuda(), say
         self.compiles = CompileMeter()
         self.memory = MemoryMeter()
         self.model: Any = None
@@ -124,8 +125,6 @@ class TinygradRunner:
                 return self.measure_bandwidth(n_bytes, repetitions)
             case protocol.Load():
                 return self.load(request)
-            case protocol.FirstToken(n_prompt, n_ubatch):
-                return self.first_token(n_prompt, n_ubatch)
             case protocol.WarmUp(test):
                 return self.warm_up(test)
             case protocol.Measure(test, seed):
@@ -134,6 +133,8 @@ class TinygradRunner:
                 return self.suite.prepare(request)
             case protocol.Repeat(label, seed):
                 return self.suite.repeat(label, seed)
+            case protocol.Generate():
+                return self.generate(request)
 
     def open(self) -> protocol.Identity:
         """Compile and run one kernel: a device that opens may still lack its compiler."""
@@ -160,9 +161,9 @@ class TinygradRunner:
         return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
     def load(self, asked: protocol.Load) -> protocol.Loaded:
-        """Load the GGUF file into the engine, which compiles its kernels here.
+        """Load the GGUF file into the engine, prefill, and read the first token back.
 
-        `general` takes tinygrad.llm's own Transformer instead. So many sequences fit.
+        The engine compiles its kernels here. `general` takes tinygrad.llm's own Transformer.
         """
         model, max_context = asked.model, asked.max_context
         start = time.perf_counter()
@@ -179,20 +180,31 @@ class TinygradRunner:
         self._synchronize()
         load_s = time.perf_counter() - start
         self._path, self._file = path, Path(model)
-        return protocol.Loaded(load_s, self.vocab_size, path.name, path.included, path.chunk)
+        prompt = path.upload_prompt(self._random_ids(random.Random(0), asked.n_prompt))
+        path.prompt(prompt, 0, asked.n_prompt, asked.n_ubatch)
+        path.last_token()
+        compiles = (self.compiles.seconds, self.compiles.compiled)
+        return protocol.Loaded(load_s, path.name, path.included, path.chunk, *compiles)
 
-    def first_token(self, n_prompt: int, n_ubatch: int) -> protocol.FirstTokenDone:
-        """Prefill and read the first token back, as a user who waits for it."""
-        start = time.perf_counter()
-        prompt = self.path.upload_prompt(self._random_ids(random.Random(0), n_prompt))
-        self.path.prompt(prompt, 0, n_prompt, n_ubatch)
-        self.path.last_token()
-        return protocol.FirstTokenDone(
-            seconds=time.perf_counter() - start,
-            compile_s=self.compiles.seconds,
-            kernels_compiled=self.compiles.compiled,
-            kernels_from_cache=self.compiles.requested - self.compiles.compiled,
-        )
+    def generate(self, asked: protocol.Generate) -> protocol.Generated:
+        """Decode greedily from each prompt, for the correctness gate."""
+        from orinbench.check.greedy import prefixed, tinygrad_greedy  # with the reference
+
+        self._say("loading the model")
+        load = asked.load
+        if load.general:
+            executor: Executor = JitExecutor(load.model, load.max_context)
+        else:
+            executor = load_network(load.model, load.max_context, key_type=load.key_type)
+        arrays = {}
+        for index, prompt in enumerate(asked.prompts):
+            of = prefixed(self._say, f"prompt {index + 1} of {len(asked.prompts)}")
+            generation = tinygrad_greedy(executor, prompt, asked.n_tokens, of)
+            arrays[f"tokens{index}"] = np.array(generation.tokens)
+            arrays[f"logits{index}"] = generation.logits
+            arrays[f"fused{index}"] = np.array(generation.fused)
+        np.savez(asked.out, allow_pickle=False, **arrays)
+        return protocol.Generated()
 
     def warm_up(self, test: protocol.Test) -> protocol.WarmedUp:
         """Run the test's kernels until they are captured, then the whole test once."""

@@ -41,11 +41,14 @@ def main() -> None:
     os.dup2(2, 1)
     runner: list[Answer] = []
 
+    def say(text: str) -> None:
+        print(protocol.encode(protocol.Said(text)), file=replies, flush=True)
+
     def answer(request: protocol.Request) -> protocol.Reply:
         if not runner:
             from orinbench.benchmark.tinygrad_runner import TinygradRunner
 
-            runner.append(TinygradRunner().answer)
+            runner.append(TinygradRunner(say).answer)
         return runner[0](request)
 
     serve(sys.stdin, replies, answer)

@@ -7,7 +7,6 @@ GPU's (NVML) or an x86 processor's (RAPL), or none.
 import dataclasses
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from orinbench.errors import BenchError
+from orinbench.jsonfile import write_whole
 from orinbench.samples import BenchWarning, WarningKind
 from orinboard.board import BoardState, read_state
 from orinboard.boundary import check_choice
@@ -348,17 +348,10 @@ def value(record: Mapping[str, Any], field: str) -> float | None:
 def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
     """Write the records' figures for node_exporter's textfile collector; returns the file.
 
-    The file is replaced whole. Raises BenchError when the directory cannot be written.
+    Raises BenchError when the directory cannot be written.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Textfile(records))
     file = directory / TEXTFILE
-    try:
-        with tempfile.NamedTemporaryFile(dir=directory, prefix=".orinbench-", delete=False) as new:
-            new.write(generate_latest(registry))
-        # node_exporter runs as a user of its own.
-        os.chmod(new.name, 0o644)
-        os.replace(new.name, file)
-    except OSError as error:
-        raise BenchError(f"--textfile {directory}: {error.strerror}") from None
+    write_whole(file, generate_latest(registry))
     return file

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinbench.samples import BenchWarning, WarningKind
+from orinboard import nvml
 from orinboard.board import BoardState
+from orinboard.files import Files, Roots
 
 CPU_ROOT = Path("/sys/devices/system/cpu")
 # A GPU clock that moves more than this between samples is not pinned.
@@ -27,12 +29,32 @@ class ClockState:
     gpu_throttling: tuple[str, ...] = ()  # why the GPU is slower than asked, by NVML's words
 
 
-def read_clocks(board: BoardState | None = None, root: Path = CPU_ROOT) -> ClockState:
-    """Return the CPU's clocks below `root`, and those of the first GPU of a `board`."""
+class GpuInUse:
+    """Name of the GPU that the bench's own processes compute on, kept once it is known."""
+
+    def __init__(self, roots: Roots | None = None) -> None:
+        self._roots = roots or Roots()
+        self._name: str | None = None
+
+    def __call__(self) -> str | None:
+        """Return its name among the board's GPUs; None while it is not known."""
+        if self._name is None and (found := nvml.devices(Files(self._roots))):
+            self._name = found[0][0] if len(found) == 1 else nvml.used(found)
+        return self._name
+
+
+def read_clocks(
+    board: BoardState | None = None, root: Path = CPU_ROOT, gpu: str | None = None
+) -> ClockState:
+    """Return the CPU's clocks below `root`, and those of a `board`'s GPU.
+
+    Of several it is the one whose name is `gpu`.
+    """
     frequencies = _integers(root.glob("cpu[0-9]*/cpufreq/scaling_cur_freq"))
     throttles = _integers(root.glob("cpu[0-9]*/thermal_throttle/core_throttle_count"))
     gpus = board.readings.gpus if board else ()
-    hertz = gpus[0].current_hz if gpus else None
+    meant = [one for one in gpus if len(gpus) == 1 or one.name == gpu]
+    hertz = meant[0].current_hz if meant else None
     return ClockState(
         governors=governors(root),
         cpu_khz=min(frequencies) if frequencies else None,
@@ -83,7 +105,8 @@ def clock_warnings(
     if gpu:
         clocks = [state.gpu_mhz for state in after if state.gpu_mhz is not None]
         if not clocks:
-            found.append(_unknown("the GPU's clock is unknown: nvidia-ml-py reads it"))
+            text = "nvidia-ml-py reads it; of several GPUs name one in CUDA_VISIBLE_DEVICES"
+            found.append(_unknown(f"the GPU's clock is unknown: {text}"))
         elif max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
             found.append(
                 BenchWarning(

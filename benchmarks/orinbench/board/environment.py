@@ -1,5 +1,6 @@
 """The machine and the software that a result was taken on."""
 
+import importlib.metadata
 import os
 import platform
 import re
@@ -7,12 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinbench.board.clocks import governors
-from orinbench.board.device_info import DEVICE_TREE_MODEL, L4T_RELEASE, package_version
+from orinboard import nvml
+from orinboard.files import Files, Roots
 
 # The version that `tools/series install` and the Nix package give to patched tinygrad.
 PATCHED = re.compile(r"(?P<base>[^+]+)(?:\+orin\.(?P<series>[0-9a-f]+))?")
 # Set by the flake's wrapper to the revision it was built from.
 FLAKE_REVISION = "TINYGRAD_ORIN_REVISION"
+# The kernel module's own version line: "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.1 ..."
+NVIDIA_VERSION = Path("/proc/driver/nvidia/version")
+# Every Jetson's device tree names the board, e.g. "NVIDIA Jetson AGX Orin Developer Kit".
+DEVICE_TREE_MODEL = Path("/proc/device-tree/model")
+# Written by L4T on every Jetson: "# R36 (release), REVISION: 4.3, ..."
+L4T_RELEASE = Path("/etc/nv_tegra_release")
 CPU_INFO = Path("/proc/cpuinfo")
 MEMORY_INFO = Path("/proc/meminfo")
 
@@ -77,6 +85,30 @@ def read_environment() -> Environment:
             name: os.environ[name] for name in TINYGRAD_VARIABLES if name in os.environ
         },
     )
+
+
+def package_version(name: str) -> str | None:
+    """Return the installed version of a Python distribution."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def gpu_name() -> str | None:
+    """Return the GPU's name: the board on a Jetson, NVML's name elsewhere."""
+    if (board := _first_line(DEVICE_TREE_MODEL)) is not None:
+        return board
+    for _, device in nvml.devices(Files(Roots())):
+        return device.ask(device.nvml.nvmlDeviceGetName)
+    return None
+
+
+def gpu_driver() -> str | None:
+    """Return the version of the NVIDIA driver or of L4T."""
+    if (line := _first_line(NVIDIA_VERSION)) is not None:
+        return next((word for word in line.split() if word[0].isdigit() and "." in word), None)
+    return _first_line(L4T_RELEASE)
 
 
 def _os_name() -> str:

@@ -75,16 +75,16 @@ class Verdict:
     quantity: str  # "logits", or "log-probabilities" where the engine gives no more
     n_prompts: int
     n_tokens: int
-    # Both None where the engine gave numbers that are none, or the reference did.
-    max_abs_error: float | None
-    relative_error: float | None  # rms of the error over the standard deviation of the reference
-    tolerance: float  # of relative_error
     arithmetic: str  # that the tolerance is for
     fused: bool  # by the hand-written kernels of patched tinygrad
-    kl_divergence: float | None  # mean of KL(reference || engine), nats; None if logits are missing
-    top1_agreement: float  # share of tokens that are the reference's first choice
-    forgiven: int  # other tokens that lie within the error
     failures: tuple[str, ...]
+    # None where the engine gave numbers that are none, or the reference did.
+    max_abs_error: float | None = None
+    relative_error: float | None = None  # rms of it over the reference's standard deviation
+    tolerance: float = 0.0  # of relative_error
+    kl_divergence: float | None = None  # mean KL(reference || engine), nats; None: logits missing
+    top1_agreement: float = 0.0  # share of tokens that are the reference's first choice
+    forgiven: int = 0  # other tokens that lie within the error
     ties: tuple[str, ...] = ()  # choices of experts that rounding decided otherwise
 
     def line(self) -> str:
@@ -206,14 +206,8 @@ def broken(candidate: Candidate, generations: Sequence[Generation], fault: str) 
         quantity="logits",
         n_prompts=len(generations),
         n_tokens=sum(len(generation.tokens) for generation in generations),
-        max_abs_error=None,
-        relative_error=None,
-        tolerance=0.0,
         arithmetic=candidate.arithmetic.name,
         fused=any(generation.fused for generation in generations),
-        kl_divergence=None,
-        top1_agreement=0.0,
-        forgiven=0,
         failures=(fault,),
     )
 

@@ -3,16 +3,18 @@
 import itertools
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from orinbench.benchmark.command import choose_backends, model_paths
-from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.benchmark.plan import KEY_TYPES
+from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.tinygrad_backend import worker_environment
-from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, CheckReport, run_check
+from orinbench.check import Candidate, CheckReport, run_check
+from orinbench.check.gate import ARITHMETICS, llama_cpp_candidate
 from orinbench.check.greedy import Say, tinygrad_engine
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
@@ -26,7 +28,7 @@ from orinbench.talk import make_talk
 @click.option("n_tokens", "-n", default=12, type=click.IntRange(1), help="tokens a prompt [12]")
 @click.option("--seed", default=0, type=click.IntRange(0), help="of the prompts [0]")
 @click.option(
-    "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an engine [1800]"
+    "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an answer [1800]"
 )
 @click.option("-ctk", "--cache-type-k", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
 @click.option("-ctv", "--cache-type-v", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
@@ -89,14 +91,12 @@ def _candidate(
     say: Say,
 ) -> Candidate:
     if name == "llama.cpp":
-        if (server := find_llama_server(llama_bench)) is None:
+        if (found := llama_cpp_candidate(model, llama_bench, options["timeout"], say)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        engine = llama_cpp_engine(server, model, options["timeout"], say)
-        return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
+        return found
     environment = worker_environment(name.removeprefix("tinygrad:"), directory)
-    engine = tinygrad_engine(
-        model.path, environment, options["timeout"], say, key_type=options["cache_type_k"]
+    key_type = options["cache_type_k"]
+    start = partial(WorkerProcess, environment, options["timeout"])
+    return Candidate(
+        name, tinygrad_engine(model.path, start, say, key_type=key_type), ARITHMETICS[key_type]
     )
-    # Bytes that share a scale by 32 are rounded as 8-bit activations are.
-    halves = options["cache_type_k"] == "f16"
-    return Candidate(name, engine, HALF_WEIGHTS if halves else EIGHT_BIT_ACTIVATIONS)

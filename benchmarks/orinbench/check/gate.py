@@ -74,17 +74,26 @@ class Gate:
         return None
 
     def _candidate(self, name: str, model: ModelInfo, backend: Backend) -> Candidate | None:
-        if isinstance(backend, TinygradBackend):
-            environment = backend.environment
-            engine = tinygrad_engine(
-                model.path, environment, self.timeout, self._say(name), backend.general
-            )
-            return Candidate(name, engine, HALF_WEIGHTS)
-        server = find_llama_server(self.llama_bench)
-        if server is None:
-            return None
-        engine = llama_cpp_engine(server, model, self.timeout, self._say(name))
-        return Candidate(name, engine, EIGHT_BIT_ACTIVATIONS)
+        say = self._say(name)
+        if not isinstance(backend, TinygradBackend):
+            return llama_cpp_candidate(model, self.llama_bench, self.timeout, say)
+        key_type = backend.plan.lane.key_type
+        engine = tinygrad_engine(model.path, backend.start, say, backend.general, key_type)
+        return Candidate(name, engine, ARITHMETICS[key_type])
 
     def _say(self, name: str) -> Say:
         return lambda text: self.talk.detail(f"{name}: check: {text}")
+
+
+# By the type of keys and values: bytes that share a scale by 32 are rounded as 8-bit activations.
+ARITHMETICS = {"f16": HALF_WEIGHTS, "q8_0": EIGHT_BIT_ACTIVATIONS}
+
+
+def llama_cpp_candidate(
+    model: ModelInfo, llama_bench: Path | None, timeout: float, say: Say
+) -> Candidate | None:
+    """Return llama.cpp as its server answers; None where there is none."""
+    if (server := find_llama_server(llama_bench)) is None:
+        return None
+    engine = llama_cpp_engine(server, model, timeout, say)
+    return Candidate("llama.cpp", engine, EIGHT_BIT_ACTIVATIONS)

@@ -1,16 +1,11 @@
 """Greedy decoding with logits by the engines that the correctness gate judges.
 
-`tinygrad_greedy` runs in a process that imports tinygrad; `tinygrad_engine` starts such a process
-(`python -m orinbench.check.greedy`) on a chosen device. `llama_cpp_engine` asks a `llama-server`.
+`tinygrad_greedy` runs in a worker, which `tinygrad_engine` starts and asks. `llama_cpp_engine` asks
+a `llama-server`.
 """
 
-import contextlib
-import json
-import os
-import sys
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.child import PIPE, Child
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.process import WorkerProcess
+from orinbench.benchmark.protocol import Generate, Generated, Load
 from orinbench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -86,31 +83,26 @@ def context_of(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:
 
 def tinygrad_engine(
     model: Path,
-    environment: Mapping[str, str],
-    timeout: float,
+    start: Callable[[], WorkerProcess],
     say: Say = quiet,
     general: bool = False,
     key_type: str = "f16",
 ) -> Engine:
-    """Return an engine that loads `model` in a process with `environment`, where DEV is set.
+    """Return an engine that loads `model` in a worker that `start` starts.
 
     `general` takes tinygrad.llm's own network, `key_type` is of the engine's keys and values. `say`
-    hears how far it is. The engine raises BenchError, with the process's last line, if that fails
-    or takes longer than `timeout` seconds.
+    hears how far it is. The engine raises BenchError, with the worker's last line, if that fails.
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        with tempfile.TemporaryDirectory(prefix="orinbench-check-") as directory:
+        load = Load(str(model), context_of(prompts, n_tokens), general, key_type=key_type)
+        with tempfile.TemporaryDirectory(prefix="orinbench-check-") as directory, start() as worker:
             out = Path(directory, "generations.npz")
-            request = {
-                "model": str(model),
-                "prompts": [list(prompt) for prompt in prompts],
-                "n_tokens": n_tokens,
-                "general": general,
-                "key_type": key_type,
-                "out": str(out),
-            }
-            _run_worker(request, environment, timeout, say)
+            request = Generate(load, [list(prompt) for prompt in prompts], n_tokens, str(out))
+            try:
+                worker.ask(request, Generated, say)
+            except BackendDiedError as error:
+                raise BenchError(f"tinygrad: {error}") from error
             with np.load(out) as arrays:
                 return [
                     Generation(
@@ -122,57 +114,3 @@ def tinygrad_engine(
                 ]
 
     return engine
-
-
-def _run_worker(request: object, environment: Mapping[str, str], timeout: float, say: Say) -> None:
-    who = f"tinygrad on {environment.get('DEV', 'the default device')}"
-    command = [sys.executable, "-m", "orinbench.check.greedy"]
-    with Child(command, environment, out=PIPE, hears=True) as child:
-        with contextlib.suppress(BrokenPipeError):
-            child.tell(json.dumps(request).encode(), last=True)
-        try:
-            for line in child.lines(time.monotonic() + timeout):
-                say(line)
-        except TimeoutError:
-            child.end(grace=0)
-            raise BenchError(f"{who}: no answer to the check in {timeout:g} s") from None
-        if status := child.wait():
-            raise BenchError(f"{who}: ended with status {status}: {child.last_words()}")
-
-
-def main() -> None:
-    """Answer one request from standard input: generations go into the npz file that it names.
-
-    Standard output says how far the work is, a line at a time. tinygrad prints there too, so file
-    descriptor 1 is pointed at standard error before it is imported.
-    """
-    progress = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-
-    def say(text: str) -> None:
-        print(text, file=progress, flush=True)
-
-    from orinbench.benchmark.envelope import limit_cuda
-    from orinbench.benchmark.tinygrad_paths import JitExecutor, load_network
-
-    limit_cuda()
-    request = json.load(sys.stdin)
-    say("loading the model")
-    prompts, n_tokens = request["prompts"], request["n_tokens"]
-    model, context = request["model"], context_of(prompts, n_tokens)
-    if request["general"]:
-        executor: Executor = JitExecutor(model, context)
-    else:
-        executor = load_network(model, context, key_type=request["key_type"])
-    arrays = {}
-    for index, prompt in enumerate(prompts):
-        of = prefixed(say, f"prompt {index + 1} of {len(prompts)}")
-        generation = tinygrad_greedy(executor, prompt, n_tokens, of)
-        arrays[f"tokens{index}"] = np.array(generation.tokens)
-        arrays[f"logits{index}"] = generation.logits
-        arrays[f"fused{index}"] = np.array(generation.fused)
-    np.savez(request["out"], allow_pickle=False, **arrays)
-
-
-if __name__ == "__main__":
-    main()

@@ -9,12 +9,12 @@ from gguf.quants import dequantize
 
 from orinbench.check.greedy import Generation
 from orinbench.errors import BenchError
-from orinbench.model import ModelInfo, TensorInfo
+from orinbench.model import ModelInfo
 from orinbench.reference import Reference, unsupported
 from orinbench.reference_rope import Array
 from orinllm.arch import config_of
 from orinllm.errors import BadInput
-from orinllm.gguf import GGUF
+from orinllm.gguf import TensorInfo
 
 _CHUNK_WEIGHTS = 4 << 20
 # The largest number that half precision holds; engines compute in it.
@@ -63,8 +63,7 @@ def where(name: str) -> str:
 def _weights(model: ModelInfo, tensor: TensorInfo) -> Iterator[Array]:
     """Yield a tensor's weights, in chunks."""
     block, block_bytes = GGML_QUANT_SIZES[tensor.type]
-    file = np.memmap(model.path, mode="r")
-    raw = file[tensor.offset : tensor.offset + tensor.n_bytes].reshape(-1, block_bytes)
+    raw = model.gguf.bytes(tensor.name).reshape(-1, block_bytes)
     step = max(1, _CHUNK_WEIGHTS // block)
     for start in range(0, len(raw), step):
         with np.errstate(all="ignore"):  # it is what we look for
@@ -107,7 +106,7 @@ class Watch(Reference):
 
 def require_layers(model: ModelInfo) -> None:
     """Raise BenchError for a tensor that is missing or that does not fit the metadata."""
-    gguf = GGUF.open(model.path)
+    gguf = model.gguf
     try:
         config_of(gguf.metadata, gguf.tensors, gguf.vector)
     except BadInput as error:

@@ -26,10 +26,10 @@ from orinbench.interrupts import Interrupts
 from orinbench.model import open_model
 from orinbench.options import (
     case_options,
-    check_repetitions,
     history_option,
     keep,
     model_options,
+    repetitions_option,
     tests_of,
 )
 from orinbench.samples.judge import (
@@ -53,12 +53,14 @@ from orinbench.talk import Talk, make_talk
 @model_options
 @case_options
 @click.option("--rounds", default=10, type=click.IntRange(1), help="pairs of processes [10]")
-@click.option("-r", "--repetitions", default="3", metavar="N", help="in each round [3]")
+@repetitions_option(3, "in each round [3]")
 @click.option("--backend", help="one tinygrad device [the best that opens]")
-@click.option("--seed", default=0, type=click.IntRange(0), help="of order and token ids [0]")
-@click.option("--check/--no-check", default=None, help="check the numbers first")
-@click.option("--timeout", default=1800.0, type=click.FloatRange(1), help="seconds a step [1800]")
-@click.option("-v", "--verbose", is_flag=True, help="let the backends talk")
+@click.option("--seed", default=0, type=click.IntRange(0), help="seed of order and token ids [0]")
+@click.option("--check/--no-check", default=None, help="check the results before timing")
+@click.option(
+    "--timeout", default=1800.0, type=click.FloatRange(1), help="limit of a step, seconds [1800]"
+)
+@click.option("-v", "--verbose", is_flag=True, help="show the backends' own output")
 @click.pass_context
 def compare_command(
     context: click.Context,
@@ -72,10 +74,10 @@ def compare_command(
 ) -> int:
     """Say for each test whether B is faster or slower than A.
 
-    A and B are two results that are there: files of -o json or jsonl, ours or llama.cpp's, and
+    A and B are two results: files of -o json or jsonl, ours or llama.cpp's, and
     ids of the history. Or they are two git revisions of this repository: then tinygrad is built as
-    each has it, and both are measured in one run, interleaved. What is meant is found out, unless
-    the name begins with file:, run: or rev:.
+    each has it, and both are measured in one run, interleaved. `file:`, `run:` or `rev:` before a
+    name decides which it is.
 
     Exit code 0: nothing is slower. 1: something is. 2: bad input.
     """
@@ -195,9 +197,8 @@ def _compare_revisions(
     model = open_model(path)
     backend = _backend(options["backend"], talk)
     check_contexts([LanePlan(Lane(backend, path), cases)], {path: model})
-    named = {name: options[name] for name in ("rounds", "seed", "check", "timeout", "verbose")}
-    repetitions = check_repetitions(options["repetitions"])
-    bench = Bench(backend, model, cases, repetitions=repetitions, **named)
+    names = ("rounds", "repetitions", "seed", "check", "timeout", "verbose")
+    bench = Bench(backend, model, cases, **{name: options[name] for name in names})
     with Interrupts() as interrupts:
         try:
             built = (build(sides[0], talk), build(sides[1], talk))

@@ -91,7 +91,8 @@ def _install(revision: Revision, folder: Path) -> None:
         archive = ["git", "-C", revision.repository, "archive", "-o", packed, revision.commit]
         _run(revision, [*archive, *PARTS])
         with tarfile.open(packed) as tar:
-            tar.extractall(place, filter="data")
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # none in Python 3.11.2
+            tar.extractall(place)
         _run(revision, [sys.executable, f"{place}/tools/series", "install", str(venv)])
     (site,) = venv.glob("lib/python3*/site-packages")
     # Behind the environment's own packages, so that its tinygrad is the one that is imported.

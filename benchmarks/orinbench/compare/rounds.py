@@ -90,7 +90,8 @@ class RevisionBackend(TinygradBackend):
         with self._needed():
             return super().renew()
 
-    def _start(self) -> WorkerProcess:
+    def start(self) -> WorkerProcess:
+        """Start a process of the revision."""
         command = (str(self.built.python), "-m", "orinbench.benchmark.worker")
         return WorkerProcess(self.environment, self._timeout, command, self._verbose)
 
@@ -140,8 +141,8 @@ class Measured:
         )
         records = make_records(alone)
         for record in records:
-            record["environment"] |= _versions(built.version)
-            record["extra"] = {"revision": built.revision.commit, "name": built.revision.name}
+            record.environment = record.environment | _versions(built.version)
+            record.extra = {"revision": built.revision.commit, "name": built.revision.name}
         return records
 
 

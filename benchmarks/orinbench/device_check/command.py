@@ -1,9 +1,9 @@
 """`orinbench device-check`: takes the steps on a board, and judges a report against the claims."""
 
+import json
 import os
 import signal
 import time
-from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,17 +11,22 @@ from typing import Any
 
 import click
 
-from orinbench.board.device_info import package_version
-from orinbench.device_check.claims import Judged, Outcome, judge, load_claims
+from orinbench import plain
+from orinbench.board.environment import package_version
+from orinbench.device_check.check import Check, NotRun, OutOfTime
+from orinbench.device_check.claims import Judged, Outcome, judge, load_claims, values_at
+from orinbench.device_check.performance import Answer
 from orinbench.device_check.privacy import Scrubber, machine_secrets
-from orinbench.device_check.report import FORMAT, load_report, write_report
-from orinbench.device_check.steps import CTRL, STEPS, Check, NotRun, OutOfTime, Step
+from orinbench.device_check.report import FORMAT, load_report
+from orinbench.device_check.steps import CTRL, STEPS, Step
 from orinbench.device_check.switches import patches_of
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
+from orinbench.jsonfile import write_whole
 from orinbench.model import open_model
 from orinbench.talk import Talk, duration, make_talk
 
 REPORT = "report.json"
+_BOARD = ("steps", "identity", "result", "environment", "board")
 EXIT_STEP_FAILED = 1
 EXIT_REFUTED = 1
 # Set in every process that nvgpusim simulates a board for.
@@ -39,16 +44,15 @@ def step_names(text: str, flag: str) -> set[str]:
 
 def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | None:
     """Return the patches that --patch names, None for all; raises BenchError for unknown ones."""
-    there = None if trees is None else [patch.number for patch in patches_of(trees)]
+    known = None if trees is None else [patch.number for patch in patches_of(trees)]
     if text is None:
         return None
-    if there is None:
+    if known is None:
         raise BenchError(f"--patch {text}: wants --trees DIR, of `tools/series checkout DIR`")
     names = tuple(name for name in text.split(",") if name)
-    if unknown := [name for name in names if name not in there]:
-        raise BenchError(
-            f"--patch {text}: no patch {unknown[0]} in {trees}; there are {', '.join(there)}"
-        )
+    if unknown := [name for name in names if name not in known]:
+        there = ", ".join(known)
+        raise BenchError(f"--patch {text}: no patch {unknown[0]} in {trees}; there are {there}")
     return names
 
 
@@ -64,24 +68,28 @@ def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | No
     default="device-check",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="for report.json and trace.jsonl [device-check]",
+    help="folder for report.json and trace.jsonl [device-check]",
 )
-@click.option("--only", metavar="LIST", help="these steps")
-@click.option("--skip", metavar="LIST", help="all but these steps")
-@click.option("--fresh", is_flag=True, help="take steps again that DIR has")
+@click.option("--only", metavar="LIST", help="take only these steps")
+@click.option("--skip", metavar="LIST", help="take all but these steps")
+@click.option("--fresh", is_flag=True, help="take steps again that are in the folder already")
 @click.option(
-    "--sizes",
-    type=click.Choice(["board", "tiny"]),
-    help="tiny is for a simulated GPU [as it is]",
+    "--upstream",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="checkout of tinygrad v0.13.0",
 )
-@click.option("--upstream", type=click.Path(path_type=Path), metavar="DIR", help="tinygrad v0.13.0")
-@click.option("--trees", type=click.Path(path_type=Path), metavar="DIR", help="by series checkout")
-@click.option("--patch", metavar="LIST", help="with --trees: these patches, as 0002,0015 [all]")
+@click.option(
+    "--trees",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="folder that `tools/series checkout` made",
+)
+@click.option("--patch", metavar="LIST", help="patches to try with --trees, as 0002,0015 [all]")
 @click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="for llama-bench")
-@click.option("--select", default="quick", metavar="LIST", help="benchmarks of the suite [quick]")
 @click.pass_context
 def device_check_command(context: click.Context, /, **options: Any) -> int:
-    """Take everything that only a real Orin can show: one report and one trace, within an hour.
+    """Collect what only a real Orin can show: one report and one trace, within an hour.
 
     Runs unattended. Each step is recorded when it is done: the same command goes on after an
     interruption. Nothing in the report says whose board it is.
@@ -94,23 +102,20 @@ def device_check_command(context: click.Context, /, **options: Any) -> int:
         raise BenchError(
             f"device-check: no Orin's GPU here: {CTRL} does not exist; run it on the board"
         )
-    simulated = _SIMULATED in os.environ
-    sizes = options["sizes"] or ("tiny" if simulated else "board")
     patches = chosen_patches(options["patch"], options["trees"])
     if options["model"]:
         open_model(options["model"])
     check = Check(
         folder=options["folder"].absolute(),
-        sizes=sizes,
+        simulated=_SIMULATED in os.environ,
         begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
         upstream=options["upstream"],
         trees=options["trees"],
         patches=patches,
         model=options["model"],
-        select=options["select"],
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    report = begin(check, simulated, options["fresh"])
+    report = begin(check, options["fresh"])
     return take(check, report, [step for step in STEPS if step.name in only], make_talk(False))
 
 
@@ -123,21 +128,20 @@ def versions() -> dict[str, str | None]:
     }
 
 
-def begin(check: Check, simulated: bool, fresh: bool) -> dict[str, Any]:
+def begin(check: Check, fresh: bool) -> dict[str, Any]:
     """Return the report to go on with, or a new one; raises BenchError for another check's."""
     path = check.folder / REPORT
     new = {
         "format": FORMAT,
         "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
-        "simulated": simulated,
-        "sizes": check.sizes,
+        "simulated": check.simulated,
         "versions": versions(),
         "steps": {},
     }
     if fresh or not path.exists():
         return new
     old = load_report(path)
-    for key in ("simulated", "sizes", "versions"):
+    for key in ("simulated", "versions"):
         if old[key] != new[key]:
             raise BenchError(
                 f"{path}: its {key} are {old[key]}, here {new[key]}; "
@@ -153,9 +157,9 @@ def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk
     left = [s for s in steps if report["steps"].get(s.name, {}).get("status") != "done"]
     if len(left) < len(steps):
         talk.line(f"{len(steps) - len(left)} steps are done already, {len(left)} to take")
-    if check.sizes == "tiny":
-        talk.line("sizes: tiny, for a simulated GPU; no figure says anything of a board")
-    write_report(report, path)
+    if check.simulated:
+        talk.line("a simulated GPU and the least work; no figure says anything of a board")
+    _write(report, path)
     try:
         for number, step in enumerate(left, 1):
             talk.phase(
@@ -164,7 +168,7 @@ def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk
             )
             entry = scrub(one_step(check, step))
             report["steps"][step.name] = entry
-            write_report(report, path)
+            _write(report, path)
             reason = f": {entry['reason']}" if entry["reason"] else ""
             talk.line(f"{step.name}: {entry['status']} in {entry['seconds']:.0f} s{reason}")
     except KeyboardInterrupt:
@@ -175,6 +179,10 @@ def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk
     talk.line(f"{path}; judge it with `orinbench device-check verify {path}`")
     failed = [name for name, entry in report["steps"].items() if entry["status"] == "failed"]
     return EXIT_STEP_FAILED if failed else 0
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    write_whole(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 
 
 def one_step(check: Check, step: Step) -> dict[str, Any]:
@@ -188,7 +196,7 @@ def one_step(check: Check, step: Step) -> dict[str, Any]:
     except OutOfTime as error:
         status, reason, result = "out of time", str(error), error.result
     except Exception as error:  # a step that fails costs the others nothing
-        status, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+        status, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
     seconds = round(time.monotonic() - begun, 2)
     return {"status": status, "seconds": seconds, "reason": reason, "result": result}
 
@@ -208,36 +216,27 @@ def verify_command(file: Path) -> int:
 
 def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
     """Return the claims by outcome, the refuted ones first."""
-    where = "the simulator: nothing here is confirmed for hardware" if report["simulated"] else ""
-    where = where or _board(report)
-    version = report["versions"]["tinygrad"]
+    (board,) = values_at(report, _BOARD) or ["a board without a name"]
+    where = "the simulator: nothing here is confirmed for hardware"
     lines = [
-        f"Report of {report['started']}, tinygrad {version}, {where}",
-        "",
+        f"Report of {report['started']}, tinygrad {report['versions'].get('tinygrad')}, "
+        f"{where if report['simulated'] else board}"
     ]
-    counts = Counter(j.outcome for j in judged)
     for outcome in (Outcome.REFUTED, Outcome.CONFIRMED, Outcome.NOT_TESTED):
-        if not counts[outcome]:
+        if not (of := [j for j in judged if j.outcome is outcome]):
             continue
-        lines.append(f"{outcome.value} ({counts[outcome]}):")
-        for j in (j for j in judged if j.outcome is outcome):
+        lines.append(f"\n{outcome.value} ({len(of)}):")
+        for j in of:
             lines.append(f"  {j.claim.id}: {j.claim.text} ({j.claim.doc})")
             if outcome is not Outcome.CONFIRMED:
                 lines.append(f"    {j.because}")
-        lines.append("")
-    step = report["steps"].get("performance") or {"result": None}
-    answers = step["result"] or {}
+    (answers,) = values_at(report, ("steps", "performance", "result")) or [None]
     if answers:
-        of = " (simulated: nothing about a board)" if report["simulated"] else ""
-        lines.append(f"performance, the driver's choice against the other{of}:")
-    for name, entry in answers.items():
-        ratio = entry["ratio"].get(entry["figure"])
-        figure = f"; {entry['figure']} {ratio:.3f} of the other's" if ratio else ""
-        lines.append(f"  {name}: {entry['own']} or {entry['other']}: {entry['verdict']}{figure}")
-    return "\n".join(lines).rstrip()
-
-
-def _board(report: dict[str, Any]) -> str:
-    step = report["steps"].get("identity") or {"result": None}
-    result = step["result"] or {"environment": {}}
-    return str(result["environment"].get("board") or "a board without a name")
+        simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
+        lines.append(f"\nperformance, the driver's choice against the other{simulated}:")
+    for name, entry in (answers or {}).items():
+        answer = plain.read(Answer, entry, f"performance: {name}")
+        ratio = answer.ratio.get(answer.figure)
+        figure = f"; {answer.figure} {ratio:.3f} of the other's" if ratio else ""
+        lines.append(f"  {name}: {answer.own} or {answer.other}: {answer.verdict}{figure}")
+    return "\n".join(lines)

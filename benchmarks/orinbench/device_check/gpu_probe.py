@@ -1,18 +1,13 @@
-"""Programs for tinygrad's GPU, each run in a process of its own: `gpu_probe.py OUT NAME`.
+"""Programs that compute on a board's GPU, and those that provoke its faults."""
 
-What a program finds is one JSON object in the file OUT. The device is the one that DEV names.
-"""
-
-import json
 import platform
-import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import numpy as np
+
+from orinbench.device_check.gpu import ONE_THREAD, Found, Work, buffers, device, program
 
 # A reduction through shared memory and a spill into local memory: both shader windows are used.
 WINDOWS_SOURCE = """
@@ -28,33 +23,10 @@ MISALIGNED_SOURCE = """
 extern "C" __global__ void odd_float4(float4* out, char* in) {
   out[threadIdx.x] = *(float4*)(in + 4);
 }"""
-ONE_THREAD: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 STORE_SOURCE = 'extern "C" __global__ void store(int* x) { x[0] = 1; }'
 
 
-def device() -> Any:
-    """Return the default device, opened."""
-    from tinygrad import Device
-
-    return Device[Device.DEFAULT]
-
-
-def program(source: str, name: str) -> Any:
-    """Compile CUDA C for the device and load it."""
-    from tinygrad.runtime.ops_nv import NVProgram
-
-    gpu = device()
-    return NVProgram(gpu, name, gpu.compiler.compile(source))
-
-
-def buffers(*sizes: int) -> list[Any]:
-    """Allocate buffers of so many bytes on the device."""
-    from tinygrad.device import BufferSpec
-
-    return [device().allocator.alloc(size, BufferSpec()) for size in sizes]
-
-
-def smoke() -> dict[str, Any]:
+def smoke(work: Work) -> Found:
     """Sums, a matrix product, copies both ways, both windows; each against numpy."""
     from tinygrad import Device, Tensor
 
@@ -68,13 +40,20 @@ def smoke() -> dict[str, Any]:
         "arch": str(getattr(gpu, "arch", "")),
         "interface": type(getattr(gpu, "iface", None)).__name__,
         "machine": platform.machine(),
-        "sum": (Tensor.ones(4).contiguous().realize() + 1).tolist() == [2.0] * 4,
+        **computes(work),
         "product_error": float(abs(product - a @ b).max()),
         "copy": bool((Tensor(bytes_).contiguous().realize().numpy() == bytes_).all()),
         "windows": _windows(),
         "sms": int(getattr(gpu, "num_sms", 0)),
         "events": _events(),
     }
+
+
+def computes(work: Work) -> Found:
+    """The device opens and adds."""
+    from tinygrad import Tensor
+
+    return {"sum": (Tensor.ones(4).contiguous().realize() + 1).tolist() == [2.0] * 4}
 
 
 def _events() -> bool:
@@ -107,7 +86,7 @@ def _windows() -> bool:
     return bool((np.frombuffer(room, np.float32) == part[::-1]).all())
 
 
-def _error_of(launch: Callable[[], None]) -> dict[str, Any]:
+def _error_of(launch: Callable[[], None]) -> Found:
     """Wait for a launch that fails; return what tinygrad says and how long that took."""
     begun = time.perf_counter()
     try:
@@ -118,13 +97,13 @@ def _error_of(launch: Callable[[], None]) -> dict[str, Any]:
     return {"error": None, "seconds": time.perf_counter() - begun}
 
 
-def misaligned() -> dict[str, Any]:
+def misaligned(work: Work) -> Found:
     """Load a float4 from an address that is not aligned."""
     load, (out, source) = program(MISALIGNED_SOURCE, "odd_float4"), buffers(4096, 4096)
     return _error_of(lambda: load(out, source, global_size=(1, 1, 1), local_size=(32, 1, 1)))
 
 
-def unmapped() -> dict[str, Any]:
+def unmapped(work: Work) -> Found:
     """Store to memory that has been given back."""
     from tinygrad.device import BufferSpec
 
@@ -136,7 +115,7 @@ def unmapped() -> dict[str, Any]:
     return _error_of(lambda: store(gone, **ONE_THREAD))
 
 
-def hang() -> dict[str, Any]:
+def hang(work: Work) -> Found:
     """Wait on the GPU for a signal that nobody gives (HCQDEV_WAIT_TIMEOUT_MS bounds it)."""
     gpu = device()
     block = gpu.new_signal(value=0)
@@ -148,28 +127,4 @@ def hang() -> dict[str, Any]:
     return _error_of(launch)
 
 
-def seconds_of(launch: Callable[[], object]) -> float:
-    """Return the seconds of a launch and of waiting for it, on an idle device."""
-    gpu = device()
-    gpu.synchronize()
-    begun = time.perf_counter()
-    launch()
-    gpu.synchronize()
-    return time.perf_counter() - begun
-
-
-PROGRAMS: dict[str, Callable[[], dict[str, Any]]] = {
-    "smoke": smoke,
-    "misaligned": misaligned,
-    "unmapped": unmapped,
-    "hang": hang,
-}
-
-
-def main(out: str, name: str) -> None:
-    """Run a program and write what it found to `out`."""
-    Path(out).write_text(json.dumps(PROGRAMS[name]()))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+PROGRAMS = (smoke, computes, misaligned, unmapped, hang)

@@ -1,19 +1,14 @@
-"""Programs that show each patch's effect: `patch_probes.py OUT PROBE SIZES [MODEL]`.
+"""Programs that show each patch's effect; `switches.py` says which patch has which.
 
-Each runs on the tinygrad that PYTHONPATH names, in a process of its own, on the series with a patch
-and without it: names of tinygrad that patches bring are used only where their absence is the
-answer. What a program finds is one JSON object in the file OUT: counts of what is wrong, numbers
-that end in a unit, and, from an exception, `error`. SIZES is "board" or "tiny", for a simulated
-GPU; MODEL is a GGUF that the programs with a model load. `switches.py` says which patch has which.
+Each runs on the series with a patch and without it: names of tinygrad that patches bring are used
+only where their absence is the answer. They find counts of what is wrong, and numbers that end in a
+unit.
 """
 
 import ctypes
-import json
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,26 +16,18 @@ from typing import Any
 import numpy as np
 
 from orinbench.device_check import gpu_probe
-from orinbench.device_check.gpu_probe import ONE_THREAD, buffers, device, program, seconds_of
+from orinbench.device_check.gpu import (
+    ONE_THREAD,
+    Found,
+    Work,
+    buffers,
+    device,
+    program,
+    seconds_of,
+)
 
-
-@dataclass(frozen=True)
-class Sizes:
-    """A program's amount of work; `held_s` is the time for which the GPU is kept from its work."""
-
-    resubmissions: int
-    copied: int
-    side: int  # of the square matrix
-    samples: int
-    context: int
-    held_s: float
-
-
-SIZES = {
-    "board": Sizes(2000, 16 << 20, 2048, 20, 2048, 1.0),
-    "tiny": Sizes(20, 64 << 10, 64, 3, 32, 1.0),
-}
-
+# Seconds for which the GPU is kept from its work.
+_HELD_S = 1.0
 # A depot of 256 ints that the index keeps out of registers; the loop makes it last.
 SPILL_SOURCE = """
 extern "C" __global__ void spill(int* out, int n) {
@@ -55,14 +42,7 @@ MARK_SOURCE = 'extern "C" __global__ void mark(int* x, int i) { x[i] += 1; }'
 ADD_SOURCE = 'extern "C" __global__ void add_one(int* x) { x[0] += 1; }'
 
 
-def opens(sizes: Sizes, model: str) -> dict[str, Any]:
-    """The device opens and adds."""
-    from tinygrad import Tensor
-
-    return {"sum": (Tensor.ones(4).contiguous().realize() + 1).tolist() == [2.0] * 4}
-
-
-def resubmitted(sizes: Sizes, model: str) -> dict[str, Any]:
+def resubmitted(work: Work) -> Found:
     """Submit one bound queue again and again; each run adds two and releases its number.
 
     A wait for run i has to find 2 i at least (`early` counts those that do not), and all together
@@ -80,33 +60,35 @@ def resubmitted(sizes: Sizes, model: str) -> dict[str, Any]:
     for _ in range(2):
         queue.exec(add_one, add_one.fill_kernargs((x,)), (1, 1, 1), (1, 1, 1))
     queue.signal(done, value)
-    for run in range(1, sizes.resubmissions + 1):
+    for run in range(1, work.sizes.resubmissions + 1):
         queue.submit(gpu, {value.expr: run})
-    for run in range(1, sizes.resubmissions + 1):
+    for run in range(1, work.sizes.resubmissions + 1):
         done.wait(run)
         early += count[0] < 2 * run
     time.sleep(0.2)
-    missing = 2 * sizes.resubmissions - count[0]
+    missing = 2 * work.sizes.resubmissions - count[0]
     return {"early": early, "missing": missing, "wrong": early + abs(missing)}
 
 
-def copies(sizes: Sizes, model: str) -> dict[str, Any]:
+def copies(work: Work) -> Found:
     """Copy to the device and back."""
     from tinygrad import dtypes
     from tinygrad.device import Buffer
 
-    size = sizes.copied
+    size = work.sizes.copied
     host = memoryview(bytearray(size))
     buffer = Buffer(device().device, size, dtypes.uint8).allocate()
 
     def gb_s(copy: Callable[[memoryview], object]) -> float:
         copy(host)
-        return size / 1e9 / median(seconds_of(lambda: copy(host)) for _ in range(sizes.samples))
+        return (
+            size / 1e9 / median(seconds_of(lambda: copy(host)) for _ in range(work.sizes.samples))
+        )
 
     return {"copy_in_gb_s": gb_s(buffer.copyin), "copy_out_gb_s": gb_s(buffer.copyout)}
 
 
-def growing_local_memory(sizes: Sizes, model: str) -> dict[str, Any]:
+def growing_local_memory(work: Work) -> Found:
     """Let local memory grow while a kernel that spills into it has not run yet.
 
     The block that goes is the next of its size; the kernel must be through before somebody has it.
@@ -120,7 +102,7 @@ def growing_local_memory(sizes: Sizes, model: str) -> dict[str, Any]:
     gpu.hw_compute_queue_t().wait(held, 1).submit(gpu)
     spill(out, **shape)
     queued = gpu.timeline_value - 1
-    _release_later(held, sizes.held_s)
+    _release_later(held, _HELD_S)
     gpu._ensure_has_local_memory(gpu.slm_per_thread * 4)
     recycled = gpu.allocator.alloc(size)
     early = gpu.timeline_signal.value < queued
@@ -137,7 +119,7 @@ def _release_later(signal: Any, seconds: float) -> None:
     threading.Timer(seconds, release).start()
 
 
-def wrapped_arguments(sizes: Sizes, model: str) -> dict[str, Any]:
+def wrapped_arguments(work: Work) -> Found:
     """Launch more than a small ring of arguments holds, before the GPU runs the first."""
     gpu, mark, (x,) = device(), program(MARK_SOURCE, "mark"), buffers(4096)
     marks = x.cpu_view().view(size=1200, fmt="I")
@@ -146,27 +128,27 @@ def wrapped_arguments(sizes: Sizes, model: str) -> dict[str, Any]:
     gpu.kernargs_offset_allocator.size = 0x10000
     held = gpu.new_signal(value=0)
     gpu.hw_compute_queue_t().wait(held, 1).submit(gpu)
-    _release_later(held, sizes.held_s)
+    _release_later(held, _HELD_S)
     for index in range(300):
         mark(x, **ONE_THREAD, vals=(index,))
     gpu.synchronize()
     return {"wrong": sum(mark != 1 for mark in marks[:])}
 
 
-def named_fault(sizes: Sizes, model: str) -> dict[str, Any]:
+def named_fault(work: Work) -> Found:
     """Provoke a misaligned load: what the error says, and when it comes."""
-    said = gpu_probe.misaligned()
+    said = gpu_probe.misaligned(work)
     named = "misaligned address" in (said["error"] or "")
     return {"says": said["error"], "unnamed": int(not named), "wait_s": said["seconds"]}
 
 
-def freed_after_a_fault(sizes: Sizes, model: str) -> dict[str, Any]:
+def freed_after_a_fault(work: Work) -> Found:
     """Give a buffer back on a device that has failed: `wrong` if that raises its error again."""
     from tinygrad.device import BufferSpec
 
     gpu, spec = device(), BufferSpec(nolru=True)
     buffer = gpu.allocator.alloc(4096, spec)
-    said = gpu_probe.misaligned()
+    said = gpu_probe.misaligned(work)
     try:
         gpu.allocator.free(buffer, 4096, spec)
     except RuntimeError:
@@ -174,21 +156,21 @@ def freed_after_a_fault(sizes: Sizes, model: str) -> dict[str, Any]:
     return {"wrong": int(said["error"] is None)}
 
 
-def matvec(sizes: Sizes, model: str) -> dict[str, Any]:
+def matvec(work: Work) -> Found:
     """A matrix of halves times a vector through casts: what the matvec rule matches."""
     from tinygrad import Tensor, TinyJit, dtypes
 
-    side = sizes.side
+    side = work.sizes.side
     weights = Tensor.ones(side, side, dtype=dtypes.half).contiguous().realize()
     vector = Tensor.ones(side).contiguous().realize()
     product = TinyJit(lambda v: (weights.float() * v).sum(1).realize())
     for _ in range(3):
         product(vector)
-    found = [1e6 * seconds_of(lambda: product(vector)) for _ in range(sizes.samples)]
+    found = [1e6 * seconds_of(lambda: product(vector)) for _ in range(work.sizes.samples)]
     return {"matvec_us": median(found)}
 
 
-def odd_view(sizes: Sizes, model: str) -> dict[str, Any]:
+def odd_view(work: Work) -> Found:
     """Double a slice that begins at byte 4."""
     from tinygrad import Tensor
 
@@ -197,46 +179,26 @@ def odd_view(sizes: Sizes, model: str) -> dict[str, Any]:
     return {"wrong": int((np.asarray((view * 2).numpy()) != 2 * given[1:1025]).sum())}
 
 
-def cache(sizes: Sizes, model: str) -> dict[str, Any]:
+def cache(work: Work) -> Found:
     """Load a model as tinygrad.llm runs it: bytes of its keys and values."""
     from tinygrad import Tensor
     from tinygrad.llm.model import Transformer
 
-    transformer, _ = Transformer.from_gguf(Path(model), sizes.context)
+    transformer, _ = Transformer.from_gguf(Path(work.model), work.sizes.context)
     token = Tensor.zeros(1, 1)
     for block in transformer.blk:
         block._init_state(token)
     return {"cache_bytes": sum(block.cache_kv.nbytes() for block in transformer.blk)}
 
 
-PROBES: dict[str, Callable[[Sizes, str], dict[str, Any]]] = {
-    probe.__name__: probe
-    for probe in (
-        opens,
-        copies,
-        matvec,
-        cache,
-        resubmitted,
-        wrapped_arguments,
-        growing_local_memory,
-        odd_view,
-        named_fault,
-        freed_after_a_fault,
-    )
-}
-# Those that load MODEL.
-WITH_MODEL = frozenset({"cache"})
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run a probe and write what it found to the file that the first argument names."""
-    out, name, sizes, model = arguments
-    try:
-        found = PROBES[name](SIZES[sizes], model)
-    except Exception as error:  # of a device that does not open, of a kernel that faults
-        found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
-    Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+PROGRAMS = (
+    copies,
+    matvec,
+    cache,
+    resubmitted,
+    wrapped_arguments,
+    growing_local_memory,
+    odd_view,
+    named_fault,
+    freed_after_a_fault,
+)

@@ -1,23 +1,26 @@
-"""One choice of the driver, timed: `performance_probe.py OUT PROBE CHOICE SIZES [MODEL]`.
+"""Programs that time one choice of the driver's each; `performance.py` says which are compared.
 
-Each program runs with one choice of the driver, in a process of its own, on the installed
-tinygrad. What it finds is one JSON object in the file OUT: numbers that end in a unit, or `error`.
-`performance.py` says which choices are compared and runs them in turns.
+They find numbers that end in a unit, and `memory` where the driver's memory ends.
 """
 
-import json
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from orinbench.child import Child
-from orinbench.device_check.gpu_probe import buffers, device, program, seconds_of
-from orinbench.device_check.patch_probes import SIZES
+from orinbench.device_check.gpu import (
+    ONE_THREAD,
+    Found,
+    Work,
+    buffers,
+    device,
+    program,
+    seconds_of,
+)
 
 # Each pass reads the whole buffer, half of the L2 of an AGX Orin. tinygrad gives kernels no
 # gridDim and blockDim.
@@ -50,29 +53,11 @@ COPY_SOURCE = """
 extern "C" __global__ void copy(float4* out, const float4* in) {
   out[blockIdx.x * 256 + threadIdx.x] = in[blockIdx.x * 256 + threadIdx.x];
 }"""
-ONE = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
-# (bytes read by each choice, blocks, loops in a block, launches, rivals' seconds)
-SCALE = {"board": (2 << 20, 64, 4096, 200, 5.0), "tiny": (128 << 10, 2, 4, 2, 0.0)}
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """Tokens of a prompt; prompts that are not timed and that are; the same of the tokens."""
-
-    length: int
-    warm_prompts: int
-    prompts: int
-    warm_tokens: int
-    tokens: int
-
-
-# A simulated GPU takes seconds for a prompt, and its figures say nothing of a board.
-DECODED = {"board": Decoded(512, 3, 5, 4, 16), "tiny": Decoded(4, 1, 1, 1, 1)}
-
-
-def l2(sizes: str, model: str) -> dict[str, Any]:
+def l2(work: Work) -> Found:
     """Read a buffer again and again that the L2 could hold."""
-    size, blocks, _, launches, _ = SCALE[sizes]
+    size, blocks = work.sizes.read, work.sizes.blocks
     read, (source, out) = program(READ_SOURCE, "read_all"), buffers(size, blocks * 256 * 16)
 
     def again() -> None:
@@ -80,35 +65,35 @@ def l2(sizes: str, model: str) -> dict[str, Any]:
         read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
 
     again()
-    took = median(seconds_of(again) for _ in range(launches))
+    took = median(seconds_of(again) for _ in range(work.sizes.launches))
     return {"read_gb_s": size / 1e9 / took}
 
 
-def shared_memory(sizes: str, model: str) -> dict[str, Any]:
+def shared_memory(work: Work) -> Found:
     """A kernel of which an SM holds one block or several."""
-    _, blocks, loops, launches, _ = SCALE[sizes]
+    blocks, loops = work.sizes.blocks, work.sizes.loops
     sums, (out,) = program(SHARED_SOURCE, "shared_sums"), buffers(16 * blocks * 512)
 
     def launch() -> None:
         sums(out, global_size=(16 * blocks, 1, 1), local_size=(128, 1, 1), vals=(loops,))
 
     launch()
-    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(launches))}
+    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(work.sizes.launches))}
 
 
-def preemption(sizes: str, model: str) -> dict[str, Any]:
+def preemption(work: Work) -> Found:
     """Short launches beside a process whose launches are long; `lived` says whether both did."""
-    *_, launches, seconds = SCALE[sizes]
+    launches, seconds = work.sizes.launches, work.sizes.rival_s
     short, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
 
     def launch() -> None:
-        short(out, **ONE, vals=(64,))
+        short(out, **ONE_THREAD, vals=(64,))
 
     launch()
     alone = median(seconds_of(launch) for _ in range(launches))
-    command = [sys.executable, "-m", "orinbench.device_check.performance_probe"]
     # The kernels that a switch has to stop are the rival's: it goes with the same choice.
-    with Child([*command, "-", "rival", _choice, sizes]) as rival:
+    words = (os.devnull, "rival", work.size, work.choice, "-")
+    with Child([sys.executable, "-m", "orinbench.device_check.probe", *words]) as rival:
         time.sleep(seconds / 5)
         beside = [seconds_of(launch) for _ in range(launches)]
         status = rival.wait()
@@ -117,56 +102,55 @@ def preemption(sizes: str, model: str) -> dict[str, Any]:
     return {**found, "lived": int(status == 0)}
 
 
-def rival(sizes: str, model: str) -> dict[str, Any]:
+def rival(work: Work) -> Found:
     """Launches of about 50 ms each, for the seconds that the other process measures."""
-    *_, seconds = SCALE[sizes]
     long, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
-    loops, until = 1 << 10, time.monotonic() + seconds
+    loops, until = 1 << 10, time.monotonic() + work.sizes.rival_s
     while time.monotonic() < until:
-        took = seconds_of(partial(long, out, **ONE, vals=(loops,)))
+        took = seconds_of(partial(long, out, **ONE_THREAD, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
     return {}
 
 
-def rings(sizes: str, model: str) -> dict[str, Any]:
+def rings(work: Work) -> Found:
     """Empty launches in a row: what a submit costs the host and the GPU."""
-    *_, launches, _ = SCALE[sizes]
-    short, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
+    launches, short = work.sizes.launches, program(LONG_SOURCE, "spin")
+    (out,) = buffers(4096)
 
     def row() -> None:
         for _ in range(launches):
-            short(out, **ONE, vals=(1,))
+            short(out, **ONE_THREAD, vals=(1,))
 
     row()
     return {"submit_us": 1e6 * median(seconds_of(row) for _ in range(5)) / launches}
 
 
-def copies(sizes: str, model: str) -> dict[str, Any]:
+def copy_ways(work: Work) -> Found:
     """Copy a buffer: by the CPU's memmove, or by a kernel from another buffer."""
-    size, gpu = SIZES[sizes].copied, device()
+    size, gpu = work.sizes.copied, device()
     host, (target, source) = memoryview(bytearray(size)), buffers(size, size)
     by_kernel, blocks = program(COPY_SOURCE, "copy"), size // (256 * 16)
 
     def copy() -> None:
-        if _choice == "copy_by_a_kernel":
+        if work.choice == "copy_by_a_kernel":
             by_kernel(target, source, global_size=(blocks, 1, 1), local_size=(256, 1, 1))
         else:
             gpu.allocator._copyin(target, host)
 
     copy()
-    return {"copy_gb_s": size / 1e9 / median(seconds_of(copy) for _ in range(SIZES[sizes].samples))}
+    return {"copy_gb_s": size / 1e9 / median(seconds_of(copy) for _ in range(work.sizes.samples))}
 
 
-def decode(sizes: str, model: str) -> dict[str, Any]:
+def decode(work: Work) -> Found:
     """A token and a prompt, with the clock of the GPU while they run."""
     from orinbench.benchmark.tinygrad_paths import load_network
 
-    how, executor = DECODED[sizes], load_network(model, SIZES[sizes].context)
+    how, executor = work.sizes, load_network(work.model, work.sizes.context)
 
     def first(start: int) -> int:
-        ids = [start, *range(100, 99 + how.length)]
-        executor.fill(ids, 0, how.length - 1)
-        executor.step(ids[-1], how.length - 1)
+        ids = [start, *range(100, 99 + how.prompt)]
+        executor.fill(ids, 0, how.prompt - 1)
+        executor.step(ids[-1], how.prompt - 1)
         return executor.token()
 
     def token() -> int:
@@ -190,7 +174,7 @@ def clock_mhz() -> float | None:
     return None
 
 
-def memory(sizes: str, model: str) -> dict[str, Any]:
+def memory(work: Work) -> Found:
     """Take memory until the driver says that there is no more; give it back.
 
     The reserve is 1 GiB (`TEGRA_RESERVE_MB`), so that a wrong answer leaves the board alive.
@@ -214,53 +198,27 @@ def memory(sizes: str, model: str) -> dict[str, Any]:
     return {**found, "given_back": given_back, "says": said, "named": int("available" in said)}
 
 
-_choice = "-"
-
-
 def choose(choice: str) -> None:
-    """Set what the driver has no variable for, before the device opens."""
-    global _choice
-    _choice = choice
-    from tinygrad.runtime.autogen import nvgpu
-    from tinygrad.runtime.support.nv.tegra import TegraIface
+    """Make a choice of the process that the driver has no variable for; the device opens later."""
+    if choice == "wait_for_idle":
+        from tinygrad.runtime.support.nv.tegra import TegraIface
 
-    if choice == "write_combined":
+        TegraIface._share_the_gpu = lambda self, channel: None
+    elif choice == "write_combined":
+        from tinygrad.runtime.autogen import nvgpu
+        from tinygrad.runtime.support.nv.tegra import TegraIface
+
         real = TegraIface._new_channel_buffer
 
         def write_combined(self: Any, size: int) -> Any:
-            cached, nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = (
-                nvgpu.NVMAP_HANDLE_INNER_CACHEABLE,
-                nvgpu.NVMAP_HANDLE_WRITE_COMBINE,
-            )
+            cached = nvgpu.NVMAP_HANDLE_INNER_CACHEABLE
+            nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = nvgpu.NVMAP_HANDLE_WRITE_COMBINE
             try:
                 return real(self, size)
             finally:
                 nvgpu.NVMAP_HANDLE_INNER_CACHEABLE = cached
 
         TegraIface._new_channel_buffer = write_combined
-    elif choice == "wait_for_idle":
-        TegraIface._share_the_gpu = lambda self, channel: None
 
 
-PROBES: dict[str, Callable[[str, str], dict[str, Any]]] = {
-    probe.__name__: probe
-    for probe in (l2, shared_memory, preemption, rival, rings, copies, decode, memory)
-}
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Run a probe and write what it found to the file that the first argument names ("-": no)."""
-    out, name, choice, sizes, *model = arguments
-    choose(choice)
-    try:
-        found = PROBES[name](sizes, model[0] if model else "")
-    except Exception as error:  # of a device that does not open, of a kernel that faults
-        if out == "-":
-            raise
-        found = {"error": f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]}
-    if out != "-":
-        Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+PROGRAMS = (l2, shared_memory, preemption, rival, rings, copy_ways, decode, memory)

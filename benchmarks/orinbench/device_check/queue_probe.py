@@ -1,16 +1,20 @@
-"""Probe of queue behaviour that only hardware decides: `queue_probe.py OUT SIZES`.
+"""Queue behaviour that only hardware decides.
 
 Whether a full ring of submits costs throughput, and whether the GPU writes into a QMD after it has
-released its signal. The answers are one JSON object in the file OUT.
+released its signal.
 """
 
-import json
-import sys
 import time
-from pathlib import Path
-from typing import Any
 
-from orinbench.device_check.gpu_probe import ONE_THREAD, buffers, device, program, seconds_of
+from orinbench.device_check.gpu import (
+    ONE_THREAD,
+    Found,
+    Work,
+    buffers,
+    device,
+    program,
+    seconds_of,
+)
 
 WORK_SOURCE = """
 extern "C" __global__ void work(int* out, int n) {
@@ -20,11 +24,9 @@ extern "C" __global__ void work(int* out, int n) {
 }"""
 # A QMD of version 3 (Ampere): cla6c0qmd.h and the 256-byte slots of SEND_PCAS.
 QMD_BYTES = 256
-# By the sizes: launches over the ring's entries, whether kernels are made long, QMDs looked at.
-SIZES = {"board": (3.0, True, 500), "tiny": (1.1, False, 3)}
 
 
-def ring(times_over: float, long_kernels: bool) -> dict[str, Any]:
+def ring(times_over: float, long_kernels: bool) -> Found:
     """Time launches, in microseconds of each: as many as half the ring holds, and several rings.
 
     A kernel takes the GPU several times longer than a launch takes the host (`host_us`), so that
@@ -54,7 +56,7 @@ def ring(times_over: float, long_kernels: bool) -> dict[str, Any]:
     return {**found, "half_us": half_us, "over_us": over_us, "ratio": over_us / half_us}
 
 
-def qmd(times: int) -> dict[str, Any]:
+def qmd(times: int) -> Found:
     """Launch with the release in the QMD, and clear the QMD when the release is seen.
 
     What is in it afterwards has been written by the GPU behind its release; `written` counts the
@@ -82,11 +84,10 @@ def qmd(times: int) -> dict[str, Any]:
     return {"launches": times, "written": written, "written_after_release": late}
 
 
-def main(out: str, sizes: str) -> None:
-    """Write the answers to `out`."""
-    times_over, long_kernels, launches = SIZES[sizes]
-    Path(out).write_text(json.dumps({"ring": ring(times_over, long_kernels), "qmd": qmd(launches)}))
+def queue(work: Work) -> Found:
+    """Both answers."""
+    sizes = work.sizes
+    return {"ring": ring(sizes.ring_over, sizes.long_kernels), "qmd": qmd(sizes.qmds)}
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+PROGRAMS = (queue,)

@@ -25,10 +25,10 @@ from orinbench.benchmark.llama_cpp import find_llama_bench
 from orinbench.board import board_state
 from orinbench.board.environment import read_environment
 from orinbench.child import Ended, run
-from orinbench.device_check import performance as performance_module
+from orinbench.device_check.check import Ask, Check, NotRun, OutOfTime, all_of
 from orinbench.device_check.kernel_log import gpu_lines
-from orinbench.device_check.switches import probe_runner, switch
-from orinbench.synth import cached_synthetic
+from orinbench.device_check.performance import answers
+from orinbench.device_check.switches import switch
 
 CTRL, AS_NODE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvgpu/igpu0/as"
 NODES = (
@@ -42,44 +42,10 @@ NODES = (
     "/dev/host1x-fence",
 )
 GROUPS = ("video", "render")
-# tinygrad's wait for the GPU: longer than any kernel here takes, on an interpreted GPU too,
-# and less where it is made to hang.
-_WAIT_MS = {"board": "10000", "tiny": "300000"}
+# Less than tinygrad waits for else, where it is made to hang.
 _HANG_MS = "2000"
 # nvgpusim replay's sum: "105 events of a board trace replayed on r36, 0 skipped, 0 differences".
 _REPLAYED = re.compile(r"(\d+) events of a \w+ trace replayed on .*?(\d+) differences")
-_OWN_MODULE = "orinbench.device_check"
-
-
-class NotRun(Exception):  # noqa: N818
-    """The step cannot be taken here; the message says why and what would help."""
-
-
-class OutOfTime(Exception):  # noqa: N818
-    """The step's time ran out; `result` is what it has, None if that is nothing."""
-
-    def __init__(self, seconds: float, result: Any = None) -> None:
-        super().__init__(f"not done in {seconds:.0f} s")
-        self.result = result
-
-
-@dataclass(frozen=True)
-class Check:
-    """State shared by the steps; `begun_us` is its start, in microseconds of CLOCK_MONOTONIC."""
-
-    folder: Path
-    sizes: str  # "board", or "tiny" for a simulated GPU
-    begun_us: int
-    upstream: Path | None = None
-    trees: Path | None = None
-    patches: tuple[str, ...] | None = None  # numbers of those to switch; None: all
-    model: Path | None = None
-    select: str = "quick"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment for tinygrad: its own driver, and a bounded wait."""
-        return {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": _WAIT_MS[self.sizes]}
 
 
 @dataclass(frozen=True)
@@ -94,9 +60,7 @@ class Step:
 
 def identity(check: Check, seconds: float) -> dict[str, Any]:
     """The machine and its state."""
-    environment = asdict(read_environment())
-    environment["cpu_governors"] = list(environment["cpu_governors"])
-    return {"environment": environment, "state": board_state().record()}
+    return {"environment": asdict(read_environment()), "state": board_state().record()}
 
 
 def permissions(check: Check, seconds: float) -> dict[str, Any]:
@@ -140,7 +104,7 @@ def _group_name(number: int) -> str:
 
 def abi(check: Check, seconds: float) -> Any:
     """Record the drivers' answers to a client that shares nothing with tinygrad."""
-    ended = run([sys.executable, "-m", f"{_OWN_MODULE}.abi_probe"], seconds)
+    ended = run([sys.executable, "-m", "orinbench.device_check.abi_probe"], seconds)
     _expect(ended, seconds)
     return json.loads(ended.out)
 
@@ -148,29 +112,18 @@ def abi(check: Check, seconds: float) -> Any:
 def smoke(check: Check, seconds: float) -> Any:
     """tinygrad computes, with every call of it recorded into trace.jsonl."""
     with tempfile.TemporaryDirectory() as scratch:
-        recorder, out = Path(scratch, "recorder.pyz"), Path(scratch, "found.json")
+        recorder = Path(scratch, "recorder.pyz")
         _expect(run([sys.executable, "-m", "nvgpusim", "recorder", recorder], seconds), seconds)
-        program = ["-m", f"{_OWN_MODULE}.gpu_probe", out, "smoke"]
-        command = [sys.executable, recorder, "-o", trace_path(check), "--", *program]
-        ended = run(command, seconds, check.environment)
-        if not out.exists():
-            _expect(ended, seconds)
-            raise RuntimeError(ended.reason)
-        return json.loads(out.read_text())
-
-
-def trace_path(check: Check) -> Path:
-    """Return where the trace lies: beside the report."""
-    return check.folder / "trace.jsonl"
+        return check.must(Ask("smoke"), seconds, (recorder, "-o", check.trace, "--"))
 
 
 def replay(check: Check, seconds: float) -> dict[str, Any]:
     """Replay the recorded calls and compare the model's answers with the board's."""
-    if not trace_path(check).exists():
+    if not check.trace.exists():
         raise NotRun("there is no trace: the step smoke made none")
     said = []
     for flags in ([], ["--addresses"]):
-        command = [sys.executable, "-m", "nvgpusim", "replay", *flags, trace_path(check)]
+        command = [sys.executable, "-m", "nvgpusim", "replay", *flags, check.trace]
         ended = run(command, seconds)
         if ended.status != 1:  # 1 says that there are differences
             _expect(ended, seconds)
@@ -192,77 +145,34 @@ def faults(check: Check, seconds: float) -> dict[str, Any]:
     found = {}
     until = time.monotonic() + seconds
     for name in ("misaligned", "unmapped", "hang"):
-        said = gpu_program(check, name, until - time.monotonic())
-        found[name] = {**said, "works_afterwards": _works(check, until - time.monotonic())}
+        wait = {"HCQDEV_WAIT_TIMEOUT_MS": _HANG_MS} if name == "hang" else {}
+        said = check.ask(Ask(name, wait), until - time.monotonic())
+        after = check.ask(Ask("computes"), until - time.monotonic())
+        found[name] = {**said, "works_afterwards": after.get("sum") is True}
     return found
 
 
 def queue(check: Check, seconds: float) -> dict[str, Any]:
     """Measure the cost of a full ring and record what the GPU writes into a QMD."""
-    found = gpu_program(check, check.sizes, seconds, "queue_probe")
-    if "error" in found:
-        raise RuntimeError(found["error"])
-    return found
-
-
-def gpu_program(
-    check: Check, name: str, seconds: float, module: str = "gpu_probe"
-) -> dict[str, Any]:
-    """Run one program of a probe's module; an end without a result is its error."""
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch, "found.json")
-        begun = time.monotonic()
-        command = [sys.executable, "-m", f"{_OWN_MODULE}.{module}", out, name]
-        wait = {"HCQDEV_WAIT_TIMEOUT_MS": _HANG_MS} if name == "hang" else {}
-        ended = run(command, max(seconds, 1), {**check.environment, **wait})
-        if out.exists():
-            said: dict[str, Any] = json.loads(out.read_text())
-            return said
-        if ended.status is None:
-            raise OutOfTime(seconds)
-        return {"error": ended.reason, "seconds": time.monotonic() - begun}
-
-
-def _works(check: Check, seconds: float) -> bool:
-    said = gpu_program(check, "smoke", seconds)
-    return said.get("sum") is True and said.get("copy") is True
+    return check.must(Ask("queue"), seconds)
 
 
 def patches(check: Check, seconds: float) -> Any:
     """Measure each patch's effect: the series with it and without it, in turn."""
     if check.trees is None:
         raise NotRun("--trees DIR names what `tools/series checkout DIR` made")
-    so_far: dict[str, Any] = {}
     until = time.monotonic() + seconds
-    shape = "tiny" if check.sizes == "tiny" else "160m"
-    run_probe = probe_runner(
-        check.environment, check.sizes, lambda: cached_synthetic(shape, "Q6_K", 0)
-    )
-    found = switch(check.trees, check.patches, run_probe, until, so_far.update)
-    if time.monotonic() >= until:
-        raise OutOfTime(seconds, so_far)
-    return found
+    return all_of(switch(check.trees, check.patches, check.ask, until), seconds)
 
 
 def performance(check: Check, seconds: float) -> Any:
     """Time the driver's choices, each against its alternative in turns."""
-    so_far: dict[str, Any] = {}
-    until = time.monotonic() + seconds
-    shape = "tiny" if check.sizes == "tiny" else "160m"
-    runner = performance_module.probe_runner(
-        check.environment, check.sizes, lambda: cached_synthetic(shape, "Q6_K", 0)
-    )
-    found = performance_module.ask(runner, until, so_far.update)
-    if time.monotonic() >= until:
-        raise OutOfTime(seconds, so_far)
-    return found
+    return all_of(answers(check.ask, time.monotonic() + seconds), seconds)
 
 
 def memory(check: Check, seconds: float) -> dict[str, Any]:
     """Find where memory ends: with an error of the driver, 1 GiB before the board has none."""
-    reserve = performance_module.Choice("1 GiB", {"TEGRA_RESERVE_MB": "1024"})
-    runner = performance_module.probe_runner(check.environment, check.sizes, Path)
-    return runner("memory", reserve, False, seconds)
+    return check.must(Ask("memory", {"TEGRA_RESERVE_MB": "1024"}), seconds)
 
 
 def upstream(check: Check, seconds: float) -> dict[str, Any]:
@@ -279,7 +189,7 @@ def upstream(check: Check, seconds: float) -> dict[str, Any]:
         result = Path(scratch, "junit.xml")
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
         command += [f"--junitxml={result}", "test/backend/test_ops.py"]
-        if check.sizes == "tiny":
+        if check.simulated:
             command += ["-k", "test_add or test_sum_simple"]
         path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), scratch)))
         ended = run(command, seconds, {**check.environment, "PYTHONPATH": path}, Path(scratch))
@@ -307,8 +217,8 @@ def outcomes(junit: Path) -> dict[str, Any]:
 
 def suite(check: Check, seconds: float) -> dict[str, Any]:
     """`orinbench suite`, on tinygrad's own driver."""
-    arguments = ["suite", "--select", check.select, "--device", "NV"]
-    arguments += ["-r", "3", "--no-roofline"] if check.sizes == "tiny" else []
+    little = ["--select", "alloc * 4 KiB", "-r", "1", "--no-roofline"]
+    arguments = ["suite", "--device", "NV", *(little if check.simulated else [])]
     return bench(check, arguments, seconds)
 
 
@@ -316,7 +226,7 @@ def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
     """`orinbench llama-bench` on tinygrad's own driver and llama.cpp, in one run."""
     backends = ["tinygrad:NV", *["llama.cpp"] * (find_llama_bench(None) is not None)]
     arguments = ["llama-bench", "--backend", ",".join(backends)]
-    if check.sizes == "tiny":
+    if check.simulated:
         arguments += ["--shape", "tiny", "-p", "4", "-n", "2", "-r", "1"]
         arguments += ["--no-check", "--no-cold-start"]
     else:

@@ -2,58 +2,42 @@
 
 `tools/series checkout DIR` makes a git tree with a commit a patch, whose trailers say what it is
 called and what it depends on. For each patch that a board can show, the commits that stay are put
-onto the base, and the patch's probe (`patch_probes.py`) runs on both trees: with, without, without,
-with, so that a drift of the board does not look like a patch.
+onto the base, and the patch's probe (`patch_probes.py`) runs on both trees.
 """
 
-import json
 import os
 import re
 import shutil
-import sys
+import tarfile
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from orinbench.child import run
-from orinbench.device_check.patch_probes import WITH_MODEL
+from orinbench.device_check.check import Ask, in_turns, ratios
+from orinbench.device_check.gpu import Found
 from orinbench.errors import BenchError
 
-# The probe of each patch that a board can show.
+# The probe of each patch that a board can show; docs/device-check.md says why the others have none.
 PROBED = {
-    "0001": "opens",
-    "0002": "resubmitted",
-    "0003": "copies",
-    "0004": "growing_local_memory",
-    "0005": "named_fault",
-    "0006": "matvec",
-    "0008": "odd_view",
-    "0011": "cache",
-    "0015": "wrapped_arguments",
-    "0021": "freed_after_a_fault",
-}
-# Reason for showing nothing of the others.
-NOT_PROBED = {
-    "0007": "starts the processes of a search: no GPU is in it",
-    "0009": "finds headers and libraries: nothing to measure",
-    "0010": "is for CUDA's graphs",
-    "0016": "shows where an allocation fails: no step takes memory to its end",
-    "0017": "changes numbers, in the same way on every device",
-    "0018": "shows where an allocation fails: no step takes memory to its end",
-    "0027": "is a question of the step performance: shared_memory",
-    "0026": "is for a Python that stops at 1500 calls: no GPU is in it",
+    "0001": Ask("computes"),
+    "0002": Ask("resubmitted"),
+    "0003": Ask("copies"),
+    "0004": Ask("growing_local_memory"),
+    # Without 0005 a fault is waited for as long as tinygrad waits at all.
+    "0005": Ask("named_fault", {"HCQDEV_WAIT_TIMEOUT_MS": "10000"}),
+    "0006": Ask("matvec"),
+    "0008": Ask("odd_view"),
+    "0011": Ask("cache", model=True),
+    "0015": Ask("wrapped_arguments"),
+    "0021": Ask("freed_after_a_fault"),
 }
 # Those whose absence makes the GPU write where it should not, or stop a process, come last.
 _LAST = ("0004", "0008", "0005", "0021")
-PROBE = (sys.executable, "-m", "orinbench.device_check.patch_probes")
 # Time limit of one run; a device that faults waits, and kernels are generated first.
 _RUN_SECONDS = 150.0
-# Without 0005 a fault is waited for as long as tinygrad waits at all.
-_FAULT_WAIT_MS = "10000"
 _TRAILER = re.compile(r"^(Patch-Name|Depends-on): (.+)$", re.MULTILINE)
 # Whoever commits in a scratch tree; nobody sees it.
 _IDENTITY = {
@@ -61,8 +45,6 @@ _IDENTITY = {
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "device-check"), ("EMAIL", "device-check@localhost"))
 }
-
-Found = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -109,81 +91,40 @@ def left_out_with(patches: Sequence[Patch], number: str) -> list[str]:
 def switch(
     trees: Path,
     numbers: Sequence[str] | None,
-    run_probe: Callable[[Path, str, float], Found],
+    ask: Callable[[Ask, float], Found],
     until: float,
-    keep: Callable[[dict[str, Found]], None],
-) -> dict[str, Found]:
-    """Measure with and without each patch until done or `until` of time.monotonic().
+) -> Iterator[tuple[str, Found]]:
+    """Yield each patch's number, and what its probe finds with it and without it.
 
-    `numbers` names the patches, None all. `run_probe` runs a probe on a tree, for so many seconds
-    at most. `keep` gets what there is after each patch. A patch for which the time was too short
-    has no rounds.
+    `numbers` names the patches, None all. Raises TimeoutError at `until` of time.monotonic().
     """
     patches = patches_of(trees)
     chosen = [p for p in patches if numbers is None or p.number in numbers]
     chosen.sort(key=lambda p: (_LAST.index(p.number) if p.number in _LAST else -1, p.number))
-    found: dict[str, Found] = {}
     with tempfile.TemporaryDirectory(prefix="orinbench-switches-") as directory:
         room = Path(directory)
         whole = _tree(trees, patches, [], room)
+        assert whole is not None, "the checkout's own commits apply"
         for patch in chosen:
             gone = left_out_with(patches, patch.number)
             entry: Found = {"patch": patch.subject, "left_out": gone, "reason": None}
             entry |= {"with": [], "without": [], "ratio": {}}
-            found[patch.number] = entry
-            unknown = "has no probe in this version of device-check"
             if (probe := PROBED.get(patch.number)) is None:
-                entry["reason"] = NOT_PROBED.get(patch.number, unknown)
+                entry["reason"] = "has no probe"
             elif (bare := _tree(trees, patches, gone, room)) is None:
                 entry["reason"] = f"the others do not apply without {', '.join(gone)}"
             else:
-                assert whole is not None, "the checkout's own commits apply"
-                for side in ("with", "without", "without", "with"):
-                    left = min(until - time.monotonic(), _RUN_SECONDS)
-                    if left <= 0:
-                        return found
-                    tree = whole if side == "with" else bare
-                    entry[side].append(run_probe(tree, probe, left))
+                having, lacking = (partial(ask, _on(probe, tree)) for tree in (whole, bare))
+                entry["with"], entry["without"] = in_turns(having, lacking, until, _RUN_SECONDS)
                 entry["ratio"] = ratios(entry["with"], entry["without"])
                 shutil.rmtree(bare)
-            keep(found)
-    return found
+            yield patch.number, entry
 
 
-def ratios(having: Sequence[Found], lacking: Sequence[Found]) -> dict[str, float]:
-    """Return, of each figure above zero on both sides, the medians' ratio, with over without."""
-    found = {}
-    for name in having[0]:
-        sides: list[list[Any]] = [[e.get(name) for e in side] for side in (having, lacking)]
-        if all(type(v) in (int, float) and v > 0 for side in sides for v in side):
-            found[name] = round(median(sides[0]) / median(sides[1]), 4)
-    return found
-
-
-def probe_runner(
-    environment: Mapping[str, str],
-    sizes: str,
-    model: Callable[[], Path],
-    command: Sequence[str] = PROBE,
-) -> Callable[[Path, str, float], Found]:
-    """Return what runs a probe on a tree; `model` is asked for a GGUF where a probe wants one."""
-
-    def run_probe(tree: Path, name: str, seconds: float) -> Found:
-        out = tree / "found.json"
-        out.unlink(missing_ok=True)
-        path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
-        asked = (out, name, sizes, model() if name in WITH_MODEL else "-")
-        bounded = {"HCQDEV_WAIT_TIMEOUT_MS": _FAULT_WAIT_MS} if name == "named_fault" else {}
-        variables = {**environment, **bounded, "PYTHONPATH": path}
-        ended = run([*command, *asked], seconds, variables)
-        if out.exists():
-            found: Found = json.loads(out.read_text())
-            return found
-        if ended.status is None:
-            return {"error": f"not done in {seconds:.0f} s"}
-        return {"error": ended.reason}
-
-    return run_probe
+def _on(probe: Ask, tree: Path) -> Ask:
+    """Return a probe on the tinygrad of a tree."""
+    path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
+    return replace(probe, variables={**probe.variables, "PYTHONPATH": path})
 
 
 def _tree(trees: Path, patches: Sequence[Patch], gone: Sequence[str], room: Path) -> Path | None:
@@ -199,7 +140,9 @@ def _tree(trees: Path, patches: Sequence[Patch], gone: Sequence[str], room: Path
     tree.mkdir()
     packed = room / "tinygrad.tar"
     _require(work, "archive", "-o", str(packed), "HEAD", "tinygrad")
-    shutil.unpack_archive(packed, tree, filter="data")
+    with tarfile.open(packed) as tar:
+        tar.extraction_filter = getattr(tarfile, "data_filter", None)  # none in Python 3.11.2
+        tar.extractall(tree)
     return tree
 
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orinbench.export.record import to_json
-from orinbench.export.schema import FIELDS, Record
+from orinbench.export.schema import FIELDS, Plain, Record
 from orinbench.export.table import render_md
 
 # llama-bench's values where nothing was given (0.5.0, tools/llama-bench). Its own
 # compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what
 # means nothing to tinygrad stands there as llama-bench's default.
-LLAMA_DEFAULTS: Record = {
+LLAMA_DEFAULTS: Plain = {
     "cpu_info": "",
     "gpu_info": "",
     "backends": "",
@@ -44,19 +44,19 @@ LLAMA_DEFAULTS: Record = {
 }
 
 
-def as_llama_bench(record: Record) -> Record:
+def as_llama_bench(record: Record) -> Plain:
     """Return a record as llama.cpp's own tools read it: nothing null that they compare by.
 
     The commit of a patched tinygrad is its series' hash, which is all that differs between two.
     """
-    if record["benchmark"] != "llama-bench":
-        return record
+    if record.benchmark != "llama-bench":
+        return vars(record)
     whole = {
-        name: LLAMA_DEFAULTS.get(name) if value is None else value for name, value in record.items()
+        name: LLAMA_DEFAULTS.get(name) if value is None else value
+        for name, value in vars(record).items()
     }
-    if (series := (record["environment"] or {}).get("tinygrad_series")) and str(
-        record["backend"]
-    ).startswith("tinygrad"):
+    series = record.environment.get("tinygrad_series")
+    if series and record.backend.startswith("tinygrad"):
         whole["build_commit"] = series
     return whole
 

@@ -29,11 +29,11 @@ def identity(record: Record) -> str:
     tinygrad's prefill chunk counts where it was chosen: not the default, and not that of the fused
     kernels, which have their own.
     """
-    key = {field: _plain(record[field]) for field in KEY_FIELDS}
+    key = {field: _plain(getattr(record, field)) for field in KEY_FIELDS}
     key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
-    if record["decode_path"] is None:
-        key |= {field: _plain(record[field]) for field in SETTING_FIELDS}
-    elif record["decode_path"] == "fused" or key["n_ubatch"] == TINYGRAD_CHUNK:
+    if record.decode_path is None:
+        key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
+    elif record.decode_path == "fused" or key["n_ubatch"] == TINYGRAD_CHUNK:
         key["n_ubatch"] = None
     return json.dumps(key, ensure_ascii=False)
 
@@ -45,38 +45,38 @@ def _plain(value: Any) -> Any:
 
 def case_label(record: Record) -> str:
     """Return the case in words: benchmark, test, backend, model."""
-    model = f", {record['model_type']}" if record["model_type"] else ""
-    return f"{case_test(record)}, {record['backend']}{model}"
+    model = f", {record.model_type}" if record.model_type else ""
+    return f"{case_test(record)}, {record.backend}{model}"
 
 
 def case_test(record: Record) -> str:
     """Return the test, behind the benchmark's name unless it is llama-bench."""
-    if record["benchmark"] == "llama-bench":
-        return str(record["test"])
-    return f"{record['benchmark']} {record['test']}"
+    if record.benchmark == "llama-bench":
+        return str(record.test)
+    return f"{record.benchmark} {record.test}"
 
 
 def device_label(record: Record) -> str:
     """Return the device that computed, by the name that its vendor gave it, and the board."""
-    environment = record["environment"]
-    cpu = environment.get("cpu") or record["cpu_info"] or "CPU"
-    gpu = record["device_name"] or record["gpu_info"]
-    name = str(cpu if record["device"] == "CPU" or not gpu else gpu)
+    environment = record.environment
+    cpu = environment.get("cpu") or record.cpu_info or "CPU"
+    gpu = record.device_name or record.gpu_info
+    name = str(cpu if record.device == "CPU" or not gpu else gpu)
     board = environment.get("board")
     return f"{name} ({board})" if board and board not in name else name
 
 
 def context(record: Record) -> dict[str, Any]:
     """Return what may explain that a record differs from another of the same measurement."""
-    environment = record["environment"]
+    environment = record.environment
     found = {field: environment.get(field) for field in CONTEXT_FIELDS if field in environment}
-    found |= {field: record[field] for field in ("software", "decode_path", "driver")}
+    found |= {field: getattr(record, field) for field in ("software", "decode_path", "driver")}
     found["power_mode"] = _power_mode(record)
     return {field: value for field, value in found.items() if value not in (None, [], {})}
 
 
 def _power_mode(record: Record) -> str | None:
-    states = [state for state in record["board_after"] if state]
+    states = [state for state in record.board_after if state]
     mode = states[-1].get("power_mode") if states else None
     return mode.get("name") if isinstance(mode, dict) else None
 

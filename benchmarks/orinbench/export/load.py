@@ -2,24 +2,17 @@
 
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from orinbench.benchmark.plan import Case
 from orinbench.errors import BenchError
-from orinbench.export.schema import FIELDS, SCHEMA_VERSION, Record
-from orinbench.samples import summarize
+from orinbench.export.schema import SCHEMA_VERSION, Plain, Record, record_of
+from orinbench.samples import Summary, summarize
 
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
 # memory several times.
 MAX_BYTES = 256 << 20
-LISTS = tuple(
-    """
-    samples_ns samples_ts discarded_ns rounds processes warnings comparisons ttft_warm_samples_s
-""".split()
-)
-LISTS_OF_STATES = ("clocks", "board_before", "board_after", "ignored_flags")
 # Fields without which llama.cpp's records do not say what was measured.
 CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
 
@@ -93,52 +86,35 @@ def _are_speeds(samples: Any) -> bool:
     return isinstance(samples, list) and all(_is_number(s) and s > 0 for s in samples)
 
 
-def completed(record: Record) -> Record:
-    """Return a record with every field of FIELDS, as today's would have it.
+def completed(plain: Plain) -> Record:
+    """Return a record as today's would have it, from its fields.
 
     Records from before a field was there get its default, llama.cpp's own get our names for what
-    they say, and statistics where they have samples. The record's own fields stay as they are.
+    they say, and statistics where they have samples. What is in the file stays as it is.
     """
-    whole: Record = dict.fromkeys(FIELDS) | record
-    for name in LISTS + LISTS_OF_STATES:
-        if not isinstance(whole[name], list):
-            whole[name] = []
-    for name in ("environment", "extra"):
-        if not isinstance(whole[name], dict):
-            whole[name] = {}
-    whole["benchmark"] = whole["benchmark"] or "llama-bench"
-    whole["unit"] = whole["unit"] or "tok/s"
-    if not whole["backend"]:
-        whole |= _of_llama_cpp(whole)
-    if len(whole["processes"]) != len(whole["samples_ts"]):
+    record = record_of(plain)
+    if not record.backend:
+        _name_llama_cpp(record)
+    if len(record.processes) != len(record.samples_ts):
         # llama.cpp's own, and ours from before each round had a process: one process made them.
-        whole["processes"] = [0] * len(whole["samples_ts"])
-    if whole["samples_ts"] and whole["median_ts"] is None:
-        whole |= _statistics(whole["samples_ts"], whole["processes"])
-    return whole
+        record.processes = [0] * len(record.samples_ts)
+    if record.samples_ts and record.median_ts is None:
+        set_statistics(record, summarize(record.samples_ts, processes=record.processes))
+    return record
 
 
-def _of_llama_cpp(record: Record) -> Record:
-    case = Case(*(record[name] for name in CASE_FIELDS))
-    accelerators = set(str(record["backends"] or "").split(",")) - {"CPU", "BLAS", ""}
-    on_cpu = not accelerators or record["n_gpu_layers"] == 0
-    return {
-        "backend": "llama.cpp",
-        "software": f"llama.cpp {record['build_commit'] or 'unknown'}",
-        "test": case.label,
-        "work": case.n_tokens,
-        "device": "CPU" if on_cpu else str(record["backends"]),
-        "device_name": None if on_cpu else record["gpu_info"] or None,
-        "partial": False,
-    }
+def _name_llama_cpp(record: Record) -> None:
+    case = Case(record.n_prompt or 0, record.n_gen or 0, record.n_depth or 0)
+    accelerators = set((record.backends or "").split(",")) - {"CPU", "BLAS", ""}
+    on_cpu = not accelerators or record.n_gpu_layers == 0
+    record.backend, record.partial = "llama.cpp", False
+    record.software = f"llama.cpp {record.build_commit or 'unknown'}"
+    record.test, record.work = case.label, case.n_tokens
+    record.device = "CPU" if on_cpu else record.backends
+    record.device_name = None if on_cpu else record.gpu_info or None
 
 
-def _statistics(samples: Sequence[float], processes: Sequence[int]) -> Record:
-    summary = summarize(samples, processes=processes)
-    return {
-        "median_ts": summary.median,
-        "p5_ts": summary.p5,
-        "p95_ts": summary.p95,
-        "ci95_low_ts": summary.ci_low,
-        "ci95_high_ts": summary.ci_high,
-    }
+def set_statistics(record: Record, summary: Summary) -> None:
+    """Set what is ours of a row's statistics."""
+    record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
+    record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high

@@ -14,7 +14,7 @@ from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.board.clocks import clock_warnings
 from orinbench.board.environment import Environment
-from orinbench.export.schema import FIELDS, LLAMA_FIELDS, SCHEMA_VERSION, Record
+from orinbench.export.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
 from orinbench.model import ModelInfo
 from orinbench.samples import BenchWarning, Summary, WarningKind, sample_warnings, summarize
 from orinbench.samples.judge import adjusted, compare_paired, process_medians, verdict_text
@@ -32,29 +32,24 @@ CACHE_PERCENT = 125
 
 
 def make_records(run: RunResult) -> list[Record]:
-    """Return one record per row, in the plan's order; each has exactly the keys of FIELDS."""
+    """Return one record per row, in the plan's order."""
     rows = [(lane, row) for lane in run.lanes for row in lane.rows]
     records = [_record(run, lane, row) for lane, row in rows]
     for index, comparison in run_comparisons(run):
-        records[index]["comparisons"].append(comparison)
+        records[index].comparisons.append(comparison)
     return records
 
 
 def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
-    record: Record = dict.fromkeys(FIELDS)
-    record.update(_machine_fields(run, lane))
+    fields = _machine_fields(run, lane)
     if isinstance(row.case, Case) and lane.model is not None:
-        record.update(_llama_fields(lane, row, row.case, lane.model))
-        record.update(_model_fields(lane, lane.model))
-    record.update(_run_fields(run, lane, row))
-    record.update(_lane_fields(lane))
-    record.update(_statistics(run, lane, row))
-    unknown = record.keys() - FIELDS.keys()
-    assert not unknown, f"fields missing from the schema: {unknown}"
-    return record
+        fields |= _llama_fields(lane, row, row.case, lane.model)
+        fields |= _model_fields(lane, lane.model)
+    fields |= _run_fields(run, lane, row) | _lane_fields(lane)
+    return Record(**(fields | _statistics(run, lane, row)))
 
 
-def _machine_fields(run: RunResult, lane: LaneResult) -> Record:
+def _machine_fields(run: RunResult, lane: LaneResult) -> Plain:
     """Return what llama-bench says of the machine, by its names."""
     identity, plan = lane.identity, lane.plan.lane
     return {
@@ -69,7 +64,7 @@ def _machine_fields(run: RunResult, lane: LaneResult) -> Record:
     }
 
 
-def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo) -> Record:
+def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo) -> Plain:
     """Return the fields that llama-bench has too; its own record, if there is one, goes first."""
     plan = lane.plan.lane
     engine = next((sample.engine_record for sample in reversed(row.samples)), None)
@@ -96,7 +91,7 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
     }
 
 
-def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
+def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     return {
         "schema_version": SCHEMA_VERSION,
         "benchmark": row.case.benchmark,
@@ -120,9 +115,9 @@ def _excluded(case: AnyCase) -> str:
     return EXCLUDED_OF_TEXT if case.text else EXCLUDED
 
 
-def _text_fields(row: RowResult, summary: Summary) -> Record:
+def _text_fields(row: RowResult, summary: Summary) -> Plain:
     """Return what a case with a text has: its time, and what is in it."""
-    extra: Record = {"first_text_ms": 1e3 * row.work / summary.median}
+    extra: Plain = {"first_text_ms": 1e3 * row.work / summary.median}
     http = [sample.extra["http_ms"] for sample in row.samples if "http_ms" in sample.extra]
     included = "the text's tokens, the prompt, the most likely token and its text"
     if http:
@@ -131,7 +126,7 @@ def _text_fields(row: RowResult, summary: Summary) -> Record:
     return {"extra": extra, "included": included}
 
 
-def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summary) -> Record:
+def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summary) -> Plain:
     """Return a token's time where tokens are decoded, else a prompt's, in the Orin envelope."""
     clocks = [state.gpu_mhz for s in row.samples if (state := s.clocks_after) and state.gpu_mhz]
     assert lane.model is not None
@@ -149,9 +144,9 @@ def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summ
     }
 
 
-def _lane_fields(lane: LaneResult) -> Record:
+def _lane_fields(lane: LaneResult) -> Plain:
     identity, first, bandwidth = lane.identity, lane.first_token, lane.bandwidth
-    fields: Record = {"check": lane.check}
+    fields: Plain = {"check": lane.check}
     if identity is not None:
         fields |= {
             "software": identity.software,
@@ -182,9 +177,9 @@ def _lane_fields(lane: LaneResult) -> Record:
     return fields
 
 
-def _model_fields(lane: LaneResult, model: ModelInfo) -> Record:
+def _model_fields(lane: LaneResult, model: ModelInfo) -> Plain:
     """Return what a token must read, and how fast that could be."""
-    fields: Record = {
+    fields: Plain = {
         "token_read_bytes": model.token_read_bytes,
         "token_read_by_tensor": dict(model.token_read_by_tensor),
     }
@@ -194,7 +189,7 @@ def _model_fields(lane: LaneResult, model: ModelInfo) -> Record:
     return fields
 
 
-def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Record:
+def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Plain:
     """Return what is known of a repetition of the suite's cases."""
     extra = {
         "calls": prepared.calls,
@@ -211,14 +206,14 @@ def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Re
     }
 
 
-def _extra_of(row: RowResult) -> Record:
+def _extra_of(row: RowResult) -> Plain:
     """Return what this benchmark alone measured: of each process its last sample has it all.
 
     Latencies are percentiles of a process: the record has the median process's, and of all
     processes the longest and how many there were.
     """
     last = {sample.process: sample.extra for sample in row.samples}
-    found: Record = {}
+    found: Plain = {}
     for extra in last.values():
         found |= extra
     for name in found.keys() & {"p50_us", "p99_us", "p99.9_us"}:
@@ -237,8 +232,8 @@ def _share(amount: float, per_second: float | None, row: RowResult, median: floa
     return 100 * amount * (median / row.work) / per_second
 
 
-def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
-    fields: Record = {"comparisons": [], "warnings": [], "samples_ns": [], "samples_ts": []}
+def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
+    fields: Plain = {"comparisons": [], "warnings": [], "samples_ns": [], "samples_ts": []}
     if row.warm_up is not None:
         fields |= {
             "warm_up_s": row.warm_up.seconds,
@@ -386,7 +381,7 @@ def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
     ]
 
 
-def run_comparisons(run: RunResult) -> list[tuple[int, Record]]:
+def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
     """Compare rows with the same test of the baseline: llama.cpp if it ran, else the first lane.
 
     Returns (place of the record, comparison) for each pair. All of a run are judged at once; only

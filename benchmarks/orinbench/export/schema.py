@@ -1,42 +1,162 @@
-"""The fields of a record, in order: llama-bench's by the same names, then ours.
+"""A record: one row of a run, as it is printed, kept in files and in the history, and read back.
 
 `SCHEMA_VERSION` rises when a field changes its meaning or goes; a new field does not raise it.
 """
 
-from typing import Any
+import types
+from dataclasses import dataclass, field
+from typing import Any, get_args, get_type_hints
 
 SCHEMA_VERSION = 1
-#: A row: the fields below, by name.
-Record = dict[str, Any]
-
-_SQL_TYPES = {"I": "INTEGER", "R": "REAL", "T": "TEXT"}
+Plain = dict[str, Any]
 
 
-def _fields(table: str) -> dict[str, str]:
-    """Return name -> SQL type of a table of `name:T` words."""
-    return {name: _SQL_TYPES[kind] for name, kind in (word.split(":") for word in table.split())}
+@dataclass
+class Record:
+    """llama-bench's fields by the same names, then ours; None is what is not known.
+
+    Lists of a row have an entry for each sample. docs/llama-bench.md says what each field is.
+    """
+
+    # llama.cpp 0.5.0, tools/llama-bench: test::get_fields(), and the two that its JSON adds.
+    build_commit: str | None = None
+    build_number: int | None = None
+    cpu_info: str | None = None
+    gpu_info: str | None = None
+    backends: str | None = None
+    model_filename: str | None = None
+    model_type: str | None = None
+    model_size: int | None = None
+    model_n_params: int | None = None
+    n_batch: int | None = None
+    n_ubatch: int | None = None
+    n_threads: int | None = None
+    cpu_mask: str | None = None
+    cpu_strict: int | None = None
+    poll: int | None = None
+    type_k: str | None = None
+    type_v: str | None = None
+    n_gpu_layers: int | None = None
+    n_cpu_moe: int | None = None
+    split_mode: str | None = None
+    main_gpu: int | None = None
+    no_kv_offload: int | None = None
+    flash_attn: int | None = None
+    devices: str | None = None
+    tensor_split: str | None = None
+    tensor_buft_overrides: str | None = None
+    load_mode: str | None = None
+    lazy_mode: str | None = None
+    use_mmap: int | None = None
+    embeddings: int | None = None
+    no_op_offload: int | None = None
+    no_host: int | None = None
+    repack: int | None = None
+    fit_target: int | None = None
+    fit_min_ctx: int | None = None
+    n_prompt: int | None = None
+    n_gen: int | None = None
+    n_depth: int | None = None
+    test_time: str | None = None
+    avg_ns: int | None = None
+    stddev_ns: int | None = None
+    avg_ts: float | None = None
+    stddev_ts: float | None = None
+    samples_ns: list[int] = field(default_factory=list)
+    samples_ts: list[float] = field(default_factory=list)
+    # Ours.
+    schema_version: int | None = None
+    benchmark: str = "llama-bench"
+    unit: str = "tok/s"
+    work: float | None = None
+    peak_percent: float | None = None
+    extra: Plain = field(default_factory=dict)
+    backend: str = ""
+    software: str | None = None
+    device: str | None = None
+    device_name: str | None = None
+    driver: str | None = None
+    arch: str | None = None
+    renderer: str | None = None
+    test: str = ""
+    error: str | None = None
+    partial: bool | None = None
+    synthetic: bool | None = None
+    seed: int | None = None
+    repetitions: int | None = None
+    rounds: list[int] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+    ignored_flags: list[str] = field(default_factory=list)
+    median_ts: float | None = None
+    p5_ts: float | None = None
+    p95_ts: float | None = None
+    ci95_low_ts: float | None = None
+    ci95_high_ts: float | None = None
+    discarded_ns: list[int] = field(default_factory=list)
+    warnings: list[Plain] = field(default_factory=list)
+    comparisons: list[Plain] = field(default_factory=list)
+    token_read_bytes: int | None = None
+    token_read_by_tensor: Plain = field(default_factory=dict)
+    copy_bandwidth_gb_s: float | None = None
+    copy_bandwidth_samples_gb_s: list[float] | None = None
+    roofline_ts: float | None = None
+    roofline_percent: float | None = None
+    kernels_per_token: int | None = None
+    launches_per_token: int | None = None
+    peak_device_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    ttft_prompt: int | None = None
+    ttft_cold_s: float | None = None
+    ttft_warm_s: float | None = None
+    ttft_warm_samples_s: list[float] = field(default_factory=list)
+    load_s: float | None = None
+    cold_compile_s: float | None = None
+    cold_kernels_compiled: int | None = None
+    warm_up_s: float | None = None
+    warm_up_compile_s: float | None = None
+    check: Plain | None = None
+    excluded: str | None = None
+    decode_path: str | None = None
+    included: str | None = None
+    joules_per_token: float | None = None
+    tokens_per_joule: float | None = None
+    energy: list[Any] = field(default_factory=list)
+    clocks: list[Plain] = field(default_factory=list)
+    board_before: list[Any] = field(default_factory=list)
+    board_after: list[Any] = field(default_factory=list)
+    environment: Plain = field(default_factory=dict)
+
+    @property
+    def centre(self) -> float:
+        """The median, or the mean of what came without samples; 0 if nothing was measured."""
+        return (self.avg_ts if self.median_ts is None else self.median_ts) or 0.0
 
 
-# llama.cpp 0.5.0, tools/llama-bench: test::get_fields(), and the two that its JSON adds.
-LLAMA_FIELDS = _fields("""
-    build_commit:T build_number:I cpu_info:T gpu_info:T backends:T model_filename:T model_type:T
-    model_size:I model_n_params:I n_batch:I n_ubatch:I n_threads:I cpu_mask:T cpu_strict:I
-    poll:I type_k:T type_v:T n_gpu_layers:I n_cpu_moe:I split_mode:T main_gpu:I no_kv_offload:I
-    flash_attn:I devices:T tensor_split:T tensor_buft_overrides:T load_mode:T lazy_mode:T
-    use_mmap:I embeddings:I no_op_offload:I no_host:I repack:I fit_target:I fit_min_ctx:I
-    n_prompt:I n_gen:I n_depth:I test_time:T avg_ns:I stddev_ns:I avg_ts:R stddev_ts:R
-    samples_ns:T samples_ts:T
-""")
-OUR_FIELDS = _fields("""
-    schema_version:I benchmark:T unit:T work:R peak_percent:R extra:T
-    backend:T software:T device:T device_name:T driver:T arch:T renderer:T
-    test:T error:T partial:I synthetic:I seed:I repetitions:I rounds:T processes:T ignored_flags:T
-    median_ts:R p5_ts:R p95_ts:R ci95_low_ts:R ci95_high_ts:R discarded_ns:T warnings:T
-    comparisons:T token_read_bytes:I token_read_by_tensor:T copy_bandwidth_gb_s:R
-    copy_bandwidth_samples_gb_s:T roofline_ts:R roofline_percent:R kernels_per_token:I
-    launches_per_token:I peak_device_bytes:I peak_rss_bytes:I ttft_prompt:I ttft_cold_s:R
-    ttft_warm_s:R ttft_warm_samples_s:T load_s:R cold_compile_s:R cold_kernels_compiled:I
-    warm_up_s:R warm_up_compile_s:R check:T excluded:T decode_path:T included:T joules_per_token:R
-    tokens_per_joule:R energy:T clocks:T board_before:T board_after:T environment:T
-""")
-FIELDS = {**LLAMA_FIELDS, **OUR_FIELDS}
+def _kind(annotation: Any) -> Any:
+    """Return what a field is where it is known: int of int | None, list of list[int]."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    return getattr(annotation, "__origin__", annotation)
+
+
+# What each field is in Python, in order, and in SQL; lists and objects are JSON there.
+KINDS = {name: _kind(hint) for name, hint in get_type_hints(Record).items()}
+FIELDS = {
+    name: {int: "INTEGER", bool: "INTEGER", float: "REAL"}.get(kind, "TEXT")
+    for name, kind in KINDS.items()
+}
+_names = list(FIELDS)
+LLAMA_FIELDS = _names[: _names.index("schema_version")]
+
+
+def record_of(plain: Plain) -> Record:
+    """Return a record from its fields by name.
+
+    Others are left out, and lists and objects that are none are empty.
+    """
+    known = {}
+    for name, kind in KINDS.items():
+        value = plain.get(name)
+        if value is not None and (kind not in (list, dict) or isinstance(value, kind)):
+            known[name] = value
+    return Record(**known)

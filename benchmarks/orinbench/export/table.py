@@ -7,6 +7,7 @@ from typing import Any
 from orinbench.benchmark.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.benchmark.plan import KNOBS
 from orinbench.board import energy_note
+from orinbench.export.identity import case_test
 from orinbench.export.markdown import markdown_table
 from orinbench.export.schema import Record
 
@@ -19,8 +20,8 @@ def render_md(records: Sequence[Record], whole: bool = False) -> str:
 
     The models' table fits 100 columns; `whole` has llama-bench's columns and all of ours.
     """
-    models = [record for record in records if record["model_type"]]
-    others = [record for record in records if not record["model_type"]]
+    models = [record for record in records if record.model_type]
+    others = [record for record in records if not record.model_type]
     of_models = _columns if whole else _short_columns
     tables = [
         _table(rows, columns(rows))
@@ -35,13 +36,13 @@ Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
 
 def _short_columns(records: Sequence[Record]) -> list[Column]:
     """Return what a reader asks for first, the model only where there are several."""
-    model: Column = ("model", False, lambda record: str(record["model_type"]))
-    several = len({(record["model_type"], record["model_filename"]) for record in records}) > 1
+    model: Column = ("model", False, lambda record: str(record.model_type))
+    several = len({(record.model_type, record.model_filename) for record in records}) > 1
     return [
         *([model] if several else []),
-        ("backend", False, lambda record: str(record["backend"])),
+        ("backend", False, lambda record: str(record.backend)),
         *_knob_columns(records),
-        ("test", False, lambda record: str(record["test"])),
+        ("test", False, lambda record: str(record.test)),
         ("t/s, median", True, _median),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
         *_text_columns(records),
@@ -52,13 +53,13 @@ def _short_columns(records: Sequence[Record]) -> list[Column]:
 
 def _memory_columns() -> list[Column]:
     return [
-        ("of roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
+        ("of roofline", True, lambda record: _known(record.roofline_percent, "{:.1f} %")),
         ("memory", True, memory_text),
     ]
 
 
 def _envelope(record: Record) -> dict[str, Any]:
-    found: dict[str, Any] = (record["extra"] or {}).get("envelope") or {}
+    found: dict[str, Any] = record.extra.get("envelope") or {}
     return found
 
 
@@ -97,21 +98,21 @@ def _envelope_note(record: Record) -> str:
 
 def _text_columns(records: Sequence[Record]) -> list[Column]:
     """Return the time to the first text of the tests that have one."""
-    if not any((record["extra"] or {}).get("first_text_ms") for record in records):
+    if not any(record.extra.get("first_text_ms") for record in records):
         return []
 
     def cell(record: Record) -> str:
-        ms = (record["extra"] or {}).get("first_text_ms")
+        ms = record.extra.get("first_text_ms")
         return "" if ms is None else time_text(ms * 1000)
 
     return [("first text", True, cell)]
 
 
 def _median(record: Record) -> str:
-    if record["median_ts"] is None:
+    if record.median_ts is None:
         return _throughput(record)
-    mark = " (partial)" if record["partial"] or record["error"] else ""
-    return f"{_number(record['median_ts'])}{mark}"
+    mark = " (partial)" if record.partial or record.error else ""
+    return f"{_number(record.median_ts)}{mark}"
 
 
 def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list[Column]:
@@ -120,16 +121,20 @@ def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list
     titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
     for knob in KNOBS:
         # llama-batched-bench says nothing of its settings: that is no other value.
-        said = [record for record in records if record[knob.field] is not None]
-        values = {str(record[knob.field]) for record in said if record["backend"] == "llama.cpp"}
-        others = {str(record[knob.field]) for record in said if record["backend"] != "llama.cpp"}
+        said = [record for record in records if getattr(record, knob.field) is not None]
+        values = {
+            str(getattr(record, knob.field)) for record in said if record.backend == "llama.cpp"
+        }
+        others = {
+            str(getattr(record, knob.field)) for record in said if record.backend != "llama.cpp"
+        }
         if len(values) > 1 or len(others) > 1 or knob.field in always:
             field = knob.field
             columns.append(
                 (
                     titles.get(field, field),
                     True,
-                    lambda record, field=field: _known(record[field], "{}"),  # type: ignore[misc]
+                    lambda record, field=field: _known(getattr(record, field), "{}"),  # type: ignore[misc]
                 )
             )
     return columns
@@ -138,19 +143,19 @@ def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list
 def _columns(records: Sequence[Record]) -> list[Column]:
     """Return llama-bench's columns, those of the knobs that differ between rows, and ours."""
     return [
-        ("model", False, lambda record: str(record["model_type"])),
-        ("size", True, lambda record: _size(record["model_size"])),
-        ("params", True, lambda record: _params(record["model_n_params"])),
-        ("backend", False, lambda record: str(record["backend"])),
+        ("model", False, lambda record: str(record.model_type)),
+        ("size", True, lambda record: _size(record.model_size)),
+        ("params", True, lambda record: _params(record.model_n_params)),
+        ("backend", False, lambda record: str(record.backend)),
         *_knob_columns(records, always=("n_threads",)),
-        ("test", True, lambda record: str(record["test"])),
+        ("test", True, lambda record: str(record.test)),
         ("t/s", True, _throughput),
-        ("median", True, lambda record: _number(record["median_ts"])),
+        ("median", True, lambda record: _number(record.median_ts)),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
         ("p5 – p95", True, lambda record: _interval(record, "p5_ts", "p95_ts")),
         *_text_columns(records),
-        ("roofline", True, lambda record: _known(record["roofline_percent"], "{:.1f} %")),
-        ("kernels/token", True, lambda record: _known(record["kernels_per_token"], "{}")),
+        ("roofline", True, lambda record: _known(record.roofline_percent, "{:.1f} %")),
+        ("kernels/token", True, lambda record: _known(record.kernels_per_token, "{}")),
         ("peak memory", True, memory_text),
         *_energy_columns(records),
     ]
@@ -161,7 +166,7 @@ def _suite_columns(records: Sequence[Record]) -> list[Column]:
 
     def known(*path: str, form: str = "{}") -> Callable[[Record], str]:
         def cell(record: Record) -> str:
-            value: Any = record
+            value: Any = vars(record)
             for name in path:
                 value = value.get(name) if value else None
             return _known(value, form)
@@ -170,7 +175,7 @@ def _suite_columns(records: Sequence[Record]) -> list[Column]:
 
     def latency(name: str) -> Callable[[Record], str]:
         def cell(record: Record) -> str:
-            us = (record["extra"] or {}).get(name)
+            us = record.extra.get(name)
             return "" if us is None else time_text(us)
 
         return cell
@@ -186,12 +191,12 @@ def _suite_columns(records: Sequence[Record]) -> list[Column]:
         ("of the first", True, _ratio),
     ]
     return [
-        ("benchmark", False, lambda record: str(record["benchmark"])),
-        ("test", False, lambda record: str(record["test"])),
-        ("backend", False, lambda record: str(record["backend"])),
+        ("benchmark", False, lambda record: str(record.benchmark)),
+        ("test", False, lambda record: str(record.test)),
+        ("backend", False, lambda record: str(record.backend)),
         ("per second", True, _throughput),
-        ("unit", False, lambda record: str(record["unit"])),
-        ("median", True, lambda record: _number(record["median_ts"])),
+        ("unit", False, lambda record: str(record.unit)),
+        ("median", True, lambda record: _number(record.median_ts)),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
         *(column for column in optional if any(column[2](record) for record in records)),
         *_energy_columns(records, "J/unit", "unit/J"),
@@ -200,18 +205,18 @@ def _suite_columns(records: Sequence[Record]) -> list[Column]:
 
 def _ratio(record: Record) -> str:
     """The throughput as a multiple of the first backend's in the same rounds."""
-    return ", ".join(f"{found['ratio']:.3g}" for found in record["comparisons"])
+    return ", ".join(f"{found['ratio']:.3g}" for found in record.comparisons)
 
 
 def _energy_columns(
     records: Sequence[Record], joules: str = "J/token", tokens: str = "t/s/W"
 ) -> list[Column]:
     """Return the columns of machines that have a power sensor."""
-    if not any(record["joules_per_token"] for record in records):
+    if not any(record.joules_per_token for record in records):
         return []
     return [
-        (joules, True, lambda record: _known(record["joules_per_token"], "{:.3g}")),
-        (tokens, True, lambda record: _known(record["tokens_per_joule"], "{:.3g}")),
+        (joules, True, lambda record: _known(record.joules_per_token, "{:.3g}")),
+        (tokens, True, lambda record: _known(record.tokens_per_joule, "{:.3g}")),
     ]
 
 
@@ -222,12 +227,12 @@ def _table(records: Sequence[Record], columns: Sequence[Column]) -> str:
 
 
 def _throughput(record: Record) -> str:
-    if record["avg_ts"] is None:
-        if (record["extra"] or {}).get("left_out"):
+    if record.avg_ts is None:
+        if record.extra.get("left_out"):
             return "left out"
-        return "failed" if record["error"] else "not run"
-    mark = " (partial)" if record["partial"] or record["error"] else ""
-    return f"{_number(record['avg_ts'])} ± {_number(record['stddev_ts'])}{mark}"
+        return "failed" if record.error else "not run"
+    mark = " (partial)" if record.partial or record.error else ""
+    return f"{_number(record.avg_ts)} ± {_number(record.stddev_ts)}{mark}"
 
 
 def _number(value: float | None) -> str:
@@ -241,15 +246,14 @@ def _known(value: Any, form: str) -> str:
 
 
 def _interval(record: Record, low: str, high: str) -> str:
-    if record[low] is None:
-        return ""
-    return f"{_number(record[low])} – {_number(record[high])}"
+    ends = getattr(record, low), getattr(record, high)
+    return "" if ends[0] is None else f"{_number(ends[0])} – {_number(ends[1])}"
 
 
 def memory_text(record: Record) -> str:
     """Resident memory of the process on the CPU, what is allocated on the device elsewhere."""
-    field = "peak_rss_bytes" if record["device"] == "CPU" else "peak_device_bytes"
-    return "" if record[field] is None else _size(record[field])
+    peak = record.peak_rss_bytes if record.device == "CPU" else record.peak_device_bytes
+    return "" if peak is None else _size(peak)
 
 
 def time_text(us: float) -> str:
@@ -273,17 +277,15 @@ def _notes(records: Sequence[Record]) -> list[str]:
     """Return what stands below the table: each fact once, in the order a reader asks for them."""
     notes: list[str] = [_model_note(record) for record in records]
     for record in records:
-        name = record["backend"]
-        if record["model_type"]:  # other benchmarks have too many rows for a sentence each
-            notes += [
-                f"{record['test']}: {comparison['text']}." for comparison in record["comparisons"]
-            ]
-        if record["error"]:
-            notes.append(f"{name} {record['test']} failed: {record['error']}.")
-        if reason := (record["extra"] or {}).get("left_out"):
-            notes.append(f"{name} {record['test']} left out: {reason}.")
-        if said := (record["extra"] or {}).get("in_words"):
-            notes.append(f"{name} {record['test']}: {said}.")
+        name = record.backend
+        if record.model_type:  # other benchmarks have too many rows for a sentence each
+            notes += [f"{record.test}: {comparison['text']}." for comparison in record.comparisons]
+        if record.error:
+            notes.append(f"{name} {record.test} failed: {record.error}.")
+        if reason := record.extra.get("left_out"):
+            notes.append(f"{name} {record.test} left out: {reason}.")
+        if said := record.extra.get("in_words"):
+            notes.append(f"{name} {record.test}: {said}.")
     notes += [_first_token_note(record) for record in records]
     notes += [_envelope_note(record) for record in records]
     notes += [_roofline_note(record) for record in records]
@@ -291,22 +293,22 @@ def _notes(records: Sequence[Record]) -> list[str]:
     notes += [_peak_note(record) for record in records]
     notes += [_energy_note(record) for record in records]
     notes += [_check_note(record) for record in records]
-    notes += _warning_notes(records)
+    notes += [f"Warning: {line}" for line in warning_lines(records)]
     first = records[0]
-    if first["synthetic"]:
+    if first.synthetic:
         notes.append(
             "The model is synthetic: a real shape with random weights. Speed is that of a real "
             "model of this shape and quantization; its text means nothing."
         )
     planned = ""
-    if any(record["partial"] for record in records):
+    if any(record.partial for record in records):
         notes.append("Interrupted: the figures above are those measured until then.")
         planned = " planned"
-    if first["repetitions"] is not None:  # llama.cpp's own records do not say
-        processes = max(len(set(record["processes"] or [0])) for record in records)
+    if first.repetitions is not None:  # llama.cpp's own records do not say
+        processes = max(len(set(record.processes or [0])) for record in records)
         notes.append(
-            f"Samples: {first['repetitions']} rounds{planned}; in each, every backend and test "
-            f"once, in an order drawn with seed {first['seed']}; {processes} fresh "
+            f"Samples: {first.repetitions} rounds{planned}; in each, every backend and test "
+            f"once, in an order drawn with seed {first.seed}; {processes} fresh "
             f"process{'es' * (processes != 1)} of each backend. Not timed: {_excluded(records)}."
         )
     notes.append(_machine_note(records))
@@ -317,46 +319,47 @@ def _excluded(records: Sequence[Record]) -> str:
     """Return what is not timed, of the tests that leave more out first."""
     found: dict[str, list[str]] = {}
     for record in records:
-        tests = found.setdefault(record["excluded"], [])
-        tests += [record["test"]] * (record["test"] not in tests)
+        tests = found.setdefault(record.excluded or "", [])
+        tests += [record.test] * (record.test not in tests)
     if len(found) == 1:
         return next(iter(found))
     return "; ".join(f"of {', '.join(tests)}: {what}" for what, tests in found.items())
 
 
 def _model_note(record: Record) -> str:
-    if not record["model_type"] or record["model_size"] is None:
+    if not record.model_type or record.model_size is None:
         return ""
-    size, params = _size(record["model_size"]), _params(record["model_n_params"])
-    return f"Model: {record['model_type']}, {size}, {params} weights."
+    size, params = _size(record.model_size), _params(record.model_n_params or 0)
+    return f"Model: {record.model_type}, {size}, {params} weights."
 
 
 def _first_token_note(record: Record) -> str:
-    if record["ttft_warm_s"] is None:
+    if record.ttft_warm_s is None:
         return ""
-    times = f"{record['ttft_warm_s']:.1f} s"
-    if record["ttft_cold_s"] is not None:
+    times = f"{record.ttft_warm_s:.1f} s"
+    if record.ttft_cold_s is not None:
+        many = record.cold_kernels_compiled
+        kernels = f"{many} kernel{'s' * (many != 1)}"
         times = (
-            f"{record['ttft_cold_s']:.1f} s with an empty kernel cache "
-            f"({record['cold_kernels_compiled']} kernels, {record['cold_compile_s']:.1f} s in the "
-            f"compiler), {times} with a full one"
+            f"{record.ttft_cold_s:.1f} s with an empty kernel cache "
+            f"({kernels}, {record.cold_compile_s:.1f} s in the compiler), {times} with a full one"
         )
-    name, software = record["backend"], record["software"]
+    name, software = record.backend, record.software or ""
     who = software if software.startswith(name) else f"{name} ({software})"
-    prompt = f"first token of a {record['ttft_prompt']}-token prompt"
+    prompt = f"first token of a {record.ttft_prompt}-token prompt"
     return f"{who}: {prompt}, from process start: {times}."
 
 
 def _roofline_note(record: Record) -> str:
-    if record["copy_bandwidth_gb_s"] is None:
+    if record.copy_bandwidth_gb_s is None:
         return ""
-    if record["token_read_bytes"] is None:
-        speed = f"{record['copy_bandwidth_gb_s']:.1f} GB/s measured"
-        return f"Copy bandwidth of {record['device']}: {speed}, read plus written."
+    if record.token_read_bytes is None:
+        speed = f"{record.copy_bandwidth_gb_s:.1f} GB/s measured"
+        return f"Copy bandwidth of {record.device}: {speed}, read plus written."
     return (
-        f"Roofline of {record['device']}: {record['copy_bandwidth_gb_s']:.1f} GB/s measured copy "
-        f"bandwidth / {record['token_read_bytes'] / 1e6:.1f} MB of weights that a token reads = "
-        f"{record['roofline_ts']:.1f} t/s."
+        f"Roofline of {record.device}: {record.copy_bandwidth_gb_s:.1f} GB/s measured copy "
+        f"bandwidth / {record.token_read_bytes / 1e6:.1f} MB of weights that a token reads = "
+        f"{record.roofline_ts:.1f} t/s."
     )
 
 
@@ -364,15 +367,15 @@ def included_notes(records: Sequence[Record]) -> list[str]:
     """Return, each once, whose timed region held what; with the tests where they differ."""
     found: dict[tuple[str, str], list[str]] = {}
     for record in records:
-        if record["included"] is None:
+        if record.included is None:
             continue
-        whose = f"by {record['benchmark']}"
-        if record["model_type"]:
-            path = f" ({record['decode_path']} path)" if record["decode_path"] else ""
-            whose = f"of {record['backend']}{path}"
-        tests = found.setdefault((whose, record["included"]), [])
-        if record["test"] not in tests:
-            tests.append(record["test"])
+        whose = f"by {record.benchmark}"
+        if record.model_type:
+            path = f" ({record.decode_path} path)" if record.decode_path else ""
+            whose = f"of {record.backend}{path}"
+        tests = found.setdefault((whose, record.included), [])
+        if record.test not in tests:
+            tests.append(record.test)
     several = Counter(whose for whose, _ in found)
     return [
         f"{whose} ({', '.join(tests)}): {included}"
@@ -383,34 +386,34 @@ def included_notes(records: Sequence[Record]) -> list[str]:
 
 
 def _energy_note(record: Record) -> str:
-    if record["joules_per_token"] is None:
+    if record.joules_per_token is None:
         return ""
-    return energy_note(record)
+    return energy_note(vars(record))
 
 
 def _check_note(record: Record) -> str:
-    check = record["check"]
+    check = record.check
     if check is None:
         return ""
-    if not record["model_type"]:
+    if not record.model_type:
         return "Check: each row's result was compared before it was timed; `check` says with what."
     return f"Check: {check['text']}."
 
 
 def _peak_note(record: Record) -> str:
-    source = (record["extra"] or {}).get("peak_source")
-    return f"Peak of {record['device']}: {source}." if source else ""
+    source = record.extra.get("peak_source")
+    return f"Peak of {record.device}: {source}." if source else ""
 
 
-def _warning_notes(records: Sequence[Record]) -> list[str]:
+def warning_lines(records: Sequence[Record]) -> list[str]:
     """Return each warning once, with the rows that it is about and what was seen in each."""
     seen: dict[str, list[tuple[str, str]]] = {}
-    timed = [record for record in records if record["samples_ns"]]
+    timed = [record for record in records if record.samples_ns]
     for record in timed:
-        for warning in record["warnings"]:
-            row = f"{record['backend']} {record['test']}"
-            seen.setdefault(warning["text"], []).append((row, warning["detail"]))
-    return [f"Warning: {text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
+        for warning in record.warnings:
+            row, detail = f"{record.backend} {case_test(record)}", warning.get("detail") or ""
+            seen.setdefault(str(warning["text"]), []).append((row, str(detail)))
+    return [f"{text}: {_rows(rows, len(timed))}." for text, rows in seen.items()]
 
 
 def _rows(rows: Sequence[tuple[str, str]], total: int) -> str:
@@ -423,15 +426,15 @@ def _rows(rows: Sequence[tuple[str, str]], total: int) -> str:
 
 
 def _machine_note(records: Sequence[Record]) -> str:
-    environment = records[0]["environment"]
+    environment = records[0].environment
     if not environment:  # a result that llama.cpp wrote
-        return f"Machine: {records[0]['gpu_info'] or records[0]['cpu_info'] or 'unknown'}."
+        return f"Machine: {records[0].gpu_info or records[0].cpu_info or 'unknown'}."
     governors = "+".join(environment["cpu_governors"]) or "unknown"
     parts = [
         environment["board"],
         f"{environment['cpu']} ({environment['cpu_count']} CPUs, governor {governors})",
-        *dict.fromkeys(record["device_name"] for record in records if record["device_name"]),
-        *dict.fromkeys(f"driver {record['driver']}" for record in records if record["driver"]),
+        *dict.fromkeys(record.device_name for record in records if record.device_name),
+        *dict.fromkeys(f"driver {record.driver}" for record in records if record.driver),
         environment["os"],
         f"kernel {environment['kernel']}",
         f"Python {environment['python']}",

@@ -32,7 +32,7 @@ def _filters(command: Command) -> Command:
     return with_options(
         command,
         *(
-            click.option(f"--{name}", metavar="WORD", help=f"only with this in it: {what}")
+            click.option(f"--{name}", metavar="WORD", help=f"only names with this in them: {what}")
             for name, what in examples.items()
         ),
     )
@@ -112,7 +112,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_obj
 def import_command(path: Path, files: Sequence[Path]) -> None:
-    """Keep results that were saved: ours or llama.cpp's, of -o json or jsonl."""
+    """Add saved results to the history: -o json or jsonl, ours or llama.cpp's."""
     results = [load_records(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):
@@ -209,14 +209,14 @@ def _trend_table(trend: Trend, noise: Noise | None) -> str:
 
 def _trend_row(point: Point) -> tuple[str, ...]:
     record = point.record
-    low, high = record["ci95_low_ts"], record["ci95_high_ts"]
+    low, high = record.ci95_low_ts, record.ci95_high_ts
     return (
         str(point.run),
-        str(record["test_time"] or ""),
-        str(record["software"] or ""),
-        f"{point.centre:.5g}",
+        str(record.test_time or ""),
+        str(record.software or ""),
+        f"{point.record.centre:.5g}",
         "" if low is None or high is None else f"{low:.5g} – {high:.5g}",
-        str(len(record["samples_ts"]) or ""),
+        str(len(record.samples_ts) or ""),
         *_change(point.change),
     )
 

@@ -18,7 +18,7 @@ from orinbench.errors import BenchError
 from orinbench.export.identity import device_label, identity
 from orinbench.export.load import completed
 from orinbench.export.record import to_json
-from orinbench.export.schema import Record
+from orinbench.export.schema import Plain, Record
 
 # "orin" in ASCII: tells a history from any other SQLite file (PRAGMA application_id).
 APPLICATION_ID = 0x6F72696E
@@ -137,8 +137,7 @@ class History:
 
     def add(self, records: Sequence[Record], origin: str) -> tuple[int, bool]:
         """Keep a run's records; return its id, and whether it is new: a run is kept once."""
-        whole = [completed(record) for record in records]
-        digest = hashlib.sha256(to_json([_essence(record) for record in whole]).encode())
+        digest = hashlib.sha256(to_json([_essence(record) for record in records]).encode())
         with self._told(), self._transaction():
             known = self._database.execute(
                 "SELECT id FROM runs WHERE digest = ?", [digest.hexdigest()]
@@ -146,7 +145,7 @@ class History:
             if known:
                 return int(known[0]), False
             now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            started = min((str(r["test_time"]) for r in whole if r["test_time"]), default=now)
+            started = min((str(r.test_time) for r in records if r.test_time), default=now)
             run = self._database.execute(
                 "INSERT INTO runs (digest, started, kept, origin, partial, environment)"
                 " VALUES (?, ?, ?, ?, ?, ?)",
@@ -155,14 +154,14 @@ class History:
                     started,
                     now,
                     origin,
-                    int(any(record["partial"] for record in whole)),
-                    to_json(whole[0]["environment"]),
+                    int(any(record.partial for record in records)),
+                    to_json(records[0].environment),
                 ],
             ).lastrowid
             assert run is not None
             self._database.executemany(
                 f"INSERT INTO records VALUES ({', '.join('?' * 18)})",
-                [_row(run, position, record) for position, record in enumerate(whole)],
+                [_row(run, position, record) for position, record in enumerate(records)],
             )
         return run, True
 
@@ -314,14 +313,14 @@ class History:
             ) from None
 
 
-def _essence(record: Record) -> Record:
+def _essence(record: Record) -> Plain:
     """Return what of a record is not a default, so that a new field changes no digest."""
-    return {name: value for name, value in record.items() if value not in (None, [], {})}
+    return {name: value for name, value in vars(record).items() if value not in (None, [], {})}
 
 
 def _row(run: int, position: int, record: Record) -> list[Any]:
     names = "benchmark test backend model_type software unit median_ts ci95_low_ts ci95_high_ts"
-    columns = [record[name] for name in f"{names} avg_ts stddev_ts".split()]
-    whole = to_json({name: value for name, value in record.items() if value is not None})
-    numbers = [len(record["samples_ts"]), record["error"]]
+    columns = [getattr(record, name) for name in f"{names} avg_ts stddev_ts".split()]
+    whole = to_json({name: value for name, value in vars(record).items() if value is not None})
+    numbers = [len(record.samples_ts), record.error]
     return [run, position, identity(record), device_label(record), *columns, *numbers, whole]

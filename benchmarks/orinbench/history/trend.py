@@ -31,12 +31,6 @@ class Point:
     change: Comparison | None = None  # None: nothing before, or no samples on a side
     differs: list[str] = field(default_factory=list)
 
-    @property
-    def centre(self) -> float:
-        """The median, or the mean where a file had no samples."""
-        value = self.record["median_ts"]
-        return float(self.record["avg_ts"] if value is None else value)
-
 
 @dataclass(frozen=True)
 class Change:
@@ -80,8 +74,8 @@ class Trend:
         for place, point in enumerate(self.points[:end]):
             if place == 0 or place in self.breaks:
                 stretches.append([])
-            if place not in without and point.record["samples_ts"] and not point.record["partial"]:
-                stretches[-1].append(point.centre)
+            if place not in without and point.record.samples_ts and not point.record.partial:
+                stretches[-1].append(point.record.centre)
         return [stretch for stretch in stretches if stretch]
 
 
@@ -94,7 +88,7 @@ def read_trends(history: History, only: Filter) -> list[Trend]:
     for run, case, device, record in history.measurements():
         series.setdefault((case, device), []).append(Point(run, record))
     trends = {
-        key: Trend(case_label(points[0].record), key[1], str(points[0].record["unit"]), points)
+        key: Trend(case_label(points[0].record), key[1], points[0].record.unit, points)
         for key, points in series.items()
     }
     _judge(list(trends.values()))
@@ -129,7 +123,7 @@ def _judge(trends: Sequence[Trend]) -> None:
             after.differs = differences([before.record], [after.record])
             if context(before.record) != context(after.record):
                 trend.breaks.add(place)
-            if before.record["samples_ts"] and after.record["samples_ts"]:
+            if before.record.samples_ts and after.record.samples_ts:
                 noise = trend.noise_between(place - 1, place)
                 change = compare_separate(medians(after.record), medians(before.record), noise)
                 # Without noise, a step says nothing of how runs differ: it may be the noise.
@@ -144,8 +138,8 @@ def _judge(trends: Sequence[Trend]) -> None:
 
 def _changes(trend: Trend, tests: int) -> Iterator[Change]:
     """Yield each change of level over the whole series."""
-    whole = [point for point in trend.points if not point.record["partial"]]
-    centres = [point.centre for point in whole]
+    whole = [point for point in trend.points if not point.record.partial]
+    centres = [point.record.centre for point in whole]
     places = change_points(centres, tests)
     for before, place, after in zip(
         [0, *places], places, [*places[1:], len(centres)], strict=False
@@ -183,15 +177,15 @@ def plain(trends: Sequence[Trend], noises: Sequence[Noise | None]) -> list[dict[
             "case": trend.label,
             "device": trend.device,
             "run": point.run,
-            "started": point.record["test_time"],
-            "software": point.record["software"],
+            "started": point.record.test_time,
+            "software": point.record.software,
             "unit": trend.unit,
-            "median": point.record["median_ts"],
-            "ci95_low": point.record["ci95_low_ts"],
-            "ci95_high": point.record["ci95_high_ts"],
-            "mean": point.record["avg_ts"],
-            "sd": point.record["stddev_ts"],
-            "samples": len(point.record["samples_ts"]),
+            "median": point.record.median_ts,
+            "ci95_low": point.record.ci95_low_ts,
+            "ci95_high": point.record.ci95_high_ts,
+            "mean": point.record.avg_ts,
+            "sd": point.record.stddev_ts,
+            "samples": len(point.record.samples_ts),
             "ratio": point.change and point.change.ratio,
             "ratio_ci95_low": point.change and point.change.ci_low,
             "ratio_ci95_high": point.change and point.change.ci_high,

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import click
 
-from orinbench.benchmark.tinygrad_backend import chosen_device
+from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.tinygrad_backend import chosen_device, copy_bandwidth
 from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.plain import read
 from orinbench.profiling.log import KernelTime, read_log
 
+# Time limit of the copies.
+_COPY_SECONDS = 600.0
 _DEVICES = ("NV", "CUDA", "CPU")
 
 
@@ -80,8 +83,12 @@ def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
     if not kept:
         raise BenchError(f"{model}: {device} printed no kernel times with DEBUG=2")
     said = _worker("wall", model, n_prompt, depth, {"DEV": device, "JIT": "1", "DEBUG": "0"})
-    plain = json.loads(said.strip().splitlines()[-1])
-    return Profile(str(model), device, grouped(kept), plain["wall"], plain["bandwidth"])
+    wall = json.loads(said.strip().splitlines()[-1])
+    try:
+        bandwidth = 1e9 * max(copy_bandwidth(device, _COPY_SECONDS).samples_gb_s)
+    except BackendDiedError as error:
+        raise BenchError(f"{model}: profiling on {device} failed: {error}") from error
+    return Profile(str(model), device, grouped(kept), wall, bandwidth)
 
 
 def _share(part: float, whole: float) -> str:
@@ -162,13 +169,19 @@ def load(path: Path) -> Profile:
     help="tinygrad's device [DEV, else the first that opens]",
 )
 @click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
-@click.option("-d", "--n-depth", default=0, type=click.IntRange(0), help="tokens before them [0]")
+@click.option(
+    "-d",
+    "--n-depth",
+    default=0,
+    type=click.IntRange(0),
+    help="tokens in the cache before the prompt [0]",
+)
 @click.option(
     "--diff",
     nargs=2,
     type=click.Path(exists=True, dir_okay=False),
     metavar="BEFORE AFTER",
-    help="compare two profiles in json",
+    help="compare two profiles that were written with -o json",
 )
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 def profile_command(

@@ -84,27 +84,26 @@ def bars(
     interval: bool = False,
 ) -> list[Chart]:
     """Return a chart of the records, none of none: a scale for each test, or for one backend."""
-    alone = len({record["backend"] for record in records}) == 1
+    alone = len({record.backend for record in records}) == 1
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault("" if alone else case_test(record), []).append(record)
     drawn = []
     for name, members in groups.items():
-        ends = [record["ci95_high_ts"] for record in members if interval]
+        ends = [record.ci95_high_ts for record in members if interval]
         most = max([*map(value, members), *filter(None, ends)])
         found = []
         for record in members:
-            low, high = record["ci95_low_ts"], record["ci95_high_ts"]
-            known = interval and low is not None and high is not None
-            label, figure = str(record["backend"]), value(record)
+            low, high = record.ci95_low_ts, record.ci95_high_ts
+            label, figure = str(record.backend), value(record)
             found.append(
                 Bar(
                     case_test(record) if alone else label,
                     looks[label],
                     100 * figure / most,
                     f"{figure:.1f} %" if unit == "%" else short(figure),
-                    100 * low / most if known else None,
-                    100 * high / most if known else None,
+                    100 * low / most if interval and low is not None else None,
+                    100 * high / most if interval and high is not None else None,
                 )
             )
         drawn.append(Group(name, found))

@@ -12,11 +12,10 @@ from markupsafe import Markup
 
 from orinbench.errors import BenchError
 from orinbench.export.identity import case_test, device_label
-from orinbench.export.load import completed
 from orinbench.export.schema import Record
 from orinbench.profiling.command import Profile
 from orinbench.report.charts import short
-from orinbench.report.sections import all_sections, centre, each, measured_ones
+from orinbench.report.sections import all_sections, each, measured_ones
 
 HEROES = 4
 FEW_NAMES = 3
@@ -68,20 +67,19 @@ def write_report(
 
 def render(records: Sequence[Record], profiles: Sequence[Profile] = (), title: str = "") -> str:
     """Return the page's text."""
-    whole = [completed(record) for record in records]
     return environment.get_template("report.html.j2").render(
-        title=title or _title(whole),
+        title=title or _title(records),
         css=Markup(files(__package__).joinpath("report.css").read_text()),
-        facts=_facts(whole),
-        heroes=_heroes(whole),
-        verdicts=_verdicts(whole),
-        sections=all_sections(whole, profiles),
+        facts=_facts(records),
+        heroes=_heroes(records),
+        verdicts=_verdicts(records),
+        sections=all_sections(records, profiles),
     )
 
 
 def _title(records: Sequence[Record]) -> str:
-    what = each([record["model_type"] for record in records]) or each(
-        [record["benchmark"] for record in records]
+    what = each([record.model_type for record in records]) or each(
+        [record.benchmark for record in records]
     )
     if len(what) > FEW_NAMES:
         what = [f"{len(what)} benchmarks"]
@@ -90,12 +88,12 @@ def _title(records: Sequence[Record]) -> str:
 
 def _facts(records: Sequence[Record]) -> list[str]:
     """Return the line below the title."""
-    started = min(each([record["test_time"] for record in records]), default="")
+    started = min(each([record.test_time for record in records]), default="")
     facts = [started.replace("T", " ").removesuffix("Z") + " UTC" if started else ""]
-    facts += each([record["software"] for record in records])
-    if any(record["synthetic"] for record in records):
+    facts += each([record.software for record in records])
+    if any(record.synthetic for record in records):
         facts.append("synthetic model: a real shape, random weights")
-    if any(record["partial"] for record in records):
+    if any(record.partial for record in records):
         facts.append("interrupted: these are the figures measured until then")
     return [fact for fact in facts if fact]
 
@@ -105,19 +103,24 @@ def _heroes(records: Sequence[Record]) -> list[Hero]:
     measured = measured_ones(records)
     if not measured:
         return []
-    first = next((r for r in measured if r["comparisons"]), measured[0])["backend"]
+    first = next((r for r in measured if r.comparisons), measured[0]).backend
     heroes = []
-    for record in [r for r in measured if r["backend"] == first][:HEROES]:
+    for record in [r for r in measured if r.backend == first][:HEROES]:
         notes = [
-            f"{comparison['ratio']:.3g} × {comparison['baseline']}"
-            for comparison in record["comparisons"]
+            f"{comparison['ratio']:.3g} × {comparison['baseline']}{_proviso(comparison['verdict'])}"
+            for comparison in record.comparisons
         ]
-        if record["roofline_percent"]:
-            notes.append(f"{record['roofline_percent']:.0f} % of the roofline")
-        if record["peak_percent"]:
-            notes.append(f"{record['peak_percent']:.0f} % of peak")
-        heroes.append(Hero(short(centre(record)), record["unit"], case_test(record), notes))
+        if record.roofline_percent:
+            notes.append(f"{record.roofline_percent:.0f} % of the roofline")
+        if record.peak_percent:
+            notes.append(f"{record.peak_percent:.0f} % of peak")
+        heroes.append(Hero(short(record.centre), record.unit, case_test(record), notes))
     return heroes
+
+
+def _proviso(verdict: str) -> str:
+    """Words behind a ratio that no verdict supports."""
+    return "" if verdict in ("faster", "slower") else ", no verdict"
 
 
 def _verdicts(records: Sequence[Record]) -> list[VerdictLine]:
@@ -128,5 +131,5 @@ def _verdicts(records: Sequence[Record]) -> list[VerdictLine]:
             f"{case_test(record)}: {comparison['text']}.",
         )
         for record in records
-        for comparison in record["comparisons"]
+        for comparison in record.comparisons
     ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orinbench.export.identity import case_test
-from orinbench.export.schema import Record
+from orinbench.export.schema import Plain, Record
 from orinboard.board import JUNCTION
 
 
@@ -40,28 +40,28 @@ def read_moments(records: Sequence[Record]) -> tuple[list[Moment], str]:
     Only machines with an energy sensor record when a repetition was; elsewhere it is the round.
     """
     ends = [
-        _part(record, "energy", index).get("ended")
+        _part(record.energy, index).get("ended")
         for record in records
-        for index in range(len(record["samples_ts"]))
+        for index in range(len(record.samples_ts))
     ]
     known = [float(end) for end in ends if end is not None]
     origin = min(known) if known and len(known) == len(ends) else None
     moments = [
         _moment(record, index, origin)
         for record in records
-        for index in range(len(record["samples_ts"]))
+        for index in range(len(record.samples_ts))
     ]
     moments.sort(key=lambda moment: moment.x)
     return moments, "round" if origin is None else "seconds"
 
 
 def _moment(record: Record, index: int, origin: float | None) -> Moment:
-    samples = record["samples_ts"]
-    clocks = _part(_part(record, "clocks", index), "after")
-    board = _part(record, "board_after", index)
-    rounds = record["rounds"]
+    samples = record.samples_ts
+    clocks = _part(record.clocks, index).get("after") or {}
+    board = _part(record.board_after, index)
+    rounds = record.rounds
     if origin is not None:
-        x = _part(record, "energy", index)["ended"] - origin
+        x = _part(record.energy, index)["ended"] - origin
     else:
         x = float(rounds[index] if index < len(rounds) else index) + 1
     gpu_hz = max((gpu.get("current_hz") or 0 for gpu in board.get("gpus", ())), default=0)
@@ -69,7 +69,7 @@ def _moment(record: Record, index: int, origin: float | None) -> Moment:
     return Moment(
         x=x,
         test=case_test(record),
-        backend=str(record["backend"]),
+        backend=str(record.backend),
         speed_percent=100 * samples[index] / statistics.median(samples),
         gpu_mhz=clocks.get("gpu_mhz") or (gpu_hz / 1e6 or None),
         cpu_mhz=cpu_khz / 1e3 if cpu_khz else None,
@@ -78,12 +78,9 @@ def _moment(record: Record, index: int, origin: float | None) -> Moment:
     )
 
 
-def _part(whole: Mapping[str, Any], name: str, index: int | None = None) -> Mapping[str, Any]:
-    """Return an object inside another, an empty one if it is missing."""
-    found = whole.get(name)
-    if index is not None:
-        found = found[index] if isinstance(found, list) and index < len(found) else None
-    return found if isinstance(found, Mapping) else {}
+def _part(samples: Sequence[Plain | None] | None, index: int) -> Mapping[str, Any]:
+    """Return what a list has of a sample, an empty object if it is missing."""
+    return (samples and index < len(samples) and samples[index]) or {}
 
 
 def _celsius(board: Mapping[str, Any]) -> float | None:
@@ -101,7 +98,7 @@ def _watts(record: Record, index: int, board: Mapping[str, Any]) -> float | None
     """
     if (watts := board.get("module_watts")) is not None:
         return float(watts)
-    summed = _part(record, "energy", index).get("summed", ())
+    summed = _part(record.energy, index).get("summed", ())
     rails = [rail["watts"] for rail in board.get("rails", ()) if rail["name"] in summed]
     known = [float(watts) for watts in rails if watts is not None]
     return sum(known) if known else None

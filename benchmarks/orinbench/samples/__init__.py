@@ -208,7 +208,7 @@ def sample_warnings(
     if heaps := two_speeds(values):
         warn(
             WarningKind.TWO_SPEEDS,
-            "the samples lie in two heaps, so the median stands for neither",
+            "the samples form two groups, and the median describes neither",
             f"about {heaps[0]:.4g} and {heaps[1]:.4g}",
         )
     cv = float(np.std(values, ddof=1) / np.mean(values)) if len(values) > 1 else 0.0
@@ -217,8 +217,8 @@ def sample_warnings(
         wanted = math.ceil((1.96 * 1.2533 * cv / WANTED_HALF_WIDTH) ** 2)
         warn(
             WarningKind.UNSTEADY,
-            "the speed differs by much from round to round; so many would make the interval "
-            f"± {100 * WANTED_HALF_WIDTH:.0f} %",
+            "the speed differs by much from round to round: the -r in brackets would make the "
+            f"interval ± {100 * WANTED_HALF_WIDTH:.0f} %",
             f"standard deviation {100 * cv:.0f} %; -r {wanted}",
         )
     if abs(trend := drift(values)) >= DRIFT_FLOOR:

@@ -270,8 +270,8 @@ def verdict_text(
         "pair": f"{comparison.n} pair{'s' * (comparison.n != 1)} of processes",
         "process": f"{comparison.n} process{'es' * (comparison.n != 1)} a side",
     }[unit]
-    inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
-    measured = f"{times(comparison.ratio)} of the throughput of {theirs} ({inside}{count})"
+    inside = "" if low is None or high is None else f"{times(low)} to {times(high)} at 95 %, "
+    measured = f"{times(comparison.ratio)} times the throughput of {theirs} ({inside}{count})"
     match comparison.verdict:
         case Verdict.FASTER:
             return f"{ours} is faster: {measured}"
@@ -331,24 +331,24 @@ def judge_saved(
     `noise_of` says how much runs of a measurement differ by themselves. Records without samples on
     a side, such as those of llama.cpp's sql, are left out.
     """
-    old = {identity(record): record for record in before if record["samples_ts"]}
+    old = {identity(record): record for record in before if record.samples_ts}
     pairs = [
         (old[identity(record)], record)
         for record in after
-        if record["samples_ts"] and identity(record) in old
+        if record.samples_ts and identity(record) in old
     ]
     comparisons = adjusted(
         [compare_separate(medians(new), medians(then), noise_of(then, new)) for then, new in pairs]
     )
     return [
-        Judged(case_test(record), record["backend"], comparison, "process")
+        Judged(case_test(record), record.backend, comparison, "process")
         for (_, record), comparison in zip(pairs, comparisons, strict=True)
     ]
 
 
 def medians(record: Record) -> list[float]:
     """Return the medians of a record's processes."""
-    return list(process_medians(record["samples_ts"], record["processes"]).values())
+    return list(process_medians(record.samples_ts, record.processes).values())
 
 
 def is_slower(judged: Sequence[Judged]) -> bool:

@@ -32,41 +32,67 @@ def _server_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            "urls", "--url", multiple=True, metavar="URL", help="a server; may be repeated"
+            "urls", "--url", multiple=True, metavar="URL", help="a running server; may be repeated"
         ),
-        click.option("--start", metavar="LIST", help=f"start here, in turns: {', '.join(STARTED)}"),
+        click.option(
+            "--start", metavar="LIST", help=f"started here, in turns: {', '.join(STARTED)}"
+        ),
         click.option(
             "-m", "--model", type=click.Path(path_type=Path), metavar="FILE", help="GGUF to serve"
         ),
-        click.option("--model-name", metavar="NAME", help="[the first that the server lists]"),
+        click.option("--model-name", metavar="NAME", help="model [the first that is listed]"),
         click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE"),
         click.option("--endpoint", type=click.Choice(list(PATHS)), default="completions"),
-        click.option("--orinllm-flags", default="", metavar="FLAGS", help="more, for --start"),
-        click.option("--llama-server-flags", default="", metavar="FLAGS", help="more, for --start"),
+        click.option(
+            "--orinllm-flags", default="", metavar="FLAGS", help="flags for that server of --start"
+        ),
+        click.option(
+            "--llama-server-flags",
+            default="",
+            metavar="FLAGS",
+            help="flags for that server of --start",
+        ),
     )
 
 
 def _load_options(command: Command) -> Command:
     return with_options(
         command,
-        click.option("-p", "--input-len", type=click.IntRange(1), default=512, help="tokens [512]"),
-        click.option("-n", "--output-len", type=click.IntRange(1), default=128, help="[128]"),
+        click.option(
+            "-p",
+            "--input-len",
+            type=click.IntRange(1),
+            default=512,
+            help="tokens of a prompt [512]",
+        ),
+        click.option(
+            "-n",
+            "--output-len",
+            type=click.IntRange(1),
+            default=128,
+            help="tokens of an answer [128]",
+        ),
         click.option("--concurrency", metavar="LIST", help="closed loop: requests at once [1,8]"),
         click.option("--rate", metavar="LIST", help="open loop: requests a second"),
         click.option(
             "--burstiness",
             type=click.FloatRange(0, min_open=True),
             default=1.0,
-            help="of arrivals [1: Poisson; less: bursts; more: even]",
+            help="how requests arrive: less than 1 in bursts, more than 1 evenly [1: Poisson]",
         ),
         click.option(
-            "--requests", type=click.IntRange(1), metavar="N", help="a load [4 a user, 16 or more]"
+            "--requests",
+            type=click.IntRange(1),
+            metavar="N",
+            help="requests of each load [4 a user, at least 16]",
         ),
+        click.option("--goodput", metavar="LIMITS", help="limits, ms: ttft:200,tpot:20,e2el:5000"),
         click.option(
-            "--goodput", metavar="LIMITS", help="milliseconds, as ttft:200,tpot:20,e2el:5000"
-        ),
-        click.option(
-            "-r", "--rounds", type=click.IntRange(1), default=3, help="[3; 6 for verdicts]"
+            "-r",
+            "--rounds",
+            type=click.IntRange(1),
+            default=3,
+            help="rounds; a verdict takes 6 [3]",
         ),
     )
 
@@ -74,10 +100,12 @@ def _load_options(command: Command) -> Command:
 @click.command("serve-bench", context_settings={"max_content_width": 100})
 @_server_options
 @_load_options
-@click.option("--seed", default=0, type=click.IntRange(0), help="of texts, arrivals, order [0]")
-@click.option("--timeout", default=600.0, type=click.FloatRange(1), help="seconds a step [600]")
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="[md]")
-@click.option("-v", "--verbose", is_flag=True, help="let the servers talk")
+@click.option("--seed", default=0, type=click.IntRange(0), help="seed of texts and arrivals [0]")
+@click.option(
+    "--timeout", default=600.0, type=click.FloatRange(1), help="limit of a step, seconds [600]"
+)
+@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+@click.option("-v", "--verbose", is_flag=True, help="show the servers' own output")
 def serve_bench_command(**options: Any) -> int:
     """Put load on servers of OpenAI's protocol; print latencies, throughput and goodput.
 

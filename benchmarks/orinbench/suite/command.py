@@ -39,9 +39,9 @@ from orinbench.options import (
     check_board,
     check_output,
     check_processes,
-    check_repetitions,
     output_options,
     processes_option,
+    repetitions_option,
     run_options,
     write_records,
 )
@@ -62,7 +62,7 @@ class SuiteRun:
     @property
     def exit_code(self) -> int:
         """Interrupted, some row failed, or all is well."""
-        failed = any(record["error"] for record in self.records)
+        failed = any(record.error for record in self.records)
         return EXIT_INTERRUPTED if self.partial else EXIT_FAILED_ROWS if failed else 0
 
 
@@ -128,25 +128,25 @@ class SuiteBackend:
     help=f"{', '.join(SELECTIONS)}; {', '.join(UNITS)}; patterns as 'matmul bf16*'; -NAME: without "
     "[quick]",
 )
-@click.option("-r", "--repetitions", default="10", metavar="N", help="rounds [10]")
+@repetitions_option(10, "rounds [10]")
 @processes_option(f"fresh ones a device, over which the rounds are spread [{MIN_UNITS}]")
 @click.option(
     "devices",
     "--device",
     multiple=True,
     metavar="LIST",
-    help="NV, CUDA, CPU, interleaved [all that open]",
+    help="NV, CUDA, CPU; measured in turns [all that open]",
 )
 @click.option(
     "--max-call",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="leave out a case of which one call takes more [2; schedule 30]",
+    help="leave out cases in which one call takes longer [2; schedule 30]",
 )
 @click.option(
     "--roofline/--no-roofline",
     default=True,
-    help="measure the copy bandwidth first, to judge by it [yes]",
+    help="measure the copy bandwidth [yes]",
 )
 @output_options
 @run_options
@@ -156,7 +156,6 @@ def suite_command(**options: Any) -> int:
     Results go to standard output, everything else to standard error.
     """
     check_output(options)
-    options["repetitions"] = check_repetitions(options["repetitions"])
     options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
     check_board(options, Roots())
     selection = select(options["select"])

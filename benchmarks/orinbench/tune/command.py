@@ -15,7 +15,7 @@ import click
 
 from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.tinygrad_backend import chosen_device
-from orinbench.board.device_info import package_version
+from orinbench.board.environment import package_version
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.talk import duration, make_talk
 from orinbench.tune import tuning
@@ -28,30 +28,9 @@ EXIT_SOME_FAILED = 1
 _CHECK_SECONDS, _LOAD_SECONDS = 120.0, 1800.0
 
 
-class TuneGroup(click.Group):
-    """`tune MODEL` searches; the other words are commands."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Take what is no command's name for `search`'s arguments."""
-        if args and args[0] not in self.commands:
-            args = ["search", *args]
-        return super().resolve_command(ctx, args)
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Leave options to `search`: the group has --help alone."""
-        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
-            args = ["search", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("tune", cls=TuneGroup, context_settings={"max_content_width": 100})
+@click.group("tune", context_settings={"max_content_width": 100})
 def tune_command() -> None:
-    """Search a model's kernels with tinygrad's BEAM, and keep what is found as data.
-
-    `tune MODEL` is short for `tune search MODEL`.
-    """
+    """Search a model's kernels with tinygrad's BEAM, and keep what is found as data."""
 
 
 @tune_command.command("search")
@@ -60,7 +39,6 @@ def tune_command() -> None:
 @click.option("--level", default=2, type=click.IntRange(1, 64), help="BEAM [2]")
 @click.option("--budget", metavar="TIME", help="stop after 90s, 30m, 1h [when done]")
 @click.option("--again", is_flag=True, help="search kernels that have been searched too")
-@click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def search_command(model: str | None, **options: Any) -> int:
     """Search the kernels of MODEL's tokens and prompts, the most expensive ones first.
 
@@ -71,15 +49,12 @@ def search_command(model: str | None, **options: Any) -> int:
     run = Search(workload(model, options), chosen_device(options["device"]), budget, options)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run.run()
-    if options["output"] == "json":
-        click.echo(tuning.dump(run.done.values()), nl=False)
-    else:
-        click.echo(run.summary())
+    click.echo(run.summary())
     return code
 
 
 class Search:
-    """One run of `tune MODEL`."""
+    """One run of `tune search MODEL`."""
 
     def __init__(
         self, work: Workload, device: str, budget: float | None, options: dict[str, Any]
@@ -200,7 +175,7 @@ class Search:
             after=Timing(**event["after"]),
             search_s=event["search_s"],
             model=self.work.label,
-            launches=told["launches"],
+            launches=dict(sorted(told["launches"].items())),
             measured_on=self.measured_on,
             measured=datetime.now(UTC).date().isoformat(),
         )
@@ -219,7 +194,7 @@ class Search:
     def summary(self) -> str:
         """Return the result for people: the ten largest gains, and sums by token and prompt."""
         lines = []
-        gains = sorted(self.done.values(), key=lambda e: -self._gain(e))
+        gains = sorted(self.done.values(), key=lambda entry: -entry.gain)
         if gains:
             lines += ["| kernel | launches token, prompt | us before | us after | speedup | opts |"]
             lines += ["| --- | ---: | ---: | ---: | ---: | --- |"]
@@ -247,10 +222,6 @@ class Search:
         if self.done:
             lines.append(f"BEAM={self.level} or JITBEAM={self.level} uses them without a search.")
         return "\n".join(lines)
-
-    def _gain(self, entry: Entry) -> float:
-        saved = entry.before.median - entry.after.median
-        return saved * sum(entry.launches.values())
 
     def _sums(self, use: str) -> tuple[float, float, int]:
         """Return microseconds before and after, and launches; unsearched ones stay as they are."""
@@ -292,7 +263,6 @@ def export_command(file: Path, device: str | None, level: int | None) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("model", required=False, metavar="[MODEL]")
 @model_options
-@click.option("--other-series", is_flag=True, help="try entries of other patch series too")
 @click.option("--once", is_flag=True, help="do nothing where the same import has been done")
 def import_command(file: Path, model: str | None, **options: Any) -> int:
     """Check the entries of FILE on MODEL's kernels and put those that hold into tinygrad's cache.
@@ -305,7 +275,7 @@ def import_command(file: Path, model: str | None, **options: Any) -> int:
     stamp = _stamp(file, work, device)
     if options["once"] and stamp.exists():
         return 0
-    run = Import(entries, work, device, options["other_series"])
+    run = Import(entries, work, device)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     code = run.run()
     if code != EXIT_INTERRUPTED:
@@ -325,10 +295,8 @@ def _stamp(file: Path, work: Workload, device: str) -> Path:
 class Import:
     """One run of `tune import`."""
 
-    def __init__(
-        self, entries: Sequence[Entry], work: Workload, device: str, other_series: bool
-    ) -> None:
-        self.work, self.device, self.other_series = work, device, other_series
+    def __init__(self, entries: Sequence[Entry], work: Workload, device: str) -> None:
+        self.work, self.device = work, device
         self.talk = make_talk(False)
         self.target: Target | None = None
         self.wanted = dict(enumerate(entries))
@@ -361,7 +329,7 @@ class Import:
             {"entry": i, **{k: asdict(e)[k] for k in ("kernel", "level", "opts", "target")}}
             for i, e in self.wanted.items()
         ]
-        request = self.work.request("check", entries=asked, other_series=self.other_series)
+        request = self.work.request("check", entries=asked)
         now: int | None = None
 
         def patience() -> float:

@@ -27,8 +27,7 @@ from tinygrad.llm.model import Transformer
 from tinygrad.uop.ops import UOp
 
 from orinbench.benchmark.tinygrad_paths import EnginePath, JitPath, load_network
-from orinbench.board.device_info import gpu_name, package_version
-from orinbench.board.environment import PATCHED, read_environment
+from orinbench.board.environment import PATCHED, gpu_name, package_version, read_environment
 from orinbench.tune.opts import OptText, format_opts
 from orinbench.tune.tuning import Target, Timing, no_slower
 

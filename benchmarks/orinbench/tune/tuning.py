@@ -5,9 +5,7 @@ file that `tune` keeps for itself, what `tune export` writes and what the overla
 """
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 from orinbench import plain
 from orinbench.benchmark.journal import journal_directory
 from orinbench.errors import BenchError
+from orinbench.jsonfile import read_json, write_whole
 from orinbench.samples.judge import Verdict, compare_paired
 from orinbench.tune.opts import format_opts, parse_opts
 
@@ -23,7 +22,7 @@ FORMAT = "tinygrad-orin tuning 1"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _SERIES = re.compile(r"[0-9a-f]{12}")
 # A file of a whole model has some dozens of entries of half a kilobyte.
-_LARGEST = 32 << 20
+_MOST_BYTES = 32 << 20
 # A ratio this close to 1 is not held against an entry.
 TOLERANCE = 0.02
 
@@ -82,6 +81,11 @@ class Entry:
         return self.before.median / self.after.median
 
     @property
+    def gain(self) -> float:
+        """Microseconds saved in a token and a prompt."""
+        return (self.before.median - self.after.median) * sum(self.launches.values())
+
+    @property
     def line(self) -> str:
         """The entry as one line for people."""
         return (
@@ -90,73 +94,26 @@ class Entry:
         )
 
 
-def merge(*sides: Iterable[Entry]) -> list[Entry]:
-    """Return the entries of all sides, one for each identity, in the order of a file.
-
-    Of two the one with the larger speedup stays: both of its times are of one machine and one
-    minute, while times of two machines tell of their clocks. Of equal ones the quicker, then the
-    one whose text sorts first, so that the order of the sides does not matter.
-    """
-    kept: dict[tuple[str, Target, int], Entry] = {}
-    for entry in (entry for side in sides for entry in side):
-        other = kept.get(entry.identity)
-        if other is None or _rank(entry) < _rank(other):
-            kept[entry.identity] = entry
-    return sorted(kept.values(), key=lambda e: (e.target, e.name, e.kernel, e.level))
-
-
-def _rank(entry: Entry) -> tuple[float, float, str]:
-    return -entry.speedup, entry.after.median, json.dumps(asdict(entry), sort_keys=True)
-
-
-def dump(entries: Iterable[Entry]) -> str:
-    """Return the text of a tuning file."""
-    text = {"format": FORMAT, "entries": [_plain(entry) for entry in merge(entries)]}
-    return json.dumps(text, indent=2, ensure_ascii=False) + "\n"
-
-
-def _plain(entry: Entry) -> dict[str, Any]:
-    values = asdict(entry)
-    values["target"] = dict(sorted(values["target"].items()))
-    return values
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Return entries in the order of a file."""
+    return sorted(entries, key=lambda e: (e.target, e.name, e.kernel, e.level))
 
 
 def write(entries: Iterable[Entry], path: Path) -> None:
     """Write a tuning file whole, or not at all; raises BenchError."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(dump(entries))
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, path)
-    except OSError as error:
-        raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+    text = {"format": FORMAT, "entries": [asdict(entry) for entry in in_order(entries)]}
+    write_whole(path, json.dumps(text, indent=2, ensure_ascii=False) + "\n")
 
 
 def load(path: Path) -> list[Entry]:
     """Return a tuning file's entries; raises BenchError with one line for any other file."""
-    try:
-        if path.stat().st_size > _LARGEST:
-            raise BenchError(f"{path}: larger than {_LARGEST >> 20} MiB: no tuning file")
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise BenchError(f"{path}: no text; want what `orinbench tune export` writes") from None
-    except OSError as error:
-        raise BenchError(f"{path}: {error.strerror}") from error
-    try:
-        whole = json.loads(text)
-    except (ValueError, RecursionError):
-        raise BenchError(f"{path}: no JSON; want what `orinbench tune export` writes") from None
-    if not isinstance(whole, dict) or whole.get("format") != FORMAT:
-        said = whole.get("format") if isinstance(whole, dict) else None
-        raise BenchError(f"{path}: format {str(said)[:60]!r}; this orinbench reads {FORMAT!r}")
+    whole = read_json(path, FORMAT, "`orinbench tune export`", _MOST_BYTES)
     if not isinstance(whole.get("entries"), list):
         raise BenchError(f"{path}: entries: want a list")
     found = [_entry(raw, f"{path}: entry {i + 1}") for i, raw in enumerate(whole["entries"])]
-    merged = merge(found)
-    if len(merged) != len(found):
+    if len({entry.identity for entry in found}) != len(found):
         raise BenchError(f"{path}: two entries for one kernel, target and level; keep one of them")
-    return merged
+    return in_order(found)
 
 
 def _entry(raw: Any, where: str) -> Entry:

@@ -85,16 +85,14 @@ def search_all(request: Mapping[str, Any], kernels: Mapping[str, Any], tell: Tel
 def check_all(request: Mapping[str, Any], kernels: Mapping[str, Any], tell: Tell) -> None:
     """Check entries against the defaults; put those that hold where `beam_search` looks.
 
-    Those of another series are tried if the request says so, those of another target never.
+    Those of another patch series are tried too: each is checked. Those of another target never.
     """
     from orinbench.tune.kernels import Bench, OptsError, into_cache, target, timing
 
     bench, here = Bench(), target()
     for entry in request["entries"]:
         about, made = {"entry": entry["entry"]}, Target(**entry["target"])
-        if request["other_series"]:
-            made = replace(made, series=here.series)
-        if made != here:
+        if replace(made, series=here.series) != here:
             tell("foreign", **about)
             continue
         if (kernel := kernels.get(entry["kernel"])) is None:

@@ -35,26 +35,34 @@ class Metrics:
             return Histogram(f"orinllm_{name}", text, buckets=borders, registry=registry)
 
         self.requests = counter("requests", "HTTP requests by path and status.", "path", "status")
-        self._ended = counter("request_success", "Answers by what ended them.", "finished_reason")
-        self._prompt = counter("prompt_tokens", "Tokens of prompts, cached ones among them.")
-        self._cached = counter("prompt_tokens_cached", "Tokens of prompts found done already.")
-        self._queries = counter("prefix_cache_queries", "Tokens of prompts that were looked up.")
-        self._hits = counter("prefix_cache_hits", "Those of them that were found.")
+        self._ended = counter(
+            "request_success", "Answers by the reason for their end.", "finished_reason"
+        )
+        self._prompt = counter("prompt_tokens", "Tokens of prompts, including cached ones.")
+        self._cached = counter("prompt_tokens_cached", "Tokens of prompts taken from the cache.")
+        self._queries = counter("prefix_cache_queries", "Tokens looked up in the cache.")
+        self._hits = counter("prefix_cache_hits", "Tokens found in the cache.")
         self._said = counter("generation_tokens", "Tokens of answers.")
-        self._preempted = counter("num_preemptions", "Answers that waited for memory again.")
+        self._preempted = counter("num_preemptions", "Answers interrupted for lack of memory.")
         self._worked = counter("phase_seconds", "Time of the device by phase.", "phase")
         self._drafts = counter("spec_decode_num_drafts", "Steps in which tokens were guessed.")
         self._guessed = counter("spec_decode_num_draft_tokens", "Tokens that were guessed.")
-        self._right = counter("spec_decode_num_accepted_tokens", "Those that were right.")
+        self._right = counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.")
         self._right_at = counter(
-            "spec_decode_num_accepted_tokens_per_pos", "By their place in a guess.", "position"
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Right tokens by place in the guess.",
+            "position",
         )
-        self._first = histogram("time_to_first_token_seconds", "From request to token.", _FIRST)
-        self._gap = histogram("inter_token_latency_seconds", "Between an answer's tokens.", _GAP)
-        self._queued = histogram("request_queue_time_seconds", "Before work began.", _FIRST)
-        self._whole = histogram("e2e_request_latency_seconds", "From request to end.", _WHOLE)
-        self._running = gauge("num_requests_running", "Answers that have memory.")
-        self._waiting = gauge("num_requests_waiting", "Requests that wait for it.")
+        self._first = histogram(
+            "time_to_first_token_seconds", "Seconds from request to first token.", _FIRST
+        )
+        self._gap = histogram("inter_token_latency_seconds", "Seconds between tokens.", _GAP)
+        self._queued = histogram("request_queue_time_seconds", "Seconds in the queue.", _FIRST)
+        self._whole = histogram(
+            "e2e_request_latency_seconds", "Seconds from request to last token.", _WHOLE
+        )
+        self._running = gauge("num_requests_running", "Answers being computed.")
+        self._waiting = gauge("num_requests_waiting", "Requests in the queue.")
         self._usage = gauge("kv_cache_usage_perc", "Share of pages in use, 0 to 1.")
         for phase in ("prefill", "decode"):
             self._worked.labels(phase)

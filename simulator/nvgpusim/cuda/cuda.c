@@ -1,6 +1,7 @@
 // libcuda's stand-in: the driver API for programs that load PTX. See cudart.c.
 #include "standin.h"
 #include <cuda.h>
+#include <unistd.h>
 
 #define API __attribute__((visibility("default")))
 typedef struct {
@@ -9,6 +10,14 @@ typedef struct {
 } Function;
 static char context;
 
+// Only CUDA's own libcudart asks for these.
+API CUresult cuGetExportTable(const void** table, const CUuuid* id) {
+  (void)table, (void)id;
+  fprintf(stderr,
+          "nvgpusim: error: the program holds CUDA's own libcudart, as nvcc links it unless told "
+          "otherwise: build it with nvcc -cudart shared\n");
+  _exit(2);
+}
 API CUresult cuInit(unsigned flags) { return flags ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS; }
 API CUresult cuDriverGetVersion(int* version) {
   *version = CUDA_VERSION;

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..extents import Extents
 from ..memory import PAGE, DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from ..ptx import Code, KernelFault, Launch, Module, PtxError, compile_kernel, parse
-from ..ptx.clocks import Sanitizer
+from ..ptx.sanitize import Sanitizer
 from .fatbin import NoPtxError, ptx_of
 
 MODULE, KERNEL, VARIABLE, LAUNCH, MALLOC, FREE, WRITTEN = range(1, 8)
@@ -156,7 +156,7 @@ class Server:
         kernel = loaded.module.kernels[name]
         if (module, name) not in self.known:
             try:
-                code = compile_kernel(loaded.module, kernel, self.fine)
+                code = compile_kernel(loaded.module, kernel, self.fine, self.warps is not None)
             except PtxError as error:
                 self.tell(f"kernel {name}: a gap of the simulator: {error}")
                 return NOT_SUPPORTED, b""

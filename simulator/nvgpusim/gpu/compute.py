@@ -306,8 +306,8 @@ class Compute:
     def launch(self, qmd: Qmd, program: Program, banks: dict[int, bytes]) -> Launch:
         """The grid that a QMD describes."""
         c = self.c
-        fine = c.gpu.watch is not None or c.gpu.options.warps
-        code = program.compiled(fine=fine)
+        turns = c.gpu.options.warps
+        code = program.compiled(fine=c.gpu.watch is not None or turns, turns=turns)
         limits = self.limits()
         zero = banks.get(0, b"").ljust(0x30, b"\0")
         ntid, nctaid = struct.unpack_from("<3I", zero), struct.unpack_from("<3I", zero, 12)

@@ -19,7 +19,7 @@ from ..memory import GpuAddressSpace
 from ..options import Options
 from ..programs import Program
 from ..ptx import Launch
-from ..ptx.clocks import Sanitizer
+from ..ptx.sanitize import Sanitizer
 from .qmd import Qmd
 from .watch import Published
 

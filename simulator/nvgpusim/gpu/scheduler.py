@@ -24,7 +24,7 @@ from ..locks import Bell, Lock, pause, resume
 from ..memory import MmuFault
 from ..options import Options
 from ..ptx import Launch
-from ..ptx.clocks import Sanitizer
+from ..ptx.sanitize import Sanitizer
 from .faults import GpuFault, ctxsw_timeout, gr_class
 from .order import Order
 from .pbdma import Channel

@@ -8,22 +8,19 @@ free memory and answers ENOMEM.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .core import Kernel
+from .file import Board
 
 MEMINFO = "/proc/meminfo"
 SYSTEM = 512 << 20
 """Bytes given to kernel and services of the modelled board."""
 
 
-def available(kernel: Kernel) -> int:
+def available(kernel: Board) -> int:
     """MemAvailable of the board, in bytes."""
     return max(kernel.options.ram - SYSTEM - kernel.journal.in_use, 0)
 
 
-def meminfo(kernel: Kernel) -> str:
+def meminfo(kernel: Board) -> str:
     """The lines of /proc/meminfo that are about the whole of memory."""
     free = available(kernel) >> 10
     return (
@@ -33,12 +30,12 @@ def meminfo(kernel: Kernel) -> str:
     )
 
 
-def room(kernel: Kernel) -> int:
+def room(kernel: Board) -> int:
     """Bytes that nvmap compares a request with."""
     return available(kernel) if kernel.abi.profile == "r38" else kernel.options.ram
 
 
-def take(kernel: Kernel, size: int) -> None:
+def take(kernel: Board, size: int) -> None:
     """Take the pages of a request that nvmap let pass; the OOM killer may be the answer."""
     left = available(kernel)
     if size > left:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..abi import Record
 from ..ctxsw import Budget
 from ..gpu_api import NOTIFIER_RESET, ChannelPort, FaultReport
 from ..memory import PAGE, DmaBuf, Mapping
 from ..rules import KernelError
-from .ctrl import GR_RUNLIST, RUNLISTS
-from .file import File, handler
+from .address_space import Vm
+from .file import Board, File, handler
 from .objects import check_runqueues, known
-
-if TYPE_CHECKING:
-    from .address_space import Vm
-    from .core import Kernel
-    from .tsg import Subcontext, Tsg
+from .shape import GR_RUNLIST, RUNLISTS
+from .tsg import Subcontext, Tsg
 
 VPR, DETERMINISTIC, USERMODE = 1, 2, 8
 ENTRY = 8
@@ -38,7 +34,7 @@ class ChannelFile(File):
 
     kind, letter = "channel", "H"
 
-    def __init__(self, kernel: Kernel, runlist: int) -> None:
+    def __init__(self, kernel: Board, runlist: int) -> None:
         super().__init__(kernel)
         self.runlist = GR_RUNLIST if runlist == -1 else runlist
         self.id = -1

@@ -31,9 +31,17 @@ from ..memory import DmaBuf, caller
 from ..options import Options
 from ..report import Journal
 from ..rules import KernelError
+from .address_space import AsFile
+from .channel import ChannelFile
 from .cpumaps import CpuMapping, CpuMaps
+from .ctrl import CtrlFile
 from .file import File, Key
+from .handles import NvMapState
+from .nvmap import NvMapFile
+from .shape import GpuShape
+from .tsg import TsgFile
 from .usermem import UserMemory
+from .usermode import Usermode
 
 NODES = {
     "/dev/nvgpu/igpu0/ctrl": "ctrl",
@@ -53,10 +61,6 @@ class Kernel:
     """One board: its devices, memory and GPU. All entry points may be called from any thread."""
 
     def __init__(self, options: Options, journal: Journal | None = None) -> None:
-        from .ctrl import GpuShape
-        from .handles import NvMapState
-        from .usermode import Usermode
-
         self.options = options
         self.abi = abi(options.profile)
         self.journal = journal or Journal()
@@ -208,12 +212,6 @@ class Kernel:
 
     def open(self, path: str) -> int:
         """open() of a node in NODES; raises OSError."""
-        from .address_space import AsFile
-        from .channel import ChannelFile
-        from .ctrl import CtrlFile
-        from .nvmap import NvMapFile
-        from .tsg import TsgFile
-
         with self.lock, self.errors("open", f"open of {path}"):
             self.sweep()
             self.injector.maybe(f"OPEN_{NODES[path].upper()}")
@@ -227,7 +225,7 @@ class Kernel:
                 case "channel":
                     file = ChannelFile(self, -1)
                 case _:
-                    file = NvMapFile(self)
+                    file = NvMapFile(self, self.nvmap, self.shown)
             try:
                 fd = self.install(file)
             except KernelError:
@@ -290,6 +288,10 @@ class Kernel:
             self.journal.rule("fd.fork")
             self.journal.count("mmap", what.kind if isinstance(what, File) else "dmabuf")
 
+    def shown(self, address: int) -> CpuMapping | None:
+        """The CPU mapping that holds an address."""
+        return self.cpu_maps.at(address)
+
     def unmapped(self, address: int, length: int) -> list[File | DmaBuf]:
         """[address, address + length) is unmapped or replaced; returns what was there."""
         with self.lock:
@@ -328,8 +330,6 @@ class Kernel:
 
     def fault(self, port: ChannelPort, report: FaultReport) -> None:
         """A fatal error: kill the TSG, write the notifiers, keep the SM records. Any thread."""
-        from .channel import ChannelFile
-
         with self.fault_lock:
             if not port.alive:
                 return
@@ -359,8 +359,6 @@ class Kernel:
 
         Buffers are shared with the parent. What both would write, or listen to, is made anew.
         """
-        from .channel import ChannelFile
-
         with self.lock:
             self.executor, self.ports = None, {}
             for file in self.files.values():

@@ -6,11 +6,9 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ..memory import DmaBuf
-    from .file import File
+from ..memory import DmaBuf
+from .file import File
 
 
 @dataclass(eq=False, slots=True)

@@ -8,21 +8,17 @@ from __future__ import annotations
 
 import struct
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from .. import ctxsw, l2
 from ..abi import Record
-from .file import File, handler
+from .address_space import AsFile
+from .channel import ChannelFile
+from .file import Board, File, handler
+from .shape import MAX_GPCS, SMS_PER_TPC, TPCS_PER_GPC
+from .tsg import TsgFile
 from .usermode import SIZE as USERMODE_SIZE
 
-if TYPE_CHECKING:
-    from ..options import Options
-    from .core import Kernel
-
-MAX_GPCS, TPCS_PER_GPC, SMS_PER_TPC = 2, 4, 2
-GR_RUNLIST = 0
-RUNLISTS = {0: (0, 0), 1: (2, 0), 2: (2, 1)}
-"""Active runlists: (engine id, instance); 0 GR, 2 asynchronous copy engines."""
 ENGINES = ((0, 0, 0), (1, 0, 0), (2, 0, 1), (2, 1, 2))
 """GET_ENGINE_INFO: (engine id, instance, runlist); 1 is the copy engine on the GR runlist."""
 _FLAGS = [
@@ -50,17 +46,6 @@ _FLAGS = [
 ]
 
 
-class GpuShape:
-    """The enabled TPCs of the 2 x 4."""
-
-    def __init__(self, options: Options) -> None:
-        low = min(options.tpcs, TPCS_PER_GPC)
-        counts = [low, options.tpcs - low]
-        self.tpc_masks = [(1 << n) - 1 for n in counts]
-        self.gpc_mask = sum(1 << i for i, n in enumerate(counts) if n)
-        self.sms = options.sms
-
-
 class CtrlFile(File):
     """An open ctrl node."""
 
@@ -75,7 +60,7 @@ class CtrlFile(File):
         },
     }
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Board) -> None:
         super().__init__(kernel)
         self.instance_id = kernel.spaces + id(self) % 4096
 
@@ -166,16 +151,12 @@ class CtrlFile(File):
     @handler("NVGPU_GPU_IOCTL_ALLOC_AS")
     def alloc_as(self, args: Record) -> None:
         """A new address space."""
-        from .address_space import AsFile
-
         file = AsFile.from_args(self.kernel, args)
         args["as_fd"] = self._give(file)
 
     @handler("NVGPU_GPU_IOCTL_OPEN_TSG")
     def open_tsg(self, args: Record) -> None:
         """A new TSG; shared ones need a token that GET_SHARE_TOKEN would give."""
-        from .tsg import TsgFile
-
         if "flags" in args:
             share, rest = args["flags"] & 1, any(args.raw[8:])
             if share or rest:
@@ -185,8 +166,6 @@ class CtrlFile(File):
     @handler("NVGPU_GPU_IOCTL_OPEN_CHANNEL")
     def open_channel(self, args: Record) -> None:
         """A new channel: runlist id in, fd out."""
-        from .channel import ChannelFile
-
         args["out.channel_fd"] = self._give(ChannelFile(self.kernel, args["in.runlist_id"]))
 
     def _give(self, file: File) -> int:

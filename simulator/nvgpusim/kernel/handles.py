@@ -7,13 +7,10 @@ from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from os import close as real_close
-from typing import TYPE_CHECKING
 
 from ..memory import PAGE, DmaBuf, caller
 from ..rules import KernelError
-
-if TYPE_CHECKING:
-    from .core import Kernel
+from .file import Board
 
 FIRST_HANDLE = 0x7FFFFFFF
 
@@ -39,7 +36,7 @@ class Handle:
 class NvMapState:
     """The handles of the whole board."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Board) -> None:
         self.kernel = kernel
         self.handles: dict[int, Handle] = {}
         self.by_buf: dict[int, Handle] = {}

@@ -6,17 +6,14 @@ import errno
 from collections.abc import Callable
 from contextlib import suppress
 from os import close as real_close
-from typing import TYPE_CHECKING
 
 from ..abi import Record, ioc_nr, ioc_size, ioc_type
 from ..memory import PAGE, DmaBuf
 from ..rules import KernelError
 from .available import room, take
-from .file import File, handler
-from .handles import Handle
-
-if TYPE_CHECKING:
-    from .core import Kernel
+from .cpumaps import CpuMapping
+from .file import Board, File, handler
+from .handles import Handle, NvMapState
 
 HEAP_IOVMM, HEAP_VPR = 1 << 30, 1 << 28
 EXCLUSIVE = (1 << 1, 1 << 26)
@@ -38,8 +35,11 @@ class NvMapFile(File):
 
     kind, letter = "nvmap", "N"
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(
+        self, kernel: Board, state: NvMapState, shown: Callable[[int], CpuMapping | None]
+    ) -> None:
         super().__init__(kernel)
+        self.state, self.shown = state, shown
         self.refs: dict[int, int] = {}
         self._warned = False
 
@@ -81,23 +81,23 @@ class NvMapFile(File):
         handle.users += 1
 
     def _put(self, number: int) -> None:
-        handle = self.kernel.nvmap.handles[number]
+        handle = self.state.handles[number]
         self.refs[number] -= 1
         if not self.refs[number]:
             del self.refs[number]
         handle.users -= 1
         if not handle.users:
-            self.kernel.nvmap.drop(handle)
+            self.state.drop(handle)
 
     def _own(self, number: int, rule: str) -> Handle:
         if number not in self.refs:
             raise self.refuse(rule, f"handle {number:#x}")
-        return self.kernel.nvmap.handles[number]
+        return self.state.handles[number]
 
     def _create(self, size: int) -> Handle:
         if size == 0:
             raise self.refuse("create.zero")
-        handle = self.kernel.nvmap.create(size)
+        handle = self.state.create(size)
         handle.buf.get("handle")
         self._take(handle)
         return handle
@@ -158,14 +158,14 @@ class NvMapFile(File):
         elif isinstance(found := self.kernel.lookup(number), DmaBuf):
             self.follow("free.fd")
             real_close(number)
-            self.kernel.nvmap.closed(found)
+            self.state.closed(found)
 
     @handler("NVMAP_IOC_GET_FD")
     def get_fd(self, args: Record) -> None:
         """A new dmabuf fd; handle in at 4, fd out at 0."""
         number, kernel = args["handle"], self.kernel
         if number in self.refs:
-            handle = kernel.nvmap.handles[number]
+            handle = self.state.handles[number]
             source, buf = handle.fd, handle.buf
         else:
             source = number
@@ -184,7 +184,7 @@ class NvMapFile(File):
         """A handle for a dmabuf fd: fd in at 0, handle out at 4."""
         kernel, fd = self.kernel, args["fd"]
         buf = kernel.dmabuf(fd, "fromfd.badfd", "fromfd.not-dmabuf")
-        handle = kernel.nvmap.again(buf, fd, kernel.read_only(fd))
+        handle = self.state.again(buf, fd, kernel.read_only(fd))
         self._take(handle)
         args["handle"] = handle.id
 
@@ -197,7 +197,7 @@ class NvMapFile(File):
             raise self.refuse("dup.read-only")
         if not handle.buf.allocated:
             raise self.refuse("dup.unallocated")
-        twin = self.kernel.nvmap.again(handle.buf, handle.fd, read_only)
+        twin = self.state.again(handle.buf, handle.fd, read_only)
         self._take(twin)
         args["dup_handle"] = twin.id
 
@@ -224,11 +224,11 @@ class NvMapFile(File):
                 raise self.refuse("fromva.pin", f"{covered:#x}")
             covered = piece[0]
         handle = self._create(size)
-        self.kernel.nvmap.pin(handle.buf, va)
+        self.state.pin(handle.buf, va)
         handle.buf.attribute = flags & CACHE_MASK
         handle.heap = HEAP_IOVMM
         if flags & READ_ONLY:
-            twin = self.kernel.nvmap.again(handle.buf, handle.fd, read_only=True)
+            twin = self.state.again(handle.buf, handle.fd, read_only=True)
             self._take(twin)
             self._put(handle.id)
             handle = twin
@@ -257,7 +257,7 @@ class NvMapFile(File):
         if not address or args["op"] not in CACHE_OPS:
             raise self.refuse("cache.op", f"op {args['op']} at {address:#x}")
         handle = self._own(args["handle"], "cache.handle")
-        mapping = self.kernel.cpu_maps.at(address)
+        mapping = self.shown(address)
         if (
             mapping is None
             or not isinstance(mapping.what, DmaBuf)
@@ -299,7 +299,7 @@ class NvMapFile(File):
                 raise self.refuse("heap.unknown", f"{mask:#x}")
             args["total"] = args["free"] = CARVEOUT_SIZE
         elif mask & HEAP_IOVMM:
-            args["total"], args["free"] = self.kernel.options.ram, self.kernel.nvmap.free_bytes()
+            args["total"], args["free"] = self.kernel.options.ram, self.state.free_bytes()
             args["granule_size"] = PAGE
 
     @handler("NVMAP_IOC_WRITE")

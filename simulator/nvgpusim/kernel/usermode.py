@@ -13,15 +13,11 @@ import sys
 import threading
 import time
 from os import close as real_close
-from typing import TYPE_CHECKING
 
 from ..gpu_api import FaultReport
 from ..locks import Lock, pause, resume
 from ..memory import client_line, map_pages
-
-if TYPE_CHECKING:
-    from .core import Kernel
-    from .file import File
+from .file import Board, File
 
 SIZE = 0x10000
 """USERMODE_MMIO_SIZE."""
@@ -37,7 +33,7 @@ IDLE = 0xFFFFFFFF
 class Usermode:
     """The page and its watcher; the thread starts with the first mapping."""
 
-    def __init__(self, kernel: Kernel) -> None:
+    def __init__(self, kernel: Board) -> None:
         self.kernel = kernel
         self.fd = kernel.memfd("nvgpusim-usermode")
         os.ftruncate(self.fd, SIZE)

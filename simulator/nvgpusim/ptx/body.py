@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+from .reader import Reader, Token
 from .tree import (
     Addr,
     Imm,
@@ -21,9 +21,6 @@ from .tree import (
     type_bits,
 )
 
-if TYPE_CHECKING:
-    from .parse import Parser, Token
-
 _SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
 """Functions that the driver provides: bits of their results and parameters."""
 
@@ -31,7 +28,7 @@ _SYSTEM = {"vprintf": (32, 64, 64), "__assertfail": (64, 64, 32, 64, 64)}
 class Body:
     """The statements of one kernel."""
 
-    def __init__(self, parser: Parser, kernel: Kernel) -> None:
+    def __init__(self, parser: Reader, kernel: Kernel) -> None:
         self.p, self.kernel = parser, kernel
         self.scopes: list[dict[str, Reg]] = []
         self.labels: dict[str, int] = {}

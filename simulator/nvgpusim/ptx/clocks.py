@@ -1,144 +1,59 @@
 """Ordering of accesses of different threads: barriers, meetings of warps, fences.
 
-Time counts synchronizations (`tick`). See `sanitize` for the records that are compared with it.
+Time counts synchronizations (`tick`). See `records` for what is compared with it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..extents import Extent, Extents
-from ..memory import GpuAddressSpace
+from .records import THREADS, TICK, Slots
 from .releases import Fences, Release, Releases, Words
 from .state import Lanes, State
-from .taint import written_params
+from .taint import Facts
 
-if TYPE_CHECKING:
-    from .launch import Launch
-    from .sanitize import Shadow
-
-TICK, STRONG, SITE = 37, 36, 27
-THREADS = np.uint64((1 << SITE) - 1)
-SITES = (1 << STRONG - SITE) - 1
-EQUAL = 8
-"""Writes of one value to one granule that are remembered, beside the last."""
+WORDS = 32
+"""Words of one strong write that are released apart; more count as one."""
 
 
-@dataclass
-class Slots:
-    """The records of one memory: last write, reads by the lowest and by the highest thread.
-
-    `equal` are writes before the last one that nothing orders and that wrote the same value:
-    whoever comes after one of them reads that value. The latest EQUAL are kept. `released`: of each
-    granule the number of its last release for the writer's block, for everybody, and that block.
-    """
-
-    write: Words
-    low: Words
-    high: Words
-    flight: NDArray[np.int32] | None = None
-    equal: Words | None = None
-    released: NDArray[np.int64] | None = None
-
-    @classmethod
-    def of(cls, count: int) -> Slots:
-        """Records of `count` granules nobody has touched."""
-        return cls(
-            np.zeros(count, np.uint64), np.zeros(count, np.uint64), np.zeros(count, np.uint64)
-        )
-
-    def forget_equals(self, index: Any) -> None:
-        """A value that was written anew."""
-        if self.equal is not None:
-            self.equal[:, index] = 0
-
-    def keep_equal(self, index: Any, records: Words) -> None:
-        """Remember writes of what granules hold now, several to one granule or one."""
-        if self.equal is None:
-            self.equal = np.zeros((EQUAL, len(self.write)), np.uint64)
-        for _ in range(EQUAL):
-            if not len(index):
-                return
-            some, first = np.unique(index, return_index=True)
-            self.equal[1:, some] = self.equal[:-1, some]
-            self.equal[0, some] = records[first]
-            index, records = np.delete(index, first), np.delete(records, first)
-
-    def equals(self, index: Any) -> list[Words]:
-        """The kept writes of the same value, latest first; 0: none."""
-        if self.equal is None:
-            return []
-        found: Words = self.equal[:, index]
-        return [row for row in found if row.any()]
-
-
-@dataclass
-class Sanitizer:
-    """The checks of all launches of a GPU; `now`: the moment of the launch's submission."""
+class Watch(Protocol):
+    """All launches' checks, as a chunk sees them: `sanitize.Sanitizer`."""
 
     checks: frozenset[str]
-    extents: Extents = field(default_factory=Extents)
-    tick: int = 1
-    now: int | None = None
+    extents: Extents
+    releases: Releases
+    tick: int
+    now: int | None
+    start: np.uint64
+    grain: int
+    written: set[int] | None
+    facts: Facts
 
-    def __post_init__(self) -> None:
-        self.memories: dict[tuple[int, int], tuple[Any, Slots]] = {}
-        self.releases = Releases()
-
-    def begin(self, launch: Launch) -> None:
-        """A launch starts: everything before it is ordered before it."""
-        if self.tick >> (62 - TICK):
-            self.memories.clear()
-            self.tick = 1
-        self.tick += 1
-        self.launch = launch
-        self.start = np.uint64(self.tick << TICK)
-        self.releases.clear()
-        self.grain = launch.code.granules.get("global", 4)
-        self.written: set[int] | None = None
-        names = written_params(launch.code.kernel)
-        if names is not None:
-            self.written = set()
-            bank = launch.banks.get(0, b"")
-            for name in names:
-                at = launch.param_base + launch.code.kernel.params[name].offset
-                mapping = self._mapping(int.from_bytes(bank[at : at + 8], "little"))
-                if mapping is not None:
-                    self.written.add(id(mapping.buf))
-
-    def _mapping(self, va: int) -> Any:
-        vm = self.launch.vm
-        return vm.find(va) if isinstance(vm, GpuAddressSpace) else None
+    def mapping(self, va: int) -> Any:
+        """The mapping that holds an address, None for none."""
 
     def find(self, va: int) -> Extent | None:
         """The piece that held `va` when the launch was submitted."""
-        return self.extents.find(va, self.now)
-
-    def chunk(self, st: State) -> Shadow:
-        """The records of a chunk's own memories."""
-        from .sanitize import Shadow  # which is a Clocks itself
-
-        return Shadow(self, st)
+        ...
 
     def slots(self, mapping: Any) -> Slots:
         """The records of a buffer."""
-        key = id(mapping.buf), self.grain
-        if key not in self.memories or self.memories[key][0] is not mapping.buf:
-            self.memories[key] = mapping.buf, Slots.of(mapping.buf.size // self.grain)
-        return self.memories[key][1]
+        ...
 
 
 class Clocks:
     """A chunk's lanes and what each knows of the others. `race`: whether anybody asks."""
 
     race = True
+    shared: Slots
 
-    def __init__(self, owner: Sanitizer, st: State) -> None:
+    def __init__(self, owner: Watch, st: State) -> None:
         self.o, self.st, self.launch = owner, st, st.launch
+        self.facts = owner.facts
         self.first = self._word()
         block = np.arange(st.n) // st.threads
         self.gid = st.first_block[block] * st.threads + np.arange(st.n) % st.threads
@@ -148,11 +63,24 @@ class Clocks:
         self.warps_seen: Words | None = None
         self.arrivals: dict[tuple[int, int], list[int]] = {}
         self.knows: Words | None = None
+        self.events = 0
+        self.changed = np.zeros(st.n, np.int64)
         self.near: Fences | None = None
         self.wide: Fences | None = None
 
     def _word(self) -> np.uint64:
         return np.uint64(self.o.tick << TICK)
+
+    def _tick(self, lanes: Lanes) -> np.uint64:
+        """The lanes synchronize: a new time for what they do from now on."""
+        self.o.tick += 1
+        self._change(lanes)
+        return self._word()
+
+    def _change(self, lanes: Lanes) -> None:
+        """The lanes are ordered after more than before."""
+        self.events += 1
+        self.changed[lanes] = self.events
 
     # reports
 
@@ -168,7 +96,7 @@ class Clocks:
                 same = other // self.st.threads == me // self.st.threads
                 older |= same & (records < self.passed[lanes])
         bad: NDArray[np.bool_] = ~(older | (other == me))
-        if bad.any():
+        if np.count_nonzero(bad):
             self._excuse(bad, lanes, records, other, space)
         return bad
 
@@ -176,7 +104,7 @@ class Clocks:
         self, bad: NDArray[np.bool_], lanes: Lanes, records: Words, other: Any, space: str
     ) -> None:
         """Drop from `bad` what warps, named barriers or fences order."""
-        which = np.flatnonzero(bad)
+        which = bad.nonzero()[0]
         lane, record, thread = lanes[which], records[which], other[which]
         threads = self.st.threads
         mine = lane if space == "shared" else self.gid[lane]
@@ -190,7 +118,7 @@ class Clocks:
             row = (lane // threads, t // 32, np.minimum(u // 32, self.warps_seen.shape[2] - 1))
             fine |= same & (record < self.warps_seen[row])
         left = ~fine
-        if left.any():
+        if np.count_nonzero(left):
             source = thread if space == "global" else self.gid[thread % self.st.n]
             fine[left] |= self._fenced(lane[left], record[left], source[left])
         bad[which[fine]] = False
@@ -220,27 +148,28 @@ class Clocks:
     def barrier(self, lanes: Lanes) -> None:
         """Whole blocks passed a barrier."""
         st = self.st
-        self.o.tick += 1
-        word = self._word()
+        word = self._tick(lanes)
         self.passed[lanes] = word
         self.warped[lanes] = word
         self._share(lanes, lanes // st.threads)
+        if self.shared.crowd is not None and len(lanes) == st.n:
+            self.shared.crowd.clear()
 
     def _share(self, lanes: Lanes, group: Any) -> None:
         """Let all lanes of a group know what one knows of releases; both are in order."""
         if self.knows is None:
             return
         starts = np.r_[True, group[1:] != group[:-1]]
-        most = np.bitwise_or.reduceat(self.knows[lanes], np.flatnonzero(starts), 0)
+        most = np.bitwise_or.reduceat(self.knows[lanes], starts.nonzero()[0], 0)
         self.knows[lanes] = most[np.cumsum(starts) - 1]
 
     def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
         """Lanes of the masks met in bar.warp.sync."""
         st = self.st
-        self.o.tick += 1
-        word = self._word()
-        alive = st.launch.alive_mask(st) if st.live is not None or st.m is not None else None
-        whole = masks == (0xFFFFFFFF if alive is None or len(alive) != len(masks) else alive)
+        word = self._tick(lanes)
+        lanes_of = np.minimum(st.threads - st.thread[lanes] // 32 * 32, 32).astype(np.uint64)
+        every = ((np.uint64(1) << lanes_of) - np.uint64(1)).astype(np.uint32)
+        whole = masks & every == every
         self.warped[lanes[whole]] = word
         if (~whole).any():
             if self.lanes_seen is None:
@@ -262,16 +191,16 @@ class Clocks:
 
     def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
         """bar.arrive: what came before is ordered before whoever waits at the barrier."""
-        self.o.tick += 1
+        word = self._tick(lanes)
         for lane, number in zip(lanes[::32].tolist(), numbers[::32].tolist(), strict=True):
             block, warp = lane // self.st.threads, lane % self.st.threads // 32
             self.arrivals.setdefault((block, number), []).append(warp)
-            self._seen()[block, warp, warp] = self._word()
+            self._seen()[block, warp, warp] = word
 
     def named(self, lanes: Lanes, number: int) -> None:
         """Some warps of one block passed a barrier together."""
         st = self.st
-        self.o.tick += 1
+        word = self._tick(lanes)
         seen = self._seen()
         block = int(lanes[0]) // st.threads
         warps = np.unique(lanes % st.threads // 32)
@@ -279,10 +208,10 @@ class Clocks:
         row = seen[block, warps].max(0)
         if came:
             row = np.maximum(row, seen[block, came].max(0))
-        row[warps] = self._word()
+        row[warps] = word
         seen[block, warps] = row
         self._share(lanes, np.zeros(len(lanes), np.intp))
-        self.warped[lanes] = self._word()
+        self.warped[lanes] = word
 
     def narrow(self) -> bool:
         """True if the instruction's scope is the block."""
@@ -290,12 +219,12 @@ class Clocks:
 
     def fence(self) -> None:
         """A fence by the active lanes."""
-        self.o.tick += 1
         lanes = self.st.lanes()
+        word = self._tick(lanes)
         if self.near is None or self.wide is None:
             self.near, self.wide = Fences(self.st.n), Fences(self.st.n)
         for fences in (self.near,) if self.narrow() else (self.near, self.wide):
-            fences.at[lanes] = self._word()
+            fences.at[lanes] = word
             fences.block[lanes] = self.passed[lanes]
             fences.warp[lanes] = self.warped[lanes]
 
@@ -307,6 +236,18 @@ class Clocks:
         if self.near is None or self.wide is None or not self.race:
             return
         self.o.tick += 1
+        if slots.released is None:
+            slots.released = np.zeros((3, len(slots.write)), np.int64)
+        words = np.unique(index) if len(index) > 1 else index
+        if 1 < len(words) <= WORDS:
+            for word in words:
+                which = index == word
+                self._publish_at(lanes[which], slots, index[which], atomic)
+        else:
+            self._publish_at(lanes, slots, index, atomic)
+
+    def _publish_at(self, lanes: Lanes, slots: Slots, index: Any, atomic: bool) -> None:
+        assert self.near is not None and self.wide is not None and slots.released is not None
         known = self._told(lanes, slots, index)
         if self.knows is not None:
             known = known | self.knows[lanes]
@@ -315,8 +256,6 @@ class Clocks:
         if not self.narrow():
             same = near and np.array_equal(self.near.at, self.wide.at)
             far = near if same else self._release(lanes, self.wide, bits)
-        if slots.released is None:
-            slots.released = np.zeros((3, len(slots.write)), np.int64)
         for row, number in enumerate((near, far)):
             if number or not atomic:
                 slots.released[row, index] = number
@@ -335,13 +274,15 @@ class Clocks:
 
     def hear(self, lanes: Lanes, slots: Slots, index: Any) -> None:
         """A strong read by lanes."""
-        if slots.released is None:
+        if slots.released is None or not np.count_nonzero(slots.released[:2, index]):
             return
         told = self._told(lanes, slots, index)
-        if told.any():
+        if np.count_nonzero(told):
             if self.knows is None:
                 self.knows = np.zeros((self.st.n, told.shape[1]), np.uint64)
-            np.bitwise_or.at(self.knows, lanes, told)
+            if (told & ~self.knows[lanes]).any():
+                self._change(lanes)
+                np.bitwise_or.at(self.knows, lanes, told)
 
     def _release(self, lanes: Lanes, fences: Fences, bits: Words) -> int:
         """The number of a release of lanes' fences; 0 where there are none."""
@@ -357,7 +298,7 @@ class Clocks:
         reach = np.zeros(len(blocks), np.uint64)
         np.maximum.at(reach, group, fences.block[which])
         fenced = self._with_warps(which, fences)
-        which = np.flatnonzero(fenced)
+        which = fenced.nonzero()[0]
         which = which[np.argsort(self.gid[which])]
         release = Release(self.o.tick, self.gid[which], fenced[which], blocks, reach)
         return self.o.releases.add(release, bits, self.knows)

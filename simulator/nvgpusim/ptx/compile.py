@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from .ops_warp import WARP_OPS
 from .spaces import SHARED_RESERVED
 from .state import CONTAINER, State
 from .tree import Instr, Kernel, Module, PtxError, Reg, Sym, Variable, type_bits
-
-if TYPE_CHECKING:
-    from .native.machine import Native
 
 _TABLE: dict[str, Callable[[Site], Op]] = {
     **FLOAT_OPS, **BIT_OPS, **MEM_OPS, **WARP_OPS, **VIDEO_OPS, **TENSOR_OPS,
@@ -76,7 +73,7 @@ class Heat:
 
     spent: float = 0.0
     tried: bool = False
-    native: Native | None = None
+    native: Any = None
 
 
 @dataclass
@@ -211,16 +208,20 @@ def _granules(kernel: Kernel) -> dict[str, int]:
 
 
 def compile_kernel(
-    module: Module, kernel: Kernel, fine: bool = False, cuts: Collection[int] = ()
+    module: Module,
+    kernel: Kernel,
+    fine: bool = False,
+    turns: bool = True,
+    cuts: Collection[int] = (),
 ) -> Code:
     """Lower every instruction. Raises PtxError naming the first one that is unknown.
 
-    `fine`: pieces of code end at memory instructions, so that warps can change places there, and
-    every memory instruction leaves its name. `cuts`: numbers of more instructions that begin one.
+    `fine`: every memory instruction leaves its name; and, with `turns`, ends a piece of code, so
+    that warps can change places there. `cuts`: numbers of more instructions that begin one.
     """
     if kernel.refusal:
         raise PtxError(kernel.refusal)
-    starts = _starts(kernel, fine) | set(cuts)
+    starts = _starts(kernel, fine and turns) | set(cuts)
     sites = [i for i in kernel.instrs if fine and i.op in _MEMORY]
     order = sorted(s for s in starts if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}

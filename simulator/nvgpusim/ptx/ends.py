@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..extents import WORD, Extent
-from .clocks import Clocks
-from .state import Lanes
+from .clocks import Clocks, Watch
+from .state import Lanes, State
 from .tree import Instr, Vec, registers
 
 
@@ -44,6 +44,10 @@ class Ends(Clocks):
 
     init = bounds = True
 
+    def __init__(self, owner: Watch, st: State) -> None:
+        super().__init__(owner, st)
+        self.pieces: dict[int, Extent] = {}
+
     def place(self, site: int, verb: str) -> str:
         """An instruction by its number."""
         sites = self.launch.code.sites
@@ -70,12 +74,16 @@ class Ends(Clocks):
     def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
         """A global access before it is done: ends of buffers, reads of what nobody wrote."""
         low, high = int(addr.min()), int(addr.max()) + total
-        extent = self.o.find(low)
+        extent = self.pieces.get(self.st.site)
+        if extent is None or not extent.va <= low < extent.end:
+            extent = self.o.find(low)
+            if extent is not None:
+                self.pieces[self.st.site] = extent
         if extent is not None and high <= extent.end:
             self._fresh(extent, part, addr, total, access)
             return
         where = np.atleast_1d(addr)
-        mapping = self.o._mapping(low)
+        mapping = self.o.mapping(low)
         whole = mapping is not None and high <= mapping.end
         if whole and not self.o.extents.inside(mapping.va, mapping.end):
             self._asked(part, where, total, access, mapping)
@@ -110,7 +118,7 @@ class Ends(Clocks):
 
     def _outside(self, part: Any, where: Any, n: int, total: int, access: str) -> None:
         va = int(where[n])
-        mapping = self.o._mapping(va)
+        mapping = self.o.mapping(va)
         if mapping is None or not self.bounds:
             return  # the MMU says it, or nobody asked
         kind, what = self.o.extents.story(va, self.o.now)

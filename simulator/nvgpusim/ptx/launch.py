@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import Access, MmuFault
+from ..memory import MmuFault
 from .compile import Code
 from .floats import Value
 from .native.hot import put_back, start
@@ -23,10 +23,10 @@ from .ops_mem import source
 from .ops_warp import ballot
 from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import UNWRITTEN, KernelFault, State
+from .state import UNWRITTEN, KernelFault, Memory, State
 
 if TYPE_CHECKING:
-    from .clocks import Sanitizer
+    from .sanitize import Sanitizer
 
 CHUNK_LANES = 16384
 """Lanes a chunk aims at: registers of so many lanes stay in the second-level cache."""
@@ -37,26 +37,6 @@ STACK_TOP = 0xFFFDC0
 
 
 NO_BYTES = np.zeros((0, 0), np.uint8)
-
-
-class Memory(Protocol):
-    """The part of a GPU address space that a launch needs (nvgpusim.memory.GpuAddressSpace)."""
-
-    def view(self, va: int, size: int, access: Access) -> memoryview:
-        """Contiguous bytes of one mapping."""
-
-    def load(
-        self, va: NDArray[np.uint64], width: int, access: Access = "read"
-    ) -> NDArray[np.uint8]:
-        """Gather."""
-
-    def store(
-        self, va: NDArray[np.uint64], data: NDArray[np.uint8], access: Access = "write"
-    ) -> None:
-        """Scatter."""
-
-    def extents(self) -> NDArray[np.uint64]:
-        """The mappings by address, as compiled kernels read them; the same array until a change."""
 
 
 @lru_cache(64)

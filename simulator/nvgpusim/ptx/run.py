@@ -12,8 +12,6 @@ operations, and of two sides of a branch either may run first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,11 +19,8 @@ from ..memory import MmuFault
 from .compile import END, Block, Jump
 from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
-from .state import KernelFault, Lanes, State, merged
+from .state import Grid, KernelFault, Lanes, State, merged
 from .tree import Instr
-
-if TYPE_CHECKING:
-    from .launch import Launch
 
 PATIENCE = 256
 """Pieces of code that a group may run while others wait behind it."""
@@ -44,7 +39,7 @@ Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
 class Run:
     """The lanes of a chunk and where they stand."""
 
-    def __init__(self, launch: Launch, st: State, rng: np.random.Generator | None) -> None:
+    def __init__(self, launch: Grid, st: State, rng: np.random.Generator | None) -> None:
         self.launch, self.st, self.rng = launch, st, rng
         self.blocks: list[Block] = launch.code.blocks
         self.fronts: list[Front] = []
@@ -237,7 +232,7 @@ class Run:
         alive = self.launch.alive_mask(st)
         if not (masks & ~here & alive).any():
             if st.shadow is not None:
-                st.shadow.warp_sync(lanes, masks & here)
+                st.shadow.warp_sync(lanes, masks)
             return at + 1
         if not len(self.masks):
             self.masks = np.zeros(st.n, np.uint32)
@@ -263,7 +258,7 @@ class Run:
         if not ready.any():
             return False
         if st.shadow is not None:
-            st.shadow.warp_sync(lanes[ready], (masks & here)[ready])
+            st.shadow.warp_sync(lanes[ready], masks[ready])
         free = np.zeros(st.n, bool)
         free[lanes[ready]] = True
         going: Front = {}

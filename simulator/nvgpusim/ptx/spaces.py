@@ -192,7 +192,7 @@ def _load_one(
             st.shadow.load(space, lanes, offsets, total)
         return gather(data, offsets, dt, count)
     st.launch.moved += total * (len(addr) if addr.ndim else 1)
-    if st.shadow is not None:
+    if st.shadow is not None and not st.shadow.again(lanes, addr):
         st.shadow.reach(lanes, addr, total, "read")
         st.shadow.global_load(lanes, addr, total)
     if addr.ndim == 0:
@@ -294,12 +294,12 @@ def window_view(
     """Bytes and offsets of a read-modify-write; one mapping only."""
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, size)
-        if st.shadow is not None and access == "atomic":
+        if st.shadow is not None and access == "atomic" and not st.shadow.again(lanes, offsets):
             st.shadow.atomic(space, lanes, offsets, size)
         return data, offsets
     low, high = check_global(st, addr)
     high += size
-    if st.shadow is not None and access == "atomic":
+    if st.shadow is not None and access == "atomic" and not st.shadow.again(lanes, addr):
         st.shadow.reach(lanes, addr, size, "atomic")
         st.shadow.global_atomic(lanes, addr, size)
     try:

@@ -7,18 +7,14 @@ same in all lanes. The mask `m` is None (all lanes) or the sorted indices of the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..memory import Access, MmuFault
 from .floats import Value
-
-if TYPE_CHECKING:
-    from ..memory import MmuFault
-    from .launch import Launch
-    from .sanitize import Shadow
-    from .tree import Instr
+from .tree import Instr, Kernel, Module
 
 Lanes = NDArray[np.intp]
 CONTAINER = {
@@ -84,11 +80,163 @@ class Async:
         )  # fmt: skip
 
 
+class Memory(Protocol):
+    """The part of a GPU address space that a launch needs (nvgpusim.memory.GpuAddressSpace)."""
+
+    def view(self, va: int, size: int, access: Access) -> memoryview:
+        """Contiguous bytes of one mapping."""
+
+    def load(
+        self, va: NDArray[np.uint64], width: int, access: Access = "read"
+    ) -> NDArray[np.uint8]:
+        """Gather."""
+
+    def store(
+        self, va: NDArray[np.uint64], data: NDArray[np.uint8], access: Access = "write"
+    ) -> None:
+        """Scatter."""
+
+    def extents(self) -> NDArray[np.uint64]:
+        """The mappings by address, as compiled kernels read them; the same array until a change."""
+        ...
+
+
+class Compiled(Protocol):
+    """A kernel as its instructions see it: `compile.Code`."""
+
+    kernel: Kernel
+    module: Module
+    blocks: list[Any]
+    shared: dict[str, int]
+    shared_bytes: int
+    local_bytes: int
+    dynamic: bool
+    sites: list[Instr]
+    granules: dict[str, int]
+    starts: list[int]
+    heat: Any
+
+
+class Grid(Protocol):
+    """A launch as its instructions see it: `launch.Launch`."""
+
+    vm: Memory
+    banks: dict[int, bytes]
+    shared_window: int
+    local_window: int
+    param_base: int
+    max_steps: int
+    moved: int
+    steps: int
+    calls: int
+    thread_instrs: int
+    compiled: bool | None
+    watch: Any
+    findings: dict[str, str]
+
+    @property
+    def code(self) -> Compiled:
+        """The kernel that runs."""
+        ...
+
+    def symbol(self, name: str) -> int:
+        """Address of a variable within its space; parameters: offset in bank 0."""
+        ...
+
+    def window_base(self, space: str) -> int:
+        """Offset that cvta adds to an address of the space."""
+        ...
+
+    def bank_of(self, space: str) -> int:
+        """Constant bank behind ld.param or ld.const."""
+        ...
+
+    def special(self, name: str, st: State) -> Value:
+        """A special register of a chunk."""
+
+    def alive_mask(self, st: State) -> NDArray[np.uint32]:
+        """Lanes of each active lane's warp that have not exited."""
+        ...
+
+    def stopped(self) -> bool:
+        """True if the channel is gone."""
+        ...
+
+    def check_limits(self) -> None:
+        """End a kernel that does not end, or whose channel is gone."""
+
+    def find(self, st: State, text: str, who: str = "") -> None:
+        """A finding, once for each text."""
+
+    def name_thread(self, block: int, thread: int) -> str:
+        """Block and thread in words."""
+        ...
+
+
+class Observer(Protocol):
+    """The sanitizer's side of a chunk: `shadow.Shadow`."""
+
+    bounds: bool
+
+    def again(self, part: Any, where: Any) -> bool:
+        """True if the lanes did the same to the same words and nothing has happened since."""
+        ...
+
+    def reach(self, part: Any, addr: Any, total: int, access: str) -> None:
+        """A global access before it is done."""
+
+    def load(self, space: str, part: Any, offsets: Any, total: int) -> None:
+        """A read of shared or local memory."""
+
+    def store(self, space: str, part: Any, offsets: Any, rows: Any, total: int, table: Any) -> None:
+        """A write of shared or local memory, which it does."""
+
+    def atomic(self, space: str, part: Any, offsets: Any, size: int) -> None:
+        """An atomic of shared memory."""
+
+    def global_load(self, part: Any, addr: Any, total: int) -> None:
+        """A read of global memory."""
+
+    def global_store(self, part: Any, addr: Any, rows: Any, total: int) -> bool:
+        """A write of global memory; whether it was done here."""
+        ...
+
+    def global_atomic(self, part: Any, addr: Any, size: int) -> None:
+        """An atomic of global memory."""
+
+    def copy_begins(self, lanes: Lanes, dst: Any, size: int) -> None:
+        """cp.async is issued."""
+
+    def copy_ends(self, lanes: Lanes, dst: Any, size: int) -> None:
+        """cp.async has landed."""
+
+    def copy_read(self, copy: Async, now: Any) -> None:
+        """cp.async reads its source."""
+
+    def fence(self) -> None:
+        """A fence by the active lanes."""
+
+    def barrier(self, lanes: Lanes) -> None:
+        """Whole blocks passed a barrier."""
+
+    def named(self, lanes: Lanes, number: int) -> None:
+        """Some warps of one block passed a barrier together."""
+
+    def arrive(self, lanes: Lanes, numbers: NDArray[np.int64]) -> None:
+        """bar.arrive."""
+
+    def warp_sync(self, lanes: Lanes, masks: NDArray[np.uint32]) -> None:
+        """Lanes of the masks met in bar.warp.sync."""
+
+    def left(self, lane: int, gone: int, count: int, instr: Instr | None) -> None:
+        """A barrier for the whole block that some of its threads never reach."""
+
+
 @dataclass
 class State:
     """One chunk: `blocks` blocks of `threads` threads, lane = block index * threads + thread."""
 
-    launch: Launch
+    launch: Grid
     n: int
     threads: int
     blocks: int
@@ -109,7 +257,7 @@ class State:
     commits: NDArray[np.int64] = field(default_factory=lambda: NO_COMMITS)
     at: Instr | None = None
     site: int = 0
-    shadow: Shadow | None = None
+    shadow: Observer | None = None
 
     def lanes(self) -> Lanes:
         """Indices of the active lanes."""

@@ -1,10 +1,37 @@
-"""Analysis of the pointer parameters that a kernel may write through."""
+"""Analysis of a kernel: the pointers that it may write through, and what orders its threads."""
 
 from __future__ import annotations
 
-from .tree import Addr, Instr, Kernel, Reg, Sym, registers
+from .tree import Addr, Imm, Instr, Kernel, Reg, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
+_ORDERED = {"relaxed", "acquire", "release", "acq_rel"}
+_STRONG = _ORDERED | {"volatile", "mmio"}
+
+
+class Facts:
+    """A kernel as the sanitizer asks about it at each launch, analysed once.
+
+    `written`: see `written_params`; `crowded`: see `orders_some`. By number of the memory
+    instruction: `strong` (volatile or atomic), `atomic`, `scoped` (for the block alone).
+    """
+
+    def __init__(self, kernel: Kernel, sites: list[Instr]) -> None:
+        self.written, self.crowded = written_params(kernel), orders_some(kernel)
+        self.atomic = [False, *(_atomic(instr) for instr in sites)]
+        self.strong = [
+            False, *(instr.op in ("atom", "red") or not _STRONG.isdisjoint(instr.mods)
+                     for instr in sites),
+        ]  # fmt: skip
+        self.scoped = [n for n, instr in enumerate(sites, 1) if "cta" in instr.mods]
+
+
+def _atomic(instr: Instr) -> bool:
+    return (
+        instr.op in ("atom", "red")
+        or (instr.op == "mbarrier" and "init" not in instr.mods)
+        or not _ORDERED.isdisjoint(instr.mods)
+    )
 
 
 def _source(instr: Instr, kernel: Kernel, known: dict[int, frozenset[str]]) -> frozenset[str]:
@@ -56,3 +83,24 @@ def written_params(kernel: Kernel) -> set[str] | None:
             return None
         out |= names
     return out
+
+
+def orders_some(kernel: Kernel) -> bool:
+    """True if an instruction may order some threads of a block or grid, and not others.
+
+    Barriers of whole blocks and whole warps order neighbours: who is after the lowest and the
+    highest of some threads is after those between them.
+    """
+    for instr in kernel.instrs:
+        if instr.op in ("fence", "membar", "mbarrier") or _STRONG.intersection(instr.mods):
+            return True
+        if instr.op not in ("bar", "barrier"):
+            continue
+        reduces = "red" in instr.mods
+        first, *others = instr.args[reduces:]
+        if "warp" in instr.mods:
+            if not isinstance(first, Imm) or int(first.value) & 0xFFFFFFFF != 0xFFFFFFFF:
+                return True
+        elif "arrive" in instr.mods or len(others) > reduces or not isinstance(first, Imm):
+            return True
+    return False

@@ -1,11 +1,14 @@
 """Reports without a board, and small series."""
 
+import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from orinbench.jsonfile import write_whole
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,13 +58,19 @@ def report(simulated: bool = False, **steps: Any) -> dict[str, Any]:
     }
     board = {"environment": {"board": "NVIDIA Jetson AGX Orin Developer Kit"}, "state": {}}
     return {
-        "format": "tinygrad-orin device-check 1",
+        "format": "tinygrad-orin device-check 2",
         "started": "2026-11-21T13:00Z",
         "simulated": simulated,
-        "sizes": "board",
         "versions": {"orinbench": "0.1.0", "tinygrad": "0.13.0+orin.1ba415c2285d"},
         "steps": {"identity": step(board), "abi": step(abi), "smoke": step(smoke), **steps},
     }
+
+
+def written(folder: Path, whole: dict[str, Any]) -> Path:
+    """A report's file."""
+    path = folder / "report.json"
+    write_whole(path, json.dumps(whole))
+    return path
 
 
 def checkout(folder: Path, patches: Mapping[str, str], over: str | None = None) -> Path:

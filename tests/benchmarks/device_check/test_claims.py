@@ -3,10 +3,11 @@
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.benchmarks.device_check.conftest import report, step
+from tests.benchmarks.device_check.conftest import report, step, written
 
 from orinbench.cli import orinbench
 from orinbench.device_check.claims import (
@@ -18,8 +19,7 @@ from orinbench.device_check.claims import (
     load_claims,
     values_at,
 )
-from orinbench.device_check.report import write_report
-from orinbench.device_check.schema import SCHEMA
+from orinbench.device_check.steps import STEPS
 
 ROOT = Path(__file__).resolve().parents[3]
 CLAIMS = load_claims()
@@ -33,7 +33,7 @@ def flat(text: str) -> str:
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_a_claim_stands_in_its_document_and_asks_for_what_a_report_has(claim: Claim) -> None:
     assert flat(claim.text) in flat((ROOT / claim.doc).read_text(encoding="utf-8"))
-    steps = SCHEMA["properties"]["steps"]["properties"]
+    steps = [step.name for step in STEPS]
     assert claim.checks, "a claim that no step looks at is no claim"
     for check in claim.checks:
         assert check.op in OPERATIONS
@@ -117,12 +117,9 @@ def test_each_of_several_values_has_to_hold() -> None:
     assert judged.outcome is Outcome.REFUTED
 
 
-def verify(tmp_path: Path, whole: object) -> tuple[int, str]:
-    path = tmp_path / "report.json"
-    write_report(whole, path)  # type: ignore[arg-type]
-    result = CliRunner().invoke(
-        orinbench, ["device-check", "verify", str(path)], standalone_mode=False
-    )
+def verify(tmp_path: Path, whole: dict[str, Any]) -> tuple[int, str]:
+    words = ["device-check", "verify", str(written(tmp_path, whole))]
+    result = CliRunner().invoke(orinbench, words, standalone_mode=False)
     assert result.exception is None, result.exception
     return result.return_value or 0, result.stdout
 

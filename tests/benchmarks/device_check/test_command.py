@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.benchmarks.device_check.conftest import checkout, report
+from tests.benchmarks.device_check.conftest import checkout, report, written
 
 from orinbench.cli import orinbench
 from orinbench.device_check import command
-from orinbench.device_check.report import load_report, write_report
-from orinbench.device_check.steps import NotRun, OutOfTime, Step
+from orinbench.device_check.check import NotRun, OutOfTime
+from orinbench.device_check.report import load_report
+from orinbench.device_check.steps import STEPS, Step
 from orinbench.errors import BenchError
 
 BOARD = {"environment": {"board": "an Orin"}, "state": {"note": f"{Path.home()}/secret"}}
@@ -74,7 +75,7 @@ def test_a_machine_without_a_board_says_so_in_one_line(tmp_path: Path) -> None:
 def test_steps_are_recorded_and_not_taken_twice(tmp_path: Path, fake: Fake) -> None:
     code, said, taken = device_check(tmp_path)
     assert code == 0 and fake.taken == ["identity", "kernel-log"]
-    assert taken["steps"]["identity"]["status"] == "done" and taken["sizes"] == "board"
+    assert taken["steps"]["identity"]["status"] == "done"
     assert taken["simulated"] is False and "judge it with" in said
     # Nothing private got into the file.
     assert taken["steps"]["identity"]["result"]["state"] == {"note": "<path>"}
@@ -144,8 +145,52 @@ def test_patches_are_chosen_by_their_numbers(tmp_path: Path) -> None:
 def test_another_checks_report_is_not_gone_on_with(tmp_path: Path, fake: Fake) -> None:
     old = report()
     old["steps"] = {}
-    write_report(old, tmp_path / "out" / "report.json")
+    written(tmp_path / "out", old)
     code, said, _ = device_check(tmp_path)
     assert code == 2 and "its versions are" in said and "use --fresh" in said
     assert json.loads((tmp_path / "out" / "report.json").read_text()) == old
     assert device_check(tmp_path, "--fresh")[0] == 0
+
+
+def test_all_steps_fit_into_an_hour() -> None:
+    assert sum(step.seconds for step in STEPS) < 3600
+
+
+def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert load_report(written(tmp_path / "folder", report())) == report()
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        (["started"], 1, "started is '1'; want a str"),
+        (["simulated"], 1, "simulated is '1'; want a bool"),
+        (["steps", "abi"], [], "steps: abi is '[]'; want a dict"),
+        (["steps", "abi", "seconds"], True, "abi: seconds is 'True'; want a number"),
+        (["steps", "abi", "result"], [], "abi: result: want an object or null"),
+    ],
+)
+def test_what_is_wrong_in_a_report_is_named_in_one_line(
+    tmp_path: Path, place: list[str], value: object, said: str
+) -> None:
+    inner = whole = report()
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    with pytest.raises(BenchError) as raised:
+        load_report(written(tmp_path, whole))
+    assert said in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"format": "x"}', "[" * 100_000])
+def test_another_file_is_refused_in_one_line(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(content)
+    with pytest.raises(BenchError, match="device-check"):
+        load_report(path)
+    with path.open("wb") as file:
+        file.truncate(257 << 20)
+    with pytest.raises(BenchError, match="larger than 256 MiB"):
+        load_report(path)
+    with pytest.raises(BenchError, match="No such file"):
+        load_report(tmp_path / "nowhere.json")

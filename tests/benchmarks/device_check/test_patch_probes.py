@@ -1,16 +1,17 @@
-"""The probes of the patches: on the simulated board with all of them, and models that are none."""
+"""The programs for a GPU: on the simulated board, with a model, and what they leave of an error."""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.benchmarks.device_check.test_simulated import simulated
 
-from orinbench.device_check.patch_probes import PROBES, SIZES, main
+from orinbench.device_check.check import PROBE
+from orinbench.device_check.gpu import SIZES, Found, Work
+from orinbench.device_check.probe import PROBES, main
 from orinbench.shapes import shape_named
 from orinbench.synth import write_synthetic
 from orinllm.compiler import compiler_path
@@ -18,10 +19,11 @@ from orinllm.compiler import compiler_path
 # One process for all; a device that has failed is the last.
 ALL = """
 import json, sys
-from orinbench.device_check.patch_probes import PROBES, SIZES
-names = ("opens", "copies", "matvec", "odd_view", "growing_local_memory", "wrapped_arguments")
-found = {name: PROBES[name](SIZES["tiny"], "-") for name in names}
-found["freed_after_a_fault"] = PROBES["freed_after_a_fault"](SIZES["tiny"], "-")
+from orinbench.device_check.check import PROBE
+from orinbench.device_check.gpu import Work
+from orinbench.device_check.probe import PROBES
+names = ("computes", "copies", "matvec", "odd_view", "growing_local_memory", "wrapped_arguments")
+found = {name: PROBES[name](Work("tiny")) for name in (*names, "freed_after_a_fault")}
 with open(sys.argv[1], "w") as file: json.dump(found, file)
 """
 
@@ -32,7 +34,7 @@ def test_with_all_patches_nothing_is_wrong(tmp_path: Path) -> None:
     done = simulated(sys.executable, "-c", ALL, out, variables=variables)
     assert out.exists(), done.err
     found = json.loads(out.read_text())
-    assert found.pop("opens") == {"sum": True}
+    assert found.pop("computes") == {"sum": True}
     assert set(found.pop("copies")) == {"copy_in_gb_s", "copy_out_gb_s"}
     assert found.pop("matvec")["matvec_us"] > 0
     assert found == {
@@ -49,27 +51,30 @@ def test_the_bytes_of_a_models_cache(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path, sizes, tiny = tmp_path / "tiny.gguf", SIZES["tiny"], shape_named("tiny")
     write_synthetic(path, "tiny", "Q6_K", seed=1)
     with Context(DEV="CPU"):
-        said = PROBES["cache"](sizes, str(path))
+        said = PROBES["cache"](Work("tiny", model=str(path)))
     halves = 2 * tiny.n_layers * tiny.n_kv_heads * sizes.context * tiny.head_dim
     assert said == {"cache_bytes": 2 * halves}
 
 
-def test_an_exception_is_what_a_probe_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", ["the GPU\nhas stopped", None])
+def test_an_exception_is_what_a_program_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str | None
 ) -> None:
-    def closed(*_: object) -> dict[str, Any]:
-        raise RuntimeError("the GPU\nhas stopped")
+    def computes(work: Work) -> Found:
+        if error:
+            raise RuntimeError(error)
+        return {"sum": True}
 
-    monkeypatch.setitem(PROBES, "opens", closed)
+    monkeypatch.setitem(PROBES, "computes", computes)
     out = tmp_path / "found.json"
-    main((str(out), "opens", "tiny", "-"))
-    assert json.loads(out.read_text()) == {"error": "RuntimeError: the GPU has stopped"}
+    assert main(str(out), "computes", "tiny", "-", "-") == bool(error)
+    failed = {"failed": "RuntimeError: the GPU has stopped"}
+    assert json.loads(out.read_text()) == (failed if error else {"sum": True})
 
 
 def test_a_program_of_its_own_without_a_board_says_why(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    command = [sys.executable, "-m", "orinbench.device_check.patch_probes"]
-    command += [str(out), "opens", "tiny", "-"]
+    command = [sys.executable, *PROBE, str(out), "computes", "tiny", "-", "-"]
     environment = {"DEV": "TEGRA+NV", "PATH": "/usr/bin", "HOME": str(tmp_path)}
-    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
-    assert "error" in json.loads(out.read_text())
+    done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 1 and "failed" in json.loads(out.read_text())

@@ -5,36 +5,37 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.benchmarks.device_check.conftest import report, step
+from tests.benchmarks.device_check.conftest import report, step, written
 from tests.benchmarks.device_check.test_simulated import simulated
 
 from orinbench.cli import orinbench
 from orinbench.device_check import performance, performance_probe
+from orinbench.device_check.check import PROBE, Ask, OutOfTime, all_of
 from orinbench.device_check.claims import load_claims
-from orinbench.device_check.performance import QUESTIONS, Choice, Question, ask
-from orinbench.device_check.report import write_report
+from orinbench.device_check.gpu import SIZES, Found, Work
+from orinbench.device_check.performance import QUESTIONS, Choice, Question, answers
+from orinbench.device_check.probe import PROBES
 
-QUESTION = Question("x", "x", Choice("own"), Choice("other", {"A": "1"}), "took_us", False)
-
-
+OWN, OTHER = Choice("own", Ask("x")), Choice("other", Ask("x", {"A": "1"}))
 BETTER = "own is better, as the driver has it"
 WORSE = "other is better than what the driver has"
 SAME = "the same within what the runs differ by"
 
 
-def answer(own: Sequence[float], other: Sequence[float], larger: bool = False) -> dict[str, Any]:
-    """Answers of `ask` where the probe measures these in turn: own, other, other, own."""
-    question = Question("x", "x", QUESTION.own, QUESTION.other, "took_us", larger)
-    left = iter((own[0], other[0], other[1], own[1]))
+def answer(found: Sequence[Found], larger: bool = False) -> Found:
+    """The answer where the program finds these in turn: own, other, other, own."""
+    left = iter(found)
     with pytest.MonkeyPatch.context() as patch:
+        question = Question("x", OWN, OTHER, "took_us", larger)
         patch.setattr(performance, "QUESTIONS", (question,))
-        found = ask(lambda *_: {"took_us": next(left)}, time.monotonic() + 100, lambda _: None)
-    entry: dict[str, Any] = found["x"]
-    return entry
+        return dict(answers(lambda *_: next(left), time.monotonic() + 100))["x"]
+
+
+def taking(own: Sequence[float], other: Sequence[float]) -> list[Found]:
+    return [{"took_us": value} for value in (own[0], *other, own[1])]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def answer(own: Sequence[float], other: Sequence[float], larger: bool = False) -
 def test_a_verdict_needs_all_runs(
     own: Sequence[float], other: Sequence[float], larger: bool, better: str, said: str
 ) -> None:
-    entry = answer(own, other, larger)
+    entry = answer(taking(own, other), larger)
     assert (entry["better"], entry["verdict"]) == (better, said)
     assert entry["with_own"] == [{"took_us": value} for value in own]
 
@@ -71,51 +72,34 @@ def test_verify_tells_both_answers_and_none(
 ) -> None:  # fmt: skip
     l2 = next(c for c in load_claims() if c.id == "driver.l2")
     monkeypatch.setattr("orinbench.device_check.command.load_claims", lambda: [l2])
-    if own and other:
-        entry = answer(own, other, larger=True)
-    else:  # a probe that fails is no answer, and refutes nothing
-        with monkeypatch.context() as patch:
-            patch.setattr(performance, "QUESTIONS", (QUESTION,))
-            entry = ask(lambda *_: {"error": "no GPU"}, time.monotonic() + 9, lambda _: None)["x"]
-    path = tmp_path / "report.json"
-    write_report(report(performance=step({"l2": entry})), path)
-    done = CliRunner().invoke(
-        orinbench, ["device-check", "verify", str(path)], standalone_mode=False
-    )
+    # A probe that fails is no answer, and refutes nothing.
+    entry = answer(taking(own, other) if own and other else [{"error": "no GPU"}] * 4, larger=True)
+    path = written(tmp_path, report(performance=step({"l2": entry})))
+    words = ["device-check", "verify", str(path)]
+    done = CliRunner().invoke(orinbench, words, standalone_mode=False)
     assert (done.return_value or 0) == code
     assert claim in done.stdout
     assert f"l2: own or other: {entry['verdict']}" in done.stdout
     assert (entry["verdict"] == "no answer: no GPU") is (own is None)
 
 
-def test_choices_run_in_turns_and_answers_are_kept() -> None:
-    ran: list[tuple[str, str]] = []
-    kept: dict[str, Any] = {}
+def test_choices_run_in_turns_until_time_ends() -> None:
+    ran: list[Ask] = []
 
-    def run_probe(probe: str, choice: Choice, model: bool, seconds: float) -> dict[str, Any]:
-        ran.append((probe, choice.name))
-        figure = next(q for q in QUESTIONS if q.probe == probe).figure
-        return {figure: float(len(ran))}
+    def ask(asked: Ask, seconds: float) -> Found:
+        ran.append(asked)
+        return {q.figure: 1.0 for q in QUESTIONS}
 
-    found = ask(run_probe, time.monotonic() + 100, kept.update)
-    assert list(found) == [q.name for q in QUESTIONS] == list(kept)
+    found = all_of(answers(ask, time.monotonic() + 100), 100)
+    assert list(found) == [q.name for q in QUESTIONS]
+    assert {entry["verdict"] for entry in found.values()} == {SAME}
     for at, question in enumerate(QUESTIONS):
-        names = [name for _, name in ran[4 * at : 4 * at + 4]]
-        own, other = question.own.name, question.other.name
-        assert names == [own, other, other, own]
-        assert found[question.name]["verdict"] == SAME
-
-
-def test_no_time_left_is_said() -> None:
-    found = ask(lambda *_: pytest.fail("no run"), time.monotonic(), lambda _: None)
-    assert [entry["verdict"] for entry in found.values()] == ["not done"]
-    assert all("better" not in entry for entry in found.values())
-
-
-def test_every_question_has_its_probe_and_scale() -> None:
-    for question in QUESTIONS:
-        assert question.probe in performance_probe.PROBES and question.own != question.other
-    assert set(performance_probe.SCALE) == {"board", "tiny"}
+        own, other = question.own.ask, question.other.ask
+        assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
+        assert own.name in PROBES and own != other
+    with pytest.raises(OutOfTime) as raised:
+        all_of(answers(lambda *_: pytest.fail("no run"), time.monotonic()), 0)
+    assert raised.value.result == {}
 
 
 class FakeExecutor:
@@ -142,31 +126,24 @@ def test_a_token_and_a_prompt_are_timed_when_they_are_warm(
     executor = FakeExecutor()
     load_network = "orinbench.benchmark.tinygrad_paths.load_network"
     monkeypatch.setattr(load_network, lambda model, context: executor)
-    found = performance_probe.decode(sizes, "model.gguf")
+    found = performance_probe.decode(Work(sizes, model="model.gguf"))
     assert found["token_us"] > 0 and found["prompt_us"] > 0
-    how = performance_probe.DECODED[sizes]
+    how = SIZES[sizes]
     firsts = [ids[0] for ids, *_ in executor.prompts]
     assert len(firsts) == how.warm_prompts + how.prompts
     assert len(set(firsts)) == len(firsts), "a prompt whose beginning is cached is no prompt"
     spans = {(len(ids), *span) for ids, *span in executor.prompts}
-    assert spans == {(how.length, 0, how.length - 1)}
-    last = [(ids[-1], how.length - 1) for ids, *_ in executor.prompts]
+    assert spans == {(how.prompt, 0, how.prompt - 1)}
+    last = [(ids[-1], how.prompt - 1) for ids, *_ in executor.prompts]
     assert executor.steps == [*last, *[(None, 0)] * (how.warm_tokens + how.tokens)]
-
-
-def test_a_board_decodes_enough_for_a_median_and_a_simulated_gpu_little() -> None:
-    board, tiny = (performance_probe.DECODED[sizes] for sizes in ("board", "tiny"))
-    assert board.warm_prompts >= 3 and board.prompts >= 5 and board.tokens >= 16
-    assert tiny.length * (tiny.warm_prompts + tiny.prompts) + tiny.warm_tokens + tiny.tokens <= 10
 
 
 @pytest.mark.parametrize("choice", ["-", "wait_for_idle"])
 def test_the_rival_goes_with_the_same_choice(choice: str, tmp_path: Path) -> None:
     # Its kernels are what a switch has to stop. Both processes ask for a mode, or neither does.
     out, told = tmp_path / "found.json", tmp_path / "report.jsonl"
-    module = ("-m", "orinbench.device_check.performance_probe")
     done = simulated(
-        *(sys.executable, *module, out, "preemption", choice, "tiny"),
+        *(sys.executable, *PROBE, out, "preemption", "tiny", choice, "-"),
         options=("--report", str(told)), variables={"DEV": "TEGRA+NV"},
     )  # fmt: skip
     assert done.status == 0, done.err
@@ -175,24 +152,3 @@ def test_the_rival_goes_with_the_same_choice(choice: str, tmp_path: Path) -> Non
     opened = [entry for entry in counts if entry.get("ioctl OPEN_CHANNEL")]
     asked = [entry.get("ioctl CHANNEL_SET_PREEMPTION_MODE", 0) for entry in opened]
     assert asked == [int(choice == "-")] * 2
-
-
-def test_a_probe_writes_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(sizes: str, model: str) -> dict[str, Any]:
-        raise RuntimeError("the GPU\nis gone")
-
-    monkeypatch.setitem(performance_probe.PROBES, "l2", fails)
-    out = tmp_path / "found.json"
-    performance_probe.main([str(out), "l2", "-", "tiny"])
-    assert json.loads(out.read_text()) == {"error": "RuntimeError: the GPU is gone"}
-    with pytest.raises(RuntimeError):
-        performance_probe.main(["-", "l2", "-", "tiny"])
-
-
-def test_a_runner_says_what_ended_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performance, "PROBE", ("false",))
-    run_probe = performance.probe_runner({}, "tiny", Path)
-    assert "error" in run_probe("l2", QUESTION.own, False, 5)
-    monkeypatch.setattr(performance, "PROBE", ("sh", "-c", "sleep 30"))
-    run_probe = performance.probe_runner({}, "tiny", Path)
-    assert run_probe("l2", QUESTION.own, False, 0.2) == {"error": "not done in 0 s"}

@@ -7,12 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from orinbench.child import Ended, run
+from orinbench.cli import orinbench
+from orinbench.device_check.check import PROBE
 from orinbench.device_check.report import load_report
 
 ROOT = Path(__file__).resolve().parents[3]
-PROBE = ROOT / "benchmarks/orinbench/device_check/abi_probe.py"
+ABI_PROBE = ROOT / "benchmarks/orinbench/device_check/abi_probe.py"
 # llama-bench on the simulated GPU takes a minute of CPU; its step is the suite's with other words.
 STEPS = "identity,permissions,abi,smoke,replay,queue,suite,faults,kernel-log"
 
@@ -44,7 +47,7 @@ def test_the_probe_finds_each_release_and_board(
     release: str, size: int, board: str, sms: int
 ) -> None:
     """The probe's own numbers and the simulator's, each from the headers, agree."""
-    done = simulated(sys.executable, PROBE, options=("--profile", release, "--board", board))
+    done = simulated(sys.executable, ABI_PROBE, options=("--profile", release, "--board", board))
     assert done.status == 0, done.err
     found = json.loads(done.out)
     assert found["unexpected"] == [] and len(found["calls"]) > 25
@@ -65,19 +68,19 @@ def test_the_probe_finds_each_release_and_board(
 
 def test_another_struct_size_is_found_out() -> None:
     """A driver of another release does not know r36's larger structs: the table would say so."""
-    program = PROBE.read_text().replace('release = found["release"]', 'release = "r36"')
+    program = ABI_PROBE.read_text().replace('release = found["release"]', 'release = "r36"')
     done = simulated(sys.executable, "-c", program, options=("--profile", "r35"))
     assert (done.status != 0 and "ENOTTY" in done.err) or "Errno 25" in done.err
 
 
 def test_from_end_to_end(tmp_path: Path) -> None:
     folder = tmp_path / "check"
-    arguments = ("device-check", "--output", folder, "--only", STEPS, "--select", "alloc")
+    arguments = ("device-check", "--output", folder, "--only", STEPS)
     caches = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "USER": "mkowalska"}
     done = simulated(sys.executable, "-m", "orinbench", *arguments, variables=caches)
     assert done.status == 0, done.err
     taken = load_report(folder / "report.json")
-    assert taken["simulated"] and taken["sizes"] == "tiny"
+    assert taken["simulated"]
     state = {name: (entry["status"], entry["reason"]) for name, entry in taken["steps"].items()}
     log = state.pop("kernel-log")
     assert log[0] in ("done", "not run")
@@ -104,13 +107,9 @@ def test_from_end_to_end(tmp_path: Path) -> None:
     for secret in (os.uname().nodename, "mkowalska", str(tmp_path), str(Path.home())):
         assert secret not in written or len(secret) < 3 or secret == "/root"
 
-    # A second run has nothing left to do, and the report can be judged.
-    again = simulated(sys.executable, "-m", "orinbench", *arguments, variables=caches)
-    assert again.status == 0 and "0 to take" in again.err
-    command = [sys.executable, "-m", "orinbench", "device-check", "verify"]
-    command.append(str(folder / "report.json"))
-    judged = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert judged.returncode == 0, judged.stdout
+    words = ["device-check", "verify", str(folder / "report.json")]
+    judged = CliRunner().invoke(orinbench, words, standalone_mode=False)
+    assert not judged.return_value, judged.stdout
     assert "abi.numbers" in judged.stdout and "refuted" not in judged.stdout
 
 
@@ -127,20 +126,32 @@ def test_a_gpu_that_writes_into_a_qmd_behind_its_release_is_found_out(tmp_path: 
     assert json.loads(out.read_text())["written_after_release"] > 0
 
 
-def test_a_patch_is_left_out_and_put_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("at", "is_wrong"), [("", False), ("^", True)])
+def test_the_probe_of_a_patch_tells_a_series_without_it(
+    series: Path, tmp_path: Path, at: str, is_wrong: bool
+) -> None:
     """0002 on a GPU that runs late: without it signals come early, with it none does."""
-    trees, folder = tmp_path / "trees", tmp_path / "check"
-    series = [sys.executable, str(ROOT / "tools" / "series"), "checkout", str(trees)]
-    subprocess.run(series, check=True, capture_output=True, timeout=300)
-    arguments = ("device-check", "--output", folder, "--only", "patches", "--trees", trees)
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(series), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    commit = git("log", "--format=%H", "--grep=^Patch-Name: 0002")
+    git("checkout", "-q", f"{commit}{at}")
+    out, wait = tmp_path / "found.json", {"HCQDEV_WAIT_TIMEOUT_MS": "300000"}
     done = simulated(
-        *(sys.executable, "-m", "orinbench", *arguments, "--patch", "0002"),
+        *(sys.executable, *PROBE, out, "resubmitted", "tiny", "-", "-"),
         options=("--delay", "20", "--seed", "1"),
+        variables={"DEV": "TEGRA+NV", "PYTHONPATH": str(series), **wait},
     )
     assert done.status == 0, done.err
-    entry = load_report(folder / "report.json")["steps"]["patches"]
-    assert entry["status"] == "done", entry
-    (number, found), *others = entry["result"].items()
-    assert number == "0002" and not others and "0015" in found["left_out"]
-    assert [turn["wrong"] for turn in found["with"]] == [0, 0]
-    assert all(turn["wrong"] > 0 for turn in found["without"]), found
+    assert (json.loads(out.read_text())["wrong"] > 0) is is_wrong
+
+
+@pytest.fixture(scope="module")
+def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout of the series, a commit a patch."""
+    trees = tmp_path_factory.mktemp("series") / "trees"
+    command = [sys.executable, str(ROOT / "tools" / "series"), "checkout", str(trees)]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    return trees

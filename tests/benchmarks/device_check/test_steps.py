@@ -6,56 +6,21 @@ import os
 import stat
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orinbench.child import run
+from orinbench.device_check import check as check_module
 from orinbench.device_check import kernel_log, steps
-from orinbench.device_check.steps import STEPS, Check, NotRun, OutOfTime
+from orinbench.device_check.check import Ask, Check, NotRun, OutOfTime
+from orinbench.device_check.steps import STEPS
 
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    return Check(tmp_path, "tiny", 0)
-
-
-def test_a_command_that_does_not_end_is_told_to_and_keeps_what_it_said() -> None:
-    program = """
-        import signal, sys, time
-        def end(*_):
-            print("partial", flush=True)
-            sys.exit(3)
-        signal.signal(signal.SIGTERM, end)
-        print("started", flush=True)
-        time.sleep(600)
-    """
-    ended = run([sys.executable, "-c", textwrap.dedent(program)], 5)
-    assert ended.status is None and ended.out.split() == ["started", "partial"]
-
-
-def test_what_a_command_started_ends_with_it(tmp_path: Path) -> None:
-    marker = tmp_path / "pid"
-    program = (
-        "import subprocess, sys, pathlib;"
-        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']);"
-        f"pathlib.Path({str(marker)!r}).write_text(str(p.pid))"
-    )
-    ended = run([sys.executable, "-c", program], 60)
-    assert ended.status == 0 and ended.reason == "it wrote nothing"
-    child = int(marker.read_text())
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return
-        if state == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("the child lives")
+    return Check(tmp_path, True, 0)
 
 
 def test_identity_is_of_this_machine(check: Check) -> None:
@@ -88,7 +53,7 @@ def test_steps_that_need_something_say_what(check: Check, tmp_path: Path) -> Non
     with pytest.raises(NotRun, match="there is no trace"):
         steps.replay(check, 1)
     with pytest.raises(NotRun, match=r"no test/backend/test_ops\.py there"):
-        steps.upstream(Check(tmp_path, "tiny", 0, upstream=tmp_path), 1)
+        steps.upstream(Check(tmp_path, True, 0, upstream=tmp_path), 1)
 
 
 UPSTREAM = """
@@ -117,16 +82,16 @@ def test_upstream_runs_its_tests_on_the_installed_tinygrad(
     (tree / "tinygrad" / "__init__.py").write_text("raise SystemExit('the wrong tinygrad')")
     (tree / "test" / "helpers.py").write_text("def helper(): return True\n")
     (tree / "test" / "backend" / "test_ops.py").write_text(UPSTREAM)
-    found = steps.upstream(Check(tmp_path, "tiny", 0, upstream=tree), 120)
+    found = steps.upstream(Check(tmp_path, True, 0, upstream=tree), 120)
     assert (found["passed"], found["failed"], found["skipped"]) == (1, 1, 1)
     assert list(found["failures"]) == ["test_add_wrong"]
     assert "1 == 2" in found["failures"]["test_add_wrong"]
     (tree / "test" / "backend" / "test_ops.py").write_text("import nowhere\n")
-    found = steps.upstream(Check(tmp_path, "tiny", 0, upstream=tree), 120)
+    found = steps.upstream(Check(tmp_path, True, 0, upstream=tree), 120)
     assert found["failed"] == 1 and found["passed"] == 0
     monkeypatch.setattr(steps, "find_spec", lambda name: None)
     with pytest.raises(NotRun, match="pytest and torch cannot be imported"):
-        steps.upstream(Check(tmp_path, "tiny", 0, upstream=tree), 120)
+        steps.upstream(Check(tmp_path, True, 0, upstream=tree), 120)
 
 
 FASTER = {"ratio": 1.5, "ci_low": 1.4, "ci_high": 1.6, "verdict": "faster"}
@@ -205,37 +170,37 @@ def test_both_benchmarks_ask_for_what_a_board_can_do(
     monkeypatch.setattr(steps, "find_llama_bench", lambda _: Path("llama-bench"))
 
     def said(take: Any, **more: Any) -> str:
-        found = take(Check(tmp_path, **{"sizes": "board", "begun_us": 0, **more}), 60)
+        found = take(Check(tmp_path, **{"simulated": False, "begun_us": 0, **more}), 60)
         return str(found["records"][0]["test"])
 
     board = said(steps.llama_bench)
     assert "--backend tinygrad:NV,llama.cpp --shape 1b -p 512 -n 128" in board
     assert "-m model.gguf -p 512" in said(steps.llama_bench, model=Path("model.gguf"))
-    assert "--shape tiny" in said(steps.llama_bench, sizes="tiny")
-    assert said(steps.suite) == "suite --select quick --device NV -o json --no-history"
-    assert "--no-roofline" in said(steps.suite, sizes="tiny", select="alloc")
+    assert "--shape tiny" in said(steps.llama_bench, simulated=True)
+    assert said(steps.suite) == "suite --device NV -o json --no-history"
+    assert "--select alloc * 4 KiB -r 1 --no-roofline" in said(steps.suite, simulated=True)
 
 
 def test_a_gpu_program_that_ends_without_a_word(
     check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        steps, "run", lambda *_: run([sys.executable, "-c", "raise SystemExit('x')"], 60)
-    )
-    assert steps.gpu_program(check, "smoke", 60)["error"] == "x"
-    with pytest.raises(RuntimeError, match="x"):
-        steps.smoke(check, 60)
-    with pytest.raises(RuntimeError, match="x"):
-        steps.abi(check, 60)
-    with pytest.raises(RuntimeError, match="x"):
-        steps.queue(check, 60)
+    def ends_as(*command: str, seconds: float = 60) -> None:
+        for module in (steps, check_module):
+            monkeypatch.setattr(module, "run", lambda *_: run(command, seconds))
+
+    ends_as(sys.executable, "-c", "raise SystemExit('x')")
+    assert check.ask(Ask("smoke"), 60) == {"error": "x"}
+    for step in (steps.smoke, steps.abi, steps.queue, steps.memory):
+        with pytest.raises(RuntimeError, match="x"):
+            step(check, 60)
+    ends_as(sys.executable, "-c", "")
     (tmp_path / "trace.jsonl").touch()
     with pytest.raises(RuntimeError, match="no sum"):
-        monkeypatch.setattr(steps, "run", lambda *_: run([sys.executable, "-c", ""], 60))
         steps.replay(check, 60)
-    monkeypatch.setattr(steps, "run", lambda *_: run(["sleep", "600"], 0.2))
+    ends_as("sleep", "600", seconds=0.2)
+    assert check.ask(Ask("smoke"), 7) == {"error": "not done in 7 s"}
     with pytest.raises(OutOfTime):
-        steps.gpu_program(check, "smoke", 60)
+        steps.queue(check, 60)
 
 
 def test_kernel_log(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,14 +33,6 @@ ANSWERS: dict[str, dict[str, Any]] = {
         "decode_path": "jit",
         "included": "nothing",
         "chunk": 32,
-        "vocab_size": 9,
-    },
-    "FirstToken": {
-        "type": "FirstTokenDone",
-        "seconds": 0.1,
-        "compile_s": 0.0,
-        "kernels_compiled": 0,
-        "kernels_from_cache": 0,
     },
     "WarmUp": {
         "type": "WarmedUp",

@@ -41,8 +41,10 @@ def add_run(recorded_run: Callable[..., RunResult], path: Path) -> AddRun:
         samples = [milliseconds * (1 + shift / 1000) for shift in (0, 1, -1, 2, -2, 0, 1, -1)]
         records = make_records(recorded_run({"tinygrad:CPU": {TG: samples}}))
         for record in records:
-            record["environment"] = record["environment"] | {"tinygrad_series": series}
-            record |= {"test_time": f"2026-11-{day:02}T00:00:00Z", **fields}
+            record.environment = record.environment | {"tinygrad_series": series}
+            record.test_time = f"2026-11-{day:02}T00:00:00Z"
+            for name, value in fields.items():
+                setattr(record, name, value)
         with History(path, write=True) as history:
             history.add(records, f"day {day}")
 

@@ -14,13 +14,14 @@ from orinbench.compare.revisions import Revision
 from orinbench.export.forms import render_json
 from orinbench.export.load import load_records
 from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.history.store import History
 
 TG = Case(0, 16, 0)
 Build = Callable[..., RunResult]
 
 
-def saved(path: Path, records: list[dict[str, Any]]) -> Path:
+def saved(path: Path, records: list[Record]) -> Path:
     path.write_text(render_json(records))
     return path
 
@@ -48,7 +49,7 @@ def test_slower_is_exit_code_1(
 ) -> None:
     assert run(*files(1.25)) == 1
     text = capsys.readouterr().out
-    assert "B is slower: 0.8 of the throughput of A" in text
+    assert "B is slower: 0.8 times the throughput of A" in text
 
 
 def test_faster_and_the_same_are_fine(
@@ -66,9 +67,9 @@ def test_what_differs_between_the_machines_is_said(
     recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     records = make_records(recorded_run({"tinygrad:CPU": {TG: [1.0] * 6}}))
-    records[0]["environment"]["tinygrad_series"] = "ba9876543210"
+    records[0].environment["tinygrad_series"] = "ba9876543210"
     before = saved(tmp_path / "a.json", records)
-    records[0]["environment"]["tinygrad_series"] = "0123456789ab"
+    records[0].environment["tinygrad_series"] = "0123456789ab"
     assert run(str(before), str(saved(tmp_path / "b.json", records))) == 0
     assert "differs: tinygrad_series: ba9876543210 -> 0123456789ab" in capsys.readouterr().out
 
@@ -85,7 +86,9 @@ def test_llama_cpps_own_results_can_be_compared(
     assert run(*map(str, paths)) == 0
     text = capsys.readouterr().out
     assert "differs" not in text
-    assert "too few processes for a verdict: B has 0.501 of the throughput of A (1 process" in text
+    assert (
+        "too few processes for a verdict: B has 0.501 times the throughput of A (1 process" in text
+    )
 
 
 def test_missing_files_and_nothing_in_common_are_exit_code_2(
@@ -155,7 +158,7 @@ def test_revisions_and_results_are_not_mixed(
     ("flags", "says"),
     [
         (["--rounds", "5"], "--rounds 5: a verdict on 2 tests at once takes 7"),
-        (["-r", "0"], "-r 0: not a number of repetitions"),
+        (["-r", "0"], "Invalid value for '-r' / '--repetitions': 0 is not in the range"),
         (["--backend", "llama.cpp"], "--backend llama.cpp: revisions differ in tinygrad"),
         (["--backend", "tinygrad:TPU"], "name tinygrad:NV, tinygrad:CUDA or tinygrad:CPU"),
         (["-p", "x"], "-p x"),

@@ -11,7 +11,6 @@ import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.benchmark.llama_cpp import LlamaCppBackend
-from orinbench.benchmark.protocol import Bandwidth
 from orinbench.history.store import History, history_path
 
 Capture = pytest.CaptureFixture[str]
@@ -21,10 +20,8 @@ run = partial(orinbench, "llama-bench")
 
 
 @pytest.fixture
-def bench(tiny_path: Path, fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def bench(tiny_path: Path, fake_llama_bench: Path, known_bandwidth: None) -> list[str]:
     """A run of the stand-in for llama-bench: two tests, four repetitions, in a second."""
-    bandwidth = Bandwidth(1 << 20, [10.0])
-    monkeypatch.setattr("orinbench.benchmark.command.copy_bandwidth", lambda *_: bandwidth)
     return [
         *("-m", str(tiny_path), "--backend", "llama.cpp", "--no-check", "--ttft", "0"),
         *("--llama-bench", str(fake_llama_bench)),
@@ -42,7 +39,7 @@ def test_a_run_is_kept_with_its_command(bench: list[str], capsys: Capture) -> No
         assert kept.origin.startswith("orinbench llama-bench -m ")
         assert kept.origin.endswith("-r 2 -o json") or "-r 2" in kept.origin
         assert "--no-check" in kept.origin and not kept.partial
-        samples = [record["samples_ts"] for record in history.records(1)]
+        samples = [record.samples_ts for record in history.records(1)]
         assert samples == [record["samples_ts"] for record in printed]
 
 
@@ -108,4 +105,4 @@ def test_what_was_measured_until_ctrl_c_is_kept(
     with History(history_path()) as history:
         (kept,) = history.runs()
         assert kept.partial
-        assert sum(len(record["samples_ts"]) for record in history.records(1)) == 3
+        assert sum(len(record.samples_ts) for record in history.records(1)) == 3

@@ -30,7 +30,7 @@ from orinbench.errors import BenchError
 from orinbench.history.store import History
 from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
-from orinbench.talk import PlainTalk
+from orinbench.talk import Talk
 
 SERIES = """\
 import pathlib, shutil, sys
@@ -152,7 +152,7 @@ def test_the_whole_way(
         and "spread over 6 fresh processes" in captured.err
     )
 
-    talk = PlainTalk()
+    talk = Talk()
     again = build(revision(repository, "plain"), talk)  # another commit, the same patches
     assert "building" not in capsys.readouterr().err and again.version.endswith(b"plain".hex())
 
@@ -163,18 +163,18 @@ def test_the_whole_way(
     with History(path) as history:
         for kept, version in zip(history.runs(), versions, strict=True):
             (record,) = history.records(kept.id)
-            assert record["software"] == f"tinygrad {version}"
-            assert record["environment"]["tinygrad_version"] == version
-            assert record["rounds"] == [*range(6)]
-            assert record["repetitions"] == 6
-        assert record["extra"] == {"revision": git(repository, "rev-parse", "slow"), "name": "slow"}
+            assert record.software == f"tinygrad {version}"
+            assert record.environment["tinygrad_version"] == version
+            assert record.rounds == [*range(6)]
+            assert record.repetitions == 6
+        assert record.extra == {"revision": git(repository, "rev-parse", "slow"), "name": "slow"}
 
 
 @pytest.mark.usefixtures("environment")
 def test_a_revision_has_its_own_tinygrad_and_our_other_packages(
     repository: Path, cache: Path
 ) -> None:
-    made = build(revision(repository, "plain"), PlainTalk())
+    made = build(revision(repository, "plain"), Talk())
     assert made.version == f"0.13.0+orin.{b'plain'.hex()}"
     names = ("tinygrad", "orinbench", "only_on_pythonpath", "click")
     program = f"import {', '.join(names)}\nfor m in ({', '.join(names)}): print(m.__file__)"
@@ -210,7 +210,7 @@ def test_another_tinygrad_in_the_way_is_told(
     bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 4, 0),), 6, 1, 0, False, 300.0, False)
     other = r"runs tinygrad 1 instead of 0\.13\.0\+orin\.a+: is there one in the current folder"
     with pytest.raises(BenchError, match=other):
-        measure((built("a"), built("b")), bench, PlainTalk(), False, Interrupts())
+        measure((built("a"), built("b")), bench, Talk(), False, Interrupts())
 
 
 def paired_run(
@@ -264,7 +264,7 @@ def test_the_verdict_is_of_pairs_of_rounds(
     with History(path) as history:
         assert [kept.n_records for kept in history.runs()] == [1, 1]
         (record,) = history.records(2)
-        assert record["extra"]["name"] == "b" and len(record["samples_ts"]) == 24
+        assert record.extra["name"] == "b" and len(record.samples_ts) == 24
 
 
 def test_ctrl_c_and_failures_have_their_codes(
@@ -294,4 +294,4 @@ def test_a_side_that_does_not_start_ends_it(
     monkeypatch.setattr(rounds, "copy_bandwidth", lambda *_: Bandwidth(1 << 20, [10.0]))
     bench = Bench("tinygrad:CPU", tiny_model, (Case(0, 8, 0),), 6, 3, 0, False, 300.0, False)
     with pytest.raises(BenchError, match="a: tinygrad:CPU: out of memory"):
-        measure((built("a"), built("a")), bench, PlainTalk(), False, Interrupts())
+        measure((built("a"), built("a")), bench, Talk(), False, Interrupts())

@@ -4,6 +4,7 @@ import multiprocessing
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import RunResult
 from orinbench.errors import BenchError
+from orinbench.export.load import completed
 from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.history import store
 from orinbench.history.store import Filter, History, history_path
 
 TG, PP = Case(0, 16, 0), Case(16, 0, 0)
-Record = dict[str, Any]
 
 
 @pytest.fixture
@@ -36,20 +38,21 @@ def test_a_run_is_kept_whole_and_once(records: list[Record], path: Path) -> None
     with History(path, write=True) as history:
         assert history.add(records, "orinbench llama-bench") == (1, True)
         assert history.add(records, "again") == (1, False)
-        later = [record | {"test_time": "2026-11-22T00:00:00Z"} for record in records]
+        later = [replace(record, test_time="2026-11-22T00:00:00Z") for record in records]
         assert history.add(later, "later") == (2, True)
     with History(path) as history:
         first, second = history.runs()
         assert (first.id, first.origin, first.n_records) == (1, "orinbench llama-bench", 3)
         assert first.cases == {"llama-bench": ["tg16", "pp16"]} and not first.partial
-        assert first.started == records[0]["test_time"] and second.id == 2
+        assert first.started == records[0].test_time and second.id == 2
         kept = history.records(1)
-        assert [record["samples_ts"] for record in kept] == [r["samples_ts"] for r in records]
+        assert [record.samples_ts for record in kept] == [r.samples_ts for r in records]
         assert history.ids() == {1, 2}
 
 
 def test_a_field_that_is_new_does_not_make_a_run_another(records: list[Record], path: Path) -> None:
-    older = [{name: r[name] for name in r if name not in ("extra", "unit")} for r in records]
+    new = ("extra", "unit")
+    older = [completed({n: v for n, v in vars(r).items() if n not in new}) for r in records]
     with History(path, write=True) as history:
         assert history.add(records, "a") == (1, True)
         assert history.add(older, "b")[1] is False
@@ -66,14 +69,14 @@ def test_filters_look_for_words(records: list[Record], path: Path) -> None:
 
 
 def test_failed_rows_are_kept_and_are_no_measurement(records: list[Record], path: Path) -> None:
-    empty: Record = {"median_ts": None, "avg_ts": None, "samples_ts": [], "error": "it died"}
-    failed = [records[0] | empty | {"partial": True}, *records[1:]]
+    empty = replace(records[0], median_ts=None, avg_ts=None, samples_ts=[], error="it died")
+    failed = [replace(empty, partial=True), *records[1:]]
     with History(path, write=True) as history:
         history.add(failed, "a")
         (run,) = history.runs()
         assert run.partial and run.n_records == 3
         assert len(history.measurements()) == 2
-        assert history.records(1)[0]["error"] == "it died"
+        assert history.records(1)[0].error == "it died"
 
 
 def test_remove(records: list[Record], path: Path) -> None:
@@ -90,7 +93,7 @@ def test_remove(records: list[Record], path: Path) -> None:
 def _write(path: str, records: list[Record], numbers: range) -> None:
     for number in numbers:
         with History(Path(path), write=True) as history:
-            history.add([record | {"seed": number} for record in records], f"run {number}")
+            history.add([replace(record, seed=number) for record in records], f"run {number}")
 
 
 def test_writers_wait_for_each_other(records: list[Record], path: Path) -> None:

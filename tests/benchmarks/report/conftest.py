@@ -3,19 +3,19 @@
 import copy
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import RunResult
-from orinbench.export.load import completed
 from orinbench.export.record import make_records
+from orinbench.export.schema import Record
 from orinbench.profiling.command import ClassTime, Profile
 from orinbench.report.page import render
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 0)
-Record = dict[str, Any]
 
 # Drawing takes seconds: what several tests look at is drawn once.
 _pages: dict[str, str] = {}
@@ -46,7 +46,7 @@ def rich_records(plain_records: list[Record]) -> list[Record]:
     """The same as a Jetson would have recorded it: energy, clocks, temperatures, warnings."""
     records: list[Record] = copy.deepcopy(plain_records)
     for place, record in enumerate(records):
-        record |= {
+        known: dict[str, Any] = {
             "device": "NV",
             "device_name": "Orin (nvgpu)",
             "joules_per_token": 0.1 * (place + 1),
@@ -74,9 +74,10 @@ def rich_records(plain_records: list[Record]) -> list[Record]:
             ],
             "warnings": [{"kind": "drift", "text": "it drifted", "detail": "+3 %"}],
         }
-        record["environment"] = record["environment"] | {"board": "Jetson AGX Orin"}
-    records[0]["decode_path"], records[0]["n_ubatch"] = "fused", 512
-    return [completed(record) for record in records]
+        environment = record.environment | {"board": "Jetson AGX Orin"}
+        records[place] = replace(record, **known, environment=environment)
+    records[0].decode_path, records[0].n_ubatch = "fused", 512
+    return records
 
 
 @pytest.fixture
@@ -91,6 +92,6 @@ def rich_page(rich_records: list[Record]) -> str:
 def plain_page(plain_records: list[Record]) -> str:
     """The page of `plain_records`, cut short and synthetic."""
     if "plain" not in _pages:
-        short = [record | {"partial": True, "synthetic": True} for record in plain_records]
+        short = [replace(record, partial=True, synthetic=True) for record in plain_records]
         _pages["plain"] = render(short)
     return _pages["plain"]

@@ -4,17 +4,16 @@ import re
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.benchmarks.report.chromium import CHROMIUM, Chromium
 from tests.benchmarks.report.conftest import profile
 from tests.benchmarks.report.test_page import HOSTILE
 
+from orinbench.export.schema import Record
 from orinbench.report.page import write_report
 
 browser_there = pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed")
-Record = dict[str, Any]
 PHONE, SCREEN = 360, 1280
 BODY = "getComputedStyle(document.body)"
 # Web Content Accessibility Guidelines 2.2, 1.4.3 (text) and 1.4.11 (graphics).
@@ -93,8 +92,9 @@ def test_hostile_text_runs_nowhere(
     browser: Chromium, rich_records: list[Record], tmp_path: Path
 ) -> None:
     for record in rich_records:
-        record |= {"model_type": HOSTILE, "software": HOSTILE, "test": f"{HOSTILE}{record['test']}"}
-        record["warnings"] = [{"text": "<img src=x onerror=alert(1)>", "detail": HOSTILE}]
+        record.model_type = record.software = HOSTILE
+        record.test = f"{HOSTILE}{record.test}"
+        record.warnings = [{"text": "<img src=x onerror=alert(1)>", "detail": HOSTILE}]
     page = tmp_path / "hostile.html"
     write_report(rich_records, page, [profile()], HOSTILE)
     browser.show(page, PHONE)

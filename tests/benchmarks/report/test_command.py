@@ -1,18 +1,18 @@
 """`orinbench report`, and `--report` of what measures."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.benchmark.protocol import Bandwidth
 from orinbench.export.forms import render_json
+from orinbench.export.schema import Record
 from orinbench.history.store import History, history_path
 
 Capture = pytest.CaptureFixture[str]
-Record = dict[str, Any]
 
 
 def test_files_and_runs_become_a_page(
@@ -21,7 +21,7 @@ def test_files_and_runs_become_a_page(
     result, page = tmp_path / "a.json", tmp_path / "a.html"
     result.write_text(render_json(plain_records))
     with History(history_path(), write=True) as history:
-        history.add([record | {"model_type": "of the history"} for record in plain_records], "x")
+        history.add([replace(record, model_type="of the history") for record in plain_records], "x")
     kinds = [{"kind": "GEMV head", "count": 1, "seconds": 1e-4, "n_bytes": 1e6}]
     profile = tmp_path / "p.json"
     profile.write_text(json.dumps({"source": "m", "device": "NV", "sections": {"token": kinds}}))

@@ -32,11 +32,11 @@ print(json.dumps({"names": names, "launches": sums, "by_hand": by_hand,
 """
 
 
-def test_kernels_of_a_model(tiny_path: Path, tmp_path: Path) -> None:
+def test_kernels_of_a_model(least_path: Path, tmp_path: Path) -> None:
     """Each launch of a token and of a prompt is one of the general path's kernels, whatever other
     path the model has."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tiny_path)],
+        [sys.executable, "-c", SCRIPT, str(least_path)],
         env=os.environ
         | worker_environment("CPU", tmp_path)
         | {"JITBEAM": "1", "CACHEDB": str(tmp_path / "cache.db")},
@@ -46,9 +46,9 @@ def test_kernels_of_a_model(tiny_path: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
-    assert len(said["names"]) > 20 and all(len(digest) == 64 for digest in said["names"])
-    # Two layers: a dozen and a half kernels each, embedding, head and sampling.
-    assert said["launches"]["token"] > 30 and said["launches"]["prompt"] > 30
+    assert len(said["names"]) > 15 and all(len(digest) == 64 for digest in said["names"])
+    # A layer of a dozen and a half kernels, embedding, head and sampling.
+    assert said["launches"]["token"] > 15 and said["launches"]["prompt"] > 15
     assert said["by_hand"] == 0
     assert said["samples"] >= 16
     assert said["allocated"] == 0

@@ -81,6 +81,18 @@ def test_a_program_alone_says_how_it_is_started(cuda: Path, programs: Path) -> N
     assert done.stderr == "nvgpusim: start this program by `nvgpusim cuda`\n"
 
 
+def test_a_program_with_cudas_own_runtime_says_how_it_is_built(cuda: Path, tmp_path: Path) -> None:
+    source, program = tmp_path / "own.c", tmp_path / "own"
+    source.write_text("#include <cuda_runtime_api.h>\nint main() { return cudaFree(0); }\n")
+    command = [os.environ.get("CC", "cc"), source, f"-I{cuda}/include", "-o", program]
+    command += [f"-L{cuda}/lib", "-lcudart_static", "-lstdc++", "-ldl", "-lrt", "-lpthread"]
+    subprocess.run(list(map(str, command)), check=True)
+    done = run(cuda, program)
+    assert done.returncode == 2
+    assert done.stderr.startswith("nvgpusim: error: the program holds CUDA's own libcudart")
+    assert "nvcc -cudart shared" in done.stderr.splitlines()[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "variables", "said"),
     [

@@ -377,3 +377,69 @@ G c_ring(const int* in, int* out) {
     out[T - 32] = sum;
   }
 }
+
+// reads by threads between those that the writer waits for, blocks far apart
+
+G w_read_between(int* out) {
+  __shared__ int s;
+  if (T == 0) s = 1;
+  __syncthreads();
+  out[T] = s;
+  if (T < 32 || T >= 64) asm volatile("bar.sync 1, 64;" ::: "memory");
+  if (T == 64) s = 2;
+}
+G c_read_between(int* out) {
+  __shared__ int s;
+  if (T == 0) s = 1;
+  __syncthreads();
+  out[T] = s;
+  asm volatile("bar.sync 1, 96;" ::: "memory");
+  if (T == 64) s = 2;
+}
+G w_lane_between(int* out) {
+  __shared__ int s;
+  if (T == 0) s = 1;
+  __syncwarp();
+  if (T == 0 || T == 16 || T == 31) out[T] = s;
+  if (T == 0 || T == 9 || T == 31) {
+    __syncwarp(1u | 1u << 9 | 1u << 31);
+    if (T == 9) s = 2;
+  }
+}
+G w_block_between(int* data, int* flag, int* out) {
+  if (T) return;
+  if (blockIdx.x < 3) {
+    out[blockIdx.x] = data[0];
+    __threadfence();
+    atomicAdd(flag + blockIdx.x, 1);
+  } else {
+    while (atomicAdd(flag, 0) == 0);
+    while (atomicAdd(flag + 2, 0) == 0);
+    __threadfence();
+    data[0] = 7;
+  }
+}
+G c_block_between(int* data, int* flag, int* out) {
+  if (T) return;
+  if (blockIdx.x < 3) {
+    out[blockIdx.x] = data[0];
+    __threadfence();
+    atomicAdd(flag + blockIdx.x, 1);
+  } else {
+    for (int k = 0; k < 3; k++)
+      while (atomicAdd(flag + k, 0) == 0);
+    __threadfence();
+    data[0] = 7;
+  }
+}
+G w_far_blocks(int* out) {
+  __shared__ int s[64];
+  if (T == 0) out[0] = (int)blockIdx.x / 256;
+  s[T] = T;
+  __syncthreads();
+  if (blockIdx.x == 600) out[1] = s[63 - T];
+}
+G w_scope_mixed(int* count) {
+  if (T == 0 && blockIdx.x == 0) atomicAdd_block(count, 1);
+  if (T == 0 && blockIdx.x == 1) atomicAdd(count, 1);
+}

@@ -12,8 +12,8 @@ import numpy as np
 from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import Code, KernelFault, Launch, Module, compile_kernel, parse
-from nvgpusim.ptx.clocks import Sanitizer
+from nvgpusim.ptx import Code, Kernel, KernelFault, Launch, Module, compile_kernel, parse
+from nvgpusim.ptx.sanitize import Sanitizer
 
 from .cases import Case
 
@@ -38,9 +38,9 @@ def module() -> Module:
 
 
 @lru_cache
-def code(kernel: str, fine: bool = True) -> Code:
+def code(kernel: str, fine: bool = True, turns: bool = False) -> Code:
     """A kernel, compiled."""
-    return compile_kernel(module(), module().kernels[kernel], fine)
+    return compile_kernel(module(), module().kernels[kernel], fine, turns)
 
 
 def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
@@ -51,9 +51,9 @@ def memory(flags: int = 0) -> tuple[GpuAddressSpace, DmaBuf]:
     return vm, buf
 
 
-def arguments(case: Case, extents: Extents, buf: DmaBuf) -> bytes:
+def arguments(kernel: Kernel, case: Case, extents: Extents, buf: DmaBuf) -> bytes:
     """Kernel parameters, and what the host does before the launch."""
-    kernel, at, out = module().kernels[case.kernel], BASE, bytearray()
+    at, out = BASE, bytearray()
     for variable, text in zip(kernel.params.values(), case.args.split(), strict=True):
         out += bytes(variable.offset - len(out))
         kind = text[0]
@@ -82,22 +82,33 @@ def arguments(case: Case, extents: Extents, buf: DmaBuf) -> bytes:
     return bytes(out)
 
 
+def prepare(
+    kernel: Code, case: Case, vm: GpuAddressSpace, buf: DmaBuf, watch: Sanitizer | None
+) -> Launch:
+    """A launch that is ready to run; `watch` knows its buffers."""
+    extents = watch.extents if watch is not None else Extents()
+    bank = bytes(0x160) + arguments(kernel.kernel, case, extents, buf)
+    bx, _, by = case.block.partition(",")
+    return Launch(
+        kernel, vm, (case.grid, 1, 1), (int(bx), int(by or 1), 1), {0: bank},
+        shared_bytes=kernel.shared_bytes + case.shared, watch=watch, max_steps=200_000,
+    )  # fmt: skip
+
+
 def run(
     case: Case, seed: int | None = None, checks: tuple[str, ...] = CHECKS, flags: int = 0
 ) -> Outcome:
     """One launch; `seed` draws the order of warps; without `checks` nothing is watched."""
     vm, buf = memory(flags)
-    extents = Extents()
-    bank = bytes(0x160) + arguments(case, extents, buf)
-    fine = bool(checks) or seed is not None
-    kernel = code(case.kernel, fine)
-    bx, _, by = case.block.partition(",")
-    watch = Sanitizer(frozenset(checks), extents) if checks else None
-    launch = Launch(
-        kernel, vm, (case.grid, 1, 1), (int(bx), int(by or 1), 1), {0: bank},
-        shared_bytes=kernel.shared_bytes + case.shared, warps=seed, watch=watch,
-        max_steps=200_000,
-    )  # fmt: skip
+    watch = Sanitizer(frozenset(checks), Extents()) if checks else None
+    launch = prepare(
+        code(case.kernel, watch is not None or seed is not None, seed is not None),
+        case,
+        vm,
+        buf,
+        watch,
+    )
+    launch.warps = seed
     fault, kinds = "", set()
     try:
         launch.run()

@@ -41,6 +41,13 @@ ATTACKS = [
     Case("w_local_part", "init", "i:64 u:256 s:5", "64"),
     Case("c_pipeline", "", "i:2048 u:256", "64"),
     Case("c_ring", "", "i:512 u:128", "64"),
+    Case("w_read_between", "race", "u:384", "96"),
+    Case("c_read_between", "", "u:384", "96"),
+    Case("w_lane_between", "race", "u:128", "32"),
+    Case("w_block_between", "race", "i:4 z:12 u:12", "32", 4),
+    Case("c_block_between", "", "i:4 z:12 u:12", "32", 4),
+    Case("w_far_blocks", "race", "u:8", "64", 512),
+    Case("w_scope_mixed", "race", "z:4", "32", 2),
 ]
 MODULE = parse((Path(__file__).parent / "attacks.ptx").read_text())
 
@@ -72,7 +79,7 @@ def test_a_vectors_last_element_counts_if_it_is_used(
     module = parse(WIDE.replace("KERNEL", "k").replace("LAST", str(last)))
     code = compile_kernel(module, module.kernels["k"], True)
     monkeypatch.setattr(launching, "module", lambda: module)
-    monkeypatch.setattr(launching, "code", lambda kernel, fine: code)
+    monkeypatch.setattr(launching, "code", lambda *_: code)
     assert launching.run(Case("k", "", "u:12 i:28", "1"), None).kinds == found
 
 
@@ -84,9 +91,8 @@ def test_every_kernel_is_launched() -> None:
 def test_wrong_is_found_and_right_is_not_accused(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = compile_kernel(MODULE, MODULE.kernels[case.kernel], True)
-    monkeypatch.setattr(launching, "module", lambda: MODULE)
-    monkeypatch.setattr(launching, "code", lambda kernel, fine: code)
+    codes = [compile_kernel(MODULE, MODULE.kernels[case.kernel], True, n) for n in (False, True)]
+    monkeypatch.setattr(launching, "code", lambda kernel, fine, turns: codes[turns])
     for seed in (None, 1, 2, 3):
         found = launching.run(case, seed)
         if case.fault:

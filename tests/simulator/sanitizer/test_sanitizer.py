@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.ptx import Launch, compile_kernel, parse
-from nvgpusim.ptx.clocks import Sanitizer
+from nvgpusim.ptx.sanitize import Sanitizer
 
 from . import launching
 from .cases import CASES, Case
@@ -122,6 +123,15 @@ def test_a_missing_barrier_shows_in_the_result() -> None:
     assert any(result(seed) != want for seed in range(4))
 
 
+def test_records_go_with_their_buffer() -> None:
+    watch = Sanitizer(frozenset({"race"}))
+    case = next(case for case in CASES if case.kernel == "clean_saxpy")
+    for _ in range(2):
+        launching.prepare(launching.code(case.kernel), case, *launching.memory(), watch).run()
+    gc.collect()
+    assert len(watch.memories) == 1
+
+
 def test_the_l2_keeps_nothing_that_a_watched_kernel_has_overwritten() -> None:
     """clean_lock reads, writes and reads again what other blocks count."""
     case = next(c for c in CASES if c.kernel == "clean_lock")
@@ -155,7 +165,7 @@ def test_every_barrier_is_missed_when_it_is_gone(
         module = parse(KERNELS[0] + body[: spot.start()] + body[spot.end() :])
         code = compile_kernel(module, module.kernels[kernel], True)
         monkeypatch.setattr(launching, "module", lambda module=module: module)
-        monkeypatch.setattr(launching, "code", lambda kernel, fine, code=code: code)
+        monkeypatch.setattr(launching, "code", lambda *_, code=code: code)
         assert any(run(case, seed).kinds for seed in SEEDS), spot.group()
 
 

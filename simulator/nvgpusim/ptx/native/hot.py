@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..state import KernelFault
+from ..state import Grid, KernelFault, Lanes, State
 from .machine import NO_LIMIT, Machine, Native, compile_native
 from .text import ODD
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
-    from ..launch import Launch
-    from ..run import Run
+class Sized(Grid, Protocol):
+    """The part of `launch.Launch` that says which chunk of another launch is like its own."""
+
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    ntid: tuple[int, int, int] | None
+    nctaid: tuple[int, int, int] | None
+    shared_bytes: int
+    warps: int | None
+    shuffle: int | None
+
+    def chunk(self, ids: NDArray[np.int64], threads: int) -> State:
+        """Some blocks at their first instruction."""
+        ...
+
+
+class Owner(Protocol):
+    """The part of `run.Run` that a change of code concerns."""
+
+    launch: Grid
+    st: State
+    rng: np.random.Generator | None
+    blocks: list[Any]
+    groups: dict[int, Lanes | None]
+    meeting: dict[int, Lanes]
+    waiting: dict[int, Any]
+    parked: list[Any]
+
+    def push(self, at: int, lanes: Lanes | None) -> None:
+        """Let lanes continue at a block."""
+
 
 LANE_S, CALL_S, CHUNK_S = 1.5e-9, 6e-6, 2e-5
 """Cost of numpy, in CPU seconds: an instruction of a lane, an instruction, and a chunk."""
@@ -26,12 +54,12 @@ KEPT = 4
 """Chunks of a kernel whose memory is kept for the next launch."""
 
 
-def fits(native: Native, launch: Launch) -> bool:
+def fits(native: Native, launch: Grid) -> bool:
     """True if bank 0 has all parameters that C reads without looking."""
     return len(launch.banks.get(0, b"")) >= launch.param_base + native.plan.frame.param_end
 
 
-def start(launch: Launch, ids: NDArray[np.int64], threads: int) -> tuple[object, Machine] | None:
+def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, Machine] | None:
     """A chunk of these blocks for a kernel that is compiled, and its key; None where it is not."""
     native = launch.code.heat.native
     if native is None or launch.compiled is False or launch.code.local_bytes:
@@ -68,7 +96,7 @@ class Hot:
     `steps`: turns of the last step.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Owner) -> None:
         launch = run.launch
         self.owner, self.heat = run, launch.code.heat
         self.since = launch.thread_instrs, launch.calls
@@ -106,7 +134,7 @@ class Hot:
         if not heat.tried:
             heat.tried = True
             heat.native = compile_native(run.launch.code)
-        native = heat.native
+        native: Native | None = heat.native
         if native is None or not fits(native, run.launch):
             return
         kept, run.st.m = run.st.m, None
@@ -125,14 +153,14 @@ class Hot:
         self.compiled, self.owner.blocks = machine.native.compiled, machine.native.code.blocks
 
     @staticmethod
-    def _renumber(run: Run, native: Native) -> None:
+    def _renumber(run: Owner, native: Native) -> None:
         number = native.block
         groups = {number(n): lanes for n, lanes in run.groups.items()}
         run.groups.clear()
         run.groups.update(groups)
         run.meeting = {number(n): lanes for n, lanes in run.meeting.items()}
         run.waiting = {number(n): rest for n, rest in run.waiting.items()}
-        run.parked = [(number(n), *rest) for n, *rest in run.parked]  # type: ignore[misc]
+        run.parked = [(number(n), *rest) for n, *rest in run.parked]
 
     def end(self) -> None:
         """Account for what numpy has done."""

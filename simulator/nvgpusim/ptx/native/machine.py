@@ -15,8 +15,7 @@ from .plan import CHAIN, STORE, Plan, make
 from .text import ODD, source
 
 if TYPE_CHECKING:
-    from ..compile import Code
-    from ..launch import Launch
+    from ..state import Compiled, Grid
 
 BUDGET = 256
 """Turns of loops after which a lane lets others run (as run.PATIENCE)."""
@@ -51,7 +50,7 @@ def at(array: Any) -> int:
 class Native:
     """A kernel that C runs: its pieces, the function, chunks that have ended (`idle`)."""
 
-    def __init__(self, plan: Plan, function: Any, old: Code) -> None:
+    def __init__(self, plan: Plan, function: Any, old: Compiled) -> None:
         self.plan, self.function = plan, function
         self.code = plan.code
         self.idle: dict[Any, Machine] = {}
@@ -69,7 +68,7 @@ class Native:
         return self.number[number] if number < len(self.number) else END
 
 
-def compile_native(code: Code) -> Native | None:
+def compile_native(code: Compiled) -> Native | None:
     """Compile a kernel; None where there is no compiler or nothing to compile."""
     plan = make(code.module, code.kernel)
     if not any(kind in (CHAIN, STORE) for kind in plan.kinds):
@@ -81,7 +80,7 @@ def compile_native(code: Code) -> Native | None:
 class Machine:
     """The state of one chunk as C sees it; `fresh`: nothing of it has run."""
 
-    def __init__(self, native: Native, launch: Launch, st: State, fresh: bool = False) -> None:
+    def __init__(self, native: Native, launch: Grid, st: State, fresh: bool = False) -> None:
         self.native, self.launch, self.st = native, launch, st
         self.call = Call()
         self.argument = ctypes.addressof(self.call)
@@ -137,7 +136,7 @@ class Machine:
         c.bank3, c.bank3_bytes = at(self.banks[1]), len(three)
         c.shared_window, c.local_window = launch.shared_window, launch.local_window
 
-    def renew(self, launch: Launch) -> None:
+    def renew(self, launch: Grid) -> None:
         """Take the chunk of another launch of the same geometry."""
         st = self.st
         self.launch = st.launch = launch
@@ -214,7 +213,7 @@ class Machine:
         return out
 
 
-def _outside(table: Any, launch: Launch) -> Any:
+def _outside(table: Any, launch: Grid) -> Any:
     """Mappings that no window hides from global accesses."""
     bad = np.zeros(len(table), bool)
     for base in (launch.shared_window, launch.local_window):

@@ -1,0 +1,137 @@
+"""State of a device check, the programs that its steps run, and ends without a result."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from orinbench.child import run
+from orinbench.device_check.gpu import Found
+from orinbench.synth import cached_synthetic
+
+# tinygrad's wait for the GPU: longer than any kernel here takes, on an interpreted GPU too.
+_WAIT_MS = {"board": "10000", "tiny": "300000"}
+PROBE = ("-m", "orinbench.device_check.probe")
+
+
+class NotRun(Exception):  # noqa: N818
+    """The step cannot be taken here; the message says why and what would help."""
+
+
+class OutOfTime(Exception):  # noqa: N818
+    """The step's time ran out; `result` is what it has, None if that is nothing."""
+
+    def __init__(self, seconds: float, result: Any = None) -> None:
+        super().__init__(f"not done in {seconds:.0f} s")
+        self.result = result
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A program of `probe.py`: its name, the environment and the choice that it runs with."""
+
+    name: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    choice: str = "-"
+    model: bool = False  # it loads one
+
+
+@dataclass(frozen=True)
+class Check:
+    """State shared by the steps; `begun_us` is its start, in microseconds of CLOCK_MONOTONIC."""
+
+    folder: Path
+    simulated: bool
+    begun_us: int
+    upstream: Path | None = None
+    trees: Path | None = None
+    patches: tuple[str, ...] | None = None  # numbers of those to switch; None: all
+    model: Path | None = None
+
+    @property
+    def size(self) -> str:
+        """Amounts of work: "board", or "tiny" for a simulated GPU."""
+        return "tiny" if self.simulated else "board"
+
+    @property
+    def trace(self) -> Path:
+        """The recorded calls: beside the report."""
+        return self.folder / "trace.jsonl"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment for tinygrad: its own driver, and a bounded wait."""
+        return {"DEV": "TEGRA+NV", "HCQDEV_WAIT_TIMEOUT_MS": _WAIT_MS[self.size]}
+
+    def must(self, ask: Ask, seconds: float, recorder: Sequence[object] = ()) -> Found:
+        """Return what a program found; raises OutOfTime, and RuntimeError with its error.
+
+        `recorder` is a Python program with its arguments, in which it runs.
+        """
+        shape = "tiny" if self.simulated else "160m"
+        model = cached_synthetic(shape, "Q6_K", 0) if ask.model else "-"
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch, "found.json")
+            words = (*PROBE, out, ask.name, self.size, ask.choice, model)
+            variables = {**self.environment, **ask.variables}
+            ended = run([sys.executable, *recorder, *words], max(seconds, 1), variables)
+            found: Found = {"failed": ended.reason}
+            if out.exists():
+                found = json.loads(out.read_text())
+            elif ended.status is None:
+                raise OutOfTime(seconds)
+        if "failed" in found:
+            raise RuntimeError(found["failed"])
+        return found
+
+    def ask(self, ask: Ask, seconds: float) -> Found:
+        """Return what a program found; an end without a result is its `error`."""
+        try:
+            return self.must(ask, seconds)
+        except (OutOfTime, RuntimeError) as error:
+            return {"error": str(error)}
+
+
+def in_turns(
+    first: Callable[[float], Found], second: Callable[[float], Found], until: float, most: float
+) -> tuple[list[Found], list[Found]]:
+    """Run two sides as first, second, second, first, so that a drift does not look like one.
+
+    Each gets its seconds: `most`, or what is left. Raises TimeoutError at `until` of
+    time.monotonic().
+    """
+
+    def ran(side: Callable[[float], Found]) -> Found:
+        left = min(until - time.monotonic(), most)
+        if left <= 0:
+            raise TimeoutError
+        return side(left)
+
+    begun, second_runs = ran(first), [ran(second), ran(second)]
+    return [begun, ran(first)], second_runs
+
+
+def all_of(answers: Iterable[tuple[str, Found]], seconds: float) -> dict[str, Found]:
+    """Return the answers by name; raises OutOfTime, with those that there are, on TimeoutError."""
+    found: dict[str, Found] = {}
+    try:
+        for name, answer in answers:
+            found[name] = answer
+    except TimeoutError:
+        raise OutOfTime(seconds, found) from None
+    return found
+
+
+def ratios(having: Sequence[Found], lacking: Sequence[Found]) -> dict[str, float]:
+    """Return, of each figure above zero on both sides, the medians' ratio, first over second."""
+    found = {}
+    for name in having[0]:
+        sides: list[list[Any]] = [[e.get(name) for e in side] for side in (having, lacking)]
+        if all(type(v) in (int, float) and v > 0 for side in sides for v in side):
+            found[name] = round(median(sides[0]) / median(sides[1]), 4)
+    return found
