@@ -239,10 +239,13 @@ mad.lo.u32 %r1, %r1, 5, %r2; st.global.u32 [%i], %r1; NEXT: setp.lt.u32 %p2, %r2
     assert got[:2] == outcome(code_of(text), False)[:2]
 
 
-def test_a_cheap_kernel_is_not_compiled() -> None:
+def test_a_cheap_kernel_is_compiled_after_many_launches() -> None:
     code = code_of(kernel(f"mov.u32 %r1, 1; {STORE}"))
     outcome(code, None)
     assert not code.heat.tried
+    code.heat.spent = 1.0  # by many launches
+    outcome(code, None)
+    assert code.heat.native is not None
 
 
 def test_spinning_threads_let_others_run() -> None:

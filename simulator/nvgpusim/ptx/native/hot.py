@@ -104,7 +104,9 @@ class Hot:
         self.compiled: list[bool] = []
         self.rest = False
         self.steps = 0
-        self.ripe = launch.compiled is True
+        self.price = COMPILE_S + INSTRUCTION_S * len(launch.code.kernel.instrs)
+        paid = not self.heat.tried and self.heat.spent > self.price
+        self.ripe = launch.compiled is True or paid
         self.able = launch.watch is None and run.rng is None and launch.compiled is not False
 
     def spent(self) -> float:
@@ -115,14 +117,13 @@ class Hot:
 
     def due(self) -> bool:
         """True if the chunk is to go over now, which is kept in `ripe`."""
-        heat, launch = self.heat, self.owner.launch
+        heat = self.heat
         if not self.able:
             self.ripe = False
         elif heat.tried:
             self.ripe = heat.native is not None and self.spent() > SMALL_S
         else:
-            price = COMPILE_S + INSTRUCTION_S * len(launch.code.kernel.instrs)
-            self.ripe = heat.spent + self.spent() > price
+            self.ripe = heat.spent + self.spent() > self.price
         return self.ripe
 
     def change_over(self) -> None:
