@@ -1,18 +1,25 @@
 """Results that were saved: files of ours and of llama.cpp's llama-bench, as whole records."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from orinbench.benchmark.plan import Case
 from orinbench.errors import BenchError
-from orinbench.export.schema import SCHEMA_VERSION, Plain, Record, record_of
+from orinbench.export.schema import (
+    SCHEMA_VERSION,
+    Plain,
+    Record,
+    fault_of,
+    is_number,
+    record_of,
+)
 from orinbench.samples import Summary, summarize
 
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
 # memory several times.
 MAX_BYTES = 256 << 20
+SQLITE = b"SQLite format 3\0"  # how such a file begins
 # Fields without which llama.cpp's records do not say what was measured.
 CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
 
@@ -35,6 +42,9 @@ def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise BenchError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no result is")
+        with path.open("rb") as file:
+            if file.read(len(SQLITE)) == SQLITE:
+                raise BenchError(f"{path}: is a SQLite file; give what -o json or jsonl wrote")
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise BenchError(f"{path}: cannot be read: {error}") from error
@@ -73,17 +83,17 @@ def _checked(path: Path, index: int, record: Any) -> Record:
         raise BenchError(f"{where} has no samples_ts; write it with -o json or jsonl")
     for name in ("avg_ts", "stddev_ts", "median_ts", "ci95_low_ts", "ci95_high_ts"):
         value = record.get(name)
-        if value is not None and not _is_number(value):
+        if value is not None and not is_number(value):
             raise BenchError(f"{where}: {name} must be a number, not {value!r}")
+    if (record.get("ci95_low_ts") is None) != (record.get("ci95_high_ts") is None):
+        raise BenchError(f"{where} has one end of ci95_low_ts and ci95_high_ts; want both")
+    if fault := fault_of(record):
+        raise BenchError(f"{where}: {fault}")
     return completed(record)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
 def _are_speeds(samples: Any) -> bool:
-    return isinstance(samples, list) and all(_is_number(s) and s > 0 for s in samples)
+    return isinstance(samples, list) and all(is_number(s) and s > 0 for s in samples)
 
 
 def completed(plain: Plain) -> Record:

@@ -3,6 +3,7 @@
 `SCHEMA_VERSION` rises when a field changes its meaning or goes; a new field does not raise it.
 """
 
+import math
 import types
 from dataclasses import dataclass, field
 from typing import Any, get_args, get_type_hints
@@ -140,7 +141,8 @@ def _kind(annotation: Any) -> Any:
 
 
 # What each field is in Python, in order, and in SQL; lists and objects are JSON there.
-KINDS = {name: _kind(hint) for name, hint in get_type_hints(Record).items()}
+_HINTS = get_type_hints(Record)
+KINDS = {name: _kind(hint) for name, hint in _HINTS.items()}
 FIELDS = {
     name: {int: "INTEGER", bool: "INTEGER", float: "REAL"}.get(kind, "TEXT")
     for name, kind in KINDS.items()
@@ -160,3 +162,53 @@ def record_of(plain: Plain) -> Record:
         if value is not None and (kind not in (list, dict) or isinstance(value, kind)):
             known[name] = value
     return Record(**known)
+
+
+# What the entries of these lists have for their readers.
+_ENTRIES = {"warnings": ("text",), "comparisons": ("baseline", "ratio", "text", "verdict")}
+_WORDS = {int: "a number", float: "a number", bool: "true or false", str: "text"}
+
+
+def fault_of(plain: Plain) -> str | None:
+    """Return which of our fields holds what no record has there, and what would be right.
+
+    llama.cpp's fields are its own: versions of it differ in them.
+    """
+    for name, kind in KINDS.items():
+        value = plain.get(name)
+        if name in LLAMA_FIELDS or value is None:
+            continue
+        if kind in _WORDS and not _fits(value, kind):
+            return f"{name} must be {_WORDS[kind]}"
+        if kind is list and isinstance(value, list) and not _entries_fit(name, value):
+            return f"{name} holds an entry that is none"
+    return None
+
+
+def _entries_fit(name: str, entries: list[Any]) -> bool:
+    hint = _HINTS[name]
+    options = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = get_args(options[0])
+    if kind in _WORDS:
+        return all(_fits(entry, kind) for entry in entries)
+    return all(
+        (entry is None and kind is Any)
+        or (isinstance(entry, dict) and all(key in entry for key in _ENTRIES.get(name, ())))
+        for entry in entries
+    )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is str:
+        return isinstance(value, str)
+    if kind is bool:
+        return value in (0, 1)
+    return is_number(value)
+
+
+def is_number(value: Any) -> bool:
+    """Return if a value is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # JSON's integers have no end
+        return False

@@ -79,6 +79,17 @@ OURS = '"schema_version": 1, "backend": "tinygrad:NV"'
         (f'{{{OURS}, "test": "a", "samples_ts": ["x"]}}', "list of numbers above 0"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "avg_ts": "x"}}', "avg_ts must be a number"),
         (f'{{{OURS}, "test": "a", "samples_ts": [NaN]}}', "list of numbers above 0"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [{10**400}]}}', "list of numbers above 0"),
+        (f'{{{OURS}, "test": 5, "samples_ts": []}}', "test must be text"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "unit": []}}', "unit must be text"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "rounds": ["x"]}}', "rounds holds an entry"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "energy": [1]}}', "energy holds an entry"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "warnings": [{{}}]}}', "warnings holds an"),
+        (
+            f'{{{OURS}, "test": "a", "samples_ts": [], "ci95_low_ts": 1}}',
+            "has one end of ci95_low_ts",
+        ),
+        ("SQLite format 3\0", "is a SQLite file; give what -o json or jsonl wrote"),
         ("CREATE TABLE llama_bench (x INTEGER);", "is no result of llama-bench -o json or jsonl"),
     ],
 )
