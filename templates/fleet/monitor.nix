@@ -1,5 +1,10 @@
 # Prometheus that takes the boards' samples, and Grafana with our dashboards. No Orin: any NixOS machine.
-{ lib, tinygrad-orin, ... }:
+{
+  config,
+  lib,
+  tinygrad-orin,
+  ...
+}:
 {
   imports = [ ./hardware.nix ];
 
@@ -53,5 +58,9 @@
     9090
   ];
   users.users.root.openssh.authorizedKeys.keys = [ "ssh-ed25519 replace-me" ];
+  system.preSwitchChecks.sshKeys = lib.mkIf (lib.any (lib.hasInfix "replace-me") config.users.users.root.openssh.authorizedKeys.keys) ''
+    echo "monitor.nix: users.users.root.openssh.authorizedKeys.keys still holds replace-me: nobody could log in."
+    exit 1
+  '';
   system.stateVersion = "26.05";
 }
