@@ -82,7 +82,7 @@ in
         (check.rule "orin.backup.repository" (lib.head (lib.splitString "://" cfg.repository))
           (
             cfg.repository == ""
-            || check.matches "(/|(sftp|rest|s3|b2|azure|gs|swift|rclone):).+" cfg.repository
+            || check.matches "(/|sftp:[^/:]+:|sftp://|(rest|s3|b2|azure|gs|swift|rclone):).+" cfg.repository
           )
           ''restic would make a folder of this name wherever it runs; write a path from the root or one of its schemes, as in "sftp:backup@nas:/orin-1"''
         )
@@ -102,6 +102,9 @@ in
           (check.rule "orin.backup.databases" name (check.matches "[A-Za-z0-9_.-]+" name)
             ''the copy is a file of this name; letters, digits, _ . and - alone, as in "history"''
           )
+          (check.rule "orin.backup.databases.${check.show name}" file (
+            !lib.hasSuffix "/" file
+          ) "this is a folder; write SQLite's file, and folders into `orin.backup.paths`")
           (paths.file {
             inherit host;
             option = "orin.backup.databases.${check.show name}";

@@ -14,7 +14,7 @@ let
   settings = {
     enable = true;
     signKeyPaths = [ "${folder}/secret-key" ];
-    settings.bind = "${cfg.listenAddress}:${toString cfg.port}";
+    settings.bind = listening.socket cfg.listenAddress cfg.port;
   };
 in
 {
@@ -38,6 +38,10 @@ in
         at = "orin.cache";
       })
       (check.address "orin.cache.listenAddress" cfg.listenAddress)
+      # systemd opens its socket.
+      (check.rule "orin.cache.listenAddress" cfg.listenAddress (
+        lib.hasInfix ":" cfg.listenAddress || !check.matches ".*[A-Za-z].*" cfg.listenAddress
+      ) ''systemd takes numbers here and no name; write "127.0.0.1", "0.0.0.0" or "::"'')
       (check.unprivileged "orin.cache.port" cfg.port)
     ];
     orin.ports."orin.cache.port" = cfg.port;

@@ -11,9 +11,12 @@ rec {
   # A time as Prometheus writes it (model.ParseDuration), and no zero: that would be its default.
   duration =
     option: value:
-    rule option value (
-      matches "([0-9]+(ms|[ywdhms]))+" value && milliseconds value > 0
-    ) ''write a number and a unit of ms s m h d w y without a space, as in "30d" or "5s"'';
+    rule option value
+      (
+        matches "([0-9]+y)?([0-9]+w)?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?" value
+        && milliseconds value > 0
+      )
+      ''write a number and a unit of ms s m h d w y without a space, as in "30d" or "5s"; of several, the longest first'';
 
   milliseconds =
     value:
@@ -42,11 +45,29 @@ rec {
       days = "${day}((,|\\.\\.)${day})*";
       date = "[0-9*/,.~]+-[0-9*/,.~-]+";
       time = "[0-9*/,.]+:[0-9*/,.:]+";
+      # Hours, minutes and seconds; months and days, the last two of a date's.
+      numbers =
+        part:
+        map (n: lib.toIntBase10 (lib.head n)) (lib.filter lib.isList (builtins.split "([0-9]+)" part));
+      within =
+        limits: parts:
+        lib.all lib.id (
+          lib.zipListsWith (limit: part: lib.all (n: n <= limit) (numbers part)) limits parts
+        );
+      sensible =
+        word:
+        if lib.hasInfix ":" word then
+          within [ 23 59 59 ] (lib.splitString ":" word)
+        else
+          !matches date word || within [ 31 12 ] (lib.reverseList (lib.splitString "-" word));
     in
     rule option value
       (
-        matches "minutely|hourly|daily|weekly|monthly|quarterly|semiannually|yearly|annually" value
-        || matches "(${days}|${date}|${time}|(${days} )?(${date} )?${time}|${days} ${date})( UTC| [A-Z][A-Za-z_]+/[A-Za-z_/]+)?" value
+        lib.all sensible (lib.splitString " " value)
+        && (
+          matches "minutely|hourly|daily|weekly|monthly|quarterly|semiannually|yearly|annually" value
+          || matches "(${days}|${date}|${time}|(${days} )?(${date} )?${time}|${days} ${date})( UTC| [A-Z][A-Za-z_]+/[A-Za-z_/]+)?" value
+        )
       )
       ''write it as systemd.time(7) does, as in "daily", "04:40" or "Sun 03:00"; `systemd-analyze calendar` tells'';
 
@@ -85,6 +106,48 @@ rec {
       secretsIn settings == [ ]
     ) "this would lie in the Nix store for everyone to read; ${instead}";
 
+  # Files that such settings name: without a folder, a tool looks beside its configuration, in the store.
+  filesIn =
+    settings:
+    if lib.isList settings then
+      lib.concatMap filesIn settings
+    else if lib.isAttrs settings then
+      lib.concatLists (
+        lib.mapAttrsToList (
+          name: value:
+          if lib.isString value && lib.hasSuffix "_file" name then
+            [ (lib.nameValuePair name value) ]
+          else
+            filesIn value
+        ) settings
+      )
+    else
+      [ ];
+  absoluteFiles =
+    option: settings:
+    map (
+      file:
+      rule "${option}, ${file.name}" file.value
+        (
+          lib.hasPrefix "/" file.value
+          && (
+            !lib.hasPrefix builtins.storeDir file.value
+            # Certificates are for all to see.
+            || lib.elem file.name [
+              "ca_file"
+              "cert_file"
+            ]
+          )
+        )
+        ''write a file of the board from the root, and outside the Nix store, as in "/var/lib/secrets/key"''
+    ) (filesIn settings);
+
+  # A flag and its value are two arguments: no shell splits them.
+  flags =
+    option: given:
+    rule option given (!lib.any (matches "-[^=]*[[:space:]].*") given)
+      ''a flag and its value are two arguments; write them as two strings, as in [ "--sample-rate" "20" ]'';
+
   # tinygrad's own names (tinygrad/device.py), and our driver's.
   device =
     option: value:
@@ -106,9 +169,12 @@ rec {
   # An address to listen on: IPv4, IPv6 or a name, and no port.
   address =
     option: value:
+    let
+      octet = "(25[0-5]|2[0-4][0-9]|1?[0-9]?[0-9])";
+    in
     rule option value
       (
-        matches "[0-9]{1,3}(\\.[0-9]{1,3}){3}" value
+        matches "(${octet}\\.){3}${octet}" value
         || matches "[0-9a-f:]*:[0-9a-f:]*:[0-9a-f:.]*" value
         || matches "[a-zA-Z][a-zA-Z0-9.-]*" value
       )

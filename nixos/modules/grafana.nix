@@ -3,6 +3,7 @@
 {
   config,
   lib,
+  options,
   pkgs,
   ...
 }:
@@ -136,8 +137,15 @@ in
           name = "Prometheus";
           uid = "prometheus";
           type = "prometheus";
-          url = "http://${listening.loopback}:${toString config.services.prometheus.port}";
-          isDefault = lib.mkDefault true;
+          url = "http://${listening.reach config.services.prometheus.listenAddress config.services.prometheus.port}";
+          # Grafana does not start with two. Of the definitions as written: what they become asks for this.
+          isDefault = lib.mkDefault (
+            !lib.any (source: source.uid or null != "prometheus" && source.isDefault or false == true) (
+              lib.concatMap (
+                given: if lib.isList given.settings.datasources or null then given.settings.datasources else [ ]
+              ) (options.services.grafana.provision.datasources.definitions or [ ])
+            )
+          );
           jsonData.timeInterval = telemetry.prometheus.scrapeInterval;
         };
         dashboards.settings.providers = [

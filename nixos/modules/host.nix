@@ -16,6 +16,17 @@ let
   inherit (check) matches rule;
   paths = import ./paths.nix { inherit lib; };
   kinds = "(sk-)?(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp[0-9]+)(@openssh.com)?";
+  # A file that was read may have several, and ends with a line's end.
+  keys = lib.filter (key: key != "") (lib.concatMap (lib.splitString "\n") cfg.sshKeys);
+  # How a public key begins, in base64: its kind once more.
+  beginnings = {
+    ssh-rsa = "AAAAB3NzaC1yc2E";
+    ecdsa-sha2-nistp256 = "AAAAE2VjZHNhLXNoYTItbmlzdHAyNTY";
+    ecdsa-sha2-nistp384 = "AAAAE2VjZHNhLXNoYTItbmlzdHAzODQ";
+    ecdsa-sha2-nistp521 = "AAAAE2VjZHNhLXNoYTItbmlzdHA1MjE";
+    "sk-ssh-ed25519@openssh.com" = "AAAAGnNrLXNzaC1lZDI1NTE5QG9wZW5zc2guY29t";
+    "sk-ecdsa-sha2-nistp256@openssh.com" = "AAAAInNrLWVjZHNhLXNoYTItbmlzdHAyNTZAb3BlbnNzaC5jb2";
+  };
   labels = lib.filterAttrs (_: name: name != null) cfg.disk;
   # Characters that a file system's label may have, and systemd need not escape; FAT has eleven.
   longest = {
@@ -123,7 +134,7 @@ in
   config = lib.mkIf cfg.enable {
     assertions = [
       {
-        assertion = cfg.sshKeys != [ ];
+        assertion = keys != [ ];
         message = line ''
           host ${host}: orin.host.sshKeys is empty, and nobody could log in. Set it to the content of
           your ~/.ssh/id_ed25519.pub, as in `orin.host.sshKeys = [ "ssh-ed25519 AAAA... me" ]`.'';
@@ -145,7 +156,19 @@ in
       key:
       rule "orin.host.sshKeys" key (matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key)
         ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"''
-    ) cfg.sshKeys
+    ) keys
+    ++ map (
+      key:
+      let
+        words = lib.splitString " " key;
+      in
+      rule "orin.host.sshKeys" key (
+        lib.hasInfix placeholder key
+        || lib.hasPrefix (beginnings.${lib.head words} or "") (
+          lib.concatStrings (lib.take 1 (lib.tail words))
+        )
+      ) "the key is of another kind than its first word says; copy the whole line of the .pub file"
+    ) keys
     ++ map (
       key:
       let
@@ -160,7 +183,7 @@ in
           )
         )
         "a key of this kind has 68 characters that begin with AAAAC3NzaC1lZDI1NTE5AAAAI; copy the whole line of ~/.ssh/id_ed25519.pub"
-    ) cfg.sshKeys
+    ) keys
     ++ [
       (rule "orin.host.user" cfg.user (
         !(config.users.users.${cfg.user}.isSystemUser or false)
@@ -182,12 +205,7 @@ in
       ) ''the Nix store is read-only; name a folder of the board as a string, as in "/var/lib/models"'')
       # It becomes the user's own.
       (rule "orin.host.modelFolder" (toString cfg.modelFolder)
-        (
-          paths.plain cfg.modelFolder
-          && !matches "/(bin|boot|dev|etc|home|nix|proc|root|run|sys|tmp|usr|var|var/lib|var/log|var/cache)?/*" (
-            toString cfg.modelFolder
-          )
-        )
+        (paths.inStore cfg.modelFolder || paths.ownable cfg.modelFolder)
         ''the folder is given to ${cfg.user}; write one of its own and no system's, without a space, as in "/var/lib/models"''
       )
     ]
@@ -199,7 +217,8 @@ in
     ) labels
     ++ lib.concatLists (
       lib.mapAttrsToList (address: key: [
-        (rule "orin.host.caches.${check.show address}" key (matches "(https?|ssh|s3|file)://.+" address)
+        (rule "orin.host.caches.${check.show address}" key
+          (matches "(https?|ssh|s3|file)://[^[:space:]]+" address)
           ''write where the cache is with its scheme, as in "https://cache.example.org"''
         )
         (rule "orin.host.caches.${check.show address}" key (matches "[^:[:space:]]+:[A-Za-z0-9+/]{43}=" key)
@@ -261,13 +280,13 @@ in
 
     users.users = lib.mkMerge [
       {
-        root.openssh.authorizedKeys.keys = cfg.sshKeys;
+        root.openssh.authorizedKeys.keys = keys;
       }
       (lib.mkIf (cfg.user != "root") {
         ${cfg.user} = {
           isNormalUser = lib.mkDefault true;
           extraGroups = [ "wheel" ];
-          openssh.authorizedKeys.keys = cfg.sshKeys;
+          openssh.authorizedKeys.keys = keys;
         };
       })
     ];

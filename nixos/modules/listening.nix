@@ -14,6 +14,21 @@ rec {
       "localhost"
     ];
 
+  # Address and port as programs take them: an IPv6 address in brackets.
+  socket =
+    address: port: (if lib.hasInfix ":" address then "[${address}]" else address) + ":${toString port}";
+
+  # Where this machine itself reaches what listens there.
+  reach =
+    address:
+    socket (
+      {
+        "0.0.0.0" = loopback;
+        "::" = "::1";
+      }
+      .${address} or address
+    );
+
   port =
     default: example: description:
     lib.mkOption {

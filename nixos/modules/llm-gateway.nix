@@ -173,12 +173,19 @@ in
         at = "orin.llm-gateway.servers.${name}";
       in
       [
+        (check.rule "${at}.models" server.models (
+          server.models != [ ] || entries == [ ]
+        ) ''no request would go to this server; name its models, as in [ "small" ], or leave it out'')
         (check.rule "${at}.models" server.models (lib.allUnique server.models)
           "one of these is here twice and would get twice the requests; name each once"
         )
         (check.noPassword "${at}.url" server.url "use `keyVariable` and `environmentFile`")
         (check.rule "${at}.url" server.url
-          (lib.count (other: cfg.servers.${other}.url == server.url) names == 1)
+          (
+            lib.count (
+              other: lib.removeSuffix "/" cfg.servers.${other}.url == lib.removeSuffix "/" server.url
+            ) names == 1
+          )
           "another entry has this address too, and it would get twice the requests; write one entry with all its models"
         )
       ]

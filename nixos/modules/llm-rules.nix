@@ -100,6 +100,7 @@ in
       (flag: !lib.elem (lib.head (lib.splitString "=" flag)) ours)
       model.extraFlags
     ) "an option sets one of these flags; leave it out and set the option, as in `port` for --port")
+    (check.flags "orin.llm-server.models.${name}.extraFlags" model.extraFlags)
     {
       assertion = builtins.match "[a-z0-9][a-z0-9_-]*" name != null;
       message = line ''

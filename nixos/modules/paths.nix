@@ -6,7 +6,19 @@ in
 rec {
   inStore = path: lib.hasPrefix builtins.storeDir (toString path);
   # systemd splits at spaces and colons, and takes % and \ for its own.
-  plain = path: builtins.match "/[^[:space:]:%\\\"']*" (toString path) != null;
+  plain =
+    path:
+    builtins.match "/[^[:space:]:%\\\"']*" (toString path) != null
+    && !lib.elem ".." (lib.splitString "/" (toString path));
+  # A folder that may be given to somebody: none of the system's, and no service's state.
+  ownable =
+    path:
+    plain path
+    && !inStore path
+    &&
+      builtins.match "/((bin|boot|dev|etc|lib|lib64|nix|proc|root|run|sbin|sys|tmp|usr)(/.*)?|home|srv|mnt|var|var/(cache|lib|log|tmp)|var/(cache|lib|log)/(grafana|nixos|private|prometheus2|systemd)(/.*)?)?/*" (
+        toString path
+      ) == null;
 
   # One assertion for a file outside the store; null is no file. `example` is one that is right.
   file =
@@ -32,8 +44,8 @@ rec {
           ''${said} is no absolute path. Write it from the root, as in "${example}".''
         else
           ''
-            ${said} holds a space, a quote, or one of : % \, which systemd
-            reads as its own. Rename the file, as in "${example}".''
+            ${said} holds a space, a quote, a .. or one of : % \, which systemd
+            does not take or reads as its own. Rename the file, as in "${example}".''
       );
     };
 }

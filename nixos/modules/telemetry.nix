@@ -285,9 +285,11 @@ in
             (lib.all (flag: !check.matches "--(listen|web-config)(=.*)?" flag) cfg.exporter.extraFlags)
             "an option sets one of these flags; leave it out and set `listenAddress`, `port` or `webConfigFile`"
           )
-          (check.rule "orin.telemetry.textfileDirectory" (toString cfg.textfileDirectory) (
-            paths.plain cfg.textfileDirectory && !paths.inStore cfg.textfileDirectory
-          ) ''write a folder of the board, which programs write to, as in "/var/lib/orin-textfile"'')
+          (check.flags "orin.telemetry.exporter.extraFlags" cfg.exporter.extraFlags)
+          (check.rule "orin.telemetry.textfileDirectory" (toString cfg.textfileDirectory)
+            (paths.ownable cfg.textfileDirectory)
+            ''the folder is given to the group video; write one of its own and no system's, as in "/var/lib/orin-textfile"''
+          )
           (check.noSecrets "orin.telemetry.alertmanager.configuration" cfg.alertmanager.configuration
             "use the setting's twin with _file at its end, as in `smtp_auth_password_file`"
           )
@@ -311,7 +313,8 @@ in
               example = "/var/lib/secrets/${name}";
             })
           ]) cfg.exporter.webFiles
-        );
+        )
+        ++ check.absoluteFiles "orin.telemetry.alertmanager.configuration" cfg.alertmanager.configuration;
 
         orin.ports = {
           "orin.telemetry.exporter.port" = cfg.exporter.port;
@@ -332,7 +335,7 @@ in
         systemd.services.jetson-exporter = exporterUnit "Jetson sensors for Prometheus" (
           [
             "--listen"
-            "${cfg.exporter.listenAddress}:${toString cfg.exporter.port}"
+            (listening.socket cfg.exporter.listenAddress cfg.exporter.port)
           ]
           ++ lib.optionals (cfg.exporter.webConfigFile != null) [
             "--web-config"
@@ -404,6 +407,14 @@ in
             "use `basic_auth.username` and `basic_auth.password_file`"
           )
         ]) cfg.prometheus.remoteWrite
+        # Else promtool says so, at the end of the build. Those of our option have the rule below.
+        ++ map (
+          name:
+          check.rule "services.prometheus.scrapeConfigs" name (
+            lib.count (job: job.job_name == name) config.services.prometheus.scrapeConfigs
+            <= 1 + lib.count (job: job.job_name == name) cfg.prometheus.extraScrapeConfigs
+          ) "orin.telemetry has a job of that name; give yours another, or leave it out"
+        ) taken
         ++ map (
           job:
           check.rule "orin.telemetry.prometheus.extraScrapeConfigs" job.job_name (
@@ -416,7 +427,9 @@ in
           job:
           check.noSecrets "orin.telemetry.prometheus.extraScrapeConfigs" job
             "use the setting's twin with _file at its end, as in `password_file`"
-        ) cfg.prometheus.extraScrapeConfigs;
+        ) cfg.prometheus.extraScrapeConfigs
+        ++ check.absoluteFiles "orin.telemetry.prometheus.extraScrapeConfigs" cfg.prometheus.extraScrapeConfigs
+        ++ check.absoluteFiles "orin.telemetry.prometheus.remoteWrite" cfg.prometheus.remoteWrite;
         systemd.services.prometheus.serviceConfig = lib.mkIf (llmKey != null) {
           LoadCredential = "llm-metrics:${llmKey}";
         };
@@ -440,12 +453,14 @@ in
           );
           scrapeConfigs =
             let
+              inherit (config.services.prometheus.exporters) node;
               # One target each: two with the same job and instance would share one `up`.
-              job = job_name: port: {
+              job = jobAt loopback;
+              jobAt = listens: job_name: port: {
                 inherit job_name;
                 static_configs = [
                   {
-                    targets = [ (address port) ];
+                    targets = [ (listening.reach listens port) ];
                     labels = {
                       inherit host;
                       instance = host;
@@ -455,15 +470,15 @@ in
               };
             in
             [
-              (job "jetson" cfg.exporter.port // cfg.exporter.scrape)
-              (job "prometheus" config.services.prometheus.port)
+              (jobAt cfg.exporter.listenAddress "jetson" cfg.exporter.port // cfg.exporter.scrape)
+              (jobAt config.services.prometheus.listenAddress "prometheus" config.services.prometheus.port)
             ]
             ++ lib.optional cfg.exporter.debugfs.enable (job "jetson-debugfs" cfg.exporter.debugfs.port)
-            ++ lib.optional cfg.nodeExporter (job "node" config.services.prometheus.exporters.node.port)
+            ++ lib.optional cfg.nodeExporter (jobAt node.listenAddress "node" node.port)
             ++ lib.optionals (llm.enable && llm.metrics) (
               lib.mapAttrsToList (
                 name: model:
-                job "llm-${name}" model.port
+                jobAt llm.host "llm-${name}" model.port
                 // lib.optionalAttrs (llmKey != null) {
                   authorization.credentials_file = "/run/credentials/prometheus.service/llm-metrics";
                 }

@@ -27,12 +27,14 @@ let
       tinygrad.enable = true;
       performance.enable = true;
       telemetry.enable = true;
+      telemetry.exporter.listenAddress = "fd00::5";
       llm-server = {
         enable = true;
         models.main.file = "/srv/model.gguf";
       };
       upgrade.enable = true;
       cache.enable = true;
+      cache.listenAddress = "::";
       backup = {
         enable = true;
         repository = "/mnt/usb/attic";
@@ -100,6 +102,8 @@ let
       ];
     "services.restic.backups.orin" =
       lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db" attic.services.restic.backups.orin.backupPrepareCommand;
+    "systemd.sockets.harmonia" =
+      attic.systemd.sockets.harmonia.socketConfig.ListenStream == "[::]:5000";
     "systemd.services.harmonia" =
       attic.systemd.services.orin-cache-key.requiredBy == [ "harmonia.service" ]
       && lib.hasInfix "/var/lib/orin-cache/secret-key" (
@@ -107,8 +111,33 @@ let
       );
     # Ours follow: Grafana asks the stranger's Prometheus.
     "services.grafana.provision" =
-      (lib.head attic.services.grafana.provision.datasources.settings.datasources).url
-      == "http://127.0.0.1:9999";
+      map (source: [
+        source.name
+        source.url
+        source.isDefault
+      ]) attic.services.grafana.provision.datasources.settings.datasources == [
+        [
+          "Prometheus"
+          "http://10.0.0.5:9999"
+          false
+        ]
+        [
+          "Loki"
+          "http://loki:3100"
+          true
+        ]
+      ];
+    # And Prometheus finds what listens where the stranger, or our option, says.
+    "services.prometheus.scrapeConfigs.*.targets" =
+      lib.concatMap (
+        job: lib.concatMap (target: target.targets) job.static_configs
+      ) attic.services.prometheus.scrapeConfigs == [
+        "router:9100"
+        "[fd00::5]:9401"
+        "10.0.0.5:9999"
+        "127.0.0.1:9111"
+        "127.0.0.1:8000"
+      ];
   };
 
   # A module that nobody has switched on says nothing, and needs no other module of ours and no overlay.

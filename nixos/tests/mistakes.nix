@@ -359,6 +359,106 @@
       ''orin.backup.databases."a/b" = "history.db" is no absolute path''
     ];
   };
+  # What a reviewer of the above found to pass.
+  yetMore = {
+    host = imitation {
+      orin.host = {
+        modelFolder = "/etc/ssh";
+        # The second is right: a file that was read ends with a line's end.
+        sshKeys = lib.mkForce [
+          "ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh"
+          "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh\n"
+        ];
+        caches."https://cache.example.org " = "c:74DUi4Ye579gUqzH4ziL9IyiJBlDpMRn9MBN8oNan9M=";
+      };
+      orin.telemetry = {
+        textfileDirectory = "/etc";
+        exporter = {
+          listenAddress = "300.168.1.5";
+          extraFlags = [ "--sample-rate 20" ];
+        };
+        prometheus = {
+          retention = "30m1d";
+          scrapeInterval = "5s5s";
+          remoteWrite = [
+            {
+              url = "https://metrics.example.org/write";
+              basic_auth.password_file = "secrets/metrics";
+            }
+          ];
+          extraScrapeConfigs = [
+            {
+              job_name = "other";
+              tls_config.ca_file = "${./mistakes.nix}";
+              tls_config.key_file = "${./mistakes.nix}";
+            }
+          ];
+        };
+        alertmanager = {
+          enable = true;
+          configuration.global.smtp_auth_password_file = "mail";
+        };
+      };
+      services.prometheus.scrapeConfigs = [ { job_name = "node"; } ];
+      orin.llm-server.models.main = {
+        file = lib.mkForce "/var/lib/models/../model.gguf";
+        extraFlags = [ "--ctx-size 4096" ];
+      };
+      orin.llm-gateway = {
+        enable = true;
+        environmentFile = "/var/lib/secrets/gateway";
+        servers = {
+          a.url = "http://orin-1:8000";
+          a.models = [ ];
+          b.url = "http://orin-2:8000";
+          b.models = [ "main" ];
+          c.url = "http://orin-2:8000/";
+          c.models = [ "main" ];
+        };
+      };
+      orin.upgrade = {
+        enable = true;
+        dates = "25:99";
+      };
+      orin.cache = {
+        enable = true;
+        listenAddress = "orin-1.local";
+      };
+      orin.backup = {
+        enable = true;
+        repository = "sftp:nas";
+        passwordFile = "/var/lib/secrets/backup";
+        dates = "2026-13-01 04:00";
+        paths = [ "/srv/../.." ];
+        databases.other = "/var/lib/other/";
+      };
+    };
+    wanted = [
+      ''orin.host.modelFolder = "/etc/ssh": the folder is given to''
+      ''orin.host.sshKeys = "ssh-rsa AAAAC3NzaC1lZDI1NTE5AAAAIG9uZSBvZiBub2JvZHksIGZvciB0aGUgZXhhbXBsZXMh": the key is of another kind''
+      ''orin.host.caches."https://cache.example.org "''
+      ''orin.telemetry.textfileDirectory = "/etc": the folder is given to the group video''
+      ''orin.telemetry.exporter.listenAddress = "300.168.1.5": write an address alone''
+      ''orin.telemetry.exporter.extraFlags = [ "--sample-rate 20" ]: a flag and its value''
+      ''orin.telemetry.prometheus.retention = "30m1d": write a number''
+      ''orin.telemetry.prometheus.scrapeInterval = "5s5s": write a number''
+      ''orin.telemetry.prometheus.remoteWrite, password_file = "secrets/metrics": write a file of the board''
+      ''orin.telemetry.prometheus.extraScrapeConfigs, key_file = "/nix/store''
+      ''services.prometheus.scrapeConfigs = "node": orin.telemetry has a job of that name''
+      ''orin.telemetry.alertmanager.configuration, smtp_auth_password_file = "mail": write a file of the board''
+      ''orin.llm-server.models.main.file = "/var/lib/models/../model.gguf" holds a space, a quote, a ..''
+      ''orin.llm-server.models.main.extraFlags = [ "--ctx-size 4096" ]: a flag and its value''
+      "orin.llm-gateway.servers.a.models = [ ]: no request would go to this server"
+      ''orin.llm-gateway.servers.b.url = "http://orin-2:8000": another entry has this address''
+      ''orin.llm-gateway.servers.c.url = "http://orin-2:8000/": another entry has this address''
+      ''orin.upgrade.dates = "25:99": write it as systemd.time(7) does''
+      ''orin.cache.listenAddress = "orin-1.local": systemd takes numbers here''
+      ''orin.backup.repository = "sftp:nas": restic would make a folder''
+      ''orin.backup.dates = "2026-13-01 04:00": write it as systemd.time(7) does''
+      ''orin.backup.paths = [ "/srv/../.." ]: write each from the root''
+      ''orin.backup.databases."other" = "/var/lib/other/": this is a folder''
+    ];
+  };
   # Whose repository's address holds the password.
   passwords = {
     host = imitation {

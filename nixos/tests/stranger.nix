@@ -54,7 +54,7 @@
     prometheus = {
       enable = true;
       port = 9999;
-      listenAddress = "0.0.0.0";
+      listenAddress = "10.0.0.5";
       retentionTime = "2y";
       checkConfig = false;
       globalConfig = {
@@ -70,6 +70,7 @@
       exporters.node = {
         enable = true;
         listenAddress = "0.0.0.0";
+        port = 9111;
         enabledCollectors = [ "processes" ];
       };
     };
@@ -83,6 +84,14 @@
         "auth.anonymous".enabled = true;
         analytics.reporting_enabled = true;
       };
+      provision.datasources.settings.datasources = [
+        {
+          name = "Loki";
+          type = "loki";
+          url = "http://loki:3100";
+          isDefault = true;
+        }
+      ];
     };
   };
   powerManagement.cpuFreqGovernor = "schedutil";

@@ -41,14 +41,25 @@ let
   hostsOf = folder: (import (folder + "/flake.nix")).outputs inputs;
   inherit ((hostsOf ../../templates/default).nixosConfigurations) my-orin;
   fleet = hostsOf ../../templates/fleet;
+  # colmena imports each node's modules, and reads `deployment` with an option of its own.
+  nodes = lib.mapAttrs (
+    _: node:
+    nixosSystem {
+      modules = [
+        node
+        { options.deployment = lib.mkOption { type = lib.types.attrs; }; }
+      ];
+    }
+  ) (removeAttrs fleet.colmena [ "meta" ]);
   report = {
-    hive = lib.attrNames fleet.colmena;
+    hive = lib.mapAttrs (_: host: host.config.deployment) nodes;
+    alone = lib.attrNames fleet.nixosConfigurations;
     # What is wrong, one string each.
     wrong = lib.concatLists (
       lib.mapAttrsToList (
         name: host:
         map (rule: "${name}: ${rule.message}") (lib.filter (rule: !rule.assertion) host.config.assertions)
-      ) (fleet.nixosConfigurations // { inherit my-orin; })
+      ) (nodes // { inherit my-orin; })
     );
   };
 in

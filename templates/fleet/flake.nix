@@ -67,7 +67,10 @@
         };
         monitor = {
           imports = monitor;
-          deployment.tags = [ "monitor" ];
+          deployment = {
+            targetHost = "monitor.local";
+            tags = [ "monitor" ];
+          };
         };
       }
       // lib.mapAttrs (hostName: board: {

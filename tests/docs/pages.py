@@ -110,6 +110,15 @@ def prose(page: str) -> str:
     return re.sub(r"(?ms)^\s*```.*?^\s*```\s*$", "", text(page))
 
 
+def table_commands(page: str) -> Iterator[tuple[int, str]]:
+    """The commands in the first columns of tables that are headed "command", with their lines."""
+    inside = False
+    for number, line in enumerate(text(page).splitlines(), 1):
+        inside = line.startswith("| command |") or (inside and line.startswith("|"))
+        if inside and (cell := re.match(r"\| (`.*?`) \| ", line)):
+            yield from ((number, command) for command in re.findall(r"`([^`]+)`", cell[1]))
+
+
 def anchors(page: str) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
     found: dict[str, int] = {}

@@ -125,7 +125,10 @@ RULES: list[tuple[str, Answer]] = [
         Elsewhere("tests/nixos/test_flake.py::test_wrong_use_says_what_it_should_and_no_more"),
     ),
     (r"nix run \.#[\w-]+( -- .*)?", NotHere(NIX)),
-    (r"nix develop|nix flake check|nixos-rebuild .*", NotHere(NIX)),
+    (r"nix develop( \.#(tinygrad|llama-cpp))?|nix flake check|nixos-rebuild .*", NotHere(NIX)),
+    (r"nix build \.#gpu-check", NotHere(BOARD)),
+    (r"nix build \.#vm-test", NotHere("needs KVM, and Nix with its store")),
+    (r"nix fmt", NotHere(NIX)),
     (
         r"orinbench synth --shape 1b --quant Q6_K 1b\.gguf",
         Run("orinbench synth --shape tiny --quant Q6_K new.gguf", shows="synthetic tiny Q6_K"),
@@ -140,8 +143,14 @@ RULES: list[tuple[str, Answer]] = [
     (r"tools/series verify", Elsewhere("Makefile", "tools/series verify\n")),
     # docs/engine.md
     (
-        r"orinllm run (\.venv/)?SmolLM2-135M-Instruct\.Q4_1\.gguf -p .*",
+        r"orinllm run ((\.venv/)?SmolLM2-135M-Instruct\.Q4_1\.gguf|MODEL) -p .*",
         Elsewhere("tests/engine/test_cli.py::test_run_prints_the_answer_and_nothing_else"),
+    ),
+    (r"orinllm chat MODEL", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
+    (r"orinllm show MODEL", Elsewhere("tests/engine/test_cli.py::test_show_says_what_a_model_is")),
+    (
+        r"orinllm compile MODEL --arch sm_87 -o DIR",
+        Elsewhere("tests/engine/test_ahead.py::test_a_start_with_cubins_compiles_nothing"),
     ),
     # docs/server.md
     (
@@ -196,15 +205,15 @@ RULES: list[tuple[str, Answer]] = [
     ),
     # docs/tuning.md, device-check.md
     (
-        r"orinbench tune search --shape tiny --level 1 --budget 30m",
+        r"orinbench tune search --shape tiny --level 1 --budget 30m|tune search MODEL",
         Elsewhere(f"{TUNE}/test_search.py::test_a_found_kernel_is_found_again_without_a_search"),
     ),
     (
-        r"orinbench tune export .*",
+        r"(orinbench )?tune export .*",
         Elsewhere(f"{TUNE}/test_tuning_file.py::test_export_writes_what_was_kept"),
     ),
     (
-        r"orinbench tune import tuning\.json --shape tiny",
+        r"orinbench tune import tuning\.json --shape tiny|tune import FILE MODEL",
         Elsewhere(f"{TUNE}/test_search.py::test_what_does_not_apply_or_is_slower_stays_out"),
     ),
     (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.docs.pages import LANGUAGES, REPOSITORY, blocks, pages, prose, text
+from tests.docs.pages import LANGUAGES, REPOSITORY, blocks, pages, prose, table_commands, text
 from tests.docs.rules import NO_COMMANDS, RULES, Elsewhere, NotHere, Parsed, Run, rule
 
 from orinbench.cli import orinbench
@@ -19,7 +19,7 @@ COMMANDS = {
     for block in BLOCKS
     if not block.mark
     for command in block.commands
-}
+} | {command: f"{page}:{line}" for page in pages() for line, command in table_commands(page)}
 
 
 def shell(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:

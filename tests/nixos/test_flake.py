@@ -83,7 +83,12 @@ def test_a_stranger_s_host_and_the_fleet_have_nothing_wrong(flake: Flake) -> Non
     assert flake("checks.x86_64-linux.foreign-host.report") == []
     assert flake("checks.x86_64-linux.templates.report.wrong") == []
     hive = flake("checks.x86_64-linux.templates.report.hive")
-    assert hive == ["meta", "monitor", "orin-1", "orin-2", "orin-3"]
+    assert sorted(hive) == flake("checks.x86_64-linux.templates.report.alone")
+    assert hive.pop("monitor") == {"targetHost": "monitor.local", "tags": ["monitor"]}
+    for name, deployment in hive.items():
+        assert deployment.pop("tags") == ["bench" if name == "orin-1" else "llm"]
+        assert deployment == {"buildOnTarget": True, "targetHost": f"{name}.local"}
+    assert len(hive) == 3
 
 
 def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
@@ -95,7 +100,7 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
             assert any(text in message for message in case["got"]), (name, case)
         for message in case["got"]:
             assert message.startswith("host board: ") and "\n" not in message, (name, message)
-    assert sum(len(case["got"]) for case in cases.values()) > 110
+    assert sum(len(case["got"]) for case in cases.values()) > 135
 
 
 def test_the_generated_pages_are_what_the_modules_say(flake: Flake) -> None:

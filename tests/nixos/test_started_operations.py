@@ -1,7 +1,7 @@
 """Upgrade, backup and cache under a real systemd: evaluated units, real restic, sqlite3 and Nix.
 
-Stand-ins: `nixos-rebuild`, which sets the next system in the profile and switches to it, and
-harmonia, which says ready and answers with its key's name.
+Stand-ins: `nixos-rebuild`, which sets the next system in the profile and switches to it,
+harmonia, which says ready and answers with its key's name, and NVIDIA's generator of the CDI file.
 """
 
 import importlib
@@ -26,7 +26,8 @@ pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 READBACK, UPGRADE = "orin-performance-readback.service", "nixos-upgrade.service"
 CHECK, BACKUP = "orin-upgrade-check.service", "restic-backups-orin.service"
 CACHE, KEY = "harmonia.service", "orin-cache-key.service"
-NAMES = (READBACK, UPGRADE, CHECK, BACKUP, KEY, CACHE, "harmonia.socket")
+CDI = "nvidia-container-toolkit-cdi-generator.service"
+NAMES = (READBACK, UPGRADE, CHECK, BACKUP, KEY, CACHE, "harmonia.socket", CDI)
 HISTORY = "/home/orin/.local/state/tinygrad-orin/history.db"
 GRAFANA = "/var/lib/grafana/data/grafana.db"
 GPU = "/srv/board/sys/devices/platform/17000000.gpu/devfreq_dev/max_freq"
@@ -50,6 +51,8 @@ PROGRAMS = {
     "sqlite3": 'exec sqlite3 "$@"',
     "systemctl": 'exec systemctl "$@"',
     "harmonia-cache": with_checkout(f"exec {PYTHON}/bin/python3 /srv/harmonia.py"),
+    "udevadm": "exit 1",
+    "nvidia-cdi-generator": 'echo {} >"$RUNTIME_DIRECTORY/nvidia-container-toolkit.json"',
     "nixos-rebuild": f"""set -e
 test "$*" = "switch --refresh --flake /etc/nixos"
 nix-env --profile {PROFILE} --set "$(cat /srv/next)"
@@ -164,3 +167,12 @@ def test_a_cache_makes_its_key_once_and_says_it_to_the_other_boards(machine: Mac
     assert machine.run("cat", "/var/lib/orin-cache/secret-key").stdout == secret
     pid = machine.wait(CACHE, "active", 10)["MainPID"]
     assert machine.run("stat", "--format=%u", f"/proc/{pid}").stdout.strip() != "0"
+
+
+def test_containers_find_the_devices_for_as_long_as_the_board_is_up(machine: Machine) -> None:
+    """Podman reads the folder at each start; what made the file has ended, and udev may be slow."""
+    assert machine.wait(CDI, "active", 20)["SubState"] == "exited"
+    made = "/run/cdi/nvidia-container-toolkit.json"
+    assert machine.run("cat", made).stdout == "{}\n"
+    machine.run("systemctl", "restart", CDI)
+    assert machine.run("cat", made).stdout == "{}\n"
