@@ -205,6 +205,15 @@ def test_random_blocks(first: str, second: str) -> None:
     )
 
 
+def test_literals_that_are_no_bits_of_integers() -> None:
+    """A decimal float under abs and neg, and a signaling NaN of 64 bits."""
+    same(
+        kernel(
+            f"abs.ftz.f32 %f1, 1.5; neg.ftz.f32 %f2, 1.5; add.f32 %f1, %f1, %f2; min.f64 %rd1, 0d7FF0000000000001, 0d47EFFFFFEFFFFFFF; cvt.u32.u64 %r2, %rd1; mov.b32 %r1, %f1; add.u32 %r1, %r1, %r2; {STORE}"
+        )
+    )
+
+
 # faults, order, memory
 
 

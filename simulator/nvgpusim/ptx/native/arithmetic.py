@@ -103,7 +103,8 @@ def _extreme(w: Words) -> str:
     t, op = w.t, w.i.op
     _refuse(w, "xorsign", "abs")
     if t.name == "f64":
-        return _sure64(w, f"{op}_f64({w.a(1)}, {w.a(2)})")
+        head = f"double x = {w.a(1)}, z = {w.a(2)}; if (unlikely(x != x || z != z)) goto odd;"
+        return f"{{ {head} {w.d(f'{op}_f64(x, z)')} }}"
     if t.name == "f32":
         fn = f"{op}_nan_f32" if w.has("NaN") else f"{op}_f32"
         ins = _inputs(w, len(w.i.args) - 1)

@@ -7,10 +7,14 @@ import hashlib
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +28,12 @@ FLAGS = (
 )  # fmt: skip
 """No -ffast-math: what is fused or reordered is written so."""
 SECONDS = 120
-"""A compiler that takes longer is ended."""
+"""A compiler that takes longer is ended, and not asked again by this process."""
+KEPT = 4096
+"""Libraries in the folder, of 16 to 50 KiB; those that were used last stay."""
 
 _told: set[str] = set()
+_hung: set[tuple[str, ...]] = set()
 
 
 def tell(line: str) -> None:
@@ -38,10 +45,14 @@ def tell(line: str) -> None:
 
 @lru_cache
 def compiler() -> tuple[str, ...]:
-    """The C compiler's command: $CC, clang, gcc or cc of PATH, ziglang's clang; () for none."""
-    asked = os.environ.get("CC")
-    for name in (asked,) if asked else ("clang", "gcc", "cc"):
-        if name and (found := shutil.which(name)):
+    """The C compiler's command: $CC, or clang, gcc, cc of PATH, ziglang's clang; () for none."""
+    if asked := shlex.split(os.environ.get("CC", "")):
+        if found := shutil.which(asked[0]):
+            return found, *asked[1:]
+        tell(f"CC={asked[0]} is no program of PATH (clang, gcc and `python -m ziglang cc` serve)")
+        return ()
+    for name in ("clang", "gcc", "cc"):
+        if found := shutil.which(name):
             return (found,)
     ziglang = importlib.util.find_spec("ziglang")
     if ziglang is None or not ziglang.submodule_search_locations:
@@ -63,8 +74,11 @@ def _machine() -> bytes:
 def load(text: str) -> Any:
     """The function `run` of a C file, compiled now or found in the folder; None if it cannot be."""
     command = compiler()
+    if command in _hung:
+        return None
     if not command:
-        tell("no C compiler (install clang or gcc, or `pip install ziglang`)")
+        if not os.environ.get("CC"):
+            tell("no C compiler (install clang or gcc, or `pip install ziglang`)")
         return None
     key = hashlib.sha256(b"\0".join([
         text.encode(), HEADER.read_bytes(), repr((command, FLAGS)).encode(), _machine(),
@@ -72,19 +86,46 @@ def load(text: str) -> Any:
     directory = cache_directory() / "native"
     library = directory / f"{key[:32]}.so"
     try:
-        if not library.exists():
-            directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _mine(directory, directory.stat()):
+            tell(f"{directory}: others may write there (it must be yours, mode 0700)")
+            return None
+        run = _kept(library)
+        if run is None:
             _compile(command, text, library)
-        run = ctypes.PyDLL(str(library)).run
+            run = ctypes.PyDLL(str(library)).run
+            _prune(directory)
     except subprocess.CalledProcessError as e:
         said = e.stderr.decode(errors="replace").splitlines()
         error = next((line for line in said if "error" in line), "no message")
         tell(f"{command[0]} cannot compile a kernel ({error})")
         return None
-    except (OSError, subprocess.TimeoutExpired) as e:
+    except subprocess.TimeoutExpired:
+        _hung.add(command)
+        tell(f"{command[0]} was ended: it had not compiled a kernel in {SECONDS} s")
+        return None
+    except (OSError, AttributeError) as e:
         tell(f"{directory}: {e}")
         return None
     run.argtypes, run.restype = [ctypes.c_void_p], ctypes.c_int
+    return run
+
+
+def _mine(path: Path, found: os.stat_result) -> bool:
+    """True if nobody but this user may have written there."""
+    kind = stat.S_ISDIR if path.suffix != ".so" else stat.S_ISREG
+    return kind(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def _kept(library: Path) -> Any:
+    """The function of a library of the folder; None if there is none to be trusted."""
+    try:
+        if not _mine(library, library.lstat()):
+            return None
+        run = ctypes.PyDLL(str(library)).run
+        os.utime(library)
+    except (OSError, AttributeError):  # none, a part of one, or none of ours
+        return None
     return run
 
 
@@ -92,11 +133,34 @@ def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
     """Compile beside and move, so that nobody loads a part of a file."""
     handle, name = tempfile.mkstemp(".so", dir=library.parent)
     os.close(handle)
+    line = [*command, *FLAGS, f"-I{HEADER.parent}", "-x", "c", "-", "-o", name, "-lm"]
+    pipe = subprocess.PIPE
     try:
-        subprocess.run(
-            [*command, *FLAGS, f"-I{HEADER.parent}", "-x", "c", "-", "-o", name, "-lm"],
-            input=text.encode(), capture_output=True, check=True, timeout=SECONDS,
-        )  # fmt: skip
+        with subprocess.Popen(
+            line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        ) as process:
+            try:
+                _, said = process.communicate(text.encode(), SECONDS)
+            except BaseException:
+                with suppress(ProcessLookupError):  # with what it has started itself
+                    os.killpg(process.pid, signal.SIGKILL)
+                raise
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, line, stderr=said)
+        os.chmod(name, 0o600)
         os.replace(name, library)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _prune(directory: Path) -> None:
+    """Delete what was used longest ago, where there is more than `KEPT`."""
+    names = os.listdir(directory)
+    if len(names) <= KEPT:
+        return
+    used = []
+    for name in names:
+        with suppress(OSError):  # another process has deleted it
+            used.append((os.stat(directory / name).st_mtime, name))
+    for _, name in sorted(used)[:-KEPT]:
+        (directory / name).unlink(missing_ok=True)

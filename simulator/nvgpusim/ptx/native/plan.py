@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..compile import END, Block, Code, compile_kernel
-from ..tree import Addr, Instr, Kernel, Module, Neg, Reg, Sym, registers
+from ..tree import Addr, Instr, Kernel, Module, Neg, PtxError, Reg, Sym, registers
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
 from .memory import Store, load, store, store_slot
@@ -57,7 +57,7 @@ def _write(instr: Instr, frame: Frame) -> Text | None:
         if instr.op == "st" and not _slots(instr, frame.kernel):
             return Text(store=store(words))
         lines = TABLE[instr.op](words)
-    except Unknown:
+    except (Unknown, PtxError):  # a literal that has no integer's bits, for one
         return None
     return Text(f"if ({guard(instr)}) {{ {lines} }}" if instr.guard is not None else lines)
 

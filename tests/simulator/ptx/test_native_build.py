@@ -1,0 +1,107 @@
+"""The folder of compiled kernels and the compiler behind it, where they are not as one wishes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvgpusim.ptx.native import build
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty folder of libraries, and nothing said so far."""
+    monkeypatch.setenv("NVGPUSIM_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_told", set())
+    monkeypatch.setattr(build, "_hung", set())
+    return tmp_path / "native"
+
+
+def c(value: int) -> str:
+    """A file whose function returns a number."""
+    return f"int run(void *c) {{ return {value}; }}\n"
+
+
+def test_a_library_that_others_can_write_is_not_loaded(folder: Path, capsys: Any) -> None:
+    """One in a folder of theirs, one that is writable, a link, a part of one, one without `run`."""
+    assert build.load(c(1))(None) == 1
+    (mine,) = folder.iterdir()
+    assert (folder.stat().st_mode & 0o777, mine.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert build.load(c(66))(None) == 66
+    (planted,) = set(folder.iterdir()) - {mine}
+    kept = mine.stat().st_ino
+    assert build.load(c(1))(None) == 1 and mine.stat().st_ino == kept
+
+    def writable() -> None:
+        shutil.copy(planted, mine)
+        mine.chmod(0o666)
+
+    plant = (
+        writable,
+        lambda: mine.symlink_to(planted),
+        lambda: mine.write_bytes(b""),
+        lambda: mine.write_bytes(b"\x7fELF"),
+    )
+    for how in plant:
+        mine.unlink()
+        how()
+        if not mine.is_symlink() and how is not writable:
+            mine.chmod(0o600)
+        assert build.load(c(1))(None) == 1
+        assert not mine.is_symlink() and mine.stat().st_mode & 0o777 == 0o600
+    assert not capsys.readouterr().err
+    folder.chmod(0o777)
+    assert build.load(c(1)) is None
+    assert "others may write there" in capsys.readouterr().err
+
+
+def test_a_compiler_that_hangs_is_asked_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, tmp_path: Path
+) -> None:
+    """It ends with what it has started, and leaves no file."""
+    script, pids = tmp_path / "slow", tmp_path / "pids"
+    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >> {pids}\nwait\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(build, "compiler", lambda: (str(script),))
+    monkeypatch.setattr(build, "SECONDS", 2)
+    assert build.load(c(1)) is None and build.load(c(2)) is None
+    said = capsys.readouterr().err
+    assert "was ended" in said and len(said.splitlines()) == 1
+    (child,) = pids.read_text().split()
+    state = Path(f"/proc/{child}/stat")
+    for _ in range(200):  # the kernel ends it in its own time
+        if not state.exists() or state.read_text().rsplit(")")[-1].split()[0] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("what the compiler had started still runs")
+    assert not list(folder.iterdir())
+
+
+def test_cc_may_have_options_and_must_exist(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("CC", "sh -e")
+    assert build.compiler.__wrapped__() == (shutil.which("sh"), "-e")
+    monkeypatch.setenv("CC", "no-such-compiler -O1")
+    assert build.compiler.__wrapped__() == ()
+    assert "CC=no-such-compiler is no program of PATH" in capsys.readouterr().err
+
+
+def test_the_folder_does_not_grow_without_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "KEPT", 2)
+    assert build.load(c(1))(None) == 1
+    (first,) = folder.iterdir()
+    assert build.load(c(2))(None) == 2
+    for n, path in enumerate(folder.iterdir()):
+        os.utime(path, (1e9 + n, 1e9 + n))
+    assert build.load(c(1))(None) == 1  # used again
+    assert build.load(c(3))(None) == 3
+    assert len(list(folder.iterdir())) == 2 and first.exists()
