@@ -23,7 +23,7 @@ from orinllm.errors import BadInput
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def orinbench() -> None:
-    """Measure LLM decoding on tinygrad and llama.cpp, honestly."""
+    """Measure LLM decoding on tinygrad and llama.cpp, and all around it."""
 
 
 for command in (

@@ -268,7 +268,7 @@ def markdown(rows: list[Compiled], title: str) -> str:
 @click.option("--arch", default="sm_87", help="GPU [sm_87, every Orin]")
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 def sass_command(shape: str, quant: str, arch: str, output: str) -> None:
-    """Compile the fused kernels for an Orin, and show what limits each."""
+    """Compile the kernels for an Orin; show what limits each."""
     rows = [compile_launch(launch, arch) for launch in launches(shape, quant, arch)]
     title = f"{shape} {quant} for {arch}"
     click.echo(json.dumps([asdict(r) for r in rows]) if output == "json" else markdown(rows, title))

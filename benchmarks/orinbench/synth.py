@@ -292,7 +292,10 @@ def progress_bar(description: str, console: Console | None = None) -> Iterator[P
 def synth_command(
     shape: str, quant: str, seed: int, context: int | None, force: bool, out: Path
 ) -> None:
-    """Write a synthetic model: a real shape with random weights, the same for the same seed."""
+    """Write a synthetic model of random weights.
+
+    The shape is a real model's. The same seed gives the same file.
+    """
     if out.is_dir():
         raise BenchError(f"{out}: is a directory; the file to write was expected")
     if out.exists() and not force:

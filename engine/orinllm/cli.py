@@ -347,7 +347,7 @@ def _lines() -> Iterator[str]:
 )
 @click.option("--deterministic", is_flag=True, help="Same answer whoever else asks; slower.")
 def serve(source: Source, **given: Any) -> None:
-    """Answer over HTTP as OpenAI's API does: orinllm serve model.gguf.
+    """Serve a model with OpenAI's HTTP API.
 
     Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end
     for --grace seconds.
@@ -390,7 +390,10 @@ def serve(source: Source, **given: Any) -> None:
 @cli.command()
 @with_model
 def show(source: Source) -> None:
-    """Say what a model is and which path each tensor takes on a device, and why."""
+    """Describe a model, and which path computes each tensor.
+
+    The reason stands beside each path.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -445,7 +448,10 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
 )
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder.")
 def compile_(**given: Any) -> None:
-    """Compile a model's kernels ahead; ORINLLM_CUBINS=FOLDER then finds them."""
+    """Compile a model's kernels ahead of time.
+
+    A later start with ORINLLM_CUBINS=FOLDER compiles none of them.
+    """
     from orinllm.ahead import compile_ahead, target
     from orinllm.launches.buffers import KEY_TYPES
     from orinllm.network import Network

@@ -119,7 +119,7 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     \b
     nvgpusim --place windows -- python3 script.py
     nvgpusim --delay 5 --seed 7 -- pytest tests/test_ops.py
-    nvgpusim -- -m tinygrad.apps.llm
+    nvgpusim -- -m tinygrad.llm
     """
     options = Options(**values | {"sanitize": checks(values["sanitize"])})
     for spec in options.inject:

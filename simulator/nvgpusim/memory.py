@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from .l2 import CACHEABLE, Lines
 from .locks import Lock
+from .table import Extents
 
 Access = Literal["read", "write", "fetch", "atomic"]
 FaultKind = Literal["unmapped", "read-only", "unmapped-after"]
@@ -94,8 +95,7 @@ def map_pages(fd: int, size: int) -> NDArray[np.uint8]:
     wish, _offset = ZONE + _offset, (_offset + -(-size // PAGE) * PAGE) % ZONE_SIZE
     address = _mmap(wish, size, both, mmap.MAP_SHARED, fd, 0)
     if address is None or address == ctypes.c_size_t(-1).value:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise OSError(number := ctypes.get_errno(), os.strerror(number))
     pages = (ctypes.c_uint8 * size).from_address(address)
     weakref.finalize(pages, _munmap, address, size).atexit = False
     return np.ctypeslib.as_array(pages)
@@ -147,8 +147,10 @@ class DmaBuf:
 
     `refs` counts who holds it (handle, fd, cpu, gpu, kernel); the memory goes when all are gone.
     `attribute` is nvmap's cache attribute: 0 uncached, 1 write-combined, 2 inner cacheable,
-    3 cacheable. `key` is the memfd's device and inode.
+    3 cacheable. `key` is the memfd's device and inode. `moves` counts mapped buffers that moved.
     """
+
+    moves = 0
 
     def __init__(
         self,
@@ -195,6 +197,7 @@ class DmaBuf:
         """Keep the content of pinned pages that the client is about to unmap."""
         if self.pinned is not None:
             self.array, self.pinned = self.array.copy(), None
+            DmaBuf.moves += 1
 
     def forked(self) -> None:
         """In a child: CPU mappings are not inherited, and the parent still has the memory."""
@@ -298,6 +301,7 @@ class GpuAddressSpace:
         self._of: dict[DmaBuf, list[Mapping]] = {}
         self._table: tuple[NDArray[np.uint64], NDArray[np.uint64], list[Mapping]] | None = None
         self._known: tuple[list[int], list[Mapping]] | None = None
+        self._extents = Extents()
         self._gone: deque[Unmapped] = deque(maxlen=self.HISTORY)
 
     # kernel side
@@ -346,6 +350,10 @@ class GpuAddressSpace:
             self._known = self._starts.copy(), self._maps.copy()
             return self._known
 
+    def extents(self) -> NDArray[np.uint64]:
+        """Return the mappings as compiled kernels read them (see `Extents`)."""
+        return self._extents.of((self._known or self._snapshot())[1], DmaBuf.moves)
+
     def overlapping(self, va: int, size: int) -> list[Mapping]:
         """Mappings that share a byte with [va, va + size)."""
         with self._lock:
@@ -364,10 +372,10 @@ class GpuAddressSpace:
 
     def view(self, va: int, size: int, access: Access) -> memoryview:
         """`size` contiguous bytes at `va`, inside one mapping; raises MmuFault."""
-        mapping = self.find(va)
-        if mapping is None:
+        starts, maps = self._known or self._snapshot()
+        at = bisect_right(starts, va) - 1
+        if at < 0 or (start := va - (mapping := maps[at]).va) >= mapping.size:
             raise self._fault(va, access)
-        start = va - mapping.va
         if start + size > mapping.size:
             raise self._fault(mapping.end, access)
         if access not in ("write", "atomic"):

@@ -342,7 +342,7 @@ def refuse_others(context: click.Context, allowed: frozenset[str], why: str) -> 
 def record(
     context: click.Context, /, directory: Path, interval: float, seconds: float | None
 ) -> None:
-    """Record into DIRECTORY what all sources read from this board, for --replay.
+    """Record this board into DIRECTORY, for --replay.
 
     Only the files that are read are kept, so no serial number and no name of a host or user is.
     """
@@ -382,7 +382,9 @@ def record(
 )
 @click.pass_context
 def top(context: click.Context, /, interval: float) -> None:
-    """Show the board in the terminal until Ctrl-C; once where the output is no terminal.
+    """Show the board in the terminal until Ctrl-C.
+
+    It is shown once if the output is no terminal.
 
     Root sees the GPU's memory by process and the clock of the memory too.
     """
@@ -403,7 +405,9 @@ def top(context: click.Context, /, interval: float) -> None:
 @click.argument("records", type=click.Path(path_type=Path))
 @click.pass_context
 def wall(context: click.Context, /, meter: Path, records: Path) -> None:
-    """Put METER, a wall meter's CSV, beside the energy in RECORDS (`orinbench ... -o jsonl`).
+    """Compare a wall meter with recorded energy.
+
+    METER is the wall meter's CSV, RECORDS what `orinbench ... -o jsonl` wrote.
 
     The CSV has a header with a column for the time (Unix seconds or ISO 8601 with a zone) and one
     for watts. The meter's clock and this machine's must agree.

@@ -14,6 +14,7 @@ import pytest
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, wheel_file
 
 from orinbench.synth import write_synthetic
+from orinllm.compiler import compiler_path
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -83,3 +84,88 @@ def test_tokens_drawn_on_the_modelled_orin(tmp_path: Path) -> None:
     )
     assert done.stdout == "as on the host\n", done.stdout + done.stderr[-2000:]
     assert done.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, beside which compiled kernels are kept."""
+    path = tmp_path_factory.mktemp("tiny") / "tiny.gguf"
+    write_synthetic(path, "tiny", "Q8_0", seed=5)
+    return path
+
+
+ANSWERS = """
+import json, sys
+from orinllm.model import Model
+from orinllm.sampling import Sampling
+
+one = Model.load(sys.argv[1], device=sys.argv[2], context=64)
+greedy = Sampling(temperature=0)
+prompt = [(37 * i) % 1000 + 3 for i in range(12)]
+
+def said(prompt, n):
+    return [p.token for p in one.generate(prompt, greedy, max_tokens=n) if p.token >= 0]
+
+answers = [said(prompt, 16)]
+left = iter(one.generate(prompt, greedy))
+early = [next(left).token for _ in range(2)]
+assert early == answers[0][:2], early
+answers.append(said([*prompt, early[0], 77], 3))  # while the third token of `left` is computed
+print(one.executor.name, json.dumps(answers))
+"""
+
+
+def test_answers_whose_next_token_is_under_way(tiny: Path) -> None:
+    """Tokens are read from the mail while a late GPU, seen out of order, computes the next ones."""
+    program = (sys.executable, "-c", ANSWERS, str(tiny))
+    late = ("--delay", "3", "--order", "--write-back", "--seed", "13")
+    modelled = (sys.executable, "-m", "nvgpusim", "--strict", "--quiet", *late, "--")
+    fused, general = (
+        subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=400,
+            env=environment(tiny.parent) | compiler_path(tiny.parent, os.environ),
+            check=False,
+        )
+        for command in ((*modelled, *program, "NV"), (*program, "CPU"))
+    )
+    assert fused.returncode == 0, fused.stdout + fused.stderr[-2000:]
+    assert general.stdout.startswith("general "), general.stderr[-2000:]
+    assert fused.stdout == general.stdout.replace("general", "fused")
+
+
+FAULT = """
+import sys, time
+from orinllm.model import Model
+from orinllm.sampling import Sampling
+from orinllm.token_list import copy_ints
+
+one = Model.load(sys.argv[1], device="NV", context=64)
+answer = iter(one.generate([5, 6, 7], Sampling(temperature=0)))
+next(answer)
+copy_ints(one.executor.decoder().list.table, [20_011])  # keys and values where nothing is
+start, error = time.perf_counter(), ""
+try:
+    for piece in answer:
+        pass
+except RuntimeError as caught:
+    error = str(caught)
+print(error.count("FIFO_ERROR_MMU_ERR_FLT"), time.perf_counter() - start < 150)
+"""
+
+
+def test_a_fault_while_a_token_is_awaited(tiny: Path) -> None:
+    """The answer ends in the device's own error, long before a wait of 300 s would have ended."""
+    done = subprocess.run(
+        [sys.executable, "-m", "nvgpusim", "--quiet", "--", sys.executable, "-c", FAULT, str(tiny)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=environment(tiny.parent),
+        check=False,
+    )
+    # tinygrad says once more, at the end, what the device died of.
+    assert done.stdout.startswith("1 True\nNV synchronization failed"), done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     forward_help = "only report what goes onto a VERSION, or onto a git tree: DIR[@REF]"
     proof.add_argument("--forward", metavar="TARGET", help=forward_help)
     proof.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
-    status = add("status", "Print the table of patches/README.md.")
+    status = add("status", "Print patches/README.md, made from the headers.")
     status.add_argument("--check", action="store_true", help="say whether the file has this text")
     setup = add("install", "Install the patched base into a virtual environment.", sdist=True)
     setup.add_argument("venv", type=Path, metavar="VENV")

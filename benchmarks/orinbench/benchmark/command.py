@@ -120,7 +120,7 @@ def _knob_options(command: Command) -> Command:
     "--sampling",
     multiple=True,
     metavar="FIELD=NUMBER,...",
-    help="repeat generation tests with sampling: temperature=0.7,top_p=0.95,top_k=40,min_p=0.05",
+    help="repeat generation tests with tokens drawn: temperature, top_p, top_k, min_p",
 )
 @repetitions_option(10, "rounds [10; llama.cpp: 5]")
 @processes_option(f"fresh processes a backend, over which the rounds are spread [{PROCESSES}]")
@@ -160,7 +160,7 @@ def _knob_options(command: Command) -> Command:
 @parity_options
 @_knob_options
 def llama_bench_command(**options: Any) -> int:
-    """Measure prompt processing (pp) and text generation (tg), as llama.cpp's llama-bench.
+    """Measure prompts and generation, as llama-bench.
 
     It also measures the time from a prompt's text to the answer's first text (ttft).
     LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.

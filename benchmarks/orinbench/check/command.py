@@ -34,7 +34,7 @@ from orinbench.talk import make_talk
 @click.option("-ctv", "--cache-type-v", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
 @click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
 def check_command(**options: Any) -> int:
-    """Check greedy tokens and logits of tinygrad and llama.cpp against a float64 reference.
+    """Check tokens and logits against a float64 reference.
 
     Exit code 3 says that numbers are wrong, 1 that an engine did not answer, 130 that Ctrl-C left
     some out.

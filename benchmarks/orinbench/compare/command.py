@@ -72,7 +72,7 @@ def compare_command(
     no_history: bool,
     **options: Any,
 ) -> int:
-    """Say for each test whether B is faster or slower than A.
+    """Show for each test if B is faster or slower than A.
 
     A and B are two results: files of -o json or jsonl, ours or llama.cpp's, and
     ids of the history. Or they are two git revisions of this repository: then tinygrad is built as

@@ -89,7 +89,9 @@ def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | No
 @click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="for llama-bench")
 @click.pass_context
 def device_check_command(context: click.Context, /, **options: Any) -> int:
-    """Collect what only a real Orin can show: one report and one trace, within an hour.
+    """Collect what only a real Orin can show.
+
+    The result is one report and one trace, within an hour.
 
     Runs unattended. Each step is recorded when it is done: the same command goes on after an
     interruption. Nothing in the report says whose board it is.

@@ -27,7 +27,7 @@ from orinbench.samples.judge import is_slower, judge_saved, markdown
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @click.pass_obj
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
-    """Say whether RUN (the last one) is slower than a baseline, and what crept in since.
+    """Compare RUN (the last one) with a baseline, and show what crept in since.
 
     The baseline is the run pinned as `baseline`, else the run before. Exit code 0: nothing became
     slower. 1: a test is slower than the baseline, or its level fell since. 2: bad input.

@@ -58,7 +58,7 @@ def history_command(
     output: str,
     **words: str | None,
 ) -> int:
-    """List the runs that were kept, and how each case went from run to run.
+    """List the runs kept, and the trend of each case.
 
     A change is told from noise: of the processes inside the two runs, and of the runs of the same
     software before them, where there are any. `check` is for CI.
@@ -112,7 +112,10 @@ def show_command(path: Path, run: int, output: str) -> None:
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_obj
 def import_command(path: Path, files: Sequence[Path]) -> None:
-    """Add saved results to the history: -o json or jsonl, ours or llama.cpp's."""
+    """Add saved results to the history.
+
+    They are files of -o json or jsonl, ours or llama.cpp's.
+    """
     results = [load_records(file) for file in files]
     with History(path, write=True) as history:
         for file, records in zip(files, results, strict=True):

@@ -37,7 +37,9 @@ def report_command(
     title: str,
     history: Path | None,
 ) -> int:
-    """Write one HTML page of results, without scripts, nothing loaded from anywhere.
+    """Write one HTML page of results.
+
+    It has no scripts and loads nothing.
 
     A RESULT is a file of -o json or jsonl, ours or llama.cpp's, or the id of a run of the
     history.

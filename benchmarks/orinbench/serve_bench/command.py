@@ -107,7 +107,9 @@ def _load_options(command: Command) -> Command:
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @click.option("-v", "--verbose", is_flag=True, help="show the servers' own output")
 def serve_bench_command(**options: Any) -> int:
-    """Put load on servers of OpenAI's protocol; print latencies, throughput and goodput.
+    """Put load on servers of OpenAI's protocol.
+
+    Prints latencies, throughput and goodput.
 
     Either --url, or --start with -m FILE. Texts are drawn anew for each request; with -m they have
     exactly -p tokens, else -p words. Results go to standard output, the rest to standard error.

@@ -151,7 +151,7 @@ class SuiteBackend:
 @output_options
 @run_options
 def suite_command(**options: Any) -> int:
-    """Run a selection of the benchmarks on all devices and write one report.
+    """Run a selection of benchmarks on all devices.
 
     Results go to standard output, everything else to standard error.
     """

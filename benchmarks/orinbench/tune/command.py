@@ -30,7 +30,7 @@ _CHECK_SECONDS, _LOAD_SECONDS = 120.0, 1800.0
 
 @click.group("tune", context_settings={"max_content_width": 100})
 def tune_command() -> None:
-    """Search a model's kernels with tinygrad's BEAM, and keep what is found as data."""
+    """Search for faster kernels, and keep them as a file."""
 
 
 @tune_command.command("search")
@@ -40,7 +40,7 @@ def tune_command() -> None:
 @click.option("--budget", metavar="TIME", help="stop after 90s, 30m, 1h [when done]")
 @click.option("--again", is_flag=True, help="search kernels that have been searched too")
 def search_command(model: str | None, **options: Any) -> int:
-    """Search the kernels of MODEL's tokens and prompts, the most expensive ones first.
+    """Search MODEL's kernels, the most expensive first.
 
     Each result is kept at once, in tinygrad's cache and for `tune export`: an interrupted search
     goes on where it stopped when it is started again.
@@ -265,7 +265,7 @@ def export_command(file: Path, device: str | None, level: int | None) -> None:
 @model_options
 @click.option("--once", is_flag=True, help="do nothing where the same import has been done")
 def import_command(file: Path, model: str | None, **options: Any) -> int:
-    """Check the entries of FILE on MODEL's kernels and put those that hold into tinygrad's cache.
+    """Check the entries of FILE on MODEL, and use those that hold.
 
     An entry has to compile and to be no slower than the default, launches of both taken in turn.
     What does not hold is named in a line and stays out.

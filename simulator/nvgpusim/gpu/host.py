@@ -24,6 +24,10 @@ def ptimer() -> int:
 
 def write_semaphore(vm: GpuAddressSpace, va: int, payload: int, words: int, stamp: bool) -> None:
     """Write `words` dwords of payload; `stamp`: PTIMER at +8 first, so that it is never older."""
+    if stamp and words == 2:
+        both = vm.view(va, 16, "write").cast("Q")
+        both[1], both[0] = ptimer(), payload
+        return
     if stamp:
         vm.view(va + 8, 8, "write").cast("Q")[0] = ptimer()
     if words == 2:

@@ -205,7 +205,9 @@ class Channel:
                 )
             for n in range(count):
                 step = n if opcode == INC else 0 if opcode == NON_INC else min(n, 1)
-                yield from self.method(sub, method + 4 * step, words[at + n])
+                work = self.method(sub, method + 4 * step, words[at + n])
+                if work is not DONE:
+                    yield from work
             at += count
 
     def here(self) -> str:

@@ -69,17 +69,21 @@ def publish(port: ChannelPort, extents: Extents, index: int) -> Published:
 
 def _launches(words: tuple[int, ...]) -> list[int]:
     """Data of every SEND_PCAS_A in a segment (INC, NON_INC and ONE_INC headers)."""
-    found, at = [], 0
+    found: list[int] = []
+    at = 0
     while at < len(words):
         header = words[at]
         opcode, count = header >> 29, header >> 16 & 0x1FFF
         method = (header & 0xFFF) << 2
         at += 1
         if opcode in (1, 3, 5):
-            for n in range(min(count, len(words) - at)):
-                step = {1: n, 3: 0, 5: min(n, 1)}[opcode]
-                if method + 4 * step == SEND_PCAS_A:
-                    found.append(words[at + n])
+            first, end = (SEND_PCAS_A - method) // 4, min(count, len(words) - at)
+            if opcode == 1:
+                found += words[at + first : at + first + 1] if 0 <= first < end else ()
+            elif opcode == 3:
+                found += words[at : at + end] if first == 0 else ()
+            elif first in (0, 1):
+                found += words[at : at + end][first : end if first else 1]
             at += count
         elif opcode == 7:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,12 +68,22 @@ class Block:
 
 
 @dataclass
+class Heat:
+    """CPU seconds that a kernel has cost numpy, about; its compiled form, if that was `tried`."""
+
+    spent: float = 0.0
+    tried: bool = False
+    native: Any = None
+
+
+@dataclass
 class Code:
     """A kernel ready to run.
 
     `dynamic`: it has shared memory whose size the launch gives. Fine code also has its memory
     instructions (`sites`) and the widest pieces, by space, that none of its accesses splits
-    (`granules`, bytes).
+    (`granules`, bytes). `starts`: the number of each block's first instruction. `heat`: what it has
+    cost so far.
     """
 
     kernel: Kernel
@@ -87,6 +97,8 @@ class Code:
     dynamic: bool = False
     sites: list[Instr] = field(default_factory=list)
     granules: dict[str, int] = field(default_factory=dict)
+    starts: list[int] = field(default_factory=list)
+    heat: Heat = field(default_factory=Heat)
 
 
 def _guarded(op: Op, read: Read) -> Op:
@@ -195,15 +207,21 @@ def _granules(kernel: Kernel) -> dict[str, int]:
     return out
 
 
-def compile_kernel(module: Module, kernel: Kernel, fine: bool = False, turns: bool = True) -> Code:
+def compile_kernel(
+    module: Module,
+    kernel: Kernel,
+    fine: bool = False,
+    turns: bool = True,
+    cuts: Collection[int] = (),
+) -> Code:
     """Lower every instruction. Raises PtxError naming the first one that is unknown.
 
     `fine`: every memory instruction leaves its name; and, with `turns`, ends a piece of code, so
-    that warps can change places there.
+    that warps can change places there. `cuts`: numbers of more instructions that begin one.
     """
     if kernel.refusal:
         raise PtxError(kernel.refusal)
-    starts = _starts(kernel, fine and turns)
+    starts = _starts(kernel, fine and turns) | set(cuts)
     sites = [i for i in kernel.instrs if fine and i.op in _MEMORY]
     order = sorted(s for s in starts if s < len(kernel.instrs))
     number = {at: n for n, at in enumerate(order)}
@@ -245,7 +263,7 @@ def compile_kernel(module: Module, kernel: Kernel, fine: bool = False, turns: bo
     registers = [np.zeros((), _container(reg))[()] for reg in kernel.regs]
     return Code(
         kernel, module, blocks, registers, shared, end, local, -(-depth // 16) * 16,
-        bool(open_ended), sites, _granules(kernel) if fine else {},
+        bool(open_ended), sites, _granules(kernel) if fine else {}, order,
     )  # fmt: skip
 
 

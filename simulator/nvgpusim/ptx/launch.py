@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from ..memory import MmuFault
 from .compile import Code
 from .floats import Value
+from .native.hot import put_back, start
 from .ops_mem import source
 from .ops_warp import ballot
-from .run import Run
+from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import KernelFault, Memory, State
+from .state import UNWRITTEN, KernelFault, Memory, State
 
 if TYPE_CHECKING:
     from .sanitize import Sanitizer
@@ -75,7 +76,8 @@ class Launch:
     bytes a block may touch from the start of its window. `local`: makes the local memory of b
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables. `warps`:
     seed of the order in which warps run (None: in step). `watch`: what looks for races and the
-    like; its code is compiled with `fine`.
+    like; its code is compiled with `fine`. `compiled`: run as C from the start (True) or never
+    (False) instead of when the kernel has cost more than its compilation.
     """
 
     code: Code
@@ -99,10 +101,12 @@ class Launch:
     shuffle: int | None = None
     moved: int = 0
     steps: int = 0
+    calls: int = 0
     thread_instrs: int = 0
     findings: dict[str, str] = field(default_factory=dict)
     warps: int | None = None
     watch: Sanitizer | None = None
+    compiled: bool | None = None
 
     # what lowered instructions ask
 
@@ -204,6 +208,13 @@ class Launch:
 
     # running
 
+    def check_limits(self) -> None:
+        """End a kernel that does not end, or whose channel is gone."""
+        if self.steps > self.max_steps:
+            raise KernelFault(0, f"the kernel did not end within {self.max_steps} steps")
+        if self.stopped():
+            raise KernelFault(0, "stopped")
+
     def run(self) -> None:
         """Run all blocks. Raises KernelFault or MmuFault with `where` told."""
         threads = self.block[0] * self.block[1] * self.block[2]
@@ -219,20 +230,29 @@ class Launch:
             for first in range(0, total, per):
                 last = min(first + per, total)
                 ids = np.arange(first, last) if order is None else order[first:last]
-                st = self._chunk(ids, threads)
+                ready = start(self, ids, threads)
                 rng = None if draws is None else np.random.default_rng([*draws, first])
-                run = Run(self, st, rng)
-                run.go()
-                for (
-                    copy
-                ) in st.copies:  # nobody waits for them: they read their sources all the same
-                    try:
-                        source(st, copy)
-                    except (KernelFault, MmuFault) as e:
-                        run.name(e, copy.instr)
-                        raise
+                if ready is None:
+                    self._run(Run(self, self.chunk(ids, threads), rng), {0: None})
+                    continue
+                key, machine = ready
+                if groups := machine.whole():
+                    run = Run(self, machine.st, rng)
+                    run.hot.adopt(machine)
+                    self._run(run, groups)
+                put_back(key, machine)
 
-    def _chunk(self, ids: NDArray[np.int64], threads: int) -> State:
+    def _run(self, run: Run, groups: Front) -> None:
+        """Run a chunk from where its groups are."""
+        run.go(groups)
+        for copy in run.st.copies:  # nobody waits for them: they read their sources all the same
+            try:
+                source(run.st, copy)
+            except (KernelFault, MmuFault) as e:
+                run.st.name(e, copy.instr)
+                raise
+
+    def chunk(self, ids: NDArray[np.int64], threads: int) -> State:
         """Some blocks at their first instruction."""
         blocks = len(ids)
         thread, lane, warp, warp_base = places(blocks, threads)
@@ -255,7 +275,7 @@ class Launch:
             lane=lane,
             warp=warp,
             warp_base=warp_base,
-            shared=np.full((blocks, shared), 0xDB, np.uint8) if shared else NO_BYTES,
+            shared=np.full((blocks, shared), UNWRITTEN, np.uint8) if shared else NO_BYTES,
             local=local,
             first_block=ids,
         )

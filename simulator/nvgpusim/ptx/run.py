@@ -12,19 +12,15 @@ operations, and of two sides of a branch either may run first.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..memory import MmuFault
 from .compile import END, Block, Jump
+from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
-from .state import KernelFault, Lanes, State
+from .state import Grid, KernelFault, Lanes, State, merged
 from .tree import Instr
-
-if TYPE_CHECKING:
-    from .launch import Launch
 
 PATIENCE = 256
 """Pieces of code that a group may run while others wait behind it."""
@@ -43,7 +39,7 @@ Parked = tuple[int, Lanes, NDArray[np.int64], NDArray[np.int64], Jump]
 class Run:
     """The lanes of a chunk and where they stand."""
 
-    def __init__(self, launch: Launch, st: State, rng: np.random.Generator | None) -> None:
+    def __init__(self, launch: Grid, st: State, rng: np.random.Generator | None) -> None:
         self.launch, self.st, self.rng = launch, st, rng
         self.blocks: list[Block] = launch.code.blocks
         self.fronts: list[Front] = []
@@ -54,11 +50,14 @@ class Run:
         self.waiting: dict[int, tuple[Lanes, Instr]] = {}
         self.masks = NO_MASKS
         self.spun = False
+        self.hot = Hot(self)
 
-    def go(self) -> None:
-        """Run to the end. Raises KernelFault or MmuFault with `where` told."""
-        self.deal({0: None})
+    def go(self, groups: Front) -> None:
+        """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""
+        self.deal(groups)
         while True:
+            if self.hot.ripe:
+                self.hot.change_over()
             if self.spun and (self.parked or self.waiting or self.meeting):
                 self.reconsider()
                 if self.parked and (go := self.complete()).any():
@@ -69,6 +68,7 @@ class Run:
                     continue
                 if not self.parked:
                     self.stuck()
+                    self.hot.end()
                     return
                 self.release()
                 continue
@@ -121,88 +121,77 @@ class Run:
         """Let lanes continue at block `at`, merged with those already there."""
         if at in self.groups and lanes is not None:
             other = self.groups[at]
-            lanes = np.union1d(lanes, other if other is not None else lanes)
-            if len(lanes) == self.st.n:
+            lanes = None if other is None else merged(lanes, other)
+            if lanes is not None and len(lanes) == self.st.n:
                 lanes = None
         self.groups[at] = lanes
 
     def follow(self, at: int) -> None:
         """Run the current group until it splits, waits, ends or meets another."""
-        st, launch, blocks = self.st, self.launch, self.blocks
-        left = PATIENCE
+        st, launch, blocks, hot = self.st, self.launch, self.blocks, self.hot
+        left, alone = PATIENCE, False
         while True:
             if at >= len(blocks):
-                self.exit()
+                self.st.exit()
                 return
+            if hot.compiled and hot.compiled[at]:
+                following = hot.step(at)
+                if following is None:
+                    return
+                at, alone = following, hot.rest
+                if not alone:
+                    left -= hot.steps
+                    if self.gives_way(at, left):
+                        return
+                    continue
             block = blocks[at]
             divided = st.m is not None or st.live is not None
             if block.meet is not None and divided and not self.meet(at, block):
                 return
             launch.steps += 1
+            launch.calls += len(block.ops)
             launch.thread_instrs += len(block.instrs) * st.count()
             if launch.steps % 16 == 0:
-                self.check_limits()
+                launch.check_limits()
+                if hot.due():
+                    self.push(at, st.m)
+                    return
             k = -1
             try:
                 for k, op in enumerate(block.ops):  # noqa: B007 - k names the offender below
                     op(st)
             except (KernelFault, MmuFault) as e:
-                self.name(e, block.instrs[k])
+                st.name(e, block.instrs[k])
                 raise
             following = self.jump(at, block.jump)
             if following is None:
                 return
             at = following
             left -= SPINNING if block.polls else 1
-            if (self.groups and at >= min(self.groups)) or (left < 0 and self.others()):
-                self.spun = left < 0
-                self.push(at, st.m)
+            if not (alone and left >= 0) and self.gives_way(at, left):
                 return
-            if self.rng is not None and (left < 0 or self.rng.random() < SWITCH):
-                self.spun = left < 0
-                self.push(at, st.m)
-                return
+
+    def gives_way(self, at: int, left: int) -> bool:
+        """Set the current group aside at block `at` where it is another one's turn."""
+        behind = bool(self.groups) and at >= min(self.groups)
+        tired = left < 0 and (self.rng is not None or self.others())
+        drawn = self.rng is not None and (behind or tired or self.rng.random() < SWITCH)
+        if not (behind or tired or drawn):
+            return False
+        self.spun = left < 0
+        self.push(at, self.st.m)
+        return True
 
     def others(self) -> bool:
         """True if anybody else is there, running or waiting."""
         return bool(self.groups or self.parked or self.waiting or self.meeting)
 
-    def check_limits(self) -> None:
-        """End a kernel that does not end, or whose channel is gone."""
-        if self.launch.steps > self.launch.max_steps:
-            raise KernelFault(0, f"the kernel did not end within {self.launch.max_steps} steps")
-        if self.launch.stopped():
-            raise KernelFault(0, "stopped")
-
-    def name(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
-        """Say which thread, line and text faulted."""
-        st = self.st
-        mask, st.m = st.m, st.fault_mask if st.fault_mask is not None else st.m
-        lane = min(e.lane or 0, st.count() - 1)
-        place = f"kernel {self.launch.code.kernel.name}, {st.who(lane)}"
-        st.m = mask
-        if instr is not None:
-            place += f", PTX line {instr.line}: {instr.text}"
-            if instr.source:
-                place += f" ({instr.source[0]}:{instr.source[1]})"
-        e.where = place
-
     def fail(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
         """A fault of synchronization in the current group."""
         fault = KernelFault(0, what, lane)
         fault.kind = "sync"
-        self.name(fault, instr)
+        self.st.name(fault, instr)
         return fault
-
-    def exit(self) -> None:
-        """The current group is done."""
-        st = self.st
-        if st.m is None:
-            st.live = np.zeros(st.n, bool)
-            return
-        if st.live is None:
-            st.live = np.ones(st.n, bool)
-        st.live[st.m] = False
 
     # lanes that wait for each other
 
@@ -212,7 +201,7 @@ class Run:
         assert block.meet is not None
         before = self.meeting.pop(at, None)
         if before is not None:
-            st.m = None if st.m is None else np.union1d(st.m, before)
+            st.m = None if st.m is None else merged(st.m, before)
             if st.m is not None and len(st.m) == st.n:
                 st.m = None
         if st.m is None and st.live is None and st.threads % 32 == 0:
@@ -249,7 +238,7 @@ class Run:
             self.masks = np.zeros(st.n, np.uint32)
         self.masks[lanes] = masks
         known = self.waiting.get(at + 1)
-        both = lanes if known is None else np.union1d(known[0], lanes)
+        both = lanes if known is None else merged(known[0], lanes)
         self.waiting[at + 1] = both, jump.instr
         self.pass_warps()
         return None
@@ -361,11 +350,11 @@ class Run:
             self.push(jump.target, mask)
             return None
         if jump.kind == "exit":
-            self.exit()
+            self.st.exit()
             return None
         if jump.kind == "trap":
             fault = KernelFault(0x9, "trap")
-            self.name(fault, jump.instr)
+            self.st.name(fault, jump.instr)
             raise fault
         if jump.kind == "brx":
             return self.table(jump)
@@ -475,7 +464,7 @@ class Run:
             ready = go[lanes]
             if ready.any():
                 there = lanes[ready]
-                free[at] = (np.union1d(there, free[at][0]) if at in free else there), jump
+                free[at] = (merged(there, free[at][0]) if at in free else there), jump
             if not ready.all():
                 keep = ~ready
                 left.append((at, lanes[keep], numbers[keep], counts[keep], jump))

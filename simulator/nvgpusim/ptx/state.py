@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory import Access
+from ..memory import Access, MmuFault
 from .floats import Value
 from .tree import Instr, Kernel, Module
 
@@ -28,6 +28,15 @@ CONTAINER = {
 
 
 ZERO, NO_COMMITS = np.uint32(0), np.zeros(0, np.int64)
+UNWRITTEN = 0xDB
+"""Byte that shared memory holds at a block's start."""
+
+
+def merged(a: Lanes, b: Lanes) -> Lanes:
+    """Lanes of two groups, sorted."""
+    both = np.concatenate((a, b))
+    both.sort(kind="stable")  # which merges two sorted runs
+    return both
 
 
 class KernelFault(Exception):  # noqa: N818 - the hardware's name
@@ -87,6 +96,10 @@ class Memory(Protocol):
     ) -> None:
         """Scatter."""
 
+    def extents(self) -> NDArray[np.uint64]:
+        """The mappings by address, as compiled kernels read them; the same array until a change."""
+        ...
+
 
 class Compiled(Protocol):
     """A kernel as its instructions see it: `compile.Code`."""
@@ -100,6 +113,8 @@ class Compiled(Protocol):
     dynamic: bool
     sites: list[Instr]
     granules: dict[str, int]
+    starts: list[int]
+    heat: Any
 
 
 class Grid(Protocol):
@@ -113,7 +128,10 @@ class Grid(Protocol):
     max_steps: int
     moved: int
     steps: int
+    calls: int
     thread_instrs: int
+    compiled: bool | None
+    watch: Any
     findings: dict[str, str]
 
     @property
@@ -143,6 +161,9 @@ class Grid(Protocol):
     def stopped(self) -> bool:
         """True if the channel is gone."""
         ...
+
+    def check_limits(self) -> None:
+        """End a kernel that does not end, or whose channel is gone."""
 
     def find(self, st: State, text: str, who: str = "") -> None:
         """A finding, once for each text."""
@@ -275,3 +296,24 @@ class State:
         return self.launch.name_thread(
             int(self.first_block[index // self.threads]), index % self.threads
         )
+
+    def name(self, e: KernelFault | MmuFault, instr: Instr | None) -> None:
+        """Say which thread, line and text faulted."""
+        mask, self.m = self.m, self.fault_mask if self.fault_mask is not None else self.m
+        lane = min(e.lane or 0, self.count() - 1)
+        place = f"kernel {self.launch.code.kernel.name}, {self.who(lane)}"
+        self.m = mask
+        if instr is not None:
+            place += f", PTX line {instr.line}: {instr.text}"
+            if instr.source:
+                place += f" ({instr.source[0]}:{instr.source[1]})"
+        e.where = place
+
+    def exit(self) -> None:
+        """The current group is done."""
+        if self.m is None:
+            self.live = np.zeros(self.n, bool)
+            return
+        if self.live is None:
+            self.live = np.ones(self.n, bool)
+        self.live[self.m] = False

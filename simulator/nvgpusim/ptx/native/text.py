@@ -1,0 +1,172 @@
+"""The C of a whole kernel (see the package's docstring for its layout)."""
+
+from __future__ import annotations
+
+from ..compile import END
+from ..tree import Instr, Reg
+from .plan import ALIEN, BARRIER, CHAIN, STORE, Plan, guard, successors
+
+Lines = list[str]
+ODD = -1
+"""Where a lane stays whose values are the interpreter's; one with a wrong address ends the call."""
+
+
+def source(plan: Plan) -> str:
+    """The text of the C file."""
+    stores = [n for n, kind in enumerate(plan.kinds) if kind == STORE]
+    lines = ['#include "machine.h"', f"#define HITS {max(1, plan.frame.hits)}"]
+    lines += _chain(plan)
+    lines += _driver(plan, stores)
+    return "\n".join(lines) + "\n"
+
+
+def _name(plan: Plan, index: int) -> str:
+    return plan.frame.c_type(plan.code.kernel.regs[index])
+
+
+def _pointer(plan: Plan, index: int) -> str:
+    at = plan.kept.index(index)
+    return f"{_name(plan, index)} *const restrict R{index} = c->reg[{at}];"
+
+
+def _read(plan: Plan, index: int) -> str:
+    if plan.code.kernel.regs[index].bits == 1:
+        return f"r{index} = R{index}[i] != 0;"
+    return f"r{index} = R{index}[i];"
+
+
+LANE = "int64_t i = c->lanes ? c->lanes[j] : j;"
+BLOCK = "uint64_t block = (uint32_t)i / (uint32_t)c->threads; (void)block;"
+
+
+def _store(plan: Plan, n: int) -> str:
+    """A case of the driver: the store that is block n."""
+    instr: Instr = plan.code.blocks[n].instrs[0]
+    store = plan.texts[id(instr)].store
+    assert store is not None
+
+    def column(value: Reg | int) -> str:
+        if isinstance(value, int):
+            return f"{{&(uint64_t){{{value:#x}ull}}, 0}}"
+        return f"{{c->reg[{plan.kept.index(value.index)}], {max(8, value.bits) // 8}}}"
+
+    values = ", ".join(column(v) for v in store.values)
+    g = instr.guard
+    guarded = "0" if g is None else f"c->reg[{plan.kept.index(g.index)}]"
+    space = {"global": "g", "shared": "s", "local": "l", "generic": "a"}[store.space]
+    return (
+        f"case {n}: ok = put(c, &(Put){{'{space}', {column(store.address)}, "
+        f"{int(store.address.bits == 64)}, {store.offset:#x}ull, {guarded}, "
+        f"{int(instr.guard_not)}, {store.size}, {len(store.values)}, {{{values}}}}}); break;"
+    )
+
+
+def _modified(plan: Plan) -> list[set[int]]:
+    """By block: registers that C may have changed since it took the lane up, at its end."""
+    count = len(plan.kinds)
+    out = [set(plan.writes[n]) if plan.kinds[n] == CHAIN else set() for n in range(count)]
+    changed = True
+    while changed:
+        changed = False
+        for n in range(count):
+            if plan.kinds[n] != CHAIN:
+                continue
+            for t in successors(plan.code, n):
+                if t != END and plan.kinds[t] == CHAIN and not out[n] <= out[t]:
+                    out[t] |= out[n]
+                    changed = True
+    return out
+
+
+def _chain(plan: Plan) -> Lines:
+    """Each lane from the entry to where the interpreter, a store or a barrier goes on."""
+    modified = _modified(plan)
+    exits: dict[int, set[int]] = {}
+
+    def leave(n: int, t: int) -> str:
+        if t == END:
+            return f"{{ next = {END}; goto done; }}"
+        exits.setdefault(t, set()).update(modified[n] & plan.alive[t])
+        return f"goto X{t};"
+
+    def go(n: int, t: int) -> str:
+        if t == END or plan.kinds[t] != CHAIN:
+            return leave(n, t)
+        return f"{{ if (--left < 0) {leave(n, t)} goto B{t}; }}" if t <= n else f"goto B{t};"
+
+    body: Lines = []
+    inside = [n for n, kind in enumerate(plan.kinds) if kind == CHAIN]
+    for n in inside:
+        block = plan.code.blocks[n]
+        body.append(f"B{n}: count += {len(block.instrs)};")
+        body += [plan.texts[id(i)].lines for i in block.instrs[: len(block.ops)]]
+        targets = successors(plan.code, n)
+        if len(targets) > 1:
+            assert block.jump.instr is not None
+            body.append(f"if ({guard(block.jump.instr)}) {go(n, targets[0])}")
+        body.append(go(n, targets[-1]))
+    for t, regs in exits.items():
+        saves = " ".join(f"R{r}[i] = r{r};" for r in sorted(regs))
+        body.append(f"X{t}: {saves} next = {t}; goto done;")
+    entries = []
+    for n in inside:
+        live = " ".join(_read(plan, r) for r in sorted(plan.alive[n]))
+        entries.append(f"case {n}: {live} goto B{n};")
+    return _lanes(plan, entries, body)
+
+
+def _lanes(plan: Plan, entries: Lines, body: Lines) -> Lines:
+    regs = range(len(plan.code.kernel.regs))
+    named = sorted({r for n, kind in enumerate(plan.kinds) if kind == CHAIN for r in _of(plan, n)})
+    return [
+        "static int chain(Call *c) {",
+        "int64_t moved = 0, count = 0, steps = 0; int same = 1; const int entry = (int)c->entry;",
+        "Hit h[HITS]; memset(h, 0, sizeof h);",
+        *(_pointer(plan, r) for r in plan.kept if r in named),
+        f"for (int64_t j = 0; j < c->n; j++) {{ {LANE} {BLOCK}",
+        "int64_t left = c->budget; const int64_t counted = count, had = moved; int32_t next;",
+        *(f"{_name(plan, r)} r{r};" for r in named if r in regs),
+        "switch (entry) {", *entries, "default: __builtin_unreachable(); }",
+        *body,
+        "miss: c->done = j; c->moved += had; c->instructions += counted; c->steps += steps;",
+        "return 0;",
+        f"odd: count = counted; moved = had; c->next[j] = {ODD}; same = 0; continue;",
+        "done: c->next[j] = next; if (next != c->next[0]) same = 0;",
+        "if (c->budget - left >= steps) steps = c->budget - left + 1; }",
+        "c->done = c->n; c->moved += moved; c->instructions += count; c->steps += steps;",
+        "return same ? 1 : 2; }",
+    ]  # fmt: skip
+
+
+def _of(plan: Plan, n: int) -> set[int]:
+    out = plan.alive[n] | plan.writes[n]
+    for t in successors(plan.code, n):
+        out |= plan.alive[t] if t != END else set()
+    return out
+
+
+def _driver(plan: Plan, stores: list[int]) -> Lines:
+    """The whole group while it stays together.
+
+    0: the interpreter must run block `entry` for the lanes that are not done, 1: all lanes are at
+    `entry`, where it is the interpreter's turn, 2: the lanes are at different blocks.
+    """
+    kinds = ", ".join(map(str, plan.kinds)) or "0"
+    return [
+        f"enum {{ END = {len(plan.kinds)}, STORE = {STORE}, BARRIER = {BARRIER}, "
+        f"ALIEN = {ALIEN} }};",
+        f"int run(Call *c) {{ static const uint8_t kind[] = {{{kinds}}};",
+        "c->done = 0; c->steps = 0; c->instructions = 0; c->moved = 0;",
+        "for (;;) {",
+        "if (kind[c->entry] == STORE) {",
+        "int ok = 0; switch (c->entry) {",
+        *(_store(plan, n) for n in stores),
+        "} if (!ok) { c->done = 0; return 0; }",
+        "c->instructions += c->n; c->steps++; c->entry++;",
+        "} else { int how = chain(c); if (how != 1) return how; c->entry = c->next[0]; }",
+        "for (; c->entry < END && kind[c->entry] == BARRIER && c->whole; c->entry++)",
+        "c->instructions += c->n;",
+        "if (c->entry >= END || kind[c->entry] == BARRIER || kind[c->entry] == ALIEN) return 1;",
+        "if (c->entry >= c->limit || c->steps >= c->budget) return 1;",
+        "} }",
+    ]

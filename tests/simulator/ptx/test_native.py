@@ -1,0 +1,290 @@
+# ruff: noqa: E501 - PTX stays one instruction a line
+"""Compiled kernels against the interpreter: the same memory, the same faults."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as some
+
+from nvgpusim.l2 import CACHEABLE
+from nvgpusim.memory import DmaBuf, Mapping, MmuFault
+from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx.native import build
+from nvgpusim.ptx.native.plan import make
+
+from . import grammar
+from .flat import FlatMemory
+from .test_machine import STORE, kernel
+
+THREADS, BLOCKS = 64, 3
+SEEDS = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)
+
+
+def code_of(text: str) -> Code:
+    """Kernel k of a module."""
+    module = parse(text)
+    return compile_kernel(module, module.kernels["k"])
+
+
+def outcome(code: Code, compiled: bool | None, data: Any = SEEDS, **options: Any) -> Any:
+    """All memory after the run, or the fault's words; how much ran."""
+    memory = FlatMemory()
+    size = 4 * THREADS * BLOCKS
+    out, given = memory.add(np.zeros(4 * size, np.uint8)), memory.add(data.view(np.uint8))
+    bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(range(8))
+    launch = Launch(
+        code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank}, compiled=compiled, **options
+    )
+    try:
+        launch.run()
+    except (KernelFault, MmuFault) as e:
+        return str(e), e.where
+    images = [memory.read(at, n).tobytes() for at, n in ((out, 4 * size), (given, data.nbytes))]
+    return *images, launch.thread_instrs
+
+
+def same(text: str, **options: Any) -> Any:
+    """Run kernel k both ways; returns what they agree on."""
+    code = code_of(text)
+    got = outcome(code, True, **options)
+    assert code.heat.native is not None
+    assert got == outcome(code, False, **options)
+    return got
+
+
+# every form
+
+
+def native(group: list[grammar.Form]) -> list[grammar.Form]:
+    """The forms of a group of which C runs all instructions."""
+    module = parse(grammar.HEAD + grammar.kernel("k", group))
+    plan = make(module, module.kernels["k"])
+    alien = [[False]]
+    for i in module.kernels["k"].instrs:
+        alien[-1].append(id(i) not in plan.texts)
+        if i.op == "st":
+            alien.append([])
+    return [form for form, bad in zip(group, alien, strict=False) if not any(bad)]
+
+
+def forms() -> list[list[grammar.Form]]:
+    """Groups of one signature: one in 23 of the comparisons, one in 2 of cvt, all others."""
+    every = [(f, {"set": 23, "cvt": 2}.get(f.name[:3], 1)) for f in grammar.forms()]
+    return grammar.groups([f for n, (f, step) in enumerate(every) if n % step == 0])
+
+
+def folded(groups: list[list[grammar.Form]]) -> tuple[str, list[Any]]:
+    """A kernel that folds the results of each group into one word a lane, and its inputs."""
+    lines = [f"{grammar.HEAD}.visible .entry k(.param .u64 po, .param .u64 pa)", "{",
+             ".reg .b64 %acc, %w, %ro, %rp, %off; .reg .b32 %i, %q0, %q1; .reg .pred %p0, %p1, %pin;",
+             "mov.u32 %i, %tid.x; and.b32 %q0, %i, 4; setp.ne.u32 %pin, %q0, 0; ld.param.u64 %ro, [po];",
+             "mul.wide.u32 %off, %i, 8; add.u64 %ro, %ro, %off;"]  # fmt: skip
+    inputs: list[Any] = []
+    for k, group in enumerate(groups):
+        out, ins, limit = group[0].signature
+        reg = {8: 16}.get(grammar.width(out), grammar.width(out))
+        lines.append(f".reg .b{reg} %d{k}; mov.u64 %acc, {k};")
+        for n, (kind, array) in enumerate(zip(ins, grammar.inputs(ins, limit), strict=True)):
+            bits = grammar.width(kind)
+            at = sum(a.nbytes for a in inputs)
+            inputs.append(
+                np.concatenate([array.view(np.uint8), np.zeros(-array.nbytes % 8, np.uint8)])
+            )
+            lines += [f".reg .b{max(16, bits)} %x{k}_{n}; ld.param.u64 %rp, [pa]; mul.wide.u32 %off, %i, {bits // 8};",
+                      f"add.u64 %rp, %rp, %off; ld.global.{kind if bits == 8 else f'b{bits}'} %x{k}_{n}, [%rp+{at}];"]  # fmt: skip
+        names = {"d": f"%d{k}", **{"abc"[n]: f"%x{k}_{n}" for n in range(len(ins))}}
+        for form in group:
+            wide = f"mov.b64 %w, %d{k};" if reg == 64 else f"cvt.u64.u{reg} %w, %d{k};"
+            lines += [
+                form.text.format(**names),
+                wide,
+                "mad.lo.u64 %acc, %acc, 0x9E3779B97F4A7C15, %w;",
+            ]
+        lines.append(f"st.global.u64 [%ro+{8 * k * grammar.LANES}], %acc;")
+    return "\n".join([*lines, "ret;", "}"]), inputs
+
+
+def fold(text: str, inputs: list[Any], groups: int, compiled: bool) -> Any:
+    """The words (groups, lanes) of a folded kernel."""
+    code, memory = code_of(text), FlatMemory()
+    out = memory.add(np.zeros(8 * groups * grammar.LANES, np.uint8))
+    given = memory.add(np.concatenate(inputs))
+    bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little")
+    Launch(code, memory, (1, 1, 1), (grammar.LANES, 1, 1), {0: bank}, compiled=compiled).run()
+    assert (code.heat.native is not None) == compiled
+    return memory.read(out, 8 * groups * grammar.LANES).view(np.uint64).reshape(groups, -1)
+
+
+def test_every_form_is_the_interpreters() -> None:
+    """And so the GPU's: test_grammar compares the interpreter with its recorded answers."""
+    known = [group for group in map(native, forms()) if group]
+    assert sum(map(len, known)) > 550
+    for start in range(0, len(known), 40):
+        groups = known[start : start + 40]
+        text, inputs = folded(groups)
+        pair = [fold(text, inputs, len(groups), compiled) for compiled in (True, False)]
+        bad = np.argwhere(pair[0] != pair[1])
+        told = {(int(k), groups[k][0].name, len(groups[k])) for k, _ in bad}
+        assert not len(bad), f"{told}: lane {bad[0][1]}"
+
+
+# random blocks
+
+OPS = (
+    "add.u32 {r}, {r}, {r};", "mul.lo.u32 {r}, {r}, {r};", "mad.lo.s32 {r}, {r}, {r}, {r};", "sub.s32 {r}, {r}, 77;",
+    "shl.b32 {r}, {r}, {r};", "shr.s32 {r}, {r}, 3;", "xor.b32 {r}, {r}, {r};", "mul.wide.s32 %rd1, {r}, {r};",
+    "cvt.u32.u64 {r}, %rd1;", "add.f32 {f}, {f}, {f};", "fma.rn.f32 {f}, {f}, {f}, {f};", "mul.ftz.f32 {f}, {f}, {f};",
+    "max.f32 {f}, {f}, {f};", "mov.b32 {r}, {f};", "mov.b32 {f}, {r};", "setp.lt.s32 {p}, {r}, {r};", "setp.gtu.f32 {p}|{p}, {f}, {f};",
+    "selp.b32 {r}, {r}, {r}, {p};", "@{p} add.u32 {r}, {r}, 1;", "@!{p} mov.f32 {f}, 0f3FC00000;", "cvt.rn.f32.s32 {f}, {r};",
+    "cvt.rzi.s32.f32 {r}, {f};", "and.pred {p}, {p}, {p};", "ex2.approx.f32 {f}, {f};", "fns.b32 {r}, {r}, 0, 1;",
+    "shfl.sync.bfly.b32 {r}, {r}, 1, 31, -1;", "bar.sync 0;", "mov.u32 {r}, %laneid;", "prmt.b32 {r}, {r}, {r}, {r};",
+    "and.b32 %r20, {r}, 0x3ffc; cvt.u64.u32 %rd2, %r20; add.u64 %rd2, %rd2, %in; ld.global.b32 {r}, [%rd2];",
+    "shr.u32 %r20, {r}, 24; shl.b32 %r20, %r20, 2; add.u32 %r20, %r20, %r21; ld.shared.b32 {r}, [%r20];",
+    "shr.u32 %r20, {r}, 24; shl.b32 %r20, %r20, 2; add.u32 %r20, %r20, %r21; st.shared.b32 [%r20], {r};",
+    "and.b32 %r20, {r}, 0x3ff0; cvt.u64.u32 %rd2, %r20; add.u64 %rd2, %rd2, %in; @{p} st.global.v2.b32 [%rd2], {{{r}, {r}}};",
+    "selp.b32 %r20, 0x7FF80000, {r}, {p}; mov.b64 %rd1, {{{r}, %r20}}; add.f64 %rd1, %rd1, %rd1; cvt.u32.u64 {r}, %rd1;",
+    "st.global.b32 [%i], {r};", "st.local.b32 [d+4], {r};", "ld.local.b32 {r}, [d+4];",
+)  # fmt: skip
+"""Some reach for the interpreter, some for the memory of other lanes."""
+
+
+LABELS = itertools.count()
+
+
+@some.composite
+def body(draw: Any, depth: int = 0) -> str:
+    """Instructions, forward branches and short loops."""
+    lines = []
+    register = {"r": "%r{}", "f": "%f{}", "p": "%p{}"}
+    for _ in range(draw(some.integers(2, 14))):
+        op = draw(some.sampled_from(OPS))
+        if depth and ("bar." in op or "shfl" in op):
+            continue
+        for kind, name in register.items():
+            while f"{{{kind}}}" in op:
+                op = op.replace(f"{{{kind}}}", name.format(draw(some.integers(1, 5))), 1)
+        lines.append(op.replace("{{", "{").replace("}}", "}"))
+    if depth < 2:
+        label = f"L{next(LABELS)}"
+        inner = draw(body(depth + 1))
+        if draw(some.booleans()):
+            lines.append(f"@%p{draw(some.integers(1, 5))} bra {label}; {inner} {label}:")
+        else:  # a loop of up to eight turns, different ones in each lane
+            count = f"%r{24 + depth}"
+            lines.append(
+                f"and.b32 {count}, %r{draw(some.integers(1, 5))}, 7; {label}: {inner} sub.s32 {count}, {count}, 1; setp.gt.s32 %p7, {count}, 0; @%p7 bra {label};"
+            )
+    return "\n".join(lines)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
+@given(body(), body())
+def test_random_blocks(first: str, second: str) -> None:
+    start = "mov.u32 %r21, s; " + " ".join(
+        f"ld.global.b32 %r{n}, [%in+{4 * n}]; xor.b32 %r{n}, %r{n}, %r28; mul.lo.u32 %r{n}, %r{n}, {2654435761 * n % (1 << 32) | 1}; mov.b32 %f{n}, %r{n};"
+        for n in range(1, 6)
+    )
+    memory = ".local .align 4 .b8 d[8]; .shared .align 4 .b8 s[1024]; setp.gt.s32 %p1, %r28, 9;"
+    same(
+        kernel(
+            f"{memory}\n{start}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
+        )
+    )
+
+
+# faults, order, memory
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "@%p1 mov.u64 %rd1, 64; ld.global.u32 %r1, [%rd1];",
+        "@%p1 add.u64 %rd1, %rd1, 2; ld.global.u32 %r1, [%rd1];",
+        "@%p1 mov.u64 %rd1, 0xFE00000000; st.global.u32 [%rd1], %r1;",
+        "@%p1 mov.u64 %rd1, 0xFE00100000; ld.u32 %r1, [%rd1];",
+        "selp.u32 %r4, 0x10000, 0, %p1; add.u32 %r3, %r3, %r4; st.shared.u32 [%r3], %r1;",
+        "@%p1 bra NEXT; mov.u64 %rd1, 128; NEXT: ld.global.u32 %r1, [%rd1]; ld.global.u32 %r1, [%rd1+0x4000000];",
+    ],
+)
+def test_a_fault_reads_the_same(line: str) -> None:
+    """Lane 9 of the second block, in the fifth turn of a loop, or all others before it."""
+    text = f""".shared .align 4 .b8 s[64]; mov.u32 %r2, 0; mov.u32 %r3, s; mov.u64 %rd1, %in;
+LOOP: add.u32 %r2, %r2, 1; setp.eq.u32 %p1, %r28, 73; setp.eq.and.u32 %p1, %r2, 5, %p1; {line}
+setp.lt.u32 %p2, %r2, 8; @%p2 bra LOOP; {STORE}"""
+    got = same(kernel(text))
+    assert len(got) == 2 and "PTX line" in got[1]
+
+
+def test_a_kernel_goes_over_while_it_runs() -> None:
+    """A long loop with lanes in many places: no turn is lost, none done twice."""
+    text = kernel(f"""mov.u32 %r1, 0; mov.u32 %r2, 0; and.b32 %r5, %r28, 31; add.u32 %r5, %r5, 6000;
+LOOP: add.u32 %r2, %r2, 1; and.b32 %r3, %r2, %r28; setp.eq.u32 %p1, %r3, 0; @%p1 bra NEXT;
+mad.lo.u32 %r1, %r1, 5, %r2; st.global.u32 [%i], %r1; NEXT: setp.lt.u32 %p2, %r2, %r5; @%p2 bra LOOP; {STORE}""")
+    code = code_of(text)
+    got = outcome(code, None)
+    assert code.heat.native is not None
+    assert got[:2] == outcome(code_of(text), False)[:2]
+
+
+def test_a_cheap_kernel_is_compiled_after_many_launches() -> None:
+    code = code_of(kernel(f"mov.u32 %r1, 1; {STORE}"))
+    outcome(code, None)
+    assert not code.heat.tried
+    code.heat.spent = 1.0  # by many launches
+    outcome(code, None)
+    assert code.heat.native is not None
+
+
+def test_spinning_threads_let_others_run() -> None:
+    text = f""".shared .align 4 .b8 turn[4]; mov.u32 %r2, turn; setp.eq.u32 %p0, %r30, 0; @%p0 st.shared.u32 [%r2], 0; bar.sync 0;
+SPIN: ld.shared.u32 %r1, [%r2]; setp.ne.u32 %p1, %r1, %r30; @%p1 bra SPIN;
+add.u32 %r3, %r1, 1; st.shared.u32 [%r2], %r3; {STORE}"""
+    code = code_of(kernel(text))
+    words = np.frombuffer(outcome(code, True)[0], np.uint32)[: THREADS * BLOCKS]
+    assert words.tolist() == list(range(THREADS)) * BLOCKS
+    assert "did not end" in outcome(code_of(kernel("L: bra L;")), True, max_steps=5000)[0]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_lines_of_the_l2(compiled: bool) -> None:
+    """A line that the GPU has read stays until it stores there or they are invalidated."""
+    code = code_of(
+        kernel(
+            "ld.global.u32 %r1, [%in]; st.global.u32 [%i], %r1; @%p0 st.global.u32 [%in], %r1; ld.global.u32 %r2, [%in+4]; setp.ne.u32 %p1, %r2, 0; @%p1 st.global.u32 [%in+8], %r2;"
+        )
+    )
+    memory, buf = FlatMemory(), DmaBuf(4096, "kept")
+    buf.array = np.zeros(4096, np.uint8)
+    memory.map(Mapping(1 << 30, 4096, buf, flags=CACHEABLE))
+    out, words = memory.add(np.zeros(4096, np.uint8)), buf.array.view(np.uint32)
+    bank = bytes(0x160) + out.to_bytes(8, "little") + (1 << 30).to_bytes(8, "little") + bytes(8)
+    seen = []
+    for value in (5, 6):
+        words[:2] = value, value - 5
+        Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bank}, compiled=compiled).run()
+        seen.append((int(memory.read(out, 4).view(np.uint32)[0]), int(words[2])))
+    assert seen == [(5, 0), (5, 0)]
+
+
+def test_without_a_compiler_numpy_runs_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    code = code_of(kernel(f"mov.u32 %r1, 3; {STORE}"))
+    want = outcome(code, False)
+    for command, word in (((), "no C compiler"), ((sys.executable,), "cannot compile")):
+        monkeypatch.setattr(build, "compiler", lambda command=command: command)
+        code.heat.tried = False
+        assert outcome(code, True) == want
+        said = capsys.readouterr().err
+        assert word in said and len(said.splitlines()) == 1
