@@ -7,15 +7,17 @@ opens beside those imports.
 from __future__ import annotations
 
 import functools
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 
 #: Exit codes: of a system's fault, of bad input, and of Ctrl-C (128 + SIGINT).
 EXIT_OTHER, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+# Name of the thread that opens the device.
+_OPENING = "open-device"
 
 # What `orinllm chat` knows beside questions.
 _COMMANDS = (
@@ -79,7 +84,7 @@ def _opening(source: Source) -> Future[str]:
     """Begin to open the device; what comes next is imported meanwhile."""
     from orinllm.device import open_device
 
-    pool = ThreadPoolExecutor(1)
+    pool = ThreadPoolExecutor(1, _OPENING)
     opened = pool.submit(open_device, source.device)
     pool.shutdown(wait=False)
     return opened
@@ -465,19 +470,25 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except BadInput as error:
-        sys.exit(_fail(f"orinllm: {error}", EXIT_BAD_INPUT))
+        _leave(EXIT_BAD_INPUT, f"orinllm: {error}")
     except click.ClickException as error:
-        sys.exit(_fail(f"orinllm: {error.format_message()}", EXIT_BAD_INPUT))
+        _leave(EXIT_BAD_INPUT, f"orinllm: {error.format_message()}")
     except (click.Abort, KeyboardInterrupt):
-        sys.exit(EXIT_INTERRUPTED)
+        _leave(EXIT_INTERRUPTED)
     except OSError as error:  # a disk that is full behind standard output, for instance
-        what = error.filename or "standard output"
-        sys.exit(_fail(f"orinllm: {what}: {error.strerror}", EXIT_OTHER))
+        _leave(EXIT_OTHER, f"orinllm: {error.filename or 'standard output'}: {error.strerror}")
 
 
-def _fail(text: str, code: int) -> int:
-    print(text, file=sys.stderr)
-    return code
+def _leave(code: int, text: str = "") -> NoReturn:
+    """End with a code, and without a device that is still being opened: its driver may hang."""
+    if text:
+        print(text, file=sys.stderr)
+    if any(thread.name.startswith(_OPENING) for thread in threading.enumerate()):
+        with suppress(OSError):
+            sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

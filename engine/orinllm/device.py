@@ -66,20 +66,36 @@ def _toolchain(device: str) -> Toolchain:
     return _TOOLCHAINS[device.split(":")[0]]
 
 
+# What a person may name: the kinds of `_TOOLCHAINS` beside it, and a number as in CUDA:1.
+_CPU, _NAME = "CPU", re.compile(r"([A-Za-z]+)(:[0-9]+)?")
+
+
 def open_device(name: str | None) -> str:
     """Open a tinygrad device, None for the best that opens; return its name.
 
-    Raises BadInput, one line, for one that does not open.
+    Raises BadInput, one line, for one that does not open, or cannot run a model.
     """
+    flag = f"DEV={os.environ.get('DEV')}" if name is None else f"--device {name}"
+    if name is not None:
+        found = _NAME.fullmatch(name)
+        if found is None or found[1].upper() not in (_CPU, *_TOOLCHAINS):
+            raise BadInput(f"{flag}: no such device; CPU, CUDA or NV was expected, as CUDA:1 too")
     try:
         opened: str = Device[name or Device.DEFAULT].device
     except Exception as error:  # each device raises what its libraries do
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(
-            f"--device {name}: does not open: {why}; CPU is always there, and without --device the "
+            f"{flag}: does not open: {_why(error)}; CPU is always there, and without --device the "
             "best that opens is taken"
         ) from None
     return opened
+
+
+def _why(error: Exception) -> str:
+    """Return an error's first line; of several errors each one's."""
+    if isinstance(error, ExceptionGroup):
+        return "; ".join(dict.fromkeys(map(_why, error.exceptions)))
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 @cache

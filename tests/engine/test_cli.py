@@ -123,7 +123,8 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
         (["run", MODEL, "-p", "x", "--seed", "-1"], "seed: -1 is not from 0 to"),
         (["run", MODEL, "-p", "x", "-n", "0"], "'-n' / '--max-tokens': 0 is not in the range"),
         (["run", MODEL, "-p", "x", "-c", "0"], "a context of 0 tokens; the model was trained for"),
-        (["run", MODEL, "-p", "x", "--device", "NOSUCH"], "--device NOSUCH: does not open:"),
+        (["run", MODEL, "-p", "x", "--device", "DISK"], "--device DISK: no such device; CPU, CUD"),
+        (["run", MODEL, "-p", "x", "--device", ""], "--device : no such device; CPU, CUDA or NV"),
         (["run", MODEL, "-p", "x", "--what"], "No such option '--what'"),
         (["chat", MODEL, "-ctk", "q8_0"], "-ctk q8_0, -ctv f16: keys and values are of one type;"),
         (["run", MODEL, "-p", "x", "-ctk", "q4_0"], "'q4_0' is not one of 'f16', 'q8_0'"),
@@ -162,6 +163,34 @@ def test_ctrl_c_during_the_imports_is_silent() -> None:
     out, talk = process.communicate(timeout=SECONDS)
     assert (process.returncode, out) == (130, "")
     assert "Traceback" not in talk and "Interrupt" not in talk
+
+
+def test_nobody_waits_for_a_device_that_hangs() -> None:
+    """Ctrl-C ends a start while the device opens, and bad input does."""
+    program = """
+import sys, time
+import orinllm.cli, orinllm.device
+def hang(name):
+    print("opens", file=sys.stderr, flush=True)
+    time.sleep(1e6)
+orinllm.device.open_device = hang
+orinllm.cli.main()
+"""
+    for words, code, says in (("chat", 130, ""), ("run -p ''", 2, "orinllm: -p: the prompt is")):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *shlex.split(words), MODEL],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert process.stderr is not None and process.stderr.readline() == "opens\n"
+        if code == 130:
+            process.send_signal(signal.SIGINT)
+        try:
+            out, talk = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        assert (process.returncode, out) == (code, "")
+        assert len(talk.splitlines()) <= 1
+        assert talk.startswith(says) and "Traceback" not in talk
 
 
 def test_standard_input_that_is_no_text() -> None:

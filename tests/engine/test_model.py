@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 from tests.engine.models import smollm2
+from tinygrad.helpers import Context
 
 from orinbench.model import open_model
 from orinbench.reference import Reference
@@ -232,9 +233,18 @@ def test_more_words_than_rows(tmp_path: Path) -> None:
         Model.load(path, device="CPU", context=64)
 
 
-def test_a_device_that_does_not_open() -> None:
-    with pytest.raises(BadInput, match="--device NOSUCH: does not open: No module named"):
-        Model.load(smollm2(), device="NOSUCH")
+def test_a_device_that_does_not_open_says_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NVDevice:
+        def __init__(self, name: str) -> None:
+            raise ExceptionGroup("none", [RuntimeError("no nvgpu"), OSError("no nvidiactl")])
+
+    monkeypatch.setattr("tinygrad.runtime.ops_nv.NVDevice", NVDevice)
+    why = "does not open: no nvgpu; no nvidiactl; CPU is"
+    with pytest.raises(BadInput, match=f"^--device NV:77: {why}"):
+        Model.load(smollm2(), device="NV:77")
+    monkeypatch.setenv("DEV", "NV")
+    with Context(DEV="NV"), pytest.raises(BadInput, match=f"^DEV=NV: {why}"):
+        Model.load(smollm2())
 
 
 def test_a_model_without_a_template_takes_no_messages(smol: Model) -> None:
