@@ -73,6 +73,10 @@ def _check_speculation(lookup: bool, draft: Path | None, sampling: Sampling) -> 
     if (lookup or draft is not None) and sampling.penalized:
         flag = "--lookup" if lookup else "--draft"
         raise BadInput(f"{flag}: guesses no tokens under penalties; leave --repeat-penalty out")
+    if draft is not None:
+        from orinllm.gguf import GGUF
+
+        GGUF.open(draft)  # says what is wrong with it before the model takes its time
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

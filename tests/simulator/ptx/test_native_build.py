@@ -28,7 +28,7 @@ def c(value: int) -> str:
 
 
 def test_a_library_that_others_can_write_is_not_loaded(folder: Path, capsys: Any) -> None:
-    """One in a folder of theirs, one that is writable, a link, a part of one, one without `run`."""
+    """One in a folder of theirs, one that is writable, a link, a part of one."""
     assert build.load(c(1))(None) == 1
     (mine,) = folder.iterdir()
     assert (folder.stat().st_mode & 0o777, mine.stat().st_mode & 0o777) == (0o700, 0o600)
