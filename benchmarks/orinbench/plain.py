@@ -8,6 +8,11 @@ from orinbench.errors import BenchError
 
 T = TypeVar("T")
 _LONGEST_TEXT = 400
+# Kinds of JSON's values in words of its readers.
+_WORDS = {
+    **{str: "text", int: "a whole number", float: "a number", bool: "true or false"},
+    **{dict: "an object", list: "a list"},
+}
 
 
 def read(kind: type[T], value: Any, where: str) -> T:
@@ -42,8 +47,8 @@ def _read(kind: Any, value: Any, where: str, name: str) -> Any:
     wanted: Any = dict if dataclasses.is_dataclass(kind) else origin or kind
     wanted = (int, float) if kind is float else wanted
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool):
-        word = "number" if kind is float else getattr(wanted, "__name__", str(wanted))
-        raise BenchError(f"{where}: {name} is {str(value)[:60]!r}; want a {word}")
+        word = _WORDS[float if kind is float else wanted]
+        raise BenchError(f"{where}: {name or 'it'} is {str(value)[:60]!r}; want {word}")
     if isinstance(value, str) and (len(value) > _LONGEST_TEXT or not value.isprintable()):
         raise BenchError(f"{where}: {name} is longer than {_LONGEST_TEXT} characters or not "
                          "printable")  # fmt: skip

@@ -109,7 +109,10 @@ def test_command_on_two_results(tmp_path: Path) -> None:
 def test_bad_input_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"sections": 3}')
+    array = tmp_path / "array.json"
+    array.write_text("[1]")
     cases = {
+        "profile -o json` writes: it is '[1]'; want an object": ["--diff", str(array), str(array)],
         "give one of MODEL": [],
         "not what `orinbench profile -o json` writes": ["--diff", str(other), str(other)],
     }

@@ -163,9 +163,9 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "value", "said"),
     [
-        (["started"], 1, "started is '1'; want a str"),
-        (["simulated"], 1, "simulated is '1'; want a bool"),
-        (["steps", "abi"], [], "steps: abi is '[]'; want a dict"),
+        (["started"], 1, "started is '1'; want text"),
+        (["simulated"], 1, "simulated is '1'; want true or false"),
+        (["steps", "abi"], [], "steps: abi is '[]'; want an object"),
         (["steps", "abi", "seconds"], True, "abi: seconds is 'True'; want a number"),
         (["steps", "abi", "result"], [], "abi: result: want an object or null"),
     ],

@@ -56,10 +56,10 @@ def test_slower_is_judged_against_noise() -> None:
     [
         ({"kernel": "12"}, "kernel is '12'; want 64 hexadecimal digits"),
         ({"opts": "UPCAST(0,4) rm -rf"}, "'rm' is no optimization"),
-        ({"opts": 4}, "opts is '4'; want a str"),
-        ({"level": True}, "level is 'True'; want a int"),
+        ({"opts": 4}, "opts is '4'; want text"),
+        ({"level": True}, "level is 'True'; want a whole number"),
         ({"level": 0}, "level is 0; want BEAM's value"),
-        ({"target": []}, "target is '[]'; want a dict"),
+        ({"target": []}, "target is '[]'; want an object"),
         ({"target__series": "xyz"}, "series is 'xyz'"),
         ({"before": {}}, "before: median is 'None'; want a number"),
         ({"after__median": 0}, "after: want 0 < low <= median <= high"),
