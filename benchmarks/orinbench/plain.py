@@ -9,9 +9,13 @@ from orinbench.errors import BenchError
 T = TypeVar("T")
 _LONGEST_TEXT = 400
 # Kinds of JSON's values in words of its readers.
-_WORDS = {
-    **{str: "text", int: "a whole number", float: "a number", bool: "true or false"},
-    **{dict: "an object", list: "a list"},
+_WORDS: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
 }
 
 
