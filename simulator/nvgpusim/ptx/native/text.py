@@ -8,7 +8,7 @@ from .plan import ALIEN, BARRIER, CHAIN, STORE, Plan, guard, successors
 
 Lines = list[str]
 ODD = -1
-"""Where a lane stays whose values are the interpreter's; one with a wrong address ends the call."""
+"""The state of a lane whose values are the interpreter's; a wrong address ends the call."""
 
 
 def source(plan: Plan) -> str:
