@@ -333,7 +333,7 @@ def test_rows_that_would_be_one_series(tmp_path: Path) -> None:
 
 
 def test_a_textfile_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"--textfile .*nowhere: No such file"):
+    with pytest.raises(BenchError, match=r"--textfile .*nowhere: No such directory"):
         board.textfile([RECORD], tmp_path / "nowhere")
 
 

@@ -348,8 +348,13 @@ def value(record: Mapping[str, Any], field: str) -> float | None:
 def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
     """Write the records' figures for node_exporter's textfile collector; returns the file.
 
-    Raises BenchError when the directory cannot be written.
+    Raises BenchError where the directory is missing, which nobody would collect from, or cannot be
+    written.
     """
+    if not directory.is_dir():
+        raise BenchError(
+            f"--textfile {directory}: No such directory; want node_exporter's textfile directory"
+        )
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Textfile(records))
     file = directory / TEXTFILE
