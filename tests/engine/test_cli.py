@@ -248,11 +248,17 @@ class Terminal:
             os.execvp(words[0], words)
         self.text = ""
 
-    def wait_for(self, pattern: str) -> None:
-        """Read until what was printed since the last call holds a pattern."""
-        start = time.monotonic()
+    def wait_for(self, pattern: str, again: str = "") -> None:
+        """Read until what was printed since the last call holds a pattern.
+
+        A person who sees nothing for 20 s presses the key `again` once more.
+        """
+        start = pressed = time.monotonic()
         while not re.search(pattern, self.text):
             assert time.monotonic() - start < SECONDS, self.text
+            if again and time.monotonic() - pressed > 20:
+                self.type(again)
+                pressed = time.monotonic()
             if select.select([self._end], [], [], 1)[0]:
                 self.text += os.read(self._end, 4096).decode(errors="replace")
         self.text = re.split(pattern, self.text, maxsplit=1)[1]
@@ -281,14 +287,14 @@ def test_a_person_stops_an_answer_and_goes_on(terminal: Terminal) -> None:
     # An answer has begun when a line follows what was typed.
     terminal.wait_for(r"in words\.(\s|\x1b\[\?2004l)+\w")
     terminal.type("\x03")
-    terminal.wait_for("ended by Ctrl-C")
+    terminal.wait_for("ended by Ctrl-C", again="\x03")
     terminal.wait_for("> ")
     # Python's readline loses a Ctrl-C that comes after the prompt and before it waits for keys,
     # until the next key: a person sees what was typed first.
     terminal.type("a line that is not wanted")
     terminal.wait_for("not wanted")
     terminal.type("\x03")
-    terminal.wait_for("> ")
+    terminal.wait_for("> ", again="\x03")
     terminal.type(f"/reset\r{FRANCE}\r")
     terminal.wait_for(re.escape(PARIS))
     terminal.wait_for("> ")
