@@ -78,28 +78,33 @@ rec {
       !matches ".*://[^/@]*:[^/@]*@.*" value
     ) "a password in an address would lie in the Nix store for everyone to read; ${instead}";
 
-  # The same of settings that a tool has its own format for: names of attributes, at any depth.
-  secretsIn =
-    settings:
+  # Names and values, at any depth of a tool's own settings, that are wanted.
+  settingsWhere =
+    wanted: settings:
     if lib.isList settings then
-      lib.concatMap secretsIn settings
+      lib.concatMap (settingsWhere wanted) settings
     else if lib.isAttrs settings then
       lib.concatLists (
         lib.mapAttrsToList (
           name: value:
-          if
-            lib.isString value
-            && matches ".*(password|secret|secret_key|token|credentials|api_key|service_key|routing_key)" (
-              lib.toLower name
-            )
-          then
-            [ name ]
-          else
-            secretsIn value
+          if wanted name value then [ (lib.nameValuePair name value) ] else settingsWhere wanted value
         ) settings
       )
     else
       [ ];
+
+  # The same of settings that a tool has its own format for: names of attributes, at any depth.
+  secretsIn =
+    settings:
+    map (found: found.name) (
+      settingsWhere (
+        name: value:
+        lib.isString value
+        && matches ".*(password|secret|secret_key|token|credentials|api_key|service_key|routing_key)" (
+          lib.toLower name
+        )
+      ) settings
+    );
   noSecrets =
     option: settings: instead:
     rule option (secretsIn settings) (
@@ -107,22 +112,7 @@ rec {
     ) "this would lie in the Nix store for everyone to read; ${instead}";
 
   # Files that such settings name: without a folder, a tool looks beside its configuration, in the store.
-  filesIn =
-    settings:
-    if lib.isList settings then
-      lib.concatMap filesIn settings
-    else if lib.isAttrs settings then
-      lib.concatLists (
-        lib.mapAttrsToList (
-          name: value:
-          if lib.isString value && lib.hasSuffix "_file" name then
-            [ (lib.nameValuePair name value) ]
-          else
-            filesIn value
-        ) settings
-      )
-    else
-      [ ];
+  filesIn = settingsWhere (name: value: lib.isString value && lib.hasSuffix "_file" name);
   absoluteFiles =
     option: settings:
     map (
