@@ -7,7 +7,7 @@ import click
 
 from orinbench.benchmark.command import llama_bench_command
 from orinbench.check.command import check_command
-from orinbench.compare.command import compare_command
+from orinbench.compare import compare_command
 from orinbench.device_check.command import device_check_command
 from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from orinbench.compare.command import find_records
+from orinbench.compare import find_records
 from orinbench.history.store import history_path
 from orinbench.options import history_option
 from orinbench.profiling.command import load
