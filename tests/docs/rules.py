@@ -225,7 +225,7 @@ RULES: list[tuple[str, Answer]] = [
         r"orinbench report before\.json .*",
         Elsewhere(
             "tests/benchmarks/report/test_command.py::test_files_and_runs_become_a_page",
-            says='"--profile"',
+            says='"--title"',
         ),
     ),
     # docs/matvec.md, models.md, performance.md
