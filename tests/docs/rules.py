@@ -59,7 +59,6 @@ MINUTES = "takes minutes; its flags are read by its own parser"
 # The one real run of the benchmark: the smallest model and test that it takes.
 SMALL = "-p 8 -n 8 -r 1 --no-check --no-cold-start --backend tinygrad:CPU"
 
-TUNE = "tests/benchmarks/tune"
 HISTORY = "tests/benchmarks/history/test_command.py"
 CHECK = "tests/benchmarks/test_check.py"
 DEMO = "tests/telemetry/test_prometheus.py"
@@ -199,19 +198,7 @@ RULES: list[tuple[str, Answer]] = [
             "::test_runs_of_the_history_are_named_by_their_ids"
         ),
     ),
-    # docs/tuning.md, device-check.md
-    (
-        r"orinbench tune search --shape tiny --level 1 --budget 30m|tune search MODEL",
-        Elsewhere(f"{TUNE}/test_search.py::test_a_found_kernel_is_found_again_without_a_search"),
-    ),
-    (
-        r"(orinbench )?tune export .*",
-        Elsewhere(f"{TUNE}/test_tuning_file.py::test_export_writes_what_was_kept"),
-    ),
-    (
-        r"orinbench tune import tuning\.json --shape tiny|tune import FILE MODEL",
-        Elsewhere(f"{TUNE}/test_search.py::test_what_does_not_apply_or_is_slower_stays_out"),
-    ),
+    # docs/device-check.md
     (
         r"orinbench device-check verify device-check/report\.json",
         Elsewhere(

@@ -1,4 +1,4 @@
-"""The one judge of llama-bench, compare, history, the report and the tuner.
+"""The one judge of llama-bench, compare, history and the report.
 
 Its unit is the process. What a process is lucky with (where its memory lies, which threads it got)
 stays for its lifetime, so samples of one process agree with each other more than with those of the
