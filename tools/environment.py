@@ -2,7 +2,7 @@
 """Environment variables that a tree of Python sources reads, found in its syntax trees.
 
 Without arguments: the installed tinygrad. The table has names and defaults, `-o json` also files;
-the meaning stands in docs/environment.md. --check compares names and defaults with that page.
+the meaning stands in docs/reference/environment.md, whose names and defaults --check compares.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""docs/environment.md says what the sources say; the tool that reads them reads all of it."""
+"""docs/reference/environment.md says what the sources say; its tool reads all of them."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ from tests.docs.pages import REPOSITORY, section, text
 sys.path.insert(0, str(REPOSITORY / "tools"))
 from environment import Use, differences, find_uses, installed, main, variables
 
-PAGE = "docs/environment.md"
+PAGE = "docs/reference/environment.md"
 # Variables of other programs that ours read too.
 GENERAL = {
     "CC", "CCACHE", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "DEV", "HOME", "LD_LIBRARY_PATH",

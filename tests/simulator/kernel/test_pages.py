@@ -14,9 +14,10 @@ from nvgpusim.cli import run
 from nvgpusim.rules import RULES
 
 DOCS = Path(__file__).parents[3] / "docs"
-RULES_PAGE = (DOCS / "simulator-rules.md").read_text()
+REFERENCE = DOCS / "reference"
+RULES_PAGE = (REFERENCE / "simulator-rules.md").read_text()
 NOT_MODELLED = "dispatch.not-modelled"
-with (DOCS / "simulator-rules.csv").open(newline="") as lines:
+with (REFERENCE / "simulator-rules.csv").open(newline="") as lines:
     TABLE = list(csv.DictReader(lines))
 FILES = sorted({row["file"] for row in TABLE})
 # The handlers' files, with the number of lines at each release that the page says.
