@@ -122,7 +122,7 @@ def markdown(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-@click.command("profile")
+@click.command("profile", context_settings={"max_content_width": 100})
 @click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--device",
