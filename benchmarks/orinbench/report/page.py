@@ -136,6 +136,8 @@ def _heroes(records: Sequence[Record]) -> list[Hero]:
             + ("" if found["verdict"] in ("faster", "slower") else ", no verdict")
             for found in record.comparisons
         ]
+        if record.roofline_percent:
+            lines.append(f"{record.roofline_percent:.0f} % of the roofline")
         heroes.append(Hero(short(record.centre), record.unit, case_test(record), lines))
     return heroes
 
