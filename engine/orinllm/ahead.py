@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from orinllm.batch_list import list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import (
     OLDEST_SM,
@@ -23,7 +22,7 @@ from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
 from orinllm.network import Network
 from orinllm.plan import make_plan
-from orinllm.token_list import TokenList
+from orinllm.token_list import TokenList, list_of_tokens
 from orinllm.weights import Say, Weights, quiet
 
 #: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).

@@ -4,27 +4,31 @@ Positions, tokens and counters stay on the device, so that one graph launch with
 token of every sequence.
 """
 
+from __future__ import annotations
+
 import bisect
 import functools
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device, dtypes
 
-from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import compile_all, multiprocessors
 from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
-from orinllm.launches.batch import MOST_SEQUENCES
-from orinllm.launches.buffers import CHUNK, PAGE
+from orinllm.launches.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.launches.rows import last_row
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
 from orinllm.states import normed
-from orinllm.token_list import TokenList, copy_ints
+from orinllm.token_list import TokenList, copy_ints, list_of_tokens
+
+if TYPE_CHECKING:
+    from orinllm.batch_list import BatchList
 
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
 SIZE_CLASSES = (1, 2, 4, 8, 16, 32)

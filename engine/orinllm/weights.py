@@ -1,7 +1,10 @@
 """A file's tensors on the device, packed as they lie in it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -13,8 +16,10 @@ from orinllm.errors import BadInput
 from orinllm.ggml import kernel_types
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import Weight
-from orinllm.launches.experts import Router, Stack
-from orinllm.launches.rows import Norm
+
+if TYPE_CHECKING:
+    from orinllm.launches.experts import Router, Stack
+    from orinllm.launches.rows import Norm
 
 # What is copied at once, bytes. CUDA copies by way of pinned memory of this size, which it keeps: a
 # piece is waited for, so that the next one takes the same.
@@ -73,6 +78,8 @@ class Weights:
 
     def stack(self, name: str) -> Stack:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
+        from orinllm.launches.experts import Stack  # dense models do not wait for it
+
         where = self._config.matrix(name)
         tensor = self._gguf.tensors[where.tensor]
         whole = self.matrix(name)
@@ -82,6 +89,8 @@ class Weights:
 
     def router(self, name: str, norm: Norm, experts: Experts) -> Router:
         """Return the matrix that chooses experts, floats or packed."""
+        from orinllm.launches.experts import Router
+
         tensor = self._gguf.tensors[f"{name}.weight"]
         bias = self.optional(f"{name}.bias")
         if tensor.type == GGMLQuantizationType.F32:
