@@ -6,6 +6,7 @@ opens beside those imports.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import signal
@@ -86,12 +87,20 @@ def cli() -> None:
 
 def _opening(source: Source) -> Future[str]:
     """Begin to open the device; what comes next is imported meanwhile."""
+    pool = ThreadPoolExecutor(1, _OPENING)
+    if (source.device or os.environ.get("DEV", "")).upper().startswith("CUDA"):
+        pool.submit(_start_cuda)
     from orinllm.device import open_device
 
-    pool = ThreadPoolExecutor(1, _OPENING)
     opened = pool.submit(open_device, source.device)
     pool.shutdown(wait=False)
     return opened
+
+
+def _start_cuda() -> None:
+    """Let CUDA begin, 0.2 s of its own, before tinygrad is there, which says what goes wrong."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
 
 def _load(source: Source, opened: Future[str]) -> Any:
@@ -102,7 +111,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
     with _talk().status(f"loading {source.model.name}") as status:
         loaded = Model.load(
             source.model,
-            device=opened.result(),
+            device=opened.result,
             context=source.context,
             general=source.general,
             kv=KEY_TYPES[source.kv],

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tinygrad import Device
-from tinygrad.device import CompileError
-from tinygrad.helpers import diskcache_get, diskcache_put
+from tinygrad.device import Buffer, CompileError
+from tinygrad.helpers import diskcache_get, diskcache_put, mv_address
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
 from orinllm.errors import BadInput
@@ -41,6 +41,8 @@ class Toolchain:
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
     mail: Callable[[str], Mail] = Mail  # of a device's name
+    # Copies to a buffer while another thread uses the device; None: one thread at a time does.
+    copy_beside: Callable[[Buffer, memoryview], None] | None = None
 
 
 _TOOLCHAINS: dict[str, Toolchain] = {}
@@ -120,6 +122,11 @@ def blocks_per_sm(device: str) -> int:
 def mail_of(device: str) -> Mail:
     """Return what a device's launches leave tokens in for the host."""
     return _toolchain(device).mail(device)
+
+
+def copy_beside(device: str) -> Callable[[Buffer, memoryview], None] | None:
+    """Return what copies to a device's buffer beside other threads, and waits; None: nothing."""
+    return _toolchain(device).copy_beside
 
 
 def free_memory(device: str) -> int | None:
@@ -262,6 +269,15 @@ def _cuda_free_memory(device: str) -> int | None:
     return free.value
 
 
+def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
+    """Copy by the driver alone: without tinygrad's pinned memory, and without Python meanwhile."""
+    from tinygrad.runtime.autogen import cuda
+    from tinygrad.runtime.ops_cuda import check
+
+    check(cuda.cuCtxSetCurrent(Device[buffer.device].context))
+    check(cuda.cuMemcpyHtoD_v2(buffer._buf, mv_address(data), data.nbytes))
+
+
 register(
     "CUDA",
     Toolchain(
@@ -272,6 +288,7 @@ register(
         _arch,
         _cuda_free_memory,
         CudaMail,
+        _cuda_copy,
     ),
 )
 register(

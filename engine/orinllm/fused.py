@@ -216,6 +216,7 @@ class FusedExecutor:
             chunk = ChunkList(memory)
             compile_all(memory.device, [launch.source for launch in chunk.launches])
             self._prompt = chunk, Graph(memory.device, chunk.launches)
+            self._prompt[1].prepare()
         self.place(range(min(self.context // PAGE, memory.pages)))
 
     @property
@@ -292,11 +293,14 @@ class FusedExecutor:
         """Yield the token under way and those behind it, `most` at most; -1 for no numbers.
 
         While the caller has a token the next one is computed, unless that would be one too many.
+        The first is not kept waiting for the launches of the second, which may have to be made.
         """
         decoder = self.decoder()
         for index in range(most):
+            if index == 1:
+                decoder.step()
             arrived = decoder.sent()
-            if index + 1 < most:
+            if 0 < index < most - 1:
                 decoder.step()
             yield arrived()
 

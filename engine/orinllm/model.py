@@ -1,7 +1,7 @@
 """A model of a GGUF file, ready to answer: `Model.load(path).generate("Hello")`."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,13 +121,15 @@ class Model:
     def load(
         path: str | Path,
         *,
-        device: str | None = None,
+        device: str | Callable[[], str] | None = None,
         context: int | None = None,
         general: bool = False,
         kv: KeyType = F16,
         say: Say = quiet,
     ) -> "Model":
         """Load a GGUF file onto a tinygrad device (None: the best that opens).
+
+        `device` may be what returns the name of one that is open, as when another thread opens it.
 
         `context` is how many tokens a sequence may have, prompt and answer; `general` leaves the
         fused kernels out; `kv` is the type of keys and values. `say` hears how far it is. Raises
@@ -136,7 +138,7 @@ class Model:
         network = Network.read(path, context, kv)
         with ThreadPoolExecutor(1) as pool:
             header = pool.submit(Header.of, network)  # while the device opens and takes the weights
-            plan = plan_network(network, open_device(device))
+            plan = plan_network(network, device() if callable(device) else open_device(device))
             executor = make_executor(network, plan, general, say)
         return Model(header.result(), plan, executor)
 

@@ -76,11 +76,11 @@ def make_executor(
     if general or not plan.fused:
         return _sequential(network, plan.device)
     context = round_up(network.context, PAGE)
-    weights = Weights(gguf, config, plan.device, say)
-    say("kernels: compiled or taken from the cache")
-    pool = pages_of(context) if pages is None else pages
-    memory = make_memory(config, weights, plan.device, context, pool, network.kv)
-    return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+    weights = Weights(gguf, config, plan.device)
+    with weights.arriving(say):
+        pool = pages_of(context) if pages is None else pages
+        memory = make_memory(config, weights, plan.device, context, pool, network.kv)
+        return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
 
 def _sequential(network: Network, device: str) -> SamplingExecutor:
