@@ -142,4 +142,4 @@ def _of_prompts(gguf: GGUF) -> str | None:
 
 def type_name(tensor: TensorInfo) -> str:
     """Return the name of a tensor's type, for people."""
-    return str(tensor.type.name)
+    return tensor.type.name

@@ -10,14 +10,13 @@ from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 
 from orinllm.config import Config, Experts
 from orinllm.device import copy_beside
 from orinllm.errors import BadInput
-from orinllm.ggml import kernel_types
+from orinllm.ggml import GgmlType, kernel_types
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import Weight
 
@@ -130,7 +129,7 @@ class Weights:
 
         tensor = self._gguf.tensors[f"{name}.weight"]
         bias = self.optional(f"{name}.bias")
-        if tensor.type == GGMLQuantizationType.F32:
+        if tensor.type == GgmlType.F32:
             return Router(self.vector(f"{name}.weight"), None, norm, experts, bias)
         packed = self.matrix(name)
         return Router(packed.buffer, packed.type, norm, experts, bias)
@@ -143,7 +142,7 @@ class Weights:
 
     def _make_vector(self, name: str) -> Buffer:
         tensor = self._gguf.tensors[name]
-        if tensor.type == GGMLQuantizationType.F32:
+        if tensor.type == GgmlType.F32:
             offset = tensor.offset - self._starts[tensor.file]
             view = self._buffers[tensor.file].view(tensor.n_elements, dtypes.float32, offset)
             return view.ensure_allocated()
@@ -174,7 +173,7 @@ def floats(device: str, values: np.typing.NDArray[np.float32]) -> Buffer:
 
 def check_types(gguf: GGUF) -> None:
     """Raise BadInput for a tensor whose type no path of the engine reads."""
-    known = {int(t) for t in (*kernel_types(), GGMLQuantizationType.F32)}
+    known = {int(t) for t in (*kernel_types(), GgmlType.F32)}
     for tensor in gguf.tensors.values():
         if int(tensor.type) not in known:
             names = ", ".join(sorted(t.name for t in kernel_types().values()))
