@@ -4,8 +4,9 @@ import ctypes
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from tinygrad.device import Buffer, CompileError
 from tinygrad.helpers import diskcache_get, diskcache_put, mv_address
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
-from orinllm.errors import BadInput
+from orinllm.errors import BadInput, DeviceFault
 from orinllm.mail import CudaMail, Mail, NvMail
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
@@ -90,6 +91,18 @@ def open_device(name: str | None) -> str:
             "best that opens is taken"
         ) from None
     return opened
+
+
+@contextmanager
+def faults_of(device: str) -> Iterator[None]:
+    """Let what a device failed of in the body be a DeviceFault: libraries raise a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        said = "; ".join(dict.fromkeys(map(str.strip, str(error).splitlines())))
+        raise DeviceFault(f"{device}: failed: {said}") from error
 
 
 def _why(error: Exception) -> str:

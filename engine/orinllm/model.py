@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orinllm.device import open_device
+from orinllm.device import faults_of, open_device
 from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
 from orinllm.launches.buffers import F16, KeyType
@@ -139,7 +139,8 @@ class Model:
         with ThreadPoolExecutor(1) as pool:
             header = pool.submit(Header.of, network)  # while the device opens and takes the weights
             plan = plan_network(network, device() if callable(device) else open_device(device))
-            executor = make_executor(network, plan, general, say)
+            with faults_of(plan.device):
+                executor = make_executor(network, plan, general, say)
         return Model(header.result(), plan, executor)
 
     def speculate(self, proposer: Proposer | None) -> None:
@@ -261,10 +262,14 @@ class _Request:
     stop: tuple[str, ...]
 
     def pieces(self, generation: Generation) -> Iterator[Piece]:
-        """Yield the answer; its end and what was known before are noted in `generation`."""
+        """Yield the answer; its end and what was known before are noted in `generation`.
+
+        Raises DeviceFault where the device fails.
+        """
         stream, held_back = self.model.tokenizer.stream(), ""
         longest = max(map(len, self.stop), default=1) - 1
-        for token in self._tokens(generation):
+        tokens = self._tokens(generation)
+        while (token := self._next(tokens)) is not None:
             if token in self.model.tokenizer.end_ids:
                 generation.finish_reason = "stop"
                 break
@@ -281,6 +286,10 @@ class _Request:
             generation.finish_reason = "length"
         if rest := held_back + stream.flush():
             yield Piece(-1, rest)
+
+    def _next(self, tokens: Iterator[int]) -> int | None:
+        with faults_of(self.model.plan.device):
+            return next(tokens, None)
 
     def _tokens(self, generation: Generation) -> Iterator[int]:
         """Yield tokens, at most `most`; the model remembers what the executor holds."""
