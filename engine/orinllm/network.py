@@ -11,7 +11,7 @@ from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import F16, PAGE, KeyType, round_up
-from orinllm.memory import make_memory, pages_of
+from orinllm.memory import make_memory, most_pages, pages_of
 from orinllm.plan import Plan, cache_bytes, make_plan
 from orinllm.weights import Say, Weights, check_types, quiet
 
@@ -76,9 +76,14 @@ def make_executor(
     if general or not plan.fused:
         return _sequential(network, plan.device)
     context = round_up(network.context, PAGE)
+    pool = pages_of(context) if pages is None else pages
+    if pool > (most := most_pages(config)):
+        raise BadInput(
+            f"{gguf.path}: keys and values of {pool * PAGE} tokens; the fused kernels address "
+            f"those of {most * PAGE} at most (-c, --context)"
+        )
     weights = Weights(gguf, config, plan.device)
     with weights.arriving(say):
-        pool = pages_of(context) if pages is None else pages
         memory = make_memory(config, weights, plan.device, context, pool, network.kv)
         return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
