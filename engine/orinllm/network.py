@@ -84,6 +84,7 @@ def make_executor(
         )
     weights = Weights(gguf, config, plan.device)
     with weights.arriving(say):
+        say("kernels: compiled or taken from the cache")
         memory = make_memory(config, weights, plan.device, context, pool, network.kv)
         return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 
