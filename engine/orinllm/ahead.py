@@ -16,13 +16,13 @@ from orinllm.device import (
 )
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
-from orinllm.fused import VERIFIED, behind_chunk, size_classes
+from orinllm.fused import VERIFIED, behind_chunk, list_of_tokens, size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
 from orinllm.network import Network
 from orinllm.plan import make_plan
-from orinllm.token_list import TokenList, list_of_tokens
+from orinllm.token_list import TokenList
 from orinllm.weights import Say, Weights, quiet
 
 #: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).

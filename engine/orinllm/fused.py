@@ -25,7 +25,7 @@ from orinllm.launches.rows import last_row
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
 from orinllm.states import normed
-from orinllm.token_list import TokenList, copy_ints, list_of_tokens
+from orinllm.token_list import TokenList, copy_ints
 
 if TYPE_CHECKING:
     from orinllm.batch_list import BatchList
@@ -35,6 +35,8 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 #: Tokens of one sequence that are computed together for `verify`: each a graph of its own. GEMVs
 #: take no more columns at once, and tensor cores would give other numbers than a token alone.
 VERIFIED = (2, 4)
+#: Sequences up to which products are GEMVs.
+GEMV_SEQUENCES = 2
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
 # Tokens of a sequence that may be under way: one that the host looks at, and the next one.
@@ -55,6 +57,20 @@ def size_classes(slots: int) -> tuple[int, ...]:
     if not 1 <= slots <= SIZE_CLASSES[-1]:
         raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
     return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
+
+
+def list_of_tokens(
+    memory: Memory, sequences: int, tensor_cores: bool = True
+) -> TokenList | BatchList:
+    """Return the launches of a token of each of so many sequences.
+
+    `tensor_cores` is false for models whose rows they do not take (plan.py).
+    """
+    if sequences > GEMV_SEQUENCES and tensor_cores:
+        from orinllm.batch_list import BatchList
+
+        return BatchList(memory, sequences)
+    return TokenList(memory, sequences)
 
 
 def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:

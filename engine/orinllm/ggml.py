@@ -11,7 +11,7 @@ _ROW = re.compile(r"^GGML_TYPE\((\w+), (\d+), (\d+), (\d+), (\d+), (\d+)\)$", re
 
 
 class GgmlType(IntEnum):
-    """What a tensor of a file may be: an id, and the weights and the bytes of a block.
+    """Types that a tensor of a file may have: an id, and the weights and the bytes of a block.
 
     The `gguf` package has the same table, as a test checks; a start does not wait for its import.
     """

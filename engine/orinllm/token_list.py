@@ -20,25 +20,7 @@ from orinllm.launches.rows import Norm, add_norm, embed_tokens, gate
 from orinllm.memory import Memory
 
 if TYPE_CHECKING:
-    from orinllm.batch_list import BatchList
     from orinllm.mixtures import Mixtures
-
-#: Sequences up to which products are GEMVs.
-GEMV_SEQUENCES = 2
-
-
-def list_of_tokens(
-    memory: Memory, sequences: int, tensor_cores: bool = True
-) -> TokenList | BatchList:
-    """Return the launches of a token of each of so many sequences.
-
-    `tensor_cores` is false for models whose rows they do not take (plan.py).
-    """
-    if sequences > GEMV_SEQUENCES and tensor_cores:
-        from orinllm.batch_list import BatchList
-
-        return BatchList(memory, sequences)
-    return TokenList(memory, sequences)
 
 
 class TokenList:
