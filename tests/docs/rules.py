@@ -234,8 +234,10 @@ RULES: list[tuple[str, Answer]] = [
     ),
     # docs/matvec.md, models.md, performance.md
     (
-        r"python3 tools/matvec_decode\.py .*",
-        Run("python3 tools/matvec_decode.py --help", shows="(?s)--stock.*--patched.*--devices"),
+        r"python3 experiments/matvec_decode\.py .*",
+        Run(
+            "python3 experiments/matvec_decode.py --help", shows="(?s)--stock.*--patched.*--devices"
+        ),
     ),
     (
         r"orinbench synth --shape tiny\|160m.*",
