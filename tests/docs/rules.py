@@ -299,7 +299,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"tools/series verify 0002", Elsewhere("Makefile", "tools/series verify\n")),
     (
         r"tools/series verify --forward (0\.14\.0|DIR@REF)",
-        Elsewhere("tests/tools/test_series.py", '"--forward"'),
+        Elsewhere("tests/tools/test_series_verify.py", '"--forward"'),
     ),
     (
         r"PARALLEL=0 CCACHE=0 python docs/examples/release\.py",
