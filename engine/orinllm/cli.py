@@ -318,7 +318,9 @@ def _lines() -> Iterator[str]:
 @click.option("--alias", help="The model's name. Default: the file's, without .gguf.")
 @click.option("--chat-template", "template", type=click.Path(path_type=Path), help="Jinja file.")
 @click.option(
-    "--pooling", type=click.Choice(["mean", "last"]), help="Of embeddings. Default: the file's."
+    "--pooling",
+    type=click.Choice(["mean", "last"]),
+    help="Pooling of embeddings. Default: the file's.",
 )
 @click.option("--slots", type=click.IntRange(1), help="Answers at once. Default: as many as fit.")
 @click.option(
@@ -337,7 +339,11 @@ def _lines() -> Iterator[str]:
     show_default=True,
     help="Seconds for running answers after SIGTERM.",
 )
-@click.option("--deterministic", is_flag=True, help="Same answer whoever else asks; slower.")
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="The same answer whatever else is asked meanwhile; slower.",
+)
 def serve(source: Source, **given: Any) -> None:
     """Serve a model with OpenAI's HTTP API.
 
@@ -436,7 +442,7 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     "--slots",
     default=1,
     type=click.IntRange(1, 32),
-    help="Also for a server with so many slots, 1 to 32.",
+    help="Also the kernels of a server with N slots, 1 to 32.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder.")
 def compile_(**given: Any) -> None:
