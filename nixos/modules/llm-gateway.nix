@@ -25,7 +25,7 @@ let
           api_base = "${lib.removeSuffix "/" server.url}/v1";
           # LiteLLM wants some key; a server that asks for none ignores it.
           api_key = if server.keyVariable == null then "none" else "os.environ/${server.keyVariable}";
-          timeout = cfg.timeout;
+          inherit (cfg) timeout;
           stream_timeout = cfg.firstTokenTimeout;
           # The OpenAI client below LiteLLM would try the same board again.
           max_retries = 0;

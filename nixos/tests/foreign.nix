@@ -57,8 +57,8 @@ let
     );
   # What the stranger wrote, and what it became.
   kept = {
-    "networking.firewall.enable" = attic.networking.firewall.enable == false;
-    "boot.loader.systemd-boot.enable" = attic.boot.loader.systemd-boot.enable == false;
+    "networking.firewall.enable" = !attic.networking.firewall.enable;
+    "boot.loader.systemd-boot.enable" = !attic.boot.loader.systemd-boot.enable;
     "fileSystems./.device" = attic.fileSystems."/".device == "tank/root";
     "fileSystems./boot.options" = attic.fileSystems."/boot".options == [ "nofail" ];
     "security.sudo.wheelNeedsPassword" = attic.security.sudo.wheelNeedsPassword;

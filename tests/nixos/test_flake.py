@@ -36,6 +36,31 @@ def test_packages_apps_and_shells_have_derivations(flake: Flake, system: str) ->
         assert path.endswith(".drv")
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_tinygrad_is_as_a_reviewer_of_nixpkgs_wants_it(flake: Flake, system: str) -> None:
+    """Its tests have derivations, on a Jetson's CUDA too; extras and meta are there."""
+    said = flake(
+        f"packages.{system}.tinygrad",
+        """p: {
+          inherit (p.meta) changelog description homepage maintainers platforms;
+          license = p.meta.license.spdxId;
+          extras = builtins.mapAttrs (_: map (each: each.pname)) p.optional-dependencies;
+          tests = builtins.mapAttrs (_: each: each.drvPath) p.tests;
+          upstream = p.tests.upstream.buildCommand;
+        }""",
+    )
+    assert said["tests"].keys() == {"cpu", "sm87", "upstream"}
+    extras = said["extras"]
+    assert set(extras["testing_minimal"]) < set(extras["testing_unit"]) < set(extras["testing"])
+    assert {"torch", "gguf"} <= set(extras["testing_unit"])
+    assert said["changelog"].startswith(said["homepage"]) and system in said["platforms"]
+    assert said["license"] == "MIT" and said["maintainers"] == []
+    devices = re.findall(
+        r"^DEV=(\w+) python3 -m pytest .* (test/\w+) ", said["upstream"], re.MULTILINE
+    )
+    assert devices == [("NULL", "test/null"), ("CPU", "test/unit")]
+
+
 def test_every_app_of_orinbench_is_a_command_of_it() -> None:
     """An app for a command that does not exist would fail at its first use."""
     text = (ROOT / "overlays" / "apps.nix").read_text()
