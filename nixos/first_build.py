@@ -1,13 +1,16 @@
 """Say what the first build of a host takes: nix derivation show -r HOST | first_build.py
 
 A derivation whose sources are NVIDIA's, or that needs one of these, is in no public cache: Hydra
-builds nothing unfree. The rest comes from cache.nixos.org, but for the host's own small files.
-Standard library only.
+builds nothing unfree. Neither is what our overlay changes. The rest comes from cache.nixos.org, but
+for the host's own small files and a few of JetPack's. Standard library only.
 """
 
+import argparse
 import json
 import re
 import sys
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,8 +50,11 @@ def small(derivation: dict[str, Any]) -> bool:
     return bool(given.get("preferLocalBuild")) or given.get("allowSubstitutes") in ("", False)
 
 
-def first_build(derivations: Derivations) -> FirstBuild:
-    """Divide a closure of derivations, as `nix derivation show -r` has it."""
+def first_build(derivations: Derivations, changed: Collection[str] = ()) -> FirstBuild:
+    """Divide a closure of derivations, as `nix derivation show -r` has it.
+
+    changed: packages by their `pname` that no cache has though no source of theirs is NVIDIA's.
+    """
     fetched = {
         path
         for path, derivation in derivations.items()
@@ -60,7 +66,12 @@ def first_build(derivations: Derivations) -> FirstBuild:
     for path in derivations.keys() - fetched:
         for used in derivations[path]["inputDrvs"]:
             users.setdefault(used, []).append(path)
-    after, todo = set(), list(sources)
+    after = {
+        path
+        for path in derivations.keys() - fetched
+        if attributes(derivations[path]).get("pname") in changed
+    }
+    todo = [*sources, *after]
     while todo:
         new = [user for user in users.get(todo.pop(), ()) if user not in after]
         after.update(new)
@@ -75,10 +86,18 @@ def first_build(derivations: Derivations) -> FirstBuild:
     )
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Read the derivations from the standard input; 2 where they are none."""
+    parser = argparse.ArgumentParser(
+        prog="first-build",
+        description="nix derivation show -r HOST | first-build: what HOST's first build takes.",
+    )
+    parser.add_argument("--changed", nargs="*", default=[], metavar="PNAME", help="see the source")
+    changed = parser.parse_args(arguments).changed
     try:
-        parts = first_build(json.load(sys.stdin))
+        if sys.stdin.isatty():
+            raise ValueError("a terminal")
+        parts = first_build(json.load(sys.stdin), changed)
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         print(
             f"first-build: no derivations on the standard input ({error!r}): "
@@ -89,8 +108,12 @@ def main() -> int:
     print(f"{len(parts.downloads)} downloads from NVIDIA:")
     print("".join(f"  {each}\n" for each in parts.downloads))
     print(f"{len(parts.built)} builds that no public cache has:")
-    print("".join(f"  {each}\n" for each in parts.built))
-    print(f"{parts.own} small files of the host itself; {parts.cached} other derivations.")
+    for name, times in Counter(parts.built).items():
+        print(f"  {name}{f' ({times} of this name)' if times > 1 else ''}")
+    print(
+        f"\n{parts.own} small files of the host itself. The caches have the other {parts.cached} "
+        "or what they make: `nix build --dry-run HOST` says how many bytes that is."
+    )
     return 0
 
 
