@@ -27,6 +27,7 @@ let
       tinygrad.enable = true;
       performance.enable = true;
       telemetry.enable = true;
+      telemetry.alertmanager.enable = true;
       telemetry.exporter.listenAddress = "fd00::5";
       llm-server = {
         enable = true;
@@ -83,6 +84,12 @@ let
         "processes"
         "systemd"
       ];
+    # On the loopback alone, with no port for others of its kind.
+    "services.prometheus.alertmanager" =
+      let
+        flags = lib.splitString " " attic.systemd.services.alertmanager.serviceConfig.ExecStart;
+      in
+      lib.elem "--web.listen-address" flags && lib.elem "--cluster.listen-address=" flags;
     "services.grafana.settings.server.http_port" =
       attic.services.grafana.settings.server.http_port == 8080;
     "services.grafana.settings.security.secret_key" =
@@ -129,14 +136,16 @@ let
       ];
     # And Prometheus finds what listens where the stranger, or our option, says.
     "services.prometheus.scrapeConfigs.*.targets" =
-      lib.concatMap (
-        job: lib.concatMap (target: target.targets) job.static_configs
-      ) attic.services.prometheus.scrapeConfigs == [
-        "router:9100"
-        "[fd00::5]:9401"
+      lib.sort lib.lessThan (
+        lib.concatMap (
+          job: lib.concatMap (target: target.targets) job.static_configs
+        ) attic.services.prometheus.scrapeConfigs
+      ) == [
         "10.0.0.5:9999"
-        "127.0.0.1:9111"
         "127.0.0.1:8000"
+        "127.0.0.1:9111"
+        "[fd00::5]:9401"
+        "router:9100"
       ];
   };
 
