@@ -14,7 +14,7 @@ let
   settings = {
     enable = true;
     signKeyPaths = [ "${folder}/secret-key" ];
-    settings.bind = listening.socket cfg.listenAddress cfg.port;
+    settings.bind = lib.mkDefault (listening.socket cfg.listenAddress cfg.port);
   };
 in
 {

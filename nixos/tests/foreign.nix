@@ -110,7 +110,7 @@ let
     "services.restic.backups.orin" =
       lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db" attic.services.restic.backups.orin.backupPrepareCommand;
     "systemd.sockets.harmonia" =
-      attic.systemd.sockets.harmonia.socketConfig.ListenStream == "[::]:5000";
+      attic.systemd.sockets.harmonia.socketConfig.ListenStream == "10.0.0.5:5050";
     "systemd.services.harmonia" =
       attic.systemd.services.orin-cache-key.requiredBy == [ "harmonia.service" ]
       && lib.hasInfix "/var/lib/orin-cache/secret-key" (

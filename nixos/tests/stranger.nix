@@ -50,6 +50,7 @@
       settings.PasswordAuthentication = true;
     };
     chrony.enable = true;
+    harmonia.cache.settings.bind = "10.0.0.5:5050";
     avahi.enable = false;
 
     prometheus = {
