@@ -17,15 +17,22 @@ from typing import Any
 #: Addresses that NVIDIA's sources have, in the derivations of jetpack-nixos and of cudaPackages.
 NVIDIA = re.compile(r"[a-z]+://\S*(nvidia\.com|nv-tegra)\S*")
 
+#: Part of the names of packages that are made for the board on another machine.
+CROSS = "aarch64-unknown-linux-gnu"
+
 Derivations = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class FirstBuild:
-    """Parts of a host's first build. downloads: addresses; built: names, each sorted."""
+    """Parts of a host's first build. downloads: addresses; built: names, each sorted.
+
+    cross: packages that another machine makes for the board; Hydra makes few of them.
+    """
 
     downloads: list[str]
     built: list[str]
+    cross: int
     cached: int
     own: int
 
@@ -76,12 +83,15 @@ def first_build(derivations: Derivations, changed: Collection[str] = ()) -> Firs
         new = [user for user in users.get(todo.pop(), ()) if user not in after]
         after.update(new)
         todo += new
-    own = {path for path in derivations.keys() - fetched - after if small(derivations[path])}
+    others = derivations.keys() - fetched - after
+    own = {path for path in others if small(derivations[path])}
+    cross = sum(CROSS in derivations[path]["name"] for path in others - own)
     built = [derivations[path]["name"] for path in after if not small(derivations[path])]
     return FirstBuild(
         downloads=sorted(sources.values()),
         built=sorted(built),
-        cached=len(derivations) - len(sources) - len(after) - len(own),
+        cross=cross,
+        cached=len(derivations) - len(sources) - len(after) - len(own) - cross,
         own=len(own) + len(after) - len(built),
     )
 
@@ -110,6 +120,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{len(parts.built)} builds that no public cache has:")
     for name, times in Counter(parts.built).items():
         print(f"  {name}{f' ({times} of this name)' if times > 1 else ''}")
+    if parts.cross:
+        print(f"\n{parts.cross} more that are cross-compiled, of which public caches have few.")
     print(
         f"\n{parts.own} small files of the host itself. The caches have the other {parts.cached} "
         "or what they make: `nix build --dry-run HOST` says how many bytes that is."

@@ -41,6 +41,12 @@ def test_what_the_overlay_changes_is_built_here_and_all_that_uses_it() -> None:
     assert parts.cached == 2
 
 
+def test_what_is_cross_compiled_is_in_few_caches() -> None:
+    cross = {name: derivation(f"{name}-{first_build.CROSS}-1") for name in ("perl", "dbus")}
+    parts = first_build.first_build(CLOSURE | cross)
+    assert (parts.cross, parts.cached) == (2, 3)
+
+
 def test_it_reads_what_nix_prints_and_refuses_all_else(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

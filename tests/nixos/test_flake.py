@@ -90,6 +90,57 @@ def test_the_hosts_have_derivations_and_the_old_name_is_orin(flake: Flake) -> No
     assert len(set(hosts.values())) == 3
 
 
+def test_a_host_as_shipped_is_shut_and_opens_for_keys_alone(flake: Flake) -> None:
+    """One port, of ssh; every other service on the loopback; no password anywhere."""
+    said = flake(
+        "nixosConfigurations.orin-llm.config",
+        """c: {
+          firewall = {
+            inherit (c.networking.firewall) enable allowedTCPPorts allowedUDPPorts;
+            ranges = c.networking.firewall.allowedTCPPortRanges;
+          };
+          ssh = builtins.intersectAttrs {
+            PasswordAuthentication = 1; KbdInteractiveAuthentication = 1; PermitRootLogin = 1;
+          } c.services.openssh.settings;
+          addresses = {
+            grafana = c.services.grafana.settings.server.http_addr;
+            prometheus = c.services.prometheus.listenAddress;
+            node = c.services.prometheus.exporters.node.listenAddress;
+          };
+          exporter = c.systemd.services.jetson-exporter.serviceConfig.ExecStart;
+          server = c.systemd.services.orin-llm-server-main.serviceConfig.ExecStart;
+          passwords = builtins.filter (user: user.hashedPassword or null != null
+            || user.password or null != null || user.initialPassword or null != null
+            || user.initialHashedPassword or null != null) (builtins.attrValues c.users.users);
+          keys = builtins.mapAttrs (_: user: user.openssh.authorizedKeys.keys)
+            { inherit (c.users.users) root orin; };
+          wheel = c.users.users.orin.extraGroups;
+          rescue = c.systemd.services."serial-getty@ttyTCU0".serviceConfig.ExecStart or null;
+          folders = builtins.filter (rule: builtins.match ".*/var/lib/.*" rule != null)
+            c.systemd.tmpfiles.rules;
+        }""",
+    )
+    mdns = 5353
+    assert said["firewall"] == {
+        "enable": True,
+        "allowedTCPPorts": [22],
+        "allowedUDPPorts": [mdns],
+        "ranges": [],
+    }
+    assert said["ssh"] == {
+        "PasswordAuthentication": False,
+        "KbdInteractiveAuthentication": False,
+        "PermitRootLogin": "prohibit-password",
+    }
+    assert set(said["addresses"].values()) == {"127.0.0.1"}
+    assert "--listen 127.0.0.1:9401" in said["exporter"]
+    assert "--host 127.0.0.1" in said["server"]
+    assert said["passwords"] == [] and said["rescue"] is None
+    site = re.findall(r'"(ssh-\S+ [^"]+)"', (ROOT / "nixos/hosts/site.nix").read_text())
+    assert said["keys"] == {"root": site, "orin": site} and said["wheel"] == ["wheel"]
+    assert "d /var/lib/models 0755 orin users -" in said["folders"]
+
+
 def test_a_host_that_shares_packages_may_not_want_others(flake: Flake) -> None:
     """Else its overlay, or the packages of its module, would be dropped in silence."""
     sharing = "nixosConfigurations.orin"
