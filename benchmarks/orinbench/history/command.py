@@ -36,8 +36,8 @@ def history_command(
 ) -> int:
     """List the runs kept, and the trend of each case.
 
-    A change is told from noise: of the processes inside the two runs, and of the runs of the same
-    software before them, where there are any. `check` is for CI.
+    A change counts if it exceeds the noise of the processes inside both runs, and of earlier runs
+    of the same software, where there are any. `check` is for CI.
     """
     context.obj = path
     if context.invoked_subcommand is not None:

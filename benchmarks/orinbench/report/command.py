@@ -20,7 +20,7 @@ from orinbench.options import history_option
     help="the page",
 )
 @click.option("--title", default="", help="[model and device]")
-@history_option("where ids are looked up")
+@history_option("database in which ids of runs are looked up")
 def report_command(
     results: tuple[str, ...],
     output: Path,
