@@ -76,7 +76,6 @@ let
     report = orinbench "report" "Show results as one page, with plots and tables";
     sass = orinbench "sass" "Compile every kernel of a model for sm_87 and say what limits it on an Orin";
     synth = orinbench "synth" "Write a synthetic GGUF of a named shape";
-    tune = orinbench "tune" "Search a model's kernels, carry what was found, import what others found";
     device-check = orinbench "device-check" "Take what only a real Orin can show: one report, within an hour";
     suite = orinbench "suite" "Run several benchmarks on all devices and write one report";
 

@@ -3,5 +3,5 @@
 `benchmark` runs lanes and cases in rounds and is llama-bench; `suite`, `compare` and `serve_bench`
 measure by it or beside it. `check` judges numbers, `statistics` figures, `board` the machine.
 `export` has the records and their forms, `history` keeps them, `report` draws them. `profile`,
-`sass`, `tune` and `device_check` look closer. Models are in `model`, `shapes` and `synth`.
+`sass` and `device_check` look closer. Models are in `model`, `shapes` and `synth`.
 """

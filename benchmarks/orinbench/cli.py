@@ -7,7 +7,7 @@ import click
 
 from orinbench.benchmark.command import llama_bench_command
 from orinbench.check.command import check_command
-from orinbench.compare.command import compare_command
+from orinbench.compare import compare_command
 from orinbench.device_check.command import device_check_command
 from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
 from orinbench.history.command import history_command
@@ -17,7 +17,6 @@ from orinbench.sass import sass_command
 from orinbench.serve_bench.command import serve_bench_command
 from orinbench.suite.command import suite_command
 from orinbench.synth import synth_command
-from orinbench.tune.command import tune_command
 from orinllm.errors import BadInput
 
 
@@ -37,7 +36,6 @@ for command in (
     profile_command,
     sass_command,
     synth_command,
-    tune_command,
     device_check_command,
 ):
     orinbench.add_command(command)

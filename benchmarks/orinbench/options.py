@@ -24,7 +24,7 @@ from orinbench.export.table import render_md
 from orinbench.history.store import History, history_path
 from orinboard.files import Roots
 
-Command = Callable[..., int]
+Command = Callable[..., Any]
 
 
 def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
@@ -128,6 +128,21 @@ def history_option(purpose: str) -> Callable[[Command], Command]:
         metavar="PATH",
         help=f"{purpose} [~/.local/state/tinygrad-orin/history.db]",
     )
+
+
+def history_file(command: Command) -> Command:
+    """Add --history to a command of `orinbench history`, which gets it as `path`.
+
+    It may stand before a subcommand or behind it.
+    """
+    return click.option(
+        "path",
+        "--history",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="PATH",
+        callback=lambda context, _, given: given or context.obj or history_path(),
+        help="which history [~/.local/state/tinygrad-orin/history.db]",
+    )(command)
 
 
 def run_options(command: Command) -> Command:

@@ -6,16 +6,14 @@ NVRTC, ptxas and nvdisasm (PyPI: nvidia-cuda-nvrtc-cu12, nvidia-cuda-nvcc-cu12,
 nvidia-cuda-nvdisasm), and no GPU.
 """
 
-import importlib.util
 import json
-import os
 import re
 import shutil
 import tempfile
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -23,6 +21,7 @@ from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_outline
+from orinllm.compiler import cuda_wheel_file
 
 if TYPE_CHECKING:
     from orinllm.launch import Launch
@@ -63,38 +62,10 @@ class Compiled:
 
 def _tool(name: str) -> str:
     """Return the path of a CUDA tool: on PATH, or in a wheel; raises BenchError without it."""
-    if found := shutil.which(name) or _in_a_wheel(f"bin/{name}"):
-        return found
+    if found := shutil.which(name) or cuda_wheel_file(f"bin/{name}"):
+        return str(found)
     wheel = {"ptxas": "nvidia-cuda-nvcc-cu12", "nvdisasm": "nvidia-cuda-nvdisasm"}[name]
     raise BenchError(f"{name} is neither on PATH nor in a wheel; pip install {wheel}")
-
-
-def _in_a_wheel(pattern: str) -> str | None:
-    """Return the path of the first such file of an installed CUDA wheel, or None."""
-    for package in ("nvidia", "triton"):
-        spec = importlib.util.find_spec(package)
-        for place in (spec.submodule_search_locations or []) if spec else []:
-            for path in sorted(Path(place).rglob(pattern)):
-                return str(path)
-    return None
-
-
-def _find_nvrtc() -> None:
-    """Name a wheel's NVRTC where tinygrad looks when it is imported."""
-    if library := _in_a_wheel("lib/libnvrtc.so.12"):
-        os.environ.setdefault("NVRTC_PATH", library)
-
-
-def _nvrtc(arch: str) -> Any:
-    """Return tinygrad's compiler of CUDA C to PTX; raises BenchError without the library."""
-    _find_nvrtc()
-    from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
-
-    try:
-        return NVRTCCompiler(arch, ptx=True, cache_key="sass")
-    except AttributeError as error:  # what tinygrad raises for a library that is missing
-        wheel = "pip install nvidia-cuda-nvrtc-cu12, or set NVRTC_PATH to libnvrtc.so"
-        raise BenchError(f"NVRTC cannot be loaded ({error}); {wheel}") from None
 
 
 def launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Launch"]:
@@ -102,7 +73,6 @@ def launches(shape: str, quant: str, arch: str, sequences: int = 1) -> list["Lau
 
     The model is an outline: a file with its header alone, on a disk that keeps no zeros.
     """
-    _find_nvrtc()
     from orinllm.ahead import launches_for, target
     from orinllm.network import Network
 
@@ -182,9 +152,10 @@ def blocks_per_sm(registers: int, shared: int, threads: int) -> int:
 
 def compile_launch(launch: "Launch", arch: str) -> Compiled:
     """Compile with NVRTC and ptxas, disassemble, count; raises BenchError if a tool fails."""
+    from orinllm.device import nvrtc
     from orinllm.launches.tile import TileConstants
 
-    ptx = _nvrtc(arch).compile(launch.source)
+    ptx = nvrtc(arch, ptx=True).compile(launch.source)
     with tempfile.TemporaryDirectory() as folder:
         text, cubin = Path(folder) / "k.ptx", Path(folder) / "k.cubin"
         text.write_bytes(ptx.rstrip(b"\0"))

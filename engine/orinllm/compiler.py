@@ -1,4 +1,4 @@
-"""A `clang` for tinygrad's CPU device: the machine's own, or the one inside PyPI's ziglang."""
+"""A `clang` for tinygrad's CPU device, and files of CUDA: the machine's, or wheels'."""
 
 import importlib.util
 import os
@@ -122,6 +122,19 @@ def write_clang(directory: Path) -> bool:
         os.chmod(new.name, 0o755)
         os.replace(new.name, script)
     return True
+
+
+def cuda_wheel_file(pattern: str) -> Path | None:
+    """Return the first file of an installed CUDA wheel that a pattern means, None if there is none.
+
+    Patterns are such as `lib/libnvrtc.so.12` or `bin/ptxas`.
+    """
+    for package in ("nvidia", "triton"):
+        spec = importlib.util.find_spec(package)
+        for place in (spec.submodule_search_locations or []) if spec else []:
+            if found := sorted(Path(place).rglob(pattern)):
+                return found[0]
+    return None
 
 
 def compiler_hint(error: str) -> str:

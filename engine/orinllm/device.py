@@ -15,8 +15,10 @@ from typing import Any
 from tinygrad import Device
 from tinygrad.device import Buffer, CompileError
 from tinygrad.helpers import diskcache_get, diskcache_put, mv_address
+from tinygrad.runtime.autogen import nvrtc as library
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
+from orinllm.compiler import cuda_wheel_file
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.mail import CudaMail, Mail, NvMail
 
@@ -227,8 +229,14 @@ def _simulated(device: str) -> bool:
     return str(Device[device].renderer.target.interface).startswith("MOCK")
 
 
-def _nvrtc_for(arch: str, ptx: bool = False) -> NVRTCCompiler:
-    """Return the compiler for an architecture; raises CompileError where NVRTC is missing."""
+def nvrtc(arch: str, ptx: bool = False) -> NVRTCCompiler:
+    """Return the compiler of CUDA C for an architecture, to a cubin or to PTX.
+
+    It is the NVRTC that tinygrad found, else that of a wheel. Raises CompileError without either.
+    """
+    missing = not hasattr(library.dll, "nvrtcVersion")
+    if missing and (found := cuda_wheel_file("lib/libnvrtc.so.12")):
+        library.dll.__init__("nvrtc", [str(found)])
     try:
         return NVRTCCompiler(arch, ptx=ptx, cache_key="orinllm_" + ("ptx" if ptx else "cubin"))
     except AttributeError:  # how tinygrad's loader says that there is no such library
@@ -240,7 +248,7 @@ def _nvrtc_for(arch: str, ptx: bool = False) -> NVRTCCompiler:
 
 @cache
 def _nvrtc(device: str) -> NVRTCCompiler:
-    return _nvrtc_for(_arch(device), ptx=_simulated(device))
+    return nvrtc(_arch(device), ptx=_simulated(device))
 
 
 def _cuda_multiprocessors(device: str) -> int:
@@ -332,7 +340,7 @@ def compile_for(target: Target) -> str:
     Raises BadInput where no compiler is here, or none that knows the GPU's architecture.
     """
     try:
-        compiler = _nvrtc_for(target.arch)
+        compiler = nvrtc(target.arch)
         compiler.compile_cached(PROBE)
     except CompileError as error:
         raise BadInput(f"{target.arch}: {' '.join(str(error).split())}") from None

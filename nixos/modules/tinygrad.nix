@@ -6,15 +6,11 @@
   ...
 }:
 let
-  line = import ./line.nix lib;
   cfg = config.orin.tinygrad;
-  llm = config.orin.llm-server or { enable = false; };
   check = import ./check.nix {
     inherit lib;
     host = config.networking.hostName;
   };
-  tuned = lib.importJSON cfg.tuning;
-  levels = lib.unique (map (entry: entry.level) (tuned.entries or [ ]));
   groups = [
     "video"
     "render"
@@ -82,19 +78,6 @@ in
         BEAM = "2";
       };
       description = "Further variables of tinygrad for every login shell.";
-    };
-
-    tuning = lib.mkOption {
-      type = lib.types.nullOr lib.types.path;
-      default = null;
-      example = lib.literalExpression "./tuning.json";
-      description = ''
-        What `orinbench tune export` wrote for this board, a file of your configuration. It lies at
-        `/etc/tinygrad-orin/tuning.json`, and `orin.llm-server` imports it before its first start:
-        entries that compile and are no slower than the default on this board are used, with
-        `JITBEAM` set to the file's level, and nothing of them is searched. Tune with the model's
-        `context` as `--context`: kernels that the file lacks are searched at that start.
-      '';
     };
 
     selfTest = lib.mkOption {
@@ -171,47 +154,6 @@ in
           };
         };
       }
-
-      (lib.mkIf (cfg.tuning != null) {
-        assertions = [
-          {
-            assertion = tuned.format or null == "tinygrad-orin tuning 1" && lib.length levels == 1;
-            message = line ''
-              host ${config.networking.hostName}: orin.tinygrad.tuning is no file of one BEAM level that
-              `orinbench tune export --level N` wrote: ${toString cfg.tuning}.'';
-          }
-        ];
-        environment.etc."tinygrad-orin/tuning.json".source = cfg.tuning;
-      })
-
-      # Only these services know a model, whose kernels the entries are checked on.
-      (lib.mkIf (cfg.tuning != null && llm.enable && llm.backend == "orinllm") {
-        systemd.services = lib.mapAttrs' (
-          name: model:
-          lib.nameValuePair "orin-llm-server-${name}" {
-            environment.JITBEAM = toString (lib.head levels);
-            # A board that the file does not fit is slower, and serves.
-            serviceConfig.ExecStartPre = [
-              "-${
-                lib.escapeShellArgs (
-                  [
-                    (lib.getExe pkgs.tinygrad-orin)
-                    "tune"
-                    "import"
-                    "${cfg.tuning}"
-                    model.file
-                  ]
-                  ++ lib.optionals (model.context != null) [
-                    "--context"
-                    (toString model.context)
-                  ]
-                  ++ [ "--once" ]
-                )
-              }"
-            ];
-          }
-        ) llm.models;
-      })
 
       (lib.mkIf cfg.gpuBuilds {
         nix.settings.system-features = [ "tegra-gpu" ];

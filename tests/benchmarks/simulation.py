@@ -124,7 +124,7 @@ def _cell(pairs: Sequence[tuple[Floats, Floats]], judge: Judge) -> Cell:
 
 
 def paired_cell(kind: Kind, rounds: int, seed: int) -> Cell:
-    """Two sides in one run, as llama-bench and `compare` of revisions measure them."""
+    """Two sides in one run, as llama-bench measures them."""
     draw = np.random.default_rng(seed)
     pairs = []
     for _ in range(EXPERIMENTS):

@@ -80,7 +80,7 @@ def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
     monkeypatch.setattr(gate, "tinygrad_engine", right)
     found = make(True)(lane, backend)
     assert (found["passed"], found["arithmetic"]) == (True, "8-bit activations")
-    # What is timed is what is checked: a revision's interpreter (compare), and its keys.
+    # What is timed is what is checked, its keys too.
     assert (asked[0][1], asked[0][-1]) == (backend.start, "q8_0")
     monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model, off=1.0))
     with pytest.raises(CheckFailed, match="above the tolerance") as caught:

@@ -149,7 +149,6 @@ def test_a_larger_case_of_a_slow_family_is_left_out_unseen(prepare: Prepare) -> 
 
 WRONG = """
 from tinygrad.device import Buffer
-from orinbench.benchmark import copy_bandwidth
 from orinbench.suite import gpt2, tasks
 {change}
 from orinbench.benchmark.worker import main
@@ -169,11 +168,6 @@ main()
             "copy",
             "n = Buffer.copyin; "
             "Buffer.copyin = lambda self, m: n(self, memoryview(bytearray(m)[::-1]))",
-        ),
-        (
-            "bandwidth",
-            "n = copy_bandwidth.Probe.result; "
-            "copy_bandwidth.Probe.result = lambda self: n(self) * 0",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_pages_with_figures_are_seen() -> None:
     with_figures = {page for page in pages() if any(t.has_figures() for t in tables(text(page)))}
     assert with_figures >= {
         *("README.md", "docs/benchmarks.md", "docs/matvec.md", "docs/performance.md"),
-        *("docs/tegra-iface.md", "docs/telemetry.md", "docs/tuning.md"),
+        *("docs/tegra-iface.md", "docs/telemetry.md"),
     }
 
 

@@ -1,5 +1,8 @@
 """A start that finds cubins made ahead asks no compiler, not even for the probe of a device."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +81,15 @@ def test_no_compiler_for_a_gpu_is_one_line(
     with pytest.raises(BadInput) as caught:
         devices.compile_for(target("sm_87", None))
     assert str(caught.value).startswith(says) and "\n" not in str(caught.value)
+
+
+def test_a_wheels_nvrtc_is_taken_where_tinygrad_finds_none() -> None:
+    program = (
+        "from orinllm.device import PROBE, nvrtc\n"
+        "print(nvrtc('sm_87', ptx=True).compile(PROBE).decode())"
+    )
+    # As a folder that does not exist, NVRTC_PATH finds nothing; neither does what is left.
+    bare = {"PATH": os.environ["PATH"], "NVRTC_PATH": "/nowhere"}
+    done = subprocess.run([sys.executable, "-c", program], env=bare, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert ".target sm_87" in done.stdout

@@ -49,8 +49,11 @@ class WorkerProcess:
 
         Raises BackendDiedError for any other end.
         """
-        self.send(protocol.encode(request))
-        while isinstance(reply := self._reply(request), protocol.Said):
+        try:
+            self._child.tell(protocol.encode(request).encode() + b"\n")
+        except (BrokenPipeError, ValueError):  # it ended, or was closed after a timeout
+            raise BackendDiedError(self._obituary()) from None
+        while isinstance(reply := self._reply(type(request).__name__), protocol.Said):
             say(reply.text)
         if isinstance(reply, protocol.Failed):
             raise BackendDiedError(compiler_hint(reply.error))
@@ -58,36 +61,25 @@ class WorkerProcess:
             raise BackendDiedError(f"answered {type(reply).__name__} to {type(request).__name__}")
         return reply
 
-    def _reply(self, request: protocol.Request) -> protocol.Message:
-        line = self.next_line(type(request).__name__, self._timeout)
-        try:
-            return protocol.decode(line)
-        except ValueError as error:
-            raise BackendDiedError(str(error)) from error
-
-    def send(self, line: str) -> None:
-        """Write a line to it; raises BackendDiedError where nobody reads it."""
-        try:
-            self._child.tell(line.encode() + b"\n")
-        except (BrokenPipeError, ValueError):  # it ended, or was closed after a timeout
-            raise BackendDiedError(self._obituary()) from None
-
-    def next_line(self, asked: str, seconds: float) -> str:
-        """Return the next line that it says; raises BackendDiedError after `seconds` without."""
-        deadline = time.monotonic() + seconds
+    def _reply(self, asked: str) -> protocol.Message:
+        """Return the next line that it says; raises BackendDiedError if none comes in time."""
+        deadline = time.monotonic() + self._timeout
         while b"\n" not in self._buffer:
             try:
                 data = self._child.read(deadline)
             except TimeoutError:
                 self.close()
                 raise BackendDiedError(
-                    f"no answer to {asked} in {seconds:g} s (--timeout)"
+                    f"no answer to {asked} in {self._timeout:g} s (--timeout)"
                 ) from None
             if not data:
                 raise BackendDiedError(self._obituary())
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line.decode()
+        try:
+            return protocol.decode(line.decode())
+        except ValueError as error:
+            raise BackendDiedError(str(error)) from error
 
     def _obituary(self) -> str:
         """Say how the process ended, with the last line that it wrote to standard error."""

@@ -48,7 +48,6 @@ class Check:
     folder: Path
     simulated: bool
     begun_us: int
-    upstream: Path | None = None
     trees: Path | None = None
     patches: tuple[str, ...] | None = None  # numbers of those to switch; None: all
     model: Path | None = None

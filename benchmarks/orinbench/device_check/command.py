@@ -74,12 +74,6 @@ def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | No
 @click.option("--skip", metavar="LIST", help="take all but these steps")
 @click.option("--fresh", is_flag=True, help="take steps again that are in the folder already")
 @click.option(
-    "--upstream",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="checkout of tinygrad v0.13.0",
-)
-@click.option(
     "--trees",
     type=click.Path(path_type=Path),
     metavar="DIR",
@@ -116,7 +110,6 @@ def device_check_command(context: click.Context, /, **options: Any) -> int:
         folder=options["folder"].absolute(),
         simulated=_SIMULATED in os.environ,
         begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
-        upstream=options["upstream"],
         trees=options["trees"],
         patches=patches,
         model=options["model"],

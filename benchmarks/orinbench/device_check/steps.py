@@ -9,15 +9,12 @@ import grp
 import json
 import os
 import re
-import shutil
 import stat
 import sys
 import tempfile
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -175,46 +172,6 @@ def memory(check: Check, seconds: float) -> dict[str, Any]:
     return check.must(Ask("memory", {"TEGRA_RESERVE_MB": "1024"}), seconds)
 
 
-def upstream(check: Check, seconds: float) -> dict[str, Any]:
-    """tinygrad's own test_ops on the board, with the installed tinygrad."""
-    if check.upstream is None:
-        raise NotRun("--upstream PATH names a checkout of tinygrad's tests, at the base's tag")
-    if not (check.upstream / "test" / "backend" / "test_ops.py").exists():
-        raise NotRun("--upstream: no test/backend/test_ops.py there: want tinygrad's git tree")
-    if missing := [name for name in ("pytest", "torch") if find_spec(name) is None]:
-        raise NotRun(f"{' and '.join(missing)} cannot be imported: the tests need them")
-    with tempfile.TemporaryDirectory() as scratch:
-        # Without the tree beside them the tests find the installed tinygrad.
-        shutil.copytree(check.upstream / "test", Path(scratch, "test"))
-        result = Path(scratch, "junit.xml")
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=line"]
-        command += [f"--junitxml={result}", "test/backend/test_ops.py"]
-        if check.simulated:
-            command += ["-k", "test_add or test_sum_simple"]
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), scratch)))
-        ended = run(command, seconds, {**check.environment, "PYTHONPATH": path}, Path(scratch))
-        if not result.exists():
-            _expect(ended, seconds)
-            raise RuntimeError((ended.out.strip().splitlines() or [ended.reason])[-1])
-        return outcomes(result)
-
-
-def outcomes(junit: Path) -> dict[str, Any]:
-    """Return the counts of a JUnit file, and of what failed the first line."""
-    found: dict[str, Any] = {"passed": 0, "failed": 0, "skipped": 0, "failures": {}}
-    for case in ElementTree.parse(junit).iter("testcase"):
-        bad = next((c for c in case if c.tag in ("failure", "error")), None)
-        if bad is not None:
-            found["failed"] += 1
-            reason = (bad.get("message") or "").splitlines() or [""]
-            found["failures"][case.get("name") or "?"] = reason[0][:200]
-        elif any(child.tag == "skipped" for child in case):
-            found["skipped"] += 1
-        else:
-            found["passed"] += 1
-    return found
-
-
 def suite(check: Check, seconds: float) -> dict[str, Any]:
     """`orinbench suite`, on tinygrad's own driver."""
     little = ["--select", "alloc * 4 KiB", "-r", "1", "--no-roofline"]
@@ -280,7 +237,7 @@ def _expect(ended: Ended, seconds: float) -> None:
         raise RuntimeError(ended.reason)
 
 
-# In all 59 minutes. What may leave the GPU down comes late, so that it costs the least.
+# In all 49 minutes. What may leave the GPU down comes late, so that it costs the least.
 STEPS = (
     Step("identity", 30, identity, "the board and its state"),
     Step("permissions", 10, permissions, "device nodes, owners, groups"),
@@ -292,7 +249,6 @@ STEPS = (
     Step("performance", 420, performance, "the driver's choices against others, in turns"),
     Step("suite", 600, suite, "orinbench suite"),
     Step("llama-bench", 600, llama_bench, "tinygrad and llama.cpp, in turn"),
-    Step("upstream", 600, upstream, "tinygrad's own test_ops"),
     Step("patches", 540, patches, "the series with and without each patch"),
     Step("faults", 240, faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),

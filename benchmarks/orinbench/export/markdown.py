@@ -1,10 +1,10 @@
 """Markdown tables that also read well as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def markdown_table(
-    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()
+    titles: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[str] = ()
 ) -> str:
     """Return a padded table; the columns whose titles are in `right` are aligned so.
 

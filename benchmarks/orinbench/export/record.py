@@ -26,8 +26,8 @@ EXCLUDED_OF_SUITE = "process start, compilation, making the input, checking the 
 # Load average a CPU from which on a machine is not quiet: one in four busy.
 BUSY_SHARE = 0.25
 
-# A read or a write alone passes the bandwidth of a copy by a little; what passes it by more than
-# this, in percent of it, did not come from the device's memory.
+# What passes the copy bandwidth by more than this, in percent of it, did not come from the device's
+# memory.
 CACHE_PERCENT = 125
 
 

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orinbench.benchmark.envelope import ORIN_GB_S, ORIN_MHZ
@@ -15,6 +16,15 @@ GIB = 1 << 30
 MIB = 1 << 20
 
 
+@dataclass(frozen=True)
+class Table:
+    """Rows of text below titles; the columns in `right` are numbers."""
+
+    titles: list[str]
+    rows: list[list[str]]
+    right: frozenset[str]
+
+
 def render_md(records: Sequence[Record], whole: bool = False) -> str:
     """Return the models' table, one for rows without a model, and the notes.
 
@@ -22,13 +32,20 @@ def render_md(records: Sequence[Record], whole: bool = False) -> str:
     """
     models = [record for record in records if record.model_type]
     others = [record for record in records if not record.model_type]
+    tables = [table_of(rows, whole) for rows in (models, others) if rows]
+    drawn = [f"{markdown_table(table.titles, table.rows, table.right)}\n" for table in tables]
+    return "\n".join([*drawn, *(f"- {note}" for note in notes(records)), ""])
+
+
+def table_of(records: Sequence[Record], whole: bool = False) -> Table:
+    """Return the table of records that all have a model, or none."""
     of_models = _columns if whole else _short_columns
-    tables = [
-        _table(rows, columns(rows))
-        for rows, columns in ((models, of_models), (others, _suite_columns))
-        if rows
-    ]
-    return "\n".join([*(f"{table}\n" for table in tables), *_notes(records), ""])
+    columns = (of_models if records[0].model_type else _suite_columns)(records)
+    return Table(
+        [title for title, _, _ in columns],
+        [[cell(record) for _, _, cell in columns] for record in records],
+        frozenset(title for title, is_right, _ in columns if is_right),
+    )
 
 
 Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
@@ -220,12 +237,6 @@ def _energy_columns(
     ]
 
 
-def _table(records: Sequence[Record], columns: Sequence[Column]) -> str:
-    rows = [[cell(record) for _, _, cell in columns] for record in records]
-    right = [title for title, is_right, _ in columns if is_right]
-    return markdown_table([title for title, _, _ in columns], rows, right)
-
-
 def _throughput(record: Record) -> str:
     if record.avg_ts is None:
         if record.extra.get("left_out"):
@@ -273,46 +284,46 @@ def _params(count: int) -> str:
     return f"{count / 1e6:.2f} M" if count < 1e9 else f"{count / 1e9:.2f} B"
 
 
-def _notes(records: Sequence[Record]) -> list[str]:
+def notes(records: Sequence[Record]) -> list[str]:
     """Return what stands below the table: each fact once, in the order a reader asks for them."""
-    notes: list[str] = [_model_note(record) for record in records]
+    found: list[str] = [_model_note(record) for record in records]
     for record in records:
         name = record.backend
         if record.model_type:  # other benchmarks have too many rows for a sentence each
-            notes += [f"{record.test}: {comparison['text']}." for comparison in record.comparisons]
+            found += [f"{record.test}: {comparison['text']}." for comparison in record.comparisons]
         if record.error:
-            notes.append(f"{name} {record.test} failed: {record.error}.")
+            found.append(f"{name} {record.test} failed: {record.error}.")
         if reason := record.extra.get("left_out"):
-            notes.append(f"{name} {record.test} left out: {reason}.")
+            found.append(f"{name} {record.test} left out: {reason}.")
         if said := record.extra.get("in_words"):
-            notes.append(f"{name} {record.test}: {said}.")
-    notes += [_first_token_note(record) for record in records]
-    notes += [_envelope_note(record) for record in records]
-    notes += [_roofline_note(record) for record in records]
-    notes += [f"Timed {what}." for what in included_notes(records)]
-    notes += [_peak_note(record) for record in records]
-    notes += [_energy_note(record) for record in records]
-    notes += [_check_note(record) for record in records]
-    notes += [f"Warning: {line}" for line in warning_lines(records)]
+            found.append(f"{name} {record.test}: {said}.")
+    found += [_first_token_note(record) for record in records]
+    found += [_envelope_note(record) for record in records]
+    found += [_roofline_note(record) for record in records]
+    found += [f"Timed {what}." for what in included_notes(records)]
+    found += [_peak_note(record) for record in records]
+    found += [_energy_note(record) for record in records]
+    found += [_check_note(record) for record in records]
+    found += [f"Warning: {line}" for line in warning_lines(records)]
     first = records[0]
     if first.synthetic:
-        notes.append(
+        found.append(
             "The model is synthetic: a real shape with random weights. Speed is that of a real "
             "model of this shape and quantization; its text means nothing."
         )
     planned = ""
     if any(record.partial for record in records):
-        notes.append("Interrupted: the figures above are those measured until then.")
+        found.append("Interrupted: the figures above are those measured until then.")
         planned = " planned"
     if first.repetitions is not None:  # llama.cpp's own records do not say
         processes = max(len(set(record.processes or [0])) for record in records)
-        notes.append(
+        found.append(
             f"Samples: {first.repetitions} rounds{planned}; in each, every backend and test "
             f"once, in an order drawn with seed {first.seed}; {processes} fresh "
             f"process{'es' * (processes != 1)} of each backend. Not timed: {_excluded(records)}."
         )
-    notes.append(_machine_note(records))
-    return [f"- {note}" for note in dict.fromkeys(notes) if note]
+    found.append(_machine_note(records))
+    return [note for note in dict.fromkeys(found) if note]
 
 
 def _excluded(records: Sequence[Record]) -> str:
@@ -386,7 +397,7 @@ def included_notes(records: Sequence[Record]) -> list[str]:
 
 
 def _energy_note(record: Record) -> str:
-    if record.joules_per_token is None:
+    if record.joules_per_token is None or not any(record.energy):
         return ""
     return energy_note(vars(record))
 
@@ -397,7 +408,7 @@ def _check_note(record: Record) -> str:
         return ""
     if not record.model_type:
         return "Check: each row's result was compared before it was timed; `check` says with what."
-    return f"Check: {check['text']}."
+    return f"Check: {check.get('text')}."
 
 
 def _peak_note(record: Record) -> str:
@@ -429,16 +440,22 @@ def _machine_note(records: Sequence[Record]) -> str:
     environment = records[0].environment
     if not environment:  # a result that llama.cpp wrote
         return f"Machine: {records[0].gpu_info or records[0].cpu_info or 'unknown'}."
-    governors = "+".join(environment["cpu_governors"]) or "unknown"
+    governors = "+".join(environment.get("cpu_governors") or ()) or "unknown"
     parts = [
-        environment["board"],
-        f"{environment['cpu']} ({environment['cpu_count']} CPUs, governor {governors})",
+        environment.get("board"),
+        f"{environment.get('cpu')} ({environment.get('cpu_count')} CPUs, governor {governors})",
         *dict.fromkeys(record.device_name for record in records if record.device_name),
         *dict.fromkeys(f"driver {record.driver}" for record in records if record.driver),
-        environment["os"],
-        f"kernel {environment['kernel']}",
-        f"Python {environment['python']}",
-        f"tinygrad {environment['tinygrad_version']}",
-        *(f"{name}={value}" for name, value in environment["tinygrad_variables"].items()),
+        environment.get("os"),
+        *(
+            f"{word} {environment[name]}"
+            for word, name in (
+                ("kernel", "kernel"),
+                ("Python", "python"),
+                ("tinygrad", "tinygrad_version"),
+            )
+            if environment.get(name)
+        ),
+        *(f"{k}={v}" for k, v in (environment.get("tinygrad_variables") or {}).items()),
     ]
     return "Machine: " + ", ".join(part for part in parts if part) + "."

@@ -1,4 +1,4 @@
-"""`orinbench history check`, `pin` and `unpin`: a baseline, and an exit code for CI."""
+"""`orinbench history check` and `pin`: a baseline, and an exit code for CI."""
 
 import json
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from orinbench.history.trend import (
     read_trends,
     run_noise,
 )
+from orinbench.options import history_file
 from orinbench.samples.judge import is_slower, judge_saved, markdown
 
 
@@ -29,7 +30,7 @@ from orinbench.samples.judge import is_slower, judge_saved, markdown
     help="run to compare with [the pinned baseline, else the run before]",
 )
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
-@click.pass_obj
+@history_file
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
     """Compare RUN (the last one) with a baseline, and show what crept in since.
 
@@ -78,15 +79,13 @@ def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
 
 def _baseline(store: History, order: Sequence[int], run: int, against: str | None) -> int:
     """Return the baseline's run; raises BenchError for one that there is not or that came later."""
-    pins = store.pins()
-    if against is None and "baseline" in pins and pins["baseline"] != run:
+    if against is None and store.pins().get("baseline", run) != run:
         against = "baseline"
     if against is None:
         if order.index(run) == 0:
             raise BenchError(f"run {run}: is the first of all; name a baseline with --against")
         return order[order.index(run) - 1]
-    found = pins.get(against, int(against) if against.isdecimal() else None)
-    if found is None or found not in order:
+    if (found := store.run_named(against)) is None:
         raise BenchError(f"--against {against}: neither a run nor a pinned name")
     if order.index(found) >= order.index(run):
         raise BenchError(f"--against {against}: did not come before run {run}")
@@ -106,7 +105,7 @@ def _plain(trend: Trend, change: Change) -> dict[str, Any]:
 @click.command("pin")
 @click.argument("name", required=False)
 @click.argument("run", type=int, required=False)
-@click.pass_obj
+@history_file
 def pin_command(path: Path, name: str | None, run: int | None) -> None:
     """Give RUN (the last one) a NAME that `check` and `compare` take; without one, list them."""
     with History(path, write=name is not None) as store:
@@ -117,13 +116,3 @@ def pin_command(path: Path, name: str | None, run: int | None) -> None:
             store.pin(name, runs[-1].id if run is None else run)
         for pinned, its in store.pins().items():
             click.echo(f"{pinned}: run {its}")
-
-
-@click.command("unpin")
-@click.argument("name")
-@click.pass_obj
-def unpin_command(path: Path, name: str) -> None:
-    """Forget a NAME; the run stays."""
-    with History(path) as store:
-        store.unpin(name)
-        click.echo(f"{name} is no run's name any more")

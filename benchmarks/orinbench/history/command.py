@@ -1,12 +1,9 @@
 """`orinbench history`: what was measured here, how it went, and what stands out from noise."""
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,67 +11,44 @@ from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
 from orinbench.export.load import load_records
 from orinbench.export.markdown import markdown_table
-from orinbench.history.check import check_command, pin_command, unpin_command
-from orinbench.history.store import Filter, History, Run, history_path
+from orinbench.history.check import check_command, pin_command
+from orinbench.history.store import Filter, History, Run
 from orinbench.history.trend import Point, Trend, change_text, plain, read_trends
-from orinbench.options import Command, history_option, with_options
+from orinbench.options import history_file
 from orinbench.samples.judge import Comparison, Noise
 
 
-def _filters(command: Command) -> Command:
-    examples = {
-        "benchmark": "such as llama-bench or matmul",
-        "test": "such as tg128",
-        "backend": "such as tinygrad:NV",
-        "device": "such as Orin",
-        "model": "such as 1B",
-    }
-    return with_options(
-        command,
-        *(
-            click.option(
-                f"--{name}", metavar="WORD", help=f"only runs whose {name} contains this: {what}"
-            )
-            for name, what in examples.items()
-        ),
-    )
-
-
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
-@history_option("database of the runs")
-@_filters
+@history_file
+@click.option("--test", metavar="WORD", help="only tests with this in their names, such as tg128")
+@click.option("--device", metavar="WORD", help="only devices with this in their names")
 @click.option("--last", default=20, type=click.IntRange(1), help="runs that are shown [20]")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["md", "json", "csv"]),
-    default="md",
-    help="form [md]",
-)
+@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @click.pass_context
 def history_command(
     context: click.Context,
     /,
-    history: Path | None,
+    path: Path,
+    test: str | None,
+    device: str | None,
     last: int,
     output: str,
-    **words: str | None,
 ) -> int:
     """List the runs kept, and the trend of each case.
 
     A change counts if it exceeds the noise of the processes inside both runs, and of earlier runs
     of the same software, where there are any. `check` is for CI.
     """
-    context.obj = history or history_path()
+    context.obj = path
     if context.invoked_subcommand is not None:
         return 0
-    only = Filter(**words)
-    with History(context.obj) as store:
+    only = Filter(test, device)
+    with History(path) as store:
         runs, trends = store.runs(only), read_trends(store, only)
-    if not runs and (given := _given(words)):
-        raise BenchError(f"{context.obj}: no record has all of {given}")
+    if not runs and (test or device):
+        raise BenchError(f"{path}: no record has the --test and --device that were given")
     if not runs:
-        raise BenchError(f"{context.obj}: no runs yet; llama-bench and suite write them")
+        raise BenchError(f"{path}: no runs yet; llama-bench and suite write them")
     shown = runs[-last:]
     kept = {run.id for run in shown}
     noises = [trend.noise for trend in trends]
@@ -85,8 +59,6 @@ def history_command(
     if output == "json":
         whole = {"runs": [asdict(run) for run in shown], "trends": plain(trends, shown_noise)}
         click.echo(json.dumps(whole, indent=2, ensure_ascii=False))
-    elif output == "csv":
-        click.echo(_csv(plain(trends, shown_noise)), nl=False)
     else:
         click.echo(_runs_table(shown, len(runs)))
         once = [trend for trend in trends if len(trend.points) == 1]
@@ -103,7 +75,7 @@ def history_command(
 @click.option(
     "-o", "--output", type=click.Choice(sorted(RENDERERS)), default="md", help="form [md]"
 )
-@click.pass_obj
+@history_file
 def show_command(path: Path, run: int, output: str) -> None:
     """Print a run as the command that measured it printed it."""
     with History(path) as history:
@@ -112,7 +84,7 @@ def show_command(path: Path, run: int, output: str) -> None:
 
 @history_command.command("import")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.pass_obj
+@history_file
 def import_command(path: Path, files: Sequence[Path]) -> None:
     """Add saved results to the history.
 
@@ -126,31 +98,19 @@ def import_command(path: Path, files: Sequence[Path]) -> None:
             click.echo(f"{file}: {word} {run} ({len(records)} records)")
 
 
-for command in (check_command, pin_command, unpin_command):
+for command in (check_command, pin_command):
     history_command.add_command(command)
 
 
 @history_command.command("remove")
 @click.argument("runs", nargs=-1, required=True, type=int)
-@click.pass_obj
+@history_file
 def remove_command(path: Path, runs: Sequence[int]) -> None:
     """Forget runs."""
     with History(path) as history:
         for run in runs:
             history.remove(run)
             click.echo(f"run {run} is gone")
-
-
-def _given(words: dict[str, str | None]) -> str:
-    return ", ".join(f"--{name} {value}" for name, value in words.items() if value)
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
 
 
 def _runs_table(runs: Sequence[Run], total: int) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.errors import BenchError
+from orinbench.export.forms import as_llama_bench
 from orinbench.export.identity import device_label, identity
 from orinbench.export.load import completed
 from orinbench.export.record import to_json
@@ -88,11 +89,8 @@ class Run:
 class Filter:
     """Filter of the rows to show: each field is a word that its column contains, in any case."""
 
-    benchmark: str | None = None
     test: str | None = None
-    backend: str | None = None
     device: str | None = None
-    model: str | None = None
 
     def sql(self) -> tuple[str, list[str]]:
         """Return a condition over `records` and its values."""
@@ -205,6 +203,12 @@ class History:
         with self._told():
             return {id_ for (id_,) in self._database.execute("SELECT id FROM runs")}
 
+    def run_named(self, name: str) -> int | None:
+        """Return the run that a pinned name or a number means, None for another."""
+        if (pinned := self.pins().get(name)) is not None:
+            return pinned
+        return int(name) if name.isdecimal() and int(name) in self.ids() else None
+
     def records(self, run: int) -> list[Record]:
         """Return a run's records; raises BenchError if there is no such run."""
         with self._told():
@@ -237,18 +241,12 @@ class History:
 
     def pin(self, name: str, run: int) -> None:
         """Give a run a name; a name that another run had is this one's now. Raises BenchError."""
-        if not name or name.isdecimal() or ":" in name:
-            raise BenchError(f"history pin {name}: a name must not be a number or have a colon")
+        if not name or name.isdecimal():
+            raise BenchError(f"history pin {name}: a name must not be a number")
         if run not in self.ids():
             raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
         with self._told(), self._transaction():
             self._database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?)", [name, run])
-
-    def unpin(self, name: str) -> None:
-        """Forget a name; raises BenchError if there is no such name."""
-        with self._told(), self._transaction():
-            if not self._database.execute("DELETE FROM pins WHERE name = ?", [name]).rowcount:
-                raise BenchError(f"{self.path}: no run is pinned as {name}")
 
     def pins(self) -> dict[str, int]:
         """Return the runs that have names."""
@@ -314,8 +312,12 @@ class History:
 
 
 def _essence(record: Record) -> Plain:
-    """Return what of a record is not a default, so that a new field changes no digest."""
-    return {name: value for name, value in vars(record).items() if value not in (None, [], {})}
+    """Return what of a record is not a default, so that a new field changes no digest.
+
+    It is of the form that files have, so that a run is the same as its own result file.
+    """
+    plain = as_llama_bench(record)
+    return {name: value for name, value in plain.items() if value not in (None, [], {})}
 
 
 def _row(run: int, position: int, record: Record) -> list[Any]:

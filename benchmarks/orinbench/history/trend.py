@@ -171,7 +171,7 @@ def change_text(change: Change) -> str:
 
 
 def plain(trends: Sequence[Trend], noises: Sequence[Noise | None]) -> list[dict[str, Any]]:
-    """Return one flat object a point, for csv and json; `noises` are those of the trends."""
+    """Return one flat object a point, for json; `noises` are those of the trends."""
     return [
         {
             "case": trend.label,

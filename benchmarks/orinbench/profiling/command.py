@@ -12,7 +12,6 @@ from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.tinygrad_backend import chosen_device, copy_bandwidth
 from orinbench.child import run
 from orinbench.errors import BenchError
-from orinbench.plain import read
 from orinbench.profiling.log import KernelTime, read_log
 
 # Time limit of the copies.
@@ -123,46 +122,8 @@ def markdown(profile: Profile) -> str:
     return "\n".join(lines)
 
 
-def difference(before: Profile, after: Profile) -> str:
-    """Return a table of two profiles' classes, microseconds and change."""
-    lines = []
-    for section in before.sections:
-        if section not in after.sections:
-            continue
-        old = {c.kind: c for c in before.sections[section]}
-        new = {c.kind: c for c in after.sections[section]}
-        lines += [f"### {section}: {before.source} -> {after.source}", ""]
-        lines += ["| kernels of | n | us before | us after | change |"]
-        lines += ["| --- | ---: | ---: | ---: | ---: |"]
-        for kind in dict.fromkeys([*old, *new]):
-            a, b = old.get(kind), new.get(kind)
-            us = [c.seconds * 1e6 if c else 0.0 for c in (a, b)]
-            counts = f"{a.count if a else 0} -> {b.count if b else 0}"
-            lines.append(
-                f"| {kind} | {counts} | {us[0]:.1f} | {us[1]:.1f} | {us[1] - us[0]:+.1f} |"
-            )
-        sums = [sum(c.seconds for c in kinds.values()) * 1e6 for kinds in (old, new)]
-        lines.append(f"| sum | | {sums[0]:.1f} | {sums[1]:.1f} | {sums[1] - sums[0]:+.1f} |")
-        lines.append("")
-    if not lines:
-        raise BenchError(
-            f"{before.source} and {after.source} have no section in common: "
-            "profile the same prompt length in both"
-        )
-    return "\n".join(lines)
-
-
-def load(path: Path) -> Profile:
-    """Read what `-o json` wrote; raises BenchError for anything else."""
-    try:
-        stored = json.loads(path.read_text())
-        return read(Profile, stored, f"{path}: not what `orinbench profile -o json` writes")
-    except (OSError, ValueError) as error:
-        raise BenchError(f"{path}: not what `orinbench profile -o json` writes: {error}") from error
-
-
-@click.command("profile")
-@click.argument("model", required=False, type=click.Path(exists=True, dir_okay=False))
+@click.command("profile", context_settings={"max_content_width": 100})
+@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--device",
     type=click.Choice(_DEVICES),
@@ -176,30 +137,10 @@ def load(path: Path) -> Profile:
     type=click.IntRange(0),
     help="tokens in the cache before the prompt [0]",
 )
-@click.option(
-    "--diff",
-    nargs=2,
-    type=click.Path(exists=True, dir_okay=False),
-    metavar="BEFORE AFTER",
-    help="compare two profiles that were written with -o json",
-)
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 def profile_command(
-    model: str | None,
-    device: str | None,
-    n_prompt: int,
-    n_depth: int,
-    diff: tuple[str, str] | None,
-    output: str,
+    model: Path, device: str | None, n_prompt: int, n_depth: int, output: str
 ) -> None:
-    """Show where the time of a token and of a prompt goes.
-
-    Give a MODEL to measure it, or --diff for two results of -o json.
-    """
-    if (model is None) == (diff is None):
-        raise BenchError("profile: give one of MODEL and --diff BEFORE AFTER")
-    if diff:
-        click.echo(difference(load(Path(diff[0])), load(Path(diff[1]))))
-        return
-    result = measure(Path(str(model)), chosen_device(device), n_prompt, n_depth)
+    """Show where the time of a token and of a prompt of MODEL goes."""
+    result = measure(model, chosen_device(device), n_prompt, n_depth)
     click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))

@@ -1,104 +1,117 @@
-"""Timeline of the machine from repetition to repetition, out of records of any benchmark."""
+"""The machine from repetition to repetition, out of records of any benchmark."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orinbench.export.identity import case_test
 from orinbench.export.schema import Plain, Record
 from orinboard.board import JUNCTION
 
 
 @dataclass(frozen=True)
-class Moment:
-    """The end of one repetition; what no sensor tells is None."""
+class Panel:
+    """One reading over the run: its values, its ends as drawn, the points of each backend.
 
-    x: float  # seconds since the first repetition began, or the round
-    test: str
-    backend: str
-    speed_percent: float  # of the record's median
-    gpu_mhz: float | None
-    cpu_mhz: float | None
-    celsius: float | None
-    watts: float | None
-
-
-# Fields shown of a moment, by their titles.
-READINGS: dict[str, Callable[[Moment], float | None]] = {
-    "speed, % of the median": lambda moment: moment.speed_percent,
-    "GPU clock, MHz": lambda moment: moment.gpu_mhz,
-    "CPU clock, MHz": lambda moment: moment.cpu_mhz,
-    "temperature, °C": lambda moment: moment.celsius,
-    "power, W": lambda moment: moment.watts,
-}
-
-
-def read_moments(records: Sequence[Record]) -> tuple[list[Moment], str]:
-    """Return every repetition in order of time, and what `x` counts.
-
-    Only machines with an energy sensor record when a repetition was; elsewhere it is the round.
+    Points are percent of the panel's width, and of its height from the top.
     """
-    ends = [
-        _part(record.energy, index).get("ended")
-        for record in records
-        for index in range(len(record.samples_ts))
-    ]
-    known = [float(end) for end in ends if end is not None]
-    origin = min(known) if known and len(known) == len(ends) else None
-    moments = [
-        _moment(record, index, origin)
-        for record in records
-        for index in range(len(record.samples_ts))
-    ]
-    moments.sort(key=lambda moment: moment.x)
-    return moments, "round" if origin is None else "seconds"
+
+    title: str
+    values: Sequence[float]
+    least: float
+    most: float
+    points: Mapping[str, Sequence[tuple[float, float]]]
 
 
-def _moment(record: Record, index: int, origin: float | None) -> Moment:
-    samples = record.samples_ts
-    clocks = _part(record.clocks, index).get("after") or {}
-    board = _part(record.board_after, index)
-    rounds = record.rounds
-    if origin is not None:
-        x = _part(record.energy, index)["ended"] - origin
-    else:
-        x = float(rounds[index] if index < len(rounds) else index) + 1
-    gpu_hz = max((gpu.get("current_hz") or 0 for gpu in board.get("gpus", ())), default=0)
-    cpu_khz = clocks.get("cpu_khz")
-    return Moment(
-        x=x,
-        test=case_test(record),
-        backend=str(record.backend),
-        speed_percent=100 * samples[index] / statistics.median(samples),
-        gpu_mhz=clocks.get("gpu_mhz") or (gpu_hz / 1e6 or None),
-        cpu_mhz=cpu_khz / 1e3 if cpu_khz else None,
-        celsius=_celsius(board),
-        watts=_watts(record, index, board),
-    )
+def _speed(record: Record, index: int) -> float | None:
+    return 100 * record.samples_ts[index] / statistics.median(record.samples_ts)
 
 
-def _part(samples: Sequence[Plain | None] | None, index: int) -> Mapping[str, Any]:
-    """Return what a list has of a sample, an empty object if it is missing."""
-    return (samples and index < len(samples) and samples[index]) or {}
+def _gpu_mhz(record: Record, index: int) -> float | None:
+    gpus = _part(record.board_after, index).get("gpus", ())
+    hertz = max((gpu.get("current_hz") or 0 for gpu in gpus), default=0)
+    return _clock(record, index, "gpu_mhz") or hertz / 1e6 or None
 
 
-def _celsius(board: Mapping[str, Any]) -> float | None:
+def _cpu_mhz(record: Record, index: int) -> float | None:
+    khz = _clock(record, index, "cpu_khz")
+    return khz / 1e3 if khz else None
+
+
+def _clock(record: Record, index: int, name: str) -> float | None:
+    found: float | None = (_part(record.clocks, index).get("after") or {}).get(name)
+    return found
+
+
+def _celsius(record: Record, index: int) -> float | None:
     """Return the junction's temperature, or that of the hottest zone."""
-    zones = {zone["name"]: zone["celsius"] for zone in board.get("zones", ())}
-    known = [value for value in zones.values() if value is not None]
-    return zones.get(JUNCTION) or max(known, default=None)
+    zones = _part(record.board_after, index).get("zones", ())
+    celsius = {zone["name"]: zone["celsius"] for zone in zones if zone["celsius"] is not None}
+    return celsius.get(JUNCTION) or max(celsius.values(), default=None)
 
 
-def _watts(record: Record, index: int, board: Mapping[str, Any]) -> float | None:
-    """Return the module's power at the end of the repetition, or that of the rails it summed.
-
-    The mean over the repetition's energy is none of it: where few readings of the sensor fell into
-    a repetition, that is a division by nearly nothing.
-    """
+def _watts(record: Record, index: int) -> float | None:
+    """Return the module's power at the end of the repetition, or that of the rails it summed."""
+    board = _part(record.board_after, index)
     if (watts := board.get("module_watts")) is not None:
         return float(watts)
     summed = _part(record.energy, index).get("summed", ())
     rails = [rail["watts"] for rail in board.get("rails", ()) if rail["name"] in summed]
     known = [float(watts) for watts in rails if watts is not None]
     return sum(known) if known else None
+
+
+# What is shown of a repetition, by title; what no sensor tells is None.
+READINGS: dict[str, Callable[[Record, int], float | None]] = {
+    "speed, % of the median": _speed,
+    "GPU clock, MHz": _gpu_mhz,
+    "CPU clock, MHz": _cpu_mhz,
+    "temperature, °C": _celsius,
+    "power, W": _watts,
+}
+
+
+def read_panels(records: Sequence[Record]) -> tuple[list[Panel], str]:
+    """Return a panel of each reading that the records have, and what goes from left to right.
+
+    Only machines with an energy sensor record when a repetition was; elsewhere it is the round.
+    """
+    places = [(record, index) for record in records for index in range(len(record.samples_ts))]
+    ends = [_part(record.energy, index).get("ended") for record, index in places]
+    across = [float(end) for end in ends if end is not None]
+    if not (timed := len(across) == len(places)):
+        across = [_round(record, index) for record, index in places]
+    moments = sorted(zip(across, places, strict=True), key=lambda moment: moment[0])
+    if len(moments) < 2:
+        return [], ""
+    start, end = moments[0][0], moments[-1][0]
+    at = [(100 * (x - start) / ((end - start) or 1), *place) for x, place in moments]
+    what = "seconds since the first repetition ended" if timed else "round"
+    return [panel for title in READINGS for panel in _panel(title, at)], what
+
+
+def _panel(title: str, moments: Sequence[tuple[float, Record, int]]) -> Iterator[Panel]:
+    """Yield the panel of a reading, none if nothing tells it; power begins at zero."""
+    read = READINGS[title]
+    found = [(x, record, read(record, index)) for x, record, index in moments]
+    known = [(x, record, value) for x, record, value in found if value is not None]
+    if not known:
+        return
+    values = [value for *_, value in known]
+    least, most = 0.0 if read is _watts else min(values), max(values)
+    # A flat line is no mountain range.
+    room = max(most - least, 0.02 * max(abs(least), abs(most))) or 1.0
+    points: dict[str, list[tuple[float, float]]] = {}
+    for x, record, value in known:
+        place = round(x, 2), round(100 - 100 * (value - least) / room, 2)
+        points.setdefault(record.backend, []).append(place)
+    yield Panel(title, values, least, least + room, points)
+
+
+def _round(record: Record, index: int) -> float:
+    return float(record.rounds[index] if index < len(record.rounds) else index) + 1
+
+
+def _part(samples: Sequence[Plain | None] | None, index: int) -> Mapping[str, Any]:
+    """Return what a list has of a sample, an empty object if it is missing."""
+    return (samples and index < len(samples) and samples[index]) or {}

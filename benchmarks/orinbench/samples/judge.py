@@ -1,4 +1,4 @@
-"""The one judge of llama-bench, compare, history, the report and the tuner.
+"""The one judge of llama-bench, compare, history and the report.
 
 Its unit is the process. What a process is lucky with (where its memory lies, which threads it got)
 stays for its lifetime, so samples of one process agree with each other more than with those of the
@@ -293,12 +293,11 @@ def times(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class Judged:
-    """One test of both sides: `unit` is what was counted, a "pair" or a "process"."""
+    """One test of both sides."""
 
     label: str
     backend: str
     comparison: Comparison
-    unit: str
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -341,7 +340,7 @@ def judge_saved(
         [compare_separate(medians(new), medians(then), noise_of(then, new)) for then, new in pairs]
     )
     return [
-        Judged(case_test(record), record.backend, comparison, "process")
+        Judged(case_test(record), record.backend, comparison)
         for (_, record), comparison in zip(pairs, comparisons, strict=True)
     ]
 
@@ -376,8 +375,7 @@ def markdown(judged: Sequence[Judged], notes: Sequence[str], ours: str, theirs: 
     )
     lines = [f"- {note}" for note in notes]
     for test in judged:
-        more = "--rounds 10" if test.unit == "pair" else "results of -r 10"
-        text = verdict_text(test.comparison, ours, theirs, test.unit, more)
+        text = verdict_text(test.comparison, ours, theirs, "process", "results of -r 10")
         lines.append(f"- {test.backend} {test.label}: {text}.")
     if len(judged) > 1:
         lines.append(f"- p after Holm's correction for {len(judged)} tests at once.")

@@ -13,7 +13,6 @@ from orinbench.errors import BenchError
 SELECTIONS = ("quick", "full", "tiny")
 # Unit that each benchmark counts per second; they run in this order.
 UNITS = {
-    "bandwidth": "GB/s",
     "copy": "GB/s",
     "alloc": "allocs/s",
     "launch": "launches/s",
@@ -22,7 +21,7 @@ UNITS = {
     "schedule": "schedules/s",
 }
 # A copy's bandwidth is what these are judged by.
-WITH_ROOFLINE = ("bandwidth", "copy", "gpt2")
+WITH_ROOFLINE = ("copy", "gpt2")
 # A case of which one call takes longer is left out. Scheduling is seconds of Python on a slow
 # processor, and a guard that leaves it out guards nothing.
 MOST_SECONDS = dict.fromkeys(UNITS, 2.0) | {"schedule": 30.0}
@@ -44,10 +43,6 @@ def _case(
 
 def _all() -> Iterator[tuple[str, SuiteCase]]:
     """Yield each case with the selections that it is of."""
-    for n_bytes, of in ((64 * _KIB, "tiny"), (256 * _MIB, "quick full"), (1024 * _MIB, "full")):
-        for kind in ("read", "write", "copy"):
-            label = f"{kind} {size_label(n_bytes)}"
-            yield of, _case("bandwidth", label, kind, n_bytes, kind=kind, n_bytes=n_bytes)
     sizes = {4: "tiny quick full", 64: "full", 1024: "full", 16 << 10: "quick full"}
     for way, (kib, of) in product(("h2d", "d2h", "d2d"), (sizes | {256 << 10: "full"}).items()):
         label = f"{way} {size_label(kib * _KIB)}"

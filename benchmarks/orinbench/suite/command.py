@@ -162,10 +162,10 @@ def suite_command(**options: Any) -> int:
     result = SuiteRun()
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
-            if note := compiler_note(os.environ):
-                make_talk(False).line(note)
             talk = make_talk(options["progress"])
             options["devices"] = choose_devices(options["devices"], talk)
+            if note := compiler_note(os.environ):
+                talk.line(note)
             probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
             for name, cases in selection.items():
                 make = functools.partial(_runner, name, cases, options, probe)

@@ -20,7 +20,7 @@ from tinygrad.device import Buffer, BufferSpec
 from tinygrad.engine.realize import compile_linear, get_runtime, run_linear
 from tinygrad.helpers import Context, GlobalCounters
 
-from orinbench.benchmark.copy_bandwidth import Probe
+from orinbench.benchmark.copy_bandwidth import Copy
 from orinbench.benchmark.tinygrad_paths import kernels_of
 from orinbench.suite.gpt2 import SHAPES, Numpy, Shape, Tinygrad, random_weights, tensor
 
@@ -83,19 +83,6 @@ def expect_close(got: npt.ArrayLike, want: npt.ArrayLike, tolerance: float) -> s
     return f"off from numpy by at most {error:.1e} of its root mean square"
 
 
-def bandwidth(case: Mapping[str, Any], seed: int) -> Task:
-    """Reading, writing or copying device memory: the copy is every roofline's denominator."""
-    probe = Probe(case["kind"], case["n_bytes"])
-
-    def check() -> str:
-        if reason := probe.fault():
-            raise WrongResultError(f"wrong result: {reason}")
-        return "every byte checked"
-
-    included = f"one kernel, {probe.how}"
-    return Task(probe.call, probe.moved / 1e9, check, included, n_bytes=float(probe.moved))
-
-
 def copy(case: Mapping[str, Any], seed: int) -> Task:
     """A copy of random bytes, of which every one is compared afterwards."""
     way, n_bytes = case["way"], case["n_bytes"]
@@ -103,13 +90,10 @@ def copy(case: Mapping[str, Any], seed: int) -> Task:
     target = np.zeros_like(source)
     buffer = Buffer(Device.DEFAULT, n_bytes, dtypes.uint8).allocate()
     call: Callable[[], object]
+    landed: Callable[[], Any]
     if way == "d2d":
-        probe = Probe("copy", n_bytes, source)
-        call = probe.call
-
-        def landed() -> Any:
-            return probe.result()
-
+        on_device = Copy(n_bytes, source)
+        call, landed = on_device.call, on_device.result
         included = "one copy kernel, the roofline's, and a synchronize"
     elif way == "h2d":
         call = partial(buffer.copyin, memoryview(source.data))
@@ -328,5 +312,5 @@ def schedule(case: Mapping[str, Any], seed: int) -> Task:
 
 
 TASKS: dict[str, Callable[[Mapping[str, Any], int], Task]] = {
-    make.__name__: make for make in (bandwidth, copy, alloc, launch, matmul, gpt2, schedule)
+    make.__name__: make for make in (copy, alloc, launch, matmul, gpt2, schedule)
 }

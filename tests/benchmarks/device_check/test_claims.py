@@ -61,10 +61,10 @@ def test_outcomes() -> None:
     assert judge(claim_of(SUM, missing), report()).because == "the report has no smoke/result/speed"
     # A wrong claim is wrong, also where something else was not tested.
     assert judge(claim_of(missing, wrong), report()).outcome is Outcome.REFUTED
-    other = Condition(("upstream", "result", "failed"), "equals", 0)
-    assert judge(claim_of(other), report()).because == "upstream was not taken"
-    late = report(upstream=step(None, "not run", "no checkout"))
-    assert judge(claim_of(other), late).because == "upstream: not run: no checkout"
+    other = Condition(("memory", "result", "failed"), "equals", 0)
+    assert judge(claim_of(other), report()).because == "memory was not taken"
+    late = report(memory=step(None, "not run", "no checkout"))
+    assert judge(claim_of(other), late).because == "memory: not run: no checkout"
     assert judge(claim_of(), report()).outcome is Outcome.NOT_TESTED
     assert judge(claim_of(SUM, board_only=True), report()).outcome is Outcome.CONFIRMED
     simulated = judge(claim_of(SUM, board_only=True), report(simulated=True))

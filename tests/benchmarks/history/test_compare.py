@@ -10,7 +10,6 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import RunResult
-from orinbench.compare.revisions import Revision
 from orinbench.export.forms import render_json
 from orinbench.export.load import load_records
 from orinbench.export.record import make_records
@@ -95,7 +94,7 @@ def test_missing_files_and_nothing_in_common_are_exit_code_2(
     recorded_run: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run("/nowhere", "/nowhere") == 2
-    assert capsys.readouterr().err.startswith("orinbench: /nowhere: no such file, no run of")
+    assert capsys.readouterr().err.startswith("orinbench: /nowhere: no such file, and no run")
     a = make_records(recorded_run({"tinygrad:CPU": {TG: [1.0] * 6}}))
     b = make_records(recorded_run({"llama.cpp": {TG: [1.0] * 6}}))
     paths = [str(saved(tmp_path / name, records)) for name, records in (("a", a), ("b", b))]
@@ -111,15 +110,12 @@ def test_runs_of_the_history_are_named_by_their_ids(
         for file in files(1.25):
             history.add(load_records(Path(file)), "a")
     assert run("1", "2", "--history", str(path)) == 1
-    assert run("run:2", "run:1", "--history", str(path)) == 0
+    assert run("2", "1", "--history", str(path)) == 0
     assert run("1", files(1.25)[1], "--history", str(path)) == 1
     capsys.readouterr()
     for name, says in (
-        ("run:7", "has no run 7"),
-        ("run:x", "run:x: neither the number of a run nor a pinned name"),
-        ("7777777777", "no such file, no run of"),
-        ("file:7", "7: cannot be read"),
-        ("rev:no-such-revision", "no such file, no run of"),
+        ("7", "7: no such file, and no run or pinned name of"),
+        ("x", "x: no such file, and no run or pinned name of"),
     ):
         assert run("1", name, "--history", str(path)) == 2
         assert says in capsys.readouterr().err
@@ -142,44 +138,3 @@ def test_all_tests_of_a_result_are_judged_at_once(
         before, after = save("before", 0.0, chosen), save("after", 0.22, chosen)
         assert run(before, after) == code
     assert "p after Holm's correction for 20 tests at once" in capsys.readouterr().out
-
-
-def test_revisions_and_results_are_not_mixed(
-    files: Callable[[float], tuple[str, str]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, after = files(1.0)
-    assert run(before, "rev:HEAD") == 2
-    assert "one is a git revision and one a result" in capsys.readouterr().err
-    assert run(before, after, "-n", "8") == 2
-    assert "-n: says what to measure, which is for git revisions only" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--rounds", "5"], "--rounds 5: a verdict on 2 tests at once takes 7"),
-        (["-r", "0"], "Invalid value for '-r' / '--repetitions': 0 is not in the range"),
-        (["--backend", "llama.cpp"], "--backend llama.cpp: revisions differ in tinygrad"),
-        (["--backend", "tinygrad:TPU"], "name tinygrad:NV, tinygrad:CUDA or tinygrad:CPU"),
-        (["-p", "x"], "-p x"),
-        (["-m", "a.gguf,b.gguf"], "revisions are compared on one model"),
-        (["-m", "/no/such.gguf"], "/no/such.gguf"),
-        (["--shape", "tiny", "-p", "0", "-n", "9999"], "needs a context of"),
-    ],
-)
-def test_bad_flags_of_revisions_build_nothing(
-    flags: list[str],
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    tiny_path: Path,
-) -> None:
-    revision = Revision("HEAD", "0" * 40, tmp_path, "1" * 40)
-    monkeypatch.setattr("orinbench.compare.command.find_revision", lambda *_: revision)
-    model = [] if "-m" in flags or "--shape" in flags else ["-m", str(tiny_path)]
-    device = [] if "--backend" in flags else ["--backend", "tinygrad:CPU"]
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert run("rev:a", "rev:b", *flags, *model, *device) == 2
-    assert says in capsys.readouterr().err
-    assert not (tmp_path / "tinygrad-orin" / "revisions").exists()

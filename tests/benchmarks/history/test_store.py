@@ -13,7 +13,8 @@ import pytest
 from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import RunResult
 from orinbench.errors import BenchError
-from orinbench.export.load import completed
+from orinbench.export.forms import render_json, render_jsonl
+from orinbench.export.load import completed, load_records
 from orinbench.export.record import make_records
 from orinbench.export.schema import Record
 from orinbench.history import store
@@ -58,13 +59,24 @@ def test_a_field_that_is_new_does_not_make_a_run_another(records: list[Record], 
         assert history.add(older, "b")[1] is False
 
 
+def test_a_run_is_the_same_as_its_own_result_file(
+    records: list[Record], path: Path, tmp_path: Path
+) -> None:
+    for record in records:
+        record.environment["tinygrad_series"] = "0123456789ab"
+    with History(path, write=True) as history:
+        assert history.add(records, "measured") == (1, True)
+        for name, form in (("json", render_json), ("jsonl", render_jsonl)):
+            (file := tmp_path / f"result.{name}").write_text(form(records))
+            assert history.add(load_records(file), "import") == (1, False)
+
+
 def test_filters_look_for_words(records: list[Record], path: Path) -> None:
     with History(path, write=True) as history:
         history.add(records, "a")
         assert len(history.measurements()) == 3
-        assert len(history.measurements(Filter(backend="LLAMA.cpp"))) == 1
-        assert len(history.measurements(Filter(test="tg", backend="tinygrad"))) == 1
-        assert history.runs(Filter(model="no such")) == []
+        assert len(history.measurements(Filter(test="TG"))) == 2
+        assert len(history.measurements(Filter(test="tg", device="no such"))) == 0
         assert history.runs(Filter(device="%' OR 1 --")) == []
 
 

@@ -12,18 +12,12 @@ from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import RunResult
 from orinbench.export.record import make_records
 from orinbench.export.schema import Record
-from orinbench.profiling.command import ClassTime, Profile
 from orinbench.report.page import render
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 0)
 
 # Drawing takes seconds: what several tests look at is drawn once.
 _pages: dict[str, str] = {}
-
-
-def profile() -> Profile:
-    kinds = [ClassTime("GEMV qkv", 16, 1e-3, 5e8), ClassTime("norm", 32, 2e-6, 0.0)]
-    return Profile("model.gguf", "NV", {"token": kinds, "prompt of 512": kinds[:1]})
 
 
 def figures_of(page: str) -> list[str]:
@@ -82,9 +76,9 @@ def rich_records(plain_records: list[Record]) -> list[Record]:
 
 @pytest.fixture
 def rich_page(rich_records: list[Record]) -> str:
-    """The page of `rich_records` and two profiles."""
+    """The page of `rich_records`."""
     if "rich" not in _pages:
-        _pages["rich"] = render(rich_records, [profile(), profile()])
+        _pages["rich"] = render(rich_records)
     return _pages["rich"]
 
 

@@ -1,1 +1,0 @@
-"""`orinbench compare A B`: saved results, runs of the history, or revisions of the patch series."""

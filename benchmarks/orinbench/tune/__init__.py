@@ -1,1 +1,0 @@
-"""`orinbench tune`: what tinygrad's beam search found, kept as data that can be carried."""
