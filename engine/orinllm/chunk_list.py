@@ -27,12 +27,12 @@ class ChunkList(RowList):
     leaves there what that layer makes of it.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self.chunk = memory.empty(2 + CHUNK, dtypes.int32)
+    def __init__(self, memory: Memory, most: int = CHUNK) -> None:
+        self.chunk = memory.empty(2 + most, dtypes.int32)
         super().__init__(memory, self.chunk)
         self.table = memory.zeros(memory.context // PAGE)
-        self._q = memory.empty(CHUNK * memory.widest_attention, dtypes.uint16)
-        self._mixtures = Mixtures(memory, CHUNK, rows=True)
+        self._q = memory.empty(most * memory.widest_attention, dtypes.uint16)
+        self._mixtures = Mixtures(memory, most, rows=True)
         last = len(memory.config.layers) - 1
         self.launches = tuple(self._all(last))
         self.rest = tuple(self.behind_keys(last))

@@ -8,7 +8,7 @@ from tinygrad.device import Buffer
 
 from orinllm.device import multiprocessors
 from orinllm.launch import Argument, Launch
-from orinllm.launches.buffers import CHUNK, Weight, ceil_div
+from orinllm.launches.buffers import Weight, ceil_div, most_tokens
 from orinllm.launches.tile import Tile, TileConstants, tile_for
 
 #: The multiple that columns must be (tile.cuh).
@@ -123,8 +123,10 @@ def neighbours(product: RowProduct) -> Iterator[Neighbours]:
 
 def chunk_products(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
+    assert isinstance(product.count, Buffer)
+    sms, most = multiprocessors(product.out.device), most_tokens(product.count)
     for group in neighbours(product):
-        yield tiled(group, tile_for(multiprocessors(product.out.device), *group.shape, CHUNK))
+        yield tiled(group, tile_for(sms, *group.shape, most))
 
 
 def tiled(group: Neighbours, tile: Tile) -> Launch:
@@ -133,6 +135,7 @@ def tiled(group: Neighbours, tile: Tile) -> Launch:
     type_ = group.members[0][0].type
     parts, blocks = group.parts(tile.rows // 2 if product.gated else tile.rows)
     assert isinstance(product.count, Buffer)
+    most = most_tokens(product.count)
     return Launch(
         name=f"gemm_{product.role}_{type_.name.lower()}_{rows}x{cols}",
         file="gemm.cu",
@@ -144,10 +147,10 @@ def tiled(group: Neighbours, tile: Tile) -> Launch:
         ),
         arguments=(*group.arguments, Argument("const int* chunk", product.count)),
         body=group.body("gemm<P0>(Gemm", parts, "chunk, "),
-        grid=(blocks, ceil_div(CHUNK, tile.tokens), 1),
+        grid=(blocks, ceil_div(most, tile.tokens), 1),
         block=tile.threads,
         writes=("out",),
-        operations=2 * CHUNK * rows * cols,
+        operations=2 * most * rows * cols,
         n_bytes=group.n_bytes,
         per_sm=tile.per_sm,
     )
