@@ -17,7 +17,7 @@ from orinllm.device import (
 )
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
-from orinllm.fused import VERIFIED, behind_chunk, size_classes
+from orinllm.fused import VERIFIED, behind_chunk, piece_of, size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
@@ -73,6 +73,8 @@ def launches_for(
         chunk = ChunkList(memory)
         yield from (*chunk.launches, *chunk.rest)
         yield from behind_chunk(TokenList(memory, 1), chunk)[:1]
+        piece = piece_of(chunk)
+        yield from () if piece is None else piece.launches
 
 
 def compile_ahead(

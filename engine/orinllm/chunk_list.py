@@ -1,4 +1,4 @@
-"""The launches of a chunk of a prompt: up to CHUNK tokens of one sequence, on tensor cores.
+"""The launches of a chunk of a prompt: neighbours of one sequence, on tensor cores.
 
 They leave keys and values, for which the last layer need not be computed beyond its own. A prompt's
 last token goes through that layer as a token alone does.
@@ -22,15 +22,16 @@ from orinllm.row_list import RowList
 class ChunkList(RowList):
     """Scratch of a chunk, and the launches over it, in order.
 
-    `chunk` holds the first position, the number of tokens and these; `table` the sequence's pages.
+    `chunk` holds the first position, the number of tokens, `most` of them, and these; `table` the
+    sequence's pages, of another list if it is given.
     `launches` leave keys and values, and in `x` what the last layer is given; `rest`, behind them,
     leaves there what that layer makes of it.
     """
 
-    def __init__(self, memory: Memory, most: int = CHUNK) -> None:
+    def __init__(self, memory: Memory, most: int = CHUNK, table: Buffer | None = None) -> None:
         self.chunk = memory.empty(2 + most, dtypes.int32)
         super().__init__(memory, self.chunk)
-        self.table = memory.zeros(memory.context // PAGE)
+        self.table = memory.zeros(memory.context // PAGE) if table is None else table
         self._q = memory.empty(most * memory.widest_attention, dtypes.uint16)
         self._mixtures = Mixtures(memory, most, rows=True)
         last = len(memory.config.layers) - 1

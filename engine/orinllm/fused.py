@@ -21,6 +21,7 @@ from orinllm.launch import Graph, Launch
 from orinllm.launches.batch import MOST_SEQUENCES
 from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.launches.rows import last_row
+from orinllm.launches.tile import PIECE_TOKENS
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
 from orinllm.states import normed
@@ -31,8 +32,8 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 #: Tokens of one sequence that are computed together for `verify`: each a graph of its own. GEMVs
 #: take no more columns at once, and tensor cores would give other numbers than a token alone.
 VERIFIED = (2, 4)
-# Fewer tokens of a prompt are faster one by one.
-_LEAST_CHUNK = 8
+# Fewer tokens of a prompt are faster one by one than in a chunk, or in a piece.
+_LEAST_CHUNK, _LEAST_PIECE = 8, 3
 # Tokens of a sequence that may be under way: one that the host looks at, and the next one.
 _UNDER_WAY = 2
 
@@ -40,10 +41,9 @@ _UNDER_WAY = 2
 def piece_beside(sms: int) -> int:
     """Return the tokens of prompts that others' next tokens wait for on so many multiprocessors.
 
-    A tile of a prompt has 128 tokens (cuda/tile.cuh), and 64 multiprocessors have work from each.
-    Fewer tokens would take as long, more would keep the others waiting.
+    PIECE_TOKENS where tiles of so few fill the machine.
     """
-    return 128 * max(1, round(sms / 64))
+    return PIECE_TOKENS if sms >= 64 else 128
 
 
 def size_classes(slots: int) -> tuple[int, ...]:
@@ -57,6 +57,17 @@ def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launc
     """Return the launches of the token that follows a chunk of a sequence."""
     assert isinstance(tokens, TokenList)
     return last_row(tokens.x, chunk.x, chunk.chunk), *tokens.ending
+
+
+def piece_of(chunk: ChunkList) -> ChunkList | None:
+    """Return the launches of a piece beside answers; None: those of a chunk are as good."""
+    most = piece_beside(multiprocessors(chunk.memory.device))
+    return ChunkList(chunk.memory, most, chunk.table) if most == PIECE_TOKENS else None
+
+
+def _graph_of(chunk: ChunkList) -> Graph:
+    compile_all(chunk.memory.device, [launch.source for launch in chunk.launches])
+    return Graph(chunk.memory.device, chunk.launches)
 
 
 class Decoder:
@@ -210,8 +221,7 @@ class FusedExecutor:
         self._prompt: tuple[ChunkList, Graph] | None = None
         if chunked:
             chunk = ChunkList(memory)
-            compile_all(memory.device, [launch.source for launch in chunk.launches])
-            self._prompt = chunk, Graph(memory.device, chunk.launches)
+            self._prompt = chunk, _graph_of(chunk)
         self.place(range(min(self.context // PAGE, memory.pages)))
 
     @property
@@ -228,6 +238,11 @@ class FusedExecutor:
     def beside(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
         return min(self.chunk, piece_beside(multiprocessors(self.memory.device)))
+
+    @functools.cached_property
+    def _piece(self) -> tuple[ChunkList, Graph] | None:
+        piece = piece_of(self._prompt[0]) if self._prompt else None
+        return None if piece is None else (piece, _graph_of(piece))
 
     @property
     def prompt_launches(self) -> tuple[Launch, ...]:
@@ -257,12 +272,25 @@ class FusedExecutor:
             copy_ints(self._prompt[0].table, self.memory.table_row(pages))
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """Start keys and values of tokens[start:end] at their positions; nothing is waited for."""
+        """Start keys and values of tokens[start:end] at their positions; nothing is waited for.
+
+        Where they begin and end changes no number but those of fewer than 8.
+        """
         while self._prompt and (n := min(CHUNK, end - start)) >= _LEAST_CHUNK:
             self._chunk(self._prompt, tokens[start : start + n], start)
             start += n
         for position in range(start, end):
             self.step(tokens[position], position)
+
+    def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Do as `fill` for `beside` tokens at most, by tiles that so few are enough for.
+
+        Their sums are added in another order than those of `fill`.
+        """
+        if self._piece is None or end - start < _LEAST_PIECE:
+            self.fill(tokens, start, end)
+        else:
+            self._chunk(self._piece, tokens[start:end], start)
 
     def _chunk(self, prompt: tuple[ChunkList, Graph], tokens: Sequence[int], start: int) -> None:
         chunk, graph = prompt

@@ -24,7 +24,16 @@ pytestmark = pytest.mark.usefixtures("emulation")
 NAMED = {t.name: t for t in TYPES}
 SMALL = Tile(1, 4, 1, 1, 2)
 # A half of the largest, in both directions, and ranks of k; few warps, for the emulation's sake.
-TILES = [Tile(2, 16, 1, 1, 2), Tile(2, 8, 1, 2, 2), Tile(1, 8, 2, 2, 2), Tile(1, 4, 1, 4, 2)]
+TILES = [
+    Tile(2, 16, 1, 1, 2),
+    Tile(2, 8, 1, 2, 2),
+    Tile(1, 8, 2, 2, 2),
+    Tile(1, 4, 1, 4, 2),
+    Tile(1, 8, 2, 1, 2, 4, True),
+    Tile(1, 4, 1, 2, 2, 4, True),
+    Tile(1, 4, 1, 2, 2, 3, True),
+    Tile(1, 8, 2, 2, 2, 2, True),
+]
 
 
 @dataclass(frozen=True)

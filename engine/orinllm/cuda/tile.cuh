@@ -35,6 +35,7 @@ template<int T> struct Segment {
 // Sizes of a block and of its walk along k.
 template<typename P> struct Tile : P {
   using P::ROW_TILES, P::ROW_WARPS, P::K_WARPS, P::TOKEN_GROUPS, P::COLS, P::TYPE;
+  static constexpr int AHEAD = P::EARLY, RAWS = 1 + AHEAD;
   typedef Segment<TYPE> Piece;
   static constexpr int SLOTS = 16 * ROW_TILES, WARPS = ROW_WARPS * K_WARPS, THREADS = WARPS * 32,
                        TOKENS = 8 * TOKEN_GROUPS, UNITS = COLS / 64,
@@ -44,11 +45,14 @@ template<typename P> struct Tile : P {
       OWN = Piece::UNITS % 2 ? (OWN_LEAST + 1) / 2 * 2 : OWN_LEAST, OWN_UNITS = OWN * Piece::UNITS,
                        ROW_BYTES = Piece::bytes_of(COLS), STAGE = K_WARPS * TOKENS * 32,
                        WARP_ROWS = P::MODE == GATED ? SLOTS / 2 : SLOTS;
+  // a segment of one unit is there when its unit is, if there are two stages
+  static constexpr int STAGES = Piece::UNITS == 1 ? 2 : P::STAGES;
+  static_assert(STAGES == 2 || (AHEAD && STAGES <= 2 * Piece::UNITS), "segments come in time");
   static constexpr bool EVEN = K_WARPS * OWN_UNITS == UNITS;
   typedef float Sums[ROW_TILES][TOKEN_GROUPS][4];
   struct Memory {
-    u8 raw[WARPS][SLOTS * Piece::PITCH];
-    u16 x[2][STAGE];
+    u8 raw[WARPS][RAWS][SLOTS * Piece::PITCH];
+    u16 x[STAGES][STAGE];
   };
 };
 
@@ -151,6 +155,14 @@ DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int fille
   }
 }
 
+// The same for a part by its number, into its stage, if there is one.
+template<typename P, typename Tokens>
+DI void copy_part(typename Tile<P>::Memory& memory, const Tokens& own, u32 part, int filled) {
+  typedef Tile<P> S;
+  if ((int)part < 2 * S::OWN_UNITS)
+    copy_tokens<P>(memory.x[part % S::STAGES], own, part / 2, part % 2, filled);
+}
+
 // A unit's raw words of a lane's rows.
 template<typename P> struct Words {
   Raw<P::TYPE> raw[P::ROW_TILES][2];
@@ -251,37 +263,50 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
 #pragma unroll
   for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
     acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
-  u8* const raw = memory.raw[warp];
+  auto& raw = memory.raw[warp];
   const u16* const x = memory.x[0] + (rank * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
   const Tokens own = own_tokens<P>(in);
-  copy_rows<P>(raw, rows, first, lane);
-  copy_tokens<P>(memory.x[0], own, 0, 0, filled);
-  cp_async_commit();
-  cp_async_wait<0>();
+  copy_rows<P>(raw[0], rows, first, lane);
+#pragma unroll
+  for (u32 part = 0; part < S::STAGES - 1; part++) {
+    copy_part<P>(memory, own, part, filled);
+    cp_async_commit();
+  }
+  cp_async_wait<S::STAGES - 2>();
   __syncwarp();
   Words<P> words;
   Weights<P> even, odd;  // parts
   words.inside = 0;
 #pragma unroll
   for (int s = 0; s < 2 * P::ROW_TILES; s++) {
-    load_row<P>(words, NextUnit{raw, first, 0}, rows, s);
+    load_row<P>(words, NextUnit{raw[0], first, 0}, rows, s);
     unpack_row<P>(even, words, 0, s);
   }
 #pragma unroll 1
   for (int unit = 0; unit < S::OWN_UNITS; unit++) {
-    const int next = unit + 1, loaded = next < units ? next : units > 0 ? units - 1 : 0;
-    cp_async_wait<0>();
+    const int next = unit + 1,
+              loaded = next < units ? next
+                       : units > 0  ? units - 1
+                                    : 0,
+              copied = (S::AHEAD ? unit : next) / UNITS + S::AHEAD;
+    const u32 part = 2 * unit;
+    cp_async_wait<S::STAGES - 2>();
     __syncthreads();
-    copy_tokens<P>(memory.x[1], own, unit, 1, filled);
-    if (next % UNITS == 0 && next < units) copy_rows<P>(raw, rows, first + next / UNITS, lane);
+    copy_part<P>(memory, own, part + S::STAGES - 1, filled);
+    if ((S::AHEAD ? unit : next) % UNITS == 0 && copied * UNITS < units)
+      copy_rows<P>(raw[copied % S::RAWS], rows, first + copied, lane);
     cp_async_commit();
-    const NextUnit after = {raw, first + loaded / UNITS, loaded % UNITS};
-    if (unit < units) multiply_part<P, 1>(acc, even, x, filled, odd, words, after, rows);
-    cp_async_wait<0>();
+    const NextUnit after = {raw[loaded / UNITS % S::RAWS], first + loaded / UNITS, loaded % UNITS};
+    if (unit < units)
+      multiply_part<P, 1>(acc, even, x + part % S::STAGES * S::STAGE, filled, odd, words, after,
+                          rows);
+    cp_async_wait<S::STAGES - 2>();
     __syncthreads();
-    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], own, next, 0, filled);
+    copy_part<P>(memory, own, part + S::STAGES, filled);
     cp_async_commit();
-    if (unit < units) multiply_part<P, 0>(acc, odd, x + S::STAGE, filled, even, words, after, rows);
+    if (unit < units)
+      multiply_part<P, 0>(acc, odd, x + (part + 1) % S::STAGES * S::STAGE, filled, even, words,
+                          after, rows);
   }
 }
 // what to_half's scale leaves in the sums

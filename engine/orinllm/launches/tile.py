@@ -22,11 +22,16 @@ class Tile:
     row_warps: int
     k_warps: int  # that share the columns
     per_sm: int
+    stages: int = 2
+    early: bool = False
 
     @property
-    def constants(self) -> tuple[int, int, int, int]:
+    def constants(self) -> tuple[int, int, int, int, int, bool]:
         """The last fields of TileConstants."""
-        return self.row_tiles, self.token_groups, self.row_warps, self.k_warps
+        return (
+            *(self.row_tiles, self.token_groups, self.row_warps, self.k_warps),
+            *(self.stages, self.early),
+        )
 
     @property
     def threads(self) -> int:
@@ -55,6 +60,8 @@ class TileConstants(Constants):
     token_groups: int
     row_warps: int
     k_warps: int
+    stages: int
+    early: bool
 
 
 #: From the largest, which turns each weight into halves least often, to the smallest.
@@ -73,12 +80,21 @@ DEEP = Tile(2, 16, 1, 2, 3)
 _DEEP_COLUMNS = 8192
 
 
+#: Of a piece of a prompt, which is at most one tile wide: four warps of 16 rows where these fill
+#: the machine, else two that share the columns of 16 rows.
+PIECE_TOKENS = 64
+PIECE_TILES = (Tile(1, 8, 4, 1, 4, 4, True), Tile(1, 8, 1, 2, 4, 4, True))
+
+
 def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
     """Return the largest tile of which there are enough to keep every multiprocessor busy."""
 
     def blocks(tile: Tile) -> int:
         return ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
 
+    if tokens <= PIECE_TOKENS:
+        wide, narrow = PIECE_TILES
+        return wide if blocks(wide) >= _ENOUGH * multiprocessors else narrow
     found = next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
     deep = cols >= _DEEP_COLUMNS and blocks(DEEP) >= DEEP.per_sm * multiprocessors
     return DEEP if deep and found != TILES[0] else found
