@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
+from orinllm.device import multiprocessors
 from orinllm.launch import Launch
 from orinllm.launches.attention import AttentionInputs, attend_chunk, rotate_chunk
 from orinllm.launches.buffers import CHUNK, PAGE
-from orinllm.launches.gemm import RowProduct, chunk_products
+from orinllm.launches.gemm import RowProduct, Splits, chunk_products, piece_products
 from orinllm.launches.rows import embed_chunk
+from orinllm.launches.tile import PIECE_TOKENS
 from orinllm.memory import Memory
 from orinllm.mixtures import Mixtures
 from orinllm.row_list import RowList
@@ -65,3 +67,20 @@ class ChunkList(RowList):
     def mixture(self, layer: int) -> Iterator[Launch]:
         """Yield the experts of all tokens."""
         return self._mixtures.of_rows(layer, self.x, self.normed, self.chunk)
+
+
+class PieceList(ChunkList):
+    """The same of PIECE_TOKENS at most, which others' next tokens wait for.
+
+    Tiles are small, and blocks share columns. `table` is that of the list of chunks.
+    """
+
+    def __init__(self, chunk: ChunkList) -> None:
+        memory = chunk.memory
+        sums, arrived = Splits.sizes(multiprocessors(memory.device))
+        self._splits = Splits(memory.empty(sums), memory.zeros(arrived))
+        super().__init__(memory, PIECE_TOKENS, chunk.table)
+
+    def products(self, product: RowProduct) -> Iterator[Launch]:
+        """Yield tiles of a piece."""
+        return piece_products(product, self._splits)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tinygrad import Device, dtypes
 
 from orinllm.batch_list import BatchList, list_of_tokens
-from orinllm.chunk_list import ChunkList
+from orinllm.chunk_list import ChunkList, PieceList
 from orinllm.device import compile_all, multiprocessors
 from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
@@ -59,10 +59,10 @@ def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launc
     return last_row(tokens.x, chunk.x, chunk.chunk), *tokens.ending
 
 
-def piece_of(chunk: ChunkList) -> ChunkList | None:
+def piece_of(chunk: ChunkList) -> PieceList | None:
     """Return the launches of a piece beside answers; None: those of a chunk are as good."""
-    most = piece_beside(multiprocessors(chunk.memory.device))
-    return ChunkList(chunk.memory, most, chunk.table) if most == PIECE_TOKENS else None
+    small = piece_beside(multiprocessors(chunk.memory.device)) == PIECE_TOKENS
+    return PieceList(chunk) if small else None
 
 
 def _graph_of(chunk: ChunkList) -> Graph:

@@ -1,6 +1,7 @@
 """The launches of one token of each of N sequences: embed; four or more a layer; head."""
 
 import itertools
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -177,5 +178,4 @@ def head_matrix(memory: Memory) -> Weight:
 def copy_ints(buffer: Buffer, values: list[int]) -> None:
     """Copy ints to the start of a buffer."""
     view = buffer.view(len(values), dtypes.int32, 0).ensure_allocated()
-    raw = b"".join(value.to_bytes(4, "little", signed=True) for value in values)
-    view.copyin(memoryview(bytearray(raw)))
+    view.copyin(memoryview(bytearray(struct.pack(f"<{len(values)}i", *values))))

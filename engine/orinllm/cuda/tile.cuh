@@ -35,26 +35,32 @@ template<int T> struct Segment {
 // Sizes of a block and of its walk along k.
 template<typename P> struct Tile : P {
   using P::ROW_TILES, P::ROW_WARPS, P::K_WARPS, P::TOKEN_GROUPS, P::COLS, P::TYPE;
-  static constexpr int AHEAD = P::EARLY, RAWS = 1 + AHEAD;
+  // segments that are copied before the last one's words are loaded; ranks of k in all blocks
+  static constexpr int AHEAD = P::STAGES > 2, RAWS = 1 + AHEAD, RANKS = K_WARPS * P::SPLITS;
   typedef Segment<TYPE> Piece;
   static constexpr int SLOTS = 16 * ROW_TILES, WARPS = ROW_WARPS * K_WARPS, THREADS = WARPS * 32,
                        TOKENS = 8 * TOKEN_GROUPS, UNITS = COLS / 64,
                        SEGMENTS = (UNITS + Piece::UNITS - 1) / Piece::UNITS,
-                       OWN_LEAST = (SEGMENTS + K_WARPS - 1) / K_WARPS,
+                       OWN_LEAST = (SEGMENTS + RANKS - 1) / RANKS,
                        // segments of a rank of k: an even number of units
       OWN = Piece::UNITS % 2 ? (OWN_LEAST + 1) / 2 * 2 : OWN_LEAST, OWN_UNITS = OWN * Piece::UNITS,
                        ROW_BYTES = Piece::bytes_of(COLS), STAGE = K_WARPS * TOKENS * 32,
                        WARP_ROWS = P::MODE == GATED ? SLOTS / 2 : SLOTS;
-  // a segment of one unit is there when its unit is, if there are two stages
+  // of more than a segment's parts the segment would come too late
   static constexpr int STAGES = Piece::UNITS == 1 ? 2 : P::STAGES;
-  static_assert(STAGES == 2 || (AHEAD && STAGES <= 2 * Piece::UNITS), "segments come in time");
-  static constexpr bool EVEN = K_WARPS * OWN_UNITS == UNITS;
+  static_assert(STAGES == 2 || STAGES == 4, "no more than the parts of two units");
+  static constexpr bool EVEN = RANKS * OWN_UNITS == UNITS;
   typedef float Sums[ROW_TILES][TOKEN_GROUPS][4];
   struct Memory {
     u8 raw[WARPS][RAWS][SLOTS * Piece::PITCH];
     u16 x[STAGES][STAGE];
   };
 };
+
+// The first rank of k of a block.
+template<typename P> DI int first_rank() {
+  return P::SPLITS > 1 ? (int)blockIdx.z * P::K_WARPS : 0;
+}
 
 // Where a warp's rows of W are.
 struct Rows {
@@ -132,7 +138,8 @@ template<typename P> struct TokensOfList {
 // addresses that stay, they need no computing in every part.
 template<typename P, typename Tokens> DI Tokens own_tokens(const Tokens& in) {
   typedef Tile<P> S;
-  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS,
+            rank = first_rank<P>() + tid / 4 / S::TOKENS;
   return in.of(row, rank * S::OWN_UNITS * 64 + run_at<P::TYPE>(0, tid & 3));
 }
 // Starts the copy of a part of a unit of each rank's tokens; those from `filled` on become zero.
@@ -140,7 +147,8 @@ template<typename P, typename Tokens>
 DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int filled) {
   typedef Tile<P> S;
   constexpr int T = P::TYPE;
-  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS,
+            rank = first_rank<P>() + tid / 4 / S::TOKENS;
   const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 +
                      (run_at<T>(part, tid & 3) - run_at<T>(0, tid & 3));
   const Shared to = shared_address(stage) + tid * 16;
@@ -255,7 +263,8 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
                       const Rows& rows, const Tokens& in, int filled) {
   typedef Tile<P> S;
   constexpr int UNITS = S::Piece::UNITS;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = warp / P::ROW_WARPS,
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+            rank = first_rank<P>() + warp / P::ROW_WARPS,
             // a rank without a segment copies the last one, and multiplies nothing
       first = rank * S::OWN < S::SEGMENTS ? rank * S::OWN : S::SEGMENTS - 1,
             left = S::UNITS - rank * S::OWN_UNITS,
@@ -264,7 +273,8 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
   for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
     acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
   auto& raw = memory.raw[warp];
-  const u16* const x = memory.x[0] + (rank * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
+  const u16* const x =
+      memory.x[0] + (warp / P::ROW_WARPS * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
   const Tokens own = own_tokens<P>(in);
   copy_rows<P>(raw[0], rows, first, lane);
 #pragma unroll

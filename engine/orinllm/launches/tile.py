@@ -1,6 +1,6 @@
 """The share of each block in a product on tensor cores: cuda/tile.cuh."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orinllm.launch import Constants
 from orinllm.launches.buffers import ceil_div
@@ -23,14 +23,14 @@ class Tile:
     k_warps: int  # that share the columns
     per_sm: int
     stages: int = 2
-    early: bool = False
+    splits: int = 1
 
     @property
-    def constants(self) -> tuple[int, int, int, int, int, bool]:
+    def constants(self) -> tuple[int, int, int, int, int, int]:
         """The last fields of TileConstants."""
         return (
             *(self.row_tiles, self.token_groups, self.row_warps, self.k_warps),
-            *(self.stages, self.early),
+            *(self.stages, self.splits),
         )
 
     @property
@@ -61,7 +61,7 @@ class TileConstants(Constants):
     row_warps: int
     k_warps: int
     stages: int
-    early: bool
+    splits: int
 
 
 #: From the largest, which turns each weight into halves least often, to the smallest.
@@ -79,11 +79,12 @@ _ENOUGH = 1.9
 DEEP = Tile(2, 16, 1, 2, 3)
 _DEEP_COLUMNS = 8192
 
-
-#: Of a piece of a prompt, which is at most one tile wide: four warps of 16 rows where these fill
-#: the machine, else two that share the columns of 16 rows.
+#: Tokens of a piece of a prompt, which is one tile wide.
 PIECE_TOKENS = 64
-PIECE_TILES = (Tile(1, 8, 4, 1, 4, 4, True), Tile(1, 8, 1, 2, 4, 4, True))
+#: Its tile, of which four share a multiprocessor: by shared memory no more would fit.
+PIECE = Tile(1, 8, 4, 1, 4, stages=4)
+# Columns that a block of several has at least: a segment of K-quants (cuda/tile.cuh).
+_SPLIT_COLUMNS = 256
 
 
 def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
@@ -92,9 +93,13 @@ def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
     def blocks(tile: Tile) -> int:
         return ceil_div(rows, tile.rows) * ceil_div(tokens, tile.tokens)
 
-    if tokens <= PIECE_TOKENS:
-        wide, narrow = PIECE_TILES
-        return wide if blocks(wide) >= _ENOUGH * multiprocessors else narrow
     found = next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
     deep = cols >= _DEEP_COLUMNS and blocks(DEEP) >= DEEP.per_sm * multiprocessors
     return DEEP if deep and found != TILES[0] else found
+
+
+def piece_tile(multiprocessors: int, row_blocks: int, cols: int) -> Tile:
+    """Return the tile of a piece: as many blocks share its columns as fill the machine."""
+    segments = ceil_div(cols, _SPLIT_COLUMNS)
+    most = max(1, PIECE.per_sm * multiprocessors // row_blocks)
+    return replace(PIECE, splits=ceil_div(segments, ceil_div(segments, most)))
