@@ -21,7 +21,7 @@ from orinllm.launch import Graph, Launch
 from orinllm.launches.batch import MOST_SEQUENCES
 from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.launches.rows import last_row
-from orinllm.launches.tile import PIECE_TOKENS
+from orinllm.launches.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
 from orinllm.states import normed
@@ -34,16 +34,23 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 VERIFIED = (2, 4)
 # Fewer tokens of a prompt are faster one by one than in a chunk, or in a piece.
 _LEAST_CHUNK, _LEAST_PIECE = 8, 3
+# Floating-point operations of a multiprocessor in 10 ms of a prompt: 1.3e12 a second, as 256 tokens
+# of 1B and 8B took 3.2 and 20 ms on an H200 (docs/performance.md).
+_SHORT = 13_000_000_000
 # Tokens of a sequence that may be under way: one that the host looks at, and the next one.
 _UNDER_WAY = 2
 
 
-def piece_beside(sms: int) -> int:
-    """Return the tokens of prompts that others' next tokens wait for on so many multiprocessors.
+def piece_beside(sms: int, operations: int) -> int:
+    """Return the tokens of prompts that others' next tokens wait for.
 
-    PIECE_TOKENS where tiles of so few fill the machine.
+    `operations` are a token's, on so many multiprocessors. A tile of a prompt has 128 tokens
+    (cuda/tile.cuh), and 64 multiprocessors have work from each. Where several tiles would take
+    long, it is PIECE_TOKENS.
     """
-    return PIECE_TOKENS if sms >= 64 else 128
+    tiles = max(1, round(sms / 64))
+    long = tiles > 1 and TILE_TOKENS * tiles * operations > _SHORT * sms
+    return PIECE_TOKENS if long else TILE_TOKENS * tiles
 
 
 def size_classes(slots: int) -> tuple[int, ...]:
@@ -59,10 +66,15 @@ def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launc
     return last_row(tokens.x, chunk.x, chunk.chunk), *tokens.ending
 
 
+def tokens_beside(chunk: ChunkList) -> int:
+    """Return what `piece_beside` says of a model on its device."""
+    operations = sum(launch.operations for launch in chunk.launches) // CHUNK
+    return piece_beside(multiprocessors(chunk.memory.device), operations)
+
+
 def piece_of(chunk: ChunkList) -> PieceList | None:
     """Return the launches of a piece beside answers; None: those of a chunk are as good."""
-    small = piece_beside(multiprocessors(chunk.memory.device)) == PIECE_TOKENS
-    return PieceList(chunk) if small else None
+    return PieceList(chunk) if tokens_beside(chunk) == PIECE_TOKENS else None
 
 
 def _graph_of(chunk: ChunkList) -> Graph:
@@ -234,10 +246,10 @@ class FusedExecutor:
         """Tokens of a prompt that go through at once."""
         return CHUNK if self._prompt else 1
 
-    @property
+    @functools.cached_property
     def beside(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
-        return min(self.chunk, piece_beside(multiprocessors(self.memory.device)))
+        return tokens_beside(self._prompt[0]) if self._prompt else 1
 
     @functools.cached_property
     def _piece(self) -> tuple[ChunkList, Graph] | None:

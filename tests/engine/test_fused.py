@@ -119,9 +119,10 @@ def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
 def test_pieces_beside_answers(
     emulated: Load, synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With as many multiprocessors as an H200 has, they have tiles of their own."""
-    for module in ("orinllm.fused", "orinllm.launches.gemm"):
+    """Of a model that is large for an H200 they have tiles of their own."""
+    for module in ("orinllm.fused", "orinllm.launches.gemm", "orinllm.chunk_list"):
         monkeypatch.setattr(f"{module}.multiprocessors", lambda device: 132)
+    monkeypatch.setattr("orinllm.fused._SHORT", 0)
     path = synthetic("tiny-gptoss", "F16")
     executor = emulated(path)
     executor.fill(PROMPT, 0, len(PROMPT) - 1)

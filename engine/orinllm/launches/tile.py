@@ -79,7 +79,9 @@ _ENOUGH = 1.9
 DEEP = Tile(2, 16, 1, 2, 3)
 _DEEP_COLUMNS = 8192
 
-#: Tokens of a piece of a prompt, which is one tile wide.
+#: Tokens of the largest tile.
+TILE_TOKENS = TILES[0].tokens
+#: Tokens of a small piece of a prompt, which is one tile wide.
 PIECE_TOKENS = 64
 #: Its tile, of which four share a multiprocessor: by shared memory no more would fit.
 PIECE = Tile(1, 8, 4, 1, 4, stages=4)

@@ -472,6 +472,18 @@ def test_prompts_beside_answers_are_not_cut_into_slivers(
         assert ear(one).heard == alone(one.ids[: one.n_prompt], GREEDY, 2)
 
 
-@pytest.mark.parametrize(("sms", "tokens"), [(4, 128), (16, 128), (84, 64), (132, 64)])
-def test_the_piece_beside_answers_grows_with_the_machine(sms: int, tokens: int) -> None:
-    assert piece_beside(sms) == tokens
+@pytest.mark.parametrize(
+    ("sms", "weights", "tokens"),
+    [
+        (4, 8e9, 128),
+        (16, 1e9, 128),
+        (16, 8e9, 128),
+        (84, 8e9, 128),
+        (132, 1e9, 256),
+        (132, 8e9, 64),
+    ],
+)
+def test_the_piece_beside_answers_depends_on_machine_and_model(
+    sms: int, weights: float, tokens: int
+) -> None:
+    assert piece_beside(sms, int(2 * weights)) == tokens
