@@ -287,7 +287,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"eval .*docs/examples/env\.py\)\"", Elsewhere("tests/docs/conftest.py", '"env.py"')),
     (r"export NO_COLOR=1", Run()),
     (
-        r"tools/environment\.py --check docs/environment\.md",
+        r"tools/environment\.py --check docs/reference/environment\.md",
         Elsewhere("tests/docs/test_environment.py", "differences(variables("),
     ),
     (
