@@ -8,14 +8,16 @@
 //   raw  a warp's 16 * ROW_TILES rows of a segment of packed weights as they lie in the file, from
 //        the 16 bytes on that the segment begins in; slot = row tile * 16 + lane's row * 8 + lane
 //        / 4. PITCH is an odd number of 16 bytes: eight rows lie in different banks.
-//   x    two stages for each rank of k: TOKENS rows of 32 halves, which are one part of a unit
+//   x    STAGES for each rank of k: TOKENS rows of 32 halves, which are one part of a unit
 //        (unpack.cuh). Two rows fill the banks once, so that 16-byte loads of lanes never collide.
 //
 // Weights are the operand of 16 rows and stay in registers between unpacking and product; k is
 // permuted alike in both operands, so that a lane's 8 consecutive weights and one 16-byte load of
 // activations feed two mma. While one part of a unit is multiplied the next is unpacked. A warp
 // loads a unit's raw words row by row, in the second part of the unit before it; behind those of a
-// segment's last unit the next segment is copied.
+// segment's last unit the next segment is copied. With four stages tokens are copied three parts
+// ahead and segments while the one before is multiplied: of a small piece of a prompt too few warps
+// share a multiprocessor for one to work while another waits.
 #pragma once
 #include "epilogue.cuh"
 #include "unpack.cuh"

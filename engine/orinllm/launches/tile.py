@@ -22,8 +22,8 @@ class Tile:
     row_warps: int
     k_warps: int  # that share the columns
     per_sm: int
-    stages: int = 2
-    splits: int = 1
+    stages: int = 2  # parts of activations in shared memory: 2 or 4 (cuda/tile.cuh)
+    splits: int = 1  # blocks that share the columns
 
     @property
     def constants(self) -> tuple[int, int, int, int, int, int]:
