@@ -139,9 +139,7 @@ class FusedRunner:
 
     def warm(self, verifies: bool = False) -> None:
         """Compile what pieces of prompts and steps of every size need, and `verify`, if used."""
-        if self._pieces:
-            most = min(self.beside, self._executor.context)
-            self._executor.fill_piece([0] * most, 0, most)
+        self._pieces = self._pieces and self._executor.has_pieces
         if verifies:
             for how in (Sampling(), Sampling(temperature=0)):
                 self._executor.sample(how, ())

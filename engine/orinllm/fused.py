@@ -294,6 +294,11 @@ class FusedExecutor:
         for position in range(start, end):
             self.step(tokens[position], position)
 
+    @property
+    def has_pieces(self) -> bool:
+        """Say whether `fill_piece` has launches of its own, and compile them."""
+        return self._piece is not None
+
     def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Do as `fill` for `beside` tokens at most, by tiles that so few are enough for.
 
