@@ -17,7 +17,6 @@ from orinllm.launches.gemm import RowProduct, Splits, chunk_products, piece_prod
 from orinllm.launches.rows import embed_chunk
 from orinllm.launches.tile import PIECE_TOKENS
 from orinllm.memory import Memory
-from orinllm.mixtures import Mixtures
 from orinllm.row_list import RowList
 
 
@@ -35,7 +34,6 @@ class ChunkList(RowList):
         super().__init__(memory, self.chunk)
         self.table = memory.zeros(memory.context // PAGE) if table is None else table
         self._q = memory.empty(most * memory.widest_attention, dtypes.uint16)
-        self._mixtures = Mixtures(memory, most, rows=True)
         last = len(memory.config.layers) - 1
         self.launches = tuple(self._all(last))
         self.rest = tuple(self.behind_keys(last))
@@ -66,7 +64,7 @@ class ChunkList(RowList):
 
     def mixture(self, layer: int) -> Iterator[Launch]:
         """Yield the experts of all tokens."""
-        return self._mixtures.of_rows(layer, self.x, self.normed, self.chunk)
+        return self.mixtures.of_rows(layer, self.x, self.normed, self.chunk)
 
 
 class PieceList(ChunkList):
