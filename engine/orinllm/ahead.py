@@ -16,7 +16,7 @@ from orinllm.device import (
 )
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
-from orinllm.fused import VERIFIED, behind_chunk, list_of_tokens, size_classes
+from orinllm.fused import VERIFIED, behind_chunk, list_of_tokens, piece_of, size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory
@@ -46,12 +46,12 @@ def target(arch: str, multiprocessors: int | None) -> Target:
 
 
 def launches_for(
-    network: Network, gpu: Target, *sequences: int, guesses: bool = False
+    network: Network, gpu: Target, *sequences: int, served: bool = False
 ) -> Iterator[Launch]:
     """Yield every launch of a drawn token of so many sequences, and of a prompt's chunk, on `gpu`.
 
-    `sequences` are the sizes of batches, `guesses` adds what guessed tokens take. Raises BadInput
-    for a model that the fused kernels do not run.
+    `sequences` are the sizes of batches, `served` adds guessed tokens and small pieces of prompts.
+    Raises BadInput for a model that the fused kernels do not run.
     """
     device = compile_for(gpu)
     plan = make_plan(network.gguf, network.config, device, network.kv)
@@ -63,7 +63,7 @@ def launches_for(
     pages = context // PAGE
     memory = make_memory(network.config, weights, device, context, pages, network.kv)
     lists = [list_of_tokens(memory, n, plan.prompt_obstacle is None) for n in sequences]
-    lists += [TokenList(memory, n, together=True) for n in VERIFIED if guesses]
+    lists += [TokenList(memory, n, together=True) for n in VERIFIED if served]
     for tokens in lists:
         yield from tokens.launches
         mail = tokens.mail.buffer if isinstance(tokens, TokenList) and tokens.mail else None
@@ -72,13 +72,15 @@ def launches_for(
         chunk = ChunkList(memory)
         yield from (*chunk.launches, *chunk.rest)
         yield from behind_chunk(TokenList(memory, 1), chunk)[:1]
+        piece = piece_of(chunk) if served else None
+        yield from () if piece is None else piece.launches
 
 
 def compile_ahead(
     network: Network, gpu: Target, folder: Path, slots: int = 1, say: Say = quiet
 ) -> int:
     """Write the cubins of a model of so many slots into a folder; return how many there are."""
-    launches = launches_for(network, gpu, *size_classes(slots), guesses=True)
+    launches = launches_for(network, gpu, *size_classes(slots), served=True)
     sources = list(dict.fromkeys(launch.source for launch in launches))
     say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
     compile_all("NULL", sources)

@@ -125,6 +125,7 @@ class FusedRunner:
 
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
+        self._pieces = not deterministic
         self.beside = executor.beside
         self.slots = min(slots, SIZE_CLASSES[-1])
         self._sizes = list(size_classes(self.slots))
@@ -137,7 +138,8 @@ class FusedRunner:
         self._alone: tuple[tuple[int, ...], Sampling] | None = None  # what `verify` goes on with
 
     def warm(self, verifies: bool = False) -> None:
-        """Compile what steps of every size need, and `verify`, if that is used."""
+        """Compile what pieces of prompts and steps of every size need, and `verify`, if used."""
+        self._pieces = self._pieces and self._executor.has_pieces
         if verifies:
             for how in (Sampling(), Sampling(temperature=0)):
                 self._executor.sample(how, ())
@@ -152,7 +154,8 @@ class FusedRunner:
         """See `Runner`."""
         if end > start:
             self._place(pages)
-            self._executor.fill(tokens, start, end)
+            small = self._pieces and end - start <= self.beside
+            (self._executor.fill_piece if small else self._executor.fill)(tokens, start, end)
 
     def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
         """See `Runner`."""

@@ -1,4 +1,4 @@
-"""The launches of a chunk of a prompt: up to CHUNK tokens of one sequence, on tensor cores.
+"""The launches of a chunk of a prompt: neighbours of one sequence, on tensor cores.
 
 They leave keys and values, for which the last layer need not be computed beyond its own. A prompt's
 last token goes through that layer as a token alone does.
@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
+from orinllm.device import multiprocessors
 from orinllm.launch import Launch
 from orinllm.launches.attention import AttentionInputs, attend_chunk, rotate_chunk
 from orinllm.launches.buffers import CHUNK, PAGE
-from orinllm.launches.gemm import RowProduct, chunk_products
+from orinllm.launches.gemm import RowProduct, Splits, chunk_products, piece_products
 from orinllm.launches.rows import embed_chunk
+from orinllm.launches.tile import PIECE_TOKENS
 from orinllm.memory import Memory
 from orinllm.row_list import RowList
 
@@ -21,16 +23,17 @@ from orinllm.row_list import RowList
 class ChunkList(RowList):
     """Scratch of a chunk, and the launches over it, in order.
 
-    `chunk` holds the first position, the number of tokens and these; `table` the sequence's pages.
+    `chunk` holds the first position, the number of tokens, `most` of them, and these; `table` the
+    sequence's pages, of another list if it is given.
     `launches` leave keys and values, and in `x` what the last layer is given; `rest`, behind them,
     leaves there what that layer makes of it.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self.chunk = memory.empty(2 + CHUNK, dtypes.int32)
+    def __init__(self, memory: Memory, most: int = CHUNK, table: Buffer | None = None) -> None:
+        self.chunk = memory.empty(2 + most, dtypes.int32)
         super().__init__(memory, self.chunk)
-        self.table = memory.zeros(memory.context // PAGE)
-        self._q = memory.empty(CHUNK * memory.widest_attention, dtypes.uint16)
+        self.table = memory.zeros(memory.context // PAGE) if table is None else table
+        self._q = memory.empty(most * memory.widest_attention, dtypes.uint16)
         last = len(memory.config.layers) - 1
         self.launches = tuple(self._all(last))
         self.rest = tuple(self.behind_keys(last))
@@ -62,3 +65,20 @@ class ChunkList(RowList):
     def mixture(self, layer: int) -> Iterator[Launch]:
         """Yield the experts of all tokens."""
         return self.mixtures.of_rows(layer, self.x, self.normed, self.chunk)
+
+
+class PieceList(ChunkList):
+    """The same of PIECE_TOKENS at most, which others' next tokens wait for.
+
+    Tiles are small, and blocks share columns. `table` is that of the list of chunks.
+    """
+
+    def __init__(self, chunk: ChunkList) -> None:
+        memory = chunk.memory
+        sums, arrived = Splits.sizes(multiprocessors(memory.device))
+        self._splits = Splits(memory.empty(sums), memory.zeros(arrived))
+        super().__init__(memory, PIECE_TOKENS, chunk.table)
+
+    def products(self, product: RowProduct) -> Iterator[Launch]:
+        """Yield tiles of a piece."""
+        return piece_products(product, self._splits)

@@ -54,6 +54,8 @@ _TOOLCHAINS: dict[str, Toolchain] = {}
 def register(kind: str, toolchain: Toolchain) -> None:
     """Let the kernels run on a kind of device, such as "CUDA"."""
     _TOOLCHAINS[kind] = toolchain
+    multiprocessors.cache_clear()
+    unsupported.cache_clear()
 
 
 def plan_for(kind: str, multiprocessors: Callable[[str], int]) -> None:

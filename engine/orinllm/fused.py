@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device, dtypes
 
-from orinllm.chunk_list import ChunkList
+from orinllm.chunk_list import ChunkList, PieceList
 from orinllm.device import compile_all, multiprocessors
 from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
 from orinllm.launches.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.launches.rows import last_row
+from orinllm.launches.tile import PIECE_TOKENS, TILE_TOKENS
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
 from orinllm.states import normed
@@ -37,19 +38,25 @@ SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 VERIFIED = (2, 4)
 #: Sequences up to which products are GEMVs.
 GEMV_SEQUENCES = 2
-# Fewer tokens of a prompt are faster one by one.
-_LEAST_CHUNK = 8
+# Fewer tokens of a prompt are faster one by one than in a chunk, or in a piece.
+_LEAST_CHUNK, _LEAST_PIECE = 8, 3
+# Floating-point operations of a multiprocessor in 10 ms of a prompt: 1.3e12 a second, as 256 tokens
+# of 1B and 8B took 3.2 and 20 ms on an H200 (2026-11-22).
+_SHORT = 13_000_000_000
 # Tokens of a sequence that may be under way: one that the host looks at, and the next one.
 _UNDER_WAY = 2
 
 
-def piece_beside(sms: int) -> int:
-    """Return the tokens of prompts that others' next tokens wait for on so many multiprocessors.
+def piece_beside(sms: int, operations: int) -> int:
+    """Return the tokens of prompts that others' next tokens wait for.
 
-    A tile of a prompt has 128 tokens (cuda/tile.cuh), and 64 multiprocessors have work from each.
-    Fewer tokens would take as long, more would keep the others waiting.
+    `operations` are a token's, on so many multiprocessors. A tile of a prompt has 128 tokens
+    (cuda/tile.cuh), and 64 multiprocessors have work from each. Where several tiles would take
+    long, it is PIECE_TOKENS.
     """
-    return 128 * max(1, round(sms / 64))
+    tiles = max(1, round(sms / 64))
+    long = tiles > 1 and TILE_TOKENS * tiles * operations > _SHORT * sms
+    return PIECE_TOKENS if long else TILE_TOKENS * tiles
 
 
 def size_classes(slots: int) -> tuple[int, ...]:
@@ -77,6 +84,22 @@ def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launc
     """Return the launches of the token that follows a chunk of a sequence."""
     assert isinstance(tokens, TokenList)
     return last_row(tokens.x, chunk.x, chunk.chunk), *tokens.ending
+
+
+def tokens_beside(chunk: ChunkList) -> int:
+    """Return what `piece_beside` says of a model on its device."""
+    operations = sum(launch.operations for launch in chunk.launches) // CHUNK
+    return piece_beside(multiprocessors(chunk.memory.device), operations)
+
+
+def piece_of(chunk: ChunkList) -> PieceList | None:
+    """Return the launches of a piece beside answers; None: those of a chunk are as good."""
+    return PieceList(chunk) if tokens_beside(chunk) == PIECE_TOKENS else None
+
+
+def _graph_of(chunk: ChunkList) -> Graph:
+    compile_all(chunk.memory.device, [launch.source for launch in chunk.launches])
+    return Graph(chunk.memory.device, chunk.launches)
 
 
 class Decoder:
@@ -230,8 +253,7 @@ class FusedExecutor:
         self._prompt: tuple[ChunkList, Graph] | None = None
         if chunked:
             chunk = ChunkList(memory)
-            compile_all(memory.device, [launch.source for launch in chunk.launches])
-            self._prompt = chunk, Graph(memory.device, chunk.launches)
+            self._prompt = chunk, _graph_of(chunk)
             self._prompt[1].prepare()
         self.place(range(min(self.context // PAGE, memory.pages)))
 
@@ -245,10 +267,15 @@ class FusedExecutor:
         """Tokens of a prompt that go through at once."""
         return CHUNK if self._prompt else 1
 
-    @property
+    @functools.cached_property
     def beside(self) -> int:
         """Tokens of a prompt that others' next tokens wait for."""
-        return min(self.chunk, piece_beside(multiprocessors(self.memory.device)))
+        return tokens_beside(self._prompt[0]) if self._prompt else 1
+
+    @functools.cached_property
+    def _piece(self) -> tuple[ChunkList, Graph] | None:
+        piece = piece_of(self._prompt[0]) if self._prompt else None
+        return None if piece is None else (piece, _graph_of(piece))
 
     @property
     def prompt_launches(self) -> tuple[Launch, ...]:
@@ -278,12 +305,30 @@ class FusedExecutor:
             copy_ints(self._prompt[0].table, self.memory.table_row(pages))
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """Start keys and values of tokens[start:end] at their positions; nothing is waited for."""
+        """Start keys and values of tokens[start:end] at their positions; nothing is waited for.
+
+        Where they begin and end changes no number but those of fewer than 8.
+        """
         while self._prompt and (n := min(CHUNK, end - start)) >= _LEAST_CHUNK:
             self._chunk(self._prompt, tokens[start : start + n], start)
             start += n
         for position in range(start, end):
             self.step(tokens[position], position)
+
+    @property
+    def has_pieces(self) -> bool:
+        """Say whether `fill_piece` has launches of its own, and compile them."""
+        return self._piece is not None
+
+    def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Do as `fill` for `beside` tokens at most, by tiles that so few are enough for.
+
+        Their sums are added in another order than those of `fill`.
+        """
+        if self._piece is None or end - start < _LEAST_PIECE:
+            self.fill(tokens, start, end)
+        else:
+            self._chunk(self._piece, tokens[start:end], start)
 
     def _chunk(self, prompt: tuple[ChunkList, Graph], tokens: Sequence[int], start: int) -> None:
         chunk, graph = prompt

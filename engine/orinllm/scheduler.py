@@ -315,21 +315,28 @@ class Scheduler:
     def _fill(self) -> bool:
         """Compute a piece of the prompts that wait for it; the one that began first is first.
 
-        The piece is smaller while others wait for their next token.
+        The piece is smaller while others wait for their next token. What is left of it goes to
+        prompts whose rest fits: a part more would cost them a pass over the weights more.
         """
         answering = any(sequence.ready for sequence in self._running)
         left, prompts = self.runner.beside if answering else self.runner.chunk, 0
         for sequence in list(self._running):
-            if sequence.ready or left <= 0 or prompts == _PROMPTS:
+            fits = not prompts or self._end(sequence) - sequence.filled <= left
+            if sequence.ready or not fits or prompts == _PROMPTS:
                 continue
             left -= self._fill_some(sequence, left)
             prompts += 1
         return prompts > 0
 
+    @staticmethod
+    def _end(sequence: Sequence) -> int:
+        """Return where a prompt ends; its last token is computed with its answer."""
+        return len(sequence.ids) - (sequence.states is None)
+
     def _fill_some(self, sequence: Sequence, most: int) -> int:
         """Compute up to so many tokens of a prompt; return how many."""
         start, lease = sequence.filled, sequence.lease
-        end = min(start + most, len(sequence.ids) - (sequence.states is None))
+        end = min(start + most, self._end(sequence))
         assert lease is not None
         if sequence.states is None:
             self.runner.fill(lease.pages, sequence.ids, start, end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -188,5 +189,4 @@ def head_matrix(memory: Memory) -> Weight:
 def copy_ints(buffer: Buffer, values: list[int]) -> None:
     """Copy ints to the start of a buffer."""
     view = buffer.view(len(values), dtypes.int32, 0).ensure_allocated()
-    raw = b"".join(value.to_bytes(4, "little", signed=True) for value in values)
-    view.copyin(memoryview(bytearray(raw)))
+    view.copyin(memoryview(bytearray(struct.pack(f"<{len(values)}i", *values))))

@@ -13,6 +13,7 @@ from tinygrad.helpers import Context
 from orinllm import device as devices
 from orinllm.ahead import compile_ahead, target
 from orinllm.errors import BadInput
+from orinllm.fused import FusedExecutor
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
 
@@ -31,11 +32,16 @@ class Remembering:
         return source.encode()[:16]
 
 
+@pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
 def test_a_start_with_cubins_compiles_nothing(
-    synthetic: Callable[[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic: Callable[[str, str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
 ) -> None:
     monkeypatch.setattr(devices, "NVRTCCompiler", Remembering)
-    network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target("sm_87", None)
+    monkeypatch.setattr("orinllm.fused._SHORT", 0)  # the tiny model is a large one
+    network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target(arch, None)
     n = compile_ahead(network, gpu, tmp_path)
     assert len(list(tmp_path.glob("*.cubin"))) == n + 1  # with the probe
     asked = Remembering(gpu.arch)
@@ -48,11 +54,12 @@ def test_a_start_with_cubins_compiles_nothing(
     )
     devices.register("NULL", toolchain)
     monkeypatch.setenv(devices.CUBINS, str(tmp_path))
-    devices.unsupported.cache_clear()
     plan = plan_network(network, "NULL")
     assert plan.fused
     executor = make_executor(network, plan)
+    assert isinstance(executor, FusedExecutor)
     executor.fill(list(range(3, 40)), 0, 36)
+    executor.fill_piece(list(range(3, 40)), 0, 36)
     executor.sample(Sampling(), [1])
     executor.step(5, 36)
     with Context(NULL_ALLOW_COPYOUT=1):

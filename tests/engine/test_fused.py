@@ -1,5 +1,6 @@
 """Every architecture on the fused kernels, on an emulated GPU, against the float64 reference."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,6 +114,29 @@ def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
         executor.step(token, position)
     for one, other in zip(chunk, kept(executor, len(PROMPT)), strict=True):
         assert 0 < np.linalg.norm(one - other) / np.linalg.norm(other) < 0.02
+
+
+def test_pieces_beside_answers(
+    emulated: Load, synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model that is large for an H200 they have tiles of their own."""
+    for module in ("orinllm.fused", "orinllm.launches.gemm", "orinllm.chunk_list"):
+        monkeypatch.setattr(f"{module}.multiprocessors", lambda device: 132)
+    monkeypatch.setattr("orinllm.fused._SHORT", 0)
+    path = synthetic("tiny-gptoss", "F16")
+    executor = emulated(path)
+    executor.fill(PROMPT, 0, len(PROMPT) - 1)
+    chunk, want = kept(executor, 64), Reference(open_model(path), context=128).logits(PROMPT)[-1]
+    pieces = []
+    for ends in ((64, 66, 69), (33, 50, 69)):
+        for start, end in itertools.pairwise((0, *ends)):
+            executor.fill_piece(PROMPT, start, end)
+        pieces.append(kept(executor, 64))
+        executor.step(PROMPT[-1], 69)
+        assert off(executor, want) < HALVES
+    for one, other, whole in zip(*pieces, chunk, strict=True):
+        assert (one == other).all()  # where a piece ends changes nothing
+        assert np.linalg.norm(one - whole) < 0.002 * np.linalg.norm(whole)
 
 
 @pytest.mark.parametrize("quant", ["Q6_K", "Q4_K_M", "Q8_0", "Q4_0", "IQ4_XS", "Q2_K", "BF16"])

@@ -16,15 +16,18 @@ from tests.engine.test_types import ROWS, TYPES, close, random_rows
 from orinllm.ggml import KernelType
 from orinllm.launch import Graph
 from orinllm.launches.buffers import CHUNK, Weight, ceil_div
-from orinllm.launches.gemm import RowProduct, neighbours, tiled
+from orinllm.launches.gemm import RowProduct, Splits, neighbours, tiled
+from orinllm.launches.tile import PIECE_TOKENS, Tile, piece_tile, tile_for
 from orinllm.launches.tile import TILES as ALL_TILES
-from orinllm.launches.tile import Tile, tile_for
 
 pytestmark = pytest.mark.usefixtures("emulation")
 NAMED = {t.name: t for t in TYPES}
 SMALL = Tile(1, 4, 1, 1, 2)
 # A half of the largest, in both directions, and ranks of k; few warps, for the emulation's sake.
-TILES = [Tile(2, 16, 1, 1, 2), Tile(2, 8, 1, 2, 2), Tile(1, 8, 2, 2, 2), Tile(1, 4, 1, 4, 2)]
+TILES = [
+    *(Tile(2, 16, 1, 1, 2), Tile(2, 8, 1, 2, 2), Tile(1, 8, 2, 2, 2), Tile(1, 4, 1, 4, 2)),
+    *(Tile(1, 8, 2, 1, 2, stages=4), Tile(1, 4, 1, 2, 2, stages=4)),
+]
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,11 @@ def multiply(
     cols, width = matrices[0].weight.cols, sum(m.weight.rows for m in matrices)
     if mode == "GATED":
         width //= 2
-    x = rng.standard_normal((CHUNK, cols)).astype(np.float16)
+    room = tile.tokens if tile.splits > 1 else CHUNK
+    x = rng.standard_normal((room, cols)).astype(np.float16)
     x[tokens:] = np.nan
     kind = np.float16 if mode == "GATED" else np.float32
-    before = rng.standard_normal((CHUNK, width)).astype(kind)
+    before = rng.standard_normal((room, width)).astype(kind)
     out = buffer(before)
     product = RowProduct(
         "test",
@@ -65,11 +69,14 @@ def multiply(
         tuple(m.weight for m in matrices),
         out,
         buffer(x),
-        buffer(np.array([7, tokens, *[0] * CHUNK], np.int32)),
+        buffer(np.array([7, tokens, *[0] * room], np.int32)),
         **more,
     )
-    Graph("EMU", [tiled(group, tile) for group in neighbours(product)]).run()
-    got = read(out, kind).reshape(CHUNK, width)
+    sums, arrived = buffer(np.full(2**16, np.nan, np.float32)), buffer(np.zeros(9, np.int32))
+    groups = [tiled(group, tile, Splits(sums, arrived)) for group in neighbours(product)]
+    Graph("EMU", groups).run()
+    assert not read(arrived, np.int32).any()
+    got = read(out, kind).reshape(room, width)
     assert (got[tokens:] == before[tokens:]).all()
     return got[:tokens].astype(np.float64), before[:tokens].astype(np.float64), x[:tokens]
 
@@ -96,6 +103,28 @@ def test_every_tile(name: str, tile: Tile, rng: np.random.Generator) -> None:
     matrix = Matrix.random(rng, NAMED[name], tile.rows + 5, cols)
     got, _, x = multiply(rng, [matrix], tile, tile.tokens + 3)
     expect(got, x, matrix.values)
+
+
+@pytest.mark.parametrize(
+    ("name", "cols", "mode", "splits"),
+    [
+        ("Q6_K", 1280, "STORE", 3),  # segments: 2, 2 and 1
+        ("Q8_0", 320, "ADD", 2),  # 2 and 1, of which the last is a half
+        ("F16", 192, "GATED", 3),  # 2, 1 and none: ranks have an even number of units
+    ],
+)
+def test_blocks_that_share_columns(
+    name: str, cols: int, mode: str, splits: int, rng: np.random.Generator
+) -> None:
+    tile = Tile(1, 8, 2, 1, 2, stages=4, splits=splits)
+    matrices = [Matrix.random(rng, NAMED[name], 37, cols) for _ in range(1 + (mode == "GATED"))]
+    got, before, x = multiply(rng, matrices, tile, 43, mode)
+    if mode == "GATED":
+        gate, up = (x.astype(np.float64) @ m.values.T for m in matrices)
+        want = gate / (1 + np.exp(-gate)) * up / 16
+        np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * 2e-3)
+    else:
+        expect(got - (before if mode == "ADD" else 0), x, matrices[0].values)
 
 
 @pytest.mark.parametrize("tokens", [1, 16, 17, 33, 64])
@@ -150,6 +179,23 @@ def test_tiles_by_machine(
 ) -> None:
     found = tile_for(multiprocessors, rows, cols, CHUNK)
     assert (found.rows, found.tokens, found.k_warps) == tile
+
+
+@pytest.mark.parametrize(
+    ("row_blocks", "cols", "splits"),
+    [
+        (448, 4096, 1),  # gate and up of 8B fill 132 multiprocessors
+        (96, 4096, 4),  # five blocks would have four segments at most, too
+        (64, 14336, 8),
+        (32, 2048, 8),  # no more than segments
+        (1, 256, 1),
+    ],
+)
+def test_blocks_share_columns_to_fill_a_machine(row_blocks: int, cols: int, splits: int) -> None:
+    found = piece_tile(132, row_blocks, cols)
+    assert (found.splits, found.rows, found.tokens) == (splits, 64, PIECE_TOKENS)
+    sums, arrived = Splits.sizes(132)
+    assert splits == 1 or (row_blocks * splits * 64 * 64 <= sums and row_blocks <= arrived)
 
 
 def test_sizes_of_a_tile() -> None:

@@ -1,6 +1,6 @@
 """A step of several requests on the fused kernels: each token is the one that the host draws."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -62,3 +62,30 @@ def test_requests_share_steps(emulated: Load, synthetic: Callable[[str, str], Pa
         [counted, known, best, drawing],
     ):
         step(runner, list(requests), executor.decoder)
+
+
+class Asked:
+    """An executor that notes what it is asked to fill, and how."""
+
+    chunk, beside = 512, 64
+
+    def __init__(self) -> None:
+        self.filled: list[tuple[str, int]] = []
+
+    def place(self, pages: Sequence[int]) -> None: ...
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        self.filled.append(("fill", end - start))
+
+    def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None:
+        self.filled.append(("fill_piece", end - start))
+
+
+def test_a_deterministic_server_has_no_pieces_of_its_own() -> None:
+    """Whether others answer must not change its numbers: small pieces are rounded otherwise."""
+    executor = Asked()
+    for deterministic in (False, True):
+        runner = FusedRunner(executor, 1, deterministic)  # type: ignore[arg-type]
+        for end in (64, 65):
+            runner.fill([0, 1], range(70), 0, end)
+    assert executor.filled == [("fill_piece", 64), ("fill", 65), ("fill", 64), ("fill", 65)]

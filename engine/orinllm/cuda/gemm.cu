@@ -1,7 +1,8 @@
 // A prompt's products on tensor cores: out (T x LD) = or += in (T x K halves) * W^T.
 //
 // Blocks and their warps are those of tile.cuh, over all of K; sums of ranks along k meet in shared
-// memory at the end. Grid: (row blocks of all matrices, token blocks).
+// memory at the end, of SPLITS blocks in global memory. Grid: (row blocks of all matrices, token
+// blocks, SPLITS), of which one of the last two is 1.
 #include "matrix.cuh"
 #include "tile.cuh"
 
@@ -12,6 +13,10 @@ struct Gemm {
   const u8* up;      // second matrix of GATED
   const int* chunk;  // as in rope_rows
   float undo, factor;
+  // of blocks that share columns: sums (row blocks, SPLITS, a lane's sums, lanes), and a counter of
+  // each row block, zero between launches
+  float* split_sums;
+  int* arrived;
 };
 
 // Sums of all ranks of k to the first; the others are done. Not called for one rank.
@@ -33,6 +38,25 @@ template<typename P> DI void add_ranks(typename Tile<P>::Sums acc, float* sums) 
         acc[i / NT / 4][i / 4 % NT][i % 4] += sums[i * LANES + at];
     }
   }
+}
+
+// The sums of all blocks along k to the last one that comes, in one order; true in that one.
+template<typename P> DI bool add_splits(typename Tile<P>::Sums acc, const Gemm& a) {
+  constexpr int RT = P::ROW_TILES, NT = P::TOKEN_GROUPS, N = RT * NT * 4, LANES = Tile<P>::THREADS;
+  __shared__ int flag;
+  float* const sums = a.split_sums + (u64)blockIdx.x * P::SPLITS * N * LANES + threadIdx.x;
+#pragma unroll
+  for (int i = 0; i < N; i++)
+    sums[((int)blockIdx.z * N + i) * LANES] = acc[i / NT / 4][i / 4 % NT][i % 4];
+  if (!last_block(a.arrived + blockIdx.x, P::SPLITS, &flag)) return false;
+#pragma unroll
+  for (int i = 0; i < N; i++) acc[i / NT / 4][i / 4 % NT][i % 4] = 0.f;
+#pragma unroll 1
+  for (int split = 0; split < P::SPLITS; split++)
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      acc[i / NT / 4][i / 4 % NT][i % 4] += __ldcg(sums + (split * N + i) * LANES);
+  return true;
 }
 
 // A lane's sums of one row to the result, from token t0 of `tokens` on. What they are added to is
@@ -80,6 +104,10 @@ template<typename P> DI void gemm(const Gemm& a) {
   if constexpr (P::K_WARPS > 1) {
     static_assert(P::ROW_WARPS * P::ROW_TILES * P::TOKEN_GROUPS * 512 <= sizeof(memory), "");
     add_ranks<P>(acc, (float*)&memory);
+  }
+  if constexpr (P::SPLITS > 1) {
+    static_assert(P::K_WARPS == 1, "all warps have sums");
+    if (!add_splits<P>(acc, a)) return;
   }
   const int tid = thread_again(), again = tid >> 5;
   if (again >= P::ROW_WARPS) return;

@@ -8,14 +8,16 @@
 //   raw  a warp's 16 * ROW_TILES rows of a segment of packed weights as they lie in the file, from
 //        the 16 bytes on that the segment begins in; slot = row tile * 16 + lane's row * 8 + lane
 //        / 4. PITCH is an odd number of 16 bytes: eight rows lie in different banks.
-//   x    two stages for each rank of k: TOKENS rows of 32 halves, which are one part of a unit
+//   x    STAGES for each rank of k: TOKENS rows of 32 halves, which are one part of a unit
 //        (unpack.cuh). Two rows fill the banks once, so that 16-byte loads of lanes never collide.
 //
 // Weights are the operand of 16 rows and stay in registers between unpacking and product; k is
 // permuted alike in both operands, so that a lane's 8 consecutive weights and one 16-byte load of
 // activations feed two mma. While one part of a unit is multiplied the next is unpacked. A warp
 // loads a unit's raw words row by row, in the second part of the unit before it; behind those of a
-// segment's last unit the next segment is copied.
+// segment's last unit the next segment is copied. With four stages tokens are copied three parts
+// ahead and segments while the one before is multiplied: of a small piece of a prompt too few warps
+// share a multiprocessor for one to work while another waits.
 #pragma once
 #include "epilogue.cuh"
 #include "unpack.cuh"
@@ -35,22 +37,32 @@ template<int T> struct Segment {
 // Sizes of a block and of its walk along k.
 template<typename P> struct Tile : P {
   using P::ROW_TILES, P::ROW_WARPS, P::K_WARPS, P::TOKEN_GROUPS, P::COLS, P::TYPE;
+  // segments that are copied before the last one's words are loaded; ranks of k in all blocks
+  static constexpr int AHEAD = P::STAGES > 2, RAWS = 1 + AHEAD, RANKS = K_WARPS * P::SPLITS;
   typedef Segment<TYPE> Piece;
   static constexpr int SLOTS = 16 * ROW_TILES, WARPS = ROW_WARPS * K_WARPS, THREADS = WARPS * 32,
                        TOKENS = 8 * TOKEN_GROUPS, UNITS = COLS / 64,
                        SEGMENTS = (UNITS + Piece::UNITS - 1) / Piece::UNITS,
-                       OWN_LEAST = (SEGMENTS + K_WARPS - 1) / K_WARPS,
+                       OWN_LEAST = (SEGMENTS + RANKS - 1) / RANKS,
                        // segments of a rank of k: an even number of units
       OWN = Piece::UNITS % 2 ? (OWN_LEAST + 1) / 2 * 2 : OWN_LEAST, OWN_UNITS = OWN * Piece::UNITS,
                        ROW_BYTES = Piece::bytes_of(COLS), STAGE = K_WARPS * TOKENS * 32,
                        WARP_ROWS = P::MODE == GATED ? SLOTS / 2 : SLOTS;
-  static constexpr bool EVEN = K_WARPS * OWN_UNITS == UNITS;
+  // of more than a segment's parts the segment would come too late
+  static constexpr int STAGES = Piece::UNITS == 1 ? 2 : P::STAGES;
+  static_assert(STAGES == 2 || STAGES == 4, "no more than the parts of two units");
+  static constexpr bool EVEN = RANKS * OWN_UNITS == UNITS;
   typedef float Sums[ROW_TILES][TOKEN_GROUPS][4];
   struct Memory {
-    u8 raw[WARPS][SLOTS * Piece::PITCH];
-    u16 x[2][STAGE];
+    u8 raw[WARPS][RAWS][SLOTS * Piece::PITCH];
+    u16 x[STAGES][STAGE];
   };
 };
+
+// The first rank of k of a block.
+template<typename P> DI int first_rank() {
+  return P::SPLITS > 1 ? (int)blockIdx.z * P::K_WARPS : 0;
+}
 
 // Where a warp's rows of W are.
 struct Rows {
@@ -128,7 +140,8 @@ template<typename P> struct TokensOfList {
 // addresses that stay, they need no computing in every part.
 template<typename P, typename Tokens> DI Tokens own_tokens(const Tokens& in) {
   typedef Tile<P> S;
-  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS,
+            rank = first_rank<P>() + tid / 4 / S::TOKENS;
   return in.of(row, rank * S::OWN_UNITS * 64 + run_at<P::TYPE>(0, tid & 3));
 }
 // Starts the copy of a part of a unit of each rank's tokens; those from `filled` on become zero.
@@ -136,7 +149,8 @@ template<typename P, typename Tokens>
 DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int filled) {
   typedef Tile<P> S;
   constexpr int T = P::TYPE;
-  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS, rank = tid / 4 / S::TOKENS;
+  const int tid = threadIdx.x, row = tid / 4 % S::TOKENS,
+            rank = first_rank<P>() + tid / 4 / S::TOKENS;
   const int column = (unit >> 1) * 128 + quarter_of<T>(unit, part) * 32 +
                      (run_at<T>(part, tid & 3) - run_at<T>(0, tid & 3));
   const Shared to = shared_address(stage) + tid * 16;
@@ -149,6 +163,14 @@ DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int fille
                          (const u8*)(own(more_rows) + (column + more_ranks * S::OWN_UNITS * 64)),
                          row < filled - more_rows);
   }
+}
+
+// The same for a part by its number, into its stage, if there is one.
+template<typename P, typename Tokens>
+DI void copy_part(typename Tile<P>::Memory& memory, const Tokens& own, u32 part, int filled) {
+  typedef Tile<P> S;
+  if ((int)part < 2 * S::OWN_UNITS)
+    copy_tokens<P>(memory.x[part % S::STAGES], own, part / 2, part % 2, filled);
 }
 
 // A unit's raw words of a lane's rows.
@@ -243,7 +265,8 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
                       const Rows& rows, const Tokens& in, int filled) {
   typedef Tile<P> S;
   constexpr int UNITS = S::Piece::UNITS;
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, rank = warp / P::ROW_WARPS,
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5,
+            rank = first_rank<P>() + warp / P::ROW_WARPS,
             // a rank without a segment copies the last one, and multiplies nothing
       first = rank * S::OWN < S::SEGMENTS ? rank * S::OWN : S::SEGMENTS - 1,
             left = S::UNITS - rank * S::OWN_UNITS,
@@ -251,37 +274,51 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
 #pragma unroll
   for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
     acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
-  u8* const raw = memory.raw[warp];
-  const u16* const x = memory.x[0] + (rank * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
+  auto& raw = memory.raw[warp];
+  const u16* const x =
+      memory.x[0] + (warp / P::ROW_WARPS * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;
   const Tokens own = own_tokens<P>(in);
-  copy_rows<P>(raw, rows, first, lane);
-  copy_tokens<P>(memory.x[0], own, 0, 0, filled);
-  cp_async_commit();
-  cp_async_wait<0>();
+  copy_rows<P>(raw[0], rows, first, lane);
+#pragma unroll
+  for (u32 part = 0; part < S::STAGES - 1; part++) {
+    copy_part<P>(memory, own, part, filled);
+    cp_async_commit();
+  }
+  cp_async_wait<S::STAGES - 2>();
   __syncwarp();
   Words<P> words;
   Weights<P> even, odd;  // parts
   words.inside = 0;
 #pragma unroll
   for (int s = 0; s < 2 * P::ROW_TILES; s++) {
-    load_row<P>(words, NextUnit{raw, first, 0}, rows, s);
+    load_row<P>(words, NextUnit{raw[0], first, 0}, rows, s);
     unpack_row<P>(even, words, 0, s);
   }
 #pragma unroll 1
   for (int unit = 0; unit < S::OWN_UNITS; unit++) {
-    const int next = unit + 1, loaded = next < units ? next : units > 0 ? units - 1 : 0;
-    cp_async_wait<0>();
+    const int next = unit + 1,
+              loaded = next < units ? next
+                       : units > 0  ? units - 1
+                                    : 0,
+              copied = (S::AHEAD ? unit : next) / UNITS + S::AHEAD;
+    const u32 part = 2 * unit;
+    cp_async_wait<S::STAGES - 2>();
     __syncthreads();
-    copy_tokens<P>(memory.x[1], own, unit, 1, filled);
-    if (next % UNITS == 0 && next < units) copy_rows<P>(raw, rows, first + next / UNITS, lane);
+    copy_part<P>(memory, own, part + S::STAGES - 1, filled);
+    if ((S::AHEAD ? unit : next) % UNITS == 0 && copied * UNITS < units)
+      copy_rows<P>(raw[copied % S::RAWS], rows, first + copied, lane);
     cp_async_commit();
-    const NextUnit after = {raw, first + loaded / UNITS, loaded % UNITS};
-    if (unit < units) multiply_part<P, 1>(acc, even, x, filled, odd, words, after, rows);
-    cp_async_wait<0>();
+    const NextUnit after = {raw[loaded / UNITS % S::RAWS], first + loaded / UNITS, loaded % UNITS};
+    if (unit < units)
+      multiply_part<P, 1>(acc, even, x + part % S::STAGES * S::STAGE, filled, odd, words, after,
+                          rows);
+    cp_async_wait<S::STAGES - 2>();
     __syncthreads();
-    if (next < S::OWN_UNITS) copy_tokens<P>(memory.x[0], own, next, 0, filled);
+    copy_part<P>(memory, own, part + S::STAGES, filled);
     cp_async_commit();
-    if (unit < units) multiply_part<P, 0>(acc, odd, x + S::STAGE, filled, even, words, after, rows);
+    if (unit < units)
+      multiply_part<P, 0>(acc, odd, x + (part + 1) % S::STAGES * S::STAGE, filled, even, words,
+                          after, rows);
   }
 }
 // what to_half's scale leaves in the sums

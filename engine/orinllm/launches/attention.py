@@ -7,7 +7,15 @@ from tinygrad.device import Buffer
 
 from orinllm.device import multiprocessors
 from orinllm.launch import Argument, Constants, Launch
-from orinllm.launches.buffers import CHUNK, FEW, PAGE, Cache, Heads, Parts, ceil_div
+from orinllm.launches.buffers import (
+    FEW,
+    PAGE,
+    Cache,
+    Heads,
+    Parts,
+    ceil_div,
+    most_tokens,
+)
 
 # Tokens of a split at least: parts.cuh.
 _SPLIT_LEAST = 64
@@ -180,7 +188,7 @@ def store_keys(inputs: AttentionInputs, splits: int, state: Buffer) -> Launch:
 
 
 def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
-    """Return a chunk's rotation: q to halves (CHUNK, heads, head_dim), k and v to the cache."""
+    """Return a chunk's rotation: q to halves (tokens, heads, head_dim), k and v to the cache."""
     heads = inputs.cache.heads
     attention = heads.attention
     more, (q_norm, k_norm) = _optional(("qn", inputs.q_norm), ("kn", inputs.k_norm))
@@ -202,19 +210,20 @@ def rotate_chunk(q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
             f"  rope_rows<P0>(RopeRows<P0>{{q, {cached}, qkv, freqs, {q_norm}, {k_norm}, chunk, "
             f"table, {inputs.eps!r}f, {attention.scale!r}f}});"
         ),
-        grid=(CHUNK, 1, 1),
+        grid=(most_tokens(chunk), 1, 1),
         block=_ROPE_WARPS * 32,
         writes=("q", *_written(inputs.cache)),
     )
 
 
 def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer) -> Launch:
-    """Return attention of a chunk: out in halves (CHUNK, heads, head_dim)."""
+    """Return attention of a chunk: out in halves (tokens, heads, head_dim)."""
     heads = inputs.cache.heads
     attention = heads.attention
     more, (sinks,) = _optional(("sinks", inputs.sinks))
     cache, cached = _cached(inputs.cache)
     per_block = _of_chunk(heads)
+    token_blocks = ceil_div(most_tokens(chunk), _TILE_ROWS // per_block)
     return Launch(
         name=f"attention_rows_{attention.heads}x{attention.kv_heads}x{attention.head_dim}",
         file="attention_prompt.cu",
@@ -228,7 +237,7 @@ def attend_chunk(out: Buffer, q: Buffer, inputs: AttentionInputs, chunk: Buffer)
             *more,
         ),
         body=f"  attention_rows<P0>(out, {cached}, q, {sinks}, chunk, table);",
-        grid=(ceil_div(CHUNK, _TILE_ROWS // per_block), attention.heads // per_block, 1),
+        grid=(token_blocks, attention.heads // per_block, 1),
         block=128,
         writes=("out",),
         per_sm=4 if attention.head_dim <= 64 else 3 if attention.head_dim <= 128 else 2,

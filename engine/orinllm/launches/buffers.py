@@ -112,6 +112,11 @@ class Parts:
     part_ml: Buffer
 
 
+def most_tokens(chunk: Buffer) -> int:
+    """Return the tokens that a chunk has room for, behind its first position and their number."""
+    return int(chunk.size) - 2
+
+
 def ceil_div(a: int, b: int) -> int:
     """Return a / b, rounded up."""
     return -(-a // b)

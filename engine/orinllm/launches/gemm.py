@@ -8,8 +8,8 @@ from tinygrad.device import Buffer
 
 from orinllm.device import multiprocessors
 from orinllm.launch import Argument, Launch
-from orinllm.launches.buffers import CHUNK, Weight, ceil_div
-from orinllm.launches.tile import Tile, TileConstants, tile_for
+from orinllm.launches.buffers import Weight, ceil_div, most_tokens
+from orinllm.launches.tile import PIECE, Tile, TileConstants, piece_tile, tile_for
 
 #: The multiple that columns must be (tile.cuh).
 COLUMN_STEP = 64
@@ -100,13 +100,13 @@ class Neighbours:
             row += weight.rows
         return found, blocks
 
-    def body(self, call: str, parts: list[str], chunk: str = "") -> str:
+    def body(self, call: str, parts: list[str], chunk: str = "", scratch: str = "") -> str:
         """Return the kernel's body; `call` names the function and its arguments' struct."""
         undo = "1.f / HIDDEN_SCALE" if self.product.of_hidden else "1.f"
         return (
             f"  const Part parts[] = {{{', '.join(parts)}}};\n"
             f"  {call}{{parts, in, {'w1' if self.product.gated else '0'}, {chunk}{undo}, "
-            f"{self.product.factor!r}f}});"
+            f"{self.product.factor!r}f{scratch}}});"
         )
 
 
@@ -123,16 +123,44 @@ def neighbours(product: RowProduct) -> Iterator[Neighbours]:
 
 def chunk_products(product: RowProduct) -> Iterator[Launch]:
     """Yield the launches of a chunk's product, one for neighbours of one type."""
+    assert isinstance(product.count, Buffer)
+    sms, most = multiprocessors(product.out.device), most_tokens(product.count)
     for group in neighbours(product):
-        yield tiled(group, tile_for(multiprocessors(product.out.device), *group.shape, CHUNK))
+        yield tiled(group, tile_for(sms, *group.shape, most))
 
 
-def tiled(group: Neighbours, tile: Tile) -> Launch:
-    """Return the launch of a chunk's product in tiles of one kind."""
+@dataclass(frozen=True)
+class Splits:
+    """Scratch of products whose columns several blocks share (cuda/gemm.cu)."""
+
+    sums: Buffer  # floats
+    arrived: Buffer  # int32, zero between launches
+
+    @staticmethod
+    def sizes(multiprocessors: int) -> tuple[int, int]:
+        """Return the elements of `sums` and of `arrived` for pieces."""
+        blocks = PIECE.per_sm * multiprocessors
+        return blocks * PIECE.rows * PIECE.tokens, blocks
+
+
+def piece_products(product: RowProduct, splits: Splits) -> Iterator[Launch]:
+    """Yield the launches of a product of a piece, PIECE_TOKENS at most."""
+    sms = multiprocessors(product.out.device)
+    for group in neighbours(product):
+        _, blocks = group.parts(PIECE.rows // 2 if product.gated else PIECE.rows)
+        yield tiled(group, piece_tile(sms, blocks, group.shape[1]), splits)
+
+
+def tiled(group: Neighbours, tile: Tile, splits: Splits | None = None) -> Launch:
+    """Return the launch of a chunk's product in tiles of one kind; `splits` where it has some."""
     product, (rows, cols) = group.product, group.shape
     type_ = group.members[0][0].type
     parts, blocks = group.parts(tile.rows // 2 if product.gated else tile.rows)
     assert isinstance(product.count, Buffer)
+    most, shared = most_tokens(product.count), tuple[Argument, ...]()
+    if tile.splits > 1:
+        assert splits is not None and most <= tile.tokens
+        shared = Argument("float* sums", splits.sums), Argument("int* arrived", splits.arrived)
     return Launch(
         name=f"gemm_{product.role}_{type_.name.lower()}_{rows}x{cols}",
         file="gemm.cu",
@@ -142,12 +170,12 @@ def tiled(group: Neighbours, tile: Tile) -> Launch:
                 *(product.stride, product.activation, len(parts)),
             ),
         ),
-        arguments=(*group.arguments, Argument("const int* chunk", product.count)),
-        body=group.body("gemm<P0>(Gemm", parts, "chunk, "),
-        grid=(blocks, ceil_div(CHUNK, tile.tokens), 1),
+        arguments=(*group.arguments, Argument("const int* chunk", product.count), *shared),
+        body=group.body("gemm<P0>(Gemm", parts, "chunk, ", ", sums, arrived" if shared else ""),
+        grid=(blocks, ceil_div(most, tile.tokens), tile.splits),
         block=tile.threads,
-        writes=("out",),
-        operations=2 * CHUNK * rows * cols,
+        writes=("out", *(argument.name for argument in shared)),
+        operations=2 * most * rows * cols,
         n_bytes=group.n_bytes,
         per_sm=tile.per_sm,
     )

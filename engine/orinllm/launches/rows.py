@@ -6,7 +6,7 @@ from tinygrad import dtypes
 from tinygrad.device import Buffer
 
 from orinllm.launch import Argument, Constants, Launch
-from orinllm.launches.buffers import CHUNK, Weight, ceil_div
+from orinllm.launches.buffers import Weight, ceil_div, most_tokens
 
 _THREADS = 256
 #: Rows of norms are whole vectors of four floats, and GEMV takes eight at once.
@@ -17,7 +17,7 @@ def count_of(rows: int | Buffer) -> tuple[str, int, tuple[Argument, ...]]:
     """Return the expression, the most and the arguments of a number of rows, or of a chunk's."""
     if isinstance(rows, int):
         return str(rows), rows, ()
-    return "chunk[1]", CHUNK, (Argument("const int* chunk", rows),)
+    return "chunk[1]", most_tokens(rows), (Argument("const int* chunk", rows),)
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def embed_tokens(table: Weight, x: Buffer, state: Buffer, sequences: int, scale:
 
 
 def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch:
-    """Return the embedding of a chunk: x (CHUNK, cols)."""
+    """Return the embedding of a chunk: x (tokens, cols)."""
     return Launch(
         name=f"embed_rows_{table.type.name.lower()}_{table.cols}",
         file="embed.cu",
@@ -80,7 +80,7 @@ def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch
             Argument("const int* chunk", chunk),
         ),
         body=f"  embed_rows<P0>(x, table, chunk, {scale!r}f);",
-        grid=(ceil_div(table.cols, _THREADS), CHUNK, 1),
+        grid=(ceil_div(table.cols, _THREADS), most_tokens(chunk), 1),
         block=_THREADS,
         writes=("x",),
     )

@@ -1,6 +1,6 @@
 """The share of each block in a product on tensor cores: cuda/tile.cuh."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orinllm.launch import Constants
 from orinllm.launches.buffers import ceil_div
@@ -22,11 +22,16 @@ class Tile:
     row_warps: int
     k_warps: int  # that share the columns
     per_sm: int
+    stages: int = 2  # parts of activations in shared memory: 2 or 4 (cuda/tile.cuh)
+    splits: int = 1  # blocks that share the columns
 
     @property
-    def constants(self) -> tuple[int, int, int, int]:
+    def constants(self) -> tuple[int, int, int, int, int, int]:
         """The last fields of TileConstants."""
-        return self.row_tiles, self.token_groups, self.row_warps, self.k_warps
+        return (
+            *(self.row_tiles, self.token_groups, self.row_warps, self.k_warps),
+            *(self.stages, self.splits),
+        )
 
     @property
     def threads(self) -> int:
@@ -55,6 +60,8 @@ class TileConstants(Constants):
     token_groups: int
     row_warps: int
     k_warps: int
+    stages: int
+    splits: int
 
 
 #: From the largest, which turns each weight into halves least often, to the smallest.
@@ -72,6 +79,15 @@ _ENOUGH = 1.9
 DEEP = Tile(2, 16, 1, 2, 3)
 _DEEP_COLUMNS = 8192
 
+#: Tokens of the largest tile.
+TILE_TOKENS = TILES[0].tokens
+#: Tokens of a small piece of a prompt, which is one tile wide.
+PIECE_TOKENS = 64
+#: Its tile, of which four share a multiprocessor: by shared memory no more would fit.
+PIECE = Tile(1, 8, 4, 1, 4, stages=4)
+# Columns that a block of several has at least: a segment of K-quants (cuda/tile.cuh).
+_SPLIT_COLUMNS = 256
+
 
 def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
     """Return the largest tile of which there are enough to keep every multiprocessor busy."""
@@ -82,3 +98,10 @@ def tile_for(multiprocessors: int, rows: int, cols: int, tokens: int) -> Tile:
     found = next((t for t in TILES if blocks(t) >= _ENOUGH * multiprocessors), TILES[-1])
     deep = cols >= _DEEP_COLUMNS and blocks(DEEP) >= DEEP.per_sm * multiprocessors
     return DEEP if deep and found != TILES[0] else found
+
+
+def piece_tile(multiprocessors: int, row_blocks: int, cols: int) -> Tile:
+    """Return the tile of a piece: as many blocks share its columns as fill the machine."""
+    segments = ceil_div(cols, _SPLIT_COLUMNS)
+    most = max(1, PIECE.per_sm * multiprocessors // row_blocks)
+    return replace(PIECE, splits=ceil_div(segments, ceil_div(segments, most)))

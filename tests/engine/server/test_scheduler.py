@@ -420,22 +420,70 @@ def test_one_sequence_keeps_what_it_held() -> None:
     assert other is not None and other.cached == 0
 
 
-def test_a_prompt_alone_is_computed_in_the_largest_pieces() -> None:
-    it, lone = Running(runner()), job(prompt(2, 128 * 3 + 1), 1)
-    pieces: list[int] = []
+def watched(it: Running) -> dict[int, list[int]]:
+    """Return what will have the tokens of each piece of a prompt, by the steps before it."""
+    turns: dict[int, list[int]] = {}
     fill = it.runner.fill
 
-    def watched(pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
-        pieces.append(end - start)
+    def note(pages: PySequence[int], tokens: PySequence[int], start: int, end: int) -> None:
+        turns.setdefault(it.runner.steps, []).append(end - start)
         fill(pages, tokens, start, end)
 
-    it.runner.fill = watched  # type: ignore[method-assign]
+    it.runner.fill = note  # type: ignore[method-assign]
+    return turns
+
+
+def test_a_prompt_alone_is_computed_in_the_largest_pieces() -> None:
+    it, lone = Running(runner()), job(prompt(2, 128 * 3 + 1), 1)
+    turns = watched(it)
     with it:
         it.scheduler.submit([lone])
         wait(lone)
-    assert pieces == [128, 128, 128]
+    assert turns == {0: [128, 128, 128]}
 
 
-@pytest.mark.parametrize(("sms", "tokens"), [(4, 128), (16, 128), (84, 128), (132, 256)])
-def test_the_piece_beside_answers_grows_with_the_machine(sms: int, tokens: int) -> None:
-    assert piece_beside(sms) == tokens
+@pytest.mark.parametrize(
+    ("lengths", "pieces"),
+    [
+        # Of a piece of 64 tokens 29 are left behind the first prompt: no part of the next one.
+        ((100, 100), [[64], [35], [64], [35]]),
+        ((100, 20, 8), [[64], [35, 19, 7]]),
+        ((100, 40, 20), [[64], [35, 19], [39]]),
+        # The first prompt ends, however many come behind it.
+        ((300, *[61] * 3), [*[[64]] * 4, [43], *[[60]] * 3]),
+    ],
+)
+def test_prompts_beside_answers_are_not_cut_into_slivers(
+    lengths: tuple[int, ...], pieces: list[list[int]]
+) -> None:
+    it, first = Running(runner(slots=8)), job(prompt(1, 2), 200)
+    it.runner.step_seconds = 0.002
+    turns = watched(it)
+    jobs = [job(prompt(i, n), 2) for i, n in enumerate(lengths, 2)]
+    with it:
+        it.scheduler.submit([first])
+        wait_until(lambda: len(ear(first).heard) > 1, "a token")
+        it.scheduler.submit(jobs)
+        wait(first, *jobs)
+    del turns[0]
+    assert list(turns.values()) == pieces
+    assert list(turns) == list(range(min(turns), min(turns) + len(pieces)))  # a piece every step
+    for one in jobs:
+        assert ear(one).heard == alone(one.ids[: one.n_prompt], GREEDY, 2)
+
+
+@pytest.mark.parametrize(
+    ("sms", "weights", "tokens"),
+    [
+        (4, 8e9, 128),
+        (16, 1e9, 128),
+        (16, 8e9, 128),
+        (84, 8e9, 128),
+        (132, 1e9, 256),
+        (132, 8e9, 64),
+    ],
+)
+def test_the_piece_beside_answers_depends_on_machine_and_model(
+    sms: int, weights: float, tokens: int
+) -> None:
+    assert piece_beside(sms, int(2 * weights)) == tokens

@@ -246,7 +246,7 @@ class Placed:
     def place(self, pages: Sequence[int]) -> None:
         self.pages = tuple(pages)
 
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None: ...
+    def fill_piece(self, tokens: Sequence[int], start: int, end: int) -> None: ...
 
     def sample(self, how: Sampling, text: Sequence[int]) -> None:
         self.how = how
