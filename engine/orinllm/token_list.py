@@ -1,8 +1,12 @@
 """The launches of one token of each of N sequences: embed; four or more a layer; head."""
 
+from __future__ import annotations
+
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
@@ -21,7 +25,9 @@ from orinllm.launches.gemv import Product, Tail, products
 from orinllm.launches.joined import join_neighbours
 from orinllm.launches.rows import Norm, add_norm, embed_tokens, gate
 from orinllm.memory import Memory
-from orinllm.mixtures import Mixtures
+
+if TYPE_CHECKING:
+    from orinllm.mixtures import Mixtures
 
 
 class TokenList:
@@ -63,7 +69,6 @@ class TokenList:
         self.state = memory.zeros(2 * n + 1 + counters)
         self.mail = mail_of(memory.device) if n == 1 else None
         self.table = memory.zeros(n * memory.context // PAGE)
-        self._mixtures = Mixtures(memory, n, rows=False)
         apart = [(*self._attend(i), *self._feed_forward(i)) for i in layers]
         signals = memory.zeros(sum(map(len, apart)))
         self._tail = Tail(
@@ -80,6 +85,12 @@ class TokenList:
         ]
         self.ending = (*last, *self._choose())
         self.launches = (embed, *itertools.chain(*before), *self.ending)
+
+    @functools.cached_property
+    def _mixtures(self) -> Mixtures:
+        from orinllm.mixtures import Mixtures  # dense models do not wait for it
+
+        return Mixtures(self.memory, self.sequences, rows=False)
 
     def _choose(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences

@@ -19,6 +19,8 @@ ALONE_WARPS = 4
 SHARED_MEMORY = 48 << 10
 #: Tokens of a prompt that go through at once.
 CHUNK = 512
+#: Sequences of a launch at most: their sums fit the static shared memory of a block.
+MOST_SEQUENCES = 32
 
 
 @dataclass(frozen=True)
