@@ -27,6 +27,15 @@ _INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
 _TWO_OF_256 = 512
 
 
+# What the body of a launch without parts has for the number of its block and whom it waits for.
+ALONE = "  const int block = blockIdx.x;\n  const Nobody before{};\n"
+
+
+def shared_bytes(n: int) -> str:
+    """Return the declaration of `smem`."""
+    return f"  __shared__ u8 __align__(16) smem[{n}];\n"
+
+
 @dataclass(frozen=True)
 class Constants:
     """Base of a launch's constants. A str is a name of cuda/*, such as Q6_K or STORE."""
@@ -57,6 +66,11 @@ class Argument:
         """The parameter's name."""
         return self.declaration.rsplit(None, 1)[1]
 
+    @property
+    def type(self) -> str:
+        """The parameter's type."""
+        return self.declaration.rsplit(None, 1)[0]
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -73,6 +87,9 @@ class Launch:
     operations: int = 0  # floating-point, for tinygrad's estimates
     n_bytes: int = 0  # of weights that it reads
     per_sm: int = 1  # blocks that must fit a multiprocessor: bounds the registers
+    # Of what may be a part of a launch (joined.py): bytes of `smem`, and a name.
+    shared: int = 0
+    step: str = ""
 
     @property
     def source(self) -> str:
@@ -80,10 +97,11 @@ class Launch:
         bounds = "BOUNDS_126" if self.block * self.per_sm == _TWO_OF_256 else "__launch_bounds__"
         parameters = ", ".join(argument.declaration for argument in self.arguments)
         structs = "\n".join(c.declared(f"P{i}") for i, c in enumerate(self.constants))
+        own = f"{shared_bytes(self.shared)}{ALONE}" if self.shared else ""
         return (
             f"{included(self.file)}\n{structs}\n"
             f'extern "C" __global__ void {bounds}({self.block}, {self.per_sm}) '
-            f"{self.name}({parameters}) {{\n{self.body}\n}}\n"
+            f"{self.name}({parameters}) {{\n{own}{self.body}\n}}\n"
         )
 
     @property

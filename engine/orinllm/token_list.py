@@ -14,9 +14,16 @@ from tinygrad.device import Buffer
 
 from orinllm.device import mail_of, multiprocessors
 from orinllm.launch import Launch
-from orinllm.launches.attention import AttentionInputs, attend_token, most_splits, store_keys
+from orinllm.launches.attention import (
+    AttentionInputs,
+    attend_token,
+    most_splits,
+    store_keys,
+    warps_beside_gemvs,
+)
 from orinllm.launches.buffers import PAGE, Parts, Weight
 from orinllm.launches.gemv import Product, Tail, products
+from orinllm.launches.joined import join_neighbours
 from orinllm.launches.rows import Norm, add_norm, embed_tokens, gate
 from orinllm.memory import Memory
 
@@ -40,7 +47,11 @@ class TokenList:
         layers = range(len(config.layers))
         heads = [memory.heads(i, n) for i in layers]
         split = [memory.heads(i, 1) for i in layers] if together else heads
-        self._splits = [most_splits(memory.device, h) for h in split]
+        self._warps = [warps_beside_gemvs(memory.device, h) for h in split]
+        self._splits = [
+            most_splits(memory.device, h, warps)
+            for h, warps in zip(split, self._warps, strict=True)
+        ]
         parts = [
             n * h.attention.heads * splits for h, splits in zip(heads, self._splits, strict=True)
         ]
@@ -58,15 +69,21 @@ class TokenList:
         counters = n * max(h.blocks for h in heads)
         self.state = memory.zeros(2 * n + 1 + counters)
         self.mail = mail_of(memory.device) if n == 1 else None
+        self.table = memory.zeros(n * memory.context // PAGE)
+        apart = [(*self._attend(i), *self._feed_forward(i)) for i in layers]
+        signals = memory.zeros(sum(map(len, apart)))
         self._tail = Tail(
             memory.empty(n * blocks),
             memory.empty(n * blocks, dtypes.int32),
             None if self.mail is None else self.mail.buffer,
+            signals,
         )
-        self.table = memory.zeros(n * memory.context // PAGE)
         embeddings = memory.weights.matrix("token_embd")
         embed = embed_tokens(embeddings, self.x, self.state, n, config.embedding_scale)
-        *before, last = [(*self._attend(i), *self._feed_forward(i)) for i in layers]
+        at = itertools.accumulate(map(len, apart), initial=0)
+        *before, last = [
+            join_neighbours(layer, signals, first) for layer, first in zip(apart, at, strict=False)
+        ]
         self.ending = (*last, *self._choose())
         self.launches = (embed, *itertools.chain(*before), *self.ending)
 
@@ -113,7 +130,9 @@ class TokenList:
         memory, config = self.memory, self.memory.config
         weights, prefix = memory.weights, f"blk.{layer}."
         cache = memory.cache(layer, self.sequences, self.table)
-        parts = Parts(cache.heads, self._splits[layer], self._part, self._part_ml)
+        parts = Parts(
+            cache.heads, self._splits[layer], self._part, self._part_ml, self._warps[layer]
+        )
         qkv = replace(
             self._product(layer, "qkv", "STORE", ("attn_q", "attn_k", "attn_v")),
             out=self._qkv,

@@ -53,6 +53,8 @@ def test_log_is_read_by_section_and_class() -> None:
         ("gemv_gate_up_q6_k_16384x2048", "", "GEMV gate_up Q6_K"),
         ("gemv_qkv_q4_k_q6_k_3072x2048", "", "GEMV qkv Q4_K_Q6_K"),
         ("gemm_down_f16_2048x8192", "", "GEMM down F16"),
+        ("joined_qkv_attention_out_q6_k_3072x2048", "", "joined qkv_attention_out Q6_K"),
+        ("joined_attention_out_32x8x64", "", "joined attention_out"),
         ("attention_rows_32x8x64", "", "attention"),
         ("rope_rows_32x8x64", "", "attention"),
         ("norm_rows_2048", "", "norm"),

@@ -131,8 +131,9 @@ def test_every_launch_of_a_shape_once(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(sass.sass_command, ["--shape", "1b", "-o", "json"])
     assert done.exception is None
     rows = {row["name"]: row["instructions_per_weight"] for row in json.loads(done.output)}
-    assert rows["gemv_gate_up_q6_k_16384x2048"] == 2 * 8192 * 2048
+    layer = "joined_qkv_attention_out_gate_up_down_q6_k_3072x2048"
+    assert rows[layer] == (3072 + 2048 + 2 * 8192 + 8192) * 2048
     assert rows["gemm_qkv_q6_k_3072x2048"] == 3072 * 2048
     assert rows["gemv_head_q6_k_128256x2048"] == 128256 * 2048
-    assert len(rows) == 18  # of a greedy token, of a drawn one, of a prompt and its last token
+    assert len(rows) == 14  # of a greedy token, of a drawn one, of a prompt and its last token
     assert "### 1b Q6_K for sm_87" in CliRunner().invoke(sass.sass_command, []).output

@@ -79,6 +79,7 @@ static uint3_ tid, bid;
 static std::vector<const void*> prefetched;  // addresses that the last launch asked the L2 for
 static void (*kernel)(void*);
 static void* kernel_args;
+static bool backwards, postponed;  // a block that waits for others begins anew behind them
 
 static void fail(const char* what) {
   fprintf(stderr, "cuda_emulation: %s (block %u,%u,%u thread %d)\n", what, bid.x, bid.y, bid.z, current);
@@ -109,10 +110,12 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
   kernel = k; kernel_args = args; nthreads = block[0]; prefetched.clear();
   if (block[1] != 1 || block[2] != 1 || nthreads > 1024 || nthreads % 32) fail("block shape");
   const int blocks = grid[0] * grid[1] * grid[2];
-  const bool backwards = getenv("EMULATION_BACKWARDS");  // blocks have no order on a GPU
-  for (int i = 0; i < blocks; i++) {
-    const int b = backwards ? blocks - 1 - i : i, x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
-    bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0;
+  backwards = getenv("EMULATION_BACKWARDS");  // blocks start in order on a GPU, and go on in any
+  std::vector<int> left;
+  for (int i = 0; i < blocks; i++) left.push_back(backwards ? blocks - 1 - i : i);
+  for (size_t i = 0; i < left.size(); i++) {
+    const int b = left[i], x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
+    bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0; postponed = false;
     for (int i = 0; i < nthreads; i++) {
       Fiber& f = fibers[i];
       if (!f.stack) f.stack = (char*)malloc(1 << 16);
@@ -120,20 +123,22 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
       make_context(f.ctx, f.stack, 1 << 16, entry);
     }
     for (int w = 0; w < nthreads / 32; w++) { warp_alive[w] = 32; warp_waiting[w] = 0; }
-    while (alive) {
+    while (alive && !postponed) {
       uint64_t before = progress;
-      for (int w = 0; w < nthreads / 32; w++) {  // a warp runs on until it waits for the block
+      for (int w = 0; w < nthreads / 32 && !postponed; w++) {  // a warp runs on until it waits for the block
         uint64_t p;
         do {
           p = progress;
-          for (int i = w * 32; i < w * 32 + 32; i++) if (!fibers[i].done) {
+          for (int i = w * 32; i < w * 32 + 32 && !postponed; i++) if (!fibers[i].done) {
             current = i; tid = {(unsigned)i, 0, 0};
             switch_context(scheduler, fibers[i].ctx);
           }
-        } while (progress != p && warp_alive[w]);
+        } while (progress != p && warp_alive[w] && !postponed);
       }
-      if (alive && progress == before) fail("deadlock: a barrier that not all threads reach");
+      if (alive && progress == before && !postponed) fail("deadlock: a barrier that not all threads reach");
     }
+    if (postponed) left.push_back(b);
+    if (left.size() > 4 * (size_t)blocks) fail("deadlock: blocks that wait for one another");
   }
 }
 }  // namespace emu
@@ -208,6 +213,14 @@ static inline int thread_again() { return emu::tid.x; }
 static inline int block_again() { return emu::bid.x; }
 static inline int token_block_again() { return emu::bid.y; }
 static inline int load_again(const int* p) { return *p; }
+static inline int load_acquire(const int* p) { return *p; }
+static inline void add_release(int* p, int n) { *p += n; }
+// Every thread's fiber is given up; a block writes nothing to memory before it waits.
+static inline void still_waiting() {
+  if (!emu::backwards) emu::fail("waits for a block that comes later");
+  emu::postponed = true;
+  emu::yield();
+}
 // ldmatrix.x4: lane 8 i + r has the address of row r of matrix i
 template<bool ACROSS> static inline void load_matrices_of(unsigned* r, Shared row) {
   if ((uintptr_t)row % 16) emu::fail("misaligned ldmatrix");

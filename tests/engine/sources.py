@@ -8,15 +8,15 @@ def flat(*names: str) -> str:
     seen: set[str] = set()
 
     def resolved(name: str) -> str:
+        seen.add(name)
         lines = []
         for line in (CUDA / name).read_text().splitlines():
             if line.startswith("#include"):
                 other = line.split('"')[1]
                 if other not in seen or other == "ggml_types.h":
-                    seen.add(other)
                     lines.append(resolved(other))
             elif line != "#pragma once":
                 lines.append(line)
         return "\n".join(lines)
 
-    return "\n".join(map(resolved, names))
+    return "\n".join(resolved(name) for name in names if name not in seen)

@@ -104,6 +104,24 @@ def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
     return found
 
 
+def test_parts_of_a_launch_wait_for_those_before(
+    emulated: Load, synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer is one launch, and its numbers are the same whichever blocks are fast."""
+    executor = emulated(synthetic("tiny", "Q8_0"))
+    names = [launch.name for launch in executor.decoder().list.launches]
+    assert [name.startswith("joined_qkv_attention_out_gate_up_down_") for name in names] == [
+        *(False, True, True, False)
+    ]
+    found = []
+    for _ in range(2):
+        for position, token in enumerate((5, 900, 77)):
+            executor.step(token, position)
+        found.append(executor.logits())
+        monkeypatch.setenv("EMULATION_BACKWARDS", "1")
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 def test_a_chunk_leaves_in_the_cache_what_its_tokens_leave(
     emulated: Load, synthetic: Callable[[str, str], Path]
 ) -> None:

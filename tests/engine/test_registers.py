@@ -32,7 +32,8 @@ def launches(quant: str, arch: str) -> list[Launch]:
         launch.source: launch
         for shape, sequences in cases + batches
         for launch in sass.launches(shape, quant, arch, sequences)
-        if quant == "Q6_K" or launch.file in ("gemv.cu", "gemm.cu", "batch.cu", "embed.cu")
+        if quant == "Q6_K"
+        or launch.file in ("joined.cu", "gemv.cu", "gemm.cu", "batch.cu", "embed.cu")
     }
     return list(found.values())
 
@@ -79,11 +80,14 @@ def test_registers_and_spills(quant: str, arch: str, tmp_path: Path) -> None:
     assert {name: use for name, use in found.items() if use[0] > most[name] or use[1]} == {}
 
 
-@pytest.mark.parametrize("role", ["gemv_out", "gemv_down"])
-def test_what_a_product_is_added_to_is_read_before_it(role: str) -> None:
+@pytest.mark.parametrize(("role", "part"), [("out", 2), ("down", 4)])
+def test_what_a_product_is_added_to_is_read_before_it(role: str, part: int) -> None:
     """Memory is waited for once, and not for the one behind the other."""
-    (kernel,) = (k for k in sass.launches("1b", "Q6_K", "sm_87") if k.name.startswith(role))
+    kernels = sass.launches("1b", "Q6_K", "sm_87")
+    (kernel,) = (kernel for kernel in kernels if kernel.name.startswith("joined_"))
+    assert kernel.name.startswith("joined_qkv_attention_out_gate_up_down_")
     ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.source).decode()
-    products = ptx[ptx.index("dp4a") :]
-    assert "ld.global.f32" not in products[: products.index("st.global.f32")]
-    assert "ld.global.f32" in ptx[: -len(products)]
+    own = ptx.split("ld.acquire")[part]  # what is behind the wait for the part before
+    products = own[own.index("dp4a") :]
+    assert "ld.global.f32" not in products[: products.index("st.global.f32")], role
+    assert "ld.global.f32" in own[: -len(products)]

@@ -16,9 +16,13 @@ _KERNEL = re.compile(
 _SECTION = re.compile(r"^=== orinbench (?P<section>.+)$")
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _GIGA = {"G": 1e9, "T": 1e12}
-# The names of the engine's launches: gemv_ROLE_QUANT_ROWSxCOLS; roles and quants have "_".
+# The names of the engine's launches: gemv_ROLE_QUANT_ROWSxCOLS; roles and quants have "_". Of a
+# joined launch: joined_ROLE_ROLE..., then what the first one's name ends with.
 _MATRIX = re.compile(
     r"^gem[vm]_(?P<role>qkv|out|gate_up|down|head)_(?P<quant>.+)_(?P<rows>\d+)x(?P<cols>\d+)$"
+)
+_JOINED = re.compile(
+    r"^joined_(?P<roles>(?:(?:qkv|attention|out|gate_up|down)_)+)(?P<quant>.+?_)?[0-9]+x"
 )
 
 
@@ -42,6 +46,9 @@ def classify(name: str, metadata: str = "") -> str:
     if found := _MATRIX.match(name):
         kind = "GEMV" if name.startswith("gemv") else "GEMM"
         return f"{kind} {found['role']} {found['quant'].upper()}"
+    if found := _JOINED.match(name):
+        roles, quant = found["roles"].rstrip("_"), (found["quant"] or "").rstrip("_")
+        return f"joined {roles} {quant.upper()}".rstrip()
     for prefix, kind in (
         ("attention", "attention"),
         ("rope", "attention"),

@@ -1,10 +1,11 @@
 // Attention of one token of each sequence: split-KV flash decoding on tensor cores.
 //
-// Grid: (KV heads * head groups, SPLITS, sequences N). Scores are in base 2. The block that owns
-// the token's position stores its key and value first. One split alone is the result; more than FEW
-// are combined by the last block of a head group, and the others' parts are left to their reader,
-// Attended in gemv.cu. state: N tokens, N positions (below 0: an idle slot, left alone), a counter
-// of the head's blocks, then one of each sequence's head groups.
+// Blocks: (sequences N, SPLITS, KV heads * head groups); those of splits without tokens wait for
+// nobody. Scores are in base 2. The block that owns the token's position stores its key and value
+// first. One split alone is the result; more than FEW are combined by the last block of a head
+// group, and the others' parts are left to their reader, Attended in activations.cuh. state: N
+// tokens, N positions (below 0: an idle slot, left alone), a counter of the head's blocks, then one
+// of each sequence's head groups.
 //
 // The warps of a block take 16 tokens in turns and meet only at the end. Keys and values go from
 // memory to registers, as the operand of 16 rows: of keys, rows are tokens, and k their elements;
@@ -15,8 +16,11 @@
 #include "parts.cuh"
 #include "rope.cuh"
 
-template<typename P, typename Out> struct Attention {
-  Out* out;  // (N, heads, HD), floats or halves
+template<typename P, typename Out, typename B> struct Attention {
+  u8* smem;
+  int block;  // its number
+  B before;   // whom it waits for
+  Out* out;   // (N, heads, HD), floats or halves
   Cached<P> cache;
   const float *qkv, *freqs;      // (N, heads + 2 KV heads, HD), (positions, ROTATED)
   const float *qn, *kn, *sinks;  // norms (HD) and sinks (heads), or 0
@@ -26,10 +30,12 @@ template<typename P, typename Out> struct Attention {
   const int* table;  // cache.cuh
 };
 
-// Sizes of a block's work. A warp has AT_ONCE times 16 tokens in registers.
+// Sizes of a block's work. A warp has AT_ONCE times 16 tokens in registers; the first ones, where
+// registers allow it, from before the block waits for its queries (EARLY).
 template<typename P> struct Sizes {
   static constexpr int HD = P::HEAD_DIM, KVH = P::KV_HEADS, G = P::GROUP, GT = P::HEADS_PER_BLOCK;
-  static constexpr int WARPS = 4, THREADS = WARPS * 32, AT_ONCE = HD <= 64 ? 2 : 1,
+  static constexpr int WARPS = P::WARPS, THREADS = WARPS * 32,
+                       AT_ONCE = HD <= 64 && WARPS <= 4 ? 2 : 1, EARLY = HD <= 64,
                        STEP = WARPS * 16 * AT_ONCE, GROUPS = KVH * (G / GT);
   // Pages of a split at most: parts.cuh.
   static constexpr int LEAST = P::FEW > 1 && P::FEW < P::SPLITS ? P::FEW : P::SPLITS,
@@ -42,32 +48,37 @@ template<typename P> struct Sizes {
 
 // A block's shared memory.
 template<typename P> struct Scratch {
-  float (*qs)[P::HEAD_DIM];     // (GT, HD) queries, turned
-  float (*kvnew)[P::HEAD_DIM];  // (2, HD) the token's own key and value
-  float* red;                   // (WARPS, GT, HD) sums of values
-  float (*ml)[2][8];            // (WARPS, 2, 8) largest scores and sums of weights of heads
-  float* inverse;               // (GT) 1 / sum of weights
-  int *flag, *pages;            // of last_block(), and the pages of the split
+  typedef Sizes<P> S;
+  typename P::Element own[2][S::HD];    // the token's own key and value, as the cache has them
+  float red[S::WARPS * S::GT * S::HD];  // sums of values
+  float qs[S::GT][S::HD];               // queries, turned
+  float kvnew[2][S::HD];                // the token's own key, turned, and value
+  float ml[S::WARPS][2][8];             // largest scores and sums of weights of heads
+  float inverse[S::GT];                 // 1 / sum of weights
+  int flag, pages[S::SPLIT_PAGES];      // of last_block(), and the pages of the split
+  u16 own_scales[2][(S::HD + SCALED - 1) / SCALED];
 };
 
 // A block's heads and tokens.
 template<typename P> struct BlockWork {
   int kvh, g0, first;      // KV head, first head of its group, and of all sequences' heads
+  int group;               // of all sequences' head groups
   int seq, pos;            // sequence, and its token's position
   int split, active;       // of so many splits that have tokens
   int begin, end, oldest;  // tokens; those before the oldest are behind a window's border
   int page;                // the split's first, of the sequence
 };
 
-template<typename P> DI BlockWork<P> work_of_block(int pos) {
+template<typename P> DI BlockWork<P> work_of_block(int block, const int* positions) {
   typedef Sizes<P> S;
   constexpr int PARTS = S::G / S::GT;
   BlockWork<P> w;
-  w.kvh = blockIdx.x / PARTS;
-  w.g0 = (blockIdx.x % PARTS) * S::GT;
-  w.split = blockIdx.y;
-  w.seq = blockIdx.z;
-  w.pos = pos;
+  w.seq = block / (S::GROUPS * P::SPLITS);
+  w.split = block / S::GROUPS % P::SPLITS;
+  w.group = w.seq * S::GROUPS + block % S::GROUPS;
+  w.kvh = block % S::GROUPS / PARTS;
+  w.g0 = block % PARTS * S::GT;
+  const int pos = w.pos = positions[w.seq];
   w.first = (w.seq * S::KVH + w.kvh) * S::G + w.g0;
   const int n = attended<P>(pos + 1), chunk = split_size<P::SPLITS, P::FEW>(n);
   w.active = split_count<P::SPLITS, P::FEW>(n);
@@ -79,31 +90,33 @@ template<typename P> DI BlockWork<P> work_of_block(int pos) {
   return w;
 }
 
+// The token's own key and value, of element 0 and HD on, in shared memory.
+template<typename P> DI Cached<P> own_row(Scratch<P>& s) { return {s.own[0], s.own_scales[0]}; }
+
 // The block's queries turned into shared memory; of the token's own split, its key and value too,
-// which go to the cache.
-template<typename P, typename Out>
-DI void load_heads(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s) {
+// which go to the cache as well.
+template<typename P, typename Out, typename B>
+DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch<P>& s) {
   typedef Sizes<P> S;
   constexpr int HD = S::HD, KVH = S::KVH, G = S::G;
-  const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const float* fr = a.freqs + (u64)w.pos * P::ROTATED;
   const float* qkv = a.qkv + w.seq * (G + 2) * KVH * HD;
-  const int pages = (w.end + P::PAGE - 1) / P::PAGE - w.page;
-  for (int i = tid; i < pages; i += S::THREADS) s.pages[i] = a.table[w.seq * P::PAGES + w.page + i];
   for (int g = warp; g < S::GT; g += S::WARPS)
     rope_head<P>(s.qs[g], qkv + (w.kvh * G + w.g0 + g) * HD, fr, a.qn, a.eps, a.scale * LOG2E,
                  lane);
-  if (w.end == w.pos + 1) {
-    if (warp == 3)
-      rope_head<P>(s.kvnew[0], qkv + (KVH * G + w.kvh) * HD, fr, a.kn, a.eps, 1.f, lane);
-    for (int i = tid; i < HD; i += S::THREADS)
-      s.kvnew[1][i] = qkv[(KVH * G + KVH + w.kvh) * HD + i];
-    __syncthreads();
-    if (warp < 2)
-      store_row<P>(
-          a.cache,
-          key_offset<P>(s.pages[w.pos / P::PAGE - w.page], w.kvh, w.pos) + warp * value_offset<P>(),
-          s.kvnew[warp], lane);
+  if (w.end == w.pos + 1 && warp >= S::WARPS - 2) {
+    const bool key = warp == S::WARPS - 1;
+    float* row = s.kvnew[key ? 0 : 1];
+    if (key)
+      rope_head<P>(row, qkv + (KVH * G + w.kvh) * HD, fr, a.kn, a.eps, 1.f, lane);
+    else
+      for (int i = lane; i < HD; i += 32) row[i] = qkv[(KVH * G + KVH + w.kvh) * HD + i];
+    __syncwarp();
+    const int page = a.table[w.seq * P::PAGES + w.pos / P::PAGE];
+    store_row<P>(a.cache, key_offset<P>(page, w.kvh, w.pos) + (key ? 0 : value_offset<P>()), row,
+                 lane);
+    if constexpr (S::EARLY) store_row<P>(own_row<P>(s), key ? 0 : HD, row, lane);
   }
   __syncthreads();
 }
@@ -153,8 +166,8 @@ template<typename P> struct Sixteen {
 };
 template<typename P>
 DI void load_tokens(Sixteen<P>& to, const Cached<P>& cache, const BlockWork<P>& w, const int* pages,
-                    int t0) {
-  const int lane = threadIdx.x & 31, g = lane >> 2, j = lane & 3, left = w.end - t0;
+                    int t0, int end) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, j = lane & 3, left = end - t0;
   const u32 row = left > 0 ? key_offset<P>(pages[t0 / P::PAGE - w.page], w.kvh, t0) : 0;
 #pragma unroll
   for (int i = 0; i < 2; i++)
@@ -164,6 +177,18 @@ DI void load_tokens(Sixteen<P>& to, const Cached<P>& cache, const BlockWork<P>& 
     const int t = 2 * j + i % 2 + 8 * (i / 2);
     to.values[i].load(cache, row + value_offset<P>() + t * P::HEAD_DIM, g, t < left);
   }
+}
+
+// The token's own key and value among 16, which are loaded before they are known.
+template<typename P> DI void load_own(Sixteen<P>& to, Scratch<P>& s, int own) {
+  const int lane = threadIdx.x & 31, g = lane >> 2, j = lane & 3;
+  const Cached<P> from = own_row<P>(s);
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    if (g + 8 * i == own) to.keys[i].load(from, 0, j, true);
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    if (2 * j + i % 2 + 8 * (i / 2) == own) to.values[i].load(from, P::HEAD_DIM, g, true);
 }
 
 // Scores of 16 tokens: those of g and g + 8 with heads 2 j and 2 j + 1.
@@ -235,7 +260,7 @@ template<typename P> DI void add_values(Sums<P>& sums, const Sixteen<P>& of, con
 }
 
 // A warp's sums to shared memory.
-template<typename P> DI void leave_sums(const Scratch<P>& s, Sums<P>& sums) {
+template<typename P> DI void leave_sums(Scratch<P>& s, Sums<P>& sums) {
   typedef Sizes<P> S;
   typedef typename S::Value Value;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2;
@@ -257,8 +282,8 @@ template<typename P> DI void leave_sums(const Scratch<P>& s, Sums<P>& sums) {
 }
 
 // The sums of all warps: the result where the block is alone, else its part.
-template<typename P, typename Out>
-DI void add_warps(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s) {
+template<typename P, typename Out, typename B>
+DI void add_warps(const Attention<P, Out, B>& a, const BlockWork<P>& w, const Scratch<P>& s) {
   typedef Sizes<P> S;
   constexpr int HD = S::HD, GT = S::GT;
   for (int i = threadIdx.x; i < GT * HD; i += S::THREADS) {
@@ -283,8 +308,8 @@ DI void add_warps(const Attention<P, Out>& a, const BlockWork<P>& w, const Scrat
 }
 
 // The result of all splits' parts, by the last block that left one.
-template<typename P, typename Out>
-DI void combine_parts(const Attention<P, Out>& a, const BlockWork<P>& w, const Scratch<P>& s) {
+template<typename P, typename Out, typename B>
+DI void combine_parts(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch<P>& s) {
   typedef Sizes<P> S;
   constexpr int HD = S::HD, GT = S::GT;
   static_assert(P::SPLITS <= S::WARPS * HD, "the weights of all splits fit where sums were");
@@ -321,31 +346,41 @@ DI void combine_parts(const Attention<P, Out>& a, const BlockWork<P>& w, const S
   }
 }
 
-template<typename P, typename Out> DI void attention(const Attention<P, Out>& a) {
+template<typename P, typename Out, typename B> DI void attention(const Attention<P, Out, B>& a) {
   typedef Sizes<P> S;
-  constexpr int HD = S::HD, GT = S::GT, N = S::AT_ONCE;
-  __shared__ float __align__(16) qs[GT][HD];
-  __shared__ float __align__(16) kvnew[2][HD];
-  __shared__ float __align__(16) red[S::WARPS * GT * HD];
-  __shared__ float ml[S::WARPS][2][8];
-  __shared__ float inverse[GT];
-  __shared__ int flag, pages[S::SPLIT_PAGES];
-  const Scratch<P> s = {qs, kvnew, red, ml, inverse, &flag, pages};
-  const int seq = blockIdx.z;
-  const BlockWork<P> w = work_of_block<P>(a.state[P::SEQUENCES + seq]);
+  constexpr int N = S::AT_ONCE;
+  static_assert(sizeof(Scratch<P>) <= P::SHARED, "as launches/attention.py counts");
+  Scratch<P>& s = *(Scratch<P>*)a.smem;
+  const BlockWork<P> w = work_of_block<P>(a.block, a.state + P::SEQUENCES);
   if (w.split >= w.active) return;
+  const int* pages = a.table + w.seq * P::PAGES + w.page;
+  int t0 = w.begin + (threadIdx.x >> 5) * 16;
+  Sixteen<P> tokens[N];
+  if constexpr (S::EARLY)
+#pragma unroll
+    for (int u = 0; u < N; u++)
+      load_tokens<P>(tokens[u], a.cache, w, pages, t0 + u * S::WARPS * 16,
+                     w.end <= w.pos ? w.end : w.pos);
+  for (int i = threadIdx.x; i < (w.end + P::PAGE - 1) / P::PAGE - w.page; i += S::THREADS)
+    s.pages[i] = pages[i];
+  a.before.wait();
   load_heads<P>(a, w, s);
+  if constexpr (S::EARLY)
+#pragma unroll
+    for (int u = 0; u < N; u++) load_own<P>(tokens[u], s, w.pos - t0 - u * S::WARPS * 16);
   u32 q[S::Key::HALVES];
   load_query<P>(q, s);
   Sums<P> sums;
   clear_sums<P>(sums, a.sinks, w);
+  bool early = S::EARLY;
 #pragma unroll 1
-  for (int t0 = w.begin + (threadIdx.x >> 5) * 16; t0 < w.end; t0 += S::STEP) {
-    Sixteen<P> tokens[N];
+  for (; t0 < w.end; t0 += S::STEP) {
     float weights[N][4];
+    if (!early)
 #pragma unroll
-    for (int u = 0; u < N; u++)
-      load_tokens<P>(tokens[u], a.cache, w, pages, t0 + u * S::WARPS * 16);
+      for (int u = 0; u < N; u++)
+        load_tokens<P>(tokens[u], a.cache, w, s.pages, t0 + u * S::WARPS * 16, w.end);
+    early = false;
 #pragma unroll
     for (int u = 0; u < N; u++) score<P>(weights[u], tokens[u], q, w, t0 + u * S::WARPS * 16);
     weigh<P>(weights, sums);
@@ -355,8 +390,8 @@ template<typename P, typename Out> DI void attention(const Attention<P, Out>& a)
   leave_sums<P>(s, sums);
   __syncthreads();
   add_warps<P>(a, w, s);
-  int* counter = a.state + 2 * P::SEQUENCES + 1 + seq * S::GROUPS + blockIdx.x;
-  if (w.active > P::FEW && last_block(counter, w.active, s.flag)) combine_parts<P>(a, w, s);
+  int* counter = a.state + 2 * P::SEQUENCES + 1 + w.group;
+  if (w.active > P::FEW && last_block(counter, w.active, &s.flag)) combine_parts<P>(a, w, s);
 }
 
 // Keys and values of tokens of one sequence, before any of them attends. Grid: (KV heads, N), one

@@ -23,6 +23,7 @@ template<typename P> struct CacheAhead {
   static constexpr int THREADS = P::THREADS * P::GRID;
   const KV* cache;
   const int *positions, *table;
+  int block;
   DI int lines(int n) const {
     const int all = attended<P>(positions[n]), tokens = all < P::TOKENS ? all : P::TOKENS;
     return (tokens * HD + LINE - 1) / LINE;
@@ -34,15 +35,14 @@ template<typename P> struct CacheAhead {
            (head < P::KV_HEADS ? 0 : value_offset<P>()) + e % HD;
   }
   DI const void* first() const {
-    const int i = blockIdx.x * P::THREADS + threadIdx.x, n = lines(0);
+    const int i = block * P::THREADS + threadIdx.x, n = lines(0);
     return i < n * HEADS ? line(0, i, n) : 0;
   }
   DI void rest(const void* first) const {
     if (first) prefetch_l2(first);
     for (int n = 0; n < P::SEQUENCES; n++) {
       const int count = lines(n) * HEADS;
-      for (int i = blockIdx.x * P::THREADS + threadIdx.x + (n ? 0 : THREADS); i < count;
-           i += THREADS)
+      for (int i = block * P::THREADS + threadIdx.x + (n ? 0 : THREADS); i < count; i += THREADS)
         prefetch_l2(line(n, i, count / HEADS));
     }
   }
@@ -76,7 +76,7 @@ template<int T, int K> DI void issue(Shared slot, const u8* row, int unit, int l
 }
 
 // Arguments of one GEMV.
-template<typename X, typename A> struct Gemv {
+template<typename X, typename A, typename B = Nobody> struct Gemv {
   u8* smem;
   float* out;         // (N, LD), at the first row of these segments
   X x;                // source of activations
@@ -86,6 +86,8 @@ template<typename X, typename A> struct Gemv {
   float eps, factor;
   Best* best;  // N of them, in ARGMAX
   A ahead;     // what to ask memory for
+  B before = {};
+  int block = blockIdx.x;  // of those that share the rows
 };
 
 // What the warps of a block share: N columns of activations with a scale for 32 of them, each
@@ -158,8 +160,8 @@ template<typename P> struct Producer {
 };
 
 // Quantizes all columns; scale: of each, the RMS norm's.
-template<typename P, typename X, typename A>
-DI void load_columns(const Gemv<X, A>& g, const GemvMemory<P>& memory, FirstActs<P, X>& first,
+template<typename P, typename X, typename A, typename B>
+DI void load_columns(const Gemv<X, A, B>& g, const GemvMemory<P>& memory, FirstActs<P, X>& first,
                      int tid, float* scale) {
   typedef GemvMemory<P> M;
   constexpr int WARPS = P::WARPS, K = P::COLS;
@@ -235,8 +237,8 @@ template<typename P> struct ItemSums {
     }
   }
   // Column n's sums are complete, but for the warp's.
-  template<typename X, typename A>
-  DI void store(const Gemv<X, A>& g, int item, int n, int rows, float scale) {
+  template<typename X, typename A, typename B>
+  DI void store(const Gemv<X, A, B>& g, int item, int n, int rows, float scale) {
     const int lane = threadIdx.x & 31;
     float* o = g.out + n * LD;
 #pragma unroll
@@ -264,16 +266,16 @@ template<typename P> struct ItemSums {
 };
 
 // Each warp multiplies its items by N columns of activations, which meet the same weights.
-template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
+template<typename P, typename X, typename A, typename B> DI void gemv(const Gemv<X, A, B>& g) {
   typedef GemvMemory<P> M;
   typedef typename M::S S;
   constexpr int T = P::TYPE, K = P::COLS, R = P::ROWS_PER_ITEM, D = P::DEPTH, N = P::COLUMNS;
   const int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   const M memory(g.smem, warp);
   FirstActs<P, X> first;
-  first.load(g.x, g.norm, tid);
+  if constexpr (!B::WAITS) first.load(g.x, g.norm, tid);
   const Items<P> items(g.seg);
-  const int w0 = warp * P::GRID + blockIdx.x;  // neighbouring items on different SMs
+  const int w0 = warp * P::GRID + g.block;  // neighbouring items on different SMs
   const int W = Items<P>::STRIDE, count = items.count(),
             steps = w0 < count ? (count - w0 + W - 1) / W * S::UNITS : 0;
   Producer<P> producer = {shared_address(memory.ring), steps, lane, w0 < count ? w0 : 0, 0};
@@ -284,6 +286,10 @@ template<typename P, typename X, typename A> DI void gemv(const Gemv<X, A>& g) {
 #pragma unroll
   for (int s = 0; s < D; s++) producer.advance(items, s, s);
 
+  if constexpr (B::WAITS) {
+    g.before.wait();
+    first.load(g.x, g.norm, tid);
+  }
   const void* const ahead = g.ahead.first();
   float scale[N];
   load_columns<P>(g, memory, first, tid, scale);
@@ -330,7 +336,8 @@ struct Tail {
   const Best* best;
   float* part_v;
   int *part_i, *tokens, *positions, *counter;
-  int* mail;  // of one sequence: the host's two, by a position's parity; or 0
+  int* mail;                // of one sequence: the host's two, by a position's parity; or 0
+  int *signals, n_signals;  // of launches of parts, of the whole token: it is over
 };
 
 // The largest logits of all blocks become the next tokens, and the positions of sequences that are
@@ -353,6 +360,7 @@ template<typename P> DI void argmax_tail(const Tail& t, float* sv, int* si, int*
     t.part_i[tid * GRID + blockIdx.x] = b.i;
   }
   if (!last_block(t.counter, GRID, flag)) return;
+  for (int i = tid; i < t.n_signals; i += WARPS * 32) t.signals[i] = 0;
 #pragma unroll
   for (int n0 = 0; n0 < N; n0 += WARPS) {
     const int n = n0 + warp;

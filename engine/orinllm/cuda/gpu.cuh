@@ -71,6 +71,16 @@ DI int block_again() {
   return (int)r;
 }
 DI int load_again(const int* p) { return *(const volatile int*)p; }
+// Of a counter in memory: what other blocks wrote before they added to it is seen behind the load.
+DI int load_acquire(const int* p) {
+  int r;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(r) : "l"(p) : "memory");
+  return r;
+}
+DI void add_release(int* p, int n) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(p), "r"(n) : "memory");
+}
+DI void still_waiting() {}
 DI float exp2_(float x) {
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -129,6 +139,30 @@ DI u32 shfl_bytes(const u8* base,
                   u32 off) {  // the 4 bytes at an even offset of 4-byte aligned shared memory
   const u32* w = (const u32*)(base + (off & ~3u));
   return __funnelshift_r(w[0], w[1], (off & 2) * 8);
+}
+
+// A launch may have parts, each of which reads what the blocks of the part before it leave. Blocks
+// start in the order of their numbers, so those that wait keep no place from those that they wait
+// for. A part waits like this; the first has nobody to wait for.
+struct Nobody {
+  static constexpr bool WAITS = false;
+  DI void wait() const {}
+};
+struct Blocks {
+  static constexpr bool WAITS = true;
+  const int* signals;
+  int n;
+  // For all threads of a block: n blocks have signalled, and what they left is seen.
+  DI void wait() const {
+    if (threadIdx.x == 0)
+      while (load_acquire(signals) < n) still_waiting();
+    __syncthreads();
+  }
+};
+// What the block has left may be read.
+DI void signal(int* signals) {
+  __syncthreads();
+  if (threadIdx.x == 0) add_release(signals, 1);
 }
 
 // Arrives at a counter in global memory; true in all threads of the last of n blocks, which resets

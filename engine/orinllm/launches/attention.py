@@ -8,20 +8,29 @@ from tinygrad.device import Buffer
 from orinllm.device import multiprocessors
 from orinllm.launch import Argument, Constants, Launch
 from orinllm.launches.buffers import (
+    ALONE_WARPS,
     FEW,
     PAGE,
+    SHARED_MEMORY,
     Cache,
     Heads,
     Parts,
     ceil_div,
     most_tokens,
+    round_up,
 )
 
 # Tokens of a split at least: parts.cuh.
 _SPLIT_LEAST = 64
-# Blocks of attention() that a multiprocessor is given at least, those that fit it, and the splits
-# beyond which combining takes longer than the least number of blocks: docs/performance.md.
-_BLOCKS_LEAST, _BLOCKS_FIT, _MOST_FITTING = 2, 4, 32
+# Warps of most GEMVs' blocks.
+_GEMV_WARPS = 8
+# Blocks of attention() that a multiprocessor is given at least, the warps that fit it, and the
+# splits beyond which combining takes longer than the least number of blocks: docs/performance.md.
+_BLOCKS_LEAST, _WARPS_FIT, _MOST_FITTING = 2, 16, 32
+# The largest heads that leave room for two blocks of eight warps on a multiprocessor.
+_MOST_DIM_BESIDE = 128
+# Elements that share a scale: SCALED of cache.cuh.
+_SCALED = 32
 # Rows, of a token and a head, of a block of attention_rows().
 _TILE_ROWS = 64
 # Warps of a block of rope_rows(): ROPE_WARPS of norm_rope.cu.
@@ -49,6 +58,8 @@ class AttentionConstants(Constants):
     sequences: int
     splits: int
     few: int
+    warps: int
+    shared: int
 
 
 @dataclass(frozen=True)
@@ -64,18 +75,36 @@ class AttentionInputs:
     eps: float
 
 
-def most_splits(device: str, heads: Heads) -> int:
+def most_splits(device: str, heads: Heads, warps: int = ALONE_WARPS) -> int:
     """Return the splits of a context at most, of 64 tokens or more each.
 
     Enough to fill a machine of few multiprocessors; of many, two blocks on each.
     """
     blocks, machine = heads.blocks * heads.sequences, multiprocessors(device)
     least = ceil_div(_BLOCKS_LEAST * machine, blocks)
-    fitting = min(_BLOCKS_FIT * machine // blocks, _MOST_FITTING)
+    fitting = min(_WARPS_FIT * machine // (blocks * warps), _MOST_FITTING)
     return max(1, min(max(least, fitting), ceil_div(heads.attended, _SPLIT_LEAST)))
 
 
-def _constants(heads: Heads, splits: int, per_block: int, few: int = FEW) -> AttentionConstants:
+def _shared_memory(heads: Heads, splits: int, few: int, warps: int) -> int:
+    """Return the bytes of shared memory of a block of attention(): Scratch of attention.cu."""
+    dim, per_block, pages = heads.attention.head_dim, heads.per_block, heads.context // PAGE
+    fewest = few if 1 < few < splits else splits
+    floats = per_block * dim * (warps + 1) + 2 * dim + 16 * warps + per_block
+    own = 2 * (dim * heads.kv.dtype.itemsize + 2 * ceil_div(dim, _SCALED))
+    return round_up(4 * (floats + 1 + ceil_div(pages, fewest)) + own, 16)
+
+
+def warps_beside_gemvs(device: str, heads: Heads) -> int:
+    """Return the warps of a block of attention() in a list of GEMVs: theirs, where they fit."""
+    splits = most_splits(device, heads, _GEMV_WARPS)
+    small = _shared_memory(heads, splits, FEW, _GEMV_WARPS) <= SHARED_MEMORY
+    return _GEMV_WARPS if small and heads.attention.head_dim <= _MOST_DIM_BESIDE else ALONE_WARPS
+
+
+def _constants(
+    heads: Heads, splits: int, per_block: int, few: int = FEW, warps: int = ALONE_WARPS
+) -> AttentionConstants:
     attention = heads.attention
     return AttentionConstants(
         element=heads.kv.element,
@@ -93,6 +122,8 @@ def _constants(heads: Heads, splits: int, per_block: int, few: int = FEW) -> Att
         sequences=heads.sequences,
         splits=splits,
         few=few,
+        warps=warps,
+        shared=_shared_memory(heads, splits, few, warps),
     )
 
 
@@ -132,10 +163,12 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
     )
     cache, cached = _cached(inputs.cache)
     dim = attention.head_dim
+    few = 1 if halves else FEW
+    constants = _constants(heads, parts.splits, heads.per_block, few, parts.warps)
     return Launch(
         name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
         file="attention.cu",
-        constants=(_constants(heads, parts.splits, heads.per_block, 1 if halves else FEW),),
+        constants=(constants,),
         arguments=(
             Argument(f"{element}* out", out),
             *cache,
@@ -148,14 +181,16 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
             *more,
         ),
         body=(
-            f"  attention<P0>(Attention<P0, {element}>{{out, {cached}, qkv, freqs, {q_norm}, "
-            f"{k_norm}, {sinks}, {inputs.eps!r}f, {attention.scale!r}f, part, part_ml, state, "
-            "table});"
+            f"  attention<P0>(Attention<P0, {element}, decltype(before)>{{smem, block, before, "
+            f"out, {cached}, qkv, freqs, {q_norm}, {k_norm}, {sinks}, {inputs.eps!r}f, "
+            f"{attention.scale!r}f, part, part_ml, state, table}});"
         ),
-        grid=(heads.blocks, parts.splits, heads.sequences),
-        block=128,
+        grid=(heads.blocks * parts.splits * heads.sequences, 1, 1),
+        block=parts.warps * 32,
         writes=("out", *_written(inputs.cache), "part", "part_ml", "state"),
-        per_sm=4 if dim <= 128 else 2,
+        per_sm=16 // parts.warps if dim <= 128 else 2,
+        shared=constants.shared,
+        step="attention",
     )
 
 

@@ -13,6 +13,10 @@ from orinllm.ggml import KernelType
 PAGE = 64
 #: Splits of a context, at most, that the reader of attention's result combines (parts.cuh).
 FEW = 4
+#: Warps of a block of a token's attention that is a launch of its own.
+ALONE_WARPS = 4
+#: Static shared memory of a block, bytes: NV has no other.
+SHARED_MEMORY = 48 << 10
 #: Tokens of a prompt that go through at once.
 CHUNK = 512
 #: Sequences of a launch at most: their sums fit the static shared memory of a block.
@@ -110,6 +114,7 @@ class Parts:
     splits: int
     part: Buffer
     part_ml: Buffer
+    warps: int = ALONE_WARPS  # of a block
 
 
 def most_tokens(chunk: Buffer) -> int:

@@ -9,10 +9,17 @@ from tinygrad.device import Buffer
 from orinllm.device import blocks_per_sm, multiprocessors
 from orinllm.ggml import KernelType
 from orinllm.launch import Argument, Constants, Launch
-from orinllm.launches.buffers import FEW, PAGE, Cache, Parts, Weight, ceil_div, round_up
+from orinllm.launches.buffers import (
+    FEW,
+    PAGE,
+    SHARED_MEMORY,
+    Cache,
+    Parts,
+    Weight,
+    ceil_div,
+    round_up,
+)
 
-#: Static shared memory of a block, bytes: NV has no other.
-SHARED_MEMORY = 48 << 10
 # Shared memory that the kernel itself takes beside what `shared_memory` counts.
 _RESERVED = 256
 # Weights that a warp takes at once (dot.cuh), and the weights of one activation scale.
@@ -90,6 +97,7 @@ class Tail:
     part_v: Buffer
     part_i: Buffer
     mail: Buffer | None = None  # mail.py
+    signals: Buffer | None = None  # of all joined launches (joined.py): 0 when a token is over
 
 
 @dataclass(frozen=True)
@@ -218,10 +226,10 @@ def _launch(device: str, product: Product, first: int, columns: int) -> Launch:
         shared_memory(group[0].type, group[0].cols, plan, columns)
         for group, plan in zip(groups, plans, strict=True)
     )
-    writer.open(shared)
+    writer.open()
     for group, plan in zip(groups, plans, strict=True):
         writer.group(group, plan)
-    return writer.close()
+    return writer.close(shared)
 
 
 class _Writer:
@@ -310,15 +318,12 @@ class _Writer:
                 grid=self.grid,
             )
         )
-        return f"CacheAhead<{name}>{{cache, state + {heads.sequences}, table}}"
+        return f"CacheAhead<{name}>{{cache, state + {heads.sequences}, table, block}}"
 
-    def open(self, shared: int) -> None:
-        """Begin the body with its shared memory."""
+    def open(self) -> None:
+        """Begin the body."""
         best = ", ".join(["{NEG_INF, NO_ROW}"] * self.columns)
-        self.body += [
-            f"  __shared__ u8 __align__(16) smem[{shared}];",
-            f"  Best best[] = {{{best}}};",
-        ]
+        self.body.append(f"  Best best[] = {{{best}}};")
 
     def group(self, weights: Sequence[Weight], plan: GemvPlan) -> None:
         """Add the product of neighbours of one type."""
@@ -352,14 +357,15 @@ class _Writer:
             f"    const float* const bias[] = {{{biases}}};",
             f"    const auto from = {self.source};",
             f"    const auto ahead = {ahead};",
-            f"    gemv<{name}>(Gemv<decltype(from), decltype(ahead)>{{smem, out + {self.row}, "
-            f"from, {norm}, seg, bias, {p.eps!r}f, {p.factor!r}f, best, ahead}});",
+            f"    gemv<{name}>(Gemv<decltype(from), decltype(ahead), decltype(before)>{{smem, "
+            f"out + {self.row}, from, {norm}, seg, bias, {p.eps!r}f, {p.factor!r}f, best, ahead, "
+            "before, block});",
             "  }",
         ]
         self.matrix += len(weights)
         self.row += sum(w.rows for w in weights)
 
-    def close(self) -> Launch:
+    def close(self, shared: int) -> Launch:
         """Return the launch."""
         p, writes = self.product, ["out"]
         if p.tail is not None:
@@ -371,6 +377,9 @@ class _Writer:
             if p.tail.mail is not None:
                 self.arguments.append(Argument("int* mail", p.tail.mail))
                 writes.append("mail")
+            if p.tail.signals is not None:
+                self.arguments.append(Argument("int* signals", p.tail.signals))
+                writes.append("signals")
             self.body.append(_tail(self))
         cols, n = p.weights[0].cols, self.columns
         types = "_".join(dict.fromkeys(w.type.name.lower() for w in p.weights))
@@ -389,6 +398,8 @@ class _Writer:
             operations=2 * p.read_rows * cols * n,
             n_bytes=sum(w.n_bytes for w in p.weights),
             per_sm=max(1, 16 // self.warps) if n > 1 else 1,
+            shared=shared,
+            step=p.role,
         )
 
 
@@ -398,9 +409,11 @@ def _tail(writer: _Writer) -> str:
     warps = writer.warps
     tail = writer.product.tail
     mail = "0" if tail is None or tail.mail is None else "mail"
+    signals = "0, 0" if tail is None or tail.signals is None else f"signals, {tail.signals.size}"
     return (
         f"  __shared__ float sv[{warps * n}];\n"
         f"  __shared__ int si[{warps * n}], flag;\n"
         f"  argmax_tail<P{len(writer.constants) - 1}>(Tail{{best, part_v, part_i, state + {first}, "
-        f"state + {sequences + first}, state + {2 * sequences}, {mail}}}, sv, si, &flag);"
+        f"state + {sequences + first}, state + {2 * sequences}, {mail}, {signals}}}, sv, si, "
+        "&flag);"
     )

@@ -1,7 +1,8 @@
 """One grid: geometry, banks, windows; blocks in chunks (see `run` for what a chunk does).
 
 Blocks of different chunks run one chunk after the other: a kernel that spins on a later block
-never ends, and is stopped by its step limit.
+never ends, and is stopped by its step limit. So `shuffle` leaves a kernel alone whose blocks wait
+for others: a GPU starts them in order.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .ops_warp import ballot
 from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
 from .state import UNWRITTEN, KernelFault, Memory, State
+from .taint import awaits_blocks
 
 if TYPE_CHECKING:
     from .sanitize import Sanitizer
@@ -224,7 +226,7 @@ class Launch:
         draws = None if self.warps is None else (self.warps,)
         if self.watch is not None:
             self.watch.begin(self)
-        if self.shuffle is not None and total > 1:
+        if self.shuffle is not None and total > 1 and not awaits_blocks(self.code.kernel):
             order = np.random.default_rng(self.shuffle).permutation(total)
         with np.errstate(all="ignore"):
             for first in range(0, total, per):

@@ -85,6 +85,12 @@ def written_params(kernel: Kernel) -> set[str] | None:
     return out
 
 
+def awaits_blocks(kernel: Kernel) -> bool:
+    """True if an instruction acquires what another block may release in global memory."""
+    own = {"shared", "cta"}
+    return any(i.op == "ld" and "acquire" in i.mods and not own & {*i.mods} for i in kernel.instrs)
+
+
 def orders_some(kernel: Kernel) -> bool:
     """True if an instruction may order some threads of a block or grid, and not others.
 
