@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.simulator.ptx.flat import FlatMemory
-from tests.simulator.ptx.test_machine import STORE, kernel
+from tests.simulator.ptx.machine import STORE, kernel
 from tests.simulator.ptx.test_native import BLOCKS, SEEDS, THREADS, body
 
 from nvgpusim.extents import Extents
