@@ -55,8 +55,7 @@ class Clocks:
         self.o, self.st, self.launch = owner, st, st.launch
         self.facts = owner.facts
         self.first = self._word()
-        block = np.arange(st.n) // st.threads
-        self.gid = st.first_block[block] * st.threads + np.arange(st.n) % st.threads
+        self.gid = np.repeat(st.first_block * st.threads, st.threads) + st.thread
         self.passed = np.full(st.n, self.first)
         self.warped = np.full(st.n, self.first)
         self.lanes_seen: Words | None = None
@@ -77,7 +76,7 @@ class Clocks:
         self._change(lanes)
         return self._word()
 
-    def _change(self, lanes: Lanes) -> None:
+    def _change(self, lanes: Lanes | slice) -> None:
         """The lanes are ordered after more than before."""
         self.events += 1
         self.changed[lanes] = self.events
@@ -154,6 +153,12 @@ class Clocks:
         self._share(lanes, lanes // st.threads)
         if self.shared.crowd is not None and len(lanes) == st.n:
             self.shared.crowd.clear()
+
+    def crossed(self, tick: int) -> None:
+        """Whole blocks passed barriers in compiled code, until `tick`."""
+        self.o.tick = tick
+        self._change(slice(None))
+        self.passed[:] = self.warped[:] = self._word()
 
     def _share(self, lanes: Lanes, group: Any) -> None:
         """Let all lanes of a group know what one knows of releases; both are in order."""

@@ -11,7 +11,7 @@ from .floats import Value, flush
 from .lower import PRED, TYPES, U32, Op, Site, Type
 from .ops_int import dot
 from .state import CONTAINER, State
-from .tree import Imm, Vec
+from .tree import Imm, Pair, Vec
 
 _U32, _U64 = CONTAINER[32], CONTAINER[64]
 
@@ -97,7 +97,25 @@ def lop3(site: Site) -> Op:
                 r = r | (term & (z if row & 1 else ~z))
         return r
 
-    return site.ternary(run, U32)
+    site.only("and", "or")
+    d, kind = site.i.args[0], next((m for m in site.mods if m in ("and", "or")), None)
+    if kind is None:
+        if isinstance(d, Pair):
+            raise site.error("a predicate needs .and or .or")
+        return site.ternary(run, U32)
+    if not isinstance(d, Pair):
+        raise site.error("two destinations are needed")
+    x, y, z, q = (*(site.src(n, U32) for n in (1, 2, 3)), site.src(5, PRED))
+    put, put_test = site.write(d.first, U32), site.write(d.second, PRED)
+    combine = np.logical_or if kind == "or" else np.logical_and
+
+    def both(st: State) -> None:
+        value = run(x(st), y(st), z(st))
+        test = combine(value != 0, q(st))
+        put(st, value)
+        put_test(st, test)
+
+    return both
 
 
 def popcount(x: Value) -> Value:

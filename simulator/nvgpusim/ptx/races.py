@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .clocks import Watch
 from .ends import Ends, at
-from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Crowd, Slots
+from .records import ATOMIC, SITE, SITES, STRONG, THREADS, TICK, Slots
 from .releases import Words
 from .state import Lanes, State
 from .tree import Instr
@@ -169,13 +169,11 @@ class Races(Ends):
                 lost.append((record, ~gone & other & (record != low) & (record != high)))
         for record, which in lost:
             if np.count_nonzero(which):
-                if slots.crowd is None:
-                    slots.crowd = Crowd(len(slots.write))
                 some, their = index[which], record[which]
                 if record is not mine:
                     some, first = np.unique(some, return_index=True)
                     their = their[first]
-                slots.crowd.add(some, their)
+                slots.between(some, their)
 
     def _stale(self, records: Words, lanes: Lanes, space: str) -> NDArray[np.bool_]:
         """Records that are ordered before the lane by a barrier, or are of no thread."""

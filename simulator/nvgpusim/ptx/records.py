@@ -6,7 +6,7 @@ A record is one word: tick, a flag for volatile and atomic accesses, instruction
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,6 +88,8 @@ class Slots:
     equal: Words | None = None
     released: NDArray[np.int64] | None = None
     crowd: Crowd | None = None
+    shapes: ClassVar[int] = 0
+    """Counts what memories have begun to remember: compiled code looks for it anew."""
 
     @classmethod
     def of(cls, count: int) -> Slots:
@@ -105,6 +107,7 @@ class Slots:
         """Remember writes of what granules hold now, several to one granule or one."""
         if self.equal is None:
             self.equal = np.zeros((EQUAL, len(self.write)), np.uint64)
+            Slots.shapes += 1
         for _ in range(EQUAL):
             if not len(index):
                 return
@@ -112,6 +115,20 @@ class Slots:
             self.equal[1:, some] = self.equal[:-1, some]
             self.equal[0, some] = records[first]
             index, records = np.delete(index, first), np.delete(records, first)
+
+    def between(self, index: Any, records: Words) -> None:
+        """Remember reads that are neither the lowest thread's nor the highest's."""
+        if self.crowd is None:
+            self.crowd = Crowd(len(self.write))
+            Slots.shapes += 1
+        self.crowd.add(index, records)
+
+    def begin_flight(self, index: Any, lanes: Any) -> None:
+        """Copies of lanes are under way to granules."""
+        if self.flight is None:
+            self.flight = np.zeros(len(self.write), np.int32)
+            Slots.shapes += 1
+        self.flight[index] = lanes + 1
 
     def equals(self, index: Any) -> list[Words]:
         """The kept writes of the same value, latest first; 0: none."""

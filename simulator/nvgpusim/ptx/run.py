@@ -168,11 +168,13 @@ class Run:
                 return
             at = following
             left -= SPINNING if block.polls else 1
-            if not (alone and left >= 0) and self.gives_way(at, left):
+            if self.gives_way(at, left):
                 return
 
     def gives_way(self, at: int, left: int) -> bool:
         """Set the current group aside at block `at` where it is another one's turn."""
+        if left >= 0 and at in self.hot.inner and at not in self.groups:
+            return False
         behind = bool(self.groups) and at >= min(self.groups)
         tired = left < 0 and (self.rng is not None or self.others())
         drawn = self.rng is not None and (behind or tired or self.rng.random() < SWITCH)

@@ -183,10 +183,8 @@ class Shadow(Races):
         inside = index < len(self.shared.write)
         many, index = many[inside], index[inside]
         self._before_write(self.shared, "shared", many, index, None, None)
-        if self.shared.flight is None:
-            self.shared.flight = np.zeros(len(self.shared.write), np.int32)
         self.shared.write[index] = self._mine(many, "shared", False)
-        self.shared.flight[index] = many + 1
+        self.shared.begin_flight(index, many)
 
     def copy_ends(self, lanes: Lanes, dst: Any, size: int) -> None:
         """cp.async has landed; its write by way of `store` follows."""

@@ -62,6 +62,7 @@ def test_trap_names_the_place() -> None:
         ("mma.sync.aligned.m8n8k4.row.col.f32.f16.f16.f32 {%r1}, {%r2}, {%r3}, {%r4};", "first tensor cores"),
         ("ld.global.u32 %r1, %in;", "must be an address"), ("cvta.u64 %rd1, %rd2;", "no state space"),
         ("min.b32 %r1, %r2, %r3;", "signed or unsigned"), ("lop3.b32 %r1, %r2, %r3, %r4, %r5;", "must be a literal"),
+        ("lop3.b32 %r1|%p1, %r2, %r3, %r4, 1;", "needs .and or .or"), ("lop3.or.b32 %r1, %r2, %r3, %r4, 1, %p1;", "two destinations"),
         ("mov.u32 5, %r1;", "cannot be written"),
         ("add.s32 %r1, %r2, 1.5;", "no .s32"), ("vadd.u32.u32.u32.sat %r1, %r2, %r3;", "unknown modifier .sat"),
         ("cp.async.cg.shared.global [%r1], [%in], 4;", "cp-size"), ("brx.idx %r1, NOTABLE;", "unknown branch table"),

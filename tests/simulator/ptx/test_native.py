@@ -214,6 +214,20 @@ def test_literals_that_are_no_bits_of_integers() -> None:
     )
 
 
+@pytest.mark.parametrize(("name", "value"), [("or", "_|%p2"), ("and", "%r1|%p2")])
+def test_lop3_with_a_predicate(name: str, value: str) -> None:
+    """PTX ISA 8.2: p = (d != 0) BoolOp q, where q may be negated and d the sink."""
+    got = same(
+        kernel(
+            f"mov.u32 %r1, 64; and.b32 %r2, %r28, 4; setp.gt.u32 %p1, %r28, 9; lop3.{name}.b32 {value}, %r28, 5, %r2, 0x80, !%p1; selp.u32 %r3, 1, 0, %p2; add.u32 %r1, %r1, %r3; {STORE}"
+        )
+    )
+    lane = np.arange(THREADS * BLOCKS)
+    test = (lane & 4 != 0) | (lane <= 9) if name == "or" else (lane & 4 != 0) & (lane <= 9)
+    want = (64 if name == "or" else lane & 4) + test
+    assert np.frombuffer(got[0], np.uint32)[: len(lane)].tolist() == want.tolist()
+
+
 # faults, order, memory
 
 

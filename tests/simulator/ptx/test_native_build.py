@@ -65,7 +65,8 @@ def test_a_compiler_that_hangs_is_asked_once(
 ) -> None:
     """It ends with what it has started, and leaves no file."""
     script, pids = tmp_path / "slow", tmp_path / "pids"
-    script.write_text(f"#!/bin/sh\nsleep 600 &\necho $! >> {pids}\nwait\n")
+    version = 'case "$*" in *-fsyntax-only*) exit 0;; esac'
+    script.write_text(f"#!/bin/sh\n{version}\nsleep 600 &\necho $! >> {pids}\nwait\n")
     script.chmod(0o755)
     monkeypatch.setattr(build, "compiler", lambda: (str(script),))
     monkeypatch.setattr(build, "SECONDS", 2)
@@ -91,6 +92,42 @@ def test_cc_may_have_options_and_must_exist(
     monkeypatch.setenv("CC", "no-such-compiler -O1")
     assert build.compiler.__wrapped__() == ()
     assert "CC=no-such-compiler is no program of PATH" in capsys.readouterr().err
+
+
+def compiler_script(path: Path, kind: str) -> None:
+    """A gcc that says it is of another version, or does not know _Float16."""
+    refuse = 'case "$*" in *-fsyntax-only*) echo "error: no _Float16" >&2; exit 1;; esac'
+    rename = 'case "$*" in *-fsyntax-only*) echo "cc version 99" >&2; exit 0;; esac'
+    path.write_text(
+        f'#!/bin/sh\n{refuse if kind == "old" else rename}\nexec {shutil.which("gcc")} "$@"\n'
+    )
+    path.chmod(0o755)
+
+
+def test_another_version_compiles_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of one compiler is not loaded for the next one of the same name."""
+    script = folder.parent / "mycc"
+    compiler_script(script, "new")
+    monkeypatch.setattr(build, "compiler", lambda: (str(script),))
+    counts = []
+    for new in (False, True, True):
+        if new:
+            script.write_text(script.read_text().replace("99", "100"))
+        build.version.cache_clear()
+        assert build.load(c(1))(None) == 1
+        counts.append(len(list(folder.iterdir())))
+    assert counts == [1, 2, 2]
+
+
+def test_a_compiler_without_half_floats_is_passed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Debian 12's clang on x86-64: gcc beside it is taken."""
+    for name, kind in (("clang", "old"), ("gcc", "old"), ("cc", "new")):
+        compiler_script(folder.parent / name, kind)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", f"{folder.parent}:{os.environ['PATH']}")
+    assert build.compiler.__wrapped__() == (str(folder.parent / "cc"),)
 
 
 def test_the_folder_does_not_grow_without_end(

@@ -1,22 +1,31 @@
 """Cost of the sanitizer: `python -m tests.simulator.sanitizer.cost`.
 
-CPU time of the clean kernels' launches with all checks and without any, in turns.
+CPU time of the clean kernels' launches with all checks and without any, in turns: on the
+interpreter alone, then large launches as C.
 """
 
 from __future__ import annotations
 
 import statistics
+import struct
 import time
+from collections.abc import Callable
 
+import numpy as np
+from tests.simulator.ptx.flat import FlatMemory
+
+from nvgpusim.gpu import bench
 from nvgpusim.options import CHECKS
-from nvgpusim.ptx import compile_kernel
+from nvgpusim.ptx import Code, Launch, compile_kernel, parse
 from nvgpusim.ptx.sanitize import Sanitizer
 
 from .cases import CASES, Case
 from .launching import memory, module, prepare
 from .test_attacks import ATTACKS, MODULE
 
-TURNS = 15
+TURNS, WARM = 15, 3
+"""Launches that are counted, and those before them."""
+Make = Callable[[Sanitizer | None], Launch]
 LOCKS = {
     "clean_last", "clean_last_wide", "clean_lock", "clean_flag", "clean_blocks_flag", "c_release",
     "c_release_warp", "c_release_halves", "c_shared_flag", "c_chain", "c_rmw_chain", "c_acqrel",
@@ -25,31 +34,65 @@ LOCKS = {
 """Kernels whose threads wait for each other's locks and flags."""
 
 
-def ratio(case: Case) -> float:
-    """Median CPU time with the sanitizer, divided by the one without."""
-    source = MODULE if case.kernel in MODULE.kernels else module()
-    kernel, (vm, buf) = source.kernels[case.kernel], memory()
+HOT = [
+    Case("clean_reduce", "", "i:262144 u:1024", "256", 256),
+    Case("clean_shuffle", "", "i:262144 u:1024", "256", 256),
+    Case("clean_saxpy", "", "d:2.5 i:262144 i:262144 s:65536", "256", 256),
+    Case("clean_lock", "", "z:4 z:4", "32", 64),
+]
+"""Launches large enough to be compiled."""
+N = 4 * bench.N**2
+
+
+def matmul(codes: dict[Sanitizer | None, Code], watch: Sanitizer) -> Make:
+    """The product of the bench."""
+    vm, extents = FlatMemory(), watch.extents
+    at = [vm.add(np.zeros(N, np.uint8)) for _ in "cab"]
+    for va in at:
+        extents.alloc(va, N, fresh=va == at[0])
+    bank = {0: bytes(0x160) + struct.pack("<3Q", *at)}
+    return lambda who: Launch(codes[who], vm, (bench.N, 2, 1), (128, 1, 1), bank, watch=who)
+
+
+def ratio(case: Case | None, compiled: bool) -> tuple[float, float, float]:
+    """CPU time with the sanitizer divided by that without: median, least, most. None: matmul."""
+    source, name = (parse(bench.MATMUL), "matmul") if case is None else (module(), case.kernel)
+    if name in MODULE.kernels:
+        source = MODULE
+    kernel, (vm, buf) = source.kernels[name], memory()
     watch = Sanitizer(frozenset(CHECKS))
     spent: dict[Sanitizer | None, list[float]] = {None: [], watch: []}
     codes = {who: compile_kernel(source, kernel, who is not None, False) for who in spent}
-    for _ in range(TURNS):
+
+    def planted(who: Sanitizer | None) -> Launch:
+        assert case is not None
+        return prepare(codes[who], case, vm, buf, who)
+
+    make = matmul(codes, watch) if case is None else planted
+    for turn in range(TURNS + WARM):
         for who, times in spent.items():
             buf.array[:] = 0
-            launch = prepare(codes[who], case, vm, buf, who)
+            launch = make(who)
+            launch.compiled = compiled
             start = time.process_time()
             launch.run()
-            times.append(time.process_time() - start)
+            if turn >= WARM:
+                times.append(time.process_time() - start)
             assert not launch.findings, launch.findings
-    return statistics.median(spent[watch]) / statistics.median(spent[None])
+    each = sorted(on / off for on, off in zip(spent[watch], spent[None], strict=True))
+    return statistics.median(spent[watch]) / statistics.median(spent[None]), each[0], each[-1]
 
 
 if __name__ == "__main__":
     found: dict[bool, list[float]] = {True: [], False: []}
     for case in [*CASES, *ATTACKS]:
         if not case.fault:
-            found[case.kernel in LOCKS].append(ratio(case))
+            found[case.kernel in LOCKS].append(ratio(case, False)[0])
             print(f"{case.kernel:20} {found[case.kernel in LOCKS][-1]:.1f}")
     for locks, ratios in found.items():
         what = "locks and flags" if locks else "others"
         middle = statistics.median(ratios)
         print(f"{what}: {min(ratios):.1f} to {max(ratios):.1f}, median {middle:.1f}")
+    for hot in (None, *HOT):
+        middle, least, most = ratio(hot, True)
+        print(f"C: {hot.kernel if hot else 'matmul':20} {middle:.1f} ({least:.1f} to {most:.1f})")

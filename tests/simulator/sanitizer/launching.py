@@ -96,9 +96,16 @@ def prepare(
 
 
 def run(
-    case: Case, seed: int | None = None, checks: tuple[str, ...] = CHECKS, flags: int = 0
+    case: Case,
+    seed: int | None = None,
+    checks: tuple[str, ...] = CHECKS,
+    flags: int = 0,
+    compiled: bool | None = None,
 ) -> Outcome:
-    """One launch; `seed` draws the order of warps; without `checks` nothing is watched."""
+    """One launch; `seed` draws the order of warps; without `checks` nothing is watched.
+
+    `compiled`: all of it as C, or nothing.
+    """
     vm, buf = memory(flags)
     watch = Sanitizer(frozenset(checks), Extents()) if checks else None
     launch = prepare(
@@ -108,7 +115,7 @@ def run(
         buf,
         watch,
     )
-    launch.warps = seed
+    launch.warps, launch.compiled = seed, compiled
     fault, kinds = "", set()
     try:
         launch.run()

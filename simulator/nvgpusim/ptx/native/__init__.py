@@ -14,4 +14,7 @@ Whatever is not plain goes to the interpreter, which then is the only one who re
 with an address that is unmapped, misaligned or out of range, with a float64 NaN, or with a
 transcendental whose float32 rounding the last bits of float64 decide, stops before its first
 change, and the interpreter runs it and those behind it from the same block.
+
+Under the sanitizer the text is another: `watch` and watch.h keep the records of accesses as the
+interpreter does, and stop in the same way before any access that is not surely right.
 """

@@ -313,7 +313,12 @@ def _lop3(w: Words) -> str:
             names = (f"{'' if row & bit else '~'}{v}" for bit, v in ((4, "x"), (2, "y"), (1, "z")))
             terms.append(f"({' & '.join(names)})")
     ins = "".join(f"uint32_t {v} = {w.a(n, U32)}; " for n, v in ((1, "x"), (2, "y"), (3, "z")))
-    return f"{{ {ins}{w.d(' | '.join(terms) or '0', U32)} }}"
+    value, d = " | ".join(terms) or "0", w.i.args[0]
+    if not isinstance(d, Pair):
+        return f"{{ {ins}{w.d(value, U32)} }}"
+    test = f"(v != 0) {'|' if w.has('or') else '&'} {w.a(5, PRED)}"
+    puts = f"{w.put(d.first, U32, 'v')} {w.put(d.second, PRED, 't')}"
+    return f"{{ {ins}uint32_t v = {value}; uint8_t t = {test}; {puts} }}"
 
 
 def _shift(w: Words) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...options import cache_directory
 
-HEADER = Path(__file__).with_name("machine.h")
+HEADERS = sorted(Path(__file__).parent.glob("*.h"))
 FLAGS = (
     "-std=gnu11", "-O2", "-fPIC", "-shared", "-march=native", "-fwrapv", "-ffp-contract=off",
     "-fno-math-errno", "-fno-strict-aliasing", "-w",
@@ -45,19 +45,31 @@ def tell(line: str) -> None:
 
 @lru_cache
 def compiler() -> tuple[str, ...]:
-    """The C compiler's command: $CC, or clang, gcc, cc of PATH, ziglang's clang; () for none."""
+    """The C compiler's command: $CC, or of clang, gcc, cc of PATH and ziglang's clang the first
+    that knows the C that is written here; () for none."""
     if asked := shlex.split(os.environ.get("CC", "")):
         if found := shutil.which(asked[0]):
             return found, *asked[1:]
         tell(f"CC={asked[0]} is no program of PATH (clang, gcc and `python -m ziglang cc` serve)")
         return ()
-    for name in ("clang", "gcc", "cc"):
-        if found := shutil.which(name):
-            return (found,)
+    names = ("clang", "gcc", "cc")
+    known: list[tuple[str, ...]] = [(found,) for name in names if (found := shutil.which(name))]
     ziglang = importlib.util.find_spec("ziglang")
-    if ziglang is None or not ziglang.submodule_search_locations:
-        return ()
-    return str(Path(ziglang.submodule_search_locations[0]) / "zig"), "cc"
+    if ziglang is not None and ziglang.submodule_search_locations:
+        known.append((str(Path(ziglang.submodule_search_locations[0]) / "zig"), "cc"))
+    for command in known:
+        with suppress(subprocess.SubprocessError, OSError):
+            version(command)
+            return command
+    return known[0] if known else ()
+
+
+@lru_cache
+def version(command: tuple[str, ...]) -> str:
+    """Which version a compiler says it is. Raises CalledProcessError: it has no _Float16, as clang
+    14 on x86-64."""
+    said = _call([*command, *FLAGS, "-v", "-fsyntax-only", "-x", "c", "-"], "_Float16 half;\n")
+    return "\n".join(line for line in said.splitlines() if "version" in line)
 
 
 @lru_cache
@@ -80,12 +92,11 @@ def load(text: str) -> Any:
         if not os.environ.get("CC"):
             tell("no C compiler (install clang or gcc, or `pip install ziglang`)")
         return None
-    key = hashlib.sha256(b"\0".join([
-        text.encode(), HEADER.read_bytes(), repr((command, FLAGS)).encode(), _machine(),
-    ])).hexdigest()  # fmt: skip
     directory = cache_directory() / "native"
-    library = directory / f"{key[:32]}.so"
     try:
+        made = repr((command, FLAGS, version(command))).encode()
+        parts = [text.encode(), *(h.read_bytes() for h in HEADERS), made, _machine()]
+        library = directory / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()[:32]}.so"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not _mine(directory, directory.stat()):
             tell(f"{directory}: others may write there (it must be yours, mode 0700)")
@@ -133,24 +144,29 @@ def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
     """Compile beside and move, so that nobody loads a part of a file."""
     handle, name = tempfile.mkstemp(".so", dir=library.parent)
     os.close(handle)
-    line = [*command, *FLAGS, f"-I{HEADER.parent}", "-x", "c", "-", "-o", name, "-lm"]
-    pipe = subprocess.PIPE
     try:
-        with subprocess.Popen(
-            line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        ) as process:
-            try:
-                _, said = process.communicate(text.encode(), SECONDS)
-            except BaseException:
-                with suppress(ProcessLookupError):  # with what it has started itself
-                    os.killpg(process.pid, signal.SIGKILL)
-                raise
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, line, stderr=said)
+        _call([*command, *FLAGS, f"-I{HEADERS[0].parent}", "-x", "c", "-", "-o", name, "-lm"], text)
         os.chmod(name, 0o600)
         os.replace(name, library)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _call(line: list[str], text: str) -> str:
+    """What the compiler says on stderr. Raises CalledProcessError and TimeoutExpired."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+    ) as process:
+        try:
+            _, said = process.communicate(text.encode(), SECONDS)
+        except BaseException:
+            with suppress(ProcessLookupError):  # with what it has started itself
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, line, stderr=said)
+    return said.decode(errors="replace")
 
 
 def _prune(directory: Path) -> None:

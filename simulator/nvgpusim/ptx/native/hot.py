@@ -55,7 +55,9 @@ KEPT = 4
 
 
 def fits(native: Native, launch: Grid) -> bool:
-    """True if bank 0 has all parameters that C reads without looking."""
+    """True if it is watched as the launch is, and bank 0 has what C reads without looking."""
+    if native.watched != (launch.watch is not None):
+        return False
     return len(launch.banks.get(0, b"")) >= launch.param_base + native.plan.frame.param_end
 
 
@@ -64,7 +66,7 @@ def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, 
     native = launch.code.heat.native
     if native is None or launch.compiled is False or launch.code.local_bytes:
         return None
-    if launch.watch is not None or launch.warps is not None or launch.shuffle is not None:
+    if launch.warps is not None or launch.shuffle is not None:
         return None
     if not fits(native, launch):
         return None
@@ -83,6 +85,7 @@ def start(launch: Sized, ids: NDArray[np.int64], threads: int) -> tuple[object, 
 
 def put_back(key: object, machine: Machine) -> None:
     """Keep the memory of a chunk that has ended."""
+    machine.rest()
     idle = machine.native.idle
     if len(idle) >= KEPT:
         idle.pop(next(iter(idle)), None)
@@ -92,8 +95,9 @@ def put_back(key: object, machine: Machine) -> None:
 class Hot:
     """The compiled side of one chunk's run.
 
-    `ripe`: it goes over at the next turn. `rest`: the interpreter has to run the next block.
-    `steps`: turns of the last step.
+    `ripe`: it goes over at the next turn. `inner`: blocks where no other group takes over: the
+    interpreter alone would not have ended a block there. `rest`: the interpreter has to run the
+    next block. `steps`: turns of the last step.
     """
 
     def __init__(self, run: Owner) -> None:
@@ -102,12 +106,13 @@ class Hot:
         self.since = launch.thread_instrs, launch.calls
         self.machine: Machine | None = None
         self.compiled: list[bool] = []
+        self.inner: frozenset[int] = frozenset()
         self.rest = False
         self.steps = 0
         self.price = COMPILE_S + INSTRUCTION_S * len(launch.code.kernel.instrs)
         paid = not self.heat.tried and self.heat.spent > self.price
         self.ripe = launch.compiled is True or paid
-        self.able = launch.watch is None and run.rng is None and launch.compiled is not False
+        self.able = run.rng is None and launch.compiled is not False
 
     def spent(self) -> float:
         """CPU seconds that this chunk has cost numpy, about."""
@@ -134,7 +139,7 @@ class Hot:
             return
         if not heat.tried:
             heat.tried = True
-            heat.native = compile_native(run.launch.code)
+            heat.native = compile_native(run.launch.code, run.launch.watch is not None)
         native: Native | None = heat.native
         if native is None or not fits(native, run.launch):
             return
@@ -150,7 +155,7 @@ class Hot:
 
     def adopt(self, machine: Machine) -> None:
         """Go on with the blocks of compiled code."""
-        self.able, self.machine = False, machine
+        self.able, self.machine, self.inner = False, machine, machine.native.inner
         self.compiled, self.owner.blocks = machine.native.compiled, machine.native.code.blocks
 
     @staticmethod

@@ -36,16 +36,42 @@ typedef struct {
   uint64_t shared_window, local_window;
   const Extent* extents;
   int64_t extent_count;
+  struct Watch* watch;  // the sanitizer's side (watch.h)
 } Call;
 
 // Where the last access of an instruction was; lim: first offset that does not
-// fit.
+// fit; skip: bytes of the mapping before start.
 typedef struct {
-  uint64_t start, lim;
+  uint64_t start, lim, skip;
   uint8_t *base, *valid;
+  struct Piece* piece;
 } Hit;
 
 enum { LINE = 128 };
+
+// The place of an address in `size` bytes from `start` that lie in mapping e, 0
+// if it does not fit.
+static inline uint8_t* enter(const Extent* e, Hit* h, uint64_t start, uint64_t room, uint64_t a,
+                             uint64_t size, int write) {
+  uint64_t at = a - e->start, skip = start - e->start;
+  if (room < size || a - start > room - size || (write && !e->writable)) return 0;
+  if (write) {
+    if (e->valid) {
+      e->valid[at / LINE] = 0;
+      h->lim = 0;
+    } else {
+      *h = (Hit){start, room - size + 1, skip, e->memory + skip, 0};
+    }
+    return e->memory + at;
+  }
+  if (e->valid && !e->valid[at / LINE]) {
+    uint64_t line = at / LINE * LINE;
+    memcpy(e->kept + line, e->memory + line, LINE);
+    e->valid[at / LINE] = 1;
+  }
+  *h = (Hit){start, room - size + 1, skip, (e->valid ? e->kept : e->memory) + skip, e->valid};
+  return h->base + (a - start);
+}
 
 static __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uint64_t a, uint64_t size,
                                                int write) {
@@ -60,27 +86,12 @@ static __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uint64_t a
   }
   if (!low) return 0;
   const Extent* e = &c->extents[low - 1];
-  uint64_t at = a - e->start;
-  if (e->size < size || at > e->size - size || (write && !e->writable)) return 0;
-  if (write) {
-    if (e->valid)
-      e->valid[at / LINE] = 0;
-    else
-      *h = (Hit){e->start, e->size - size + 1, e->memory, 0};
-    return e->memory + at;
-  }
-  if (e->valid && !e->valid[at / LINE]) {
-    uint64_t line = at / LINE * LINE;
-    memcpy(e->kept + line, e->memory + line, LINE);
-    e->valid[at / LINE] = 1;
-  }
-  *h = (Hit){e->start, e->size - size + 1, e->valid ? e->kept : e->memory, e->valid};
-  return h->base + at;
+  return enter(e, h, e->start, e->size, a, size, write);
 }
 
 static inline int hit(const Hit* h, uint64_t a, uint64_t size) {
   uint64_t at = a - h->start;
-  return at < h->lim && !(a & (size - 1)) && (!h->valid || h->valid[at / LINE]);
+  return at < h->lim && !(a & (size - 1)) && (!h->valid || h->valid[(at + h->skip) / LINE]);
 }
 
 static inline uint8_t* global(const Call* c, Hit* h, uint64_t a, uint64_t size, int write) {
@@ -111,8 +122,8 @@ static inline const uint8_t* constant(const Call* c, uint64_t a, uint64_t size) 
   return c->bank3 + a;
 }
 
-// A store of `count` registers or literals of `size` bytes by all lanes: 0 and nothing written if
-// the address of one is not right.
+// A store of `count` registers or literals of `size` bytes by all lanes: 0 and
+// nothing written if the address of one is not right.
 typedef struct {
   const void* at;
   int stride;
@@ -128,24 +139,16 @@ typedef struct {
   Column value[4];
 } Put;
 
-static __attribute__((noinline)) int put(Call* c, const Put* p) {
-  Hit h = {0};
-  uint64_t whole = (uint64_t)p->size * p->count, moved = 0;
-  for (int64_t j = 0; j < c->n; j++) {
-    int64_t i = c->lanes ? c->lanes[j] : j;
-    c->scratch[j] = 0;
-    if (p->guard && !p->guard[i] != p->negate) continue;
-    uint64_t a = p->wide ? ((const uint64_t*)p->address.at)[i] + p->offset
-                         : (uint32_t)(((const uint32_t*)p->address.at)[i] + p->offset);
-    uint64_t block = p->space == 's' || p->space == 'a' ? (uint32_t)i / (uint32_t)c->threads : 0;
-    uint8_t* q = p->space == 'g'   ? global(c, &h, a, whole, 1)
-                 : p->space == 's' ? shared(c, block, a, whole)
-                 : p->space == 'l' ? local(c, i, a, whole)
-                                   : generic(c, &h, i, block, a, whole, 1);
-    if (!q) return 0;
-    moved += whole;
-    c->scratch[j] = q;
-  }
+// True if lane i takes part; its address.
+static inline int target(const Put* p, int64_t i, uint64_t* a) {
+  if (p->guard && !p->guard[i] != p->negate) return 0;
+  *a = p->wide ? ((const uint64_t*)p->address.at)[i] + p->offset
+               : (uint32_t)(((const uint32_t*)p->address.at)[i] + p->offset);
+  return 1;
+}
+
+// Write the values of all lanes to their places in scratch.
+static void fill(const Call* c, const Put* p) {
 #define WRITE(bytes)                                                                          \
   for (int64_t j = 0; j < c->n; j++) {                                                        \
     int64_t i = c->lanes ? c->lanes[j] : j;                                                   \
@@ -164,6 +167,26 @@ static __attribute__((noinline)) int put(Call* c, const Put* p) {
     default:
       WRITE(8) break;
   }
+}
+
+static __attribute__((noinline)) int put(Call* c, const Put* p) {
+  Hit h = {0};
+  uint64_t whole = (uint64_t)p->size * p->count, moved = 0;
+  for (int64_t j = 0; j < c->n; j++) {
+    int64_t i = c->lanes ? c->lanes[j] : j;
+    uint64_t a;
+    c->scratch[j] = 0;
+    if (!target(p, i, &a)) continue;
+    uint64_t block = p->space == 's' || p->space == 'a' ? (uint32_t)i / (uint32_t)c->threads : 0;
+    uint8_t* q = p->space == 'g'   ? global(c, &h, a, whole, 1)
+                 : p->space == 's' ? shared(c, block, a, whole)
+                 : p->space == 'l' ? local(c, i, a, whole)
+                                   : generic(c, &h, i, block, a, whole, 1);
+    if (!q) return 0;
+    moved += whole;
+    c->scratch[j] = q;
+  }
+  fill(c, p);
   if (p->space == 'g' || p->space == 'a') c->moved += moved;
   return 1;
 }

@@ -13,6 +13,8 @@ from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, ZERO, Lanes, State
 from . import build
 from .plan import CHAIN, STORE, Plan, make
 from .text import ODD, source
+from .values import at
+from .watch import Watcher
 
 if TYPE_CHECKING:
     from ..state import Compiled, Grid
@@ -37,26 +39,28 @@ class Call(ctypes.Structure):
         ("shared_bytes", _INT), ("threads", _INT), ("local", _POINTER), ("rows", _POINTER),
         ("depth", _INT), ("param", _POINTER), ("bank3", _POINTER), ("bank3_bytes", _INT),
         ("shared_window", _INT), ("local_window", _INT), ("extents", _POINTER),
-        ("extent_count", _INT),
+        ("extent_count", _INT), ("watch", _POINTER),
     ]  # fmt: skip
 
 
-def at(array: Any) -> int:
-    """Address of an array's first element."""
-    address: int = array.__array_interface__["data"][0]
-    return address
-
-
 class Native:
-    """A kernel that C runs: its pieces, the function, chunks that have ended (`idle`)."""
+    """A kernel that C runs: its pieces, the function, chunks that have ended (`idle`).
+
+    `inner`: blocks that begin within one of the interpreter's. `widest`: granules of its widest
+    store, for watched code.
+    """
 
     def __init__(self, plan: Plan, function: Any, old: Compiled) -> None:
         self.plan, self.function = plan, function
+        self.watched = plan.frame.watched
+        grain = min(plan.code.granules.values(), default=1)
+        self.widest = max([s.size * len(s.values) // grain for s in plan.stores()], default=1)
         self.code = plan.code
         self.idle: dict[Any, Machine] = {}
         self.compiled = [kind in (CHAIN, STORE) for kind in plan.kinds]
         starts = {start: n for n, start in enumerate(plan.code.starts)}
         self.number = [starts[s] for s in old.starts]
+        self.inner = frozenset(starts.values()).difference(self.number)
         regs = plan.code.kernel.regs
         self.types = [CONTAINER[regs[k].bits] for k in plan.kept]
         self.zeros = {
@@ -68,9 +72,12 @@ class Native:
         return self.number[number] if number < len(self.number) else END
 
 
-def compile_native(code: Compiled) -> Native | None:
-    """Compile a kernel; None where there is no compiler or nothing to compile."""
-    plan = make(code.module, code.kernel)
+def compile_native(code: Compiled, watched: bool) -> Native | None:
+    """Compile a kernel; None where there is no compiler or nothing to compile.
+
+    `watched`: for launches under the sanitizer.
+    """
+    plan = make(code.module, code.kernel, code.starts, code.sites if watched else None)
     if not any(kind in (CHAIN, STORE) for kind in plan.kinds):
         return None
     function = build.load(source(plan))
@@ -87,6 +94,10 @@ class Machine:
         self.next = np.empty(st.n, np.int32)
         self.scratch = np.empty(st.n, np.uint64)
         self.extents: Any = None
+        self.watcher: Watcher | None = None
+        if native.watched:
+            self.watcher = Watcher(native.widest, st)
+            self.call.watch = self.watcher.address
         self._registers()
         self._places()
         self._constants()
@@ -144,10 +155,19 @@ class Machine:
         st.m = st.live = st.fault_mask = st.at = None
         st.copies, st.carry, st.commits = [], ZERO, NO_COMMITS
         st.shared.fill(UNWRITTEN)
+        if self.watcher is not None:
+            st.shadow = launch.watch.chunk(st)
+            self.watcher.renew(st)
         for n, (index, mine) in enumerate(self.own):
             if n in self.native.zeros:
                 mine[...] = 0
             st.R[index] = mine
+
+    def rest(self) -> None:
+        """Nothing of a watched launch is kept: neither its buffers nor their records."""
+        if self.watcher is not None:
+            self.watcher.rest()
+            self.st.shadow = None
 
     def whole(self) -> dict[int, Lanes | None]:
         """Run a chunk from its start as far as C goes; where its lanes are then, {} at the end."""
@@ -196,7 +216,11 @@ class Machine:
             mask = np.ascontiguousarray(mask, np.int64)
             c.n, c.lanes = len(mask), at(mask)
         c.entry, c.limit, c.whole, c.budget = entry, limit, whole, BUDGET
+        if self.watcher is not None:
+            self.watcher.before(self.rows)
         how: int = self.native.function(self.argument)
+        if self.watcher is not None:
+            self.watcher.after()
         self.launch.thread_instrs += c.instructions
         self.launch.moved += c.moved
         return how

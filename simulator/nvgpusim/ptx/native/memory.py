@@ -46,6 +46,13 @@ def _address(w: Words, n: int) -> str:
 
 def _pointer(w: Words, space: str, size: int) -> str:
     """The checked place of address a, 0 where it is not plainly right."""
+    if w.frame.watched and space in ("global", "shared", "local", "generic"):
+        before = {
+            "global": f"{w.frame.hit()}, &og", "shared": "&os, block", "local": "i",
+            "generic": f"{w.frame.hit()}, &og, &os, i, block",
+        }[space]  # fmt: skip
+        site = "" if space == "local" else f", {w.frame.site(w.i)}"
+        return f"load_{space}(c, {before}, a, {size}{site})"
     if space == "global":
         return f"global(c, {w.frame.hit()}, a, {size}, 0)"
     if space == "shared":
@@ -86,7 +93,7 @@ def load(w: Words) -> str:
     where = _pointer(w, space, size * count)
     moved = f"moved += {size * count}; " if space in ("global", "generic") else ""
     slow = f"const uint8_t *q = {where}; if (unlikely(!q)) goto miss;"
-    if space == "global":
+    if space == "global" and not w.frame.watched:
         near = where[where.index("&h") : where.index("]") + 1]
         slow = (
             f"const uint8_t *q; if (likely(hit({near}, a, {size * count}))) "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..compile import END, Block, Code, compile_kernel
@@ -41,6 +42,10 @@ class Plan:
     alive: list[set[int]] = field(default_factory=list)
     writes: list[set[int]] = field(default_factory=list)
     kept: list[int] = field(default_factory=list)
+
+    def stores(self) -> list[Store]:
+        """All stores to memory."""
+        return [text.store for text in self.texts.values() if text.store is not None]
 
 
 def guard(instr: Instr) -> str:
@@ -92,11 +97,19 @@ def used(instr: Instr, kernel: Kernel, text: Text | None) -> tuple[set[int], set
     return rest, first, first
 
 
-def make(module: Module, kernel: Kernel) -> Plan:
-    """Cut a kernel. Raises PtxError as `compile_kernel` does."""
-    frame = Frame(kernel, module)
+def make(
+    module: Module,
+    kernel: Kernel,
+    starts: Collection[int] = (),
+    sites: list[Instr] | None = None,
+) -> Plan:
+    """Cut a kernel, at `starts` too. Raises PtxError as `compile_kernel` does.
+
+    `sites`: the memory instructions of code that is watched.
+    """
+    frame = Frame(kernel, module, sites)
     texts: dict[int, Text] = {}
-    cuts: set[int] = set()
+    cuts = set(starts)
     before = True
     for at, instr in enumerate(kernel.instrs):
         if instr.op in JUMPS:
@@ -112,7 +125,8 @@ def make(module: Module, kernel: Kernel) -> Plan:
         elif not before:
             cuts.add(at)
         before = text is not None
-    plan = Plan(compile_kernel(module, kernel, cuts=cuts), frame, texts)
+    code = compile_kernel(module, kernel, sites is not None, False, cuts)
+    plan = Plan(code, frame, texts)
     plan.kinds = [_kind(block, texts) for block in plan.code.blocks]
     _flow(plan)
     return plan

@@ -15,6 +15,8 @@ def source(plan: Plan) -> str:
     """The text of the C file."""
     stores = [n for n, kind in enumerate(plan.kinds) if kind == STORE]
     lines = ['#include "machine.h"', f"#define HITS {max(1, plan.frame.hits)}"]
+    if plan.frame.watched:
+        lines.insert(1, '#include "watch.h"')
     lines += _chain(plan)
     lines += _driver(plan, stores)
     return "\n".join(lines) + "\n"
@@ -36,6 +38,7 @@ def _read(plan: Plan, index: int) -> str:
 
 
 LANE = "int64_t i = c->lanes ? c->lanes[j] : j;"
+WHO = "const Who og = who(c, i, 0), os = who(c, i, 1); (void)og, (void)os;"
 BLOCK = "uint64_t block = (uint32_t)i / (uint32_t)c->threads; (void)block;"
 
 
@@ -54,10 +57,13 @@ def _store(plan: Plan, n: int) -> str:
     g = instr.guard
     guarded = "0" if g is None else f"c->reg[{plan.kept.index(g.index)}]"
     space = {"global": "g", "shared": "s", "local": "l", "generic": "a"}[store.space]
+    put, site = "put", ""
+    if plan.frame.watched:
+        put, site = "put_watched", f", {plan.frame.site(instr)}"
     return (
-        f"case {n}: ok = put(c, &(Put){{'{space}', {column(store.address)}, "
+        f"case {n}: ok = {put}(c, &(Put){{'{space}', {column(store.address)}, "
         f"{int(store.address.bits == 64)}, {store.offset:#x}ull, {guarded}, "
-        f"{int(instr.guard_not)}, {store.size}, {len(store.values)}, {{{values}}}}}); break;"
+        f"{int(instr.guard_not)}, {store.size}, {len(store.values)}, {{{values}}}}}{site}); break;"
     )
 
 
@@ -78,6 +84,21 @@ def _modified(plan: Plan) -> list[set[int]]:
     return out
 
 
+def _overtakes(plan: Plan, n: int, t: int) -> bool:
+    """True if a lane that goes from block n to t may pass others that have yet to store or to meet.
+
+    In step it waits for them there. They are in a branch that it jumps over, or in a loop that it
+    leaves.
+    """
+    if t <= n:
+        return False
+    spans = [(n + 1, t - 1)]
+    spans += [
+        (first, last) for last in range(n, t) for first in successors(plan.code, last) if first <= n
+    ]
+    return any(plan.kinds[k] != CHAIN for first, last in spans for k in range(first, last + 1))
+
+
 def _chain(plan: Plan) -> Lines:
     """Each lane from the entry to where the interpreter, a store or a barrier goes on."""
     modified = _modified(plan)
@@ -90,7 +111,7 @@ def _chain(plan: Plan) -> Lines:
         return f"goto X{t};"
 
     def go(n: int, t: int) -> str:
-        if t == END or plan.kinds[t] != CHAIN:
+        if t == END or plan.kinds[t] != CHAIN or _overtakes(plan, n, t):
             return leave(n, t)
         return f"{{ if (--left < 0) {leave(n, t)} goto B{t}; }}" if t <= n else f"goto B{t};"
 
@@ -117,13 +138,14 @@ def _chain(plan: Plan) -> Lines:
 
 def _lanes(plan: Plan, entries: Lines, body: Lines) -> Lines:
     regs = range(len(plan.code.kernel.regs))
+    who = WHO if plan.frame.watched else ""
     named = sorted({r for n, kind in enumerate(plan.kinds) if kind == CHAIN for r in _of(plan, n)})
     return [
         "static int chain(Call *c) {",
         "int64_t moved = 0, count = 0, steps = 0; int same = 1; const int entry = (int)c->entry;",
         "Hit h[HITS]; memset(h, 0, sizeof h);",
         *(_pointer(plan, r) for r in plan.kept if r in named),
-        f"for (int64_t j = 0; j < c->n; j++) {{ {LANE} {BLOCK}",
+        f"for (int64_t j = 0; j < c->n; j++) {{ {LANE} {BLOCK} {who}",
         "int64_t left = c->budget; const int64_t counted = count, had = moved; int32_t next;",
         *(f"{_name(plan, r)} r{r};" for r in named if r in regs),
         "switch (entry) {", *entries, "default: __builtin_unreachable(); }",
@@ -152,6 +174,7 @@ def _driver(plan: Plan, stores: list[int]) -> Lines:
     `entry`, where it is the interpreter's turn, 2: the lanes are at different blocks.
     """
     kinds = ", ".join(map(str, plan.kinds)) or "0"
+    cross = "c->whole && cross(c)" if plan.frame.watched else "c->whole"
     return [
         f"enum {{ END = {len(plan.kinds)}, STORE = {STORE}, BARRIER = {BARRIER}, "
         f"ALIEN = {ALIEN} }};",
@@ -164,7 +187,7 @@ def _driver(plan: Plan, stores: list[int]) -> Lines:
         "} if (!ok) { c->done = 0; return 0; }",
         "c->instructions += c->n; c->steps++; c->entry++;",
         "} else { int how = chain(c); if (how != 1) return how; c->entry = c->next[0]; }",
-        "for (; c->entry < END && kind[c->entry] == BARRIER && c->whole; c->entry++)",
+        f"for (; c->entry < END && kind[c->entry] == BARRIER && {cross}; c->entry++)",
         "c->instructions += c->n;",
         "if (c->entry >= END || kind[c->entry] == BARRIER || kind[c->entry] == ALIEN) return 1;",
         "if (c->entry >= c->limit || c->steps >= c->budget) return 1;",

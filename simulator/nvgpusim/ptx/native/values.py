@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..lower import SPECIALS, TYPES, Site, Type, literal
+from ..records import SITES
 from ..tree import Addr, Imm, Instr, Kernel, Module, Neg, Operand, Pair, Reg, Special, Sym
 
 
@@ -17,6 +19,12 @@ class Unknown(Exception):  # noqa: N818 - no error: the interpreter runs it
 NEUTRAL = ("mov", "ld", "ldu", "st", "selp", "shfl")
 """Opcodes that move bits: their types do not say what a register holds."""
 CHANGING = ("%clock", "%globaltimer")
+
+
+def at(array: Any) -> int:
+    """Address of an array's first element."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def unsigned(bits: int) -> str:
@@ -42,10 +50,14 @@ def floats(kernel: Kernel) -> set[int]:
 
 
 class Frame:
-    """One kernel being written: its special registers and symbols by number."""
+    """One kernel being written: its special registers and symbols by number.
 
-    def __init__(self, kernel: Kernel, module: Module) -> None:
+    `sites`: its memory instructions, where a sanitizer watches them.
+    """
+
+    def __init__(self, kernel: Kernel, module: Module, sites: list[Instr] | None = None) -> None:
         self.kernel, self.module = kernel, module
+        self.watched, self.sites = sites is not None, sites or []
         self.real = floats(kernel)
         self.specials: list[str] = []
         self.symbols: list[tuple[str, str]] = []
@@ -65,6 +77,10 @@ class Frame:
         if (kind, name) not in self.symbols:
             self.symbols.append((kind, name))
         return f"c->symbol[{self.symbols.index((kind, name))}]"
+
+    def site(self, instr: Instr) -> int:
+        """Number of a memory instruction in records."""
+        return min(self.sites.index(instr) + 1, SITES)
 
     def hit(self) -> str:
         """A place for the last mapping of a memory instruction."""

@@ -1,0 +1,122 @@
+"""The sanitizer beside compiled code finds what it finds beside the interpreter, word by word."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from tests.simulator.ptx.flat import FlatMemory
+from tests.simulator.ptx.machine import STORE, kernel
+from tests.simulator.ptx.test_native import BLOCKS, SEEDS, THREADS, body
+
+from nvgpusim.extents import Extents
+from nvgpusim.l2 import CACHEABLE
+from nvgpusim.memory import MmuFault
+from nvgpusim.options import CHECKS
+from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx.native import build
+from nvgpusim.ptx.sanitize import Sanitizer
+
+from . import launching
+from .cases import CASES, Case
+from .launching import Outcome
+from .test_attacks import ATTACKS, MODULE
+
+SOME = [(), ("race",), ("init", "bounds")]
+"""Checks that are left out of the runs of each case."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler takes half the time, the code is slower and the same."""
+    flags = tuple("-O0" if flag == "-O2" else flag for flag in build.FLAGS)
+    monkeypatch.setattr(build, "FLAGS", flags)
+
+
+def told(found: Outcome) -> Any:
+    """An outcome but for the order of its findings."""
+    return sorted(found.texts), found.fault, found.memory
+
+
+@pytest.mark.parametrize("case", [*CASES, *ATTACKS], ids=lambda case: case.kernel)
+def test_all_kernels_are_judged_alike(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = MODULE if case.kernel in MODULE.kernels else launching.module()
+    code = compile_kernel(module, module.kernels[case.kernel], True, False)
+    monkeypatch.setattr(launching, "code", lambda *_: code)
+    for off in SOME if case.fault else SOME[:1]:
+        checks, flags = tuple(c for c in CHECKS if c not in off), 0 if off else CACHEABLE
+        want, got = (launching.run(case, None, checks, flags, n) for n in (False, True))
+        assert told(got) == told(want)
+    assert code.heat.native is not None and code.heat.native.watched
+
+
+@pytest.mark.parametrize("kernel", ["clean_saxpy", "clean_reduce", "clean_tile", "clean_transpose"])
+def test_clean_kernels_need_no_interpreter(kernel: str) -> None:
+    """Barriers, shared memory and buffers: C alone records and judges them."""
+    case = next(c for c in CASES if c.kernel == kernel)
+    watch, (vm, buf) = Sanitizer(frozenset(CHECKS)), launching.memory()
+    for _ in range(2):
+        launch = launching.prepare(launching.code(kernel), case, vm, buf, watch)
+        launch.compiled = True
+        launch.run()
+    assert launch.calls == 0 and launch.thread_instrs > 0
+    assert not launch.findings
+
+
+def watched(code: Code, compiled: bool) -> Any:
+    """Findings, fault and memory of a kernel that gets a fresh buffer and one written in part."""
+    memory, extents, size = FlatMemory(), Extents(), 4 * THREADS * BLOCKS
+    out, data = memory.add(np.zeros(4 * size, np.uint8)), memory.add(SEEDS.view(np.uint8))
+    extents.alloc(out, size, "out", "test.py:1")
+    extents.alloc(data, SEEDS.nbytes - 128, "given", "test.py:2")
+    extents.written(data, SEEDS.nbytes - 600)
+    bank = bytes(0x160) + out.to_bytes(8, "little") + data.to_bytes(8, "little") + bytes(8)
+    launch = Launch(
+        code, memory, (BLOCKS, 1, 1), (THREADS, 1, 1), {0: bank}, compiled=compiled,
+        shared_bytes=code.shared_bytes, watch=Sanitizer(frozenset(CHECKS), extents),
+    )  # fmt: skip
+    fault = ""
+    try:
+        launch.run()
+    except (KernelFault, MmuFault) as e:
+        fault = f"{e} {e.where}"
+    assert (code.heat.native is not None) >= compiled
+    return launch.findings, fault, memory.read(out, size).tobytes(), memory.read(data, SEEDS.nbytes)
+
+
+FOUND: set[str] = set()
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+)
+@given(body(), body())
+def random_programs(first: str, second: str) -> None:
+    """Most of them race, read what nobody wrote and reach beyond the ends."""
+    start = "mov.u32 %r21, s; " + " ".join(
+        f"ld.global.b32 %r{n}, [%in+{4 * n}]; xor.b32 %r{n}, %r{n}, %r28; "
+        f"mul.lo.u32 %r{n}, %r{n}, {2654435761 * n % (1 << 32) | 1}; mov.b32 %f{n}, %r{n};"
+        for n in range(1, 6)
+    )
+    memory = ".local .align 4 .b8 d[8]; .shared .align 4 .b8 s[1024]; setp.gt.s32 %p1, %r28, 9;"
+    text = f"{memory}\n{start}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
+    # A lane that C sets aside for its value alone may be the first to be told of.
+    text = text.replace("ex2.approx.f32", "abs.f32").replace("0x7FF80000", "0x3FF80000")
+    module = parse(kernel(text))
+    code = compile_kernel(module, module.kernels["k"], True, False)
+    want, got = watched(code, False), watched(code, True)
+    assert got[:3] == want[:3]
+    assert (got[3] == want[3]).all()
+    FOUND.update(key.split()[0] for key in want[0])
+
+
+def test_random_programs_are_judged_alike() -> None:
+    random_programs()
+    assert {"race", "init", "bounds"} <= FOUND
