@@ -1,7 +1,9 @@
 """Requests of hostile clients: each gets one error object that names the field; others get none."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from html.parser import HTMLParser
 from typing import Any
@@ -18,6 +20,7 @@ from orinllm.server.choices import CallChoice, Event
 USER: Any = {"role": "user", "content": "Hello"}
 CALL = {"id": "1", "function": {"name": "f", "arguments": "[" * 100_000}}
 HALF = "\ud800"  # of a surrogate pair: JSON can say it, UTF-8 cannot
+SCHEMA = "response_format.json_schema.schema.enum[0]"
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
@@ -32,9 +35,18 @@ def ask(server: Live, path: str, body: str) -> httpx.Response:
 
 
 CHAT = [
-    ({HALF: 1}, "\\ud800", "unknown field"),
-    ({"messages": [{"role": HALF, "content": "x"}]}, "messages[0].role", "is none of system"),
-    ({"chat_template_kwargs": {HALF: 1}}, "chat_template_kwargs", "reads no"),
+    ({HALF: 1}, "\\ud800", "half of a surrogate pair"),
+    ({"messages": [{"role": HALF, "content": "x"}]}, "messages[0].role", "half of"),
+    ({"messages": [USER | {"name": HALF}]}, "messages[0].name", "half of a surrogate pair"),
+    ({"chat_template_kwargs": {"x": [{HALF: 1}]}}, "chat_template_kwargs.x[0].\\ud800", "half of"),
+    ({"stop": ["a", "b" + HALF]}, "stop[1]", "half of a surrogate pair"),
+    ({"user": HALF}, "user", "half of a surrogate pair"),
+    ({"tools": [{"function": {"name": HALF}}]}, "tools[0].function.name", "half of"),
+    ({"response_format": {"json_schema": {"schema": {"enum": [HALF]}}}}, SCHEMA, "half of"),
+    ({"temperature": 10**400}, "temperature", "is not from 0 to 2"),
+    # Words of the template that are no variables which it reads.
+    ({"chat_template_kwargs": {"loop": 1}}, "chat_template_kwargs", "reads no 'loop'"),
+    ({"chat_template_kwargs": {"": 1}}, "chat_template_kwargs", "reads no ''"),
     ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages", "no JSON"),
     ({"stop": {}}, "stop", "neither a string"),
     ({"stop": 0}, "stop", "neither a string"),
@@ -56,8 +68,10 @@ def test_chats(server: Live, fields: dict[str, Any], param: str, says: str) -> N
 
 OTHERS = [
     ("/v1/completions", {"model": "test", "prompt": ["a"] * 6}, 400, "prompt", "6 answers"),
-    ("/v1/completions", {"model": HALF, "prompt": "a"}, 404, "model", "does not exist"),
-    ("/tokenize", {"content": HALF, "parse_special": True}, 400, "prompt", "surrogate"),
+    ("/v1/completions", {"model": HALF, "prompt": "a"}, 400, "model", "surrogate"),
+    ("/v1/completions", {"model": "test", "prompt": ["a", HALF]}, 400, "prompt[1]", "surrogate"),
+    ("/v1/embeddings", {"model": "test", "input": HALF}, 400, "input", "surrogate"),
+    ("/tokenize", {"content": HALF, "parse_special": True}, 400, "content", "surrogate"),
     ("/tokenize", {"content": "a " * 10**6, "parse_special": True}, 400, "prompt", "at least"),
     ("/tokenize", {"messages": [USER | {"content": "a " * 10**6}]}, 400, "messages", "at least"),
     ("/tokenize", {"content": "a", "model": "other"}, 404, "model", "does not exist"),
@@ -75,6 +89,32 @@ def test_other_paths(
     assert (reply.status_code, error["param"]) == (status, param)
     assert says in error["message"]
     assert runner(server).computed == 0
+
+
+def test_a_whole_surrogate_pair_is_a_character(server: Live) -> None:
+    reply = ask(server, "/tokenize", '{"content": "\\ud83d\\ude00"}')
+    assert reply.json()["tokens"] == ask(server, "/tokenize", '{"content": "😀"}').json()["tokens"]
+
+
+@pytest.mark.parametrize("part", ["read_detokenize", "text_of_tokens"])
+def test_a_large_body_holds_nobody_up(
+    server: Live, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes seconds for a body of megabytes is not done in the event loop."""
+    began, go = threading.Event(), threading.Event()
+
+    def slowly(*arguments: object) -> Any:
+        began.set()
+        assert go.wait(20)
+        return "" if part == "text_of_tokens" else (None, (300,))
+
+    monkeypatch.setattr(f"orinllm.server.app.{part}", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(ask, server, "/detokenize", f'{{"tokens": [{"300, " * 20000}300]}}')
+        assert began.wait(20)
+        assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+        go.set()
+        assert reply.result().status_code == 200
 
 
 def test_a_field_that_is_there_twice(server: Live) -> None:
@@ -112,7 +152,7 @@ def test_failures_are_counted(server: Live, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: object) -> None:
         raise OSError("a bug")
 
-    monkeypatch.setattr("orinllm.server.app.check_tokens", broken)
+    monkeypatch.setattr("orinllm.server.app.text_of_tokens", broken)
     name = 'orinllm_requests_total{path="/detokenize",status="500"}'
     reply = ask(server, "/detokenize", '{"tokens": [1]}')
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")

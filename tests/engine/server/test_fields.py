@@ -268,7 +268,7 @@ def refused(fields: dict[str, Any]) -> dict[str, Any]:
             "messages[0].content[0].type",
             "reads text only",
         ),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "surrogate"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml' is none of"),
         (
             {
