@@ -23,6 +23,7 @@ import click
 
 from orinllm.cli_options import Source, with_keys, with_model, with_sampling, with_speculation
 from orinllm.errors import BadInput
+from orinllm.server.notify import tell_systemd
 from orinllm.streams import argument, prepare
 
 if TYPE_CHECKING:
@@ -387,8 +388,7 @@ def serve(source: Source, **given: Any) -> None:
         tuple(map(check_origin, given["allow_origin"])),
         seconds(given["grace"]),
     )
-    if code := run_server(options, http, given["insecure"], _say):
-        sys.exit(code)
+    sys.exit(run_server(options, http, given["insecure"], _say))
 
 
 @cli.command()
@@ -487,6 +487,7 @@ def _leave(code: int, text: str = "") -> NoReturn:
     """End with a code, and without a device that is still being opened: its driver may hang."""
     if text:
         print(text, file=sys.stderr)
+        tell_systemd(f"STATUS={text}")
     if any(thread.name.startswith(_OPENING) for thread in threading.enumerate()):
         with suppress(OSError):
             sys.stdout.flush()

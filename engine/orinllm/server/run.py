@@ -21,7 +21,7 @@ from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping
 from orinllm.server.metrics import Metrics
-from orinllm.server.notify import Notifier
+from orinllm.server.notify import Watchdog, tell_systemd
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.security import is_loopback
 from orinllm.server.service import Service
@@ -138,15 +138,6 @@ class _Server(uvicorn.Server):
 
 def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     """Serve a model until a signal; return the exit code. Raises BadInput, one line."""
-    try:
-        return _serve(options, http, insecure, tell)
-    except BadInput as error:
-        # `systemctl status` keeps it when the log of this start is out of its sight.
-        Notifier().send(f"STATUS={error}")
-        raise
-
-
-def _serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     if not http.keys and not insecure and not is_loopback(http.host):
         raise BadInput(
             f"--host {http.host}: others would reach this server, and it asks for no key; add "
@@ -193,9 +184,8 @@ class _Process:
 
     def __init__(self, options: EngineOptions, http: HttpOptions, name: str, tell: Tell) -> None:
         self._http, self._tell, self._name = http, tell, name
-        self._notifier = Notifier()
         self._options = options
-        self._service = Service(self._load, self._notifier)
+        self._service = Service(self._load, Watchdog())
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
             make_app(self._service, http, name),
@@ -237,14 +227,14 @@ class _Process:
         return load(self._options, watch, self._say)
 
     def _say(self, text: str) -> None:
-        self._notifier.send(f"STATUS={text}")
+        tell_systemd(f"STATUS={text}")
 
     def _loaded(self, engine: Engine) -> None:
         self._tell(f"{engine.description}: {self._url}")
-        self._notifier.send(f"READY=1\nSTATUS={engine.description}")
+        tell_systemd(f"READY=1\nSTATUS={engine.description}")
 
     def _failed(self, why: str, mendable: bool) -> None:
-        self._notifier.send(f"STATUS={why}")
+        tell_systemd(f"STATUS={why}")
         if mendable:
             self._mendable = why
         else:
@@ -263,7 +253,7 @@ class _Process:
             self._service.stop(0)
             self._loop.call_later(_LAST_SECONDS if self._signals == 2 else 0, self._hang_up)
             return
-        self._notifier.send("STOPPING=1")
+        tell_systemd("STOPPING=1")
         self._tell(f"stopping: answers under way have {self._http.grace:g} s")
         self._service.stop(self._http.grace)
         self._end_within(self._http.grace + _LAST_SECONDS)

@@ -176,6 +176,16 @@ def test_who_holds_up_the_end_is_hung_up_on(tmp_path: Path) -> None:
         assert "Traceback" not in started.log.read_text()
 
 
+def test_systemd_hears_why_it_does_not_start(systemd: Systemd) -> None:
+    """`systemctl status` shows it when the log of this start is out of its sight."""
+    for flags, why in (
+        (("--api-key-file", "/dev/null"), "holds no key"),
+        (("--slots", "x"), "'x'"),
+    ):
+        fails(*flags, environment={"NOTIFY_SOCKET": str(systemd.path)})
+        wait_until(lambda: why in "".join(systemd.heard), why)  # noqa: B023  (called at once)
+
+
 def test_a_systemd_that_does_not_listen(tmp_path: Path) -> None:
     """The server works without; a watchdog's time that is none is one line."""
     environment = {"NOTIFY_SOCKET": str(tmp_path / "none"), "WATCHDOG_USEC": "1000"}
