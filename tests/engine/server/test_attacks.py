@@ -14,12 +14,17 @@ from tests.engine.server.live import Live, live
 from tests.engine.server.test_clients import connect, post, runner
 from tests.engine.server.toy import toy
 
+from orinllm.answer import Delta
 from orinllm.server import page
-from orinllm.server.choices import CallChoice, Event
+from orinllm.server.choices import CallChoice, Choice, Event
+from orinllm.server.engine import Engine
+from orinllm.server.jobs import Run, submit
+from orinllm.toolcalls import ToolCall
 
 USER: Any = {"role": "user", "content": "Hello"}
 CALL = {"id": "1", "function": {"name": "f", "arguments": "[" * 100_000}}
 HALF = "\ud800"  # of a surrogate pair: JSON can say it, UTF-8 cannot
+COUNTED = (("prompt", ""), ("prompt", "_cached"), ("generation", ""))
 SCHEMA = "response_format.json_schema.schema.enum[0]"
 JSON_TYPE = {"Content-Type": "application/json"}
 
@@ -89,6 +94,48 @@ def test_other_paths(
     assert (reply.status_code, error["param"]) == (status, param)
     assert says in error["message"]
     assert runner(server).computed == 0
+
+
+def test_a_prompt_fills_the_context_but_for_one_token(server: Live) -> None:
+    given = {"model": "test", "prompt": [500] * 2048, "ignore_eos": True}
+    reply = ask(server, "/v1/completions", json.dumps(given))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    reply = ask(server, "/v1/completions", json.dumps({**given, "prompt": [500] * 2047}))
+    assert reply.json()["usage"]["completion_tokens"] == 1
+
+
+def test_a_prompt_of_several_choices_is_counted_once(server: Live) -> None:
+    given = {"model": "test", "prompt": [501] * 200, "n": 3, "max_tokens": 1}
+    names = [f"orinllm_{name}_tokens{kind}_total" for name, kind in COUNTED]
+    for cached in (0, 192):  # whole pages
+        before = [server.metric(name) for name in names]
+        usage = ask(server, "/v1/completions", json.dumps(given)).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 3)
+        # The metrics count what the model was given: the prompt of each choice.
+        counted = [server.metric(name) - old for name, old in zip(names, before, strict=True)]
+        assert counted == [600, cached + 2 * 192, 3]
+
+
+def test_each_key_address_and_user_has_its_own_line(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = list[str]()
+
+    def kept(engine: Engine, run: Run) -> None:
+        lines.append(run.sequences[0].client)
+        submit(engine, run)
+
+    monkeypatch.setattr("orinllm.server.app.submit", kept)
+    asked = {"model": "test", "prompt": "a", "max_tokens": 1}
+    for headers, more in (
+        ({}, {}),
+        ({"Authorization": "Bearer k"}, {}),
+        ({"X-Api-Key": "k"}, {}),
+        ({"X-Api-Key": "k"}, {"user": "u"}),
+    ):
+        httpx.post(f"{server.url}/v1/completions", json={**asked, **more}, headers=headers)
+    assert lines == ["127.0.0.1", "Bearer k", "k", "u"]
 
 
 def test_a_whole_surrogate_pair_is_a_character(server: Live) -> None:
@@ -240,6 +287,25 @@ def test_bodies_in_chunks(server: Live, body: bytes, status: bytes) -> None:
     with closing(connect(server)) as both:  # a length and chunks: one of them lies
         both.sendall(post(server, b"", "/tokenize", Transfer_Encoding="chunked") + body)
         assert both.recv(12)[:9] == b"HTTP/1.1 "
+
+
+class Calls(Choice):
+    """An answer each of whose tokens is a call."""
+
+    def _read(self, token: int) -> tuple[Delta, bool]:
+        return Delta(tool_calls=(ToolCall("f", "{}"),)), False
+
+    def _rest(self) -> Delta:
+        return Delta()
+
+
+@pytest.mark.parametrize(("reason", "finish"), [("stop", "tool_calls"), ("length", "length")])
+def test_an_answer_that_is_cut_behind_a_call_says_so(reason: str, finish: str) -> None:
+    events = list[Event]()
+    choice = Calls(0, (), events.append)
+    choice.take(1, None)
+    choice.end(reason, None)
+    assert events[-1].finish == finish
 
 
 def test_a_call_that_is_nested_beyond_reason_is_none(server: Live) -> None:
