@@ -57,7 +57,7 @@ upstream-tests: .venv/.dev
 # TegraIface broken in one place at a time: do its tests notice?
 mutations: .venv/.dev
 	rm -rf build/mutations && tools/series checkout build/mutations
-	$(BIN)/python tests/patches/mutations.py build/mutations
+	$(BIN)/python experiments/mutations.py build/mutations
 
 telemetry-demo: .venv/.bench
 	$(BIN)/python -m orinexporter.demo

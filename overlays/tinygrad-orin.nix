@@ -117,6 +117,8 @@ buildPythonPackage {
   meta = {
     inherit (pyproject.project) description;
     license = lib.licenses.mit;
+    # Of nixpkgs' list: none looks after this repository, whose address is its owner's.
+    maintainers = [ ];
     platforms = [
       "aarch64-linux"
       "x86_64-linux"

@@ -11,7 +11,40 @@
   addDriverRunpath,
   cudaPackages,
   llvmPackages,
+  callPackage,
   setuptools,
+
+  # optional-dependencies
+  # testing_minimal
+  hypothesis,
+  numpy,
+  pytest-xdist,
+  torch,
+  z3-solver,
+  # testing_unit
+  capstone,
+  gguf,
+  openai,
+  safetensors,
+  tabulate,
+  tqdm,
+  # testing
+  blobfile,
+  boto3,
+  bottle,
+  librosa,
+  networkx,
+  nibabel,
+  onnx,
+  onnxruntime,
+  opencv4,
+  pandas,
+  pillow,
+  pycocotools,
+  sentencepiece,
+  tiktoken,
+  transformers,
+
   # The finished package, for passthru.
   tinygrad,
   # Compile for CUDA: NVRTC, nvJitLink and the headers, none of which needs a GPU. nixpkgs' expression has
@@ -83,7 +116,44 @@ buildPythonPackage {
 
   build-system = [ setuptools ];
 
-  # The sdist carries one test file; the series' own tests are `tools/series verify`.
+  # As nixpkgs' expression has them: upstream's others, linting and docs, are for working on tinygrad itself.
+  optional-dependencies = lib.fix (self: {
+    testing_minimal = [
+      hypothesis
+      numpy
+      pytest-xdist
+      torch
+      z3-solver
+    ];
+    testing_unit = self.testing_minimal ++ [
+      capstone
+      gguf
+      openai
+      safetensors
+      tabulate
+      tqdm
+    ];
+    testing = self.testing_unit ++ [
+      blobfile
+      boto3
+      bottle
+      librosa
+      networkx
+      nibabel
+      onnx
+      onnxruntime
+      opencv4
+      pandas
+      pillow
+      pycocotools
+      sentencepiece
+      tiktoken
+      transformers
+    ];
+  });
+
+  # The sdist has one test file, without the helpers that it imports: `passthru.tests.upstream` runs those of
+  # the tag. The series' own tests are `tools/series verify`.
   doCheck = false;
   pythonImportsCheck = [
     "tinygrad"
@@ -110,6 +180,7 @@ buildPythonPackage {
     };
     tests = {
       cpu = check "cpu" ./checks/cpu.py;
+      upstream = callPackage ./upstream-tests.nix { };
     }
     // lib.optionalAttrs cudaSupport {
       sm87 = check "sm87" ./checks/sm87.py;
@@ -121,10 +192,12 @@ buildPythonPackage {
   };
 
   meta = {
-    description = "Deep learning framework, with the Jetson Orin patch series";
+    description = "Deep learning framework with the Jetson Orin patch series";
     homepage = "https://github.com/tinygrad/tinygrad";
     changelog = "https://github.com/tinygrad/tinygrad/releases/tag/v${base.version}";
     license = lib.licenses.mit;
+    # Of nixpkgs' list: none looks after this series.
+    maintainers = [ ];
     platforms = [
       "aarch64-linux"
       "x86_64-linux"

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Environment variables that a tree of Python sources reads, found in its syntax trees.
 
-Without arguments: the installed tinygrad. The table says what the source says (name, default,
-files); what a variable means, a person writes into docs/environment.md. --check compares the two.
+Without arguments: the installed tinygrad. The table has names and defaults, `-o json` also files;
+the meaning stands in docs/reference/environment.md, whose names and defaults --check compares.
 """
 
 import argparse
@@ -173,17 +173,17 @@ def variables(uses: Sequence[Use]) -> list[Variable]:
     return found
 
 
-def documented(page: str) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Defaults and files of each variable in the tables of a page.
+def documented(page: str) -> dict[str, tuple[str, ...]]:
+    """Defaults of each variable in the tables of a page.
 
-    A row is `| VARIABLE | defaults | files | meaning |`, each item of the first three in backticks.
+    A row is `| VARIABLE | defaults | meaning |`, each item of the first two in backticks.
     """
     rows = {}
     for line in page.splitlines():
         cells = [c.strip() for c in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) == 4 and re.fullmatch(r"`[A-Z_a-z0-9]+`\*?", cells[0]):
-            items = [tuple(re.findall(r"`([^`]+)`", c.replace(PIPE, "|"))) for c in cells[1:3]]
-            rows[cells[0].strip("`*")] = (items[0], items[1])
+        name = re.fullmatch(r"`([A-Z_a-z0-9]+)`\*?", cells[0]) if len(cells) == 3 else None
+        if name:
+            rows[name[1]] = tuple(re.findall(r"`([^`]+)`", cells[1].replace(PIPE, "|")))
     return rows
 
 
@@ -194,9 +194,8 @@ def differences(found: Sequence[Variable], page: str) -> list[str]:
     for v in named:
         if v.name not in rows:
             problems.append(f"{v.name}: not on the page; {_place(v)}")
-        elif rows[v.name] != (v.defaults, v.files):
-            defaults, files = rows[v.name]
-            said = f"{', '.join(defaults)} in {', '.join(files)}"
+        elif rows[v.name] != v.defaults:
+            said = ", ".join(rows[v.name]) or "only set"
             problems.append(f"{v.name}: the page says {said}; the source says {_place(v)}")
     gone = rows.keys() - {v.name for v in named}
     return problems + [f"{name}: on the page, not in the source" for name in sorted(gone)]
@@ -242,10 +241,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     for v in found:
         star = "*" if v.context else ""
-        items = [", ".join(f"`{i}`" for i in group) for group in (v.defaults, v.files)]
-        print(
-            "| `{}`{} | {} | {} | |".format(v.name, star, *(i.replace("|", "\\|") for i in items))
-        )
+        defaults = ", ".join(f"`{default}`" for default in v.defaults).replace("|", PIPE)
+        print(f"| `{v.name}`{star} | {defaults} | |")
     return 0
 
 

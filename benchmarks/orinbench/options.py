@@ -44,7 +44,7 @@ def output_options(command: Command) -> Command:
         click.option(
             "-oe", "--output-err", type=click.Choice([*RENDERERS]), help="a second one on stderr"
         ),
-        history_option("where the run is kept"),
+        history_option("database in which the run is kept"),
         click.option("--no-history", is_flag=True, help="do not keep the run"),
         click.option(
             "--report",
@@ -143,7 +143,7 @@ def run_options(command: Command) -> Command:
         click.option(
             "--require",
             metavar="LIST",
-            help="refuse to measure unless the board is so: maxn, pinned",
+            help="refuse to measure unless the board is in these states: maxn, pinned",
         ),
         click.option("--rails", metavar="LIST", help="rails whose energy is summed [the board's]"),
         click.option(

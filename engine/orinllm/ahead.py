@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from orinllm.batch_list import list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import (
     OLDEST_SM,
@@ -17,7 +16,7 @@ from orinllm.device import (
 )
 from orinllm.draws import Draws
 from orinllm.errors import BadInput
-from orinllm.fused import VERIFIED, behind_chunk, size_classes
+from orinllm.fused import VERIFIED, behind_chunk, list_of_tokens, size_classes
 from orinllm.launch import Launch
 from orinllm.launches.buffers import PAGE, round_up
 from orinllm.memory import make_memory

@@ -12,24 +12,8 @@ from orinllm.launches.buffers import PAGE, Parts
 from orinllm.launches.gemm import RowProduct
 from orinllm.launches.rows import Norm, embed_tokens, norm_rows
 from orinllm.memory import Memory
-from orinllm.mixtures import Mixtures
 from orinllm.row_list import RowList
-from orinllm.token_list import TokenList, head_matrix
-
-#: Sequences up to which products are GEMVs.
-GEMV_SEQUENCES = 2
-
-
-def list_of_tokens(
-    memory: Memory, sequences: int, tensor_cores: bool = True
-) -> "TokenList | BatchList":
-    """Return the launches of a token of each of so many sequences.
-
-    `tensor_cores` is false for models whose rows they do not take (plan.py).
-    """
-    if sequences > GEMV_SEQUENCES and tensor_cores:
-        return BatchList(memory, sequences)
-    return TokenList(memory, sequences)
+from orinllm.token_list import head_matrix
 
 
 class BatchList(RowList):
@@ -56,7 +40,6 @@ class BatchList(RowList):
         )
         self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads))
         self.table = memory.zeros(n * memory.context // PAGE)
-        self._mixtures = Mixtures(memory, n, rows=True)
         self.launches = tuple(self._all())
 
     def _all(self) -> Iterator[Launch]:
@@ -94,4 +77,4 @@ class BatchList(RowList):
 
     def mixture(self, layer: int) -> Iterator[Launch]:
         """Yield the experts of all sequences that are not idle."""
-        return self._mixtures.of_rows(layer, self.x, self.normed, self.sequences, self.state)
+        return self.mixtures.of_rows(layer, self.x, self.normed, self.sequences, self.state)

@@ -15,7 +15,6 @@ from orinllm.launches.buffers import CHUNK, PAGE
 from orinllm.launches.gemm import RowProduct, chunk_products
 from orinllm.launches.rows import embed_chunk
 from orinllm.memory import Memory
-from orinllm.mixtures import Mixtures
 from orinllm.row_list import RowList
 
 
@@ -32,7 +31,6 @@ class ChunkList(RowList):
         super().__init__(memory, self.chunk)
         self.table = memory.zeros(memory.context // PAGE)
         self._q = memory.empty(CHUNK * memory.widest_attention, dtypes.uint16)
-        self._mixtures = Mixtures(memory, CHUNK, rows=True)
         last = len(memory.config.layers) - 1
         self.launches = tuple(self._all(last))
         self.rest = tuple(self.behind_keys(last))
@@ -63,4 +61,4 @@ class ChunkList(RowList):
 
     def mixture(self, layer: int) -> Iterator[Launch]:
         """Yield the experts of all tokens."""
-        return self._mixtures.of_rows(layer, self.x, self.normed, self.chunk)
+        return self.mixtures.of_rows(layer, self.x, self.normed, self.chunk)

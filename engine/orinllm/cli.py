@@ -10,10 +10,8 @@ import functools
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -22,11 +20,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from orinllm.cli_options import Source, with_keys, with_model, with_sampling, with_speculation
-from orinllm.errors import BadInput
+from orinllm.errors import BadInput, DeviceFault
+from orinllm.opening import is_opening, opening
 from orinllm.server.notify import tell_systemd
 from orinllm.streams import argument, prepare
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from rich.console import Console
 
     from orinllm.answer import Delta
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 
 #: Exit codes: of a system's fault, of bad input, and of Ctrl-C (128 + SIGINT).
 EXIT_OTHER, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
-
-# Name of the thread that opens the device.
-_OPENING = "open-device"
 
 # What `orinllm chat` knows beside questions.
 _COMMANDS = (
@@ -85,16 +83,6 @@ def cli() -> None:
     """Run GGUF language models on tinygrad: an Orin's GPU, any NVIDIA GPU, or the CPU."""
 
 
-def _opening(source: Source) -> Future[str]:
-    """Begin to open the device; what comes next is imported meanwhile."""
-    from orinllm.device import open_device
-
-    pool = ThreadPoolExecutor(1, _OPENING)
-    opened = pool.submit(open_device, source.device)
-    pool.shutdown(wait=False)
-    return opened
-
-
 def _load(source: Source, opened: Future[str]) -> Any:
     from orinllm.launches.buffers import KEY_TYPES
     from orinllm.model import Model
@@ -103,7 +91,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
     with _talk().status(f"loading {source.model.name}") as status:
         loaded = Model.load(
             source.model,
-            device=opened.result(),
+            device=opened.result,
             context=source.context,
             general=source.general,
             kv=KEY_TYPES[source.kv],
@@ -197,7 +185,7 @@ def run(
     **sampling: Any,
 ) -> None:
     """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
-    opened = _opening(source)
+    opened = opening(source.device)
     from orinllm.answer import Delta
     from orinllm.conversation import Conversation
     from orinllm.sampling import Sampling
@@ -238,7 +226,7 @@ def chat(
 
     Reads questions from standard input, one a line; piped ones work as typed ones do.
     """
-    opened = _opening(source)
+    opened = opening(source.device)
     from orinllm.conversation import Conversation
     from orinllm.sampling import Sampling
 
@@ -331,7 +319,9 @@ def _lines() -> Iterator[str]:
 @click.option("--alias", help="The model's name. Default: the file's, without .gguf.")
 @click.option("--chat-template", "template", type=click.Path(path_type=Path), help="Jinja file.")
 @click.option(
-    "--pooling", type=click.Choice(["mean", "last"]), help="Of embeddings. Default: the file's."
+    "--pooling",
+    type=click.Choice(["mean", "last"]),
+    help="Pooling of embeddings. Default: the file's.",
 )
 @click.option("--slots", type=click.IntRange(1), help="Answers at once. Default: as many as fit.")
 @click.option(
@@ -350,7 +340,11 @@ def _lines() -> Iterator[str]:
     show_default=True,
     help="Seconds for running answers after SIGTERM.",
 )
-@click.option("--deterministic", is_flag=True, help="Same answer whoever else asks; slower.")
+@click.option(
+    "--deterministic",
+    is_flag=True,
+    help="The same answer whatever else is asked meanwhile; slower.",
+)
 def serve(source: Source, **given: Any) -> None:
     """Serve a model with OpenAI's HTTP API.
 
@@ -448,7 +442,7 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     "--slots",
     default=1,
     type=click.IntRange(1, 32),
-    help="Also for a server with so many slots, 1 to 32.",
+    help="Also the kernels of a server with N slots, 1 to 32.",
 )
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder.")
 def compile_(**given: Any) -> None:
@@ -479,16 +473,21 @@ def main() -> None:
         _leave(EXIT_BAD_INPUT, f"orinllm: {error.format_message()}")
     except (click.Abort, KeyboardInterrupt):
         _leave(EXIT_INTERRUPTED)
+    except DeviceFault as error:
+        _leave(EXIT_OTHER, f"orinllm: {error}", at_once=True)
     except OSError as error:  # a disk that is full behind standard output, for instance
         _leave(EXIT_OTHER, f"orinllm: {error.filename or 'standard output'}: {error.strerror}")
 
 
-def _leave(code: int, text: str = "") -> NoReturn:
-    """End with a code, and without a device that is still being opened: its driver may hang."""
+def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
+    """End with a code, and without a device that is still being opened: its driver may hang.
+
+    `at_once`: without a device that has failed, which would fail again.
+    """
     if text:
         print(text, file=sys.stderr)
         tell_systemd(f"STATUS={text}")
-    if any(thread.name.startswith(_OPENING) for thread in threading.enumerate()):
+    if at_once or is_opening():
         with suppress(OSError):
             sys.stdout.flush()
         sys.stderr.flush()

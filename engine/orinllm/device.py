@@ -4,19 +4,20 @@ import ctypes
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tinygrad import Device
-from tinygrad.device import CompileError
-from tinygrad.helpers import diskcache_get, diskcache_put
+from tinygrad.device import Buffer, CompileError
+from tinygrad.helpers import diskcache_get, diskcache_put, mv_address
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
-from orinllm.errors import BadInput
+from orinllm.errors import BadInput, DeviceFault
 from orinllm.mail import CudaMail, Mail, NvMail
 
 #: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
@@ -41,6 +42,8 @@ class Toolchain:
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
     mail: Callable[[str], Mail] = Mail  # of a device's name
+    # Copies to a buffer while another thread uses the device; None: one thread at a time does.
+    copy_beside: Callable[[Buffer, memoryview], None] | None = None
 
 
 _TOOLCHAINS: dict[str, Toolchain] = {}
@@ -90,6 +93,18 @@ def open_device(name: str | None) -> str:
     return opened
 
 
+@contextmanager
+def faults_of(device: str) -> Iterator[None]:
+    """Let what a device failed of in the body be a DeviceFault: libraries raise a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        said = "; ".join(dict.fromkeys(map(str.strip, str(error).splitlines())))
+        raise DeviceFault(f"{device}: failed: {said}") from error
+
+
 def _why(error: Exception) -> str:
     """Return an error's first line; of several errors each one's."""
     if isinstance(error, ExceptionGroup):
@@ -120,6 +135,11 @@ def blocks_per_sm(device: str) -> int:
 def mail_of(device: str) -> Mail:
     """Return what a device's launches leave tokens in for the host."""
     return _toolchain(device).mail(device)
+
+
+def copy_beside(device: str) -> Callable[[Buffer, memoryview], None] | None:
+    """Return what copies to a device's buffer beside other threads, and waits; None: nothing."""
+    return _toolchain(device).copy_beside
 
 
 def free_memory(device: str) -> int | None:
@@ -262,6 +282,15 @@ def _cuda_free_memory(device: str) -> int | None:
     return free.value
 
 
+def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
+    """Copy by the driver alone: without tinygrad's pinned memory, and without Python meanwhile."""
+    from tinygrad.runtime.autogen import cuda
+    from tinygrad.runtime.ops_cuda import check
+
+    check(cuda.cuCtxSetCurrent(Device[buffer.device].context))
+    check(cuda.cuMemcpyHtoD_v2(buffer._buf, mv_address(data), data.nbytes))
+
+
 register(
     "CUDA",
     Toolchain(
@@ -272,6 +301,7 @@ register(
         _arch,
         _cuda_free_memory,
         CudaMail,
+        _cuda_copy,
     ),
 )
 register(

@@ -4,33 +4,39 @@ Positions, tokens and counters stay on the device, so that one graph launch with
 token of every sequence.
 """
 
+from __future__ import annotations
+
 import bisect
 import functools
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device, dtypes
 
-from orinllm.batch_list import BatchList, list_of_tokens
 from orinllm.chunk_list import ChunkList
 from orinllm.device import compile_all, multiprocessors
 from orinllm.draws import Draws
 from orinllm.launch import Graph, Launch
-from orinllm.launches.batch import MOST_SEQUENCES
-from orinllm.launches.buffers import CHUNK, PAGE
+from orinllm.launches.buffers import CHUNK, MOST_SEQUENCES, PAGE
 from orinllm.launches.rows import last_row
 from orinllm.memory import Memory
 from orinllm.sampling import Sampling
 from orinllm.states import normed
 from orinllm.token_list import TokenList, copy_ints
 
+if TYPE_CHECKING:
+    from orinllm.batch_list import BatchList
+
 #: Numbers of sequences that a scheduler makes decoders for, each a graph of its own.
 SIZE_CLASSES = (1, 2, 4, 8, 16, 32)
 #: Tokens of one sequence that are computed together for `verify`: each a graph of its own. GEMVs
 #: take no more columns at once, and tensor cores would give other numbers than a token alone.
 VERIFIED = (2, 4)
+#: Sequences up to which products are GEMVs.
+GEMV_SEQUENCES = 2
 # Fewer tokens of a prompt are faster one by one.
 _LEAST_CHUNK = 8
 # Tokens of a sequence that may be under way: one that the host looks at, and the next one.
@@ -51,6 +57,20 @@ def size_classes(slots: int) -> tuple[int, ...]:
     if not 1 <= slots <= SIZE_CLASSES[-1]:
         raise ValueError(f"{slots} slots; 1 to {SIZE_CLASSES[-1]} are possible")
     return SIZE_CLASSES[: bisect.bisect_left(SIZE_CLASSES, slots) + 1]
+
+
+def list_of_tokens(
+    memory: Memory, sequences: int, tensor_cores: bool = True
+) -> TokenList | BatchList:
+    """Return the launches of a token of each of so many sequences.
+
+    `tensor_cores` is false for models whose rows they do not take (plan.py).
+    """
+    if sequences > GEMV_SEQUENCES and tensor_cores:
+        from orinllm.batch_list import BatchList
+
+        return BatchList(memory, sequences)
+    return TokenList(memory, sequences)
 
 
 def behind_chunk(tokens: TokenList | BatchList, chunk: ChunkList) -> tuple[Launch, ...]:
@@ -212,6 +232,7 @@ class FusedExecutor:
             chunk = ChunkList(memory)
             compile_all(memory.device, [launch.source for launch in chunk.launches])
             self._prompt = chunk, Graph(memory.device, chunk.launches)
+            self._prompt[1].prepare()
         self.place(range(min(self.context // PAGE, memory.pages)))
 
     @property
@@ -288,11 +309,14 @@ class FusedExecutor:
         """Yield the token under way and those behind it, `most` at most; -1 for no numbers.
 
         While the caller has a token the next one is computed, unless that would be one too many.
+        The first is not kept waiting for the launches of the second, which may have to be made.
         """
         decoder = self.decoder()
         for index in range(most):
+            if index == 1:
+                decoder.step()
             arrived = decoder.sent()
-            if index + 1 < most:
+            if 0 < index < most - 1:
                 decoder.step()
             yield arrived()
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 from orinllm.errors import BadInput
+from orinllm.ggml import GgmlType
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -49,7 +49,7 @@ class TensorInfo:
     """One tensor of the file."""
 
     name: str
-    type: GGMLQuantizationType
+    type: GgmlType
     shape: tuple[int, ...]  # rows first, as numpy has it: (out_features, in_features)
     n_bytes: int
     offset: int  # from the start of its file, bytes
@@ -147,7 +147,7 @@ class GGUF:
     def vector(self, name: str) -> NDArray[np.float32]:
         """Return a small tensor of F32 or F16 as floats; raises BadInput for another type."""
         tensor = self.tensors[name]
-        types = {GGMLQuantizationType.F32: "<f4", GGMLQuantizationType.F16: "<f2"}
+        types = {GgmlType.F32: "<f4", GgmlType.F16: "<f2"}
         if tensor.type not in types:
             raise BadInput(
                 f"{self.path}: tensor {name} has the type {tensor.type.name}; F32 was expected"
@@ -267,10 +267,12 @@ class _Part:
         kind, length = struct.unpack_from("<IQ", self._view, at)
         start = end = at + 12
         if kind == _STRING:
-            unpack = struct.Struct("<Q").unpack_from
+            unpack, lengths = struct.Struct("<Q").unpack_from, []
             for _ in range(length):
-                end += 8 + unpack(self._view, end)[0]
-            self.metadata.add(key, lambda: self._strings(start, length), length)
+                (n,) = unpack(self._view, end)
+                lengths.append(n)
+                end += 8 + n
+            self.metadata.add(key, lambda: self._strings(start, lengths), length)
         elif kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind][1])
             end += length * dtype.itemsize
@@ -283,14 +285,16 @@ class _Part:
             raise _DamagedError(_BEYOND)
         return end
 
-    def _strings(self, at: int, length: int) -> list[str]:
+    def _strings(self, at: int, lengths: Sequence[int]) -> list[str]:
         """Return an array's strings; bytes that are no UTF-8 become lone surrogates."""
-        unpack, found = struct.Struct("<Q").unpack_from, []
-        for _ in range(length):
-            end = at + 8 + unpack(self._view, at)[0]
-            found.append(str(self._view[at + 8 : end], "utf-8", "surrogateescape"))
-            at = end
-        return found
+        raw, found, end = bytes(self._view[at : at + 8 * len(lengths) + sum(lengths)]), [], 0
+        for length in lengths:
+            found.append(raw[(begin := end + 8) : (end := begin + length)])
+        # At once, with a byte between them that is never in UTF-8.
+        strings = b"\xff".join(found).decode(errors="surrogateescape").split("\udcff")
+        if len(strings) == len(lengths):
+            return strings
+        return [part.decode(errors="surrogateescape") for part in found]
 
     def _tensor(self, at: int) -> tuple[tuple[str, int, tuple[int, ...], int], int]:
         name, at = self._string(at)
@@ -303,19 +307,18 @@ class _Part:
 
     def _add(self, name: str, kind: int, shape: tuple[int, ...], offset: int) -> None:
         try:
-            type_ = GGMLQuantizationType(kind)
+            type_ = GgmlType(kind)
         except ValueError:
             raise _DamagedError(f"tensor {name} has the unknown type {kind}") from None
         if name in self.tensors:
             raise _DamagedError(f"tensor {name} appears twice")
-        block, block_bytes = GGML_QUANT_SIZES[type_]
         n_elements = math.prod(shape)
-        if n_elements < 1 or not shape or shape[-1] % block:
+        if n_elements < 1 or not shape or shape[-1] % type_.block_values:
             raise BadInput(
                 f"{self.path}: tensor {name} has the shape {shape}, whose rows are no multiple of "
-                f"the {block} weights of a {type_.name} block"
+                f"the {type_.block_values} weights of a {type_.name} block"
             )
-        n_bytes = n_elements // block * block_bytes
+        n_bytes = n_elements // type_.block_values * type_.block_bytes
         if (end := offset + n_bytes) > len(self.data):
             raise BadInput(
                 f"{self.path}: truncated: tensor {name} ends at byte {end:,}, beyond the file's "

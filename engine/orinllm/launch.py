@@ -13,7 +13,7 @@ from typing import Any
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 from tinygrad.engine.jit import create_graph_call
-from tinygrad.engine.realize import run_linear
+from tinygrad.engine.realize import get_graph_runtime, run_linear
 from tinygrad.helpers import JIT
 from tinygrad.renderer import Estimates
 from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp
@@ -176,6 +176,12 @@ class Graph:
         return UOp(
             Ops.LINEAR, dtypes.void, (create_graph_call(calls),) if graphed else tuple(calls)
         )
+
+    def prepare(self) -> None:
+        """Load the programs of the first turn and make its graph, which `run` would else do."""
+        for call in self.linear.src:
+            if call.src[0].op is Ops.CUSTOM_FUNCTION:
+                get_graph_runtime(call.src[0], ())
 
     def run(self) -> None:
         """Start the launches; nothing is waited for but more than `turns` runs."""

@@ -2,7 +2,8 @@
 
 import ctypes
 import struct
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tinygrad import Device, dtypes
@@ -10,6 +11,8 @@ from tinygrad.device import Buffer, BufferSpec
 
 # Two of 4 bytes: the token at an even position, and at an odd one.
 _MAIL = struct.Struct("<2i")
+# Memory of the host that a CUDA device sees.
+_PINNED = BufferSpec(host=True)
 
 
 class Mail:
@@ -39,9 +42,8 @@ class CudaMail(Mail):
 
         self._cuda, self._check = cuda, check
         self._device = Device[device]
-        self._spec = BufferSpec(host=True)
-        self._memory: Any = self._device.allocator.alloc(_MAIL.size, self._spec)
-        address = int(self._memory.value)
+        memory = self._device.allocator.alloc(_MAIL.size, _PINNED)
+        address = int(memory.value)
         self._ints = (ctypes.c_int32 * 2).from_address(address)
         self.buffer = Buffer(
             device, 2, dtypes.int32, options=BufferSpec(external_ptr=address)
@@ -50,6 +52,9 @@ class CudaMail(Mail):
         check(cuda.cuCtxSetCurrent(self._device.context))  # another thread may have opened it
         for event in self._events:
             check(cuda.cuEventCreate(ctypes.byref(event), self._NO_TIMING))
+        # Graphs keep the buffer that they write to, and with it the memory.
+        freed = weakref.finalize(self.buffer, _free_mail, self._device, memory, self._events)
+        freed.atexit = False
 
     def sent(self) -> Callable[[], tuple[int, int]]:
         """See `Mail`."""
@@ -63,6 +68,15 @@ class CudaMail(Mail):
             return self._ints[0], self._ints[1]
 
         return wait
+
+
+def _free_mail(device: Any, memory: Any, events: Sequence[Any]) -> None:
+    from tinygrad.runtime.autogen import cuda
+
+    cuda.cuCtxSetCurrent(device.context)
+    for event in events:
+        cuda.cuEventDestroy_v2(event)
+    device.allocator.free(memory, _MAIL.size, _PINNED)
 
 
 class NvMail(Mail):
@@ -80,8 +94,10 @@ class NvMail(Mail):
         def wait() -> tuple[int, int]:
             try:
                 signal.wait(value)
-            except RuntimeError:
-                self._device.synchronize()  # says what went wrong
+            except RuntimeError as error:
+                # As the device's own wait does, which would wait as long once more.
+                self._device.error_state = error
+                self._device.on_device_hang()  # raises what went wrong
                 raise
             first, second = _MAIL.unpack(self.buffer._buf.cpu_view()[: _MAIL.size])
             return first, second

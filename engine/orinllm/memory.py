@@ -89,8 +89,12 @@ def pages_that_fit(config: Config, n_bytes: int, kv: KeyType = F16) -> int:
 
     Kernels address a layer's cache by 32 bits (cache.cuh), so that more bytes may be of no use.
     """
-    elements = _page_elements(config)
-    return min(n_bytes // kv.bytes_of(sum(elements)), _MOST_ELEMENTS // max(elements))
+    return min(n_bytes // kv.bytes_of(sum(_page_elements(config))), most_pages(config))
+
+
+def most_pages(config: Config) -> int:
+    """Return the pages that kernels can address in each layer's cache."""
+    return _MOST_ELEMENTS // max(_page_elements(config))
 
 
 def _page_elements(config: Config) -> list[int]:
@@ -113,7 +117,7 @@ def make_memory(
     Raises ValueError for fewer than one page, and for more than the kernels can address.
     """
     elements = _page_elements(config)
-    if not 1 <= pages <= (most := _MOST_ELEMENTS // max(elements)):
+    if not 1 <= pages <= (most := most_pages(config)):
         raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
     caches = tuple(Buffer(device, pages * size, kv.dtype).allocate() for size in elements)
     groups = [pages * size // kv.group for size in elements] if kv.group else []

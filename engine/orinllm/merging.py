@@ -31,11 +31,16 @@ def _splitter(library: Library) -> Splitter:
 def _words(vocabulary: Vocabulary) -> dict[str, int]:
     """Return the entries that merges may make: no control token comes out of a user's text."""
     tokens, kinds = vocabulary.tokens, vocabulary.kinds
-    left_out = {i for i, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN)}
+    left_out = {i for i in vocabulary.unusual if kinds[i] in (CONTROL, UNKNOWN)}
     left_out |= {i for i in vocabulary.end_ids if kinds[i] != BYTE}
     if _SURROGATE.search("".join(tokens)):
         left_out |= {i for i, token in enumerate(tokens) if _SURROGATE.search(token)}
-    return {token: i for i, token in enumerate(tokens) if i not in left_out}
+    words = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(words) < len(tokens):  # a text that stands twice: the last one that is a word
+        return {token: i for i, token in enumerate(tokens) if i not in left_out}
+    for i in left_out:
+        del words[tokens[i]]
+    return words
 
 
 def _pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:

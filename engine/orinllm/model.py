@@ -1,13 +1,13 @@
 """A model of a GGUF file, ready to answer: `Model.load(path).generate("Hello")`."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orinllm.device import open_device
+from orinllm.device import faults_of, open_device
 from orinllm.errors import BadInput
 from orinllm.executor import SamplingExecutor
 from orinllm.launches.buffers import F16, KeyType
@@ -121,13 +121,15 @@ class Model:
     def load(
         path: str | Path,
         *,
-        device: str | None = None,
+        device: str | Callable[[], str] | None = None,
         context: int | None = None,
         general: bool = False,
         kv: KeyType = F16,
         say: Say = quiet,
     ) -> "Model":
         """Load a GGUF file onto a tinygrad device (None: the best that opens).
+
+        `device` may be what returns the name of one that is open, as when another thread opens it.
 
         `context` is how many tokens a sequence may have, prompt and answer; `general` leaves the
         fused kernels out; `kv` is the type of keys and values. `say` hears how far it is. Raises
@@ -136,8 +138,9 @@ class Model:
         network = Network.read(path, context, kv)
         with ThreadPoolExecutor(1) as pool:
             header = pool.submit(Header.of, network)  # while the device opens and takes the weights
-            plan = plan_network(network, open_device(device))
-            executor = make_executor(network, plan, general, say)
+            plan = plan_network(network, device() if callable(device) else open_device(device))
+            with faults_of(plan.device):
+                executor = make_executor(network, plan, general, say)
         return Model(header.result(), plan, executor)
 
     def speculate(self, proposer: Proposer | None) -> None:
@@ -259,10 +262,14 @@ class _Request:
     stop: tuple[str, ...]
 
     def pieces(self, generation: Generation) -> Iterator[Piece]:
-        """Yield the answer; its end and what was known before are noted in `generation`."""
+        """Yield the answer; its end and what was known before are noted in `generation`.
+
+        Raises DeviceFault where the device fails.
+        """
         stream, held_back = self.model.tokenizer.stream(), ""
         longest = max(map(len, self.stop), default=1) - 1
-        for token in self._tokens(generation):
+        tokens = self._tokens(generation)
+        while (token := self._next(tokens)) is not None:
             if token in self.model.tokenizer.end_ids:
                 generation.finish_reason = "stop"
                 break
@@ -279,6 +286,10 @@ class _Request:
             generation.finish_reason = "length"
         if rest := held_back + stream.flush():
             yield Piece(-1, rest)
+
+    def _next(self, tokens: Iterator[int]) -> int | None:
+        with faults_of(self.model.plan.device):
+            return next(tokens, None)
 
     def _tokens(self, generation: Generation) -> Iterator[int]:
         """Yield tokens, at most `most`; the model remembers what the executor holds."""

@@ -4,16 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orinllm.arch import config_of
-from orinllm.compiler import provide_compiler
 from orinllm.config import Config
 from orinllm.device import free_memory
 from orinllm.errors import BadInput
-from orinllm.executor import SamplingExecutor, Sequential
+from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
-from orinllm.general import general_executor
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import F16, PAGE, KeyType, round_up
-from orinllm.memory import make_memory, pages_of
+from orinllm.memory import make_memory, most_pages, pages_of
 from orinllm.plan import Plan, cache_bytes, make_plan
 from orinllm.weights import Say, Weights, check_types, quiet
 
@@ -75,16 +73,31 @@ def make_executor(
     """
     gguf, config = network.gguf, network.config
     _check_keys(network, plan, general or not plan.fused)
-    if plan.device.split(":")[0] == "CPU":
-        provide_compiler()
     if general or not plan.fused:
-        return Sequential(general_executor(gguf, config, plan.device, network.context))
+        return _sequential(network, plan.device)
     context = round_up(network.context, PAGE)
-    weights = Weights(gguf, config, plan.device, say)
-    say("kernels: compiled or taken from the cache")
     pool = pages_of(context) if pages is None else pages
-    memory = make_memory(config, weights, plan.device, context, pool, network.kv)
-    return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+    if pool > (most := most_pages(config)):
+        raise BadInput(
+            f"{gguf.path}: keys and values of {pool * PAGE} tokens; the fused kernels address "
+            f"those of {most * PAGE} at most (-c, --context)"
+        )
+    weights = Weights(gguf, config, plan.device)
+    with weights.arriving(say):
+        say("kernels: compiled or taken from the cache")
+        memory = make_memory(config, weights, plan.device, context, pool, network.kv)
+        return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+
+
+def _sequential(network: Network, device: str) -> SamplingExecutor:
+    """Return the general path, whose modules the fused kernels do not wait for."""
+    from orinllm.compiler import provide_compiler
+    from orinllm.general import general_executor
+    from orinllm.sequential import Sequential
+
+    if device.split(":")[0] == "CPU":
+        provide_compiler()
+    return Sequential(general_executor(network.gguf, network.config, device, network.context))
 
 
 def _check_keys(network: Network, plan: Plan, general: bool) -> None:

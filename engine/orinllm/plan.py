@@ -2,16 +2,12 @@
 
 from dataclasses import dataclass
 
-from gguf import GGMLQuantizationType
-
-from orinllm.byte_weights import LAYOUTS, weight_bytes
 from orinllm.config import Config
 from orinllm.device import unsupported
 from orinllm.ggml import kernel_types
 from orinllm.gguf import GGUF, TensorInfo
 from orinllm.launches.attention import HEAD_DIMS
 from orinllm.launches.buffers import F16, PAGE, KeyType, round_up
-from orinllm.launches.experts import MOST_USED
 from orinllm.launches.gemm import COLUMN_STEP
 from orinllm.launches.gemv import fits
 from orinllm.launches.rows import COLUMNS as NORM_COLUMNS
@@ -68,6 +64,8 @@ def _weights(gguf: GGUF, config: Config, device: str, fused: bool) -> tuple[int,
         return gguf.size_bytes, "they lie in the file"
     if device.split(":")[0] != "CPU":
         return 2 * sum(tensor.n_elements for tensor in gguf.tensors.values()), "16-bit floats"
+    from orinllm.byte_weights import LAYOUTS, weight_bytes
+
     as_bytes = any(tensor.type in LAYOUTS for tensor in gguf.tensors.values())
     return weight_bytes(gguf), "bytes and scales" if as_bytes else "16-bit floats"
 
@@ -91,6 +89,8 @@ def _of_model(config: Config) -> dict[str, str]:
             known = ", ".join(map(str, HEAD_DIMS))
             found["attention"] = f"head dimension {attention.head_dim} is none of {known}"
         if (experts := layer.feed_forward.experts) is not None:
+            from orinllm.launches.experts import MOST_USED  # dense models do not wait for it
+
             if layer.post_norms:
                 found["experts"] = "have norms of their own behind them"
             elif experts.used > MOST_USED:
@@ -142,4 +142,4 @@ def _of_prompts(gguf: GGUF) -> str | None:
 
 def type_name(tensor: TensorInfo) -> str:
     """Return the name of a tensor's type, for people."""
-    return str(GGMLQuantizationType(tensor.type).name)
+    return tensor.type.name

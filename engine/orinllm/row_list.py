@@ -1,8 +1,12 @@
 """The layers of a model over rows of halves on tensor cores: a prompt's chunk, or a batch."""
 
+from __future__ import annotations
+
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
@@ -14,20 +18,30 @@ from orinllm.launches.rows import Norm, add_norm, count_of, gate, norm_rows
 from orinllm.memory import Memory
 from orinllm.token_list import gated_together
 
+if TYPE_CHECKING:
+    from orinllm.mixtures import Mixtures
+
 
 class RowList(ABC):
     """Scratch of `count` rows, a number or a chunk that says it, and the launches of a layer."""
 
     def __init__(self, memory: Memory, count: int | Buffer) -> None:
         self.memory, self.count = memory, count
-        _, rows, _ = count_of(count)
+        _, self._rows, _ = count_of(count)
         config, hidden = memory.config, max(1, memory.widest_hidden)
-        self.x = memory.empty(rows * config.dim)
-        self.normed = memory.empty(rows * config.dim, dtypes.uint16)
-        self._qkv = memory.empty(rows * memory.widest_qkv)
-        self.attention = memory.empty(rows * memory.widest_attention, dtypes.uint16)
-        self._hidden = memory.empty(rows * hidden, dtypes.uint16)
-        self._aside = memory.empty(rows * max(config.dim, 2 * hidden))
+        self.x = memory.empty(self._rows * config.dim)
+        self.normed = memory.empty(self._rows * config.dim, dtypes.uint16)
+        self._qkv = memory.empty(self._rows * memory.widest_qkv)
+        self.attention = memory.empty(self._rows * memory.widest_attention, dtypes.uint16)
+        self._hidden = memory.empty(self._rows * hidden, dtypes.uint16)
+        self._aside = memory.empty(self._rows * max(config.dim, 2 * hidden))
+
+    @functools.cached_property
+    def mixtures(self) -> Mixtures:
+        """Scratch of mixtures of experts, which dense models do not wait for."""
+        from orinllm.mixtures import Mixtures
+
+        return Mixtures(self.memory, self._rows, rows=True)
 
     @abstractmethod
     def products(self, product: RowProduct) -> Iterator[Launch]:

@@ -1,8 +1,12 @@
 """The launches of one token of each of N sequences: embed; four or more a layer; head."""
 
+from __future__ import annotations
+
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
@@ -14,7 +18,9 @@ from orinllm.launches.buffers import PAGE, Parts, Weight
 from orinllm.launches.gemv import Product, Tail, products
 from orinllm.launches.rows import Norm, add_norm, embed_tokens, gate
 from orinllm.memory import Memory
-from orinllm.mixtures import Mixtures
+
+if TYPE_CHECKING:
+    from orinllm.mixtures import Mixtures
 
 
 class TokenList:
@@ -57,12 +63,17 @@ class TokenList:
             None if self.mail is None else self.mail.buffer,
         )
         self.table = memory.zeros(n * memory.context // PAGE)
-        self._mixtures = Mixtures(memory, n, rows=False)
         embeddings = memory.weights.matrix("token_embd")
         embed = embed_tokens(embeddings, self.x, self.state, n, config.embedding_scale)
         *before, last = [(*self._attend(i), *self._feed_forward(i)) for i in layers]
         self.ending = (*last, *self._choose())
         self.launches = (embed, *itertools.chain(*before), *self.ending)
+
+    @functools.cached_property
+    def _mixtures(self) -> Mixtures:
+        from orinllm.mixtures import Mixtures  # dense models do not wait for it
+
+        return Mixtures(self.memory, self.sequences, rows=False)
 
     def _choose(self) -> Iterator[Launch]:
         memory, config, n = self.memory, self.memory.config, self.sequences

@@ -100,7 +100,8 @@ class Tokenizer:
     def _whole_tokens(self) -> tuple[dict[str, int], frozenset[str]]:
         """Return the tokens that match in a text as a whole, and which of them always do."""
         tokens, kinds = self._vocabulary.tokens, self._vocabulary.kinds
-        special = {i for i, kind in enumerate(kinds) if kind in (CONTROL, UNKNOWN, USER_DEFINED)}
+        whole_kinds = (CONTROL, UNKNOWN, USER_DEFINED)
+        special = {i for i in self._vocabulary.unusual if kinds[i] in whole_kinds}
         whole = {tokens[i]: i for i in sorted(special | self.end_ids)}
         always = {tokens[i] for i in special - self.end_ids if kinds[i] == USER_DEFINED}
         return whole, frozenset(always)

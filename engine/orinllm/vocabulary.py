@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +68,11 @@ class Vocabulary:
     unknown_id: int | None
     end_ids: frozenset[int]
 
+    @functools.cached_property
+    def unusual(self) -> list[int]:
+        """Ids of tokens that are not normal ones."""
+        return [i for i, kind in enumerate(self.kinds) if kind != NORMAL]
+
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Vocabulary:
         """Read the vocabulary from a file's key-values.
@@ -130,7 +136,8 @@ def _special_id(
 
 def _end_ids(metadata: Mapping[str, Any], tokens: Sequence[str], eos: int | None) -> frozenset[int]:
     """Return the ids that end an answer: those of the file's keys and those known by their text."""
-    known = [(token, i) for i, token in enumerate(tokens) if token in _KNOWN_TEXTS]
+    there = _KNOWN_TEXTS.intersection(tokens)
+    known = [(token, i) for i, token in enumerate(tokens) if token in there]
     ends = {i for token, i in known if token in _END_TEXTS}
     ends |= set() if eos is None else {eos}
     for key in ("eot_token_id", "eom_token_id"):

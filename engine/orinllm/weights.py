@@ -1,24 +1,31 @@
 """A file's tensors on the device, packed as they lie in it."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from math import prod
+from threading import Event
+from typing import TYPE_CHECKING
 
 import numpy as np
-from gguf import GGMLQuantizationType
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer
 
 from orinllm.config import Config, Experts
+from orinllm.device import copy_beside
 from orinllm.errors import BadInput
-from orinllm.ggml import kernel_types
+from orinllm.ggml import GgmlType, kernel_types
 from orinllm.gguf import GGUF
 from orinllm.launches.buffers import Weight
-from orinllm.launches.experts import Router, Stack
-from orinllm.launches.rows import Norm
 
-# What is copied at once, bytes. CUDA copies by way of pinned memory of this size, which it keeps: a
-# piece is waited for, so that the next one takes the same.
-_PIECE = 32 << 20
+if TYPE_CHECKING:
+    from orinllm.launches.experts import Router, Stack
+    from orinllm.launches.rows import Norm
+
+# What is copied at once, bytes: beside Python, which a thread waits for after each piece, and else.
+_PIECE_BESIDE, _PIECE = 256 << 20, 32 << 20
 # Tensors keep their place modulo this, bytes: the kernels' copies are of 16.
 _ALIGNMENT = 256
 
@@ -30,28 +37,62 @@ def quiet(text: str) -> None:
 
 
 class Weights:
-    """Views of one buffer a file. Names are logical: those of `Config.matrix`."""
+    """Views of one buffer a file. Names are logical: those of `Config.matrix`.
 
-    def __init__(self, gguf: GGUF, config: Config, device: str, say: Say = quiet) -> None:
+    The buffers are there at once, what is in them after `arriving`.
+    """
+
+    def __init__(self, gguf: GGUF, config: Config, device: str) -> None:
         self._gguf, self._config, self._device = gguf, config, device
         self._starts: list[int] = []
-        self._buffers = [self._upload(i, say) for i in range(len(gguf.files))]
+        self._buffers = [self._allocate(i) for i in range(len(gguf.files))]
         self._vectors: dict[str, Buffer] = {}
 
-    def _upload(self, file: int, say: Say) -> Buffer:
+    def _allocate(self, file: int) -> Buffer:
         tensors = [t for t in self._gguf.tensors.values() if t.file == file]
         start = min(t.offset for t in tensors) // _ALIGNMENT * _ALIGNMENT
         end = max(t.offset + t.n_bytes for t in tensors)
         self._starts.append(start)
-        data, total = self._gguf.files[file], end - start
-        buffer = Buffer(self._device, total, dtypes.uint8).allocate()
-        for at in range(0, total, _PIECE):
-            n = min(_PIECE, total - at)
-            piece = buffer.view(n, dtypes.uint8, at).ensure_allocated()
-            piece.copyin(data[start + at : start + at + n].data)
-            Device[self._device].synchronize()
-            say(f"weights: {(at + n) / 1e6:,.0f} of {total / 1e6:,.0f} MB on the device")
-        return buffer
+        return Buffer(self._device, end - start, dtypes.uint8).allocate()
+
+    @contextmanager
+    def arriving(self, say: Say = quiet) -> Iterator[None]:
+        """Copy the files to the device, beside the body where the device lets two threads use it.
+
+        All is there at the end; an error of the body, Ctrl-C too, ends the copy.
+        """
+        stopped, copy = Event(), copy_beside(self._device)
+        if copy is None:
+            self._upload(self._copy, _PIECE, stopped, say)
+            yield
+            return
+        with ThreadPoolExecutor(1, "upload") as pool:
+            uploaded = pool.submit(self._upload, copy, _PIECE_BESIDE, stopped, say)
+            try:
+                yield
+                uploaded.result()
+            except BaseException:
+                stopped.set()
+                raise
+
+    def _upload(
+        self, copy: Callable[[Buffer, memoryview], None], most: int, stopped: Event, say: Say
+    ) -> None:
+        total, done = sum(buffer.nbytes for buffer in self._buffers), 0
+        for data, start, buffer in zip(self._gguf.files, self._starts, self._buffers, strict=True):
+            for at in range(0, buffer.nbytes, most):
+                if stopped.is_set():
+                    return
+                n = min(most, buffer.nbytes - at)
+                piece = buffer.view(n, dtypes.uint8, at).ensure_allocated()
+                copy(piece, data[start + at : start + at + n].data)
+                done += n
+                say(f"weights: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB on the device")
+
+    def _copy(self, piece: Buffer, data: memoryview) -> None:
+        """Copy and wait: a device may keep memory of the piece's size, which the next one takes."""
+        piece.copyin(data)
+        Device[self._device].synchronize()
 
     def has(self, name: str) -> bool:
         """Say whether the file has the tensor of a logical name, such as blk.0.attn_q.bias."""
@@ -73,6 +114,8 @@ class Weights:
 
     def stack(self, name: str) -> Stack:
         """Return the stacked experts of a logical name, such as blk.0.ffn_up_exps."""
+        from orinllm.launches.experts import Stack  # dense models do not wait for it
+
         where = self._config.matrix(name)
         tensor = self._gguf.tensors[where.tensor]
         whole = self.matrix(name)
@@ -82,9 +125,11 @@ class Weights:
 
     def router(self, name: str, norm: Norm, experts: Experts) -> Router:
         """Return the matrix that chooses experts, floats or packed."""
+        from orinllm.launches.experts import Router
+
         tensor = self._gguf.tensors[f"{name}.weight"]
         bias = self.optional(f"{name}.bias")
-        if tensor.type == GGMLQuantizationType.F32:
+        if tensor.type == GgmlType.F32:
             return Router(self.vector(f"{name}.weight"), None, norm, experts, bias)
         packed = self.matrix(name)
         return Router(packed.buffer, packed.type, norm, experts, bias)
@@ -97,7 +142,7 @@ class Weights:
 
     def _make_vector(self, name: str) -> Buffer:
         tensor = self._gguf.tensors[name]
-        if tensor.type == GGMLQuantizationType.F32:
+        if tensor.type == GgmlType.F32:
             offset = tensor.offset - self._starts[tensor.file]
             view = self._buffers[tensor.file].view(tensor.n_elements, dtypes.float32, offset)
             return view.ensure_allocated()
@@ -128,7 +173,7 @@ def floats(device: str, values: np.typing.NDArray[np.float32]) -> Buffer:
 
 def check_types(gguf: GGUF) -> None:
     """Raise BadInput for a tensor whose type no path of the engine reads."""
-    known = {int(t) for t in (*kernel_types(), GGMLQuantizationType.F32)}
+    known = {int(t) for t in (*kernel_types(), GgmlType.F32)}
     for tensor in gguf.tensors.values():
         if int(tensor.type) not in known:
             names = ", ".join(sorted(t.name for t in kernel_types().values()))

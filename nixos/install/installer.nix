@@ -91,7 +91,8 @@ let
       hardware.nvidia-jetpack.enable = true;
       # JetPack's kernel lacks modules that an image for every machine has.
       hardware.enableAllHardware = lib.mkForce false;
-      boot.zfs.forceImportRoot = false;
+      # A kernel module to compile, for disks that the installer does not make.
+      boot.supportedFilesystems.zfs = lib.mkForce false;
 
       networking.hostName = "orin-installer";
       services.avahi = {

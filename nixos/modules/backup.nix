@@ -86,6 +86,10 @@ in
           )
           ''restic would make a folder of this name wherever it runs; write a path from the root or one of its schemes, as in "sftp:backup@nas:/orin-1"''
         )
+        (check.rule "orin.backup.repository" cfg.repository
+          (!lib.hasPrefix "${copies}/" "${cfg.repository}/")
+          ''what lies there is backed up, and the backup with it; write another place, as in "/mnt/usb/orin-1"''
+        )
         (check.noPassword "orin.backup.repository" cfg.repository
           "set `services.restic.backups.orin.environmentFile` with RESTIC_REST_USERNAME and RESTIC_REST_PASSWORD"
         )
@@ -103,8 +107,8 @@ in
             ''the copy is a file of this name; letters, digits, _ . and - alone, as in "history"''
           )
           (check.rule "orin.backup.databases.${check.show name}" file (
-            !lib.hasSuffix "/" file
-          ) "this is a folder; write SQLite's file, and folders into `orin.backup.paths`")
+            !lib.hasPrefix "${copies}/" file
+          ) "the copies are made there; write the file that is to be copied")
           (paths.file {
             inherit host;
             option = "orin.backup.databases.${check.show name}";

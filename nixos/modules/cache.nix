@@ -14,7 +14,8 @@ let
   settings = {
     enable = true;
     signKeyPaths = [ "${folder}/secret-key" ];
-    settings.bind = listening.socket cfg.listenAddress cfg.port;
+    # harmonia's module has a default of its own for this.
+    settings.bind = lib.mkOverride 900 (listening.socket cfg.listenAddress cfg.port);
   };
 in
 {

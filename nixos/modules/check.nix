@@ -100,8 +100,11 @@ rec {
       settingsWhere (
         name: value:
         lib.isString value
-        && matches ".*(password|secret|secret_key|token|credentials|api_key|service_key|routing_key)" (
-          lib.toLower name
+        && (
+          matches ".*(password|secret|secret_key|token|credentials|api_key|service_key|routing_key|slack_api_url|webhook_url)" (
+            lib.toLower name
+          )
+          || matches ".*://([^/@]*:[^/@]*@|hooks\\.slack\\.com/).*" value
         )
       ) settings
     );
@@ -138,23 +141,19 @@ rec {
     rule option given (!lib.any (matches "-[^=]*[[:space:]].*") given)
       ''a flag and its value are two arguments; write them as two strings, as in [ "--sample-rate" "20" ]'';
 
-  # tinygrad's own names (tinygrad/device.py), and our driver's.
+  # Of tinygrad's names (tinygrad/device.py) those that an Orin has the hardware for.
   device =
     option: value:
     rule option value (
       value == null
       || lib.elem (lib.head (lib.splitString ":" value)) [
-        "AMD"
-        "CL"
         "CPU"
         "CUDA"
         "NULL"
         "NV"
         "PYTHON"
-        "QCOM"
-        "WEBGPU"
       ]
-    ) "tinygrad has none of this name; write NV, CUDA or CPU in capitals, or null";
+    ) "tinygrad has none of this name on an Orin; write NV, CUDA or CPU in capitals, or null";
 
   # An address to listen on: IPv4, IPv6 or a name, and no port.
   address =

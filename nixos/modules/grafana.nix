@@ -32,6 +32,10 @@ let
   made = lib.attrNames (lib.filterAttrs (_: file: file == null) files);
   # systemd hands them over: the files themselves stay root's.
   credential = name: "$__file{/run/credentials/grafana.service/${name}}";
+  # Of somebody else's data source; `lib.mkForce true` is a set with the value in it.
+  isDefault =
+    source:
+    source.uid or null != "prometheus" && source.isDefault.content or (source.isDefault or false);
   file = lib.types.nullOr (lib.types.either lib.types.str lib.types.path);
 in
 {
@@ -140,7 +144,7 @@ in
           url = "http://${listening.reach config.services.prometheus.listenAddress config.services.prometheus.port}";
           # Grafana does not start with two. Of the definitions as written: what they become asks for this.
           isDefault = lib.mkDefault (
-            !lib.any (source: source.uid or null != "prometheus" && source.isDefault or false == true) (
+            !lib.any isDefault (
               lib.concatMap (
                 given: if lib.isList given.settings.datasources or null then given.settings.datasources else [ ]
               ) (options.services.grafana.provision.datasources.definitions or [ ])

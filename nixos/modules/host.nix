@@ -17,7 +17,10 @@ let
   paths = import ./paths.nix { inherit lib; };
   kinds = "(sk-)?(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp[0-9]+)(@openssh.com)?";
   # A file that was read may have several, and ends with a line's end.
-  keys = lib.filter (key: key != "") (lib.concatMap (lib.splitString "\n") cfg.sshKeys);
+  given = lib.filter (key: key != "") (lib.concatMap (lib.splitString "\n") cfg.sshKeys);
+  private = lib.any (lib.hasInfix "PRIVATE KEY") given;
+  # One message is enough then, without the key.
+  keys = lib.optionals (!private) given;
   # How a public key begins, in base64: its kind once more.
   beginnings = {
     ssh-rsa = "AAAAB3NzaC1yc2E";
@@ -134,7 +137,13 @@ in
   config = lib.mkIf cfg.enable {
     assertions = [
       {
-        assertion = keys != [ ];
+        assertion = !private;
+        message = line ''
+          host ${host}: orin.host.sshKeys holds a private key, which would lie in the Nix store for everyone to
+          read. Write the content of ~/.ssh/id_ed25519.pub, and make a new pair if this was built.'';
+      }
+      {
+        assertion = given != [ ];
         message = line ''
           host ${host}: orin.host.sshKeys is empty, and nobody could log in. Set it to the content of
           your ~/.ssh/id_ed25519.pub, as in `orin.host.sshKeys = [ "ssh-ed25519 AAAA... me" ]`.'';
@@ -203,6 +212,9 @@ in
       (rule "orin.host.modelFolder" (toString cfg.modelFolder) (
         !lib.hasPrefix builtins.storeDir (toString cfg.modelFolder)
       ) ''the Nix store is read-only; name a folder of the board as a string, as in "/var/lib/models"'')
+      (rule "orin.host.modelFolder" (toString cfg.modelFolder) (
+        !lib.elem (toString cfg.modelFolder) (paths.homes config [ cfg.user ])
+      ) "the folder is given to ${cfg.user}, and this is somebody else's home; write one of its own")
       # It becomes the user's own.
       (rule "orin.host.modelFolder" (toString cfg.modelFolder)
         (paths.inStore cfg.modelFolder || paths.ownable cfg.modelFolder)

@@ -25,7 +25,7 @@ let
           api_base = "${lib.removeSuffix "/" server.url}/v1";
           # LiteLLM wants some key; a server that asks for none ignores it.
           api_key = if server.keyVariable == null then "none" else "os.environ/${server.keyVariable}";
-          timeout = cfg.timeout;
+          inherit (cfg) timeout;
           stream_timeout = cfg.firstTokenTimeout;
           # The OpenAI client below LiteLLM would try the same board again.
           max_retries = 0;
@@ -176,6 +176,12 @@ in
         (check.rule "${at}.models" server.models (
           server.models != [ ] || entries == [ ]
         ) ''no request would go to this server; name its models, as in [ "small" ], or leave it out'')
+        (check.rule "${at}.models" server.models (lib.all (check.matches "[^[:space:]]+") server.models)
+          "a name here is empty or holds a space, which no server has; write it as that server's `orin.llm-server.models` does"
+        )
+        (check.rule "${at}.keyVariable" server.keyVariable (server.keyVariable != "LITELLM_MASTER_KEY")
+          "this is the gateway's own key, which the board would see; give the board's key a line of its own"
+        )
         (check.rule "${at}.models" server.models (lib.allUnique server.models)
           "one of these is here twice and would get twice the requests; name each once"
         )
@@ -191,7 +197,7 @@ in
       ]
     ) names
     ++ map (name: {
-      assertion = builtins.match "https?://[^/]+/?" cfg.servers.${name}.url != null;
+      assertion = builtins.match "https?://[^/[:space:]]+/?" cfg.servers.${name}.url != null;
       message = line ''
         host ${host}: orin.llm-gateway.servers.${name}.url = "${cfg.servers.${name}.url}" is no address of a server. Write
         scheme, host and port alone, as in "http://${name}:8000".'';

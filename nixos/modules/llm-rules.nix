@@ -94,32 +94,40 @@ in
       model.memory == null || check.matches "([1-9][0-9]?|100)%" model.memory
     ) ''write a share of the free memory, 1% to 100%, without a space, as in "40%"'')
     (check.rule "orin.llm-server.models.${name}.file" model.file (
-      !lib.hasSuffix "/" model.file && !check.matches "[a-z0-9]+://.*" model.file
-    ) ''write a file of the board, no folder and no address, as in "/var/lib/models/model.gguf"'')
+      !check.matches "[a-z0-9]+://.*" model.file
+    ) ''the server downloads nothing; write a file of the board, as in "/var/lib/models/model.gguf"'')
+    (check.rule "orin.llm-server.models.${name}.file" model.file (
+      !check.matches ".*\\.(bin|pt|pth|safetensors)" model.file
+    ) "the engines read GGUF alone; convert it with llama.cpp's convert_hf_to_gguf.py")
     (check.rule "orin.llm-server.models.${name}.extraFlags" model.extraFlags (lib.all
       (flag: !lib.elem (lib.head (lib.splitString "=" flag)) ours)
       model.extraFlags
     ) "an option sets one of these flags; leave it out and set the option, as in `port` for --port")
     (check.flags "orin.llm-server.models.${name}.extraFlags" model.extraFlags)
     {
-      assertion = builtins.match "[a-z0-9][a-z0-9_-]*" name != null;
+      assertion = builtins.match "[a-z0-9][a-z0-9_-]{0,62}" name != null;
       message = line ''
         host ${host}: orin.llm-server.models."${name}": the name becomes part of a unit's: lower-case letters,
-        digits, - and _, as in `orin.llm-server.models.main`.'';
+        digits, - and _, 63 at most, as in `orin.llm-server.models.main`.'';
     }
     (paths.file {
       inherit host;
       option = "orin.llm-server.models.${name}.file";
       path = model.file;
       why = "where each rebuild would copy gigabytes to";
-      example = "/var/lib/models/${lib.strings.sanitizeDerivationName (baseNameOf model.file)}";
+      example = "/var/lib/models/${
+        if lib.hasSuffix ".gguf" model.file then
+          lib.strings.sanitizeDerivationName (baseNameOf model.file)
+        else
+          "model.gguf"
+      }";
     })
     (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
       model.draftModel != model.file
     ) "this is `file` too, and guesses of the same model save nothing; name a smaller one, or null")
     (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
-      model.draftModel == null || !check.matches "(.*/|[a-z0-9]+://.*)" model.draftModel
-    ) ''write a file of the board, no folder and no address, as in "/var/lib/models/draft.gguf"'')
+      model.draftModel == null || !check.matches "[a-z0-9]+://.*" model.draftModel
+    ) ''the server downloads nothing; write a file of the board, as in "/var/lib/models/draft.gguf"'')
     (paths.file {
       inherit host;
       option = "orin.llm-server.models.${name}.draftModel";

@@ -16,9 +16,13 @@ rec {
     plain path
     && !inStore path
     &&
-      builtins.match "/((bin|boot|dev|etc|lib|lib64|nix|proc|root|run|sbin|sys|tmp|usr)(/.*)?|home|srv|mnt|var|var/(cache|lib|log|tmp)|var/(cache|lib|log)/(grafana|nixos|private|prometheus2|systemd)(/.*)?)?/*" (
+      builtins.match "/((bin|boot|dev|etc|lib|lib64|nix|proc|root|run|sbin|sys|tmp|usr)(/.*)?|home|srv|mnt|var|var/(cache|lib|log|tmp)|var/(cache|lib|log)/(grafana|nixos|orin-(backup|cache|grafana|upgrade)|private|prometheus2|systemd)(/.*)?)?/*" (
         toString path
       ) == null;
+
+  # Homes of a host's users but those named: whoever is given one locks its owner out.
+  homes =
+    config: except: lib.mapAttrsToList (_: user: user.home) (removeAttrs config.users.users except);
 
   # One assertion for a file outside the store; null is no file. `example` is one that is right.
   file =
@@ -34,7 +38,7 @@ rec {
       said = ''host ${host}: ${option} = "${given}"'';
     in
     {
-      assertion = path == null || plain path && !inStore path;
+      assertion = path == null || plain path && !inStore path && !lib.hasSuffix "/" given;
       message = line (
         if inStore path then
           ''
@@ -42,6 +46,8 @@ rec {
             Write it as a string that names a file on the board, as in `${option} = "${example}"`.''
         else if !lib.hasPrefix "/" given then
           ''${said} is no absolute path. Write it from the root, as in "${example}".''
+        else if plain path then
+          ''${said} ends with a slash, as a folder does. Name the file, as in "${example}".''
         else
           ''
             ${said} holds a space, a quote, a .. or one of : % \, which systemd

@@ -15,9 +15,14 @@ let
     inherit lib;
     host = config.networking.hostName;
   };
-  jetpack = config.hardware.nvidia-jetpack or { };
-  som = jetpack.som or "generic";
-  fast = jetpack.super or false;
+  # Without JetPack's NixOS module these options do not exist.
+  jetpack = {
+    som = "generic";
+    super = false;
+  }
+  // config.hardware.nvidia-jetpack or { };
+  inherit (jetpack) som;
+  fast = jetpack.super;
   # The modes that a module's files have, of all its sizes (nvpmodel_p3701_*.conf, nvpmodel_p3767_*.conf;
   # "Supported Modes and Power Efficiency" of the Jetson Linux 36.4 guide). null: not known.
   modes =

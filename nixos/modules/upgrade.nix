@@ -82,10 +82,19 @@ in
         ) cfg.units)
         "this host has not all of these, and every upgrade would be undone; leave the option out for those that it has"
       )
+      (check.rule "orin.upgrade.units" cfg.units (
+        lib.intersectLists cfg.units [
+          "nixos-upgrade.service"
+          "orin-upgrade-check.service"
+        ] == [ ]
+      ) "the check cannot wait for itself or for what started it; leave these out")
       (check.calendar "orin.upgrade.dates" cfg.dates)
       (check.rule "orin.upgrade.flake" cfg.flake
-        (check.matches "(/|[a-z][a-z0-9+]*:)[^[:space:]]+" cfg.flake)
-        ''write a path from the root or an address, as in "/etc/nixos" or "github:me/my-orins"''
+        (
+          check.matches "(/|[a-z][a-z0-9+]*:)[^[:space:]]+" cfg.flake
+          && !lib.hasInfix builtins.storeDir cfg.flake
+        )
+        ''write a path from the root or an address, outside the Nix store, which never changes, as in "/etc/nixos" or "github:me/my-orins"''
       )
       (check.rule "orin.upgrade.timeout" cfg.timeout (cfg.timeout >= slowest)
         "a server may take ${toString slowest} seconds to start (`orin.llm-server.startTimeout`), and the upgrade would be undone before; write that or more"

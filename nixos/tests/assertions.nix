@@ -199,7 +199,13 @@ let
     };
   };
 in
-lib.mapAttrs (_: case: {
-  inherit (case) wanted;
-  got = map (rule: rule.message) (lib.filter (rule: !rule.assertion) case.host.config.assertions);
-}) (import ./mistakes.nix { inherit lib imitation; } // boards)
+lib.mapAttrs
+  (_: case: {
+    inherit (case) wanted;
+    got = map (rule: rule.message) (lib.filter (rule: !rule.assertion) case.host.config.assertions);
+  })
+  (
+    import ./mistakes.nix { inherit lib imitation; }
+    // import ./slips.nix { inherit lib imitation; }
+    // boards
+  )

@@ -27,6 +27,7 @@ let
       tinygrad.enable = true;
       performance.enable = true;
       telemetry.enable = true;
+      telemetry.alertmanager.enable = true;
       telemetry.exporter.listenAddress = "fd00::5";
       llm-server = {
         enable = true;
@@ -57,8 +58,8 @@ let
     );
   # What the stranger wrote, and what it became.
   kept = {
-    "networking.firewall.enable" = attic.networking.firewall.enable == false;
-    "boot.loader.systemd-boot.enable" = attic.boot.loader.systemd-boot.enable == false;
+    "networking.firewall.enable" = !attic.networking.firewall.enable;
+    "boot.loader.systemd-boot.enable" = !attic.boot.loader.systemd-boot.enable;
     "fileSystems./.device" = attic.fileSystems."/".device == "tank/root";
     "fileSystems./boot.options" = attic.fileSystems."/boot".options == [ "nofail" ];
     "security.sudo.wheelNeedsPassword" = attic.security.sudo.wheelNeedsPassword;
@@ -83,6 +84,12 @@ let
         "processes"
         "systemd"
       ];
+    # On the loopback alone, with no port for others of its kind.
+    "services.prometheus.alertmanager" =
+      let
+        flags = lib.splitString " " attic.systemd.services.alertmanager.serviceConfig.ExecStart;
+      in
+      lib.elem "--web.listen-address" flags && lib.elem "--cluster.listen-address=" flags;
     "services.grafana.settings.server.http_port" =
       attic.services.grafana.settings.server.http_port == 8080;
     "services.grafana.settings.security.secret_key" =
@@ -103,7 +110,7 @@ let
     "services.restic.backups.orin" =
       lib.hasInfix "/home/ada/.local/state/tinygrad-orin/history.db" attic.services.restic.backups.orin.backupPrepareCommand;
     "systemd.sockets.harmonia" =
-      attic.systemd.sockets.harmonia.socketConfig.ListenStream == "[::]:5000";
+      attic.systemd.sockets.harmonia.socketConfig.ListenStream == "10.0.0.5:5050";
     "systemd.services.harmonia" =
       attic.systemd.services.orin-cache-key.requiredBy == [ "harmonia.service" ]
       && lib.hasInfix "/var/lib/orin-cache/secret-key" (
@@ -129,14 +136,16 @@ let
       ];
     # And Prometheus finds what listens where the stranger, or our option, says.
     "services.prometheus.scrapeConfigs.*.targets" =
-      lib.concatMap (
-        job: lib.concatMap (target: target.targets) job.static_configs
-      ) attic.services.prometheus.scrapeConfigs == [
-        "router:9100"
-        "[fd00::5]:9401"
+      lib.sort lib.lessThan (
+        lib.concatMap (
+          job: lib.concatMap (target: target.targets) job.static_configs
+        ) attic.services.prometheus.scrapeConfigs
+      ) == [
         "10.0.0.5:9999"
-        "127.0.0.1:9111"
         "127.0.0.1:8000"
+        "127.0.0.1:9111"
+        "[fd00::5]:9401"
+        "router:9100"
       ];
   };
 

@@ -167,12 +167,12 @@
       ''orin.llm-server.models.main.file = "/var/lib/models/My Model.gguf" holds a space''
       ''orin.llm-server.models.main.memory = "40 %": write a share''
       "orin.llm-server.models.main.port and orin.telemetry.prometheus.port are both 9090"
-      ''orin.llm-server.models.folder.file = "/var/lib/models/": write a file''
+      ''orin.llm-server.models.folder.file = "/var/lib/models/" ends with a slash''
       "orin.llm-server.models.folder.port and services.openssh.ports.[0] are both 22"
       "orin.llm-server.models.folder.port = 22: this service does not run as root"
       "orin.llm-server.models.folder.extraFlags = [ \"--port=9000\" ]: an option sets one"
       ''orin.llm-server.models."Big Model": the name becomes part''
-      ''orin.llm-server.models.Big Model.file = "https://example.org/model.gguf": write a file''
+      ''orin.llm-server.models.Big Model.file = "https://example.org/model.gguf": the server downloads''
       ''orin.llm-server.models.Big Model.file = "https://example.org/model.gguf" is no absolute path''
       "orin.llm-gateway.environmentFile is not set"
       ''orin.llm-gateway.servers.orin-1.url = "orin-1:8000" is no address''
@@ -456,7 +456,7 @@
       ''orin.backup.repository = "sftp:nas": restic would make a folder''
       ''orin.backup.dates = "2026-13-01 04:00": write it as systemd.time(7) does''
       ''orin.backup.paths = [ "/srv/../.." ]: write each from the root''
-      ''orin.backup.databases."other" = "/var/lib/other/": this is a folder''
+      ''orin.backup.databases."other" = "/var/lib/other/" ends with a slash''
     ];
   };
   # Whose repository's address holds the password.

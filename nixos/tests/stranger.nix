@@ -1,5 +1,6 @@
 # A host file of somebody's own, older than our modules: it has its Prometheus, Grafana, node exporter, users,
-# firewall, disks, loader and governor, all with plain values. Our modules must let each of them stand.
+# firewall, disks, loader and governor, with plain values and one `mkForce`. Our modules must let each of them stand.
+{ lib, ... }:
 {
   networking = {
     hostName = "attic";
@@ -49,6 +50,7 @@
       settings.PasswordAuthentication = true;
     };
     chrony.enable = true;
+    harmonia.cache.settings.bind = "10.0.0.5:5050";
     avahi.enable = false;
 
     prometheus = {
@@ -89,7 +91,7 @@
           name = "Loki";
           type = "loki";
           url = "http://loki:3100";
-          isDefault = true;
+          isDefault = lib.mkForce true;
         }
       ];
     };

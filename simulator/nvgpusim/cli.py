@@ -351,13 +351,15 @@ def programs(cubin: Path, ptx: Path) -> int:
 
 @click.command("nvgpusim judge")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--only", default="*", metavar="PATTERN", help="Sequences, as in 'place/*'.")
+@click.option(
+    "--only", default="*", metavar="PATTERN", help="Names of sequences to compare, as 'place/*'."
+)
 @click.option(
     "--show",
     type=click.IntRange(min=0),
     default=20,
     show_default=True,
-    help="Differences to print, one a sequence.",
+    help="Most differences to print, one of each sequence.",
 )
 def judge(file: Path, only: str, show: int) -> int:
     """Compare the model with FILE, recorded answers of NVIDIA's driver code; exit 1 if it differs.

@@ -18,6 +18,14 @@ ONE = "{{instance}}"
 ROW = f"{ONE} {{{{model}}}} {{{{test}}}} {{{{backend}}}}"
 #: Grafana's grid is 24 wide.
 WIDTH = 24
+#: The pages' dark colours (benchmarks/orinbench/report/report.css), as Grafana opens dark: power,
+#: load and temperature as on the exporter's page.
+COLOURS = {
+    **dict.fromkeys(("watt", "joule"), "#ff9552"),
+    **dict.fromkeys(("percentunit", "hertz"), "#5eb3ea"),
+    "celsius": "#ff8f85",
+}
+GOOD, BAD = "#5fd3ad", "#ff8f85"
 
 
 @dataclass(frozen=True)
@@ -38,11 +46,14 @@ class Panel:
     def json(self, number: int, x: int, y: int) -> dict[str, Any]:
         """The panel at its place in the grid."""
         low, high = self.limits
-        steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
+        steps: list[dict[str, Any]] = [{"color": GOOD, "value": None}]
         steps += [{"color": colour, "value": value} for value, colour in self.thresholds]
         defaults: dict[str, Any] = {"unit": self.unit}
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
         defaults |= {key: v for key, v in (("min", low), ("max", high)) if v is not None}
+        if colour := COLOURS.get(self.unit):
+            mode = "shades" if self.kind == "timeseries" else "fixed"
+            defaults["color"] = {"mode": mode, "fixedColor": colour}
         if self.kind == "timeseries":
             defaults["custom"] = {"fillOpacity": 8, "showPoints": "never", "spanNulls": False}
         instant = self.kind == "table"
@@ -150,7 +161,7 @@ BOARD = Dashboard(
             "Throttle events, 5 min",
             "none",
             f"sum by (instance) (reason:jetson_throttle_events:increase5m{{{INSTANCE}}})",
-            thresholds=[(1, "red")],
+            thresholds=[(1, BAD)],
         ),
         stat("Multiprocessors on", "none", f"jetson_gpu_multiprocessors{{{INSTANCE}}}"),
         Panel(
@@ -178,7 +189,7 @@ BOARD = Dashboard(
             description="A gated zone has no value.",
         ),
         Panel(
-            "GPU",
+            "GPU load",
             "percentunit",
             [(f"jetson_gpu_load_ratio{{{INSTANCE}}}", f"{ONE} load of GPU {{{{gpu}}}}")],
             limits=(0, 1),

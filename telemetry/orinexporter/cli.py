@@ -378,7 +378,7 @@ def record(
     default=1.0,
     type=click.FloatRange(0.1, 60),
     metavar="SECONDS",
-    help="Time between two looks.",
+    help="Seconds between two readings.",
 )
 @click.pass_context
 def top(context: click.Context, /, interval: float) -> None:

@@ -31,15 +31,20 @@
       };
 
       modulesOf =
-        hostName: board:
+        hostName:
+        {
+          modules,
+          som ? "orin-agx",
+          super ? false,
+          ...
+        }:
         tinygrad-orin.lib.orinModules {
-          inherit hostName;
-          som = board.som or "orin-agx";
+          inherit hostName som;
           modules = [
             ./common.nix
-            { hardware.nvidia-jetpack.super = board.super or false; }
+            { hardware.nvidia-jetpack = { inherit super; }; }
           ]
-          ++ board.modules or [ ];
+          ++ modules;
         };
       # A machine that is no Orin: it keeps and shows what the boards measure.
       monitor = [

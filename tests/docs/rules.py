@@ -234,8 +234,10 @@ RULES: list[tuple[str, Answer]] = [
     ),
     # docs/matvec.md, models.md, performance.md
     (
-        r"python3 tools/matvec_decode\.py .*",
-        Run("python3 tools/matvec_decode.py --help", shows="(?s)--stock.*--patched.*--devices"),
+        r"python3 experiments/matvec_decode\.py .*",
+        Run(
+            "python3 experiments/matvec_decode.py --help", shows="(?s)--stock.*--patched.*--devices"
+        ),
     ),
     (
         r"orinbench synth --shape tiny\|160m.*",
@@ -287,7 +289,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"eval .*docs/examples/env\.py\)\"", Elsewhere("tests/docs/conftest.py", '"env.py"')),
     (r"export NO_COLOR=1", Run()),
     (
-        r"tools/environment\.py --check docs/environment\.md",
+        r"tools/environment\.py --check docs/reference/environment\.md",
         Elsewhere("tests/docs/test_environment.py", "differences(variables("),
     ),
     (
@@ -297,7 +299,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"tools/series verify 0002", Elsewhere("Makefile", "tools/series verify\n")),
     (
         r"tools/series verify --forward (0\.14\.0|DIR@REF)",
-        Elsewhere("tests/tools/test_series.py", '"--forward"'),
+        Elsewhere("tests/tools/test_series_verify.py", '"--forward"'),
     ),
     (
         r"PARALLEL=0 CCACHE=0 python docs/examples/release\.py",

@@ -10,7 +10,10 @@ from pathlib import Path
 
 from tests.docs.pages import REPOSITORY
 
-ROOMS = ("benchmarks", "docs", "engine", "nixos", "simulator", "telemetry", "tests", "tools")
+ROOMS = (
+    "benchmarks", "docs", "engine", "experiments", "nixos", "simulator", "telemetry", "tests",
+    "tools",
+)  # fmt: skip
 PACKAGES = (
     "benchmarks/orinbench", "engine/orinllm", "simulator/nvgpusim", "telemetry/orinboard",
     "telemetry/orinexporter",

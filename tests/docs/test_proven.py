@@ -1,4 +1,4 @@
-"""docs/proven.md: each command exists, each claim has its page, and the marks are known ones."""
+"""docs/reference/proven.md: commands exist, each claim has its page, the marks are known ones."""
 
 import re
 
@@ -8,7 +8,7 @@ from tests.docs.pages import REPOSITORY, anchors, text
 
 from orinbench.cli import orinbench
 
-PAGE = "docs/proven.md"
+PAGE = "docs/reference/proven.md"
 MARK = re.compile(r"|yes(, [\w ]+)?|waits")
 ROWS = [
     [cell.strip() for cell in line.split("|")[1:-1]]
@@ -23,11 +23,12 @@ def test_a_claim_has_a_page_and_a_command(row: list[str]) -> None:
     assert len(claim) > 10 and len(where) == 4
     assert all(MARK.fullmatch(mark) for mark in where), where
     assert any(mark.startswith("yes") for mark in where), "a claim that nothing shows"
-    link = re.fullmatch(r"\[[\w-]+\]\(([\w.-]+\.md)(?:#([\w-]+))?\)", page)
-    assert link and (REPOSITORY / "docs" / link[1]).exists()
-    assert not link[2] or link[2] in anchors(f"docs/{link[1]}"), page
+    link = re.fullmatch(r"\[[\w-]+\]\(([\w./-]+\.md)(?:#([\w-]+))?\)", page)
+    assert link
+    file = ((REPOSITORY / PAGE).parent / link[1]).resolve().relative_to(REPOSITORY).as_posix()
+    assert not link[2] or link[2] in anchors(file), page
     for figure in re.findall(r"\d[\d.,]*\d", claim):
-        assert figure in text(f"docs/{link[1]}"), f"{claim}: {figure} is not on its page"
+        assert figure in text(file), f"{claim}: {figure} is not on its page"
     exists(command.strip("`"))
 
 

@@ -50,6 +50,8 @@ def load_emulated(
     plan = make_plan(gguf, config, "EMU", kv)
     assert plan.fused, plan.obstacles
     weights = Weights(gguf, config, "EMU")
+    with weights.arriving():
+        pass
     memory = make_memory(config, weights, "EMU", context, pages or context // PAGE, kv)
     return FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
 

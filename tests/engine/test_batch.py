@@ -1,16 +1,20 @@
 """Batches on tensor cores, on the emulated GPU: products, choice of tokens, whole models."""
 
+import ctypes
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
+from tests.engine import cuda_emulation
 from tests.engine.conftest import Load
 from tests.engine.emulated_buffers import Array, buffer, read
+from tests.engine.sources import flat
 
 from orinbench.model import open_model
 from orinbench.reference import Reference
+from orinllm.errors import BadInput
 from orinllm.fused import FusedExecutor, size_classes
 from orinllm.ggml import kernel_types
 from orinllm.launch import Graph
@@ -18,8 +22,8 @@ from orinllm.launches.batch import ArgmaxScratch, argmax, batch_products
 from orinllm.launches.buffers import PAGE, Q8_0, Weight
 from orinllm.launches.gemm import RowProduct
 from orinllm.launches.gemv import Product, Tail, products
-from orinllm.memory import make_memory, pages_of, pages_that_fit
-from orinllm.network import Network
+from orinllm.memory import make_memory, most_pages, pages_of, pages_that_fit
+from orinllm.network import Network, make_executor, plan_network
 
 pytestmark = pytest.mark.usefixtures("emulation")
 BY_NAME = {t.name: t for t in kernel_types().values()}
@@ -245,6 +249,37 @@ def test_a_slot_does_not_depend_on_the_others(
     executor.place(pages[0])
     executor.step(5, 20)
     assert 0 < off(executor.logits(), alone) < EIGHT_BIT
+
+
+ADDRESSES = """
+struct Paged {
+  typedef u16 Element;
+  static constexpr int PAGE = 64, KV_HEADS = 2, HEAD_DIM = 64;
+};
+extern "C" __global__ void __launch_bounds__(32, 1) entry(const int* page, u64* out) {
+  const Cached<Paged> cache = {(u16*)0, 0};
+  const u32 key = key_offset<Paged>(*page, Paged::KV_HEADS - 1, 63);
+  out[0] = (u64)(cache.elements + key);
+  out[1] = (u64)(cache.elements + (key + value_offset<Paged>()));
+}
+"""
+
+
+def test_the_last_page_that_kernels_address(
+    synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of 8 GB a layer: its last rows are where they belong. Of one more page is told."""
+    network = Network.read(synthetic("tiny", "F16"), 128)
+    most, out, three = most_pages(network.config), np.zeros(2, np.uint64), ctypes.c_int * 3
+    page = np.array([most - 1], np.int32)
+    lib = cuda_emulation.compile_emulated(flat("cache.cuh") + ADDRESSES)
+    pointers = (ctypes.c_void_p * 2)(page.ctypes.data, out.ctypes.data)
+    ctypes.CDLL(lib.decode()).emulated_launch(pointers, three(1, 1, 1), three(32, 1, 1))
+    # Halves of 64 elements; behind the last keys come the values of two heads.
+    assert out.tolist() == [2**33 - 128 - 2 * PAGE * 128, 2**33 - 128]
+    monkeypatch.setattr("orinllm.memory._MOST_ELEMENTS", 2**32 // most)
+    with pytest.raises(BadInput, match=r"of 128 tokens; the fused kernels address those of 64 at"):
+        make_executor(network, plan_network(network, "EMU"))
 
 
 def test_a_pool_of_pages(synthetic: Callable[[str, str], Path]) -> None:

@@ -194,6 +194,45 @@ orinllm.cli.main()
         assert talk.startswith(says) and "Traceback" not in talk
 
 
+def test_a_start_imports_what_it_needs() -> None:
+    """A device begins to open before tinygrad is there; fused kernels need no general path."""
+    program = """
+import sys
+import orinllm.cli
+print(*sys.modules.keys() & {"tinygrad", "numpy", "tokenizers", "rich", "orinllm.device"})
+import orinllm.model, orinllm.conversation
+print(*sys.modules.keys() & {"gguf", "yaml", "sentencepiece", "jinja2", "llguidance",
+    "orinllm.general", "orinllm.cpu_executor", "orinllm.launches.experts", "orinllm.server"})
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+    assert said == b"\n\n"
+
+
+def test_a_device_that_fails_is_one_line() -> None:
+    program = """
+import sys
+import orinllm.cli
+from orinllm.sequential import Sequential
+token, asked = Sequential.token, []
+def fails(self):
+    asked.append(self)
+    if len(asked) == 3:
+        raise RuntimeError("CUDA Error 700, an illegal memory access\\n  SM 3 fault")
+    return token(self)
+Sequential.token = fails
+orinllm.cli.main()
+"""
+    for words in (["run", "-p", FRANCE], ["chat"]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words, MODEL, *SMALL],
+            input=FRANCE, capture_output=True, text=True, timeout=SECONDS, check=False,
+        )  # fmt: skip
+        assert done.returncode == 1
+        *_, last = done.stderr.splitlines()
+        assert last == "orinllm: CPU: failed: CUDA Error 700, an illegal memory access; SM 3 fault"
+        assert "Traceback" not in done.stderr
+
+
 def test_standard_input_that_is_no_text() -> None:
     code, out, talk = orinllm("run", MODEL, "-p", "-", stdin=b"\xff\xfe")
     assert (code, out) == (2, "")

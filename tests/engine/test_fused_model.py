@@ -1,9 +1,11 @@
 """Answers of a model on the fused kernels: what is kept, where they end, which path is taken."""
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from orinllm.compiler import compiler_path
 from orinllm.errors import BadInput
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import F16, Q8_0
+from orinllm.memory import Memory
 from orinllm.model import Header, Model
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling, sample
@@ -53,10 +56,51 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
     monkeypatch.setattr(Buffer, "copyin", copy)
     monkeypatch.setattr(Device["EMU"], "synchronize", lambda: events.append("wait"))
     weights = Weights(gguf, config, "EMU")
+    with weights.arriving():
+        pass
     assert len(events) >= 6 and events == ["copy", "wait"] * (len(events) // 2)
     found = weights.matrix("token_embd").buffer
     raw = found.copyout(memoryview(bytearray(found.nbytes)))
     assert bytes(raw) == gguf.bytes(config.matrix("token_embd").tensor).tobytes()
+
+
+def test_weights_arrive_while_launches_are_built(
+    emulation: None, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two threads may use a device; what ends the one, Ctrl-C too, ends the other."""
+    network = Network.read(synthetic("tiny", "Q8_0"))
+    built, copied, begun = threading.Event(), list[int](), threading.Event()
+
+    def copy(piece: Buffer, data: memoryview) -> None:
+        begun.set()
+        assert built.wait(60)
+        copied.append(data.nbytes)
+        piece.copyin(data)
+
+    def build(memory: Memory, chunked: bool) -> FusedExecutor:
+        assert begun.wait(60)
+        built.set()
+        return cast(FusedExecutor, memory)
+
+    def interrupted(memory: Memory, chunked: bool) -> FusedExecutor:
+        threading.Timer(0.1, built.set).start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orinllm.weights._PIECE_BESIDE", network.gguf.size_bytes // 3)
+    monkeypatch.setattr("orinllm.weights.copy_beside", lambda device: copy)
+    monkeypatch.setattr("orinllm.network.FusedExecutor", build)
+    memory = cast(Memory, make_executor(network, plan_network(network, "EMU")))
+    found = memory.weights.matrix("token_embd").buffer
+    raw = found.copyout(memoryview(bytearray(found.nbytes)))
+    where = network.config.matrix("token_embd").tensor
+    assert bytes(raw) == network.gguf.bytes(where).tobytes()
+    assert len(copied) > 3
+    built.clear()
+    copied.clear()
+    monkeypatch.setattr("orinllm.network.FusedExecutor", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_executor(network, plan_network(network, "EMU"))
+    assert len(copied) == 1
 
 
 def test_a_prompt_that_continues_reuses_the_cache(emulated: Load, synthetic: Synthetic) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 from tests.engine import cuda_emulation
 from tests.engine.sources import flat
 
-from orinllm.ggml import KernelType, kernel_types
+from orinllm.ggml import GgmlType, KernelType, kernel_types
 
 Array = NDArray[Any]
 TYPES = sorted(kernel_types().values(), key=lambda t: t.id)
@@ -178,12 +178,10 @@ quantized_by_name = pytest.mark.parametrize("type_", QUANTIZED, ids=lambda t: t.
 
 
 def test_sizes_are_those_of_gguf() -> None:
-    from gguf.constants import GGML_QUANT_SIZES
-
+    own = {kind.name: (int(kind), kind.block_values, kind.block_bytes) for kind in GgmlType}
+    assert own == {kind.name: (int(kind), *GGML_QUANT_SIZES[kind]) for kind in GGMLQuantizationType}
     for type_ in QUANTIZED:
-        size = GGML_QUANT_SIZES[GGMLQuantizationType(type_.id)]
-        assert (type_.block_values, type_.block_bytes) == size
-        assert GGMLQuantizationType(type_.id).name == type_.name
+        assert own[type_.name] == (type_.id, type_.block_values, type_.block_bytes)
 
 
 @by_name

@@ -194,7 +194,7 @@ class Machine:
     def run(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run a command inside, as root."""
         done = subprocess.run(
-            ["nsenter", "--all", "--target", str(self._pid), "--wd=/", *command],
+            ["nsenter", "--all", "--target", str(self._pid), "--wdns=/", *command],
             capture_output=True,
             text=True,
             timeout=300,

@@ -36,6 +36,31 @@ def test_packages_apps_and_shells_have_derivations(flake: Flake, system: str) ->
         assert path.endswith(".drv")
 
 
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_tinygrad_is_as_a_reviewer_of_nixpkgs_wants_it(flake: Flake, system: str) -> None:
+    """Its tests have derivations, on a Jetson's CUDA too; extras and meta are there."""
+    said = flake(
+        f"packages.{system}.tinygrad",
+        """p: {
+          inherit (p.meta) changelog description homepage maintainers platforms;
+          license = p.meta.license.spdxId;
+          extras = builtins.mapAttrs (_: map (each: each.pname)) p.optional-dependencies;
+          tests = builtins.mapAttrs (_: each: each.drvPath) p.tests;
+          upstream = p.tests.upstream.buildCommand;
+        }""",
+    )
+    assert said["tests"].keys() == {"cpu", "sm87", "upstream"}
+    extras = said["extras"]
+    assert set(extras["testing_minimal"]) < set(extras["testing_unit"]) < set(extras["testing"])
+    assert {"torch", "gguf"} <= set(extras["testing_unit"])
+    assert said["changelog"].startswith(said["homepage"]) and system in said["platforms"]
+    assert said["license"] == "MIT" and said["maintainers"] == []
+    devices = re.findall(
+        r"^DEV=(\w+) python3 -m pytest .* (test/\w+) ", said["upstream"], re.MULTILINE
+    )
+    assert devices == [("NULL", "test/null"), ("CPU", "test/unit")]
+
+
 def test_every_app_of_orinbench_is_a_command_of_it() -> None:
     """An app for a command that does not exist would fail at its first use."""
     text = (ROOT / "overlays" / "apps.nix").read_text()
@@ -63,6 +88,57 @@ def test_the_hosts_have_derivations_and_the_old_name_is_orin(flake: Flake) -> No
     assert hosts.keys() == {"orin", "orin-minimal", "orin-llm", "nixos-telemetry"}
     assert hosts["nixos-telemetry"] == hosts["orin"]
     assert len(set(hosts.values())) == 3
+
+
+def test_a_host_as_shipped_is_shut_and_opens_for_keys_alone(flake: Flake) -> None:
+    """One port, of ssh; every other service on the loopback; no password anywhere."""
+    said = flake(
+        "nixosConfigurations.orin-llm.config",
+        """c: {
+          firewall = {
+            inherit (c.networking.firewall) enable allowedTCPPorts allowedUDPPorts;
+            ranges = c.networking.firewall.allowedTCPPortRanges;
+          };
+          ssh = builtins.intersectAttrs {
+            PasswordAuthentication = 1; KbdInteractiveAuthentication = 1; PermitRootLogin = 1;
+          } c.services.openssh.settings;
+          addresses = {
+            grafana = c.services.grafana.settings.server.http_addr;
+            prometheus = c.services.prometheus.listenAddress;
+            node = c.services.prometheus.exporters.node.listenAddress;
+          };
+          exporter = c.systemd.services.jetson-exporter.serviceConfig.ExecStart;
+          server = c.systemd.services.orin-llm-server-main.serviceConfig.ExecStart;
+          passwords = builtins.filter (user: user.hashedPassword or null != null
+            || user.password or null != null || user.initialPassword or null != null
+            || user.initialHashedPassword or null != null) (builtins.attrValues c.users.users);
+          keys = builtins.mapAttrs (_: user: user.openssh.authorizedKeys.keys)
+            { inherit (c.users.users) root orin; };
+          wheel = c.users.users.orin.extraGroups;
+          rescue = c.systemd.services."serial-getty@ttyTCU0".serviceConfig.ExecStart or null;
+          folders = builtins.filter (rule: builtins.match ".*/var/lib/.*" rule != null)
+            c.systemd.tmpfiles.rules;
+        }""",
+    )
+    mdns = 5353
+    assert said["firewall"] == {
+        "enable": True,
+        "allowedTCPPorts": [22],
+        "allowedUDPPorts": [mdns],
+        "ranges": [],
+    }
+    assert said["ssh"] == {
+        "PasswordAuthentication": False,
+        "KbdInteractiveAuthentication": False,
+        "PermitRootLogin": "prohibit-password",
+    }
+    assert set(said["addresses"].values()) == {"127.0.0.1"}
+    assert "--listen 127.0.0.1:9401" in said["exporter"]
+    assert "--host 127.0.0.1" in said["server"]
+    assert said["passwords"] == [] and said["rescue"] is None
+    site = re.findall(r'"(ssh-\S+ [^"]+)"', (ROOT / "nixos/hosts/site.nix").read_text())
+    assert said["keys"] == {"root": site, "orin": site} and said["wheel"] == ["wheel"]
+    assert "d /var/lib/models 0755 orin users -" in said["folders"]
 
 
 def test_a_host_that_shares_packages_may_not_want_others(flake: Flake) -> None:
@@ -100,7 +176,7 @@ def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
             assert any(text in message for message in case["got"]), (name, case)
         for message in case["got"]:
             assert message.startswith("host board: ") and "\n" not in message, (name, message)
-    assert sum(len(case["got"]) for case in cases.values()) > 135
+    assert sum(len(case["got"]) for case in cases.values()) > 155
 
 
 def test_the_generated_pages_are_what_the_modules_say(flake: Flake) -> None:

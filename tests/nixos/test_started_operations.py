@@ -2,9 +2,11 @@
 
 Stand-ins: `nixos-rebuild`, which sets the next system in the profile and switches to it,
 harmonia, which says ready and answers with its key's name, and NVIDIA's generator of the CDI file.
+Podman is Debian's; the GPU that its container reads from is the kernel's zero device.
 """
 
 import importlib
+import json
 import re
 import shutil
 import sqlite3
@@ -17,10 +19,10 @@ from tests.nixos.pid1 import PYTHON, Machine, refusal, with_checkout
 from tests.nixos.recorded import SCRIPTS, recorded
 
 MODULES = Path(__file__).resolve().parents[2] / "nixos" / "modules"
-TOOLS = ("restic", "sqlite3", "nix-env")
+TOOLS = ("restic", "sqlite3", "nix-env", "podman", "crun")
 reason = refusal()
 if reason is None and (missing := [tool for tool in TOOLS if shutil.which(tool) is None]):
-    reason = f"{', '.join(missing)}: not here: apt-get install restic sqlite3 nix-bin"
+    reason = f"{', '.join(missing)}: not here: apt-get install restic sqlite3 nix-bin podman crun"
 pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 READBACK, UPGRADE = "orin-performance-readback.service", "nixos-upgrade.service"
@@ -32,6 +34,27 @@ HISTORY = "/home/orin/.local/state/tinygrad-orin/history.db"
 GRAFANA = "/var/lib/grafana/data/grafana.db"
 GPU = "/srv/board/sys/devices/platform/17000000.gpu/devfreq_dev/max_freq"
 PROFILE = "/nix/var/nix/profiles/system"
+CDI_FILE = "/run/cdi/nvidia-container-toolkit.json"
+NODES = ("/dev/nvgpu/igpu0/ctrl", "/dev/nvmap")
+LIBRARY = "/run/opengl-driver/lib"
+#: What `nvidia-ctk cdi generate` writes on a Jetson: nodes of its CSV files, the module's mounts.
+SPEC = {
+    "cdiVersion": "0.5.0",
+    "kind": "nvidia.com/gpu",
+    "devices": [
+        {"name": "all", "containerEdits": {"deviceNodes": [{"path": node} for node in NODES]}}
+    ],
+    "containerEdits": {
+        "env": ["NVIDIA_VISIBLE_DEVICES=void"],
+        "mounts": [
+            {
+                "hostPath": LIBRARY,
+                "containerPath": LIBRARY,
+                "options": ["ro", "nosuid", "nodev", "bind"],
+            }
+        ],
+    },
+}
 
 HARMONIA = """
 import os, socket
@@ -52,7 +75,7 @@ PROGRAMS = {
     "systemctl": 'exec systemctl "$@"',
     "harmonia-cache": with_checkout(f"exec {PYTHON}/bin/python3 /srv/harmonia.py"),
     "udevadm": "exit 1",
-    "nvidia-cdi-generator": 'echo {} >"$RUNTIME_DIRECTORY/nvidia-container-toolkit.json"',
+    "nvidia-cdi-generator": 'cp /srv/cdi.json "$RUNTIME_DIRECTORY/nvidia-container-toolkit.json"',
     "nixos-rebuild": f"""set -e
 test "$*" = "switch --refresh --flake /etc/nixos"
 nix-env --profile {PROFILE} --set "$(cat /srv/next)"
@@ -83,6 +106,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         machine.write(f"/nix/store/{name}", recorded()[f"{name}.sh"], 0o755)
     machine.write("/etc/systemd/system/harmonia.service.d/key.conf", f"[Unit]\nRequires={KEY}\n")
     machine.write("/srv/harmonia.py", HARMONIA)
+    machine.write("/srv/cdi.json", json.dumps(SPEC))
     for name in ("power_mode.py", "upgrade.py"):
         machine.write(f"/nix/store/{name}", (MODULES / name).read_text())
     board = importlib.import_module("fake_board")
@@ -91,6 +115,9 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     for name, frequency in {"old": 1300500000, "new": 612000000}.items():
         machine.write(f"/srv/{name}/bin/switch-to-configuration", SWITCH, 0o755)
         machine.write(f"/srv/{name}/frequency", f"{frequency}\n")
+    # A container's root folder: /usr is bound there.
+    for name in ("bin", "lib", "lib64"):
+        (machine.folder("/srv/image") / name).symlink_to(f"usr/{name}")
     machine.write("/var/lib/secrets/backup", "correct-horse\n", 0o400)
     machine.write("/var/lib/orin-grafana/grafana-secret-key", "the key\n", 0o400)
     with machine:
@@ -169,10 +196,31 @@ def test_a_cache_makes_its_key_once_and_says_it_to_the_other_boards(machine: Mac
     assert machine.run("stat", "--format=%u", f"/proc/{pid}").stdout.strip() != "0"
 
 
-def test_containers_find_the_devices_for_as_long_as_the_board_is_up(machine: Machine) -> None:
-    """Podman reads the folder at each start; what made the file has ended, and udev may be slow."""
+def contained(machine: Machine, script: str, *options: str) -> str:
+    """Run a shell script in a container of podman; the programs in it are this machine's."""
+    # Neither control groups nor limits above those of this machine: CI has no right to set them.
+    common = ["--rm", "--network=none", "--cgroups=disabled", "--volume=/usr:/usr:ro"]
+    limits = [f"--ulimit={name}=1000:1000" for name in ("nofile", "nproc")]
+    command = ["podman", "run", *common, *limits, *options, "--rootfs", "/srv/image"]
+    done = machine.run(*command, "/usr/bin/sh", "-c", script, check=False)
+    return done.stdout + done.stderr
+
+
+def test_a_container_that_asks_for_the_gpu_sees_it_for_as_long_as_the_board_is_up(
+    machine: Machine,
+) -> None:
+    """Podman reads the CDI file at each start, long after its maker has ended."""
     assert machine.wait(CDI, "active", 20)["SubState"] == "exited"
-    made = "/run/cdi/nvidia-container-toolkit.json"
-    assert machine.run("cat", made).stdout == "{}\n"
     machine.run("systemctl", "restart", CDI)
-    assert machine.run("cat", made).stdout == "{}\n"
+    assert json.loads(machine.run("cat", CDI_FILE).stdout) == SPEC
+    for node in NODES:
+        machine.run("install", "-d", str(Path(node).parent))
+        machine.run("mknod", node, "c", "1", "5")
+    machine.put(f"{LIBRARY}/libcuda.so.1", b"the driver")
+    script = f"head -c 4 {NODES[0]} | od; ls {' '.join(NODES)}; cat {LIBRARY}/libcuda.so.1"
+    seen = contained(machine, script, "--device", "nvidia.com/gpu=all")
+    assert seen == "0000000 000000 000000\n0000004\n" + "\n".join(NODES) + "\nthe driver"
+    unseen = contained(machine, script)
+    assert unseen.count("No such file or directory") == 4
+    unknown = contained(machine, script, "--device", "nvidia.com/gpu=7")
+    assert "unresolvable CDI devices nvidia.com/gpu=7" in unknown

@@ -1,15 +1,11 @@
 """0008: no vector access through a view whose offset is not aligned."""
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
-from tests.patches.conftest import REPOSITORY
+from experiments.ptx_alignment import Access, accesses, main
 from tests.patches.fake_cuda import ALIGNMENT, FakeCuda, fake_cuda
-
-sys.path.insert(0, str(REPOSITORY / "tools"))
-from ptx_alignment import Access, accesses, main
 
 
 def accesses_of(cuda: FakeCuda) -> list[Access]:

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from experiments import matvec_bench as bench
 from numpy.typing import NDArray
-from tests.patches.conftest import REPOSITORY, wheel_file
+from tests.patches.conftest import wheel_file
 
-sys.path.insert(0, str(REPOSITORY / "tools"))
-import matvec_bench as bench
-
-# Output of `tools/matvec_bench.py opts`, read once by a person: {type: {layer: [stock, patched]}}
+# Output of `experiments/matvec_bench.py opts`, read once by a person:
+# {type: {layer: [stock, patched]}}
 TABLE: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("matvec_opts.json").read_text()
 )

@@ -163,3 +163,10 @@ def edit(repository: Repository) -> Edit:
         path.write_text(text.replace(old, new))
 
     return replace
+
+
+def said(capture: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    err = capture.readouterr().err
+    assert err.count("\n") == 1 and err.startswith("series: "), err
+    return err

@@ -44,11 +44,11 @@ def _parser() -> argparse.ArgumentParser:
     proof = add("verify", "Prove the series; exit code 1 when something does not hold.", sdist=True)
     proof.add_argument("patches", nargs="*", metavar="PATCH", help="run the tests of these only")
     proof.add_argument("--quick", action="store_true", help="apply, import, round trip; no tests")
-    forward_help = "only report what goes onto a VERSION, or onto a git tree: DIR[@REF]"
+    forward_help = "only report which patches apply to a VERSION, or to a git tree: DIR[@REF]"
     proof.add_argument("--forward", metavar="TARGET", help=forward_help)
     proof.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
     status = add("status", "Print patches/README.md, made from the headers.")
-    status.add_argument("--check", action="store_true", help="say whether the file has this text")
+    status.add_argument("--check", action="store_true", help="exit 1 if patches/README.md differs")
     setup = add("install", "Install the patched base into a virtual environment.", sdist=True)
     setup.add_argument("venv", type=Path, metavar="VENV")
     return parser

@@ -48,12 +48,12 @@ from orinbench.talk import Talk, make_talk
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
-@history_option("where ids are looked up, and revisions are kept")
+@history_option("database in which ids are looked up and revisions are kept")
 @click.option("--no-history", is_flag=True, help="do not keep what is measured")
 @model_options
 @case_options
 @click.option("--rounds", default=10, type=click.IntRange(1), help="pairs of processes [10]")
-@repetitions_option(3, "in each round [3]")
+@repetitions_option(3, "repetitions in each round [3]")
 @click.option("--backend", help="one tinygrad device [the best that opens]")
 @click.option("--seed", default=0, type=click.IntRange(0), help="seed of order and token ids [0]")
 @click.option("--check/--no-check", default=None, help="check the results before timing")

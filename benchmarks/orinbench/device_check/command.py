@@ -86,7 +86,12 @@ def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | No
     help="folder that `tools/series checkout` made",
 )
 @click.option("--patch", metavar="LIST", help="patches to try with --trees, as 0002,0015 [all]")
-@click.option("--model", type=click.Path(path_type=Path), metavar="FILE", help="for llama-bench")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="model that llama-bench measures [synthetic 1B]",
+)
 @click.pass_context
 def device_check_command(context: click.Context, /, **options: Any) -> int:
     """Collect what only a real Orin can show.

@@ -23,7 +23,11 @@ from orinbench.samples.judge import is_slower, judge_saved, markdown
 
 @click.command("check")
 @click.argument("run", type=int, required=False)
-@click.option("--against", metavar="NAME|RUN", help="the baseline [pinned as baseline, or before]")
+@click.option(
+    "--against",
+    metavar="NAME|RUN",
+    help="run to compare with [the pinned baseline, else the run before]",
+)
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @click.pass_obj
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:

@@ -32,14 +32,16 @@ def _filters(command: Command) -> Command:
     return with_options(
         command,
         *(
-            click.option(f"--{name}", metavar="WORD", help=f"only names with this in them: {what}")
+            click.option(
+                f"--{name}", metavar="WORD", help=f"only runs whose {name} contains this: {what}"
+            )
             for name, what in examples.items()
         ),
     )
 
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
-@history_option("which history")
+@history_option("database of the runs")
 @_filters
 @click.option("--last", default=20, type=click.IntRange(1), help="runs that are shown [20]")
 @click.option(
@@ -60,8 +62,8 @@ def history_command(
 ) -> int:
     """List the runs kept, and the trend of each case.
 
-    A change is told from noise: of the processes inside the two runs, and of the runs of the same
-    software before them, where there are any. `check` is for CI.
+    A change counts if it exceeds the noise of the processes inside both runs, and of earlier runs
+    of the same software, where there are any. `check` is for CI.
     """
     context.obj = history or history_path()
     if context.invoked_subcommand is not None:

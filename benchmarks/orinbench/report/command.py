@@ -29,7 +29,7 @@ from orinbench.profiling.command import load
     help="kernel classes: what `orinbench profile -o json` wrote",
 )
 @click.option("--title", default="", help="[model and device]")
-@history_option("where ids are looked up")
+@history_option("database in which ids of runs are looked up")
 def report_command(
     results: tuple[str, ...],
     output: Path,

@@ -35,7 +35,7 @@ def _server_options(command: Command) -> Command:
             "urls", "--url", multiple=True, metavar="URL", help="a running server; may be repeated"
         ),
         click.option(
-            "--start", metavar="LIST", help=f"started here, in turns: {', '.join(STARTED)}"
+            "--start", metavar="LIST", help=f"servers to start, in turns: {', '.join(STARTED)}"
         ),
         click.option(
             "-m", "--model", type=click.Path(path_type=Path), metavar="FILE", help="GGUF to serve"
@@ -78,7 +78,7 @@ def _load_options(command: Command) -> Command:
             "--burstiness",
             type=click.FloatRange(0, min_open=True),
             default=1.0,
-            help="how requests arrive: less than 1 in bursts, more than 1 evenly [1: Poisson]",
+            help="arrivals of --rate: below 1 in bursts, above 1 more evenly [1: Poisson]",
         ),
         click.option(
             "--requests",

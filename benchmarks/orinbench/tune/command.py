@@ -243,8 +243,8 @@ def _device_name(device: str) -> str:
 
 @tune_command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--device", metavar="DEV", help="of this tinygrad device alone")
-@click.option("--level", type=int, help="of this BEAM level alone")
+@click.option("--device", metavar="DEV", help="only results of this tinygrad device")
+@click.option("--level", type=int, help="only results of this BEAM level")
 def export_command(file: Path, device: str | None, level: int | None) -> None:
     """Write what `tune` has found on this machine to FILE."""
     entries = [

@@ -26,8 +26,12 @@ def model_options(command: Command) -> Command:
         click.option(
             "--context", default=4096, type=click.IntRange(16), help="longest context [4096]"
         ),
-        click.option("--device", metavar="DEV", help="tinygrad's [DEV, or the first that opens]"),
-        click.option("--quant", default="Q6_K", help="its type [Q6_K]"),
+        click.option(
+            "--device", metavar="DEV", help="tinygrad device [DEV, or the first that opens]"
+        ),
+        click.option(
+            "--quant", default="Q6_K", help="type of the synthetic model's weights [Q6_K]"
+        ),
         click.option("--shape", help="a synthetic model of this shape instead of MODEL"),
     ):
         command = option(command)

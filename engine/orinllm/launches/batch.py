@@ -9,8 +9,6 @@ from orinllm.device import blocks_per_sm, multiprocessors
 from orinllm.launch import Argument, Constants, Launch
 from orinllm.launches.gemm import Neighbours, RowProduct, neighbours
 
-#: Sequences of a launch at most: their sums fit the static shared memory of a block.
-MOST_SEQUENCES = 32
 # Columns that a warp takes at once, so that columns / 128 warps at most have some.
 _STEP = 128
 # Warps of a block: the more where every block has one item alone.

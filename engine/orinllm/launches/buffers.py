@@ -15,6 +15,8 @@ PAGE = 64
 FEW = 4
 #: Tokens of a prompt that go through at once.
 CHUNK = 512
+#: Sequences of a launch at most: their sums fit the static shared memory of a block.
+MOST_SEQUENCES = 32
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Recorded answers of strangers' Orins, call by call, asked of the model (docs/evidence.md)."""
+"""Answers of strangers' Orins, call by call, asked of the model (docs/reference/evidence.md)."""
 
 from __future__ import annotations
 

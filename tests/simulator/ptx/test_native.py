@@ -20,7 +20,7 @@ from nvgpusim.ptx.native.plan import make
 
 from . import grammar
 from .flat import FlatMemory
-from .test_machine import STORE, kernel
+from .machine import STORE, kernel
 
 THREADS, BLOCKS = 64, 3
 SEEDS = np.random.default_rng(0).integers(0, 1 << 32, 4096, np.uint32)

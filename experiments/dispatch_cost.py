@@ -1,6 +1,6 @@
 """Python's cost of handing work to the GPU: TegraIface against the path of NVKIface.
 
-    .venv/bin/python -m tests.patches.dispatch_cost --rounds 30
+    .venv/bin/python -m experiments.dispatch_cost --rounds 30
 
 Both are NVDevice with a mocked kernel side: memory is real, nothing executes, every wait is over at
 once. One has what TegraIface says of itself (new_gpfifo, barriers, releases from the pushbuffer,
@@ -22,8 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from experiments.seeds import PROMPT, general, write_model
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
-from tests.patches.seeds import PROMPT, general, write_model
 
 PATHS = ("nvk", "tegra")
 LAUNCHES, KERNELS, REPLAYS = 500, 20, 100
@@ -208,7 +208,7 @@ def worker(path: str, what: str, model: Path, scratch: Path) -> subprocess.Popen
         "DEV": "NV",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.patches.dispatch_cost", "--worker", what, path, str(model)],
+        [sys.executable, "-m", "experiments.dispatch_cost", "--worker", what, path, str(model)],
         env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 

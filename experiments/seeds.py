@@ -1,6 +1,6 @@
 """Decode with a tiny model on the simulated Orin under every adversary, one run for each seed.
 
-    .venv/bin/python -m tests.patches.seeds --seeds 200 --state build/seeds
+    .venv/bin/python -m experiments.seeds --seeds 200 --state build/seeds
 
 A Q6_K LLaMA gets a prompt in chunks and decodes 32 tokens through TinyJit and graphs on TEGRA+NV.
 Tokens have to be those of tinygrad's CPU device, logits near those of a float64 LLaMA. Each seed
@@ -220,7 +220,7 @@ class Runner:
     def work(self, device: str, path: str, logits: Path, *seeds: int) -> subprocess.Popen[str]:
         """Start this file as a worker; the simulator is between it and NV."""
         simulator = [] if device == "CPU" else ["-m", "nvgpusim", "--quiet", "--"]
-        command = [sys.executable, *simulator, "-m", "tests.patches.seeds", "--worker", path]
+        command = [sys.executable, *simulator, "-m", "experiments.seeds", "--worker", path]
         command += [str(self.model), str(self.count), str(logits), *map(str, seeds)]
         surroundings = environment(device, self.state)
         return subprocess.Popen(command, env=surroundings, stdout=subprocess.PIPE, text=True)

@@ -21,16 +21,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+REPOSITORY = Path(__file__).resolve().parents[1]
 TARGETS = ("NULL:PTX:sm_87", "NULL:CUDA:sm_87")
 
 
 def pytest_configure(config: Any) -> None:
     """As a pytest plugin: note what the compilers are given and what they say."""
+    from experiments.ptx_alignment import accesses
     from tinygrad.runtime.support import compiler_cuda as compilers
-
-    sys.path.insert(0, str(HERE))
-    from ptx_alignment import accesses
 
     seen: dict[str, Any] = {"kernels": 0, "errors": [], "vectors": 0, "misaligned": []}
     sources: set[str] = set()
@@ -93,7 +91,7 @@ def assemble(target: str, args: argparse.Namespace) -> bool:
             "PARALLEL": "0",
             "XDG_CACHE_HOME": tmp,
             "ASSEMBLE_OUT": tmp,
-            "PYTHONPATH": os.pathsep.join(map(str, [*trees, HERE, tmp])),
+            "PYTHONPATH": os.pathsep.join(map(str, [*trees, REPOSITORY, tmp])),
             "NVRTC_PATH": str(wheel_file("cuda_nvrtc/lib/libnvrtc.so.*")),
             "NVJITLINK_PATH": str(wheel_file("nvjitlink/lib/libnvJitLink.so.*")),
             "CUDA_PATH": str(wheel_file("cuda_runtime/include/cuda_fp16.h").parents[1]),
@@ -101,7 +99,15 @@ def assemble(target: str, args: argparse.Namespace) -> bool:
         # The checkout's own tinygrad/ must not be found before the tree: only its tests are linked.
         Path(tmp, "test").symlink_to(args.upstream.resolve() / "test")
         Path(tmp, "extra").symlink_to(args.upstream.resolve() / "extra")
-        command = [sys.executable, "-m", "pytest", "-p", "assemble_test_ops", "-q", "--tb=line"]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "experiments.assemble_test_ops",
+            "-q",
+            "--tb=line",
+        ]
         command += ["-p", "no:cacheprovider", "-n", str(args.workers), "--rootdir", tmp]
         done = subprocess.run(
             [*command, "-k", args.select, "test/backend/test_ops.py"],

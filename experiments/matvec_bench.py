@@ -7,7 +7,7 @@
 It measures the tinygrad that Python imports, on the device that DEV names (CUDA, NV:PTX, ...).
 It needs tinygrad and numpy alone, so that it runs where only a checkout of the series can be had:
 
-    PYTHONPATH=PATCHED DEV=CUDA python3 tools/matvec_bench.py gemv
+    PYTHONPATH=PATCHED DEV=CUDA python3 experiments/matvec_bench.py gemv
 
 `matvec_decode.py` times a whole model.
 """

@@ -1,6 +1,6 @@
 """Break TegraIface in one place at a time and see whether its tests notice.
 
-    tools/series checkout /tmp/tree && python tests/patches/mutations.py /tmp/tree
+    tools/series checkout /tmp/tree && python experiments/mutations.py /tmp/tree
 
 Each mutation replaces one text of the patched tree by another and runs the tests that ought to
 fail; one that passes them is run against all Tegra tests. Prints a line for each and a table at the
@@ -24,7 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 TEGRA = "tinygrad/runtime/support/nv/tegra.py"
 NV = "tinygrad/runtime/ops_nv.py"
 TEGRA_HCQ = "tinygrad/runtime/support/nv/tegra_hcq.py"

@@ -1,4 +1,4 @@
-"""tools/matvec_bench.py on tinygrad's Python device; what it and matvec_decode.py refuse."""
+"""experiments/matvec_bench.py on tinygrad's Python device; what it and matvec_decode.py refuse."""
 
 import os
 import subprocess
@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tools.conftest import TOOLS
+
+EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
 
 
 def bench(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOLS / f"matvec_{args[0]}.py"), *args[1:]]
+    command = [sys.executable, str(EXPERIMENTS / f"matvec_{args[0]}.py"), *args[1:]]
     environment = os.environ | {"CCACHE": "0"} | variables
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
@@ -44,12 +45,17 @@ def test_wrong_use_ends_with_two(args: list[str], line: str) -> None:
 
 
 def test_ptx_alignment_runs_as_a_command(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOLS / "ptx_alignment.py"), str(tmp_path / "missing.ptx")]
+    command = [sys.executable, str(EXPERIMENTS / "ptx_alignment.py"), str(tmp_path / "missing.ptx")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "not a readable PTX file" in done.stderr
 
 
 def test_assemble_test_ops_wants_upstream_tests(tmp_path: Path) -> None:
-    command = [sys.executable, str(TOOLS / "assemble_test_ops.py"), "--upstream", str(tmp_path)]
+    command = [
+        sys.executable,
+        str(EXPERIMENTS / "assemble_test_ops.py"),
+        "--upstream",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "want a checkout of tinygrad" in done.stderr

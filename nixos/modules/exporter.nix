@@ -1,0 +1,211 @@
+# The board's own exporter: what its sensors say, for Prometheus.
+{
+  config,
+  lib,
+  pkgs,
+  ...
+}:
+let
+  telemetry = config.orin.telemetry;
+  cfg = telemetry.exporter;
+  host = config.networking.hostName;
+  listening = import ./listening.nix { inherit lib; };
+  check = import ./check.nix { inherit lib host; };
+  paths = import ./paths.nix { inherit lib; };
+  secrets = import ./secrets.nix { inherit lib host; } [
+    {
+      option = "orin.telemetry.exporter.webConfigFile";
+      file = cfg.webConfigFile;
+      advice = "its format is that of Prometheus' exporter-toolkit; docs/telemetry.md has an example";
+    }
+  ];
+
+  exporterUnit = description: flags: hardening: {
+    inherit description;
+    wantedBy = [ "multi-user.target" ];
+    after = [ "network.target" ];
+    serviceConfig =
+      import ./hardening.nix { }
+      // {
+        ExecStart = lib.escapeShellArgs ([ (lib.getExe' cfg.package "jetson-exporter") ] ++ flags);
+        Restart = "on-failure";
+        DynamicUser = true;
+        RestrictAddressFamilies = [
+          "AF_INET"
+          "AF_INET6"
+          "AF_UNIX"
+        ];
+      }
+      // hardening;
+  };
+
+  # The exporter has a user of its own: systemd hands it what only root may read.
+  webSettings = lib.optionalAttrs (cfg.webConfigFile != null) {
+    ExecReload = "${lib.getExe' pkgs.coreutils "kill"} -HUP $MAINPID";
+    LoadCredential = [
+      "web.yml:${cfg.webConfigFile}"
+    ]
+    ++ lib.mapAttrsToList (name: file: "${name}:${file}") cfg.webFiles;
+  };
+in
+{
+  imports = [ ./ports.nix ];
+
+  options.orin.telemetry.exporter = {
+    package = lib.mkOption {
+      type = lib.types.package;
+      default = pkgs.tinygrad-orin;
+      defaultText = lib.literalExpression "pkgs.tinygrad-orin";
+      example = lib.literalExpression "pkgs.tinygrad-orin";
+      description = "The package with `jetson-exporter`.";
+    };
+
+    listenAddress = listening.listenAddress "The exporter's address. Beyond the loopback its readings are open to all.";
+
+    port = listening.port 9401 9500 "The exporter's port.";
+
+    openFirewall = listening.openFirewall "the exporter's port";
+
+    extraFlags = lib.mkOption {
+      type = lib.types.listOf lib.types.str;
+      default = [ ];
+      example = [
+        "--sample-rate"
+        "20"
+      ];
+      description = "Further arguments of `jetson-exporter`; the one for debugfs does not get them.";
+    };
+
+    webConfigFile = lib.mkOption {
+      type = lib.types.nullOr lib.types.str;
+      default = null;
+      example = "/var/lib/secrets/jetson-web.yml";
+      description = ''
+        A file on the board with TLS and passwords, in the format of Prometheus' exporter-toolkit.
+        Root's alone will do; `systemctl reload jetson-exporter` reads it again. Set `scrape` to
+        what this board's Prometheus needs then.
+      '';
+    };
+
+    webFiles = lib.mkOption {
+      type = lib.types.attrsOf lib.types.str;
+      default = { };
+      example = {
+        "jetson.crt" = "/var/lib/secrets/jetson.crt";
+        "jetson.key" = "/var/lib/secrets/jetson.key";
+      };
+      description = "The files that `webConfigFile` names, by the names that it has for them.";
+    };
+
+    scrape = lib.mkOption {
+      type = lib.types.attrs;
+      default = { };
+      example = {
+        scheme = "https";
+        tls_config.ca_file = "/var/lib/prometheus-ca.crt";
+        basic_auth = {
+          username = "prometheus";
+          password_file = "/var/lib/secrets/jetson-password";
+        };
+      };
+      description = "What the scrape of the exporter needs besides its address.";
+    };
+
+    debugfs = {
+      enable = lib.mkOption {
+        type = lib.types.bool;
+        default = false;
+        example = true;
+        description = ''
+          Whether a second exporter reads the memory clock and the engines from debugfs. It has
+          the capability to read every file (`CAP_DAC_READ_SEARCH`), because debugfs is root's.
+        '';
+      };
+
+      port = listening.port 9402 9501 "The port of the second exporter, on the loopback.";
+    };
+  };
+
+  config = lib.mkIf telemetry.enable {
+    assertions = [
+      (listening.reachable {
+        inherit host cfg;
+        what = "the exporter";
+        at = "orin.telemetry.exporter";
+      })
+    ]
+    ++ secrets.assertions
+    ++ [
+      (check.address "orin.telemetry.exporter.listenAddress" cfg.listenAddress)
+      (check.unprivileged "orin.telemetry.exporter.port" cfg.port)
+      (check.unprivileged "orin.telemetry.exporter.debugfs.port" cfg.debugfs.port)
+      (check.rule "orin.telemetry.exporter.extraFlags" cfg.extraFlags
+        (lib.all (flag: !check.matches "--(listen|web-config)(=.*)?" flag) cfg.extraFlags)
+        "an option sets one of these flags; leave it out and set `listenAddress`, `port` or `webConfigFile`"
+      )
+      (check.flags "orin.telemetry.exporter.extraFlags" cfg.extraFlags)
+      (check.noSecrets "orin.telemetry.exporter.scrape" cfg.scrape
+        "use the setting's twin with _file at its end, as in `password_file`"
+      )
+      (check.rule "orin.telemetry.exporter.webFiles" (lib.attrNames cfg.webFiles) (
+        cfg.webFiles == { } || cfg.webConfigFile != null
+      ) "nothing names these files; set `orin.telemetry.exporter.webConfigFile` too")
+    ]
+    ++ lib.concatLists (
+      lib.mapAttrsToList (name: file: [
+        (check.rule "orin.telemetry.exporter.webFiles" name (
+          name != "web.yml"
+        ) "`webConfigFile` itself is handed over by this name; give the file another")
+        (check.rule "orin.telemetry.exporter.webFiles" name (check.matches "[A-Za-z0-9_.-]+" name)
+          ''write the file's name alone, as the web configuration has it, as in "jetson.key"''
+        )
+        (paths.file {
+          inherit host;
+          option = "orin.telemetry.exporter.webFiles.${check.show name}";
+          path = file;
+          why = "which everyone can read";
+          example = "/var/lib/secrets/${name}";
+        })
+      ]) cfg.webFiles
+    )
+    ++ check.absoluteFiles "orin.telemetry.exporter.scrape" cfg.scrape;
+
+    orin.ports = {
+      "orin.telemetry.exporter.port" = cfg.port;
+    }
+    // lib.optionalAttrs cfg.debugfs.enable {
+      "orin.telemetry.exporter.debugfs.port" = cfg.debugfs.port;
+    };
+
+    systemd.services.jetson-exporter = exporterUnit "Jetson sensors for Prometheus" (
+      [
+        "--listen"
+        (listening.socket cfg.listenAddress cfg.port)
+      ]
+      ++ lib.optionals (cfg.webConfigFile != null) [
+        "--web-config"
+        "%d/web.yml"
+      ]
+      ++ cfg.extraFlags
+    ) webSettings;
+    systemd.services.jetson-exporter-debugfs = lib.mkIf cfg.debugfs.enable (
+      exporterUnit "Jetson sensors that only root may read"
+        [
+          "--listen"
+          (listening.socket listening.loopback cfg.debugfs.port)
+          "--collectors"
+          "debugfs"
+          "--sample-rate"
+          "0"
+        ]
+        {
+          AmbientCapabilities = "CAP_DAC_READ_SEARCH";
+          CapabilityBoundingSet = "CAP_DAC_READ_SEARCH";
+          # In a user namespace the capability would not count for debugfs.
+          PrivateUsers = false;
+        }
+    );
+    networking.firewall.allowedTCPPorts = lib.optional cfg.openFirewall cfg.port;
+    system.preSwitchChecks = secrets.checks "orinSecrets";
+  };
+}
