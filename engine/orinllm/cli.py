@@ -22,7 +22,6 @@ import click
 from orinllm.cli_options import Source, with_keys, with_model, with_sampling, with_speculation
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.opening import is_opening, opening
-from orinllm.server.notify import tell_systemd
 from orinllm.streams import argument, prepare
 
 if TYPE_CHECKING:
@@ -485,6 +484,8 @@ def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
     `at_once`: without a device that has failed, which would fail again.
     """
     if text:
+        from orinllm.server.notify import tell_systemd
+
         print(text, file=sys.stderr)
         tell_systemd(f"STATUS={text}")
     if at_once or is_opening():
