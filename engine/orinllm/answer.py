@@ -48,7 +48,7 @@ class AnswerParser(ABC):
 
     @staticmethod
     def for_template(
-        template: ChatTemplate, tools: Sequence[Tool] | None = None, **variables: Any
+        template: ChatTemplate, tools: Sequence[Tool] | None = None, /, **variables: Any
     ) -> AnswerParser:
         """Return a parser for one answer.
 

@@ -381,8 +381,7 @@ def serve(source: Source, **given: Any) -> None:
         tuple(map(check_origin, given["allow_origin"])),
         seconds(given["grace"]),
     )
-    if code := run_server(options, http, given["insecure"], _say):
-        sys.exit(code)
+    sys.exit(run_server(options, http, given["insecure"], _say))
 
 
 @cli.command()
@@ -485,7 +484,10 @@ def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
     `at_once`: without a device that has failed, which would fail again.
     """
     if text:
+        from orinllm.server.notify import tell_systemd
+
         print(text, file=sys.stderr)
+        tell_systemd(f"STATUS={text}")
     if at_once or is_opening():
         with suppress(OSError):
             sys.stdout.flush()

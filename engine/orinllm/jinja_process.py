@@ -21,11 +21,14 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+# The name of the clock that templates read.
+_NOW = "strftime_now"
 # Characters of a text, and more for each byte of its job: what a template adds to a conversation.
 _TEXT, _LONGER = 1 << 20, 4
 
@@ -100,14 +103,21 @@ def _compiled(source: str, guard: str) -> jinja2.Template:
     return _environment(guard).from_string(source)
 
 
+def _reads(source: str, guard: str) -> set[str]:
+    """Return the names that a template wants to be given."""
+    environment = _environment(guard)
+    names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+    return names - environment.globals.keys() - {_NOW}
+
+
 def _answer(job: Mapping[str, Any], most: int) -> dict[str, str]:
     """Return the text of a job, of at most `most` characters, or what is wrong with it."""
     try:
         template = _compiled(job["source"], job["guard"])
         if (variables := job["variables"]) is None:
-            return {"text": ""}
+            return {"text": " ".join(sorted(_reads(job["source"], job["guard"])))}
         now = datetime.fromisoformat(job["now"])
-        text = template.render(**variables, strftime_now=now.strftime)
+        text = template.render({**variables, _NOW: now.strftime})
         if len(text) <= most:
             return {"text": text}
         said = f"it makes a text of {len(text):,} characters, more than {most:,}"

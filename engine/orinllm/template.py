@@ -31,6 +31,7 @@ class ChatTemplate:
 
     Attributes:
       source: The Jinja text.
+      reads: Names of the variables that it reads, messages and tools among them.
 
     Args:
       source: The Jinja text.
@@ -49,7 +50,7 @@ class ChatTemplate:
             for token in (tokenizer.bos_id, tokenizer.eos_id)
         )
         try:
-            self._render(None)
+            self.reads = frozenset(self._render(None).split())
         except BadInput as error:
             raise BadInput(f"{KEY}: {error}") from None
 
@@ -85,6 +86,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -115,6 +117,7 @@ class ChatTemplate:
     def encode(
         self,
         messages: Sequence[Message],
+        /,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
@@ -141,7 +144,7 @@ class ChatTemplate:
         """Return the one of a model's templates that conversations with these tools take."""
         return self._with_tools if tools and self._with_tools else self
 
-    def generation_prompt(self, **variables: Any) -> str:
+    def generation_prompt(self, /, **variables: Any) -> str:
         """Return what the template puts before the model's answer; `render` names `variables`."""
         question = [{"role": "user", "content": _PROBE}]
         without = self.render(question, add_generation_prompt=False, **variables)
@@ -153,7 +156,7 @@ class ChatTemplate:
             same += 1
         return asked[same:]
 
-    def starts_in_reasoning(self, **variables: Any) -> bool:
+    def starts_in_reasoning(self, /, **variables: Any) -> bool:
         """Say if the answer's first words are reasoning, because the prompt opened it."""
         opens = tuple(tag.open.strip() for tag in TAGS)
         return self.generation_prompt(**variables).rstrip().endswith(opens)
@@ -180,7 +183,7 @@ class ChatTemplate:
             raise BadInput(f"chat template: {error}") from None
 
     def _render(self, variables: Mapping[str, Any] | None) -> str:
-        """Return the template's text; without variables it is only read."""
+        """Return the template's text; without variables, the names of those that it reads."""
         now = datetime.now().isoformat()
         job = {"source": self.source, "guard": GUARD, "variables": variables, "now": now}
         return renderer().run(job)

@@ -18,7 +18,7 @@ def problem(path: Path) -> str | None:
         with path.open("rb") as file:
             magic = file.read(len(MAGIC))
     except FileNotFoundError:
-        return "there is no such file: copy a GGUF there, then restart this unit"
+        return "there is no such file: copy a GGUF there; `systemctl reset-failed`; start this unit"
     except IsADirectoryError:
         return "it is a folder: name the .gguf file in it"
     except PermissionError:

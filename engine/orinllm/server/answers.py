@@ -118,12 +118,10 @@ class Answer:
         said = self._choices[event.choice]
         logprobs = None
         if event.logprobs is not None:
-            entry = [(event.token, event.logprobs)]
-            logprobs = self._logprobs(entry, said.offset if not self._chat else 0)
+            logprobs = self._logprobs(said.logprobs[-1:])
         delta: dict[str, Any] | str = event.delta.content
         if self._chat:
             delta = _delta(event.delta, said.n_calls - len(event.delta.tool_calls))
-        said.offset += len(event.delta.content)
         if delta or logprobs:
             yield self._chunk(event.choice, delta, logprobs, None)
         if event.finish is not None:
@@ -144,7 +142,7 @@ class Answer:
         if said.delta.tool_calls:
             message["tool_calls"] = [_call(call) for call in said.delta.tool_calls]
         message["refusal"] = None
-        logprobs = None if self._common.top is None else self._logprobs(said.logprobs, 0)
+        logprobs = None if self._common.top is None else self._logprobs(said.logprobs)
         return {
             "index": index,
             "message": message,
@@ -154,7 +152,7 @@ class Answer:
 
     def _text_choice(self, index: int) -> dict[str, Any]:
         said = self._choices[index]
-        logprobs = None if self._common.top is None else self._logprobs(said.logprobs, 0)
+        logprobs = None if self._common.top is None else self._logprobs(said.logprobs)
         return {
             "index": index,
             "text": self.echo[index] + said.delta.content,
@@ -162,18 +160,17 @@ class Answer:
             "finish_reason": said.finish,
         }
 
-    def _logprobs(self, entries: list[tuple[int, Logprobs]], offset: int) -> dict[str, Any]:
+    def _logprobs(self, entries: "list[_Entry]") -> dict[str, Any]:
         if self._chat:
-            return {"content": [self._entry(*entry) for entry in entries], "refusal": None}
-        texts = [self._text(token) for token, _ in entries]
-        offsets = [offset + sum(map(len, texts[:i])) for i in range(len(texts))]
+            content = [self._entry(token, found) for token, found, _ in entries]
+            return {"content": content, "refusal": None}
         return {
-            "tokens": texts,
-            "token_logprobs": [found.own for _, found in entries],
+            "tokens": [self._text(token) for token, _, _ in entries],
+            "token_logprobs": [found.own for _, found, _ in entries],
             "top_logprobs": [
-                {self._text(token): value for token, value in found.best} for _, found in entries
+                {self._text(token): value for token, value in found.best} for _, found, _ in entries
             ],
-            "text_offset": offsets,
+            "text_offset": [offset for _, _, offset in entries],
         }
 
     def _entry(self, token: int, found: Logprobs) -> dict[str, Any]:
@@ -195,20 +192,25 @@ class Answer:
         return self._bytes(token).decode(errors="replace")
 
 
+# A token, its logarithms, and the characters of the answer before it.
+_Entry = tuple[int, Logprobs, int]
+
+
 class _Said:
     """A choice's text so far."""
 
     def __init__(self) -> None:
         self.delta, self.finish = Delta(), ""
-        self.n_tokens = self.n_calls = self.offset = 0
-        self.logprobs: list[tuple[int, Logprobs]] = []
+        self.n_tokens = self.n_calls = 0
+        self.logprobs: list[_Entry] = []
 
     def add(self, event: Event) -> None:
+        offset = len(self.delta.content)
         self.delta += event.delta
         self.n_calls += len(event.delta.tool_calls)
         self.n_tokens += event.token >= 0
         if event.logprobs is not None:
-            self.logprobs.append((event.token, event.logprobs))
+            self.logprobs.append((event.token, event.logprobs, offset))
         self.finish = event.finish or self.finish
 
 

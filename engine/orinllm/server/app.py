@@ -4,7 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,10 +24,10 @@ from orinllm.server.errors import ApiError
 from orinllm.server.fields import parse_json
 from orinllm.server.jobs import (
     Run,
-    check_tokens,
     prepare_chat,
     prepare_completion,
     submit,
+    text_of_tokens,
     tokens_of_request,
 )
 from orinllm.server.metrics import CONTENT_TYPE, Metrics
@@ -44,6 +44,8 @@ from orinllm.server.service import Service
 
 #: Bytes of a request at most: a context of 128k tokens is about 1 MB of text.
 MOST_BYTES = 8 << 20
+# Bytes that take milliseconds to read: beyond, the event loop does not wait for it.
+_MUCH = 1 << 16
 #: Seconds in which a request must be here.
 BODY_SECONDS = 30.0
 
@@ -53,6 +55,7 @@ CLIENT_LEFT = 499
 _MODEL = "/v1/models/{name:path}"
 
 Handler = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
 
 
 def make_app(service: Service, http: HttpOptions, model: str) -> Starlette:
@@ -179,7 +182,7 @@ class _Api:
         self._service, self._model = service, model
 
     async def chat(self, request: Request) -> Response:
-        asked = read_chat(await _json(request))
+        asked = await _read(request, read_chat)
         engine = self._engine(asked.common)
         client = _client(request)
         run = await asyncio.to_thread(prepare_chat, engine, asked, client, self._service.post)
@@ -187,7 +190,7 @@ class _Api:
         return await self._answer(request, engine, asked.common, run, answer)
 
     async def complete(self, request: Request) -> Response:
-        asked = read_completion(await _json(request))
+        asked = await _read(request, read_completion)
         engine = self._engine(asked.common)
         client = _client(request)
         run = await asyncio.to_thread(prepare_completion, engine, asked, client, self._service.post)
@@ -198,7 +201,7 @@ class _Api:
         return await self._answer(request, engine, asked.common, run, answer)
 
     async def embed(self, request: Request) -> Response:
-        asked = read_embeddings(await _json(request))
+        asked = await _read(request, read_embeddings)
         engine = self._service.engine
         self._known(asked.model)
         answer = Embeddings(engine, asked, _client(request), self._service.post)
@@ -241,7 +244,7 @@ class _Api:
         }
 
     async def tokenize(self, request: Request) -> Response:
-        asked = read_tokenize(await _json(request))
+        asked = await _read(request, read_tokenize)
         engine = self._service.engine
         if asked.model is not None:
             self._known(asked.model)
@@ -249,12 +252,12 @@ class _Api:
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": engine.context})
 
     async def detokenize(self, request: Request) -> Response:
-        model, tokens = read_detokenize(await _json(request))
+        model, tokens = await _read(request, read_detokenize)
         engine = self._service.engine
         if model is not None:
             self._known(model)
-        check_tokens(engine, tokens, "tokens")
-        return JSONResponse({"content": engine.tokenizer.decode(tokens, special=True)})
+        text = await asyncio.to_thread(text_of_tokens, engine, tokens)
+        return JSONResponse({"content": text})
 
     async def health(self, request: Request) -> Response:
         scheduler = self._service.engine.scheduler
@@ -298,8 +301,16 @@ def _client(request: Request) -> str:
     return key or (request.client.host if request.client else "")
 
 
-async def _json(request: Request) -> Any:
-    """Read a body; raises ApiError for one that is too large, too slow, or no JSON."""
+async def _read(request: Request, read: Callable[[Any], T]) -> T:
+    """Read a request; raises ApiError for what it cannot be."""
+    raw = await _body(request)
+    if len(raw) <= _MUCH:
+        return read(parse_json(raw))
+    return await asyncio.to_thread(lambda: read(parse_json(raw)))
+
+
+async def _body(request: Request) -> bytes:
+    """Read a body; raises ApiError for one that is too large, too slow, or not said to be JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         message = f"Content-Type '{kind}' is not application/json"
@@ -317,4 +328,4 @@ async def _json(request: Request) -> Any:
     except TimeoutError:
         why = f"the request was not here after {BODY_SECONDS:g} s"
         raise ApiError(408, why, code="timeout", headers={"Connection": "close"}) from None
-    return parse_json(bytes(raw))
+    return bytes(raw)

@@ -1,11 +1,15 @@
 """Reads a JSON object's fields, exactly: a field that nobody asked for is an error."""
 
 import json
-import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orinllm.server.errors import ApiError, invalid, unsupported
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+# As JSON writes one; a pair of them is a character.
+_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Fields:
@@ -41,7 +45,7 @@ class Fields:
         value = self.take(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise invalid(self.path(name), f"{_kind(value)} where a number was expected")
         if not least <= value <= most:
             raise invalid(self.path(name), f"{value} is not from {least:g} to {most:g}")
@@ -125,12 +129,32 @@ class Fields:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Return what a body says; raises ApiError where it is no JSON."""
+    """Return what a body says; raises ApiError where it is no JSON, or a text is no Unicode."""
     try:
-        return json.loads(raw, parse_constant=_refuse_constant, object_pairs_hook=_refuse_doubles)
+        text = raw.decode("utf-8-sig")
+        found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_refuse_doubles)
+        where = _half(found) if _ESCAPED.search(text) else None
     except (ValueError, RecursionError) as error:
         why = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise ApiError(400, f"the body is no JSON: {why}", code="invalid_json") from None
+    if where is not None:
+        raise invalid(where.removeprefix("."), "half of a surrogate pair, which is no Unicode text")
+    return found
+
+
+def _half(value: Any) -> str | None:
+    """Return the path of the first text with half of a surrogate pair, each name behind a point."""
+    if isinstance(value, str):
+        return "" if _SURROGATE.search(value) else None
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if (rest := _half(name)) is not None or (rest := _half(item)) is not None:
+                return f".{name}{rest}"
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            if (rest := _half(item)) is not None:
+                return f"[{index}]{rest}"
+    return None
 
 
 def _refuse_constant(name: str) -> None:

@@ -112,6 +112,12 @@ def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
         raise ApiError(400, str(error), param="messages") from None
 
 
+def text_of_tokens(engine: Engine, tokens: Sequence[int]) -> str:
+    """Return what /detokenize is asked for; raises ApiError."""
+    check_tokens(engine, tokens, "tokens")
+    return engine.tokenizer.decode(tokens, special=True)
+
+
 def check_tokens(engine: Engine, tokens: Sequence[int], param: str) -> None:
     """Refuse numbers that are no tokens."""
     for token in tokens:
@@ -237,14 +243,14 @@ def _variables(template: ChatTemplate, request: ChatRequest) -> dict[str, Any]:
     for name in variables:
         if name in _RESERVED:
             raise invalid("chat_template_kwargs", f"'{name}' comes from the request itself")
-        if name not in template.source:
+        if name not in template.reads:
             raise unsupported("chat_template_kwargs", f"this model's template reads no '{name}'")
     effort = request.reasoning_effort
     if effort is None:
         return variables
-    if "reasoning_effort" in template.source and effort not in ("none", "minimal"):
+    if "reasoning_effort" in template.reads and effort not in ("none", "minimal"):
         return {"reasoning_effort": effort, **variables}
-    if "enable_thinking" in template.source:
+    if "enable_thinking" in template.reads:
         return {"enable_thinking": effort not in ("none", "minimal"), **variables}
     raise unsupported("reasoning_effort", f"this model's template knows no '{effort}'")
 

@@ -19,8 +19,9 @@ from orinllm.scheduler import Watch
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load, read_header
 from orinllm.server.errors import ApiError
+from orinllm.server.jobs import stopping
 from orinllm.server.metrics import Metrics
-from orinllm.server.notify import Notifier
+from orinllm.server.notify import Watchdog, tell_systemd
 from orinllm.server.options import EngineOptions, HttpOptions
 from orinllm.server.security import is_loopback
 from orinllm.server.service import Service
@@ -34,6 +35,8 @@ _CLIENT_SECONDS = 60.0
 _BACKLOG = 512
 # Seconds for answers that were cut off to reach who reads them, and for the thread to end.
 _LAST_SECONDS = 5.0
+# Seconds for what is under way to hear that its client is gone.
+_LAST_MOMENT = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Descriptors that connections leave for everything else.
 _OTHER_DESCRIPTORS = 64
@@ -71,11 +74,21 @@ class Patient(H11Protocol):
         if self.cycle is None or self.cycle.response_complete:
             self.metrics.requests.labels("other", "400").inc()
         # Otherwise a request is under way: its path counts it as one whose client left.
-        body = ApiError(400, msg, code="invalid_http").response().body
-        kind = [("content-type", "application/json"), ("content-length", str(len(body)))]
+        self._end_with(ApiError(400, msg, code="invalid_http"))
+
+    def shutdown(self) -> None:
+        """End, as soon as a request that is here is answered; the rest of one is not waited for."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
+            self._end_with(stopping())
+        else:
+            super().shutdown()
+
+    def _end_with(self, error: ApiError) -> None:
+        reply = error.response()
+        headers = [*reply.raw_headers, (b"connection", b"close")]
         for event in (
-            h11.Response(status_code=400, headers=[*kind, ("connection", "close")]),
-            h11.Data(data=bytes(body)),
+            h11.Response(status_code=error.status, headers=headers),
+            h11.Data(data=bytes(reply.body)),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
@@ -125,15 +138,6 @@ class _Server(uvicorn.Server):
 
 def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     """Serve a model until a signal; return the exit code. Raises BadInput, one line."""
-    try:
-        return _serve(options, http, insecure, tell)
-    except BadInput as error:
-        # `systemctl status` keeps it when the log of this start is out of its sight.
-        Notifier().send(f"STATUS={error}")
-        raise
-
-
-def _serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell) -> int:
     if not http.keys and not insecure and not is_loopback(http.host):
         raise BadInput(
             f"--host {http.host}: others would reach this server, and it asks for no key; add "
@@ -180,9 +184,8 @@ class _Process:
 
     def __init__(self, options: EngineOptions, http: HttpOptions, name: str, tell: Tell) -> None:
         self._http, self._tell, self._name = http, tell, name
-        self._notifier = Notifier()
         self._options = options
-        self._service = Service(self._load, self._notifier)
+        self._service = Service(self._load, Watchdog())
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
             make_app(self._service, http, name),
@@ -195,7 +198,6 @@ class _Process:
             proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=int(_CLIENT_SECONDS),
-            timeout_graceful_shutdown=int(http.grace + _LAST_SECONDS),
         )
         self._server, self._url = _Server(config), ""
         self._code, self._mendable, self._signals = 0, "", 0
@@ -225,20 +227,20 @@ class _Process:
         return load(self._options, watch, self._say)
 
     def _say(self, text: str) -> None:
-        self._notifier.send(f"STATUS={text}")
+        tell_systemd(f"STATUS={text}")
 
     def _loaded(self, engine: Engine) -> None:
         self._tell(f"{engine.description}: {self._url}")
-        self._notifier.send(f"READY=1\nSTATUS={engine.description}")
+        tell_systemd(f"READY=1\nSTATUS={engine.description}")
 
     def _failed(self, why: str, mendable: bool) -> None:
-        self._notifier.send(f"STATUS={why}")
+        tell_systemd(f"STATUS={why}")
         if mendable:
             self._mendable = why
         else:
             self._tell(f"orinllm: {why}")
             self._code = EXIT_FAILED
-        self._server.should_exit = self._server.force_exit = True
+        self._end_within(_LAST_SECONDS)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: this is the end
@@ -249,14 +251,23 @@ class _Process:
         self._signals += 1
         if self._signals > 1:
             self._service.stop(0)
-            # Who reads gets the end of the answer; who does not holds nothing up.
-            wait = _LAST_SECONDS if self._signals == 2 else 0
-            self._loop.call_later(wait, self._force)
+            self._loop.call_later(_LAST_SECONDS if self._signals == 2 else 0, self._hang_up)
             return
-        self._notifier.send("STOPPING=1")
+        tell_systemd("STOPPING=1")
         self._tell(f"stopping: answers under way have {self._http.grace:g} s")
         self._service.stop(self._http.grace)
+        self._end_within(self._http.grace + _LAST_SECONDS)
+
+    def _end_within(self, seconds: float) -> None:
+        self._loop.call_later(seconds, self._hang_up)
         self._server.should_exit = True
+
+    def _hang_up(self) -> None:
+        """Let go of clients that read the end of their answers too slowly, and of what is left."""
+        for connection in list(self._server.server_state.connections):
+            assert isinstance(connection, Patient)
+            connection.transport.abort()
+        self._loop.call_later(_LAST_MOMENT, self._force)
 
     def _force(self) -> None:
         self._server.force_exit = True

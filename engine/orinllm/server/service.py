@@ -12,7 +12,7 @@ from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping
 from orinllm.server.metrics import Metrics
-from orinllm.server.notify import Notifier
+from orinllm.server.notify import Watchdog
 
 # Seconds after which somebody who came while the model loads may try again.
 _RETRY_SECONDS = 5
@@ -24,8 +24,8 @@ class Service:
     `loaded` and `failed` (one line, and whether the user caused it) are called in the event loop.
     """
 
-    def __init__(self, load: Callable[[Watch], Engine], notifier: Notifier) -> None:
-        self.metrics, self.notifier = Metrics(), notifier
+    def __init__(self, load: Callable[[Watch], Engine], watchdog: Watchdog) -> None:
+        self.metrics, self._watchdog = Metrics(), watchdog
         self.loaded: Callable[[Engine], None] = lambda engine: None
         self.failed: Callable[[str, bool], None] = lambda why, mendable: None
         self._load = load
@@ -88,7 +88,7 @@ class Service:
             self._tell(self.failed, f"the model does not load: {why}", False)
             return
         scheduler = engine.scheduler
-        scheduler.alive, scheduler.handed = self.notifier.alive, self.post.flush
+        scheduler.alive, scheduler.handed = self._watchdog.alive, self.post.flush
         scheduler.failed = lambda why: self._tell(self.failed, why, False)
         self.metrics.watch(scheduler)
         self._engine = engine

@@ -20,7 +20,7 @@ import uvicorn
 from orinllm.scheduler import Watch
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine
-from orinllm.server.notify import Notifier
+from orinllm.server.notify import Watchdog
 from orinllm.server.options import HttpOptions
 from orinllm.server.run import Patient
 from orinllm.server.service import Service
@@ -71,7 +71,7 @@ def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> 
     """Serve an engine on a thread's event loop; `wait` until it is loaded."""
     http = HttpOptions(**options)
     ready, failures = threading.Event(), list[str]()
-    service = Service(load, Notifier())
+    service = Service(load, Watchdog())
 
     def failed(why: str, mendable: bool) -> None:
         failures.append(why)

@@ -1,7 +1,9 @@
 """Requests of hostile clients: each gets one error object that names the field; others get none."""
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from html.parser import HTMLParser
 from typing import Any
@@ -12,12 +14,18 @@ from tests.engine.server.live import Live, live
 from tests.engine.server.test_clients import connect, post, runner
 from tests.engine.server.toy import toy
 
+from orinllm.answer import Delta
 from orinllm.server import page
-from orinllm.server.choices import CallChoice, Event
+from orinllm.server.choices import CallChoice, Choice, Event
+from orinllm.server.engine import Engine
+from orinllm.server.jobs import Run, submit
+from orinllm.toolcalls import ToolCall
 
 USER: Any = {"role": "user", "content": "Hello"}
 CALL = {"id": "1", "function": {"name": "f", "arguments": "[" * 100_000}}
 HALF = "\ud800"  # of a surrogate pair: JSON can say it, UTF-8 cannot
+COUNTED = (("prompt", ""), ("prompt", "_cached"), ("generation", ""))
+SCHEMA = "response_format.json_schema.schema.enum[0]"
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
@@ -32,9 +40,18 @@ def ask(server: Live, path: str, body: str) -> httpx.Response:
 
 
 CHAT = [
-    ({HALF: 1}, "\\ud800", "unknown field"),
-    ({"messages": [{"role": HALF, "content": "x"}]}, "messages[0].role", "is none of system"),
-    ({"chat_template_kwargs": {HALF: 1}}, "chat_template_kwargs", "reads no"),
+    ({HALF: 1}, "\\ud800", "half of a surrogate pair"),
+    ({"messages": [{"role": HALF, "content": "x"}]}, "messages[0].role", "half of"),
+    ({"messages": [USER | {"name": HALF}]}, "messages[0].name", "half of a surrogate pair"),
+    ({"chat_template_kwargs": {"x": [{HALF: 1}]}}, "chat_template_kwargs.x[0].\\ud800", "half of"),
+    ({"stop": ["a", "b" + HALF]}, "stop[1]", "half of a surrogate pair"),
+    ({"user": HALF}, "user", "half of a surrogate pair"),
+    ({"tools": [{"function": {"name": HALF}}]}, "tools[0].function.name", "half of"),
+    ({"response_format": {"json_schema": {"schema": {"enum": [HALF]}}}}, SCHEMA, "half of"),
+    ({"temperature": 10**400}, "temperature", "is not from 0 to 2"),
+    # Words of the template that are no variables which it reads.
+    ({"chat_template_kwargs": {"loop": 1}}, "chat_template_kwargs", "reads no 'loop'"),
+    ({"chat_template_kwargs": {"": 1}}, "chat_template_kwargs", "reads no ''"),
     ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages", "no JSON"),
     ({"stop": {}}, "stop", "neither a string"),
     ({"stop": 0}, "stop", "neither a string"),
@@ -56,8 +73,10 @@ def test_chats(server: Live, fields: dict[str, Any], param: str, says: str) -> N
 
 OTHERS = [
     ("/v1/completions", {"model": "test", "prompt": ["a"] * 6}, 400, "prompt", "6 answers"),
-    ("/v1/completions", {"model": HALF, "prompt": "a"}, 404, "model", "does not exist"),
-    ("/tokenize", {"content": HALF, "parse_special": True}, 400, "prompt", "surrogate"),
+    ("/v1/completions", {"model": HALF, "prompt": "a"}, 400, "model", "surrogate"),
+    ("/v1/completions", {"model": "test", "prompt": ["a", HALF]}, 400, "prompt[1]", "surrogate"),
+    ("/v1/embeddings", {"model": "test", "input": HALF}, 400, "input", "surrogate"),
+    ("/tokenize", {"content": HALF, "parse_special": True}, 400, "content", "surrogate"),
     ("/tokenize", {"content": "a " * 10**6, "parse_special": True}, 400, "prompt", "at least"),
     ("/tokenize", {"messages": [USER | {"content": "a " * 10**6}]}, 400, "messages", "at least"),
     ("/tokenize", {"content": "a", "model": "other"}, 404, "model", "does not exist"),
@@ -75,6 +94,74 @@ def test_other_paths(
     assert (reply.status_code, error["param"]) == (status, param)
     assert says in error["message"]
     assert runner(server).computed == 0
+
+
+def test_a_prompt_fills_the_context_but_for_one_token(server: Live) -> None:
+    given = {"model": "test", "prompt": [500] * 2048, "ignore_eos": True}
+    reply = ask(server, "/v1/completions", json.dumps(given))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    reply = ask(server, "/v1/completions", json.dumps({**given, "prompt": [500] * 2047}))
+    assert reply.json()["usage"]["completion_tokens"] == 1
+
+
+def test_a_prompt_of_several_choices_is_counted_once(server: Live) -> None:
+    given = {"model": "test", "prompt": [501] * 200, "n": 3, "max_tokens": 1}
+    names = [f"orinllm_{name}_tokens{kind}_total" for name, kind in COUNTED]
+    for cached in (0, 192):  # whole pages
+        before = [server.metric(name) for name in names]
+        usage = ask(server, "/v1/completions", json.dumps(given)).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] == cached
+        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (200, 3)
+        # The metrics count what the model was given: the prompt of each choice.
+        counted = [server.metric(name) - old for name, old in zip(names, before, strict=True)]
+        assert counted == [600, cached + 2 * 192, 3]
+
+
+def test_each_key_address_and_user_has_its_own_line(
+    server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = list[str]()
+
+    def kept(engine: Engine, run: Run) -> None:
+        lines.append(run.sequences[0].client)
+        submit(engine, run)
+
+    monkeypatch.setattr("orinllm.server.app.submit", kept)
+    asked = {"model": "test", "prompt": "a", "max_tokens": 1}
+    for headers, more in (
+        ({}, {}),
+        ({"Authorization": "Bearer k"}, {}),
+        ({"X-Api-Key": "k"}, {}),
+        ({"X-Api-Key": "k"}, {"user": "u"}),
+    ):
+        httpx.post(f"{server.url}/v1/completions", json={**asked, **more}, headers=headers)
+    assert lines == ["127.0.0.1", "Bearer k", "k", "u"]
+
+
+def test_a_whole_surrogate_pair_is_a_character(server: Live) -> None:
+    reply = ask(server, "/tokenize", '{"content": "\\ud83d\\ude00"}')
+    assert reply.json()["tokens"] == ask(server, "/tokenize", '{"content": "😀"}').json()["tokens"]
+
+
+@pytest.mark.parametrize("part", ["read_detokenize", "text_of_tokens"])
+def test_a_large_body_holds_nobody_up(
+    server: Live, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes seconds for a body of megabytes is not done in the event loop."""
+    began, go = threading.Event(), threading.Event()
+
+    def slowly(*arguments: object) -> Any:
+        began.set()
+        assert go.wait(20)
+        return "" if part == "text_of_tokens" else (None, (300,))
+
+    monkeypatch.setattr(f"orinllm.server.app.{part}", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        reply = pool.submit(ask, server, "/detokenize", f'{{"tokens": [{"300, " * 20000}300]}}')
+        assert began.wait(20)
+        assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+        go.set()
+        assert reply.result().status_code == 200
 
 
 def test_a_field_that_is_there_twice(server: Live) -> None:
@@ -112,7 +199,7 @@ def test_failures_are_counted(server: Live, monkeypatch: pytest.MonkeyPatch) -> 
     def broken(*_: object) -> None:
         raise OSError("a bug")
 
-    monkeypatch.setattr("orinllm.server.app.check_tokens", broken)
+    monkeypatch.setattr("orinllm.server.app.text_of_tokens", broken)
     name = 'orinllm_requests_total{path="/detokenize",status="500"}'
     reply = ask(server, "/detokenize", '{"tokens": [1]}')
     assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal")
@@ -200,6 +287,25 @@ def test_bodies_in_chunks(server: Live, body: bytes, status: bytes) -> None:
     with closing(connect(server)) as both:  # a length and chunks: one of them lies
         both.sendall(post(server, b"", "/tokenize", Transfer_Encoding="chunked") + body)
         assert both.recv(12)[:9] == b"HTTP/1.1 "
+
+
+class Calls(Choice):
+    """An answer each of whose tokens is a call."""
+
+    def _read(self, token: int) -> tuple[Delta, bool]:
+        return Delta(tool_calls=(ToolCall("f", "{}"),)), False
+
+    def _rest(self) -> Delta:
+        return Delta()
+
+
+@pytest.mark.parametrize(("reason", "finish"), [("stop", "tool_calls"), ("length", "length")])
+def test_an_answer_that_is_cut_behind_a_call_says_so(reason: str, finish: str) -> None:
+    events = list[Event]()
+    choice = Calls(0, (), events.append)
+    choice.take(1, None)
+    choice.end(reason, None)
+    assert events[-1].finish == finish
 
 
 def test_a_call_that_is_nested_beyond_reason_is_none(server: Live) -> None:

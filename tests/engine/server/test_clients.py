@@ -179,7 +179,9 @@ def test_half_requests_and_idle_connections() -> None:
 def test_a_client_that_takes_too_long_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orinllm.server.run._CLIENT_SECONDS", 0.3)
     monkeypatch.setattr("orinllm.server.app.BODY_SECONDS", 0.2)
-    with live(toy()) as server:
+    with live(toy(step_seconds=0.06)) as server:
+        # Who waits for a long answer is not one.
+        assert "length" in complete(server, [500], ignore_eos=True)
         with closing(connect(server)) as silent:
             assert silent.recv(10) == b""
         with closing(connect(server)) as half:
@@ -245,6 +247,19 @@ def test_a_full_queue_says_when_to_come_again() -> None:
         second.close()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_offsets_are_places_of_the_text(stream: bool) -> None:
+    """A character of several tokens is there with its last one."""
+    script = header().tokenizer.encode("é日本x")
+    asked: Any = {"model": "test", "prompt": "a", "logprobs": 0, "stream": stream}
+    with live(toy(script=script)) as server:
+        answer: Any = server.client().completions.create(**asked)
+        found = [chunk.choices[0] for chunk in (answer if stream else [answer])]
+    assert "".join(choice.text for choice in found) == "é日本x"
+    offsets = [at for choice in found if choice.logprobs for at in choice.logprobs.text_offset]
+    assert (len(script), offsets) == (5, [0, 1, 1, 2, 3])
+
+
 def test_while_it_loads() -> None:
     go = threading.Event()
 
@@ -293,11 +308,13 @@ def test_logits_that_are_no_numbers_fail_one_request(monkeypatch: pytest.MonkeyP
         ({}, 200),
         ({"Host": "localhost:80"}, 200),
         ({"Host": "evil.example"}, 403),
+        ({"Host": "evil-localhost"}, 403),
         ({"Host": "board.example"}, 200),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
         ({"Origin": "https://page.example"}, 200),
         ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "same-site"}, 403),
         ({"Host": "localhost:80", "Origin": "http://localhost:80"}, 200),
         ({"Content-Type": "text/plain", "Origin": "https://evil.example"}, 403),
         ({"Content-Type": "text/plain"}, 415),

@@ -117,7 +117,8 @@ def test_logprobs(api: openai.OpenAI, words: Header) -> None:
     assert "".join(entry.token for entry in entries) == ANSWER
     for entry in entries:
         assert len(entry.top_logprobs) == 3
-        assert entry.top_logprobs[0].logprob == entry.logprob <= 0
+        best = entry.top_logprobs[0]
+        assert (best.token, best.logprob) == (entry.token, entry.logprob) and best.logprob <= 0
         assert bytes(entry.bytes).decode() == entry.token
         assert sum(math.exp(top.logprob) for top in entry.top_logprobs) <= 1 + 1e-6
     streamed = [
@@ -126,10 +127,11 @@ def test_logprobs(api: openai.OpenAI, words: Header) -> None:
         if chunk.choices[0].logprobs
         for entry in chunk.choices[0].logprobs.content
     ]
-    assert [entry.token for entry in streamed] == [entry.token for entry in entries]
+    assert [(e.token, e.logprob) for e in streamed] == [(e.token, e.logprob) for e in entries]
     assert streamed[0].top_logprobs == []
     found = complete(api, "The capital of France is", logprobs=2, max_tokens=3).choices[0].logprobs
-    assert len(found.tokens) == len(found.token_logprobs) == len(found.top_logprobs) == 3
+    best = [top[token] for token, top in zip(found.tokens, found.top_logprobs, strict=True)]
+    assert found.token_logprobs == best and len(best) == 3
     assert found.text_offset == [0, len(found.tokens[0]), len("".join(found.tokens[:2]))]
 
 
@@ -268,7 +270,7 @@ def refused(fields: dict[str, Any]) -> dict[str, Any]:
             "messages[0].content[0].type",
             "reads text only",
         ),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "surrogate"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml' is none of"),
         (
             {

@@ -11,7 +11,7 @@ from tests.engine.server.live import wait_until
 from tests.engine.server.toy import NoWatch, ToyRunner, toy_logits
 
 from orinllm.batch import Draw, Logprobs, draw
-from orinllm.cache import OneStore, PagedStore
+from orinllm.cache import PagedStore
 from orinllm.fused import piece_beside
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling
@@ -130,10 +130,11 @@ def test_memory_that_runs_out_preempts_who_came_last() -> None:
             assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, 100)
         assert it.store.used == 0
     with Running(runner(slots=6, pages=8), reserve=True) as it:
-        jobs = [job(prompt(i, 60), 300) for i in range(3)]
+        jobs = [job(prompt(0, 60 + 70 * (i // 2)), 300) for i in range(4)]
         it.scheduler.submit(jobs)
         wait(*jobs)
         assert (it.preemptions, it.runner.widest) == (0, 1)
+        assert not any(one.n_cached for one in jobs)  # nothing of others is reused
 
 
 @pytest.mark.parametrize(("pages", "widest"), [(2, 1), (3, 2)])
@@ -147,14 +148,18 @@ def test_who_runs_gets_the_next_page_before_who_waits(pages: int, widest: int) -
 
 
 def test_who_began_first_is_never_preempted() -> None:
-    """Answers of one length end in the order in which they began."""
+    """Answers of one length end in the order in which they began, before others begin."""
     jobs, ended = [job(prompt(i, 60), 150) for i in range(3)], list[Sequence]()
+    late, before = job(prompt(9, 5), 2), list[int]()
     with Running(runner(slots=3, pages=5)) as it:
         it.watch.ended = lambda one, *how: ended.append(one)  # type: ignore[method-assign]
-        it.scheduler.submit(jobs)
-        wait(*jobs)
+        it.watch.began = lambda *how: before.append(it.scheduler.waiting)  # type: ignore[method-assign]
+        it.scheduler.submit([*jobs, late])
+        wait(*jobs, late)
         assert it.preemptions > 0
+    ended.remove(late)
     assert ended == jobs
+    assert before[-1] == 0  # nobody who was preempted waits when the last one begins
 
 
 @pytest.mark.parametrize("most", range(1, 8))
@@ -192,31 +197,6 @@ def test_a_beginning_that_is_known_is_not_computed_again() -> None:
         wait(fresh)
         assert fresh.n_cached == 0
         assert ear(fresh).heard == ear(second).heard
-
-
-def test_the_last_token_of_a_prompt_is_always_computed() -> None:
-    """Its logits are wanted, even where its page is known and full."""
-    store, ids = PagedStore(4), prompt(1, 2 * PAGE)
-    first = store.begin(ids, len(ids))
-    assert first is not None
-    store.commit(first, ids, len(ids))
-    store.end(first)
-    second = store.begin(ids, len(ids))
-    assert second is not None and second.cached == PAGE
-
-
-def test_the_end_of_a_text_is_forgotten_before_its_beginning() -> None:
-    store, ids = PagedStore(4), prompt(1, 3 * PAGE + 1)
-    lease = store.begin(ids, len(ids))
-    assert lease is not None
-    store.commit(lease, ids, 3 * PAGE)
-    store.end(lease)
-    other = store.begin(prompt(2, PAGE + 1), PAGE + 1)  # one free page, and one that is known
-    assert other is not None
-    store.end(other)
-    again = store.begin(ids, len(ids))
-    assert again is not None
-    assert again.cached == 2 * PAGE
 
 
 def test_a_page_that_two_share_stays_while_one_runs() -> None:
@@ -293,6 +273,42 @@ def test_a_long_prompt_does_not_stop_others() -> None:
         wait(long)
         assert len(ear(talker).heard) - before >= 23  # pieces of 64 tokens
         it.scheduler.cancel([talker])
+
+
+def test_a_turn_computes_few_prompts_and_the_first_token_is_counted_apart() -> None:
+    it, turns, firsts = Running(runner(slots=8)), [0], list[bool]()
+    fill, launch = it.runner.fill, it.runner.launch
+    it.watch.token = lambda sequence, gap, first: firsts.append(first)  # type: ignore[method-assign]
+
+    def counted(pages: Any, tokens: Any, start: int, end: int) -> None:
+        turns[-1] += 1
+        fill(pages, tokens, start, end)
+
+    def begins(rows: Any) -> None:
+        turns.append(0)
+        launch(rows)
+
+    it.runner.fill, it.runner.launch = counted, begins  # type: ignore[method-assign]
+    jobs = [job(prompt(i, 10), 3) for i in range(8)]
+    with it:
+        it.scheduler.submit(jobs)
+        wait(*jobs)
+    assert (sum(turns), max(turns)) == (8, 4)
+    assert (firsts.count(True), firsts.count(False), firsts[0]) == (8, 16, True)
+
+
+def test_whoever_is_turned_away_waits_a_second_at_least() -> None:
+    with Running(runner(slots=1), queue=0) as it:
+        for i in range(20):  # the mean of their times is far below a second
+            it.scheduler.submit([quick := job(prompt(i, 5), 1)])
+            wait(quick)
+            wait_until(lambda: it.scheduler.running == 0, "its end")
+        it.scheduler.submit([talker := job(prompt(0, 5), 10**6)])
+        wait_until(lambda: it.scheduler.running == 1, "the talker")
+        with pytest.raises(QueueFullError) as full:
+            it.scheduler.submit([job([1], 1)])
+        it.scheduler.cancel([talker])
+    assert (full.value.waiting, full.value.seconds) == (0, 1)
 
 
 def test_the_queue_is_fair_and_ends() -> None:
@@ -392,32 +408,6 @@ def test_an_answer_that_cannot_be_read_ends_alone(
     assert ear(bad).error == "the answer could not be read: RecursionError: too deep"
     assert ear(good).heard == alone(prompt(2, 5), GREEDY, 9)
     assert "too deep" in capsys.readouterr().err
-
-
-def test_one_sequence_keeps_what_it_held() -> None:
-    store = OneStore(100)
-    first = store.begin([1, 2, 3, 4], 4)
-    assert first is not None and first.cached == 0
-    assert store.begin([1], 1) is None
-    store.commit(first, [1, 2, 3, 4, 5], 5)
-    store.end(first)
-    second = store.begin([1, 2, 3, 9], 4)
-    assert second is not None and second.cached == 3
-    store.end(second)
-    # Overwritten pages are forgotten, even if the request never ran.
-    third = store.begin([1, 2, 3, 4, 5], 5)
-    assert third is not None and third.cached == 3
-    store.end(third)
-    recurrent = OneStore(100, resumable=False)
-    lease = recurrent.begin([1, 2], 2)
-    assert lease is not None
-    recurrent.commit(lease, [1, 2, 3], 3)
-    recurrent.end(lease)
-    longer = recurrent.begin([1, 2, 3, 4], 4)
-    assert longer is not None and longer.cached == 3
-    recurrent.end(longer)
-    other = recurrent.begin([1, 2, 5], 3)
-    assert other is not None and other.cached == 0
 
 
 def watched(it: Running) -> dict[int, list[int]]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from tests.engine.models import smollm2
 
-from orinllm.batch import Draw, Drawn, Row, draw
+from orinllm.batch import Draw, Drawn, Logprobs, Row, draw
 from orinllm.cache import PagedStore
 from orinllm.executor import Floats
 from orinllm.grammar import Grammars
@@ -102,7 +102,8 @@ class ToyRunner:
             # An answer is known by its text, which grows in place.
             self._texts.append(row.draw.before)
             first = self._first.setdefault(id(row.draw.before), len(row.draw.before))
-            return Drawn(self.script(len(row.draw.before) - first))
+            found = None if row.draw.top is None else Logprobs(0.0, ())
+            return Drawn(self.script(len(row.draw.before) - first), found)
         held = [
             self._cells[row.pages[i // PAGE] * PAGE + i % PAGE] for i in range(row.position + 1)
         ]
