@@ -311,7 +311,8 @@ def groups_of(experts: Experts) -> Groups:
 
 
 def chunk_of(tokens: int) -> Buffer:
-    return buffer(np.array([0, tokens], np.int32))
+    """A chunk of `tokens` tokens behind none, with room for CHUNK."""
+    return buffer(np.array([0, tokens, *[0] * CHUNK], np.int32))
 
 
 def padded(values: Array) -> Array:

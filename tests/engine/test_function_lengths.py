@@ -56,7 +56,8 @@ def test_functions_and_files_are_short() -> None:
     for path in sorted(SOURCES):
         text = path.read_text()
         lengths = function_lengths(text)
-        assert lengths or path.suffix == ".h", path
+        includes = all(line.startswith(("//", "#include")) for line in text.splitlines())
+        assert lengths or includes or path.suffix == ".h", path
         long |= {f"{path.name}: {k}": n for k, n in lengths.items() if n > LONGEST_FUNCTION}
         if (n := len(text.splitlines())) >= LONGEST_FILE:
             long[path.name] = n

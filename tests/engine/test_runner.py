@@ -82,7 +82,7 @@ class Asked:
 
 
 def test_a_deterministic_server_has_no_pieces_of_its_own() -> None:
-    """Whether others answer must not change its numbers: small pieces are rounded otherwise."""
+    """Its numbers are the same beside other answers: small pieces are rounded otherwise."""
     executor = Asked()
     for deterministic in (False, True):
         runner = FusedRunner(executor, 1, deterministic)  # type: ignore[arg-type]

@@ -175,8 +175,6 @@ def llama_bench_command(**options: Any) -> int:
     talk, sms = make_talk(options["progress"]), options["sms"]
     for path, samples in lost_journals(journal_directory()):
         talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
-    if note := compiler_note(os.environ):
-        talk.line(note)
     paths, synthetic = model_paths(options, talk)
     models = {path: open_model(path) for path in paths}
     for model in models.values():
@@ -188,6 +186,8 @@ def llama_bench_command(**options: Any) -> int:
     tests, settings = plan_options.tests, plan_options.settings
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options["sampling"])
     check_contexts(lanes, models)
+    if note := compiler_note(os.environ):
+        talk.line(note)
     plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
     with (
         Interrupts() as interrupts,

@@ -236,6 +236,11 @@ template<typename P> struct ItemSums {
           before[r][n] = lane == 0 && item * R + r < rows ? out[n * LD + item * R + r] : 0.f;
     }
   }
+  DI void begin(const float* out, int item, int rows, int lane) {
+#pragma unroll
+    for (int n = 0; n < N; n++) clear(n);
+    read_before(out, item, rows, lane);
+  }
   // Column n's sums are complete, but for the warp's.
   template<typename X, typename A, typename B>
   DI void store(const Gemv<X, A, B>& g, int item, int n, int rows, float scale) {
@@ -294,11 +299,8 @@ template<typename P, typename X, typename A, typename B> DI void gemv(const Gemv
   float scale[N];
   load_columns<P>(g, memory, first, tid, scale);
   g.ahead.rest(ahead);
-
   ItemSums<P> sums;
-#pragma unroll
-  for (int n = 0; n < N; n++) sums.clear(n);
-  sums.read_before(g.out, w0, items.rows, lane);
+  sums.begin(g.out, w0, items.rows, lane);
   int slot = 0, item = w0, unit = 0;
   for (int step = 0; step < steps; step++) {
     cp_async_wait<D - 1>();

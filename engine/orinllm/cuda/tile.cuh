@@ -257,6 +257,12 @@ DI void multiply_part(typename Tile<P>::Sums acc, const Weights<P>& now, const u
     multiply_groups<P, ALL, PART>(acc, now, x, then, words, unit, rows);
 }
 
+template<typename P> DI void clear_sums(typename Tile<P>::Sums acc) {
+#pragma unroll
+  for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
+    acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
+}
+
 // A warp's sums over its rank's range of k: acc[t][m][2 * i + c] is token 8 m + 2 (lane % 4) + c
 // times row lane / 4 of the t-th row tile, i: of the second matrix in GATED, else 8 rows on. All
 // threads of the block call this.
@@ -271,9 +277,7 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
       first = rank * S::OWN < S::SEGMENTS ? rank * S::OWN : S::SEGMENTS - 1,
             left = S::UNITS - rank * S::OWN_UNITS,
             units = S::EVEN || left > S::OWN_UNITS ? S::OWN_UNITS : left;
-#pragma unroll
-  for (int i = 0; i < P::ROW_TILES * P::TOKEN_GROUPS * 4; i++)
-    acc[i / 4 / P::TOKEN_GROUPS][i / 4 % P::TOKEN_GROUPS][i % 4] = 0.f;
+  clear_sums<P>(acc);
   auto& raw = memory.raw[warp];
   const u16* const x =
       memory.x[0] + (warp / P::ROW_WARPS * S::TOKENS + (lane >> 2)) * 32 + (lane & 3) * 8;

@@ -147,7 +147,7 @@ def test_a_whole_surrogate_pair_is_a_character(server: Live) -> None:
 def test_a_large_body_holds_nobody_up(
     server: Live, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What takes seconds for a body of megabytes is not done in the event loop."""
+    """The event loop does nothing that takes seconds for a body of megabytes."""
     began, go = threading.Event(), threading.Event()
 
     def slowly(*arguments: object) -> Any:

@@ -153,7 +153,7 @@ def _compile(command: tuple[str, ...], text: str, library: Path) -> None:
 
 
 def _call(line: list[str], text: str) -> str:
-    """What the compiler says on stderr. Raises CalledProcessError and TimeoutExpired."""
+    """Return what the compiler says on stderr. Raises CalledProcessError and TimeoutExpired."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         line, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
