@@ -179,7 +179,8 @@ DI void load_tokens(Sixteen<P>& to, const Cached<P>& cache, const BlockWork<P>& 
   }
 }
 
-// The token's own key and value among 16, which are loaded before they are known.
+// The token's own key and value among 16, which are loaded before they are known; below 0: the
+// block has none.
 template<typename P> DI void load_own(Sixteen<P>& to, Scratch<P>& s, int own) {
   const int lane = threadIdx.x & 31, g = lane >> 2, j = lane & 3;
   const Cached<P> from = own_row<P>(s);
@@ -367,7 +368,8 @@ template<typename P, typename Out, typename B> DI void attention(const Attention
   load_heads<P>(a, w, s);
   if constexpr (S::EARLY)
 #pragma unroll
-    for (int u = 0; u < N; u++) load_own<P>(tokens[u], s, w.pos - t0 - u * S::WARPS * 16);
+    for (int u = 0; u < N; u++)
+      load_own<P>(tokens[u], s, w.end <= w.pos ? -1 : w.pos - t0 - u * S::WARPS * 16);
   u32 q[S::Key::HALVES];
   load_query<P>(q, s);
   Sums<P> sums;
