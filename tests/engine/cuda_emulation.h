@@ -123,10 +123,13 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
   if (block[1] != 1 || block[2] != 1 || nthreads > 1024 || nthreads % 32) fail("block shape");
   const int blocks = grid[0] * grid[1] * grid[2];
   backwards = getenv("EMULATION_BACKWARDS");  // blocks start in order on a GPU, and go on in any
-  std::vector<int> left;
-  for (int i = 0; i < blocks; i++) left.push_back(backwards ? blocks - 1 - i : i);
-  for (size_t i = 0; i < left.size(); i++) {
-    const int b = left[i], x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
+  // Backwards, the block that waits with the lowest number is tried again behind each that ends: it must wait for the last one.
+  std::vector<int> waiting;
+  for (int fresh = 0, done = 0; done < blocks; done += !postponed) {
+    const bool again = fresh == blocks || (fresh && !postponed && !waiting.empty());
+    const int b = again ? waiting.back() : backwards ? blocks - 1 - fresh : fresh;
+    if (again) waiting.pop_back(); else fresh++;
+    const int x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
     bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0; postponed = false;
     dl_iterate_phdr(forget_shared, 0);
     for (int i = 0; i < nthreads; i++) {
@@ -150,8 +153,8 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
       }
       if (alive && progress == before && !postponed) fail("deadlock: a barrier that not all threads reach");
     }
-    if (postponed) left.push_back(b);
-    if (left.size() > 4 * (size_t)blocks) fail("deadlock: blocks that wait for one another");
+    if (postponed && again && fresh == blocks) fail("deadlock: blocks that wait for one another");
+    if (postponed) waiting.push_back(b);
   }
 }
 }  // namespace emu
