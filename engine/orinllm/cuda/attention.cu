@@ -94,7 +94,7 @@ template<typename P> DI BlockWork<P> work_of_block(int block, const int* positio
 template<typename P> DI Cached<P> own_row(Scratch<P>& s) { return {s.own[0], s.own_scales[0]}; }
 
 // The block's queries turned into shared memory; of the token's own split, its key and value too,
-// which go to the cache as well.
+// which go to the cache as well, unless they are STORED there.
 template<typename P, typename Out, typename B>
 DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch<P>& s) {
   typedef Sizes<P> S;
@@ -105,7 +105,7 @@ DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch
   for (int g = warp; g < S::GT; g += S::WARPS)
     rope_head<P>(s.qs[g], qkv + (w.kvh * G + w.g0 + g) * HD, fr, a.qn, a.eps, a.scale * LOG2E,
                  lane);
-  if (w.end == w.pos + 1 && warp >= S::WARPS - 2) {
+  if ((S::EARLY || !P::STORED) && w.end == w.pos + 1 && warp >= S::WARPS - 2) {
     const bool key = warp == S::WARPS - 1;
     float* row = s.kvnew[key ? 0 : 1];
     if (key)
@@ -113,9 +113,11 @@ DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch
     else
       for (int i = lane; i < HD; i += 32) row[i] = qkv[(KVH * G + KVH + w.kvh) * HD + i];
     __syncwarp();
-    const int page = a.table[w.seq * P::PAGES + w.pos / P::PAGE];
-    store_row<P>(a.cache, key_offset<P>(page, w.kvh, w.pos) + (key ? 0 : value_offset<P>()), row,
-                 lane);
+    if constexpr (!P::STORED) {
+      const int page = a.table[w.seq * P::PAGES + w.pos / P::PAGE];
+      store_row<P>(a.cache, key_offset<P>(page, w.kvh, w.pos) + (key ? 0 : value_offset<P>()), row,
+                   lane);
+    }
     if constexpr (S::EARLY) store_row<P>(own_row<P>(s), key ? 0 : HD, row, lane);
   }
   __syncthreads();
@@ -397,7 +399,7 @@ template<typename P, typename Out, typename B> DI void attention(const Attention
 }
 
 // Keys and values of tokens of one sequence, before any of them attends. Grid: (KV heads, N), one
-// warp. attention() stores them once more, the same ones.
+// warp. STORED says so to attention().
 template<typename P> struct StoreKeys {
   Cached<P> cache;
   const float *qkv, *freqs, *kn;
