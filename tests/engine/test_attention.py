@@ -40,6 +40,7 @@ from orinllm.launches.buffers import (
     Weight,
 )
 from orinllm.launches.gemv import Product, products
+from orinllm.launches.joined import join_neighbours
 
 pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-6
@@ -286,6 +287,17 @@ def test_tokens_of_sequences_at_their_own_positions(case: Case, rng: np.random.G
             for i in range(heads):
                 want = layer.attended(qkv[b], i, position, new[b])
                 np.testing.assert_allclose(got[b, i], want, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(("dim", "launches"), [(128, 1), (256, 2)])
+def test_heads_of_many_registers_are_no_part(
+    dim: int, launches: int, rng: np.random.Generator
+) -> None:
+    """Gemma 3 12B in halves: the output projection of four tokens has as many warps."""
+    layer = Layer(Case(dim, 1, 4), rng, 0, PAGE)
+    inputs, state, out = layer.inputs(layer.qkv(1)), state_of(layer, [0]), unset(4, dim)
+    attention = attend_token(out, inputs, parts_of(layer, 1), state)
+    assert len(join_neighbours([attention, attention], state, 0)) == launches
 
 
 @pytest.mark.parametrize(

@@ -195,9 +195,10 @@ def attend_token(
         grid=(heads.blocks * parts.splits * heads.sequences, 1, 1),
         block=parts.warps * 32,
         writes=("out", *written, "part", "part_ml", "state"),
-        per_sm=16 // parts.warps if dim <= 128 else 2,
+        per_sm=16 // parts.warps if dim <= _MOST_DIM_BESIDE else 2,
         shared=constants.shared,
-        step="attention",
+        # Larger heads need more registers than a part has.
+        step="attention" if dim <= _MOST_DIM_BESIDE else "",
     )
 
 
