@@ -27,6 +27,8 @@ FLAGS = (
     "-fno-math-errno", "-fno-strict-aliasing", "-w",
 )  # fmt: skip
 """No -ffast-math: what is fused or reordered is written so."""
+PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n_Float16 half;\n"
+"""What machine.h needs of a compiler."""
 SECONDS = 120
 """A compiler that takes longer is ended, and not asked again by this process."""
 KEPT = 4096
@@ -66,9 +68,9 @@ def compiler() -> tuple[str, ...]:
 
 @lru_cache
 def version(command: tuple[str, ...]) -> str:
-    """Which version a compiler says it is. Raises CalledProcessError: it has no _Float16, as clang
-    14 on x86-64."""
-    said = _call([*command, *FLAGS, "-v", "-fsyntax-only", "-x", "c", "-"], "_Float16 half;\n")
+    """The version that a compiler says it is. Raises CalledProcessError: it has no _Float16, as
+    clang 14 on x86-64, or no headers, as `zig clang`."""
+    said = _call([*command, *FLAGS, "-v", "-fsyntax-only", "-x", "c", "-"], PROBE)
     return "\n".join(line for line in said.splitlines() if "version" in line)
 
 
