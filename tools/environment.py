@@ -228,6 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         tree: Path = args.tree or installed("tinygrad")
         if not tree.exists():
             raise FileNotFoundError(f"{tree}: no such folder")
+        if args.check and not args.check.is_file():
+            raise FileNotFoundError(f"{args.check}: no such page, as docs/reference/environment.md")
         found = variables(find_uses(tree))
         if args.check:
             problems = differences(found, args.check.read_text(encoding="utf-8"))
