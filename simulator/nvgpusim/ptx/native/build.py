@@ -28,7 +28,7 @@ FLAGS = (
 )  # fmt: skip
 """No -ffast-math: what is fused or reordered is written so."""
 PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n_Float16 half;\n"
-"""What machine.h needs of a compiler."""
+"""The C that machine.h needs: a compiler that refuses it is passed over."""
 SECONDS = 120
 """A compiler that takes longer is ended, and not asked again by this process."""
 KEPT = 4096
