@@ -68,7 +68,7 @@ _STRICT_EXIT = 3
     is_flag=True,
     help="SKED writes its copy of a QMD back some time after the QMD's release.",
 )
-@click.option("--warps", is_flag=True, help="Warps of a block run in a drawn order.")
+@click.option("--warps", is_flag=True, help="Warps of a block run in a random order, from --seed.")
 @click.option(
     "--sanitize",
     default="",
