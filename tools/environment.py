@@ -229,7 +229,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not tree.exists():
             raise FileNotFoundError(f"{tree}: no such folder")
         if args.check and not args.check.is_file():
-            raise FileNotFoundError(f"{args.check}: no such page, as docs/reference/environment.md")
+            page = "docs/reference/environment.md"
+            raise FileNotFoundError(f"{args.check}: no such page; the one of tinygrad is {page}")
         found = variables(find_uses(tree))
         if args.check:
             problems = differences(found, args.check.read_text(encoding="utf-8"))

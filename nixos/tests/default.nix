@@ -89,7 +89,9 @@ let
       ${messages}
     '';
   };
-  stale = lib.filterAttrs (name: page: page != builtins.readFile (../../docs/reference + "/${name}")) pages;
+  stale = lib.filterAttrs (
+    name: page: page != builtins.readFile (../../docs/reference + "/${name}")
+  ) pages;
 in
 {
   # The series applies to the line, and what it makes imports and computes.
