@@ -52,7 +52,7 @@ _STRICT_EXIT = 3
     type=click.FloatRange(0, 10_000),
     default=0.0,
     metavar="MS",
-    help="The GPU consumes up to MS late, on a seeded schedule.",
+    help="The GPU works up to MS milliseconds late, by --seed.",
 )
 @click.option(
     "--order", is_flag=True, help="A store that no barrier follows may be invisible to the GPU."
