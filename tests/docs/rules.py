@@ -289,7 +289,7 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"cd /tmp/port && git checkout -b new base && git rm -qr \.", Run()),
     (
-        r"tar xf tinygrad-0\.14\.0\.tar\.gz --strip-components=1",
+        r"tar xf \.\./tinygrad-0\.14\.0\.tar\.gz --strip-components=1",
         Run("cd /tmp/port && git checkout base -- . && echo changed >> README.md"),
     ),
     (r"git (add|cherry-pick|tag) .*", Run("cd /tmp/port && {0}")),
