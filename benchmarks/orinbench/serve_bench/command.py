@@ -14,7 +14,7 @@ from orinbench.benchmark.prompt_text import prompt_text, words_text
 from orinbench.benchmark.ranges import parse_int_list
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
-from orinbench.options import Command, with_options
+from orinbench.options import Command, Finite, with_options
 from orinbench.serve_bench.client import PATHS
 from orinbench.serve_bench.figures import parse_goals
 from orinbench.serve_bench.load import Load
@@ -76,7 +76,7 @@ def _load_options(command: Command) -> Command:
         click.option("--rate", metavar="LIST", help="open loop: requests a second"),
         click.option(
             "--burstiness",
-            type=click.FloatRange(0, min_open=True),
+            type=Finite(0, min_open=True),
             default=1.0,
             help="arrivals of --rate: below 1 in bursts, above 1 more evenly [1: Poisson]",
         ),
@@ -101,9 +101,7 @@ def _load_options(command: Command) -> Command:
 @_server_options
 @_load_options
 @click.option("--seed", default=0, type=click.IntRange(0), help="seed of texts and arrivals [0]")
-@click.option(
-    "--timeout", default=600.0, type=click.FloatRange(1), help="limit of a step, seconds [600]"
-)
+@click.option("--timeout", default=600.0, type=Finite(1), help="limit of a step, seconds [600]")
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @click.option("-v", "--verbose", is_flag=True, help="show the servers' own output")
 def serve_bench_command(**options: Any) -> int:
