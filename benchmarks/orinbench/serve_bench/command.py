@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
+import httpx
 
 from orinbench.benchmark.backend import LeftOutError
 from orinbench.benchmark.prompt_text import prompt_text, words_text
@@ -123,6 +123,8 @@ def serve_bench_command(**options: Any) -> int:
         finally:
             talk.close()
         click.echo((render_json if options["output"] == "json" else render_md)(results), nl=False)
+    if results.fault is not None:
+        raise BenchError(results.fault)
     return EXIT_INTERRUPTED if results.partial else EXIT_FAILED_ROWS * _any_failed(results)
 
 
@@ -190,6 +192,17 @@ def _there(url: str) -> AbstractContextManager[str]:
     return nullcontext(url)
 
 
+def _check_address(text: str) -> None:
+    """Raise BenchError for what is no address of a server."""
+    try:
+        url = httpx.URL(text)
+        good = url.scheme in _HTTP and url.host and (url.port or 1) < 1 << 16
+    except httpx.InvalidURL:
+        good = False
+    if not good or url.query or url.fragment:
+        raise BenchError(f"--url {text!r}: no address; right is http://127.0.0.1:8000")
+
+
 def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
     """Return the servers; raises BenchError for none, for unknown ones, for one without a file."""
     names = [name for name in (options["start"] or "").split(",") if name]
@@ -198,8 +211,7 @@ def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
     if names and options["model"] is None:
         raise BenchError(f"--start {options['start']}: serves a file; name it with -m FILE")
     for url in options["urls"]:
-        if urlsplit(url).scheme not in _HTTP or not urlsplit(url).hostname:
-            raise BenchError(f"--url {url}: no address; right is http://127.0.0.1:8000")
+        _check_address(url)
     if not names and not options["urls"]:
         raise BenchError("--url or --start: no server; give --url URL, or --start with -m FILE")
     found = [Server(url, partial(_there, url)) for url in dict.fromkeys(options["urls"])]
@@ -210,5 +222,5 @@ def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
         more = options[f"{name.replace('-', '_')}_flags"]
         command_of(name, room, 0, more)  # raises where there is no program
         serve = partial(started, name, room, more, options["timeout"], options["verbose"])
-        found.append(Server(name, serve))
+        found.append(Server(name, serve, fresh=True))
     return tuple(found)

@@ -69,6 +69,11 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
         _said(server, baseline, load, measure, comparison, plan.rounds)
         for server, baseline, load, measure, comparison in results.comparisons()
     ]
+    if notes and not all(server.fresh for server in results.servers):
+        notes.append(
+            "A server of --url is one process in all rounds: a difference may be that process's "
+            "luck. --start takes a fresh one each round."
+        )
     notes += [
         f"{name}, {load.label}: {count} failed: {error}."
         for name, load, figures in rows
@@ -84,7 +89,8 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
             share = 100 * figures.cached_tokens / figures.prompt_tokens
             notes.append(f"{name}, {load.label}: the server knew {share:.0f} % of the prompts.")
     if results.partial:
-        notes.append("Interrupted: the figures are those measured until then.")
+        why = f"Ended early, {results.fault.rstrip('.')}" if results.fault else "Interrupted"
+        notes.append(f"{why}: the figures are those measured until then.")
     prompt, output = (
         sum(getattr(figures, field) for *_, figures in rows)
         / max(1, sum(figures.requests - figures.failed for *_, figures in rows))
@@ -165,6 +171,7 @@ def render_json(results: Results) -> str:
         "benchmark": "serve-bench",
         "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "partial": results.partial,
+        "fault": results.fault,
         "endpoint": plan.endpoint,
         "rounds": plan.rounds,
         "seed": plan.seed,
