@@ -245,7 +245,8 @@ def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:
     except OSError as error:  # a full disk; what is left in the buffer must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise BenchError(f"standard output: cannot be written: {error.strerror}") from None
-    if not options["no_history"]:
+    # A run that was interrupted before its first sample says nothing.
+    if not options["no_history"] and any(record.samples_ts or record.error for record in records):
         keep(records, options["history"] or history_path())
     if options["output_err"]:  # nothing is said behind it, so that a program can read it
         sys.stderr.write(_rendered(records, options["output_err"], options))
