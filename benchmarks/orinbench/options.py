@@ -225,7 +225,8 @@ def check_output(options: dict[str, Any]) -> None:
     """Raise BenchError for what excludes another, and for files that could not be written."""
     if (page := options["report"]) is not None:
         folder = page.absolute().parent
-        if page.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        other = page.exists() and not page.is_file()
+        if other or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise BenchError(f"--report {page}: not a file in a folder that can be written")
     if options["no_history"] and options["history"]:
         raise BenchError("--history, --no-history: one excludes the other; leave one out")
