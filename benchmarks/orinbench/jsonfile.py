@@ -36,6 +36,8 @@ def read_json(path: Path, form: str, writer: str, most_bytes: int) -> dict[str, 
     Raises BenchError, one line, for any other file.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise BenchError(f"{path}: is no regular file; want what {writer} writes")
         if path.stat().st_size > most_bytes:
             raise BenchError(
                 f"{path}: larger than {most_bytes >> 20} MiB; want what {writer} writes"

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -24,10 +25,15 @@ from tests.benchmarks.fake_openai import FakeOpenAI
 from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.errors import BenchError
+from orinbench.interrupts import Interrupts
 from orinbench.serve_bench.client import Answer, Client, Prompt
 from orinbench.serve_bench.figures import figures_of, parse_goals
-from orinbench.serve_bench.load import Load, Stretch, arrivals
+from orinbench.serve_bench.load import Load, Stretch, apply, arrivals
+from orinbench.serve_bench.output import render_md
+from orinbench.serve_bench.run import Plan, Results, Server
+from orinbench.serve_bench.run import run as run_plan
 from orinbench.serve_bench.servers import Room, command_of
+from orinbench.talk import Talk
 
 run = partial(orinbench, "serve-bench")
 FIRST_S, GAP_S = 0.05, 0.02
@@ -61,7 +67,7 @@ def test_figures_of_known_answers() -> None:
     found = figures_of(
         [
             stretch(answer(0.1, [0.02, 0.03], 3), answer(0.3, [0.04], 3)),
-            stretch(answer(0.2, [], 1), Answer(1.0, error="status 429: full")),
+            stretch(answer(0.2, [], 1), Answer(1.0, 9.0, 9.0, [5.0], error="status 429: full")),
         ],
         {"ttft": 250, "tpot": 30},
     )
@@ -133,6 +139,45 @@ def test_an_open_loop_does_not_wait_for_answers(
     assert fake.most >= 4  # twelve arrive in 0.3 s, and each takes half a second
     assert "40/s" in out and "first text (TTFT)" in out and "on average 4 tokens of prompt" in out
     assert "messages" in fake.seen[0].body
+
+
+def test_a_late_client_counts_and_what_follows_the_text_does_not() -> None:
+    """The first request holds up the client while the second is due, and its connection after."""
+
+    async def ask(prompt: Prompt, due: float) -> Answer:
+        if prompt.text == "0":
+            time.sleep(0.1)
+        answer = Answer(due, prompt_tokens=1, output_tokens=1)
+        answer.add_text(time.perf_counter())
+        await asyncio.sleep(0.5)
+        return answer
+
+    prompts = [Prompt(str(i), 1) for i in range(2)]
+    found = asyncio.run(apply(Load(rate=1000.0), prompts, ask, 0))
+    assert found.answers[1].ttft_s > 0.08
+    assert 0.1 <= found.seconds < 0.5
+
+
+def plan_of(load: Load) -> Plan:
+    return Plan((load,), 7, 1, 8, str, "completions", "m", {}, 1.0, 0, {})
+
+
+def test_verdicts_are_of_all_measures_at_once() -> None:
+    """Seven rounds are enough for three measures, six are not, however clear each of them is."""
+    servers = tuple(Server(name, nullcontext, fresh=True) for name in ("a", "b"))  # type: ignore[arg-type]
+    load = Load(1)
+    plan = plan_of(load)
+    for rounds, says in ((6, "too few rounds for a verdict (-r 7 or more)"), (7, "b is better")):
+        results = Results(plan, servers)
+        for name, slow in (("a", 2.0), ("b", 1.0)):
+            results.stretches[name, load] = {
+                i: stretch(Answer(0.0, slow + i / 9, slow * 3, [slow], 1, 0, 3), seconds=slow)
+                for i in range(rounds)
+            }
+        compared = render_md(results).partition("\n- ")[2]
+        for measure in ("output tokens a second", "time to first text, p50", "gap between texts"):
+            (line,) = (line for line in compared.splitlines() if measure in line)
+            assert says in line
 
 
 def test_arrivals_have_their_rate_and_burstiness() -> None:
@@ -262,6 +307,25 @@ def test_interrupts_print_what_was_measured(
     found = re.search(r"Interrupted: .* until then\..*; (\d+) of 100000 rounds, ", out, re.S)
     assert found and 1 <= int(found[1]) < 100000
     assert "| 1 at once |" in out and "Traceback" not in err
+
+
+def test_an_interrupt_at_the_end_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When what stops the event loop is waiting in it: closing the loop ended in a traceback."""
+    streams = []
+
+    async def stream() -> AsyncIterator[int]:
+        while True:
+            yield 1
+
+    async def measure(*_: object) -> None:
+        streams.append(stream())  # what is left of a request
+        await anext(streams[-1])
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+
+    monkeypatch.setattr("orinbench.serve_bench.run._measure", measure)
+    servers = (Server("a", nullcontext),)  # type: ignore[arg-type]
+    with Interrupts() as interrupts:
+        assert run_plan(plan_of(Load(1)), servers, Talk(), interrupts).partial
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def _load_options(command: Command) -> Command:
             "--rounds",
             type=click.IntRange(1),
             default=3,
-            help="rounds; a verdict takes 6 [3]",
+            help="rounds; a verdict takes 7, on more loads up to 10 [3]",
         ),
     )
 

@@ -1,6 +1,7 @@
 """A run: servers in turns, each under the same loads, for some rounds."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -115,13 +116,16 @@ def run(plan: Plan, servers: tuple[Server, ...], talk: Talk, interrupts: Interru
     the run, where results are written.
     """
     results = Results(plan, servers)
+    loop = asyncio.Runner()  # one: a loop that is cut off while it closes complains
     try:
         try:
-            with asyncio.Runner() as loop:  # one: a loop that is cut off while it closes complains
-                for round_ in range(plan.rounds):
-                    _round(results, round_, talk, loop)
+            for round_ in range(plan.rounds):
+                _round(results, round_, talk, loop)
         finally:
             interrupts.hold()
+            # What ends the loop with a round may be left in it by an interrupt, and ends closing.
+            with contextlib.suppress(RuntimeError):
+                loop.close()
     except KeyboardInterrupt:
         results.partial = True
     except BenchError as error:

@@ -121,6 +121,9 @@ def test_a_fall_that_was_made_good_is_none(add_run: AddRun, path: Path, capsys: 
             assert "% slower than before" in capsys.readouterr().out
     assert run(path, "check", "--against", "1") == 0
     assert "slower than before" not in capsys.readouterr().out
+    for baseline, status in (("10", 1), ("11", 0)):  # the fall began with run 11
+        assert run(path, "check", "18", "--against", baseline) == status
+    capsys.readouterr()
 
 
 def test_a_test_that_fails_now_is_no_success(
@@ -179,7 +182,13 @@ def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
         assert says in capsys.readouterr().err
     assert run(path, "pin") == 0
     assert capsys.readouterr().out == "release: run 3\n"
-    assert run(path, "remove", "1", "2") == 0
+    # The baseline itself is judged by the run before it; runs go by their time, not their number.
+    assert run(path, "pin", "baseline", "2") == 0
+    assert run(path, "check", "2") == 1
+    add_run(0, 30.0)
+    assert run(path, "check") == 0
+    assert "run 3 / run 2" in capsys.readouterr().out
+    assert run(path, "remove", "1", "2", "4") == 0
     assert run(path, "check") == 2
     assert "has 1 runs; a check takes two" in capsys.readouterr().err
 
