@@ -99,12 +99,11 @@ def test_cc_may_have_options_and_must_exist(
 
 
 def compiler_script(path: Path, kind: str) -> None:
-    """A gcc that says it is of another version, or does not know _Float16."""
+    """A gcc of another version ("new"), without _Float16 ("old"), or without headers ("bare")."""
     refuse = 'case "$*" in *-S*) echo "error: no _Float16" >&2; exit 1;; esac'
     rename = 'case "$*" in *-S*) echo "cc version 99" >&2; exit 0;; esac'
-    path.write_text(
-        f'#!/bin/sh\n{refuse if kind == "old" else rename}\nexec {shutil.which("gcc")} "$@"\n'
-    )
+    first = {"old": refuse, "new": rename, "bare": 'set -- -nostdinc "$@"'}[kind]
+    path.write_text(f'#!/bin/sh\n{first}\nexec {shutil.which("gcc")} "$@"\n')
     path.chmod(0o755)
 
 
@@ -123,11 +122,11 @@ def test_another_version_compiles_anew(folder: Path, monkeypatch: pytest.MonkeyP
     assert counts == [1, 2, 2]
 
 
-def test_a_compiler_without_half_floats_is_passed_over(
+def test_a_compiler_without_half_floats_or_headers_is_passed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Debian 12's clang on x86-64: gcc beside it is taken."""
-    for name, kind in (("clang", "old"), ("gcc", "old"), ("cc", "new")):
+    """As Debian 12's clang on x86-64, and ziglang's clang in front of it: gcc is taken."""
+    for name, kind in (("clang", "bare"), ("gcc", "old"), ("cc", "new")):
         compiler_script(folder.parent / name, kind)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", f"{folder.parent}:{os.environ['PATH']}")
