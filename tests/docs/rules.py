@@ -74,6 +74,7 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"make bench", Elsewhere(".ci/run", "make bench")),
     (r"make test", Elsewhere(".ci/run", "make test")),
+    (r"pytest tests/docs", Elsewhere("Makefile", "$(BIN)/pytest")),
     # docs/nixos.md
     (
         r"nix run \.#flash -- --dry-run orin-agx-devkit",
@@ -135,8 +136,8 @@ RULES: list[tuple[str, Answer]] = [
     (r"orinbench llama-bench -m 1b\.gguf .*", Parsed(GPU)),
     (r"tools/series checkout (/tmp/\w+)", Run("tools/series checkout {1}", shows=r"\d+ patches")),
     (
-        r"cd /tmp/tg && \$EDITOR \.\.\. && git commit --amend",
-        Run("cd /tmp/tg && git log --oneline -1"),
+        r"git -C /tmp/tg commit -a --amend",
+        Run("git -C /tmp/tg commit -a --amend --no-edit"),
     ),
     (r"tools/series export /tmp/tg", Run(shows="nothing changed")),
     (r"tools/series verify", Elsewhere("Makefile", "tools/series verify\n")),
