@@ -216,7 +216,7 @@ RULES: list[tuple[str, Answer]] = [
             says='"--title"',
         ),
     ),
-    # docs/matvec.md, models.md, performance.md
+    # docs/reference/matvec.md, models.md, performance.md
     (
         r"python3 experiments/matvec_decode\.py .*",
         Run(
