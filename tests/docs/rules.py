@@ -67,6 +67,7 @@ EXPORTER = "tests/telemetry/test_cli.py"
 RULES: list[tuple[str, Answer]] = [
     # README, CONTRIBUTING
     (r"git clone <this repository> && cd tinygrad-orin", NotHere("the repository's own address")),
+    (r"\. \.venv/bin/activate", NotHere("changes the reader's own shell")),
     (r"make chat", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
     (
         r"make serve",
