@@ -67,6 +67,7 @@ EXPORTER = "tests/telemetry/test_cli.py"
 RULES: list[tuple[str, Answer]] = [
     # README, CONTRIBUTING
     (r"git clone <this repository> && cd tinygrad-orin", NotHere("the repository's own address")),
+    (r"\. \.venv/bin/activate", NotHere("changes the reader's own shell")),
     (r"make chat", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
     (
         r"make serve",
@@ -74,6 +75,7 @@ RULES: list[tuple[str, Answer]] = [
     ),
     (r"make bench", Elsewhere(".ci/run", "make bench")),
     (r"make test", Elsewhere(".ci/run", "make test")),
+    (r"pytest tests/docs", Elsewhere("Makefile", "$(BIN)/pytest")),
     # docs/nixos.md
     (
         r"nix run \.#flash -- --dry-run orin-agx-devkit",
@@ -135,8 +137,8 @@ RULES: list[tuple[str, Answer]] = [
     (r"orinbench llama-bench -m 1b\.gguf .*", Parsed(GPU)),
     (r"tools/series checkout (/tmp/\w+)", Run("tools/series checkout {1}", shows=r"\d+ patches")),
     (
-        r"cd /tmp/tg && \$EDITOR \.\.\. && git commit --amend",
-        Run("cd /tmp/tg && git log --oneline -1"),
+        r"git -C /tmp/tg commit -a --amend",
+        Run("git -C /tmp/tg commit -a --amend --no-edit"),
     ),
     (r"tools/series export /tmp/tg", Run(shows="nothing changed")),
     (r"tools/series verify", Elsewhere("Makefile", "tools/series verify\n")),
