@@ -207,6 +207,12 @@ def test_noise_counts_whole_runs_of_one_context_only(
     with History(path) as history:
         (trend,) = read_trends(history, Filter())
     assert trend.noise is None and len(trend.points) == 3
+    for day in range(4, 12):  # those that were cut short are no new level
+        add_run(day, 20.0, "b" * 12)
+    for day in range(12, 20):
+        add_run(day, 40.0, "b" * 12, partial=True)
+    with History(path) as history:
+        assert read_trends(history, Filter())[0].changes == []
 
 
 def test_import_and_show(path: Path, tmp_path: Path, capsys: Capture) -> None:
