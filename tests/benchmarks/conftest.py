@@ -15,6 +15,7 @@ from orinbench.benchmark.backend import FirstToken, Sample
 from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
 from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
+from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.board.environment import read_environment
 from orinbench.model import ModelInfo, open_model
 from orinbench.shapes import SHAPES, Shape
@@ -51,6 +52,13 @@ def least_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tiny_path: Path) -> ModelInfo:
     return open_model(tiny_path)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a worker on the CPU device; kernels are compiled once."""
+    folder = tmp_path_factory.mktemp("suite")
+    return {**worker_environment("CPU", folder), "CACHEDB": str(folder / "cache.db")}
 
 
 @pytest.fixture

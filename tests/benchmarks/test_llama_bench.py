@@ -448,20 +448,22 @@ def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., Run
     assert llama_bench.last_words(alone) is None
 
 
-def test_flags_that_the_fused_path_ignores_are_said() -> None:
+def test_flags_that_a_path_ignores_are_said() -> None:
     given: dict[str, Any] = {knob.field: () for knob in KNOBS} | {
         "numa": None,
         "prio": None,
         "rpc": None,
     }
     given["n_ubatch"] = ("64",)
-    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ub 64"]
-    assert llama_bench.ignored_flags("tinygrad:CUDA", False, given) == []
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ub 64"]
+    assert llama_bench.ignored_flags("tinygrad:CPU", "general", given) == ["-ub 64"]
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "jit", given) == []
     given |= {"n_ubatch": (), "type_k": ("q8_0",)}
-    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ctk q8_0"]
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ctk q8_0"]
     given["type_v"] = ("q8_0",)
-    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == []
-    assert llama_bench.ignored_flags("tinygrad:CPU", False, given) == ["-ctk q8_0", "-ctv q8_0"]
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == []
+    ignored = llama_bench.ignored_flags("tinygrad:CPU", "general", given)
+    assert ignored == ["-ctk q8_0", "-ctv q8_0"]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from orinbench.benchmark import protocol
 from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.plan import SuiteCase
 from orinbench.benchmark.process import WorkerProcess
-from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.export.table import time_text
 from orinbench.suite import peaks
 from orinbench.suite.cases import CASES, UNITS, select
@@ -22,13 +21,6 @@ from orinbench.suite.tasks import WrongResultError, expect_close
 from orinbench.suite.work import percentiles
 
 Prepare = Callable[..., protocol.Prepared]
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of a worker on the CPU device; kernels are compiled once."""
-    folder = tmp_path_factory.mktemp("suite")
-    return {**worker_environment("CPU", folder), "CACHEDB": str(folder / "cache.db")}
 
 
 @pytest.fixture(scope="module")

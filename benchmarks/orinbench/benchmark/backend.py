@@ -29,7 +29,7 @@ class FirstToken:
     load_s: float | None  # of the warm run, the model file alone
     cold_compile_s: float | None
     kernels_compiled: int | None
-    decode_path: str | None = None  # tinygrad's "jit" or "fused"
+    decode_path: str | None = None  # tinygrad's "fused", "general" or "jit"
     included: str | None = None  # what its timed region holds, for people
     chunk: int | None = None  # prompt tokens that go through at once; None: as -ub says
 

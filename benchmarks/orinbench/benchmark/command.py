@@ -80,7 +80,7 @@ PROCESSES = 10
 FIT_SECONDS = 90.0
 # Note after a first run on a CPU: docs/performance.md has the figures and their machine.
 FIRST_RUN = (
-    "everything works here; the kernels are made for GPUs. On an H200 a 1B model decodes 2.31 "
+    "everything works here; the kernels are made for GPUs. On an H200 a 1B model decodes 2.48 "
     "times as fast as with llama.cpp (README.md; docs/performance.md has the rest). Next: make "
     "chat to talk to the model, orinbench llama-bench -m model.gguf to measure yours"
 )
@@ -131,7 +131,7 @@ def _knob_options(command: Command) -> Command:
     "path_",
     type=click.Choice(["auto", "general"]),
     default="auto",
-    help="general: tinygrad.llm's own network, not the engine's kernels [auto]",
+    help="general: tinygrad.llm's own network in place of the engine [auto]",
 )
 @click.option(
     "--sms",
@@ -437,14 +437,17 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
-        record.ignored_flags = ignored_flags(record.backend, record.decode_path == "fused", options)
+        record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
     write_records(records, options)
     if options["textfile"]:
         textfile(map(vars, records), options["textfile"])
 
 
-def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[str]:
-    """Return the flags that were given and mean nothing to this backend, with their values."""
+def ignored_flags(backend: str, path: str | None, options: dict[str, Any]) -> list[str]:
+    """Return the flags that were given and mean nothing to this backend, with their values.
+
+    `path` is tinygrad's decode path: of the three, jit alone takes -ub, and fused alone -ctk.
+    """
     if backend == "llama.cpp":
         return []
     types = set(",".join(options["type_k"]).split(","))
@@ -456,9 +459,9 @@ def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[st
         and (
             knob.field not in TINYGRAD_KNOBS
             or (knob.field == "n_threads" and not backend.startswith("tinygrad:CPU"))
-            or (knob.field == "n_ubatch" and fused)
+            or (knob.field == "n_ubatch" and path in ("fused", "general"))
         )
-        and not (knob.field in ("type_k", "type_v") and fused and keys)
+        and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
     ]
     words = iter(passed_on(options))
     return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

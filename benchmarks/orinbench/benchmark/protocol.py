@@ -68,7 +68,7 @@ class Loaded:
     """The model is loaded, and the first token is on the host."""
 
     load_s: float  # of the file alone
-    decode_path: str  # how tinygrad computes the model: "jit" or "fused"
+    decode_path: str  # how tinygrad computes the model: "fused", "general" or "jit"
     included: str  # what a timed region of that path holds, for people
     chunk: int | None  # prompt tokens that go through at once; None: as n_ubatch says
     compile_s: float = 0.0  # inside the compilers, since the process started

@@ -204,9 +204,9 @@ def one_step(check: Check, step: Step) -> dict[str, Any]:
 @device_check_command.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def verify_command(file: Path) -> int:
-    """Judge a report against every claim of the documents that a board can confirm.
+    """Judge a report against the documents.
 
-    Exit code 1 says that a claim is refuted.
+    It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """
     report = load_report(file)
     judged = [judge(claim, report) for claim in load_claims()]

@@ -26,14 +26,14 @@ CONTEXT_FIELDS = tuple(
 def identity(record: Record) -> str:
     """Return what identifies a (complete) record's measurement, as JSON.
 
-    tinygrad's prefill chunk counts where it was chosen: not the default, and not that of the fused
-    kernels, which have their own.
+    tinygrad's prefill chunk counts where it was chosen: not the default, and not on the engine's
+    paths (fused, general), which have their own.
     """
     key = {field: _plain(getattr(record, field)) for field in KEY_FIELDS}
     key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
     if record.decode_path is None:
         key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
-    elif record.decode_path == "fused" or key["n_ubatch"] == TINYGRAD_CHUNK:
+    elif record.decode_path in ("fused", "general") or key["n_ubatch"] == TINYGRAD_CHUNK:
         key["n_ubatch"] = None
     return json.dumps(key, ensure_ascii=False)
 

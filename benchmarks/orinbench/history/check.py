@@ -34,8 +34,9 @@ from orinbench.samples.judge import is_slower, judge_saved, markdown, missing
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @history_file
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
-    """Compare RUN (the last one) with a baseline, and show what crept in since.
+    """Compare a run with a baseline, for CI.
 
+    It compares RUN, or the last run, and also shows what changed slowly since the baseline.
     The baseline is the run pinned as `baseline`, else the run before. Exit code 0: nothing became
     slower. 1: a test is slower than the baseline or failed, or its level fell since and is not
     back. 2: bad input.
@@ -120,7 +121,10 @@ def _plain(trend: Trend, change: Change) -> dict[str, Any]:
 @click.argument("run", type=int, required=False)
 @history_file
 def pin_command(path: Path, name: str | None, run: int | None) -> None:
-    """Give RUN (the last one) a NAME that `check` and `compare` take; without one, list them."""
+    """Name a run, or list the names.
+
+    `check` and `compare` take the NAME of RUN, or of the last run. Without NAME, all are listed.
+    """
     with History(path, write=name is not None) as store:
         if name is not None:
             runs = store.runs()

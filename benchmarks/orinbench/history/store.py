@@ -1,4 +1,4 @@
-"""The history's file: a row for each run, a row for each of its records. docs/history.md has it.
+"""The history's file: a row for each run, and for each of its records (docs/reference/records.md).
 
 Writers wait for each other; a write is one transaction. A reader sees whole runs only.
 """

@@ -55,6 +55,7 @@ def test_what_came_of_a_model_is_no_identity(recorded_run: Callable[..., RunResu
     assert identity(jit) == identity(fused)
     assert context(jit) != context(fused)
     assert identity(jit) != identity(replace(jit, n_ubatch=64))
+    assert identity(jit) == identity(replace(jit, decode_path="general", n_ubatch=64))
     assert identity(jit) != identity(replace(jit, benchmark="batch"))
 
 
