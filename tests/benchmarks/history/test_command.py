@@ -175,7 +175,10 @@ def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
         (("check", "--against", "nothing"), "--against nothing: neither a run nor a pinned name"),
         (("check", "9"), "has no run 9"),
         (("check", "1"), "is the first of all; name a baseline with --against"),
-        (("pin", "12"), "a name must not be a number"),
+        (("pin", "12"), "want a name, which is no number"),
+        (("pin", "a\nb"), "want a name, which is no number"),
+        (("remove", str(2**64)), "has no such run"),
+        (("show", str(2**64)), "has no such run"),
         (("pin", "x", "9"), "has no run 9"),
     ):
         assert run(path, *arguments) == 2
