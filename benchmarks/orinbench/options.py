@@ -290,4 +290,4 @@ def _command_line() -> str:
         else:
             for each in value if parameter.multiple else [value]:
                 words += [flag, str(each)]
-    return shlex.join(words)
+    return shlex.join(words).encode(errors="backslashreplace").decode()

@@ -177,8 +177,10 @@ def test_another_token_is_forgiven_within_the_error_only() -> None:
     exact = one_position(2, WANTED, WANTED)  # right logits, wrong choice
     assert not exact.passed
     assert "token 0 is 2 instead of 3" in exact.line() and "FAILED" in exact.line()
-    far = one_position(1, WANTED + NUDGE, WANTED)
-    assert not far.passed
+    # 0.01 behind, and both logits may be off by the 0.004 that the worst is.
+    behind = WANTED - [0, 0, 0.005, 0]
+    far = one_position(2, behind + NUDGE, behind)
+    assert not far.passed and "more than the error explains (8.0e-03)" in far.line()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

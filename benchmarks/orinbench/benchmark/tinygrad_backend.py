@@ -170,10 +170,13 @@ def copy_bandwidth(device: str, timeout: float) -> protocol.Bandwidth:
 def chosen_device(asked: str | None) -> str:
     """Return tinygrad's device: as asked, as DEV says, or the first that opens.
 
-    Raises BenchError, which says why none does.
+    Raises BenchError, which says why it does not, or none does.
     """
-    if asked or os.environ.get("DEV"):
-        return asked or os.environ["DEV"]
+    for source, device in (("--device", asked), ("DEV", os.environ.get("DEV"))):
+        if device:
+            if reason := probe_device(device):
+                raise BenchError(f"{source} {device}: does not open: {reason}")
+            return device
     why = []
     for device in TINYGRAD_DEVICES:
         if (reason := probe_device(device)) is None:

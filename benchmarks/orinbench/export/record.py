@@ -81,7 +81,8 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
             "flash_attn": 0,
         }
     return fields | {
-        "model_filename": str(plan.model),
+        # A name may hold bytes that are no UTF-8, which JSON and SQLite do not take.
+        "model_filename": str(plan.model).encode(errors="backslashreplace").decode(),
         "model_type": model.type_label,
         "model_size": model.size_bytes,
         "model_n_params": model.n_params,

@@ -243,8 +243,8 @@ class History:
 
     def pin(self, name: str, run: int) -> None:
         """Give a run a name; a name that another run had is this one's now. Raises BenchError."""
-        if not name or name.isdecimal():
-            raise BenchError(f"history pin {name}: a name must not be a number")
+        if not name.isprintable() or not name.strip() or name.isdecimal():
+            raise BenchError(f"history pin {name!r}: want a name, which is no number")
         if run not in self.ids():
             raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
         with self._told(), self._transaction():
@@ -301,6 +301,10 @@ class History:
             yield
         except OSError as error:
             raise BenchError(f"{self.path}: cannot be written: {error.strerror}") from None
+        except OverflowError:  # SQLite's numbers end at 2^63
+            raise BenchError(
+                f"{self.path}: has no such run; `orinbench history` lists them"
+            ) from None
         except sqlite3.OperationalError as error:
             reason = str(error)
             if "locked" in reason:

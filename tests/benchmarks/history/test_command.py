@@ -175,7 +175,10 @@ def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
         (("check", "--against", "nothing"), "--against nothing: neither a run nor a pinned name"),
         (("check", "9"), "has no run 9"),
         (("check", "1"), "is the first of all; name a baseline with --against"),
-        (("pin", "12"), "a name must not be a number"),
+        (("pin", "12"), "want a name, which is no number"),
+        (("pin", "a\nb"), "want a name, which is no number"),
+        (("remove", str(2**64)), "has no such run"),
+        (("show", str(2**64)), "has no such run"),
         (("pin", "x", "9"), "has no run 9"),
     ):
         assert run(path, *arguments) == 2
@@ -207,6 +210,12 @@ def test_noise_counts_whole_runs_of_one_context_only(
     with History(path) as history:
         (trend,) = read_trends(history, Filter())
     assert trend.noise is None and len(trend.points) == 3
+    for day in range(4, 12):  # those that were cut short are no new level
+        add_run(day, 20.0, "b" * 12)
+    for day in range(12, 20):
+        add_run(day, 40.0, "b" * 12, partial=True)
+    with History(path) as history:
+        assert read_trends(history, Filter())[0].changes == []
 
 
 def test_import_and_show(path: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -1,6 +1,7 @@
 """llama-bench keeps its runs; a history that cannot be written costs a line, never the results."""
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 from functools import partial
@@ -41,6 +42,18 @@ def test_a_run_is_kept_with_its_command(bench: list[str], capsys: Capture) -> No
         assert "--no-check" in kept.origin and not kept.partial
         samples = [record.samples_ts for record in history.records(1)]
         assert samples == [record["samples_ts"] for record in printed]
+
+
+def test_a_models_name_may_be_any_bytes(
+    bench: list[str], tmp_path: Path, tiny_path: Path, capfd: Capture
+) -> None:
+    (odd := tmp_path / os.fsdecode(b"bad\xff\n.gguf")).symlink_to(tiny_path)
+    assert run("-m", str(odd), *bench[2:]) == 0
+    captured = capfd.readouterr()
+    assert "kept as run 1" in captured.err
+    assert all(record["model_filename"].encode() for record in json.loads(captured.out))
+    (result := tmp_path / "result.json").write_text(captured.out)
+    assert orinbench("compare", str(result), "1") == 0
 
 
 def test_path_and_off(bench: list[str], tmp_path: Path, capsys: Capture) -> None:
