@@ -10,9 +10,15 @@ from orinbench.errors import BenchError
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Put `content` in the place of a file, its folder included; raises BenchError."""
+    """Put `content` in the place of a file, its folder included; raises BenchError.
+
+    A link stays one. A pipe or a device is no file: it would be one afterwards.
+    """
     data = content.encode() if isinstance(content, str) else content
+    said, path = path, Path(os.path.realpath(path))
     try:
+        if path.exists() and not path.is_file():
+            raise BenchError(f"{said}: is no regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=".orinbench-", delete=False
@@ -21,7 +27,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         os.chmod(new.name, 0o644)
         os.replace(new.name, path)
     except OSError as error:
-        raise BenchError(f"{path}: cannot be written: {error.strerror}") from error
+        raise BenchError(f"{said}: cannot be written: {error.strerror}") from error
 
 
 def read_json(path: Path, form: str, writer: str, most_bytes: int) -> dict[str, Any]:
@@ -30,6 +36,8 @@ def read_json(path: Path, form: str, writer: str, most_bytes: int) -> dict[str, 
     Raises BenchError, one line, for any other file.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise BenchError(f"{path}: is no regular file; want what {writer} writes")
         if path.stat().st_size > most_bytes:
             raise BenchError(
                 f"{path}: larger than {most_bytes >> 20} MiB; want what {writer} writes"

@@ -424,7 +424,11 @@ def make_backend(
 def last_words(run: RunResult) -> str | None:
     """Return what a newcomer should know of a whole run on CPUs without llama.cpp, else None."""
     lanes = run.lanes
-    if run.partial or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes):
+    if (
+        run.partial
+        or run.failed
+        or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes)
+    ):
         return None
     return FIRST_RUN
 

@@ -126,6 +126,7 @@ def test_what_goes_wrong_is_an_entry_and_costs_the_others_nothing(
         (("--trees", "."), "--trees .: want what `tools/series checkout` makes"),
         (("--model", "nowhere.gguf"), "nowhere.gguf"),
         (("--output", "/proc/nowhere"), "cannot be written"),
+        (("verify", "/dev/zero"), "/dev/zero: is no regular file; want what"),
     ],
 )
 @pytest.mark.usefixtures("fake")
