@@ -318,9 +318,10 @@ def notes(records: Sequence[Record]) -> list[str]:
     if first.repetitions is not None:  # llama.cpp's own records do not say
         processes = max(len(set(record.processes or [0])) for record in records)
         found.append(
-            f"Samples: {first.repetitions} rounds{planned}; in each, every backend and test "
-            f"once, in an order drawn with seed {first.seed}; {processes} fresh "
-            f"process{'es' * (processes != 1)} of each backend. Not timed: {_excluded(records)}."
+            f"Samples: {first.repetitions} round{'s' * (first.repetitions != 1)}{planned}; "
+            f"in each, every backend and test once, in an order drawn with seed {first.seed}; "
+            f"{processes} fresh process{'es' * (processes != 1)} of each backend. "
+            f"Not timed: {_excluded(records)}."
         )
     found.append(_machine_note(records))
     return [note for note in dict.fromkeys(found) if note]
