@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orinbench.benchmark.plan import TINYGRAD_CHUNK
 from orinbench.export.schema import Record
 
 # Fields that make two records the same measurement, whatever machine and version took them.
@@ -24,16 +23,12 @@ CONTEXT_FIELDS = tuple(
 
 
 def identity(record: Record) -> str:
-    """Return what identifies a (complete) record's measurement, as JSON.
-
-    tinygrad's prefill chunk counts where it was chosen: not the default, and not that of the fused
-    kernels, which have their own.
-    """
+    """Return what identifies a (complete) record's measurement, as JSON."""
     key = {field: _plain(getattr(record, field)) for field in KEY_FIELDS}
     key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
     if record.decode_path is None:
         key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
-    elif record.decode_path == "fused" or key["n_ubatch"] == TINYGRAD_CHUNK:
+    else:  # the engine chooses how many tokens of a prompt go through at once
         key["n_ubatch"] = None
     return json.dumps(key, ensure_ascii=False)
 

@@ -74,7 +74,7 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
         fields = {key: value for key, value in case.settings if key in LLAMA_FIELDS}
     if plan.is_tinygrad:
         fields |= {
-            "n_ubatch": (lane.first_token and lane.first_token.chunk) or case.test().n_ubatch,
+            "n_ubatch": lane.first_token and lane.first_token.warm and lane.first_token.warm.chunk,
             "type_k": row.warm_up.type_k if row.warm_up else None,
             "type_v": row.warm_up.type_v if row.warm_up else None,
             "n_gpu_layers": model.n_layers + 1 if lane.on_gpu else 0,
@@ -162,12 +162,16 @@ def _lane_fields(lane: LaneResult) -> Plain:
             "ttft_cold_s": first.cold_s,
             "ttft_warm_s": statistics.median(lane.first_tokens_s or [first.warm_s]),
             "ttft_warm_samples_s": lane.first_tokens_s,
-            "load_s": first.load_s,
-            "cold_compile_s": first.cold_compile_s,
-            "cold_kernels_compiled": first.kernels_compiled if first.cold_s else None,
-            "decode_path": first.decode_path,
-            "included": first.included,
         }
+        if first.cold is not None:
+            fields["cold_compile_s"] = first.cold.compile_s
+            fields["cold_kernels_compiled"] = first.cold.kernels_compiled
+        if first.warm is not None:
+            fields |= {
+                "load_s": first.warm.load_s,
+                "decode_path": first.warm.decode_path,
+                "included": first.warm.included,
+            }
     if bandwidth is not None:
         median = statistics.median(bandwidth.samples_gb_s)
         fields |= {
