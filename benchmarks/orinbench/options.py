@@ -16,7 +16,7 @@ from click.core import ParameterSource
 
 from orinbench.benchmark.plan import BACKEND_NAMES, Case, make_tests
 from orinbench.benchmark.ranges import parse_int_list, parse_pair
-from orinbench.board import check_cooldown, check_requirements, requirements
+from orinbench.board import hottest, requirements
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
 from orinbench.export.schema import Record
@@ -205,10 +205,9 @@ def repetitions_option(default: int, help_text: str) -> Callable[[Command], Comm
 def check_board(options: dict[str, Any], roots: Roots) -> None:
     """Raise BenchError for a board that is not as asked, before anything is written or opened."""
     if options["require"] is not None:
-        check_requirements(options["require"])
         requirements(options["require"], roots)
     if options["cooldown"] is not None:
-        check_cooldown(options["cooldown"], roots)
+        hottest(options["cooldown"], roots)
 
 
 def check_output(options: dict[str, Any]) -> None:

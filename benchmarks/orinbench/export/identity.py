@@ -66,14 +66,10 @@ def context(record: Record) -> dict[str, Any]:
     environment = record.environment
     found = {field: environment.get(field) for field in CONTEXT_FIELDS if field in environment}
     found |= {field: getattr(record, field) for field in ("software", "decode_path", "driver")}
-    found["power_mode"] = _power_mode(record)
-    return {field: value for field, value in found.items() if value not in (None, [], {})}
-
-
-def _power_mode(record: Record) -> str | None:
     states = [state for state in record.board_after if state]
     mode = states[-1].get("power_mode") if states else None
-    return mode.get("name") if isinstance(mode, dict) else None
+    found["power_mode"] = mode.get("name") if isinstance(mode, dict) else None
+    return {field: value for field, value in found.items() if value not in (None, [], {})}
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:

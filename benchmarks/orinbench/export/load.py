@@ -14,7 +14,7 @@ from orinbench.export.schema import (
     is_number,
     record_of,
 )
-from orinbench.samples import Summary, summarize
+from orinbench.samples import summarize
 
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
 # memory several times.
@@ -77,7 +77,9 @@ def _checked(path: Path, index: int, record: Any) -> Record:
     if not own and not all(isinstance(record.get(name), int) for name in CASE_FIELDS):
         raise BenchError(f"{where} says neither schema_version nor {', '.join(CASE_FIELDS)}")
     samples = record.get("samples_ts")
-    if samples is not None and not _are_speeds(samples):
+    if samples is not None and not (
+        isinstance(samples, list) and all(is_number(s) and s > 0 for s in samples)
+    ):
         raise BenchError(f"{where}: samples_ts must be a list of numbers above 0")
     if own and record.get("samples_ts") is None:
         raise BenchError(f"{where} has no samples_ts; write it with -o json or jsonl")
@@ -90,10 +92,6 @@ def _checked(path: Path, index: int, record: Any) -> Record:
     if fault := fault_of(record):
         raise BenchError(f"{where}: {fault}")
     return completed(record)
-
-
-def _are_speeds(samples: Any) -> bool:
-    return isinstance(samples, list) and all(is_number(s) and s > 0 for s in samples)
 
 
 def completed(plain: Plain) -> Record:
@@ -109,7 +107,9 @@ def completed(plain: Plain) -> Record:
         # llama.cpp's own, and ours from before each round had a process: one process made them.
         record.processes = [0] * len(record.samples_ts)
     if record.samples_ts and record.median_ts is None:
-        set_statistics(record, summarize(record.samples_ts, processes=record.processes))
+        summary = summarize(record.samples_ts, processes=record.processes)
+        record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
+        record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high
     return record
 
 
@@ -122,9 +122,3 @@ def _name_llama_cpp(record: Record) -> None:
     record.test, record.work = case.label, case.n_tokens
     record.device = "CPU" if on_cpu else record.backends
     record.device_name = None if on_cpu else record.gpu_info or None
-
-
-def set_statistics(record: Record, summary: Summary) -> None:
-    """Set what is ours of a row's statistics."""
-    record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
-    record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high

@@ -257,7 +257,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         fields |= _text_fields(row, summary)
     if isinstance(row.case, Case) and row.case.sms:
         fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
-    nanoseconds = _nanoseconds(row)
+    nanoseconds = summarize([float(sample.ns) for sample in row.samples])
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:
         fields["peak_percent"] = _share(prepared.flops, prepared.peak_flops, row, summary.median)
@@ -294,10 +294,6 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
             for warning in row_warnings(run.environment, lane, row, percent)
         ],
     }
-
-
-def _nanoseconds(row: RowResult) -> Summary:
-    return summarize([float(sample.ns) for sample in row.samples])
 
 
 def _peak(values: Sequence[int | None]) -> int | None:
@@ -427,16 +423,12 @@ def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowRes
         if other.plan.lane.model != lane.plan.lane.model:
             continue
         for theirs in other.rows:
-            if not _same_test(theirs.case, row.case):
+            if (theirs.case.benchmark, theirs.case.label) != (row.case.benchmark, row.case.label):
                 continue
             left, right = (process_medians(r.throughputs, r.processes) for r in (row, theirs))
             if both := [process for process in left if process in right]:
                 medians = [left[process] for process in both], [right[process] for process in both]
                 yield index, lane, other, theirs, medians
-
-
-def _same_test(left: AnyCase, right: AnyCase) -> bool:
-    return (left.benchmark, left.label) == (right.benchmark, right.label)
 
 
 def to_json(value: Any) -> str:
