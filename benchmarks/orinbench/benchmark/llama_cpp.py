@@ -114,8 +114,6 @@ class LlamaCppBackend:
             build_number=number if isinstance(number, int) else None,
             device="CPU" if runs_on_cpu(record) else str(record.get("backends", "unknown")),
             device_name=str(record.get("gpu_info") or "") or None,
-            driver=None,
-            arch=None,
             n_threads=record.get("n_threads"),
             sms=self._sms,
         )

@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
-from orinbench.benchmark.plan import Case
+from orinbench.benchmark.plan import Case, SuiteCase
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Identity:
     build_number: int | None
     device: str  # tinygrad's device, or llama.cpp's backends field
     device_name: str | None  # as the vendor calls it, where that can be read
-    driver: str | None
-    arch: str | None
-    n_threads: int | None  # threads that kernels may use, on the CPU device
+    driver: str | None = None
+    arch: str | None = None
+    n_threads: int | None = None  # threads that kernels may use, on the CPU device
     renderer: str | None = None
     sms: int | None = None  # multiprocessors, where not all of the device are used
 
@@ -109,15 +109,10 @@ class Measure:
 class Prepare:
     """Make a case of the suite ready: its input, the check of its result, its warm-up.
 
-    The fields are those of `plan.SuiteCase`. A case of which one call takes longer than
-    `max_call_s` is left out.
+    A case of which one call takes longer than `max_call_s` is left out.
     """
 
-    benchmark: str
-    label: str
-    parameters: dict[str, Any]
-    family: str
-    cost: float
+    case: SuiteCase
     seed: int
     max_call_s: float
     repetitions: int  # of the whole run: what lasts a given time is spread over them
@@ -209,8 +204,9 @@ def decode(line: str) -> Message:
         fields = json.loads(line)
         message = _MESSAGES[fields.pop("type")]
         if "case" in fields:
-            settings = tuple(map(tuple, fields["case"].pop("settings")))
-            fields["case"] = Case(**fields["case"], settings=settings)
+            pairs = {name: value for name, value in fields["case"].items() if type(value) is list}
+            whole = fields["case"] | {name: tuple(map(tuple, pairs[name])) for name in pairs}
+            fields["case"] = (SuiteCase if message is Prepare else Case)(**whole)
         if "load" in fields:
             fields["load"] = Load(**fields["load"])
         decoded: Message = message(**fields)

@@ -121,7 +121,7 @@ class TinygradRunner:
             case protocol.Open():
                 return self.open()
             case protocol.MeasureBandwidth(n_bytes, repetitions):
-                return self.measure_bandwidth(n_bytes, repetitions)
+                return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
             case protocol.Load():
                 return self.load(request)
             case protocol.WarmUp(case, text):
@@ -154,10 +154,6 @@ class TinygradRunner:
             n_threads=None if on_gpu else CPU_COUNT.value,
             sms=self._green.sms if self._green else None,
         )
-
-    def measure_bandwidth(self, n_bytes: int, repetitions: int) -> protocol.Bandwidth:
-        """Time copies of `n_bytes` on the device."""
-        return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
 
     def load(self, asked: protocol.Load) -> protocol.Loaded:
         """Load the GGUF file into the engine, prefill, and read the first token back.

@@ -297,8 +297,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
 
 
 def _peak(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+    return max((value for value in values if value is not None), default=None)
 
 
 def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> float | None:
