@@ -171,6 +171,23 @@ def test_a_token_that_is_none_is_a_failed_check(whole: Path, token: int) -> None
     assert verdict.line().endswith("it begins in the engine")
 
 
+def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Path) -> None:
+    """Of logits that are all NaN some argmax is no token, whose embedding cannot be read."""
+    path = tmp_path / "corrupted.gguf"
+    path.write_bytes(whole.read_bytes())
+
+    def engine(prompts: Any, n_tokens: int) -> list[Generation]:
+        raise BenchError("tinygrad: killed by SIGSEGV")
+
+    candidates = [Candidate("e", engine, HALF_WEIGHTS)]
+    with pytest.raises(BenchError, match="SIGSEGV"):
+        run_check(open_model(path), candidates, n_tokens=2)
+    put("token_embd.weight", np.nan)(path)
+    (verdict,) = run_check(open_model(path), candidates, n_tokens=2).verdicts
+    says = "it begins in the file: 1 weights of token_embd.weight are not finite"
+    assert verdict.line() == f"e: FAILED: tinygrad: killed by SIGSEGV; {says}"
+
+
 @pytest.mark.usefixtures("no_llama_bench", "known_bandwidth")
 @pytest.mark.parametrize("kind", ["NaN in a down", "a missing tensor"])
 def test_the_command_prints_no_figure(

@@ -411,7 +411,11 @@ def make_backend(
 def last_words(run: RunResult) -> str | None:
     """Return what a newcomer should know of a whole run on CPUs without llama.cpp, else None."""
     lanes = run.lanes
-    if run.partial or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes):
+    if (
+        run.partial
+        or run.failed
+        or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes)
+    ):
         return None
     return FIRST_RUN
 
@@ -420,14 +424,17 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
-        record.ignored_flags = ignored_flags(record.backend, record.decode_path == "fused", options)
+        record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
     write_records(records, options)
     if options["textfile"]:
         textfile(map(vars, records), options["textfile"])
 
 
-def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[str]:
-    """Return the flags that were given and mean nothing to this backend, with their values."""
+def ignored_flags(backend: str, path: str | None, options: dict[str, Any]) -> list[str]:
+    """Return the flags that were given and mean nothing to this backend, with their values.
+
+    `path` is tinygrad's decode path: fused alone takes -ctk.
+    """
     if backend == "llama.cpp":
         return []
     types = set(",".join(options["type_k"]).split(","))
@@ -437,7 +444,7 @@ def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[st
         for knob in KNOBS
         if options[knob.field]
         and not (knob.field == "n_threads" and backend.startswith("tinygrad:CPU"))
-        and not (knob.field in ("type_k", "type_v") and fused and keys)
+        and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
     ]
     words = iter(passed_on(options))
     return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

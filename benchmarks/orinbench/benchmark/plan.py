@@ -45,6 +45,7 @@ def _word(field: str, *flags: str, choices: Sequence[str] = ()) -> Knob:
     return Knob(field, flags, False, ", ".join(choices), choices=tuple(choices))
 
 
+_LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _MASK = (r"(0x)?[0-9a-fA-F]+", "number in hexadecimal")
 _SHARES = (r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1")
 KNOBS = (
@@ -63,7 +64,8 @@ KNOBS = (
     _switch("no_kv_offload", "KV cache stays on the CPU", "-nkvo", "--no-kv-offload"),
     _word("flash_attn", "-fa", "--flash-attn", choices=("on", "off", "auto", "0", "1")),
     Knob("devices", ("-dev", "--device"), False, "devices, separated by /"),
-    Knob("load_mode", ("-lm", "--load-mode"), False, "how the file is loaded"),
+    _word("load_mode", "-lm", "--load-mode", choices=_LOAD_MODES),
+    _word("lazy_mode", "-lzm", "--lazy-mode", choices=("on", "auto", "off")),
     _switch("use_mmap", "older spelling of -lm", "-mmp", "--mmap"),
     _switch("embeddings", "compute embeddings", "-embd", "--embeddings"),
     Knob("tensor_split", ("-ts", "--tensor-split"), False, "shares of the GPUs", form=_SHARES),

@@ -11,9 +11,11 @@ from typing import Any
 
 import click
 
+from orinbench import plain
 from orinbench.board.environment import package_version
 from orinbench.device_check.check import Check, NotRun, OutOfTime
 from orinbench.device_check.claims import Judged, Outcome, judge, load_claims, values_at
+from orinbench.device_check.performance import Answer
 from orinbench.device_check.privacy import Scrubber, machine_secrets
 from orinbench.device_check.report import FORMAT, load_report
 from orinbench.device_check.steps import CTRL, STEPS, Step
@@ -177,9 +179,9 @@ def one_step(check: Check, step: Step) -> dict[str, Any]:
 @device_check_command.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def verify_command(file: Path) -> int:
-    """Judge a report against every claim of the documents that a board can confirm.
+    """Judge a report against the documents.
 
-    Exit code 1 says that a claim is refuted.
+    It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """
     report = load_report(file)
     judged = [judge(claim, report) for claim in load_claims()]
@@ -208,7 +210,8 @@ def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
         simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
         lines.append(f"\nperformance, the driver's choice against the other{simulated}:")
     for name, entry in (answers or {}).items():
-        ratio = entry["ratio"].get(entry["figure"])
-        figure = f"; {entry['figure']} {ratio:.3f} of the other's" if ratio else ""
-        lines.append(f"  {name}: {entry['own']} or {entry['other']}: {entry['verdict']}{figure}")
+        answer = plain.read(Answer, entry, f"performance: {name}")
+        ratio = answer.ratio.get(answer.figure)
+        figure = f"; {answer.figure} {ratio:.3f} of the other's" if ratio else ""
+        lines.append(f"  {name}: {answer.own} or {answer.other}: {answer.verdict}{figure}")
     return "\n".join(lines)

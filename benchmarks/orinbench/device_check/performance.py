@@ -35,6 +35,17 @@ class Question:
     larger: bool
 
 
+@dataclass(frozen=True)
+class Answer:
+    """An answer in a report, as people are told of it; `ratio` is own over other by figure."""
+
+    own: str
+    other: str
+    figure: str
+    ratio: dict[str, float]
+    verdict: str
+
+
 QUESTIONS = (
     Question(
         "l2",

@@ -1,36 +1,44 @@
 """The report of a device check: one JSON file, renewed after each step, resumed from."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orinbench import plain
 from orinbench.errors import BenchError
 
 FORMAT = "tinygrad-orin device-check 2"
 _MOST_BYTES = 256 << 20
-# Fields of a report beside its `format`, of a step in it, and of an answer about performance.
-_TEXT, _OBJECT = (str, "text"), (dict, "an object")
-_REPORT = {
-    "started": _TEXT,  # UTC
-    "simulated": (bool, "true or false"),  # taken on nvgpusim, not on a board
-    "versions": _OBJECT,
-    "steps": _OBJECT,
-}
-_STEP = {
-    "status": _TEXT,  # done, failed, not run, out of time
-    "seconds": (int | float, "a number"),
-    "reason": (str | None, "text or null"),
-    "result": (dict | None, "an object or null"),
-}
-_ANSWER = {**dict.fromkeys(("own", "other", "figure", "verdict"), _TEXT), "ratio": _OBJECT}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A step in a report, beside its `result`: an object as the step makes it, or null."""
+
+    status: str  # done, failed, not run, out of time
+    seconds: float
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Fields of every report beside its `format`."""
+
+    started: str  # UTC
+    simulated: bool  # taken on nvgpusim, not on a board
+    versions: dict[str, str | None]
+    steps: dict[str, Entry]
 
 
 def load_report(path: Path) -> dict[str, Any]:
     """Return a report; raises BenchError, with one line, for any other file."""
     try:
+        if path.exists() and not path.is_file():
+            raise BenchError(f"{path}: is no regular file; want a device-check report")
         if path.stat().st_size > _MOST_BYTES:
             raise BenchError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; no device-check report")
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BenchError(f"{path}: {error.strerror}") from error
     except (ValueError, RecursionError):
@@ -38,21 +46,8 @@ def load_report(path: Path) -> dict[str, Any]:
     said = report.get("format") if isinstance(report, dict) else None
     if said != FORMAT:
         raise BenchError(f"{path}: format {str(said)[:60]!r}; `device-check` writes {FORMAT!r}")
-    _check(report, _REPORT, f"{path}")
+    plain.read(Report, report, str(path))
     for name, entry in report["steps"].items():
-        _check(entry, _STEP, f"{path}: steps: {name}")
-    performance = report["steps"].get("performance", {}).get("result") or {}
-    for name, answer in performance.items():
-        _check(answer, _ANSWER, f"{path}: performance: {name}")
-    whole: dict[str, Any] = report
-    return whole
-
-
-def _check(found: Any, fields: dict[str, tuple[Any, str]], where: str) -> None:
-    """Raise BenchError for an object that lacks a field or has something else there."""
-    if not isinstance(found, dict):
-        raise BenchError(f"{where} is {str(found)[:60]!r}; want an object")
-    for name, (kind, word) in fields.items():
-        value = found.get(name)
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise BenchError(f"{where}: {name} is {str(value)[:60]!r}; want {word}")
+        if not isinstance(entry.get("result"), dict | None):
+            raise BenchError(f"{path}: steps: {name}: result: want an object or null")
+    return report

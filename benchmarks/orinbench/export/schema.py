@@ -16,7 +16,7 @@ Plain = dict[str, Any]
 class Record:
     """llama-bench's fields by the same names, then ours; None is what is not known.
 
-    Lists of a row have an entry for each sample. docs/llama-bench.md says what each field is.
+    Lists of a row have an entry for each sample. docs/reference/records.md describes fields.
     """
 
     # llama.cpp 0.5.0, tools/llama-bench: test::get_fields(), and the two that its JSON adds.

@@ -1,4 +1,4 @@
-"""The history's file: a row for each run, a row for each of its records. docs/history.md has it.
+"""The history's file: a row for each run, and for each of its records (docs/reference/records.md).
 
 Writers wait for each other; a write is one transaction. A reader sees whole runs only.
 """
@@ -113,9 +113,11 @@ class History:
         self.path = path
         self._lock_seconds = lock_seconds
         with self._told():
+            if path.exists() and not path.is_file():
+                raise BenchError(f"{path}: is no regular file; a history is one")
             if write:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            elif not path.exists():
+            elif not path.exists() or not path.stat().st_size:
                 raise BenchError(f"{path}: no history yet; llama-bench and suite write it")
             self._database = sqlite3.connect(path, timeout=lock_seconds, isolation_level=None)
             try:

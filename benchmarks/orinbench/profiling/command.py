@@ -114,10 +114,11 @@ def markdown(profile: Profile) -> str:
         lines.append(f"| sum, one by one | {count} | {total * 1e6:.1f} | | | | | |")
         if section in profile.wall:
             wall = profile.wall[section]
-            lines += [f"| wall clock, as users run it | | {wall * 1e6:.1f} | | | | | |"]
+            lines += [f"| wall clock, as a graph | | {wall * 1e6:.1f} | | | | | |"]
         lines.append("")
     lines.append(
         "One by one, each kernel's time holds its start; on CUDA also two events, some us each."
+        " Without fused kernels (as on a CPU) these are of tinygrad.llm's own network."
     )
     return "\n".join(lines)
 
@@ -141,6 +142,10 @@ def markdown(profile: Profile) -> str:
 def profile_command(
     model: Path, device: str | None, n_prompt: int, n_depth: int, output: str
 ) -> None:
-    """Show where the time of a token and of a prompt of MODEL goes."""
+    """Show which kernels take the time.
+
+    Kernels are those of a token and of a prompt of MODEL, on the fused path. Where there is none,
+    as on a CPU, they are of tinygrad.llm's own network, not of the engine's general path.
+    """
     result = measure(model, chosen_device(device), n_prompt, n_depth)
     click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))

@@ -36,6 +36,7 @@ from orinbench.export.record import make_records
 from orinbench.export.schema import Record
 from orinbench.interrupts import Interrupts
 from orinbench.options import (
+    Finite,
     check_board,
     check_output,
     check_processes,
@@ -131,7 +132,7 @@ class SuiteBackend:
 )
 @click.option(
     "--max-call",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     metavar="SECONDS",
     help="leave out cases in which one call takes longer [2; schedule 30]",
 )

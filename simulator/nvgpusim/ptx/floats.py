@@ -357,18 +357,23 @@ def from_nan(x: Value, r: Value) -> Value:
     return np.where(x != x, nan, r).astype(r.dtype, copy=False)
 
 
+def _extreme(pick: Any, a: Value, b: Value, zero: Value, nan: bool) -> Value:
+    """`pick` of a and b; `zero`: what it is of two zeros."""
+    r = np.where((a == 0) & (b == 0), zero, pick(a, b)).astype(a.dtype, copy=False)
+    lost = r != r
+    if np.count_nonzero(lost):  # of two NaNs the second stays, made quiet [recorded, H200]
+        r = np.where(lost, np.where(a != a, b * b.dtype.type(1), a), r)
+    return np.where((a != a) | (b != b), a.dtype.type(np.nan), r) if nan else r
+
+
 def minimum(a: Value, b: Value, nan: bool) -> Value:
     """PTX min: a NaN loses (unless .NaN), -0 is less than +0."""
-    both = a.view(_bits(a)) | b.view(_bits(a))
-    r = np.where((a == 0) & (b == 0), both.view(a.dtype), np.fmin(a, b)).astype(a.dtype, copy=False)
-    return np.where((a != a) | (b != b), a.dtype.type(np.nan), r) if nan else r
+    return _extreme(np.fmin, a, b, (a.view(_bits(a)) | b.view(_bits(a))).view(a.dtype), nan)
 
 
 def maximum(a: Value, b: Value, nan: bool) -> Value:
     """PTX max: a NaN loses (unless .NaN), +0 is more than -0."""
-    both = a.view(_bits(a)) & b.view(_bits(a))
-    r = np.where((a == 0) & (b == 0), both.view(a.dtype), np.fmax(a, b)).astype(a.dtype, copy=False)
-    return np.where((a != a) | (b != b), a.dtype.type(np.nan), r) if nan else r
+    return _extreme(np.fmax, a, b, (a.view(_bits(a)) & b.view(_bits(a))).view(a.dtype), nan)
 
 
 def _bits(x: Value) -> np.dtype[Any]:

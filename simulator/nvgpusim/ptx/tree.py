@@ -77,10 +77,12 @@ Operand = Reg | Imm | Special | Sym | Addr | Vec | Neg | Pair
 
 
 def registers(operand: Operand | None) -> list[int]:
-    """Return the numbers of the registers that an operand names, but for a predicate's `!p`."""
+    """Return the numbers of the registers that an operand names."""
     match operand:
         case Reg():
             return [operand.index]
+        case Neg():
+            return [operand.reg.index]
         case Addr():
             return registers(operand.base)
         case Vec():

@@ -124,6 +124,7 @@ def test_what_goes_wrong_is_an_entry_and_costs_the_others_nothing(
         (("--skip", "magic"), "--skip magic: no step magic"),
         (("--model", "nowhere.gguf"), "nowhere.gguf"),
         (("--output", "/proc/nowhere"), "cannot be written"),
+        (("verify", "/dev/zero"), "/dev/zero: is no regular file; want what"),
     ],
 )
 @pytest.mark.usefixtures("fake")
@@ -157,7 +158,7 @@ def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
         (["simulated"], 1, "simulated is '1'; want true or false"),
         (["steps", "abi"], [], "steps: abi is '[]'; want an object"),
         (["steps", "abi", "seconds"], True, "abi: seconds is 'True'; want a number"),
-        (["steps", "abi", "result"], [], "abi: result is '[]'; want an object or null"),
+        (["steps", "abi", "result"], [], "abi: result: want an object or null"),
     ],
 )
 def test_what_is_wrong_in_a_report_is_named_in_one_line(

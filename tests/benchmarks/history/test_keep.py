@@ -106,3 +106,5 @@ def test_what_was_measured_until_ctrl_c_is_kept(
         (kept,) = history.runs()
         assert kept.partial
         assert sum(len(record.samples_ts) for record in history.records(1)) == 3
+    assert run(*bench) == 130  # before the first sample: nothing to keep
+    assert "history" not in capsys.readouterr().err

@@ -214,18 +214,61 @@ def test_literals_that_are_no_bits_of_integers() -> None:
     )
 
 
-@pytest.mark.parametrize(("name", "value"), [("or", "_|%p2"), ("and", "%r1|%p2")])
-def test_lop3_with_a_predicate(name: str, value: str) -> None:
-    """PTX ISA 8.2: p = (d != 0) BoolOp q, where q may be negated and d the sink."""
+@pytest.mark.parametrize(("bits", "top"), [(64, 52), (32, 23), (16, 10), (-16, 7)])
+def test_min_and_max_of_nans(bits: int, top: int) -> None:
+    """A NaN of any kind loses to a number; two are the canonical one, in 64 bits the second made
+    quiet [H200, 2026-11-22]."""
+    t, bits = f"{'b' * (bits < 0)}f{abs(bits)}", abs(bits)
+    inf = (1 << bits - 1) - (1 << top)
+    quiet, one = 1 << top - 1, (1 << bits - 2) - (1 << top)
+    nans = [inf + 1, inf + quiet + 3, (1 << bits - 1) + inf + quiet // 2 + 5]
+    order = [(1 << bits - 1) + inf, 1 << bits - 1, 0, one, inf]
+    every = [(a, b) for a in nans + order for b in nans + order]
+    pairs = [every[n % len(every)] for n in range(THREADS * BLOCKS)]
+
+    def want(a: int, b: int, best: Any, nan: bool) -> int:
+        if (nan and {a, b} & {*nans}) or {a, b} <= {*nans}:
+            return b | quiet if bits == 64 else (1 << bits - 1) - 1
+        return int(a if b in nans else b if a in nans else best(a, b, key=order.index))
+
+    ops = ["min", "max"] + ["min.NaN", "max.NaN"] * (bits < 64)
+    size, d = bits // 8, {64: "%rd", 32: "%r", 16: "%h"}[bits]
+    lines = [
+        f"{op}.{t} {d}3, {d}1, {d}2; st.global.b{bits} [%rd5+{n * size * len(pairs)}], {d}3;"
+        for n, op in enumerate(ops)
+    ]
     got = same(
         kernel(
-            f"mov.u32 %r1, 64; and.b32 %r2, %r28, 4; setp.gt.u32 %p1, %r28, 9; lop3.{name}.b32 {value}, %r28, 5, %r2, 0x80, !%p1; selp.u32 %r3, 1, 0, %p2; add.u32 %r1, %r1, %r3; {STORE}"
+            f"mul.wide.u32 %rd5, %r28, {size}; add.u64 %rd4, %in, %rd5; add.u64 %rd4, %rd4, %rd5; add.u64 %rd5, %o, %rd5; ld.global.v2.b{bits} {{{d}1, {d}2}}, [%rd4]; {' '.join(lines)}"
+        ),
+        data=np.array(pairs, f"u{size}").reshape(-1),
+    )
+    words = np.frombuffer(got[0], f"u{size}")[: len(ops) * len(pairs)].tolist()
+    best = {"min": min, "max": max}
+    assert words == [want(a, b, best[op[:3]], "NaN" in op) for op in ops for a, b in pairs]
+
+
+@pytest.mark.parametrize(("name", "value"), [("or", "_|%p1"), ("and", "%r1|%p1")])
+def test_lop3_with_a_predicate(name: str, value: str) -> None:
+    """PTX ISA 8.2: p = (d != 0) BoolOp q, where q may be negated or p itself and d the sink."""
+    got = same(
+        kernel(
+            f"mov.u32 %r1, 64; and.b32 %r2, %r28, 4; setp.gt.u32 %p1, %r28, 9; st.global.u32 [%i], %r1; lop3.{name}.b32 {value}, %r28, 5, %r2, 0x80, !%p1; selp.u32 %r3, 1, 0, %p1; add.u32 %r1, %r1, %r3; {STORE}"
         )
     )
     lane = np.arange(THREADS * BLOCKS)
     test = (lane & 4 != 0) | (lane <= 9) if name == "or" else (lane & 4 != 0) & (lane <= 9)
     want = (64 if name == "or" else lane & 4) + test
     assert np.frombuffer(got[0], np.uint32)[: len(lane)].tolist() == want.tolist()
+
+
+def test_a_signed_word_in_a_register_of_float64() -> None:
+    same(
+        kernel(
+            f"ld.global.s32 %rd1, [%in+8]; st.global.u32 [%i], %r28; mov.b64 {{%r2, %r1}}, %rd1; @%p0 add.f64 %rd1, %rd1, %rd1; {STORE}"
+        ),
+        data=np.array([5, 0, 0x80000001, 0], np.uint32),
+    )
 
 
 # faults, order, memory
@@ -269,6 +312,16 @@ def test_a_cheap_kernel_is_compiled_after_many_launches() -> None:
     code.heat.spent = 1.0  # by many launches
     outcome(code, None)
     assert code.heat.native is not None
+
+
+@pytest.mark.parametrize("arm", ["fns.b32 %r1, %r1, 0, 1;", "st.global.u32 [%i+4], %r1;"])
+def test_lanes_meet_where_others_wait(arm: str) -> None:
+    """Whoever comes through a branch of the interpreter's, or a loop, stops at the join."""
+    text = f"""and.b32 %r5, %r28, 3; mov.u32 %r1, %r28; shr.u32 %r6, %r28, 3; mul.wide.u32 %rd1, %r6, 32; add.u64 %rd1, %o, %rd1;
+LOOP: setp.eq.u32 %p1, %r5, 1; @%p1 bra ELSE; {arm} bra JOIN; ELSE: add.u32 %r1, %r1, 7; JOIN: add.u32 %r1, %r1, %r5;
+st.global.u32 [%rd1], %r1; ld.global.u32 %r2, [%rd1]; mad.lo.u32 %r1, %r1, 3, %r2; setp.gt.u32 %p2, %r5, 2; @%p2 bra OUT;
+{arm} OUT: sub.u32 %r5, %r5, 1; setp.lt.s32 %p3, %r5, -3; @!%p3 bra LOOP; {STORE}"""
+    same(kernel(text))
 
 
 def test_spinning_threads_let_others_run() -> None:

@@ -46,6 +46,7 @@ def test_a_library_that_others_can_write_is_not_loaded(folder: Path, capsys: Any
         lambda: mine.symlink_to(planted),
         lambda: mine.write_bytes(b""),
         lambda: mine.write_bytes(b"\x7fELF"),
+        lambda: mine.write_bytes(planted.read_bytes()[: planted.stat().st_size // 2]),
     )
     for how in plant:
         mine.unlink()
@@ -65,7 +66,7 @@ def test_a_compiler_that_hangs_is_asked_once(
 ) -> None:
     """It ends with what it has started, and leaves no file."""
     script, pids = tmp_path / "slow", tmp_path / "pids"
-    version = 'case "$*" in *-fsyntax-only*) exit 0;; esac'
+    version = 'case "$*" in *-S*) exit 0;; esac'
     script.write_text(f"#!/bin/sh\n{version}\nsleep 600 &\necho $! >> {pids}\nwait\n")
     script.chmod(0o755)
     monkeypatch.setattr(build, "compiler", lambda: (str(script),))
@@ -92,15 +93,17 @@ def test_cc_may_have_options_and_must_exist(
     monkeypatch.setenv("CC", "no-such-compiler -O1")
     assert build.compiler.__wrapped__() == ()
     assert "CC=no-such-compiler is no program of PATH" in capsys.readouterr().err
+    monkeypatch.setenv("CC", "'gcc")
+    assert build.compiler.__wrapped__() == ()
+    assert "CC='gcc: No closing quotation" in capsys.readouterr().err
 
 
 def compiler_script(path: Path, kind: str) -> None:
-    """A gcc that says it is of another version, or does not know _Float16."""
-    refuse = 'case "$*" in *-fsyntax-only*) echo "error: no _Float16" >&2; exit 1;; esac'
-    rename = 'case "$*" in *-fsyntax-only*) echo "cc version 99" >&2; exit 0;; esac'
-    path.write_text(
-        f'#!/bin/sh\n{refuse if kind == "old" else rename}\nexec {shutil.which("gcc")} "$@"\n'
-    )
+    """A gcc of another version ("new"), without _Float16 ("old"), or without headers ("bare")."""
+    refuse = 'case "$*" in *-S*) echo "error: no _Float16" >&2; exit 1;; esac'
+    rename = 'case "$*" in *-S*) echo "cc version 99" >&2; exit 0;; esac'
+    first = {"old": refuse, "new": rename, "bare": 'set -- -nostdinc "$@"'}[kind]
+    path.write_text(f'#!/bin/sh\n{first}\nexec {shutil.which("gcc")} "$@"\n')
     path.chmod(0o755)
 
 
@@ -119,15 +122,27 @@ def test_another_version_compiles_anew(folder: Path, monkeypatch: pytest.MonkeyP
     assert counts == [1, 2, 2]
 
 
-def test_a_compiler_without_half_floats_is_passed_over(
+def test_a_compiler_without_half_floats_or_headers_is_passed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Debian 12's clang on x86-64: gcc beside it is taken."""
-    for name, kind in (("clang", "old"), ("gcc", "old"), ("cc", "new")):
+    """As Debian 12's clang on x86-64, and ziglang's clang in front of it: gcc is taken."""
+    for name, kind in (("clang", "bare"), ("gcc", "old"), ("cc", "new")):
         compiler_script(folder.parent / name, kind)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", f"{folder.parent}:{os.environ['PATH']}")
     assert build.compiler.__wrapped__() == (str(folder.parent / "cc"),)
+
+
+def test_ziglang_alone_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("ziglang")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    command = build.compiler.__wrapped__()
+    assert Path(command[0]).name == "zig"
+    monkeypatch.setattr(build, "compiler", lambda: command)
+    function = build.load('#include "machine.h"\n' + c(1))
+    assert not capsys.readouterr().err
+    assert function(None) == 1
 
 
 def test_the_folder_does_not_grow_without_end(

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from ..compile import END, Block, Code, compile_kernel
-from ..tree import Addr, Instr, Kernel, Module, Neg, PtxError, Reg, Sym, registers
+from ..tree import Addr, Instr, Kernel, Module, PtxError, Reg, Sym, registers
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
 from .memory import Store, load, store, store_slot
@@ -82,7 +82,6 @@ def _slots(instr: Instr, kernel: Kernel) -> list[int]:
 def used(instr: Instr, kernel: Kernel, text: Text | None) -> tuple[set[int], set[int], set[int]]:
     """Registers that an instruction reads, may write and surely writes in every lane."""
     every = {r for arg in instr.args for r in registers(arg)}
-    every |= {arg.reg.index for arg in instr.args if isinstance(arg, Neg)}
     slots = set(_slots(instr, kernel))
     if instr.guard is not None:
         every.add(instr.guard.index)

@@ -84,6 +84,15 @@ def _modified(plan: Plan) -> list[set[int]]:
     return out
 
 
+def _arrivals(plan: Plan) -> list[int]:
+    """By block: from how many others lanes come to it."""
+    out = [0] * len(plan.kinds)
+    for n in range(len(plan.kinds)):
+        for t in {*successors(plan.code, n)} - {END}:
+            out[t] += 1
+    return out
+
+
 def _overtakes(plan: Plan, n: int, t: int) -> bool:
     """True if a lane that goes from block n to t may pass others that have yet to store or to meet.
 
@@ -102,6 +111,7 @@ def _overtakes(plan: Plan, n: int, t: int) -> bool:
 def _chain(plan: Plan) -> Lines:
     """Each lane from the entry to where the interpreter, a store or a barrier goes on."""
     modified = _modified(plan)
+    joins = [count > 1 for count in _arrivals(plan)]
     exits: dict[int, set[int]] = {}
 
     def leave(n: int, t: int) -> str:
@@ -113,7 +123,10 @@ def _chain(plan: Plan) -> Lines:
     def go(n: int, t: int) -> str:
         if t == END or plan.kinds[t] != CHAIN or _overtakes(plan, n, t):
             return leave(n, t)
-        return f"{{ if (--left < 0) {leave(n, t)} goto B{t}; }}" if t <= n else f"goto B{t};"
+        if t == n + 1 and not joins[t]:
+            return f"goto B{t};"
+        test = "--left < 0" if t <= n else f"unlikely(limit <= {t})"
+        return f"{{ if ({test}) {leave(n, t)} goto B{t}; }}"
 
     body: Lines = []
     inside = [n for n, kind in enumerate(plan.kinds) if kind == CHAIN]
@@ -143,6 +156,7 @@ def _lanes(plan: Plan, entries: Lines, body: Lines) -> Lines:
     return [
         "static int chain(Call *c) {",
         "int64_t moved = 0, count = 0, steps = 0; int same = 1; const int entry = (int)c->entry;",
+        "const int64_t limit = c->limit;",
         "Hit h[HITS]; memset(h, 0, sizeof h);",
         *(_pointer(plan, r) for r in plan.kept if r in named),
         f"for (int64_t j = 0; j < c->n; j++) {{ {LANE} {BLOCK} {who}",

@@ -153,18 +153,14 @@ class Words(Site):
             return ""
         if not isinstance(arg, Reg) or arg.bits < t.bits or (t.bits == 1 != arg.bits):
             raise Unknown
-        number = t.name in ("f32", "f64")
-        if arg.index in self.frame.real:
-            if arg.bits != t.bits:
-                value = f"as_u{t.bits}({value})" if number else f"({unsigned(t.bits)})({value})"
-                return f"r{arg.index} = as_f{arg.bits}({value});"
-            if not number:
-                value = f"as_f{t.bits}(({unsigned(t.bits)})({value}))"
-            return f"r{arg.index} = {value};"
-        if number:
-            return f"r{arg.index} = as_u{t.bits}({value});"
+        real = arg.index in self.frame.real
+        if t.name in ("f32", "f64"):
+            if real and arg.bits == t.bits:
+                return f"r{arg.index} = {value};"
+            value = f"as_u{t.bits}({value})"
         inner = f"(int{t.bits}_t)" if t.kind == "s" else f"({unsigned(t.bits)})"
-        return f"r{arg.index} = ({unsigned(arg.bits)}){inner}({value});"
+        bits = f"({unsigned(arg.bits)}){inner}({value})"
+        return f"r{arg.index} = {f'as_f{arg.bits}({bits})' if real else bits};"
 
     def d(self, value: str, t: Type | None = None) -> str:
         """A statement that writes the destination."""
