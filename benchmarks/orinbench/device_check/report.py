@@ -35,7 +35,7 @@ def load_report(path: Path) -> dict[str, Any]:
     """Return a report; raises BenchError, with one line, for any other file."""
     try:
         if path.exists() and not path.is_file():
-            raise BenchError(f"{path}: is no regular file; want a device-check report")
+            raise BenchError(f"{path}: is no regular file; want what `device-check` writes")
         if path.stat().st_size > _MOST_BYTES:
             raise BenchError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; no device-check report")
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
