@@ -40,7 +40,7 @@ def compare_command(before: str, after: str, output: str, history: Path | None) 
     judged = judge_saved(old, new, _noise_of(before, after, path))
     if not judged:
         raise BenchError(
-            f"{before} and {after} have no test with samples in common (model, backend, test, -t)"
+            f"{before} and {after} measured no test in common (model, backend, test, -t)"
         )
     gone = missing(old, new)
     if output == "json":

@@ -50,7 +50,9 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
     noise = run_noise(trends, baseline, judged_run)
     judged = judge_saved(before, after, lambda _, new: noise.get(case_key(new)))
     if not judged:
-        raise BenchError(f"run {judged_run}: has no test with samples in common with {baseline}")
+        raise BenchError(
+            f"run {judged_run} and {baseline} measured no test in common: name another by --against"
+        )
     gone = missing(before, after)
     since = set(order[order.index(baseline) + 1 : order.index(judged_run) + 1])
     fell = [(trend, change) for trend in trends for change in _lost(trend, since)]

@@ -77,9 +77,12 @@ def compiler() -> tuple[str, ...]:
 def version(command: tuple[str, ...]) -> str:
     """The version that a compiler says it is. Raises CalledProcessError: it has no _Float16, as
     clang 14 on x86-64, or no headers, as `zig clang`."""
-    # Not -fsyntax-only: zig 0.17 fails for want of an object file.
-    said = _call([*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", "-"], PROBE)
-    return "\n".join(line for line in said.splitlines() if "version" in line)
+    # Not -fsyntax-only: zig 0.17 fails for want of an object file. Not -o -: it writes a file `-`.
+    with tempfile.TemporaryDirectory() as folder:
+        assembly = str(Path(folder, "probe.s"))
+        said = _call([*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", assembly], PROBE)
+    # A line with -o is a command; it names a file that is another each time.
+    return "\n".join(x for x in said.splitlines() if "version" in x and " -o " not in x)
 
 
 @lru_cache
