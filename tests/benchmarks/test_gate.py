@@ -50,10 +50,13 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
     return engine
 
 
-def test_tinygrad_on_the_cpu_passes(lane: LaneResult, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("general", [False, True])
+def test_tinygrad_on_the_cpu_passes(
+    lane: LaneResult, general: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # One prompt will do, of more than a chunk and less than two.
     monkeypatch.setattr("orinbench.check._PROMPT_LENGTHS", (40,))
-    backend = TinygradBackend(lane.plan, cold_start=True, timeout=300)
+    backend = TinygradBackend(lane.plan, cold_start=not general, timeout=300, general=general)
     try:
         found = make(None)(lane, backend)
     finally:

@@ -118,6 +118,7 @@ def test_nothing_opens_is_exit_code_2(
         (["--shape", "tiny"], "--shape tiny: is of the synthetic model that is made without -m;"),
         (["--quant", "Q6_K"], "--quant Q6_K: is of the synthetic model that is made without -m;"),
         (["--ttft", "x"], "--ttft x: 'x' is neither a number nor a range"),
+        (["--path", "fast"], "Invalid value for '--path'"),
         (["--nonsense"], "No such option '--nonsense'"),
         (["-rpcx"], "No such option '-rpcx'"),
         (["-r5"], "No such option '-r5'"),
@@ -163,6 +164,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
             ["CPU", "-npl", "1,4"],
             "-npl 4: only the fused kernels decode several at once; tinygrad:",
         ),
+        (["CUDA", "-npl", "2", "--path", "general"], "-npl 2: only the fused kernels decode"),
         (["CPU", "-ctk", "q4_0"], "-ctk, -ctv q4_0: tinygrad keeps keys and values as f16, and as"),
         (["CPU", "-ctk", "q8_0", "-ctv", "q8_0"], "-ctk, -ctv q8_0: tinygrad keeps keys and"),
         (["CUDA", "-ctk", "q8_0"], "-ctk, -ctv: keys and values are of one type in tinygrad; give"),
@@ -241,6 +243,7 @@ def test_a_beam_search_is_not_repeated_for_a_cold_start(
 ) -> None:
     plan = LanePlan(Lane("tinygrad:CPU", tiny_path), (Case(0, 1, 0),))
     options: dict[str, Any] = {"cold_start": None, "timeout": 1.0, "verbose": False}
+    options["path_"] = "auto"
 
     def made(**given: Any) -> TinygradBackend:
         backend = llama_bench.make_backend(plan, None, options | given)
@@ -256,6 +259,7 @@ def test_a_beam_search_is_not_repeated_for_a_cold_start(
     assert cold() and not cold(cold_start=False)
     monkeypatch.setenv("JITBEAM", "2")
     assert not cold() and cold(cold_start=True)
+    assert made(path_="general").general and not made().general
 
 
 def test_tinygrad_against_llama_cpp_for_real(

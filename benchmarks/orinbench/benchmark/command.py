@@ -126,6 +126,13 @@ def _knob_options(command: Command) -> Command:
 @output_options
 @backend_options
 @click.option(
+    "--path",
+    "path_",
+    type=click.Choice(["auto", "general"]),
+    default="auto",
+    help="general: tinygrad.llm's own network, not the engine [auto]",
+)
+@click.option(
     "--sms",
     type=click.IntRange(1),
     metavar="N",
@@ -217,6 +224,8 @@ def check_options(options: dict[str, Any], roots: Roots) -> None:
     check_passed_on(options)
     for text in options["sampling"]:
         sampling_of(text)
+        if options["path_"] == "general":
+            raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
     check_board(options, roots)
     if options["textfile"] is not None:
         check_textfile(options["textfile"])
@@ -264,7 +273,8 @@ def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequenc
     most = max(check_parallel(numbers_of(options["n_parallel"], "-npl", 1)))
     if most > 1 and not any(test.n_gen for test in plan.tests):
         raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
-    plain = [b for b in backends if b.startswith("tinygrad:CPU")]
+    general = options["path_"] == "general"
+    plain = [b for b in backends if b != "llama.cpp" and (general or b.endswith("CPU"))]
     if most > 1 and plain:
         raise BenchError(
             f"-npl {most}: only the fused kernels decode several at once; {plain[0]} decodes one"
@@ -401,7 +411,8 @@ def make_backend(
         cold = options["cold_start"]
         if cold is None:
             cold = not any(os.environ.get(name, "0") != "0" for name in SEARCH_VARIABLES)
-        return TinygradBackend(plan, cold, options["timeout"], options["verbose"])
+        general = options["path_"] == "general"
+        return TinygradBackend(plan, cold, options["timeout"], options["verbose"], general)
     assert binary is not None
     extra = ["--no-warmup"] if options["no_warmup"] else []
     extra += passed_on(options)

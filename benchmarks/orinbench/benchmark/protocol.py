@@ -52,7 +52,7 @@ class Bandwidth:
 class Load:
     """Load a GGUF for contexts of up to `max_context` tokens, and take the first token.
 
-    That is of a prompt of `n_prompt` random tokens.
+    That is of a prompt of `n_prompt` random tokens. `general`: into tinygrad.llm's own network.
     """
 
     model: str
@@ -60,6 +60,7 @@ class Load:
     sequences: int = 1  # so many contexts fit
     key_type: str = "f16"  # of keys and values, in llama.cpp's words
     n_prompt: int = 1
+    general: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Loaded:
     """The model is loaded, and the first token is on the host."""
 
     load_s: float  # of the file alone
-    decode_path: str  # how the engine computes the model: "general" or "fused"
+    decode_path: str  # "fused", "general" (both the engine's), "jit" (tinygrad.llm's)
     included: str  # what a timed region of that path holds, for people
     chunk: int | None  # prompt tokens that go through at once; None: all
     compile_s: float = 0.0  # inside the compilers, since the process started

@@ -29,16 +29,23 @@ class TinygradBackend:
 
     With `cold_start` all kernels are compiled anew: a first process fills an empty kernel cache
     (the time to its first token is the cold one), a second finds them there. Without it the
-    user's own cache is used and nothing is known about what it holds.
+    user's own cache is used and nothing is known about what it holds. With `general` the model is
+    tinygrad.llm's own network.
     """
 
     def __init__(
-        self, plan: LanePlan, cold_start: bool, timeout: float, verbose: bool = False
+        self,
+        plan: LanePlan,
+        cold_start: bool,
+        timeout: float,
+        verbose: bool = False,
+        general: bool = False,
     ) -> None:
         device = plan.lane.device
         assert device is not None
         self.plan = plan
         self.cold_start = cold_start
+        self.general = general
         self._timeout = timeout
         self._verbose = verbose
         self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
@@ -79,6 +86,7 @@ class TinygradBackend:
             self.plan.most_sequences,
             self.plan.lane.key_type,
             self._first_prompt,
+            self.general,
         )
         return worker.ask(load, protocol.Loaded)
 

@@ -1,24 +1,41 @@
-"""The engine as it is timed: `EnginePath` is of one sequence, `DecoderPath` of several.
+"""Executors as they are timed: `EnginePath` is of one sequence, `DecoderPath` of several.
 
 Nothing is synchronized here.
 
 This module imports tinygrad; see `tinygrad_runner`.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from tinygrad import Device
 from tinygrad.engine.realize import Ops
 
-from orinllm.executor import SamplingExecutor
+from orinbench.benchmark.transformer import TransformerExecutor
+from orinllm.executor import Executor, SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import KEY_TYPES
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
+
+
+class TimedExecutor(Executor, Protocol):
+    """What the engine's executors and TransformerExecutor have beyond an Executor."""
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on."""
+        ...
+
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        """Start tokens[start:], and the token that follows."""
+        ...
+
+    def follow(self, most: int) -> Iterator[int]:
+        """Yield the token that was started and those behind it, `most` at most."""
+        ...
 
 
 def load_network(
@@ -47,13 +64,15 @@ def kernels_of(linear: Any) -> tuple[int, int]:
 
 
 class EnginePath:
-    """An executor of the engine (orinllm): fused kernels on CUDA and NV, else its general path."""
+    """The engine's fused kernels on CUDA and NV, else its general path; or a Transformer."""
 
-    def __init__(self, executor: SamplingExecutor) -> None:
+    def __init__(self, executor: TimedExecutor) -> None:
         self._executor, self.name = executor, executor.name
-        self.follows = fused = isinstance(executor, FusedExecutor)
-        self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None
-        self.included = _FUSED_INCLUDED if fused else _GENERAL_INCLUDED
+        self.follows = isinstance(executor, FusedExecutor)
+        self.chunk: int | None = None
+        if isinstance(executor, FusedExecutor | TransformerExecutor):
+            self.chunk = executor.chunk
+        self.included = _INCLUDED[executor.name]
         self._drawn_here = False  # by the host, behind each step
 
     def sample(self, how: Sampling | None) -> None:
@@ -89,6 +108,8 @@ class EnginePath:
         """Count in the token's list; on a CPU it is one program, elsewhere it is not known."""
         if isinstance(self._executor, FusedExecutor):
             return kernels_of(self._executor.decoder().next_graph.linear)
+        if isinstance(self._executor, TransformerExecutor):
+            return kernels_of(self._executor.captured)
         return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
 
 
@@ -96,11 +117,13 @@ _BATCH_INCLUDED = (
     "the forward pass with its argmax over the logits, and the host's copy of token ids and "
     "positions to the device"
 )
-_FUSED_INCLUDED = (
-    "the forward pass with its argmax over the logits, the copies of a prompt's token ids to the "
-    "device, and of each token's id to the host, while the next one is computed"
-)
-_GENERAL_INCLUDED = "the forward pass to the logits, and their copy to the host"
+_INCLUDED = {  # by the executor's name
+    "fused": "the forward pass with its argmax over the logits, the copies of a prompt's token ids "
+    "to the device, and of each token's id to the host, while the next one is computed",
+    "general": "the forward pass to the logits, and their copy to the host",
+    "jit": "copies of token ids to the device, the forward pass, and on the device temperature, "
+    "Gumbel noise and argmax over the logits",
+}
 
 
 class DecoderPath:

@@ -27,11 +27,12 @@ from orinbench.benchmark.sampled import sampling_of
 from orinbench.benchmark.tinygrad_paths import (
     DecoderPath,
     EnginePath,
+    TimedExecutor,
     load_network,
 )
+from orinbench.benchmark.transformer import TransformerExecutor
 from orinbench.board.environment import gpu_driver, gpu_name, package_version
 from orinbench.suite.work import SuiteWork
-from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
 
 # Tokens of a prompt that captures graphs: the first call makes them, the second captures.
@@ -96,6 +97,12 @@ class MemoryMeter:
         Buffer.allocate = metered
 
 
+def _executor_of(load: protocol.Load) -> TimedExecutor:
+    if load.general:
+        return TransformerExecutor(load.model, load.max_context)
+    return load_network(load.model, load.max_context, load.sequences, load.key_type)
+
+
 class TinygradRunner:
     """The model on tinygrad's default device. Every method answers one request of the protocol."""
 
@@ -105,7 +112,7 @@ class TinygradRunner:
         self.memory = MemoryMeter()
         self.vocab_size = 0
         self._path: EnginePath | None = None
-        self._executor: SamplingExecutor | None = None
+        self._executor: TimedExecutor | None = None
         self._file = Path()
         self.suite = SuiteWork(self.compiles, self.memory)
 
@@ -156,12 +163,12 @@ class TinygradRunner:
         )
 
     def load(self, asked: protocol.Load) -> protocol.Loaded:
-        """Load the GGUF file into the engine, prefill, and read the first token back.
+        """Load the GGUF file, prefill, and read the first token back.
 
         The engine compiles its kernels here.
         """
         start = time.perf_counter()
-        executor = load_network(asked.model, asked.max_context, asked.sequences, asked.key_type)
+        executor = _executor_of(asked)
         self._executor, self.vocab_size = executor, executor.vocab_size
         path = self._path = EnginePath(executor)
         self._synchronize()
@@ -177,8 +184,7 @@ class TinygradRunner:
         from orinbench.check.greedy import prefixed, tinygrad_greedy  # with the reference
 
         self._say("loading the model")
-        load = asked.load
-        executor = load_network(load.model, load.max_context, key_type=load.key_type)
+        executor = _executor_of(asked.load)
         arrays = {}
         for index, prompt in enumerate(asked.prompts):
             of = prefixed(self._say, f"prompt {index + 1} of {len(asked.prompts)}")
@@ -221,7 +227,7 @@ class TinygradRunner:
 
         Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
         end; for tg, the engine's fused kernels answer a random token: each token is on the host
-        before the one behind the next is started. The general path has one call and one synchronize
+        before the one behind the next is started. Other paths have one call and one synchronize
         per random token, as llama-bench does. What a call holds is the path's `included`. Outside:
         tokenisation, drawing the random token ids, the prefill of `n_depth`. For a text see
         `_until_text`, for several sequences `_measure_parallel`. With sampling, tokens are drawn.
@@ -309,4 +315,6 @@ class TinygradRunner:
         """Name the type of the attention cache in llama.cpp's words."""
         if isinstance(self._executor, FusedExecutor):
             return self._executor.memory.kv.name
+        if isinstance(self._executor, TransformerExecutor):
+            return self._executor.cache_type
         return "f16"

@@ -78,7 +78,7 @@ class Gate:
         if not isinstance(backend, TinygradBackend):
             return llama_cpp_candidate(model, self.llama_bench, self.timeout, say)
         key_type = backend.plan.lane.key_type
-        engine = tinygrad_engine(model.path, backend.start, say, key_type)
+        engine = tinygrad_engine(model.path, backend.start, say, backend.general, key_type)
         return Candidate(name, engine, ARITHMETICS[key_type])
 
     def _say(self, name: str) -> Say:

@@ -85,16 +85,17 @@ def tinygrad_engine(
     model: Path,
     start: Callable[[], WorkerProcess],
     say: Say = quiet,
+    general: bool = False,
     key_type: str = "f16",
 ) -> Engine:
     """Return an engine that loads `model` in a worker that `start` starts.
 
-    `key_type` is of the engine's keys and values. `say` hears how far it is. The engine raises
-    BenchError, with the worker's last line, if that fails.
+    `general` takes tinygrad.llm's own network, `key_type` is of the engine's keys and values. `say`
+    hears how far it is. The engine raises BenchError, with the worker's last line, if that fails.
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        load = Load(str(model), context_of(prompts, n_tokens), key_type=key_type)
+        load = Load(str(model), context_of(prompts, n_tokens), 1, key_type, general=general)
         with tempfile.TemporaryDirectory(prefix="orinbench-check-") as directory, start() as worker:
             out = Path(directory, "generations.npz")
             request = Generate(load, [list(prompt) for prompt in prompts], n_tokens, str(out))
