@@ -18,6 +18,7 @@ from tests.benchmarks.test_gate import perfect
 
 from orinbench.check import HALF_WEIGHTS, Candidate, require, run_check
 from orinbench.check.greedy import Generation
+from orinbench.check.nonfinite import fault_of
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo, open_model
 
@@ -156,6 +157,13 @@ def test_what_half_precision_cannot_hold_is_named(name: str, whole: Path, tmp_pa
     (verdict,) = run_check(open_model(path), [Candidate("e", engine, HALF_WEIGHTS)], 2).verdicts
     assert "640 of 640 logits are not finite; it begins behind " + name in verdict.line()
     assert "half precision ends at 65504" in verdict.line()
+
+
+def test_no_chance_is_a_log_probability(whole: Path) -> None:
+    values = np.zeros((1, 320))
+    values[0, 1], values[0, 2] = -np.inf, np.nan
+    assert fault_of(open_model(whole), [Generation([0], values, normalized=True)]) is None
+    assert fault_of(open_model(whole), [Generation([0], values)]) is not None
 
 
 @pytest.mark.parametrize("token", [-1, 320, 10**9])

@@ -178,6 +178,22 @@ def test_verdicts_are_of_all_measures_at_once() -> None:
         for measure in ("output tokens a second", "time to first text, p50", "gap between texts"):
             (line,) = (line for line in compared.splitlines() if measure in line)
             assert says in line
+    assert "of a core" not in compared
+    results.stretches["a", load] = {0: Stretch([Answer(0.0, error="x")], 1.0, cpu_share=0.9)}
+    assert "a, 1 at once: the client took 90 % of a core" in render_md(results)
+
+
+def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    async def measure(results: Results, server: Server, *_: object) -> None:
+        seen.append(server.name)
+
+    monkeypatch.setattr("orinbench.serve_bench.run._measure", measure)
+    servers = tuple(Server(name, nullcontext) for name in "ab")  # type: ignore[arg-type]
+    run_plan(plan_of(Load(1)), servers, Talk(), Interrupts())
+    rounds = {tuple(seen[i : i + 2]) for i in range(0, 14, 2)}
+    assert len(seen) == 14 and rounds == {("a", "b"), ("b", "a")}
 
 
 def test_arrivals_have_their_rate_and_burstiness() -> None:

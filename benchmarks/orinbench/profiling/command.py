@@ -12,6 +12,8 @@ from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.tinygrad_backend import chosen_device, copy_bandwidth
 from orinbench.child import run
 from orinbench.errors import BenchError
+from orinbench.model import open_model
+from orinbench.profiling import context_of
 from orinbench.profiling.log import KernelTime, read_log
 
 # Time limit of the copies.
@@ -74,8 +76,13 @@ def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str,
 def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
     """Profile a GGUF file on a device of tinygrad, in two processes of its own.
 
-    Raises BenchError when a process fails, with its last line.
+    Raises BenchError for what cannot be, and when a process fails, with its last line.
     """
+    has, need = open_model(model).context_length, context_of(n_prompt, depth)
+    if need > has:
+        raise BenchError(
+            f"-p {n_prompt}, -d {depth}: need a context of {need} tokens; {model} has {has}"
+        )
     environment = {"DEV": device, "JIT": "2", "DEBUG": "2"}
     kernels = read_log(_worker("kernels", model, n_prompt, depth, environment).splitlines(), "load")
     kept = [k for k in kernels if k.section != "load"]

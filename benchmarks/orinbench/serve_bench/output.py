@@ -49,7 +49,8 @@ def _throughput(rows: list[Row]) -> str:
         ]
         for name, load, f in rows
     ]
-    return markdown_table([*titles, *(["goodput"] if goals else [])], cells, titles[2:])
+    titles += ["goodput"] if goals else []
+    return markdown_table(titles, cells, titles[2:])
 
 
 def _latency(rows: list[Row]) -> str:
