@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from orinbench.benchmark.plan import BACKEND_NAMES, Case, make_tests
 from orinbench.benchmark.ranges import parse_int_list, parse_pair
-from orinbench.board import check_cooldown, check_requirements, requirements
+from orinbench.board import hottest, requirements
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
 from orinbench.export.schema import Record
@@ -215,10 +214,9 @@ def repetitions_option(default: int, help_text: str) -> Callable[[Command], Comm
 def check_board(options: dict[str, Any], roots: Roots) -> None:
     """Raise BenchError for a board that is not as asked, before anything is written or opened."""
     if options["require"] is not None:
-        check_requirements(options["require"])
         requirements(options["require"], roots)
     if options["cooldown"] is not None:
-        check_cooldown(options["cooldown"], roots)
+        hottest(options["cooldown"], roots)
 
 
 def check_output(options: dict[str, Any]) -> None:
@@ -264,30 +262,11 @@ def _rendered(records: Sequence[Record], form: str, options: dict[str, Any]) -> 
 
 def keep(records: Sequence[Record], path: Path) -> None:
     """Keep a run in the history, and say as which one; what goes wrong is a line."""
+    words = shlex.join(["orinbench", *sys.argv[1:]])
     try:
         with History(path, write=True) as history:
-            run, _ = history.add(records, _command_line())
+            run, _ = history.add(records, words.encode(errors="backslashreplace").decode())
     except BenchError as error:
         click.echo(f"orinbench: not kept in the history: {error}", err=True)
     else:
         click.echo(f"orinbench: kept as run {run} of the history, {path}", err=True)
-
-
-def _command_line() -> str:
-    """Return the running command with the options that were given."""
-    context = click.get_current_context()
-    words = context.command_path.split()
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        value = context.params[name]
-        flag = (parameter.secondary_opts if value is False else parameter.opts)[0]
-        if isinstance(value, bool):
-            words.append(flag)
-        elif isinstance(parameter, click.Argument):
-            words += map(str, value if isinstance(value, tuple) else [value])
-        else:
-            for each in value if parameter.multiple else [value]:
-                words += [flag, str(each)]
-    return shlex.join(words).encode(errors="backslashreplace").decode()

@@ -448,17 +448,16 @@ def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., Run
     assert llama_bench.last_words(alone) is None
 
 
-def test_flags_that_a_path_ignores_are_said() -> None:
+def test_flags_that_tinygrad_ignores_are_said() -> None:
     given: dict[str, Any] = {knob.field: () for knob in KNOBS} | {
         "numa": None,
         "prio": None,
         "rpc": None,
     }
-    given["n_ubatch"] = ("64",)
-    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ub 64"]
+    given |= {"n_ubatch": ("64",), "n_threads": ("2",)}
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ub 64", "-t 2"]
     assert llama_bench.ignored_flags("tinygrad:CPU", "general", given) == ["-ub 64"]
-    assert llama_bench.ignored_flags("tinygrad:CUDA", "jit", given) == []
-    given |= {"n_ubatch": (), "type_k": ("q8_0",)}
+    given |= {"n_ubatch": (), "n_threads": (), "type_k": ("q8_0",)}
     assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ctk q8_0"]
     given["type_v"] = ("q8_0",)
     assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == []

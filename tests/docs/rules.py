@@ -190,7 +190,6 @@ RULES: list[tuple[str, Answer]] = [
         r"orinbench history( --test tg128 --device Orin)?",
         Elsewhere(f"{HISTORY}::test_a_slower_revision_stands_out"),
     ),
-    (r"orinbench history -o json", Elsewhere(f"{HISTORY}::test_machine_forms")),
     (r"orinbench history (pin baseline 3|check)", Elsewhere(f"{HISTORY}::test_pins")),
     (r"orinbench history (import|show) .*", Elsewhere(f"{HISTORY}::test_import_and_show")),
     (

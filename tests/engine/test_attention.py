@@ -18,7 +18,7 @@ from tinygrad.device import Buffer
 from orinllm.config import Attention, Rope
 from orinllm.device import compile_cuda
 from orinllm.ggml import kernel_types
-from orinllm.launch import Graph, Launch
+from orinllm.launch import Graph, Launch, shared_bytes
 from orinllm.launches.attention import (
     AttentionInputs,
     attend_chunk,
@@ -267,7 +267,7 @@ def test_the_smallest_keys_and_values_keep_their_signs(rng: np.random.Generator)
     assert (off.reshape(-1, 32).max(1) <= 0.5 * top).all()
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[6]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[11]], ids=str)
 def test_tokens_of_sequences_at_their_own_positions(case: Case, rng: np.random.Generator) -> None:
     positions = [0, 40, 63]
     qkv, heads = Layer(case, rng, 63, 128, 3).qkv(3), case.kv * case.group
@@ -290,14 +290,18 @@ def test_tokens_of_sequences_at_their_own_positions(case: Case, rng: np.random.G
 
 
 @pytest.mark.parametrize(("dim", "launches"), [(128, 1), (256, 2)])
-def test_heads_of_many_registers_are_no_part(
-    dim: int, launches: int, rng: np.random.Generator
-) -> None:
-    """Gemma 3 12B in halves: the output projection of four tokens has as many warps."""
+def test_what_parts_of_a_launch_need(dim: int, launches: int, rng: np.random.Generator) -> None:
+    """Shared memory of the largest, and no more registers than a part has.
+
+    The output projection of Gemma 3 12B in halves, of four tokens, has as many warps.
+    """
     layer = Layer(Case(dim, 1, 4), rng, 0, PAGE)
     inputs, state, out = layer.inputs(layer.qkv(1)), state_of(layer, [0]), unset(4, dim)
     attention = attend_token(out, inputs, parts_of(layer, 1), state)
-    assert len(join_neighbours([attention, attention], state, 0)) == launches
+    larger = replace(attention, shared=attention.shared + 16)
+    joined = join_neighbours([attention, larger], state, 0)
+    assert len(joined) == launches
+    assert shared_bytes(larger.shared) in joined[-1].source
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from orinbench.benchmark.plan import (
     KEY_TYPES,
     KNOBS,
     TINYGRAD_DEVICES,
-    TINYGRAD_KNOBS,
     LanePlan,
     Plan,
     check_backend_name,
@@ -88,7 +87,7 @@ FIRST_RUN = (
 
 def _knob_options(command: Command) -> Command:
     """Add an option for each of llama-bench's list-valued settings."""
-    applies = {knob: "" if knob.field in TINYGRAD_KNOBS else " (llama.cpp)" for knob in KNOBS}
+    applies = {knob: "" if knob.field == "n_threads" else " (llama.cpp)" for knob in KNOBS}
     return with_options(
         command,
         *(
@@ -131,7 +130,7 @@ def _knob_options(command: Command) -> Command:
     "path_",
     type=click.Choice(["auto", "general"]),
     default="auto",
-    help="general: tinygrad.llm's own network in place of the engine [auto]",
+    help="general: tinygrad.llm's own network, not the engine [auto]",
 )
 @click.option(
     "--sms",
@@ -275,11 +274,10 @@ def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequenc
     if most > 1 and not any(test.n_gen for test in plan.tests):
         raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
     general = options["path_"] == "general"
-    plain = [b for b in backends if general or b.startswith("tinygrad:CPU")]
-    if most > 1 and (alone := [b for b in plain if b != "llama.cpp"]):
+    plain = [b for b in backends if b != "llama.cpp" and (general or b.endswith("CPU"))]
+    if most > 1 and plain:
         raise BenchError(
-            f"-npl {most}: only the fused kernels decode several at once; {alone[0]} on the "
-            "general path decodes one"
+            f"-npl {most}: only the fused kernels decode several at once; {plain[0]} decodes one"
         )
     keys = {*",".join(options["type_k"]).split(","), *",".join(options["type_v"]).split(",")} - {""}
     if "llama.cpp" not in backends and (other := keys - {*(KEY_TYPES if not plain else ["f16"])}):
@@ -446,7 +444,7 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
 def ignored_flags(backend: str, path: str | None, options: dict[str, Any]) -> list[str]:
     """Return the flags that were given and mean nothing to this backend, with their values.
 
-    `path` is tinygrad's decode path: of the three, jit alone takes -ub, and fused alone -ctk.
+    `path` is tinygrad's decode path: fused alone takes -ctk.
     """
     if backend == "llama.cpp":
         return []
@@ -456,11 +454,7 @@ def ignored_flags(backend: str, path: str | None, options: dict[str, Any]) -> li
         f"{knob.flags[0]} {','.join(options[knob.field])}"
         for knob in KNOBS
         if options[knob.field]
-        and (
-            knob.field not in TINYGRAD_KNOBS
-            or (knob.field == "n_threads" and not backend.startswith("tinygrad:CPU"))
-            or (knob.field == "n_ubatch" and path in ("fused", "general"))
-        )
+        and not (knob.field == "n_threads" and backend.startswith("tinygrad:CPU"))
         and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
     ]
     words = iter(passed_on(options))

@@ -16,7 +16,7 @@ from orinbench.export.schema import (
     is_number,
     record_of,
 )
-from orinbench.samples import Summary, summarize
+from orinbench.samples import summarize
 
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
 # memory several times.
@@ -123,7 +123,9 @@ def completed(plain: Plain) -> Record:
         # llama.cpp's own, and ours from before each round had a process: one process made them.
         record.processes = [0] * len(record.samples_ts)
     if record.samples_ts and record.median_ts is None:
-        set_statistics(record, summarize(record.samples_ts, processes=record.processes))
+        summary = summarize(record.samples_ts, processes=record.processes)
+        record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
+        record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high
     return record
 
 
@@ -136,9 +138,3 @@ def _name_llama_cpp(record: Record) -> None:
     record.test, record.work = case.label, case.n_tokens
     record.device = "CPU" if on_cpu else record.backends
     record.device_name = None if on_cpu else record.gpu_info or None
-
-
-def set_statistics(record: Record, summary: Summary) -> None:
-    """Set what is ours of a row's statistics."""
-    record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
-    record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high

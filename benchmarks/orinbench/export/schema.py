@@ -134,7 +134,7 @@ class Record:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return what a field is where it is known: int of int | None, list of list[int]."""
+    """Return int of int | None, list of list[int]."""
     if isinstance(annotation, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return getattr(annotation, "__origin__", annotation)

@@ -76,10 +76,8 @@ class Run:
 
     id: int
     started: str  # ISO 8601, UTC
-    kept: str
     origin: str
     partial: bool
-    environment: dict[str, Any]
     n_records: int
     cases: dict[str, list[str]]  # tests of each benchmark
     devices: list[str]
@@ -170,7 +168,7 @@ class History:
         condition, values = only.sql()
         with self._told():
             runs = self._database.execute(
-                "SELECT runs.id, started, kept, origin, partial, environment, count(*)"
+                "SELECT runs.id, started, origin, partial, count(*)"
                 f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
                 " GROUP BY runs.id ORDER BY started, runs.id",
                 values,
@@ -189,15 +187,13 @@ class History:
             Run(
                 id_,
                 started,
-                kept,
                 origin,
                 bool(partial),
-                json.loads(environment),
                 n_records,
                 {benchmark: list(tests) for benchmark, tests in cases[id_].items()},
                 list(devices[id_]),
             )
-            for id_, started, kept, origin, partial, environment, n_records in runs
+            for id_, started, origin, partial, n_records in runs
         ]
 
     def ids(self) -> set[int]:

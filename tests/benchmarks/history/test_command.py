@@ -247,14 +247,9 @@ def test_import_and_show(path: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "has no run 2" in capsys.readouterr().err
 
 
-def test_machine_forms(add_run: AddRun, path: Path, capsys: Capture) -> None:
+def test_only_the_last_runs_are_shown(add_run: AddRun, path: Path, capsys: Capture) -> None:
     add_run(1, 10.0)
     add_run(2, 10.0)
-    assert run(path, "-o", "json") == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert [kept["id"] for kept in whole["runs"]] == [1, 2]
-    assert [point["run"] for point in whole["trends"]] == [1, 2]
-    assert whole["trends"][1]["ratio"] == pytest.approx(1.0)
     assert run(path, "--last", "1") == 0
     text = capsys.readouterr().out
     assert "1 older runs: --last 2" in text and "Measured once" in text
