@@ -194,7 +194,8 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
 static inline int __float2int_rn(float f) { return (int)nearbyintf(f); }
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 static inline int __float_as_int(float f) { int i; memcpy(&i, &f, 4); return i; }
-static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+static inline float one_by_sqrt(float x) { return 1.f / sqrtf(x); }
+#define rsqrtf one_by_sqrt  // new C libraries have one
 
 typedef unsigned char* Shared;
 static inline Shared shared_address(void* p) { return (Shared)p; }
