@@ -384,6 +384,8 @@ def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
     assert ours.endswith(f"serve m.gguf -c 704 --queue 32 {where} --deterministic")
     theirs = " ".join(command_of("llama-server", room, 81, "-ngl 99"))
     assert theirs.endswith(f"-m m.gguf -c 5632 -np 8 {where} -ngl 99")
+    with pytest.raises(BenchError, match="--orinllm-flags '-x: no closing quotation"):
+        command_of("orinllm", room, 81, "'-x")
 
 
 @pytest.mark.parametrize(
@@ -400,6 +402,9 @@ def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
         (["--url", "http://h", "--concurrency", "0"], "--concurrency 0: 0 is too small"),
         (["--url", "http://h", "--goodput", "ttfb:3"], "--goodput ttfb:3: 'ttfb:3' is no limit"),
         (["--url", "http://h", "--goodput", "ttft:x"], "--goodput ttft:x: 'ttft:x' is no limit"),
+        (["--url", "http://h", "--goodput", "tpot:3,tpot:4"], "--goodput tpot:3,tpot:4: tpot has"),
+        (["--url", "http://h", "--burstiness", "2"], "--burstiness 2: is of --rate, which is not"),
+        (["--url", "http://h", "--orinllm-flags", "-x"], "--orinllm-flags -x: are for --start"),
         (["--url", "http://h", "--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot"),
         (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models: "),
     ],

@@ -135,6 +135,10 @@ def _any_failed(results: Results) -> bool:
 
 def _loads(options: dict[str, Any]) -> tuple[Load, ...]:
     """Return the loads; raises BenchError for what is none."""
+    if options["burstiness"] != 1 and not options["rate"]:
+        raise BenchError(
+            f"--burstiness {options['burstiness']:g}: is of --rate, which is not given"
+        )
     given = options["concurrency"] or (None if options["rate"] else "1,8")
     loads = [Load(n) for n in parse_int_list(given, "--concurrency", 1)] if given else []
     for text in options["rate"].split(",") if options["rate"] else ():
@@ -208,6 +212,9 @@ def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
     names = [name for name in (options["start"] or "").split(",") if name]
     if unknown := [name for name in names if name not in STARTED]:
         raise BenchError(f"--start {unknown[0]}: unknown; there are {', '.join(STARTED)}")
+    for name in set(STARTED) - set(names):
+        if more := options[f"{name.replace('-', '_')}_flags"]:
+            raise BenchError(f"--{name}-flags {more}: are for --start {name}, which is not given")
     if names and options["model"] is None:
         raise BenchError(f"--start {options['start']}: serves a file; name it with -m FILE")
     for url in options["urls"]:

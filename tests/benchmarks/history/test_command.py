@@ -191,6 +191,9 @@ def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
     add_run(0, 30.0)
     assert run(path, "check") == 0
     assert "run 3 / run 2" in capsys.readouterr().out
+    with History(path) as history:
+        (trend,) = read_trends(history, Filter())
+    assert [point.run for point in trend.points] == [4, 1, 2, 3]
     assert run(path, "remove", "1", "2", "4") == 0
     assert run(path, "check") == 2
     assert "has 1 runs; a check takes two" in capsys.readouterr().err
