@@ -23,7 +23,7 @@ from orinllm.sampling import Sampling
 
 
 class TimedExecutor(Executor, Protocol):
-    """What the engine's executors and TransformerExecutor have beyond an Executor."""
+    """An executor that a benchmark times: the engine's, or TransformerExecutor."""
 
     def sample(self, how: Sampling, text: Sequence[int]) -> None:
         """Draw tokens like this from now on."""
