@@ -75,8 +75,9 @@ def compiler() -> tuple[str, ...]:
 def version(command: tuple[str, ...]) -> str:
     """Which version a compiler says it is. Raises CalledProcessError: it has no _Float16, as clang
     14 on x86-64."""
-    # Not -fsyntax-only: zig 0.17 fails for want of an object file.
-    said = _call([*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", "-"], "_Float16 half;\n")
+    with tempfile.TemporaryDirectory() as place:  # zig 0.17 fails at -fsyntax-only
+        line = [*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", f"{place}/half.s"]
+        said = _call(line, "_Float16 half;\n")
     return "\n".join(line for line in said.splitlines() if "version" in line)
 
 
