@@ -33,6 +33,7 @@ takes:
 lint: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror engine/orinllm/cuda/*
 
 types: .venv/.dev
 	$(BIN)/mypy

@@ -97,15 +97,29 @@ def general_tokens(model: Path, count: int, logits: Path | None) -> list[int]:
     generated = transformer.generate(list(PROMPT))
     tokens = [next(generated) for _ in range(count)]
     if logits is not None:
-        from orinbench.benchmark.tinygrad_paths import LogitsPath
-
-        path, rows, last = LogitsPath(transformer), [], len(PROMPT) - 1
-        uploaded = path.upload_tokens([PROMPT[-1], *tokens[:-1]])
-        for index, token in enumerate(uploaded):
-            path.decode(token, last + index)
-            rows.append(path.logits()[0])
-        np.save(logits, np.stack(rows))
+        np.save(logits, general_logits(transformer, [PROMPT[-1], *tokens[:-1]]))
     return tokens
+
+
+def general_logits(transformer: Any, tokens: list[int]) -> np.ndarray:
+    """Logits after each of the tokens behind PROMPT, as a jit of the layers computes them."""
+    from tinygrad import Tensor, TinyJit, UOp, dtypes
+
+    def compute(token: Any, position: Any) -> Any:
+        x = transformer.token_embd(token).float()
+        for block in transformer.blk:
+            x = block(x, position)
+        return transformer.output(transformer.output_norm(x))[:, -1, :].float().realize()
+
+    jit, position = TinyJit(compute), UOp.variable("start_pos", 0, CONTEXT - 1)
+    uploaded = [Tensor([[token]], dtype=dtypes.int32).realize() for token in tokens]
+    places = range(len(PROMPT) - 1, len(PROMPT) - 1 + len(tokens))
+    return np.stack(
+        [
+            jit(token, position.bind(place)).numpy()[0]
+            for token, place in zip(uploaded, places, strict=True)
+        ]
+    )
 
 
 def logits_off(model: Path, tokens: list[int], logits: Path) -> float:

@@ -102,7 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
         prog="first-build",
         description="nix derivation show -r HOST | first-build: what HOST's first build takes.",
     )
-    parser.add_argument("--changed", nargs="*", default=[], metavar="PNAME", help="see the source")
+    parser.add_argument(
+        "--changed",
+        nargs="*",
+        default=[],
+        metavar="PNAME",
+        help="packages that no cache has although they need no source of NVIDIA's",
+    )
     changed = parser.parse_args(arguments).changed
     try:
         if sys.stdin.isatty():

@@ -75,6 +75,6 @@ in
   flashScripts = flash.scripts;
   flashProgram = flash.program;
 
-  # The options of our modules as Markdown: docs/nixos-options.md.
+  # The options of our modules as Markdown: docs/reference/nixos-options.md.
   optionsMarkdown = import ./options.nix { inherit self nixpkgs; };
 }

@@ -1,5 +1,5 @@
 # Our options as Markdown, from the modules themselves. A pure string: nothing is built, so that a
-# machine without a cache can compare docs/nixos-options.md with it.
+# machine without a cache can compare docs/reference/nixos-options.md with it.
 { self, nixpkgs }:
 let
   inherit (nixpkgs) lib;
@@ -63,7 +63,7 @@ in
 ''
   # Options of the NixOS modules
 
-  `orin.*`, by the file that declares them. The page to read first is [nixos.md](nixos.md).
+  `orin.*`, by the file that declares them. The page to read first is [nixos.md](../nixos.md).
 
   <!-- Generated: `nix run .#docs` writes this page. -->
 

@@ -61,16 +61,7 @@ let
 
     llama-bench = orinbench "llama-bench" "Measure tinygrad and llama.cpp on one GGUF, interleaved in one run";
     check = orinbench "check" "Compare tinygrad's and llama.cpp's tokens and logits with a reference";
-    # git and the revision's own tools/series build what two revisions are measured from.
-    compare = app {
-      name = "compare";
-      description = "Say whether a result, or a git revision, is faster than another, with confidence";
-      text = ''exec orinbench compare "$@"'';
-      runtimeInputs = [
-        tinygrad-orin
-        pkgs.git
-      ];
-    };
+    compare = orinbench "compare" "Say whether one result is faster than another, with confidence";
     history = orinbench "history" "Show how each benchmark went from run to run, and which changes are real";
     profile = orinbench "profile" "Say where the time of a token and of a prompt goes, kernel by kernel";
     report = orinbench "report" "Show results as one page, with plots and tables";
@@ -125,7 +116,7 @@ let
       text = inCheckout "docs" (
         lib.concatLines (
           lib.mapAttrsToList (
-            name: page: ''install -m 0644 ${pkgs.writeText name page} "$root/docs/${name}"''
+            name: page: ''install -m 0644 ${pkgs.writeText name page} "$root/docs/reference/${name}"''
           ) self.checks.${pkgs.stdenv.hostPlatform.system}.docs.pages
         )
       );

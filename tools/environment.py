@@ -228,6 +228,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         tree: Path = args.tree or installed("tinygrad")
         if not tree.exists():
             raise FileNotFoundError(f"{tree}: no such folder")
+        if args.check and not args.check.is_file():
+            page = "docs/reference/environment.md"
+            raise FileNotFoundError(f"{args.check}: no such page; the one of tinygrad is {page}")
         found = variables(find_uses(tree))
         if args.check:
             problems = differences(found, args.check.read_text(encoding="utf-8"))

@@ -12,7 +12,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     from orinbench.cli import main as run
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):  # either leaves nothing half written
+        signal.signal(number, signal.default_int_handler)
     try:
         run()
     finally:  # the exit code is known, and Python takes a moment to end

@@ -22,7 +22,7 @@ from orinllm.errors import BadInput
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def orinbench() -> None:
-    """Measure LLM decoding on tinygrad and llama.cpp, and all around it."""
+    """Measure language models, servers and devices on tinygrad and llama.cpp."""
 
 
 for command in (
@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         click.echo(f"orinbench: {error}", err=True)
         sys.exit(EXIT_BAD_INPUT)
     except click.UsageError as error:
-        click.echo(f"orinbench: {error.format_message()}", err=True)
+        command = error.ctx.command_path if error.ctx else "orinbench"
+        said = error.format_message().rstrip(".")
+        click.echo(f"orinbench: {said}; {command} --help lists what there is", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         click.echo("orinbench: interrupted", err=True)

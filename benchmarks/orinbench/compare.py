@@ -12,7 +12,14 @@ from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History, history_path
 from orinbench.history.trend import case_key, read_trends, run_noise
 from orinbench.options import history_option
-from orinbench.samples.judge import NoiseOf, is_slower, judge_saved, markdown, no_noise
+from orinbench.samples.judge import (
+    NoiseOf,
+    is_slower,
+    judge_saved,
+    markdown,
+    missing,
+    no_noise,
+)
 
 
 @click.command("compare", context_settings={"max_content_width": 100})
@@ -26,21 +33,23 @@ def compare_command(before: str, after: str, output: str, history: Path | None) 
     A and B are results: files of -o json or jsonl, ours or llama.cpp's, and ids or pinned names of
     runs of the history.
 
-    Exit code 0: nothing is slower. 1: something is. 2: bad input.
+    Exit code 0: nothing is slower. 1: something is, or failed in B. 2: bad input.
     """
     path = history or history_path()
     old, new = (find_records(name, path) for name in (before, after))
     judged = judge_saved(old, new, _noise_of(before, after, path))
     if not judged:
         raise BenchError(
-            f"{before} and {after} have no test with samples in common (model, backend, test, -t)"
+            f"{before} and {after} measured no test in common (model, backend, test, -t)"
         )
+    gone = missing(old, new)
     if output == "json":
         click.echo(json.dumps([test.plain() for test in judged], ensure_ascii=False))
     else:
         notes = [f"differs: {difference}" for difference in differences(old, new)]
+        notes += [f"in B, {test.line()}" for test in gone]
         click.echo(markdown(judged, notes, "B", "A"))
-    return EXIT_SLOWER if is_slower(judged) else 0
+    return EXIT_SLOWER if is_slower(judged) or any(test.error for test in gone) else 0
 
 
 def _noise_of(before: str, after: str, history: Path) -> NoiseOf:

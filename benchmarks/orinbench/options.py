@@ -4,6 +4,7 @@ A command takes them as `**options`, calls `check_output` and `check_board` befo
 opens anything, and hands its records, whole or not, to `write_records`.
 """
 
+import math
 import os
 import shlex
 import sys
@@ -12,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from orinbench.benchmark.plan import BACKEND_NAMES, Case, make_tests
 from orinbench.benchmark.ranges import parse_int_list, parse_pair
-from orinbench.board import check_cooldown, check_requirements, requirements
+from orinbench.board import hottest, requirements
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
 from orinbench.export.schema import Record
@@ -25,6 +25,17 @@ from orinbench.history.store import History, history_path
 from orinboard.files import Roots
 
 Command = Callable[..., Any]
+
+
+class Finite(click.FloatRange):
+    """A number in a range; "nan" and "inf", which Python reads as numbers too, are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number; fails as click's types do."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def with_options(command: Command, *options: Callable[[Command], Command]) -> Command:
@@ -152,9 +163,7 @@ def run_options(command: Command) -> Command:
         click.option(
             "--seed", default=0, type=click.IntRange(0), help="seed of order and input [0]"
         ),
-        click.option(
-            "--delay", default=0.0, type=click.FloatRange(0), help="seconds before each sample"
-        ),
+        click.option("--delay", default=0.0, type=Finite(0), help="seconds before each sample"),
         click.option(
             "--require",
             metavar="LIST",
@@ -163,14 +172,14 @@ def run_options(command: Command) -> Command:
         click.option("--rails", metavar="LIST", help="rails whose energy is summed [the board's]"),
         click.option(
             "--cooldown",
-            type=float,
+            type=Finite(),
             metavar="CELSIUS",
             help="wait until the board is this cool before each sample",
         ),
         click.option(
             "--timeout",
             default=1800.0,
-            type=click.FloatRange(1),
+            type=Finite(1),
             help="limit of a step, seconds [1800]",
         ),
         click.option("--progress", is_flag=True, help="a line for each repetition, everywhere"),
@@ -205,17 +214,17 @@ def repetitions_option(default: int, help_text: str) -> Callable[[Command], Comm
 def check_board(options: dict[str, Any], roots: Roots) -> None:
     """Raise BenchError for a board that is not as asked, before anything is written or opened."""
     if options["require"] is not None:
-        check_requirements(options["require"])
         requirements(options["require"], roots)
     if options["cooldown"] is not None:
-        check_cooldown(options["cooldown"], roots)
+        hottest(options["cooldown"], roots)
 
 
 def check_output(options: dict[str, Any]) -> None:
     """Raise BenchError for what excludes another, and for files that could not be written."""
     if (page := options["report"]) is not None:
         folder = page.absolute().parent
-        if page.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        other = page.exists() and not page.is_file()
+        if other or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
             raise BenchError(f"--report {page}: not a file in a folder that can be written")
     if options["no_history"] and options["history"]:
         raise BenchError("--history, --no-history: one excludes the other; leave one out")
@@ -235,7 +244,8 @@ def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:
     except OSError as error:  # a full disk; what is left in the buffer must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise BenchError(f"standard output: cannot be written: {error.strerror}") from None
-    if not options["no_history"]:
+    # A run that was interrupted before its first sample says nothing.
+    if not options["no_history"] and any(record.samples_ts or record.error for record in records):
         keep(records, options["history"] or history_path())
     if options["output_err"]:  # nothing is said behind it, so that a program can read it
         sys.stderr.write(_rendered(records, options["output_err"], options))
@@ -252,30 +262,11 @@ def _rendered(records: Sequence[Record], form: str, options: dict[str, Any]) -> 
 
 def keep(records: Sequence[Record], path: Path) -> None:
     """Keep a run in the history, and say as which one; what goes wrong is a line."""
+    words = shlex.join(["orinbench", *sys.argv[1:]])
     try:
         with History(path, write=True) as history:
-            run, _ = history.add(records, _command_line())
+            run, _ = history.add(records, words.encode(errors="backslashreplace").decode())
     except BenchError as error:
         click.echo(f"orinbench: not kept in the history: {error}", err=True)
     else:
         click.echo(f"orinbench: kept as run {run} of the history, {path}", err=True)
-
-
-def _command_line() -> str:
-    """Return the running command with the options that were given."""
-    context = click.get_current_context()
-    words = context.command_path.split()
-    for parameter in context.command.params:
-        name = str(parameter.name)
-        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
-            continue
-        value = context.params[name]
-        flag = (parameter.secondary_opts if value is False else parameter.opts)[0]
-        if isinstance(value, bool):
-            words.append(flag)
-        elif isinstance(parameter, click.Argument):
-            words += map(str, value if isinstance(value, tuple) else [value])
-        else:
-            for each in value if parameter.multiple else [value]:
-                words += [flag, str(each)]
-    return shlex.join(words)

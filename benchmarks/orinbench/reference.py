@@ -6,7 +6,7 @@ is shared with the engines that it judges.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES
@@ -30,15 +30,6 @@ _CHUNK_WEIGHTS = 4 << 20
 
 # Experts by layer and position, the best first.
 Routes = Mapping[tuple[int, int], Sequence[int]]
-
-
-@dataclass
-class Cache:
-    """Keys and values of the tokens so far, by layer: (tokens, kv_heads, head_dim)."""
-
-    length: int = 0
-    keys: dict[int, Array] = field(default_factory=dict)
-    values: dict[int, Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,21 +72,9 @@ class Reference:
         """
         self._forced = forced or {}
         try:
-            return self.extend(Cache(), tokens, last)
+            x = self.states(tokens)[-last:]
         finally:
             self._forced = {}
-
-    def greedy(self, prompt: Sequence[int], n_tokens: int) -> list[int]:
-        """Return the `n_tokens` most likely tokens after `prompt`, one after the other."""
-        cache, tokens, step = Cache(), [], list(prompt)
-        for _ in range(n_tokens):
-            tokens.append(int(self.extend(cache, step)[-1].argmax()))
-            step = tokens[-1:]
-        return tokens
-
-    def extend(self, cache: Cache, tokens: Sequence[int], last: int = 1) -> Array:
-        """Append `tokens` to a sequence; return the logits after its `last` positions."""
-        x = self._states(cache, tokens)[-last:]
         logits = self._linear(x, "token_embd" if self.model.tied else "output")
         if self.model.architecture in ("granite", "granitemoe"):
             logits = logits / self._number("logit_scale", 1)
@@ -105,23 +84,19 @@ class Reference:
 
     def states(self, tokens: Sequence[int]) -> Array:
         """Return what the last norm makes of each token, before the logits: (tokens, width)."""
-        return self._states(Cache(), tokens)
-
-    def _states(self, cache: Cache, tokens: Sequence[int]) -> Array:
         x = self._rows("token_embd.weight", np.asarray(tokens))
         if self.model.architecture == "gemma3":
             x = x * np.sqrt(self.model.n_embd)
         x = x * (self._number("embedding_scale", 0) or 1)
         for layer in range(self.model.n_layers):
             self._say(f"layer {layer + 1} of {self.model.n_layers}")
-            x = self._layer(layer, x, cache)
-        cache.length += len(tokens)
+            x = self._layer(layer, x)
         return self._norm(x, "output_norm.weight")
 
-    def _layer(self, layer: int, x: Array, cache: Cache) -> Array:
+    def _layer(self, layer: int, x: Array) -> Array:
         prefix, key = f"blk.{layer}.", self.model.architecture
         residual = self._number("residual_scale", 0) or 1
-        part = self._attention(layer, self._norm(x, prefix + "attn_norm.weight"), cache)
+        part = self._attention(layer, self._norm(x, prefix + "attn_norm.weight"))
         if key == "gemma3":
             part = self._norm(part, prefix + "post_attention_norm.weight")
         x = x + residual * part
@@ -135,9 +110,9 @@ class Reference:
             part = self._norm(part, prefix + "post_ffw_norm.weight")
         return x + residual * part
 
-    def _attention(self, layer: int, x: Array, cache: Cache) -> Array:
+    def _attention(self, layer: int, x: Array) -> Array:
         model, prefix = self.model, f"blk.{layer}."
-        positions = np.arange(cache.length, cache.length + len(x), dtype=np.float64)
+        positions = np.arange(len(x), dtype=np.float64)
         q, k, v = self._qkv(prefix, x)
         if f"{prefix}attn_q_norm.weight" in model.tensors:
             q = self._norm(q, f"{prefix}attn_q_norm.weight")
@@ -146,14 +121,10 @@ class Reference:
             neighbours = _NEIGHBOUR_ROPE[model.architecture]
             q = rotate(q, positions, rotation, neighbours)
             k = rotate(k, positions, rotation, neighbours)
-        if cache.length:
-            k = np.concatenate((cache.keys[layer], k))
-            v = np.concatenate((cache.values[layer], v))
-        cache.keys[layer], cache.values[layer] = k, v
         group = model.n_heads // model.n_kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) * self._score_scale()
-        distance = positions[:, None] - np.arange(len(k))
+        distance = positions[:, None] - positions
         hidden = distance < 0
         if windowed(model, layer):
             hidden |= distance >= self._number("attention.sliding_window", 0)

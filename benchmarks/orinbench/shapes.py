@@ -324,24 +324,14 @@ def _experts_mxfp4(name: str, shape: Shape) -> GGMLQuantizationType:
     return _T.MXFP4 if "_exps." in name or not shape.n_experts else _T.Q8_0
 
 
+_PLAIN = "F16 BF16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q6_K IQ4_NL IQ4_XS".split()
+_SMALL = "Q2_K Q3_K Q4_K Q5_K".split()
 QUANTS = {
     "F32": _uniform("F32", "ALL_F32"),
-    "F16": _uniform("F16", "MOSTLY_F16"),
-    "BF16": _uniform("BF16", "MOSTLY_BF16"),
-    "Q4_0": _uniform("Q4_0", "MOSTLY_Q4_0"),
-    "Q4_1": _uniform("Q4_1", "MOSTLY_Q4_1"),
-    "Q5_0": _uniform("Q5_0", "MOSTLY_Q5_0"),
-    "Q5_1": _uniform("Q5_1", "MOSTLY_Q5_1"),
-    "Q8_0": _uniform("Q8_0", "MOSTLY_Q8_0"),
-    "Q4_K": _uniform("Q4_K", "MOSTLY_Q4_K_S"),
+    **{name: _uniform(name, f"MOSTLY_{name}") for name in _PLAIN},
+    **{name: _uniform(name, f"MOSTLY_{name}_S") for name in _SMALL},
     "Q4_K_M": _medium(GGMLQuantizationType.Q4_K, LlamaFileType.MOSTLY_Q4_K_M),
-    "Q5_K": _uniform("Q5_K", "MOSTLY_Q5_K_S"),
     "Q5_K_M": _medium(GGMLQuantizationType.Q5_K, LlamaFileType.MOSTLY_Q5_K_M),
-    "Q6_K": _uniform("Q6_K", "MOSTLY_Q6_K"),
-    "Q2_K": _uniform("Q2_K", "MOSTLY_Q2_K_S"),
-    "Q3_K": _uniform("Q3_K", "MOSTLY_Q3_K_S"),
-    "IQ4_NL": _uniform("IQ4_NL", "MOSTLY_IQ4_NL"),
-    "IQ4_XS": _uniform("IQ4_XS", "MOSTLY_IQ4_XS"),
     "MXFP4": Quant(LlamaFileType.MOSTLY_MXFP4_MOE, _experts_mxfp4),
 }
 

@@ -298,6 +298,8 @@ def synth_command(
     """
     if out.is_dir():
         raise BenchError(f"{out}: is a directory; the file to write was expected")
+    if out.exists() and not out.is_file():
+        raise BenchError(f"{out}: is no regular file; the file to write was expected")
     if out.exists() and not force:
         raise BenchError(f"{out}: exists already; pass --force to replace it")
     with progress_bar(f"synthetic {shape} {quant}") as progress:

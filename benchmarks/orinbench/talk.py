@@ -8,13 +8,11 @@ from rich.progress import (
     BarColumn,
     Progress,
     SpinnerColumn,
-    TaskID,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.status import Status
 
 # Plain lines that say how far something is come no more often than this, in seconds.
 _BETWEEN_LINES = 10.0
@@ -73,36 +71,10 @@ class Talk:
 
 
 class RichTalk(Talk):
-    """A spinner for each phase and a bar for the repetitions, on standard error."""
+    """A spinner and a bar on standard error; the bar pulses until it is known how long it is."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._console = Console(stderr=True)
-        self._status: Status | None = None
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-
-    def line(self, text: str) -> None:
-        """Print a line above whatever moves."""
-        self._console.print(f"orinbench: {text}", markup=False, highlight=False)
-
-    def phase(self, text: str) -> None:
-        """Show `text` beside the bar, or beside a spinner before there is one."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=text)
-            return
-        if self._status is None:
-            self._status = self._console.status(text)
-            self._status.start()
-        self._status.update(text)
-
-    def detail(self, text: str) -> None:
-        """Show it where the phase stands."""
-        self.phase(text)
-
-    def begin(self, total: int) -> None:
-        """Replace the spinner by a bar."""
-        self._stop_status()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -111,35 +83,42 @@ class RichTalk(Talk):
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=self._console,
+            console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task("", total=total)
+        self._task = self._progress.add_task("", total=None)
+
+    def line(self, text: str) -> None:
+        """Print a line above whatever moves."""
+        self._progress.console.print(f"orinbench: {text}", markup=False, highlight=False)
+
+    def phase(self, text: str) -> None:
+        """Show `text` beside the bar."""
         self._progress.start()
+        self._progress.update(self._task, description=text, refresh=True)
+
+    def detail(self, text: str) -> None:
+        """Show it where the phase stands."""
+        self.phase(text)
+
+    def begin(self, total: int) -> None:
+        """Give the bar its length."""
+        self._progress.start()
+        self._progress.update(self._task, total=total)
 
     def expect(self, text: str, seconds: float, left: int) -> None:
         """Print what comes above the bar, and let the bar count it."""
         self.line(announcement(text, seconds))
-        if self._progress is not None and self._task is not None:
-            (task,) = self._progress.tasks
-            self._progress.update(self._task, total=task.completed + left)
+        (task,) = self._progress.tasks
+        self._progress.update(self._task, total=task.completed + left)
 
     def advance(self, text: str) -> None:
         """Move the bar and name what was done."""
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=1, description=text)
+        self._progress.update(self._task, advance=1, description=text)
 
     def close(self) -> None:
         """Stop whatever moves."""
-        self._stop_status()
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-    def _stop_status(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        self._progress.stop()
 
 
 def announcement(text: str, seconds: float) -> str:

@@ -465,9 +465,13 @@ def main() -> None:
     """Run the command; bad input is one line and exit code 2."""
     prepare()
     try:
-        cli(standalone_mode=False)
+        cli(prog_name="orinllm", standalone_mode=False)
     except BadInput as error:
         _leave(EXIT_BAD_INPUT, f"orinllm: {error}")
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "orinllm"
+        said = error.format_message().rstrip(".")
+        _leave(EXIT_BAD_INPUT, f"orinllm: {said}; {command} --help lists what there is")
     except click.ClickException as error:
         _leave(EXIT_BAD_INPUT, f"orinllm: {error.format_message()}")
     except (click.Abort, KeyboardInterrupt):

@@ -17,14 +17,41 @@ def with_sampling(command: Command) -> Command:
     """Add the options of how tokens are drawn."""
     options = (
         click.option(
-            "--temperature", default=0.8, show_default=True, help="0: the most likely token."
+            "--temperature",
+            default=0.8,
+            show_default=True,
+            help="0 takes the most likely token; more is more random.",
         ),
-        click.option("--top-k", default=40, show_default=True, help="Draw from this many; 0: all."),
-        click.option("--top-p", default=0.95, show_default=True, help="Draw from this share."),
-        click.option("--min-p", default=0.05, show_default=True, help="Least share of the best."),
-        click.option("--repeat-penalty", default=1.0, show_default=True, help="1: no penalty."),
-        click.option("--seed", default=0, show_default=True, help="Same seed, same text."),
-        click.option("-n", "--max-tokens", type=click.IntRange(1), help="Longest answer, tokens."),
+        click.option(
+            "--top-k",
+            default=40,
+            show_default=True,
+            help="Draw from this many of the likeliest tokens; 0: from all.",
+        ),
+        click.option(
+            "--top-p",
+            default=0.95,
+            show_default=True,
+            help="Draw from the likeliest tokens that have this probability together.",
+        ),
+        click.option(
+            "--min-p",
+            default=0.05,
+            show_default=True,
+            help="Leave out tokens below this share of the likeliest one's probability.",
+        ),
+        click.option(
+            "--repeat-penalty",
+            default=1.0,
+            show_default=True,
+            help="Above 1, tokens that came before get less likely.",
+        ),
+        click.option(
+            "--seed", default=0, show_default=True, help="The same seed gives the same text."
+        ),
+        click.option(
+            "-n", "--max-tokens", type=click.IntRange(1), help="Most tokens of an answer."
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -89,7 +116,12 @@ def with_model(command: Command) -> Command:
     whole: Command = with_keys(with_source)
     options = (
         click.argument("model", type=click.Path(path_type=Path)),
-        click.option("-c", "--context", type=int, help="Longest prompt and answer, tokens."),
+        click.option(
+            "-c",
+            "--context",
+            type=int,
+            help="Most tokens of prompt and answer together. Default: 8192, or the model's own.",
+        ),
         click.option("--device", help="NV, CUDA or CPU. Default: the best that opens."),
         click.option(
             "--path",
@@ -108,7 +140,11 @@ def with_model(command: Command) -> Command:
 def with_speculation(command: Command) -> Command:
     """Add the options of who guesses tokens."""
     options = (
-        click.option("--lookup", is_flag=True, help="Guess tokens from earlier text; same answer."),
+        click.option(
+            "--lookup",
+            is_flag=True,
+            help="Guess tokens from earlier text; same answer.",
+        ),
         click.option(
             "--draft",
             metavar="MODEL",

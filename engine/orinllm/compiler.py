@@ -98,7 +98,7 @@ def compiler_note(environment: Mapping[str, str]) -> str | None:
     missing = f"{found} compiles no bfloat16 for this CPU, which tinygrad needs"
     if _zig() is None:
         return f"{missing}: install clang 15 or newer, or `pip install ziglang`"
-    return f"{missing}: ziglang's clang is used; CC=clang insists"
+    return f"{missing}: ziglang's clang is used; CC=clang takes it all the same"
 
 
 def _zig() -> Path | None:

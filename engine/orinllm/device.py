@@ -86,13 +86,14 @@ def open_device(name: str | None) -> str:
     if name is not None:
         found = _NAME.fullmatch(name)
         if found is None or found[1].upper() not in (_CPU, *_TOOLCHAINS):
-            raise BadInput(f"{flag}: no such device; CPU, CUDA or NV was expected, as CUDA:1 too")
+            raise BadInput(f"{flag}: no such device; CPU, CUDA, NV or CUDA:1 was expected")
+    without = "DEV" if name is None else "--device"
     try:
         opened: str = Device[name or Device.DEFAULT].device
     except Exception as error:  # each device raises what its libraries do
         raise BadInput(
-            f"{flag}: does not open: {_why(error)}; CPU is always there, and without --device the "
-            "best that opens is taken"
+            f"{flag}: does not open: {_why(error)}; CPU always opens; without {without}, the "
+            "best device that opens is taken"
         ) from None
     return opened
 

@@ -223,7 +223,7 @@ class _Part:
         n_tensors, n_values = struct.unpack_from("<QQ", self._view, 8)
         at = 24
         for _ in range(n_values):
-            key, at = self._string(at)
+            key, at = self._name(at)
             if key in self.metadata:
                 raise _DamagedError(f"{key} appears twice")
             (kind,) = struct.unpack_from("<I", self._view, at)
@@ -251,6 +251,12 @@ class _Part:
         if end > len(self._view):
             raise _DamagedError(_BEYOND)
         return str(self._view[at + 8 : end], "utf-8"), end
+
+    def _name(self, at: int) -> tuple[str, int]:
+        name, end = self._string(at)
+        if not name.isprintable():  # messages show names, each in one line
+            raise _DamagedError(f"the name {name[:_MAX_NAME]!r} holds what cannot be printed")
+        return name, end
 
     def _scalar(self, key: str, kind: int, at: int) -> int:
         if kind == _STRING:
@@ -297,7 +303,7 @@ class _Part:
         return [part.decode(errors="surrogateescape") for part in found]
 
     def _tensor(self, at: int) -> tuple[tuple[str, int, tuple[int, ...], int], int]:
-        name, at = self._string(at)
+        name, at = self._name(at)
         (n_dims,) = struct.unpack_from("<I", self._view, at)
         if len(name.encode()) > _MAX_NAME or n_dims > _MAX_DIMS:
             raise _DamagedError(f"tensor {name[:_MAX_NAME]!r} has {n_dims} dimensions")

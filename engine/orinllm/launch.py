@@ -87,9 +87,8 @@ class Launch:
     operations: int = 0  # floating-point, for tinygrad's estimates
     n_bytes: int = 0  # of weights that it reads
     per_sm: int = 1  # blocks that must fit a multiprocessor: bounds the registers
-    # Of what may be a part of a launch (joined.py): bytes of `smem`, and a name.
-    shared: int = 0
-    step: str = ""
+    shared: int = 0  # bytes of `smem`
+    step: str = ""  # a name, of what may be a part of a launch (joined.py)
 
     @property
     def source(self) -> str:

@@ -45,7 +45,9 @@ def _context(asked: int | None, trained: int) -> int:
     if asked is None:
         return min(trained, DEFAULT_CONTEXT)
     if not 1 <= asked <= trained:
-        raise BadInput(f"a context of {asked} tokens; the model was trained for 1 to {trained}")
+        raise BadInput(
+            f"a context of {asked} tokens (-c) was given; the model was trained for 1 to {trained}"
+        )
     return asked
 
 
@@ -108,7 +110,7 @@ def _check_keys(network: Network, plan: Plan, general: bool) -> None:
     said = f"{network.gguf.path}: keys and values of type {kv.name} (-ctk, -ctv)"
     if general:
         what, why = next(iter(plan.obstacles.items()), ("--path", "general is asked for"))
-        raise BadInput(f"{said} are for the fused kernels alone, and here {what}: {why}; take f16")
+        raise BadInput(f"{said} need the fused kernels, which cannot run ({what}: {why}); take f16")
     for layer in network.config.layers:
         if (dim := layer.attention.head_dim) % kv.group:
             raise BadInput(

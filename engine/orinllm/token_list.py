@@ -151,7 +151,7 @@ class TokenList:
         )
         if self._together:
             yield store_keys(inputs, self._splits[layer], self.state)
-        yield attend_token(self._attention, inputs, parts, self.state)
+        yield attend_token(self._attention, inputs, parts, self.state, stored=self._together)
         out = replace(
             self._product(layer, "out", "ADD", ("attn_output",)),
             x=self._attention,

@@ -52,7 +52,7 @@ let
     ) wrongUse
   );
 
-  # What wrong use says, as docs/nixos-refused.md has it: without the store's hashes.
+  # What wrong use says, as docs/reference/nixos-refused.md has it: without the store's hashes.
   messages =
     lib.concatMapStringsSep "\n"
       (
@@ -64,8 +64,10 @@ let
         "| ${lib.replaceStrings [ "|" ] [ "\\|" ] (lib.concatStrings short)} |"
       )
       (
-        lib.sort lib.lessThan (
-          lib.concatMap (case: map builtins.unsafeDiscardStringContext case.got) (lib.attrValues wrongUse)
+        lib.unique (
+          lib.sort lib.lessThan (
+            lib.concatMap (case: map builtins.unsafeDiscardStringContext case.got) (lib.attrValues wrongUse)
+          )
         )
       );
   pages = {
@@ -73,8 +75,8 @@ let
     "nixos-refused.md" = ''
       # What the NixOS modules refuse
 
-      Each of these stops the evaluation. The mistakes themselves are in `nixos/tests/mistakes.nix` and
-      `assertions.nix`; this prints what they say, with the name of the host before each:
+      Each of these messages stops the evaluation; the name of the host stands before it. This command
+      prints them, from the mistakes in `nixos/tests/mistakes.nix` and `nixos/tests/assertions.nix`:
 
       ```console
       $ nix eval --json .#checks.x86_64-linux.wrong-use.report
@@ -87,7 +89,9 @@ let
       ${messages}
     '';
   };
-  stale = lib.filterAttrs (name: page: page != builtins.readFile (../../docs + "/${name}")) pages;
+  stale = lib.filterAttrs (
+    name: page: page != builtins.readFile (../../docs/reference + "/${name}")
+  ) pages;
 in
 {
   # The series applies to the line, and what it makes imports and computes.
@@ -104,7 +108,7 @@ in
   wrong-use = decided "wrong-use" unexpected { report = wrongUse; };
   foreign-host = decided "foreign-host" strange { report = strange; };
   docs = decided "docs" (map (
-    name: "docs/${name} is not what the modules say: `nix run .#docs` writes it anew"
+    name: "docs/reference/${name} is not what the modules say: `nix run .#docs` writes it anew"
   ) (lib.attrNames stale)) { inherit pages; };
   templates = decided "templates" templates.wrong { report = templates; };
 }

@@ -52,7 +52,7 @@ _STRICT_EXIT = 3
     type=click.FloatRange(0, 10_000),
     default=0.0,
     metavar="MS",
-    help="The GPU consumes up to MS late, on a seeded schedule.",
+    help="The GPU works up to MS milliseconds late, by --seed.",
 )
 @click.option(
     "--order", is_flag=True, help="A store that no barrier follows may be invisible to the GPU."
@@ -68,7 +68,7 @@ _STRICT_EXIT = 3
     is_flag=True,
     help="SKED writes its copy of a QMD back some time after the QMD's release.",
 )
-@click.option("--warps", is_flag=True, help="Warps of a block run in a drawn order.")
+@click.option("--warps", is_flag=True, help="Warps of a block run in a random order, from --seed.")
 @click.option(
     "--sanitize",
     default="",

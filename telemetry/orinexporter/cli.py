@@ -300,7 +300,9 @@ def jetson_exporter(
         for name in ("listen", "web_config", "hosts", "sample_rate", "rails"):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 flag = {"web_config": "web-config", "hosts": "host", "sample_rate": "sample-rate"}
-                raise click.UsageError(f"--once serves nothing: leave --{flag.get(name, name)} out")
+                raise click.UsageError(
+                    f"--once neither serves nor counts energy: leave --{flag.get(name, name)} out"
+                )
         once(options)
     else:
         serve(options, Service(listen, web_config, hosts))

@@ -1,4 +1,4 @@
-# Every option: docs/nixos-options.md of tinygrad-orin.
+# Every option: docs/reference/nixos-options.md of tinygrad-orin.
 {
   orin = {
     host = {

@@ -13,8 +13,9 @@ from hypothesis import settings
 
 from orinbench.benchmark.backend import FirstToken, Sample
 from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
+from orinbench.benchmark.protocol import Bandwidth, Identity, Loaded, WarmedUp
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
+from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.board.environment import read_environment
 from orinbench.model import ModelInfo, open_model
 from orinbench.shapes import SHAPES, Shape
@@ -51,6 +52,13 @@ def least_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tiny_path: Path) -> ModelInfo:
     return open_model(tiny_path)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Environment of a worker on the CPU device; kernels are compiled once."""
+    folder = tmp_path_factory.mktemp("suite")
+    return {**worker_environment("CPU", folder), "CACHEDB": str(folder / "cache.db")}
 
 
 @pytest.fixture
@@ -148,8 +156,12 @@ def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
                 None,
                 2,
             ),
-            "first_token": FirstToken(
-                32, None if is_llama else 9.0, 1.5, None if is_llama else 0.2, 4.0, 37
+            "first_token": FirstToken(32, 1.5)
+            if is_llama
+            else FirstToken(
+                *(32, 1.5, 9.0),
+                Loaded(0.2, "general", "the forward pass", None),
+                Loaded(0.2, "general", "the forward pass", None, 4.0, 37),
             ),
             "bandwidth": Bandwidth(1 << 28, [9.0, 10.0, 11.0]),
             "check": {"passed": True, "text": f"passed, {backend}"},

@@ -2,7 +2,7 @@
 
 A prompt is answered after `first_s`, with `max_tokens` words that lie `gap_s` apart. What it did is
 kept in `seen`: when each request came and each word went, in time.perf_counter(). A prompt that
-holds "teapot" gets status 429, "broken" an error in the stream, "silent" no usage.
+holds "teapot" gets status 429.
 """
 
 import argparse
@@ -67,16 +67,12 @@ class FakeOpenAI:
             for index in range(seen.body["max_tokens"]):
                 await asyncio.sleep(self.gap_s if index else self.first_s)
                 seen.sent.append(time.perf_counter())
-                if "broken" in text:
-                    yield self.line({"error": {"message": "out of pages"}})
-                    return
                 word = {"delta": {"content": "w"}} if "messages" in seen.body else {"text": "w"}
                 yield self.line({"choices": [word]})
         finally:
             self.running -= 1
-        if "silent" not in text:
-            usage = {"prompt_tokens": len(text.split()), "completion_tokens": len(seen.sent)}
-            yield self.line({"choices": [], "usage": usage})
+        usage = {"prompt_tokens": len(text.split()), "completion_tokens": len(seen.sent)}
+        yield self.line({"choices": [], "usage": usage})
         yield "data: [DONE]\n\n"
 
     @staticmethod

@@ -37,7 +37,7 @@ from orinbench.check.command import check_command
 from orinbench.check.greedy import Engine, Generation, tinygrad_engine, tinygrad_greedy
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
-from orinbench.reference import Cache, Reference
+from orinbench.reference import Reference
 from orinbench.reference_rope import Array
 from orinbench.synth import write_synthetic
 
@@ -78,12 +78,12 @@ def numpy_engine(model: ModelInfo, noise: float = 0.0) -> Engine:
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
         generations = []
         for prompt in prompts:
-            cache, step, tokens, rows = Cache(), list(prompt), [], []
+            tokens: list[int] = []
+            rows = []
             for _ in range(n_tokens):
-                row = reference.extend(cache, step)[0]
+                row = reference.logits([*prompt, *tokens])[0]
                 rows.append(row + noise * draw.standard_normal(row.shape))
                 tokens.append(int(rows[-1].argmax()))
-                step = tokens[-1:]
             generations.append(Generation(tokens, np.stack(rows)))
         return generations
 
@@ -177,8 +177,10 @@ def test_another_token_is_forgiven_within_the_error_only() -> None:
     exact = one_position(2, WANTED, WANTED)  # right logits, wrong choice
     assert not exact.passed
     assert "token 0 is 2 instead of 3" in exact.line() and "FAILED" in exact.line()
-    far = one_position(1, WANTED + NUDGE, WANTED)
-    assert not far.passed
+    # 0.01 behind, and both logits may be off by the 0.004 that the worst is.
+    behind = WANTED - [0, 0, 0.005, 0]
+    far = one_position(2, behind + NUDGE, behind)
+    assert not far.passed and "more than the error explains (8.0e-03)" in far.line()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -341,7 +343,8 @@ def test_of_a_large_vocabulary_the_head_is_compared(
     monkeypatch.setattr(llama_server, "_MAX_ALTERNATIVES", 5)
     (generation,) = llama_cpp_engine(server, tiny, 60)([[1, 2, 3]], 2)
     assert (~np.isnan(generation.logits)).sum(axis=-1).tolist() == [5, 5]
-    assert generation.tokens == Reference(tiny).greedy([1, 2, 3], 2)
+    wanted = Reference(tiny).logits([1, 2, 3, generation.tokens[0]], last=2)
+    assert generation.tokens == wanted.argmax(axis=-1).tolist()
 
 
 @pytest.mark.parametrize(

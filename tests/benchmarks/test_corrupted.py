@@ -18,6 +18,7 @@ from tests.benchmarks.test_gate import perfect
 
 from orinbench.check import HALF_WEIGHTS, Candidate, require, run_check
 from orinbench.check.greedy import Generation
+from orinbench.check.nonfinite import fault_of
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo, open_model
 
@@ -158,6 +159,13 @@ def test_what_half_precision_cannot_hold_is_named(name: str, whole: Path, tmp_pa
     assert "half precision ends at 65504" in verdict.line()
 
 
+def test_no_chance_is_a_log_probability(whole: Path) -> None:
+    values = np.zeros((1, 320))
+    values[0, 1], values[0, 2] = -np.inf, np.nan
+    assert fault_of(open_model(whole), [Generation([0], values, normalized=True)]) is None
+    assert fault_of(open_model(whole), [Generation([0], values)]) is not None
+
+
 @pytest.mark.parametrize("token", [-1, 320, 10**9])
 def test_a_token_that_is_none_is_a_failed_check(whole: Path, token: int) -> None:
     model = open_model(whole)
@@ -169,6 +177,23 @@ def test_a_token_that_is_none_is_a_failed_check(whole: Path, token: int) -> None
     assert not verdict.passed
     assert verdict.line().startswith(f"e: FAILED: token {token} is not among the model's 320; ")
     assert verdict.line().endswith("it begins in the engine")
+
+
+def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Path) -> None:
+    """Of logits that are all NaN some argmax is no token, whose embedding cannot be read."""
+    path = tmp_path / "corrupted.gguf"
+    path.write_bytes(whole.read_bytes())
+
+    def engine(prompts: Any, n_tokens: int) -> list[Generation]:
+        raise BenchError("tinygrad: killed by SIGSEGV")
+
+    candidates = [Candidate("e", engine, HALF_WEIGHTS)]
+    with pytest.raises(BenchError, match="SIGSEGV"):
+        run_check(open_model(path), candidates, n_tokens=2)
+    put("token_embd.weight", np.nan)(path)
+    (verdict,) = run_check(open_model(path), candidates, n_tokens=2).verdicts
+    says = "it begins in the file: 1 weights of token_embd.weight are not finite"
+    assert verdict.line() == f"e: FAILED: tinygrad: killed by SIGSEGV; {says}"
 
 
 @pytest.mark.usefixtures("no_llama_bench", "known_bandwidth")

@@ -39,7 +39,9 @@ def perfect(model: ModelInfo, off: float = 0.0) -> Any:
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
         generations = []
         for prompt in prompts:
-            tokens = reference.greedy(prompt, n_tokens)
+            tokens: list[int] = []
+            for _ in range(n_tokens):
+                tokens.append(int(reference.logits([*prompt, *tokens]).argmax()))
             logits = reference.logits([*prompt, *tokens[:-1]], last=n_tokens)
             wave = off * np.cos(np.arange(logits.shape[1]))
             generations.append(Generation(tokens, logits + wave))

@@ -94,6 +94,18 @@ def test_ctrl_c_during_the_imports_is_silent() -> None:
         assert "Traceback" not in err
 
 
+def test_sigterm_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """Ctrl-C is in test_synth; a `timeout` must not leave gigabytes either."""
+    words = ["synth", "--shape", "1b", str(tmp_path / "m.gguf")]
+    process = subprocess.Popen([sys.executable, "-m", "orinbench", *words], stderr=-1, text=True)
+    while not list(tmp_path.iterdir()):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=300)[1].strip() == "orinbench: interrupted"
+    assert process.returncode == 130 and not list(tmp_path.iterdir())
+
+
 def test_one_goes_through_and_those_behind_it_wait() -> None:
     with Interrupts() as interrupts:
         with pytest.raises(KeyboardInterrupt):

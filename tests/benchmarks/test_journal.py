@@ -15,7 +15,7 @@ from orinbench.benchmark.plan import Case, Lane
 from orinbench.benchmark.results import RowResult
 
 LANE, CASE = Lane("tinygrad:CPU", Path("m.gguf")), Case(0, 16, 0, (("n_ubatch", 64),))
-SAMPLE = Sample(3, 8_000_000, None, None)
+SAMPLE = Sample(8_000_000, round=3)
 
 KILLED = """
 import os, signal, sys
@@ -27,7 +27,7 @@ from orinbench.benchmark.backend import Sample
 with Journal(Path(sys.argv[1])) as journal:
     for round_ in range(int(sys.argv[2])):
         lane = Lane("tinygrad:CPU", Path("m"))
-        journal.write(lane, RowResult(Case(0, 16, 0)), Sample(round_, 10**6, None, None))
+        journal.write(lane, RowResult(Case(0, 16, 0)), Sample(10**6, round=round_))
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -72,9 +72,13 @@ def test_a_journal_goes_only_when_its_results_are_written(tmp_path: Path) -> Non
 
 def test_a_killed_run_is_told_once_and_kept(tmp_path: Path) -> None:
     kill_a_run(tmp_path, 5)
+    (torn,) = tmp_path.iterdir()
+    with torn.open("ab") as file:
+        file.write(b"\xff\x00")  # what the disk had of a sixth when the power went
     ((path, samples),) = lost_journals(tmp_path)
     assert samples == 5 and path.name.endswith(".lost.jsonl")
-    assert [json.loads(line)["round"] for line in path.open()] == [0, 1, 2, 3, 4]
+    whole = path.read_bytes().splitlines()[:5]
+    assert [json.loads(line)["round"] for line in whole] == [0, 1, 2, 3, 4]
     assert list(lost_journals(tmp_path)) == []
     assert path.exists()
 

@@ -135,7 +135,11 @@ def test_nothing_opens_is_exit_code_2(
         (["--poll", "101"], "--poll 101: 101 is too large; the most is 100"),
         (["-C", "zz"], "-C zz: 'zz' is no number in hexadecimal"),
         (["-ts", "1/x"], "-ts 1/x: '1/x' is no list of shares"),
-        (["--delay", "-1"], "Invalid value for '--delay'"),
+        (["-lm", "x"], "-lm x: 'x' is none of auto, none, mmap, mlock, mmap+mlock, dio"),
+        (["-lzm", "x"], "-lzm x: 'x' is none of on, auto, off"),
+        (["--offline", "--delay", "-1"], "Invalid value for '--delay'"),
+        (["--delay", "nan"], "Invalid value for '--delay': nan is not a finite number"),
+        (["--timeout", "inf"], "Invalid value for '--timeout': inf is not a finite number"),
         (["-p"], "Option '-p' requires an argument"),
         (["--require", "cold"], "--require cold: no condition is called 'cold': there are maxn"),
         (["--textfile", "/nowhere"], "--textfile /nowhere: no such directory"),
@@ -438,24 +442,27 @@ def test_a_first_run_on_a_cpu_says_what_it_shows(recorded_run: Callable[..., Run
     alone = recorded_run({"tinygrad:CPU": times})
     assert "the kernels are made for GPUs" in (llama_bench.last_words(alone) or "")
     assert llama_bench.last_words(recorded_run({"tinygrad:CPU": times, "llama.cpp": times})) is None
-    alone.partial = True
+    alone.lanes[0].rows[0].error = "killed by SIGSEGV"
+    assert llama_bench.last_words(alone) is None
+    alone.lanes[0].rows[0].error, alone.partial = None, True
     assert llama_bench.last_words(alone) is None
 
 
-def test_flags_that_the_fused_path_ignores_are_said() -> None:
+def test_flags_that_tinygrad_ignores_are_said() -> None:
     given: dict[str, Any] = {knob.field: () for knob in KNOBS} | {
         "numa": None,
         "prio": None,
         "rpc": None,
     }
-    given["n_ubatch"] = ("64",)
-    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ub 64"]
-    assert llama_bench.ignored_flags("tinygrad:CUDA", False, given) == []
-    given |= {"n_ubatch": (), "type_k": ("q8_0",)}
-    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == ["-ctk q8_0"]
+    given |= {"n_ubatch": ("64",), "n_threads": ("2",)}
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ub 64", "-t 2"]
+    assert llama_bench.ignored_flags("tinygrad:CPU", "general", given) == ["-ub 64"]
+    given |= {"n_ubatch": (), "n_threads": (), "type_k": ("q8_0",)}
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == ["-ctk q8_0"]
     given["type_v"] = ("q8_0",)
-    assert llama_bench.ignored_flags("tinygrad:CUDA", True, given) == []
-    assert llama_bench.ignored_flags("tinygrad:CPU", False, given) == ["-ctk q8_0", "-ctv q8_0"]
+    assert llama_bench.ignored_flags("tinygrad:CUDA", "fused", given) == []
+    ignored = llama_bench.ignored_flags("tinygrad:CPU", "general", given)
+    assert ignored == ["-ctk q8_0", "-ctv q8_0"]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from orinbench.benchmark.plan import (
     KNOBS,
-    TINYGRAD_CHUNK,
     Case,
     Lane,
     LanePlan,
@@ -42,7 +41,6 @@ def test_several_sequences_are_decoded_at_once_and_prompts_are_not() -> None:
     (lane,) = make_lanes(["llama.cpp"], [MODEL], [one, eight], [(("flash_attn", "on"),)])
     assert [case.n_parallel for case in lane.llama_cases] == [1, 8]
     assert (lane.most_sequences, lane.max_context) == (8, 256)
-    assert eight.test().n_parallel == 8
 
 
 def test_zero_leaves_a_test_out_and_repeats_count_once() -> None:
@@ -90,8 +88,7 @@ def test_every_knob_has_its_own_field_and_flags() -> None:
 def test_knobs_of_llama_cpp_do_not_multiply_tinygrads_cases() -> None:
     settings = parse_settings({"n_batch": ["128,256"], "n_ubatch": ["32,64"]})
     lanes = make_lanes(["tinygrad:CPU", "llama.cpp"], [MODEL], [Case(512, 0, 0)], settings)
-    assert [len(lane.cases) for lane in lanes] == [2, 4]
-    assert [case.test().n_ubatch for case in lanes[0].llama_cases] == [32, 64]
+    assert [len(lane.cases) for lane in lanes] == [1, 4]
 
 
 def test_threads_make_lanes_of_the_cpu_device_alone() -> None:
@@ -120,10 +117,6 @@ def test_types_of_keys_and_values_make_lanes_of_gpus() -> None:
         settings = parse_settings({"type_k": [key], "type_v": [value]})
         (lane,) = make_lanes(backends[1:], [MODEL], [Case(0, 8, 0)], settings)
         assert lane.lane.key_type == "f16"
-
-
-def test_the_default_chunk_is_tinygrads() -> None:
-    assert Case(512, 0, 0).test().n_ubatch == TINYGRAD_CHUNK
 
 
 def test_context_holds_the_largest_case_in_steps() -> None:

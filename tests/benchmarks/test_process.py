@@ -11,7 +11,7 @@ from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.process import WorkerProcess
 
 READ = "import sys, os, time, signal; sys.stdin.readline(); "
-REPLY = protocol.encode(protocol.Loaded(1.5, "jit", "all", 9))
+REPLY = protocol.encode(protocol.Loaded(1.5, "general", "all", 9))
 LOADED = f"print({REPLY!r}, flush=True); "
 
 
@@ -33,7 +33,7 @@ def alive(pid: int) -> bool:
 
 def test_an_answer_comes_back() -> None:
     with worker(READ + LOADED + "sys.stdin.read()") as process:
-        assert ask(process) == protocol.Loaded(1.5, "jit", "all", 9)
+        assert ask(process) == protocol.Loaded(1.5, "general", "all", 9)
 
 
 def test_the_environment_reaches_the_worker() -> None:

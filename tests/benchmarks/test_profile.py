@@ -81,14 +81,18 @@ def test_tables_sum_and_compare_with_the_wall_clock() -> None:
     # 8 MB in 40 us are 200 GB/s, half of the copy bandwidth
     assert "| GEMV qkv Q4_K_Q6_K | 2 | 40.0 | 20.00 | 8.0 | 200 | 50.0 % | 2.6 % |" in text
     assert "| sum, one by one | 5 | 1554.2 |" in text
-    assert "| wall clock, as users run it | | 1000.0 |" in text
+    assert "| wall clock, as a graph | | 1000.0 |" in text
 
 
-def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
+def test_what_cannot_be_is_one_line(tmp_path: Path, least_path: Path) -> None:
     other = tmp_path / "other.gguf"
     other.write_text("no model")
-    with pytest.raises(BenchError, match=r"other\.gguf: profiling on CPU failed: ") as caught:
+    with pytest.raises(BenchError, match=r"other\.gguf: not a GGUF file"):
         profile.measure(other, "CPU", 8, 0)
+    with pytest.raises(BenchError, match=r"-p 8, -d 9999: need a context of 10045 tokens; .* has "):
+        profile.measure(least_path, "CPU", 8, 9999)
+    with pytest.raises(BenchError, match="profiling on NONE failed: ") as caught:
+        profile.measure(least_path, "NONE", 8, 0)
     assert "\n" not in str(caught.value)
 
 
@@ -113,6 +117,8 @@ def test_without_a_device_it_takes_the_first_that_opens(monkeypatch: pytest.Monk
     monkeypatch.setattr(tinygrad_backend, "probe_device", opens.__getitem__)
     assert tinygrad_backend.chosen_device(None) == "CUDA"
     assert tinygrad_backend.chosen_device("CPU") == "CPU"
+    with pytest.raises(BenchError, match="--device NV: does not open: no such device"):
+        tinygrad_backend.chosen_device("NV")
     opens["CUDA"] = opens["CPU"] = "no compiler"
     with pytest.raises(BenchError, match="no device opens: NV: no such device; CUDA: no compiler"):
         tinygrad_backend.chosen_device(None)

@@ -53,7 +53,7 @@ def test_llama_cpps_own_fields_are_kept(recorded_run: Build) -> None:
 
 def test_tinygrads_knobs_say_what_really_ran(recorded_run: Build) -> None:
     record = make_records(recorded_run(BOTH))[0]
-    assert (record.n_ubatch, record.type_k, record.type_v) == (32, "f32", "f32")
+    assert (record.n_ubatch, record.type_k, record.type_v) == (None, "f32", "f32")
     assert (record.n_gpu_layers, record.flash_attn, record.n_threads) == (0, 0, 2)
 
 

@@ -13,7 +13,7 @@ from tests.benchmarks.llama_cpp_golden import CASES, GOLDEN, N_TOKENS, prompt
 from orinbench import reference as reference_module
 from orinbench.errors import BenchError
 from orinbench.model import open_model
-from orinbench.reference import Cache, Reference, log_softmax
+from orinbench.reference import Reference, log_softmax
 from orinbench.reference_rope import Array
 from orinbench.shapes import SHAPES
 from orinbench.synth import write_synthetic
@@ -171,17 +171,6 @@ def test_a_soft_cap_bounds_the_logits(tiny_models: Callable[[str], Path]) -> Non
     np.testing.assert_allclose(capped, 5 * np.tanh(plain / 5), rtol=1e-12)
 
 
-@pytest.mark.parametrize("shape", ["tiny-gemma3", "tiny-gptoss"])
-def test_a_sequence_in_parts_is_the_sequence(
-    tiny_models: Callable[[str], Path], shape: str
-) -> None:
-    reference, cache = Reference(open_model(tiny_models(shape))), Cache()
-    whole, tokens = reference.logits(prompt(), N_TOKENS), prompt()
-    for start, end in ((0, 1), (1, 23), (23, 60), (60, 61), (61, N_TOKENS)):
-        part = reference.extend(cache, tokens[start:end], end - start)
-        np.testing.assert_allclose(part, whole[start:end], rtol=1e-9, atol=1e-9)
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     path = write_family(tmp_path_factory.mktemp("reference") / "m.gguf", "llama")
@@ -213,13 +202,6 @@ def test_later_tokens_change_nothing_before_them(small: Reference) -> None:
     assert whole.dtype == np.float64
     for length in (1, 5, 11):
         np.testing.assert_allclose(small.logits(PROMPT[:length])[0], whole[length - 1], rtol=1e-10)
-
-
-def test_greedy_takes_the_likeliest_token_each_time(small: Reference) -> None:
-    tokens = small.greedy(PROMPT, 4)
-    positions = small.logits([*PROMPT, *tokens[:-1]], last=4)
-    assert tokens == positions.argmax(axis=-1).tolist()
-    assert small.greedy([*PROMPT, tokens[0]], 3) == tokens[1:]
 
 
 def test_chunks_of_rows_make_no_difference(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orinbench.benchmark.plan import Case
+from orinbench.benchmark.protocol import Loaded
 from orinbench.benchmark.results import RunResult
 from orinbench.export.forms import RENDERERS, render_csv, render_json, render_jsonl, render_sql
 from orinbench.export.record import make_records
@@ -29,7 +30,8 @@ def test_json_is_an_array_and_jsonl_its_lines(recorded_run: Build) -> None:
     assert array[0]["samples_ts"] == [3200.0] * 6
 
 
-# The fields by which llama.cpp's scripts/compare-llama-bench.py joins two commits.
+# The fields by which llama.cpp's scripts/compare-llama-bench.py joins two commits: use_mmap of
+# builds before 0.5.0, load_mode since.
 JOINED = (
     *(
         "cpu_info",
@@ -42,7 +44,7 @@ JOINED = (
     *("model_type", "n_batch", "n_ubatch", "embeddings", "cpu_mask", "cpu_strict", "poll"),
     *("n_threads", "type_k", "type_v", "use_mmap", "no_kv_offload", "split_mode", "main_gpu"),
     *("tensor_split", "flash_attn", "n_prompt", "n_gen", "n_depth", "n_cpu_moe"),
-    *("fit_target", "fit_min_ctx"),
+    *("fit_target", "fit_min_ctx", "load_mode"),
 )
 
 
@@ -172,7 +174,9 @@ def test_failed_and_interrupted_rows(recorded_run: Build) -> None:
 
 def test_knobs_that_differ_become_columns(recorded_run: Build) -> None:
     cases = {Case(0, 16, 0, (("n_ubatch", n),)): [1.0] * 6 for n in (32, 64)}
-    records = make_records(recorded_run({"tinygrad:CPU": cases}))
+    records = make_records(recorded_run({"llama.cpp": cases}))
+    for record, n in zip(records, (32, 64), strict=True):
+        record.n_ubatch = n
     assert "| n_ubatch |" in render_md(records)
     records[0].n_ubatch = None  # llama-batched-bench says nothing of it
     assert "| n_ubatch |" not in render_md(records)
@@ -189,9 +193,7 @@ def test_the_notes_say_what_a_timed_region_holds(recorded_run: Build) -> None:
     run = recorded_run({"tinygrad:CUDA": {PP: [10.0] * 6, TG: [8.0] * 6}, "llama.cpp": {TG: [1.0]}})
     lane = run.lanes[0]
     assert lane.first_token is not None
-    lane.first_token = replace(
-        lane.first_token, decode_path="fused", included="the forward pass", chunk=512
-    )
+    lane.first_token = replace(lane.first_token, warm=Loaded(0.2, "fused", "the forward pass", 512))
     records = make_records(run)
     assert [record.decode_path for record in records] == ["fused", "fused", None]
     assert [record.n_ubatch for record in records] == [512, 512, 512]

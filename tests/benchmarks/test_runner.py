@@ -49,7 +49,7 @@ class FakeBackend:
 
     def first_token(self) -> FirstToken:
         self._note("first token")
-        return FirstToken(32, None, 1.0, None, None, None)
+        return FirstToken(32, 1.0)
 
     def warm_up(self, case: Case) -> WarmedUp | None:
         self._note(f"warm up {case.label}")
@@ -59,7 +59,7 @@ class FakeBackend:
         self._note(f"measure {case.label} round {round_} seed {seed}")
         if self.seconds:
             time.sleep(self.seconds)
-        return Sample(round_, int(self.seconds * 1e9) or 1_000_000, None, None)
+        return Sample(int(self.seconds * 1e9) or 1_000_000, round=round_)
 
     def renew(self) -> float | None:
         self._note("renew")

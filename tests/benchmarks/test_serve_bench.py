@@ -1,5 +1,6 @@
 """Load on a server whose delays are known: the client's figures are the server's."""
 
+import asyncio
 import json
 import re
 import signal
@@ -10,11 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from tests.benchmarks import fake_openai
@@ -22,10 +25,15 @@ from tests.benchmarks.fake_openai import FakeOpenAI
 from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.errors import BenchError
-from orinbench.serve_bench.client import Answer
+from orinbench.interrupts import Interrupts
+from orinbench.serve_bench.client import Answer, Client, Prompt
 from orinbench.serve_bench.figures import figures_of, parse_goals
-from orinbench.serve_bench.load import Load, Stretch, arrivals
+from orinbench.serve_bench.load import Load, Stretch, apply, arrivals
+from orinbench.serve_bench.output import render_md
+from orinbench.serve_bench.run import Plan, Results, Server
+from orinbench.serve_bench.run import run as run_plan
 from orinbench.serve_bench.servers import Room, command_of
+from orinbench.talk import Talk
 
 run = partial(orinbench, "serve-bench")
 FIRST_S, GAP_S = 0.05, 0.02
@@ -59,7 +67,7 @@ def test_figures_of_known_answers() -> None:
     found = figures_of(
         [
             stretch(answer(0.1, [0.02, 0.03], 3), answer(0.3, [0.04], 3)),
-            stretch(answer(0.2, [], 1), Answer(1.0, error="status 429: full")),
+            stretch(answer(0.2, [], 1), Answer(1.0, 9.0, 9.0, [5.0], error="status 429: full")),
         ],
         {"ttft": 250, "tpot": 30},
     )
@@ -133,6 +141,61 @@ def test_an_open_loop_does_not_wait_for_answers(
     assert "messages" in fake.seen[0].body
 
 
+def test_a_late_client_counts_and_what_follows_the_text_does_not() -> None:
+    """The first request holds up the client while the second is due, and its connection after."""
+
+    async def ask(prompt: Prompt, due: float) -> Answer:
+        if prompt.text == "0":
+            time.sleep(0.1)
+        answer = Answer(due, prompt_tokens=1, output_tokens=1)
+        answer.add_text(time.perf_counter())
+        await asyncio.sleep(0.5)
+        return answer
+
+    prompts = [Prompt(str(i), 1) for i in range(2)]
+    found = asyncio.run(apply(Load(rate=1000.0), prompts, ask, 0))
+    assert found.answers[1].ttft_s > 0.08
+    assert 0.1 <= found.seconds < 0.5
+
+
+def plan_of(load: Load) -> Plan:
+    return Plan((load,), 7, 1, 8, str, "completions", "m", {}, 1.0, 0, {})
+
+
+def test_verdicts_are_of_all_measures_at_once() -> None:
+    """Seven rounds are enough for three measures, six are not, however clear each of them is."""
+    servers = tuple(Server(name, nullcontext, fresh=True) for name in ("a", "b"))  # type: ignore[arg-type]
+    load = Load(1)
+    plan = plan_of(load)
+    for rounds, says in ((6, "too few rounds for a verdict (-r 7 or more)"), (7, "b is better")):
+        results = Results(plan, servers)
+        for name, slow in (("a", 2.0), ("b", 1.0)):
+            results.stretches[name, load] = {
+                i: stretch(Answer(0.0, slow + i / 9, slow * 3, [slow], 1, 0, 3), seconds=slow)
+                for i in range(rounds)
+            }
+        compared = render_md(results).partition("\n- ")[2]
+        for measure in ("output tokens a second", "time to first text, p50", "gap between texts"):
+            (line,) = (line for line in compared.splitlines() if measure in line)
+            assert says in line
+    assert "of a core" not in compared
+    results.stretches["a", load] = {0: Stretch([Answer(0.0, error="x")], 1.0, cpu_share=0.9)}
+    assert "a, 1 at once: the client took 90 % of a core" in render_md(results)
+
+
+def test_servers_take_turns_in_an_order_that_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    async def measure(results: Results, server: Server, *_: object) -> None:
+        seen.append(server.name)
+
+    monkeypatch.setattr("orinbench.serve_bench.run._measure", measure)
+    servers = tuple(Server(name, nullcontext) for name in "ab")  # type: ignore[arg-type]
+    run_plan(plan_of(Load(1)), servers, Talk(), Interrupts())
+    rounds = {tuple(seen[i : i + 2]) for i in range(0, 14, 2)}
+    assert len(seen) == 14 and rounds == {("a", "b"), ("b", "a")}
+
+
 def test_arrivals_have_their_rate_and_burstiness() -> None:
     for burstiness, deviation in ((1.0, 1.0), (4.0, 0.5), (0.25, 2.0)):
         times = arrivals(20_001, 5.0, burstiness, 3)
@@ -143,28 +206,97 @@ def test_arrivals_have_their_rate_and_burstiness() -> None:
     assert arrivals(5, 5.0, 1.0, 3) == arrivals(5, 5.0, 1.0, 3) != arrivals(5, 5.0, 1.0, 4)
 
 
+WORD = b'data: {"choices": [{"text": "w"}]}'
+USAGE = b'data: {"usage": {"prompt_tokens": 9, "completion_tokens": 2}}'
+
+
+def asked(*lines: bytes) -> Answer:
+    """The answer of at most 4 tokens that a client makes of a stream."""
+
+    async def ask() -> Answer:
+        body = b"".join(line + b"\n\n" for line in lines)
+        transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
+        async with httpx.AsyncClient(transport=transport) as client:
+            return await Client(client, "http://h", "m", "completions", 9.0).ask(Prompt("p", 4), 0)
+
+    return asyncio.run(ask())
+
+
+def usage(completion: object, known: object = 0) -> bytes:
+    details = {"cached_tokens": known}
+    found = {"prompt_tokens": 9, "completion_tokens": completion, "prompt_tokens_details": details}
+    return b"data: " + json.dumps({"choices": [], "usage": found}).encode()
+
+
 @pytest.mark.parametrize(
-    ("word", "says"),
+    ("lines", "says"),
     [
-        ("teapot", "16 failed: status 429: the queue is full."),
-        ("broken", "16 failed: in the stream: out of pages."),
-        ("silent", "16 failed: the answer has no usage, so its tokens are not known."),
+        ([WORD, b'data: {"error": {"message": "out of pages"}}'], "in the stream: out of pages"),
+        ([WORD], "the answer has no usage, so its tokens are not known"),
+        ([USAGE], "the answer has no text"),
+        ([b"data: 5"], "not OpenAI's stream: an event is '5', and no object"),
+        ([b"data: " + b"[" * 100_000], "not OpenAI's stream: maximum recursion depth"),
+        ([b'data: {"choices": 3}'], "not OpenAI's stream: choices is no list"),
+        ([b'data: {"choices": [3]}'], "not OpenAI's stream: a choice, or its delta, is no object"),
+        ([b'data: {"choices": [{"delta": 3}]}'], "not OpenAI's stream: a choice, or its delta"),
+        ([WORD, b'data: {"usage": [3]}'], "not OpenAI's stream: usage: it is '[3]'; want an obj"),
+        ([WORD, usage(None)], "not OpenAI's stream: usage: completion_tokens is 'None'; want a"),
+        ([WORD, usage(2, "x")], "not OpenAI's stream: usage: prompt_tokens_details: cached_tok"),
+        ([WORD, usage(5)], "the usage counts 5 tokens of an answer that has 1 to 4"),
+        ([WORD, usage(0)], "the usage counts 0 tokens of an answer that has 1 to 4"),
+        ([WORD, usage(4, 10)], "the usage counts 10 tokens known of a prompt of 9"),
     ],
 )
+def test_a_stream_that_is_none_is_a_failed_answer(lines: list[bytes], says: str) -> None:
+    assert (asked(*lines).error or "").startswith(says)
+
+
+def test_a_stream_may_hold_what_json_and_openai_allow() -> None:
+    """Letters that end a line for str.splitlines, an error that is null, no [DONE]."""
+    word = 'data: {"error": null, "choices": [{"text": "a\u2028\u0085b"}]}'.encode()
+    found = asked(word, b": still there", WORD + b"\r", usage(4, 9))
+    assert (found.error, found.output_tokens, found.prompt_tokens) == (None, 4, 9)
+    assert found.cached_tokens == 9 and len(found.gaps_s) == 1
+    assert asked(WORD, USAGE, b"data: [DONE]", b"data: 5").error is None
+
+
 def test_failures_are_counted_and_said(
     server: tuple[FakeOpenAI, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    word: str,
-    says: str,
 ) -> None:
     fake, url = server
-    fake.first_s = 0.0
-    monkeypatch.setattr(
-        "orinbench.serve_bench.command.words_text", lambda n, seed: f"{word} {seed}"
-    )
-    assert run("--url", url, "--concurrency", "4", "-n", "1", "-r", "1") == 1
-    assert says in capsys.readouterr().out
+    fake.first_s = 30.0
+    words = ["--url", url, "--concurrency", "4", "--requests", "4", "-n", "1", "-r", "1"]
+    assert run(*words, "--timeout", "1") == 1
+    assert "4 failed: not complete after 1 s (--timeout)." in capsys.readouterr().out
+    monkeypatch.setattr("orinbench.serve_bench.command.words_text", lambda n, seed: "teapot")
+    assert run(*words) == 1
+    assert "4 failed: status 429: the queue is full." in capsys.readouterr().out
+
+
+def test_a_server_that_goes_leaves_the_rounds_before(
+    server: tuple[FakeOpenAI, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake, url = server
+    fake.first_s = fake.gap_s = 0.0
+    names = iter(["m", "m"])
+
+    def served(address: str, headers: dict[str, str]) -> str:
+        if (name := next(names, None)) is None:
+            raise BenchError(f"{address}: gone.")
+        return name
+
+    monkeypatch.setattr("orinbench.serve_bench.run.served_model", served)
+    words = ["--url", url, "--concurrency", "1", "--requests", "2", "-n", "1", "-o", "json"]
+    assert run(*words, "-r", "9") == 2
+    captured = capsys.readouterr()
+    assert captured.err.endswith(f"orinbench: {url}: gone.\n")
+    found = json.loads(captured.out)
+    assert (found["partial"], found["fault"]) == (True, f"{url}: gone.")
+    assert len(found["results"][0]["rounds"]) == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -193,6 +325,25 @@ def test_interrupts_print_what_was_measured(
     assert "| 1 at once |" in out and "Traceback" not in err
 
 
+def test_an_interrupt_at_the_end_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When what stops the event loop is waiting in it: closing the loop ended in a traceback."""
+    streams = []
+
+    async def stream() -> AsyncIterator[int]:
+        while True:
+            yield 1
+
+    async def measure(*_: object) -> None:
+        streams.append(stream())  # what is left of a request
+        await anext(streams[-1])
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
+
+    monkeypatch.setattr("orinbench.serve_bench.run._measure", measure)
+    servers = (Server("a", nullcontext),)  # type: ignore[arg-type]
+    with Interrupts() as interrupts:
+        assert run_plan(plan_of(Load(1)), servers, Talk(), interrupts).partial
+
+
 @pytest.fixture
 def fake_server_binary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A llama-server on PATH that is the fake."""
@@ -218,6 +369,7 @@ def test_servers_are_started_in_turns_and_compared(
     assert "llama-server" in captured.out and url in captured.out
     assert "4 at once, time to first text, p50: too few rounds for a verdict" in captured.out
     assert "times as good as llama-server (2 rounds)" in captured.out
+    assert "A server of --url is one process in all rounds" in captured.out
     assert "llama-server: round 2 of 2: 4 at once" in captured.err
     flags = ["--llama-server-flags", "--dies now"]
     assert run(*arguments, "-r", "1", *flags) == 2
@@ -232,19 +384,27 @@ def test_what_is_started_holds_the_load(fake_server_binary: Path) -> None:
     assert ours.endswith(f"serve m.gguf -c 704 --queue 32 {where} --deterministic")
     theirs = " ".join(command_of("llama-server", room, 81, "-ngl 99"))
     assert theirs.endswith(f"-m m.gguf -c 5632 -np 8 {where} -ngl 99")
+    with pytest.raises(BenchError, match="--orinllm-flags '-x: no closing quotation"):
+        command_of("orinllm", room, 81, "'-x")
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         ([], "--url or --start: no server; give --url URL, or --start with -m FILE"),
-        (["--url", "localhost:8000"], "--url localhost:8000: no address; right is http://127"),
+        (["--url", "localhost:8000"], "--url 'localhost:8000': no address; right is http://127"),
+        (["--url", "http://[::1"], "--url 'http://[::1': no address"),
+        (["--url", "http://h:99999"], "--url 'http://h:99999': no address"),
+        (["--url", "http://h/?key=x"], "--url 'http://h/?key=x': no address"),
         (["--start", "vllm", "-m", "/nowhere"], "/nowhere: "),
         (["--start", "orinllm"], "--start orinllm: serves a file; name it with -m FILE"),
         (["--url", "http://h", "--rate", "1,x"], "--rate 1,x: 'x' is no number of requests"),
         (["--url", "http://h", "--concurrency", "0"], "--concurrency 0: 0 is too small"),
         (["--url", "http://h", "--goodput", "ttfb:3"], "--goodput ttfb:3: 'ttfb:3' is no limit"),
         (["--url", "http://h", "--goodput", "ttft:x"], "--goodput ttft:x: 'ttft:x' is no limit"),
+        (["--url", "http://h", "--goodput", "tpot:3,tpot:4"], "--goodput tpot:3,tpot:4: tpot has"),
+        (["--url", "http://h", "--burstiness", "2"], "--burstiness 2: is of --rate, which is not"),
+        (["--url", "http://h", "--orinllm-flags", "-x"], "--orinllm-flags -x: are for --start"),
         (["--url", "http://h", "--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot"),
         (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9/v1/models: "),
     ],

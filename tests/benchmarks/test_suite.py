@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,6 @@ from orinbench.benchmark import protocol
 from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.plan import SuiteCase
 from orinbench.benchmark.process import WorkerProcess
-from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.export.table import time_text
 from orinbench.suite import peaks
 from orinbench.suite.cases import CASES, UNITS, select
@@ -25,32 +25,15 @@ Prepare = Callable[..., protocol.Prepared]
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Environment of a worker on the CPU device; kernels are compiled once."""
-    folder = tmp_path_factory.mktemp("suite")
-    return {**worker_environment("CPU", folder), "CACHEDB": str(folder / "cache.db")}
-
-
-@pytest.fixture(scope="module")
 def worker(environment: dict[str, str]) -> Iterator[WorkerProcess]:
     """A worker on the CPU device."""
     with WorkerProcess(environment, timeout=300) as process:
         yield process
 
 
-def request_for(case: SuiteCase, **changed: Any) -> protocol.Prepare:
+def request_for(case: SuiteCase, max_call_s: float = 120.0, **changed: Any) -> protocol.Prepare:
     """The bench's request to a worker for a case."""
-    given: dict[str, Any] = {
-        "benchmark": case.benchmark,
-        "label": case.label,
-        "parameters": dict(case.parameters),
-        "family": case.family,
-        "cost": case.cost,
-        "seed": 7,
-        "max_call_s": 120.0,
-        "repetitions": 2,
-    }
-    return protocol.Prepare(**(given | changed))
+    return protocol.Prepare(replace(case, **changed), 7, max_call_s, 2)
 
 
 @pytest.fixture
@@ -142,7 +125,7 @@ def test_a_larger_case_of_a_slow_family_is_left_out_unseen(prepare: Prepare) -> 
     reason = prepare(case, family="slow", max_call_s=1e-9).left_out
     assert reason is not None and reason.startswith("one call takes about ")
     assert prepare(case, family="grows", cost=1.0).left_out is None
-    reason = prepare(case, family="grows", cost=1e12, parameters={"of": "no use"}).left_out
+    reason = prepare(case, family="grows", cost=1e12, parameters=(("of", "no use"),)).left_out
     assert reason is not None and "more than the 120 s of --max-call" in reason
     assert prepare(case, family="another", cost=1e12).left_out is None
 
@@ -196,7 +179,7 @@ def test_jitter_lasts_as_long_as_asked_over_all_repetitions(environment: dict[st
     with WorkerProcess(environment, 300, (sys.executable, "-c", code)) as process:
         _, short, long = (  # the first compiles, by the real clock
             process.ask(
-                request_for(jitter, parameters=dict(jitter.parameters) | {"seconds": seconds}),
+                request_for(jitter, parameters=(*jitter.parameters, ("seconds", seconds))),
                 protocol.Prepared,
             ).calls
             for seconds in (0.01, 0.01, 0.5)

@@ -66,7 +66,7 @@ class FakeSuiteBackend:
     def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
         self._note(f"measure {case.label} round {round_}")
         ns = (4 if self.device == "CPU" else 2) * 1_000_000 + round_
-        return Sample(round_, ns, 1 << 20, 2 << 20, extra={"p50_us": 1.0 + round_})
+        return Sample(ns, None, 1 << 20, 2 << 20, 0, {"p50_us": 1.0 + round_}, round_)
 
     def renew(self) -> float | None:
         self._note("renew")

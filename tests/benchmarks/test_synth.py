@@ -3,6 +3,7 @@ import hashlib
 import io
 import itertools
 import math
+import os
 import shutil
 import tracemalloc
 from collections import Counter
@@ -261,6 +262,9 @@ def test_the_command_says_what_it_wrote_and_does_not_replace_a_file(tmp_path: Pa
     assert result.exit_code == 0 and open_model(path).context_length == 70000
     result = CliRunner().invoke(synth_command, [*arguments[:-1], str(tmp_path)])
     assert "is a directory" in str(result.exception)
+    os.mkfifo(tmp_path / "pipe")
+    result = CliRunner().invoke(synth_command, ["--force", *arguments[:-1], str(tmp_path / "pipe")])
+    assert "is no regular file" in str(result.exception) and (tmp_path / "pipe").is_fifo()
 
 
 def test_progress_is_drawn_on_a_terminal_only() -> None:

@@ -12,6 +12,7 @@ from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
 from orinbench.benchmark import protocol
+from orinbench.benchmark.plan import Case
 from orinbench.benchmark.prompt_text import encode, prompt_text, tokenizer_of
 from orinbench.benchmark.tinygrad_paths import EnginePath, kernels_of
 from orinbench.benchmark.tinygrad_runner import CompileMeter, TinygradRunner
@@ -95,9 +96,8 @@ def test_kernels_inside_graphs_count_and_a_graph_is_one_launch() -> None:
 
 def test_a_prompt_ends_with_the_logits_of_its_last_token(executor: FakeExecutor) -> None:
     path = EnginePath(executor)
-    prompt = path.upload_prompt([10, 11, 12, 13, 14])
-    path.prompt(prompt, 0, 5, 32)
-    path.prompt(prompt, 2, 4, 32)
+    path.prompt([10, 11, 12, 13, 14])
+    path.prompt([10, 11, 12, 13], 2)
     assert executor.calls == [
         *(("begin", [10, 11, 12, 13, 14], 0), ("begin", [10, 11, 12, 13], 2)),
     ]
@@ -108,7 +108,7 @@ def test_a_prompt_ends_with_the_logits_of_its_last_token(executor: FakeExecutor)
 def test_tokens_are_timed_one_by_one_at_their_positions(
     runner: TinygradRunner, executor: FakeExecutor
 ) -> None:
-    done = runner.answer(protocol.Measure(protocol.Test(0, 3, 4, 32), seed=5))
+    done = runner.answer(protocol.Measure(Case(0, 3, 4), seed=5))
     assert isinstance(done, protocol.Measured)
     draw = random.Random(5)
     depth = [draw.randrange(1000) for _ in range(4)]
@@ -128,41 +128,38 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
 ) -> None:
     runner._file = tiny_path
     text = prompt_text(tiny_path, 6, 0)
-    drawn = protocol.Test(0, 1, 0, 32, sampling="temperature=0.7")
-    for test in (drawn, protocol.Test(6, 0, 0, 32, text)):
-        runner.answer(protocol.Measure(test, seed=0))
+    runner.answer(protocol.Measure(Case(0, 1, 0, sampling="temperature=0.7"), seed=0))
+    runner.answer(protocol.Measure(Case(6, 0, 0, text=True), 0, text))
     assert executor.how.greedy
     ids = encode(tokenizer_of(tiny_path), text)
     assert executor.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
-        runner.answer(protocol.Measure(protocol.Test(7, 0, 0, 32, text), seed=0))
+        runner.answer(protocol.Measure(Case(7, 0, 0, text=True), 0, text))
 
 
 def test_sampled_tokens_are_drawn_in_the_timed_region(
     runner: TinygradRunner, executor: FakeExecutor
 ) -> None:
-    drawn = protocol.Test(0, 2, 0, 32, sampling="temperature=0.5,top_k=3")
+    drawn = Case(0, 2, 0, sampling="temperature=0.5,top_k=3")
     runner.answer(protocol.Measure(drawn, seed=5))
     assert executor.how == Sampling(temperature=0.5, top_k=3)
     assert [c if isinstance(c, str) else "step" for c in executor.calls] == [
         *("sync", "step", "token", "sync", "step", "token", "sync")
     ]
-    runner.answer(protocol.Measure(protocol.Test(0, 1, 0, 32), seed=5))
+    runner.answer(protocol.Measure(Case(0, 1, 0), seed=5))
     assert executor.how.greedy and executor.calls[-2:][1] == "sync"
     assert executor.calls.count("token") == 2
 
 
 def test_fused_tokens_follow_one_another(runner: TinygradRunner, executor: FakeExecutor) -> None:
-    path = runner.path
-    assert isinstance(path, EnginePath)
-    path.follows = True
-    runner.answer(protocol.Measure(protocol.Test(0, 3, 0, 32), seed=5))
+    runner.path.follows = True
+    runner.answer(protocol.Measure(Case(0, 3, 0), seed=5))
     first = random.Random(5).randrange(1000)
     assert executor.calls == ["sync", (first, 0), "token", "token", "token"]
 
 
 def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExecutor) -> None:
-    runner.answer(protocol.Measure(protocol.Test(20, 1, 8, 32), seed=0))
+    runner.answer(protocol.Measure(Case(20, 1, 8), seed=0))
     kinds = [entry if entry == "sync" else entry[0] for entry in executor.calls]
     assert kinds == ["begin", "sync", "begin", "sync", executor.calls[4][0], "sync"]
     (_, given, start) = executor.calls[2]
@@ -179,9 +176,6 @@ class FakeBatch:
     def fill(self, rows: list[list[int]]) -> None:
         self.calls.append(("fill", rows))
 
-    def upload_tokens(self, *rows: list[int]) -> list[tuple[int, ...]]:
-        return list(zip(*rows, strict=True))
-
     def decode(self, tokens: tuple[int, ...], position: int) -> None:
         self.calls.append((tokens, position))
 
@@ -192,7 +186,7 @@ def test_several_sequences_are_timed_together(
     with pytest.raises(RuntimeError, match="-npl 2: only the fused kernels decode several"):
         runner.parallel(2)
     monkeypatch.setattr(runner, "parallel", lambda n: FakeBatch(executor.calls))
-    done = runner.answer(protocol.Measure(protocol.Test(0, 2, 3, 32, n_parallel=2), seed=5))
+    done = runner.answer(protocol.Measure(Case(0, 2, 3, n_parallel=2), seed=5))
     draw = random.Random(5)
     first, second = ([draw.randrange(1000) for _ in range(5)] for _ in range(2))
     assert executor.calls == [

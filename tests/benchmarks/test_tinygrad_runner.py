@@ -16,7 +16,7 @@ from orinbench.benchmark.tinygrad_backend import (
     worker_environment,
 )
 
-TEST = protocol.Test(n_prompt=0, n_gen=4, n_depth=0, n_ubatch=32)
+TEST = Case(0, 4, 0)
 
 
 @pytest.fixture(scope="module")
@@ -49,20 +49,15 @@ def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProce
     measured = worker.ask(protocol.Measure(TEST, 1), protocol.Measured)
     assert measured.ns > 0
     assert measured.kernels_compiled == 0
-    assert measured.peak_device_bytes > 1 << 20
-    assert measured.peak_rss_bytes > measured.peak_device_bytes
+    assert (measured.peak_device_bytes or 0) > 1 << 20
+    assert (measured.peak_rss_bytes or 0) > (measured.peak_device_bytes or 0)
 
 
 @pytest.mark.parametrize(
     "test",
-    [
-        protocol.Test(40, 0, 0, 32),
-        protocol.Test(40, 4, 0, 32),
-        protocol.Test(8, 0, 40, 16),
-        protocol.Test(0, 2, 40, 32),
-    ],
+    [Case(40, 0, 0), Case(40, 4, 0), Case(8, 0, 40), Case(0, 2, 40)],
 )
-def test_prompts_depths_and_chunks_run_warm(worker: WorkerProcess, test: protocol.Test) -> None:
+def test_prompts_and_depths_run_warm(worker: WorkerProcess, test: Case) -> None:
     warm = worker.ask(protocol.WarmUp(test), protocol.WarmedUp)
     assert (warm.kernels_per_token is None) == (test.n_gen == 0)
     measured = worker.ask(protocol.Measure(test, 3), protocol.Measured)
@@ -71,7 +66,7 @@ def test_prompts_depths_and_chunks_run_warm(worker: WorkerProcess, test: protoco
 
 def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
     def nanoseconds(n_gen: int) -> int:
-        test = protocol.Test(0, n_gen, 0, 32)
+        test = Case(0, n_gen, 0)
         return min(worker.ask(protocol.Measure(test, 0), protocol.Measured).ns for _ in range(3))
 
     assert nanoseconds(32) > 3 * nanoseconds(2)
@@ -108,9 +103,9 @@ def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
         identity = backend.open()
         assert (identity.device, identity.n_threads) == ("CPU", 1)
         first = backend.first_token()
-        assert first.cold_s is not None and first.cold_compile_s is not None
-        assert first.cold_s > first.cold_compile_s > 0
-        assert first.kernels_compiled is not None and first.kernels_compiled >= 1
+        assert first.cold_s is not None and first.cold is not None
+        assert first.cold_s > first.cold.compile_s > 0
+        assert first.cold.kernels_compiled >= 1
         assert first.n_prompt == 32
         assert backend.warm_up(case).kernels_compiled >= 0
         sample = backend.measure(case, 2, seed=5)

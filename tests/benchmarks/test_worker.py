@@ -9,7 +9,7 @@ def answers(*lines: str, answer: object = None) -> list[protocol.Message]:
     def default(request: protocol.Request) -> protocol.Reply:
         if isinstance(request, protocol.Open):
             raise RuntimeError("no\n  such device")
-        return protocol.Loaded(1.0, "jit", "all", None)
+        return protocol.Loaded(1.0, "general", "all", None)
 
     replies = io.StringIO()
     serve(io.StringIO("".join(line + "\n" for line in lines)), replies, default)
@@ -18,7 +18,7 @@ def answers(*lines: str, answer: object = None) -> list[protocol.Message]:
 
 def test_each_request_has_one_answer_until_the_pipe_closes() -> None:
     load = protocol.encode(protocol.Load("m", 1))
-    assert answers(load, load) == [protocol.Loaded(1.0, "jit", "all", None)] * 2
+    assert answers(load, load) == [protocol.Loaded(1.0, "general", "all", None)] * 2
     assert answers() == []
 
 
@@ -29,7 +29,7 @@ def test_an_exception_is_an_answer_and_not_the_end() -> None:
     assert isinstance(failed, protocol.Failed)
     assert failed.error == "RuntimeError: no such device"
     assert "Traceback" in failed.traceback
-    assert loaded == protocol.Loaded(1.0, "jit", "all", None)
+    assert loaded == protocol.Loaded(1.0, "general", "all", None)
 
 
 def test_nonsense_is_answered_too() -> None:

@@ -5,13 +5,19 @@ The files that it and docs/engine-design.md name exist.
 
 import os
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.docs.pages import REPOSITORY, text
+from tests.docs.pages import REPOSITORY, blocks, text
 
+from orinbench.synth import write_synthetic
 from orinllm.arch import ARCHITECTURES
+from orinllm.arch.header import Header
 from orinllm.arch.upstream import upstream
+from orinllm.config import Activation
 from orinllm.ggml import kernel_types
+from orinllm.gguf import GGUF
 
 PAGE = "docs/engine.md"
 DESIGN = "docs/engine-design.md"
@@ -64,3 +70,17 @@ def test_files_that_the_page_names_exist(page: str) -> None:
     for name in named - {"FAMILY.py", "arch/FAMILY.py", "cuda/NAME.cu"}:
         folders = (engine, engine / "cuda", REPOSITORY, REPOSITORY / "tests" / "engine")
         assert any((folder / name).exists() for folder in folders), f"{page}: {name}"
+
+
+def test_the_architecture_that_the_page_adds_makes_a_config(tmp_path: Path) -> None:
+    (example,) = (block for block in blocks(DESIGN) if block.language == "python")
+    scope: dict[str, Any] = {}
+    exec("\n".join(example.lines), scope)
+    path = tmp_path / "m.gguf"
+    write_synthetic(path, "tiny-qwen3", "F16", 0)
+    gguf = GGUF.open(path)
+    metadata = {**gguf.metadata, "qwen3.embedding_scale": 6.0}
+    config = scope["faux"](Header(metadata, gguf.tensors, gguf.vector, 64))
+    assert config.embedding_scale == 6
+    assert all(layer.attention.qk_norm for layer in config.layers)
+    assert {layer.feed_forward.activation for layer in config.layers} == {Activation.GELU}

@@ -1,6 +1,7 @@
 // Runs CUDA C on the CPU: every thread of a block is a fiber, barriers and shuffles switch fibers, blocks run one after another.
 // Strict where hardware is: cp.async copies become visible only at a wait, 16-byte accesses must be aligned, a barrier that not
 // all threads reach aborts. Used by the tests of the decode kernels; speed is no aim.
+#include <link.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -14,8 +15,8 @@
 #define EXPORTED __attribute__((visibility("default")))
 #define __device__
 #define __global__
-#define __shared__ static
-#define __align__(n)
+#define __shared__ static thread_local
+#define __align__(n) __attribute__((aligned(n)))
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __maxnreg__(...)
@@ -106,16 +107,31 @@ static void entry() {
   release_block(); release_warp(current / 32);
   for (;;) switch_context(f.ctx, scheduler);
 }
+// Shared memory is what the object has for a thread, templates' too. A block finds no numbers there, as of blocks before it.
+static int forget_shared(dl_phdr_info* object, size_t, void*) {
+  static thread_local volatile char here;  // allocates it
+  here = 0;
+  bool own = false;
+  for (const auto* p = object->dlpi_phdr; p < object->dlpi_phdr + object->dlpi_phnum; p++)
+    own |= p->p_type == PT_LOAD && (uintptr_t)&fibers - object->dlpi_addr - p->p_vaddr < p->p_memsz;
+  for (const auto* p = object->dlpi_phdr; own && p < object->dlpi_phdr + object->dlpi_phnum; p++)
+    if (p->p_type == PT_TLS) memset(object->dlpi_tls_data, 0xFF, p->p_memsz);
+  return own;
+}
 static void run(void (*k)(void*), void* args, const int* grid, const int* block) {
   kernel = k; kernel_args = args; nthreads = block[0]; prefetched.clear();
   if (block[1] != 1 || block[2] != 1 || nthreads > 1024 || nthreads % 32) fail("block shape");
   const int blocks = grid[0] * grid[1] * grid[2];
   backwards = getenv("EMULATION_BACKWARDS");  // blocks start in order on a GPU, and go on in any
-  std::vector<int> left;
-  for (int i = 0; i < blocks; i++) left.push_back(backwards ? blocks - 1 - i : i);
-  for (size_t i = 0; i < left.size(); i++) {
-    const int b = left[i], x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
+  // Backwards, the block that waits with the lowest number is tried again behind each that ends: it must wait for the last one.
+  std::vector<int> waiting;
+  for (int fresh = 0, done = 0; done < blocks; done += !postponed) {
+    const bool again = fresh == blocks || (fresh && !postponed && !waiting.empty());
+    const int b = again ? waiting.back() : backwards ? blocks - 1 - fresh : fresh;
+    if (again) waiting.pop_back(); else fresh++;
+    const int x = b % grid[0], y = b / grid[0] % grid[1], z = b / grid[0] / grid[1];
     bid = {(unsigned)x, (unsigned)y, (unsigned)z}; alive = nthreads; block_waiting = 0; postponed = false;
+    dl_iterate_phdr(forget_shared, 0);
     for (int i = 0; i < nthreads; i++) {
       Fiber& f = fibers[i];
       if (!f.stack) f.stack = (char*)malloc(1 << 16);
@@ -137,8 +153,8 @@ static void run(void (*k)(void*), void* args, const int* grid, const int* block)
       }
       if (alive && progress == before && !postponed) fail("deadlock: a barrier that not all threads reach");
     }
-    if (postponed) left.push_back(b);
-    if (left.size() > 4 * (size_t)blocks) fail("deadlock: blocks that wait for one another");
+    if (postponed && again && fresh == blocks) fail("deadlock: blocks that wait for one another");
+    if (postponed) waiting.push_back(b);
   }
 }
 }  // namespace emu
@@ -178,7 +194,8 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned s) {
 static inline int __float2int_rn(float f) { return (int)nearbyintf(f); }
 static inline float __int_as_float(int i) { float f; memcpy(&f, &i, 4); return f; }
 static inline int __float_as_int(float f) { int i; memcpy(&i, &f, 4); return i; }
-static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+static inline float one_by_sqrt(float x) { return 1.f / sqrtf(x); }
+#define rsqrtf one_by_sqrt  // new C libraries have one
 
 typedef unsigned char* Shared;
 static inline Shared shared_address(void* p) { return (Shared)p; }

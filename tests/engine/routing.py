@@ -31,10 +31,12 @@ Ids = NDArray[np.intp]
 Routing = dict[int, Ids]  # by layer: (tokens, used)
 
 
-def _layers(launches: Sequence[Launch], device: str) -> list[tuple[Graph, Launch]]:
-    """Return each router's launch, and a graph of all launches up to it."""
+def _layers(
+    launches: Sequence[Launch], device: str, behind: Sequence[Launch] = ()
+) -> list[tuple[Graph, Launch]]:
+    """Return each router's launch, and a graph of all launches up to it and of `behind`."""
     at = [i for i, launch in enumerate(launches) if launch.name.startswith("route_")]
-    return [(Graph(device, launches[: i + 1]), launches[i]) for i in at]
+    return [(Graph(device, [*launches[: i + 1], *behind]), launches[i]) for i in at]
 
 
 def _ids(route: Launch, tokens: int) -> Ids:
@@ -53,7 +55,8 @@ def run(executor: FusedExecutor, tokens: Sequence[int], chunked: bool = True) ->
     """
     device, decoder, last = executor.memory.device, executor.decoder(), len(tokens) - 1
     found: dict[int, list[Ids]] = {}
-    token_layers = _layers(decoder.list.launches, device)
+    token = decoder.list.launches
+    token_layers = _layers(token, device, token[-1:])  # the head: parts of launches wait anew
     chunk_layers = _layers(executor.prompt_launches, device)
     at = 0
     while at <= last:

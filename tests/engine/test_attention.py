@@ -18,7 +18,7 @@ from tinygrad.device import Buffer
 from orinllm.config import Attention, Rope
 from orinllm.device import compile_cuda
 from orinllm.ggml import kernel_types
-from orinllm.launch import Graph, Launch
+from orinllm.launch import Graph, Launch, shared_bytes
 from orinllm.launches.attention import (
     AttentionInputs,
     attend_chunk,
@@ -40,6 +40,7 @@ from orinllm.launches.buffers import (
     Weight,
 )
 from orinllm.launches.gemv import Product, products
+from orinllm.launches.joined import join_neighbours
 
 pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-6
@@ -266,23 +267,41 @@ def test_the_smallest_keys_and_values_keep_their_signs(rng: np.random.Generator)
     assert (off.reshape(-1, 32).max(1) <= 0.5 * top).all()
 
 
-@pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[6]], ids=str)
+@pytest.mark.parametrize("case", [CASES[1], CASES[5], CASES[11]], ids=str)
 def test_tokens_of_sequences_at_their_own_positions(case: Case, rng: np.random.Generator) -> None:
     positions = [0, 40, 63]
-    layer = Layer(case, rng, 63, 128, 3)
-    qkv, heads = layer.qkv(3), case.kv * case.group
-    out = unset(3, heads, case.dim)
-    run(attend_token(out, layer.inputs(qkv), parts_of(layer, 3), state_of(layer, positions)))
-    got, new = read(out).reshape(3, heads, case.dim), layer.written()
-    for b, position in enumerate(positions):
-        layer.check_written(qkv[b], position, b)
-        for i in range(heads):
-            want = layer.attended(qkv[b], i, position, new[b])
-            np.testing.assert_allclose(got[b, i], want, rtol=4e-3, atol=4e-3)
-    layer = Layer(case, rng, 63, 128, 3)
-    run(store_keys(layer.inputs(qkv), 3, state_of(layer, positions)))
-    for b, position in enumerate(positions):
-        layer.check_written(qkv[b], position, b)
+    qkv, heads = Layer(case, rng, 63, 128, 3).qkv(3), case.kv * case.group
+    for stored in (False, True):
+        layer, out = Layer(case, rng, 63, 128, 3), unset(3, heads, case.dim)
+        inputs, state = layer.inputs(qkv), state_of(layer, positions)
+        attention = attend_token(out, inputs, parts_of(layer, 3), state, stored)
+        if stored:  # by another launch, for tokens that see one another
+            before = layer.written()
+            run(attention)
+            np.testing.assert_array_equal(layer.written(), before)
+            run(store_keys(inputs, 3, state))
+        run(attention)
+        got, new = read(out).reshape(3, heads, case.dim), layer.written()
+        for b, position in enumerate(positions):
+            layer.check_written(qkv[b], position, b)
+            for i in range(heads):
+                want = layer.attended(qkv[b], i, position, new[b])
+                np.testing.assert_allclose(got[b, i], want, rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(("dim", "launches"), [(128, 1), (256, 2)])
+def test_what_parts_of_a_launch_need(dim: int, launches: int, rng: np.random.Generator) -> None:
+    """Shared memory of the largest, and no more registers than a part has.
+
+    The output projection of Gemma 3 12B in halves, of four tokens, has as many warps.
+    """
+    layer = Layer(Case(dim, 1, 4), rng, 0, PAGE)
+    inputs, state, out = layer.inputs(layer.qkv(1)), state_of(layer, [0]), unset(4, dim)
+    attention = attend_token(out, inputs, parts_of(layer, 1), state)
+    larger = replace(attention, shared=attention.shared + 16)
+    joined = join_neighbours([attention, larger], state, 0)
+    assert len(joined) == launches
+    assert shared_bytes(larger.shared) in joined[-1].source
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,12 @@ def off(executor: FusedExecutor, want: np.ndarray) -> float:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tokens_and_a_prompt(
-    emulated: Load, synthetic: Callable[[str, str], Path], shape: str
+    emulated: Load,
+    synthetic: Callable[[str, str], Path],
+    shape: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tokens one by one past a window's border, then the same prompt in a chunk."""
+    """A prompt in a chunk, then token by token past a window's border, late blocks first."""
     path = synthetic(shape, "F16")
     # longrope's frequencies depend on the context.
     executor, reference = emulated(path, 128), Reference(open_model(path), context=128)
@@ -58,6 +61,7 @@ def test_tokens_and_a_prompt(
     want = reference.logits(PROMPT)[-1]
     executor.begin(PROMPT, 0)
     in_chunks = off(executor, want)
+    monkeypatch.setenv("EMULATION_BACKWARDS", "1")
     for position, given in enumerate(PROMPT):
         executor.step(given, position)
     one_by_one = off(executor, want)
@@ -109,10 +113,14 @@ def test_parts_of_a_launch_wait_for_those_before(
 ) -> None:
     """A layer is one launch, and its numbers are the same whichever blocks are fast."""
     executor = emulated(synthetic("tiny", "Q8_0"))
-    names = [launch.name for launch in executor.decoder().list.launches]
+    tokens = executor.decoder().list
+    names = [launch.name for launch in tokens.launches]
     assert [name.startswith("joined_qkv_attention_out_gate_up_down_") for name in names] == [
         *(False, True, True, False)
     ]
+    layer = tokens.launches[1]  # says all that its parts write: graphs go by that
+    written = {id(a.buffer.base) for a in layer.arguments if a.name in layer.writes}
+    assert {id(b.base) for b in (tokens.x, tokens.state, executor.memory.caches[0])} < written
     found = []
     for _ in range(2):
         for position, token in enumerate((5, 900, 77)):

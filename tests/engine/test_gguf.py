@@ -138,6 +138,13 @@ def test_other_formats(tmp_path: Path, start: bytes, says: str) -> None:
     assert says in refused(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize("name", [b"some.words", b"blk.0.weight"])
+def test_a_name_that_would_break_the_line(path: Path, name: bytes) -> None:
+    path.write_bytes(path.read_bytes().replace(name, name.replace(b".", b"\n"), 1))
+    shown = name.decode().replace(".", "\n")
+    assert f"the name {shown!r} holds what cannot be printed" in refused(path)
+
+
 # The file stays between examples, only what is read of it differs.
 FILE = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

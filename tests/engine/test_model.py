@@ -239,7 +239,7 @@ def test_a_device_that_does_not_open_says_each_reason(monkeypatch: pytest.Monkey
             raise ExceptionGroup("none", [RuntimeError("no nvgpu"), OSError("no nvidiactl")])
 
     monkeypatch.setattr("tinygrad.runtime.ops_nv.NVDevice", NVDevice)
-    why = "does not open: no nvgpu; no nvidiactl; CPU is"
+    why = "does not open: no nvgpu; no nvidiactl; CPU always"
     with pytest.raises(BadInput, match=f"^--device NV:77: {why}"):
         Model.load(smollm2(), device="NV:77")
     monkeypatch.setenv("DEV", "NV")

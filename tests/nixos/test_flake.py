@@ -13,6 +13,7 @@ import pytest
 Flake = Callable[..., Any]
 ROOT = Path(__file__).resolve().parents[2]
 SYSTEMS = ["aarch64-linux", "x86_64-linux"]
+PAGES = ("docs/nixos.md", "docs/reference/nixos-checks.md")
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -184,9 +185,9 @@ def test_the_generated_pages_are_what_the_modules_say(flake: Flake) -> None:
     made = flake("checks.x86_64-linux.docs.pages")
     assert made.keys() == {"nixos-options.md", "nixos-refused.md"}
     for name, page in made.items():
-        assert (ROOT / "docs" / name).read_text() == page, name
+        assert (ROOT / "docs/reference" / name).read_text() == page, name
     generated = made["nixos-options.md"]
-    pages = "".join((ROOT / "docs" / f"nixos{n}.md").read_text() for n in ("", "-checks"))
+    pages = "".join((ROOT / page).read_text() for page in PAGES)
     for name in re.findall(r"`(orin\.[\w.<>-]+)`", pages.replace(".NAME.", ".<name>.")):
         assert f"### `{name}" in generated, name
 

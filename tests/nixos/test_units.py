@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.nixos.recorded import recorded
 
-# `systemd-analyze security` in tenths: 30 is 3.0. docs/nixos-checks.md says why some exceed 1.0.
+# `systemd-analyze security` in tenths: 30 is 3.0. docs/reference/nixos-checks.md says why some
+# exceed 1.0.
 LIMITS = {
     "jetson-exporter.service": 30,
     "jetson-exporter-debugfs.service": 30,

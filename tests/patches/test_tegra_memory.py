@@ -3,11 +3,18 @@
 import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
 
-from orinbench.device_check.patch_probes import SPILL_SOURCE
-
 STAGING = 64 << 20
-SPILL = f"""
-source = '''{SPILL_SOURCE}'''
+# A depot of 256 ints that the index keeps out of registers; the loop makes it last.
+SPILL = """
+source = '''
+extern "C" __global__ void spill(int* out, int n) {
+  int a[256];
+  for (int i = 0; i < 256; i++) a[i] = i + threadIdx.x;
+  for (int k = 0; k < n; k++) for (int i = 0; i < 256; i++) a[(i * 7 + k) & 255] += 1;
+  int sum = 0;
+  for (int i = 0; i < 256; i++) sum += a[(i * n) & 255];
+  out[threadIdx.x] = sum;
+}'''
 more = source.replace("spill", "spill_more").replace("256", "1024").replace("255", "1023")
 d = Device["NV"]
 """

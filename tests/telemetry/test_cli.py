@@ -29,6 +29,7 @@ from orinexporter.cli import main
 
 Show = Callable[[Tree], Roots]
 TELEMETRY = Path(orinexporter.__file__).parents[1]
+ONCE = "--once neither serves nor counts energy: leave --{} out"
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -338,8 +339,8 @@ def test_the_same_in_this_process(
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--once", "--web-config", "FILE"), "--once serves nothing: leave --web-config out"),
-        (("--once", "--rails", "A"), "--once serves nothing: leave --rails out"),
+        (("--once", "--web-config", "FILE"), ONCE.format("web-config")),
+        (("--once", "--rails", "A"), ONCE.format("rails")),
         (("--host", "a", "top"), "top serves nothing: leave --host out"),
         (("--budget", "1", "wall", "a", "b"), "wall reads no board: leave --budget out"),
         (("--rails", "NOPE", "--listen", "127.0.0.1:0"), "no rail is called 'NOPE': there are "),

@@ -1,6 +1,6 @@
 """Energy of 200 random power curves, as an INA3221 on an AGX Orin would show them.
 
-`JETSON_CURVE_SECONDS=60 pytest -s -k two_hundred` prints the table that docs/telemetry.md has.
+`JETSON_CURVE_SECONDS=60 pytest -s -k two_hundred` prints a table; docs/telemetry.md has its total.
 """
 
 import math

@@ -179,8 +179,8 @@ def test_requirements(
 
 def test_a_requirement_that_does_not_exist() -> None:
     with pytest.raises(BenchError, match="no condition is called 'cold': there are maxn, pinned"):
-        board.check_requirements("maxn,cold")
-    assert board.check_requirements("MAXN, pinned,maxn") == ("maxn", "pinned")
+        board.requirements("maxn,cold")
+    assert require.parse("MAXN, pinned,maxn") == ("maxn", "pinned")
 
 
 def test_warnings_of_a_run(show: Show) -> None:
@@ -333,7 +333,7 @@ def test_rows_that_would_be_one_series(tmp_path: Path) -> None:
 
 
 def test_a_textfile_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"--textfile .*nowhere: No such directory"):
+    with pytest.raises(BenchError, match=r"--textfile .*nowhere: no such directory"):
         board.textfile([RECORD], tmp_path / "nowhere")
 
 

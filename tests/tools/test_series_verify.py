@@ -118,7 +118,7 @@ def test_forward_reports_and_never_fails(
     assert "no    0001-set-b.patch: conflicts in tinygrad/__init__.py (error: patch failed" in out
     # A patch that only git's merge can place, and the state after a conflict was taken back.
     assert "merge 0004-set-m.patch\n" in out
-    assert "1 of 2 go onto 0.14.0, 1 of them by a merge" in out
+    assert "1 of 2 apply to 0.14.0, 1 of them by a merge" in out
 
 
 def test_forward_skips_what_needs_more(
@@ -129,7 +129,7 @@ def test_forward_skips_what_needs_more(
     capsys.readouterr()
     assert repository.run("verify", "--forward", "0.14.0") == 0
     out = capsys.readouterr().out
-    assert "skip  0004-set-m.patch: needs 0001" in out and "0 of 2 go onto 0.14.0" in out
+    assert "skip  0004-set-m.patch: needs 0001" in out and "0 of 2 apply to 0.14.0" in out
 
 
 def test_forward_onto_a_git_tree(repository: Repository, tmp_path: Path, capsys: Capture) -> None:
@@ -140,7 +140,7 @@ def test_forward_onto_a_git_tree(repository: Repository, tmp_path: Path, capsys:
     out = capsys.readouterr().out
     commit = repository.git(checkout, "rev-parse", "base").strip()
     assert out.startswith(f"tinygrad of commit {commit} (2000-01-01)\nok    0001-set-b.patch\n")
-    assert "2 of 2 go onto" in out and "0 of them by a merge" in out
+    assert "2 of 2 apply to" in out and "0 of them by a merge" in out
     assert repository.run("verify", "--forward", checkout) == 0
     assert "merge 0001-set-b.patch: changes nothing there\n" in capsys.readouterr().out
     assert repository.run("verify", "--forward", f"{checkout}@v9") == 2

@@ -21,7 +21,7 @@ def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
     """Try each patch on another tinygrad, in order, over those that went on; returns how many did.
 
     A patch either applies as it is, or git's three-way merge places it, or it has conflicts. One
-    whose Depends-on did not go on is not tried.
+    whose Depends-on did not apply is not tried.
 
     Args:
         series: the series.
@@ -44,14 +44,14 @@ def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
         for patch, commit in zip(series.patches, commits, strict=True):
             missing = [n for n in patch.depends_on if n not in on]
             if missing:
-                say(f"skip  {patch.file}: needs {', '.join(missing)}, which does not go on")
+                say(f"skip  {patch.file}: needs {', '.join(missing)}: not applied")
                 continue
             word, why = _try(tree, patch, commit)
             say(f"{word:5} {patch.file}{why}")
             if word != "no":
                 on.add(patch.number)
                 merged += word == "merge"
-    say(f"{len(on)} of {len(series.patches)} go onto {target}, {merged} of them by a merge")
+    say(f"{len(on)} of {len(series.patches)} apply to {target}, {merged} of them by a merge")
     return len(on)
 
 

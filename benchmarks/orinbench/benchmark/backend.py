@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from orinbench.benchmark.plan import AnyCase
-from orinbench.benchmark.protocol import Identity, WarmedUp
+from orinbench.benchmark.protocol import Identity, Loaded, Measured, WarmedUp
 from orinbench.board.clocks import ClockState
 from orinbench.samples import BenchWarning
 
@@ -21,30 +21,24 @@ class LeftOutError(Exception):
 
 @dataclass(frozen=True)
 class FirstToken:
-    """Time to the first token, from the start of the process, for a prompt of `n_prompt` tokens."""
+    """Time to the first token, from the start of the process, for a prompt of `n_prompt` tokens.
+
+    `warm` and `cold` are what the two workers said; llama.cpp has none.
+    """
 
     n_prompt: int
-    cold_s: float | None  # kernel cache empty; None where nothing is cached or it was not asked for
     warm_s: float
-    load_s: float | None  # of the warm run, the model file alone
-    cold_compile_s: float | None
-    kernels_compiled: int | None
-    decode_path: str | None = None  # tinygrad's "jit" or "fused"
-    included: str | None = None  # what its timed region holds, for people
-    chunk: int | None = None  # prompt tokens that go through at once; None: as -ub says
+    cold_s: float | None = None  # kernel cache empty; None: nothing is cached, or it was not asked
+    warm: Loaded | None = None
+    cold: Loaded | None = None
 
 
 @dataclass(frozen=True)
-class Sample:
+class Sample(Measured):
     """One timed repetition, and the machine's clocks around it."""
 
-    round: int
-    ns: int
-    peak_device_bytes: int | None
-    peak_rss_bytes: int | None
+    round: int = 0
     process: int = 0  # which of the lane's fresh processes it is of
-    ended_s: float | None = None  # when the timed region ended, in seconds of time.monotonic()
-    kernels_compiled: int = 0
     discarded_ns: list[int] = field(default_factory=list)  # llama-bench's own first repetition
     engine_record: dict[str, Any] | None = None  # llama-bench's own record
     clocks_before: ClockState | None = None
@@ -56,7 +50,6 @@ class Sample:
     board_after: dict[str, Any] | None = None
     board_warnings: tuple[BenchWarning, ...] | None = None
     energy: dict[str, Any] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)  # what this benchmark alone measures
 
 
 class BackendOf(Protocol[CaseT]):

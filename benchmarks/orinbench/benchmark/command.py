@@ -26,7 +26,6 @@ from orinbench.benchmark.plan import (
     KEY_TYPES,
     KNOBS,
     TINYGRAD_DEVICES,
-    TINYGRAD_KNOBS,
     LanePlan,
     Plan,
     check_backend_name,
@@ -80,7 +79,7 @@ PROCESSES = 10
 FIT_SECONDS = 90.0
 # Note after a first run on a CPU: docs/performance.md has the figures and their machine.
 FIRST_RUN = (
-    "everything works here; the kernels are made for GPUs. On an H200 a 1B model decodes 2.31 "
+    "everything works here; the kernels are made for GPUs. On an H200 a 1B model decodes 2.48 "
     "times as fast as with llama.cpp (README.md; docs/performance.md has the rest). Next: make "
     "chat to talk to the model, orinbench llama-bench -m model.gguf to measure yours"
 )
@@ -88,7 +87,7 @@ FIRST_RUN = (
 
 def _knob_options(command: Command) -> Command:
     """Add an option for each of llama-bench's list-valued settings."""
-    applies = {knob: "" if knob.field in TINYGRAD_KNOBS else " (llama.cpp)" for knob in KNOBS}
+    applies = {knob: "" if knob.field == "n_threads" else " (llama.cpp)" for knob in KNOBS}
     return with_options(
         command,
         *(
@@ -131,7 +130,7 @@ def _knob_options(command: Command) -> Command:
     "path_",
     type=click.Choice(["auto", "general"]),
     default="auto",
-    help="general: tinygrad.llm's own network, not the engine's kernels [auto]",
+    help="general: tinygrad.llm's own network, not the engine [auto]",
 )
 @click.option(
     "--sms",
@@ -275,11 +274,10 @@ def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequenc
     if most > 1 and not any(test.n_gen for test in plan.tests):
         raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
     general = options["path_"] == "general"
-    plain = [b for b in backends if general or b.startswith("tinygrad:CPU")]
-    if most > 1 and (alone := [b for b in plain if b != "llama.cpp"]):
+    plain = [b for b in backends if b != "llama.cpp" and (general or b.endswith("CPU"))]
+    if most > 1 and plain:
         raise BenchError(
-            f"-npl {most}: only the fused kernels decode several at once; {alone[0]} on the "
-            "general path decodes one"
+            f"-npl {most}: only the fused kernels decode several at once; {plain[0]} decodes one"
         )
     keys = {*",".join(options["type_k"]).split(","), *",".join(options["type_v"]).split(",")} - {""}
     if "llama.cpp" not in backends and (other := keys - {*(KEY_TYPES if not plain else ["f16"])}):
@@ -424,7 +422,11 @@ def make_backend(
 def last_words(run: RunResult) -> str | None:
     """Return what a newcomer should know of a whole run on CPUs without llama.cpp, else None."""
     lanes = run.lanes
-    if run.partial or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes):
+    if (
+        run.partial
+        or run.failed
+        or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes)
+    ):
         return None
     return FIRST_RUN
 
@@ -433,14 +435,17 @@ def report(run: RunResult, options: dict[str, Any]) -> None:
     """Hand out the results, whole or not."""
     records = make_records(run)
     for record in records:
-        record.ignored_flags = ignored_flags(record.backend, record.decode_path == "fused", options)
+        record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
     write_records(records, options)
     if options["textfile"]:
         textfile(map(vars, records), options["textfile"])
 
 
-def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[str]:
-    """Return the flags that were given and mean nothing to this backend, with their values."""
+def ignored_flags(backend: str, path: str | None, options: dict[str, Any]) -> list[str]:
+    """Return the flags that were given and mean nothing to this backend, with their values.
+
+    `path` is tinygrad's decode path: fused alone takes -ctk.
+    """
     if backend == "llama.cpp":
         return []
     types = set(",".join(options["type_k"]).split(","))
@@ -449,12 +454,8 @@ def ignored_flags(backend: str, fused: bool, options: dict[str, Any]) -> list[st
         f"{knob.flags[0]} {','.join(options[knob.field])}"
         for knob in KNOBS
         if options[knob.field]
-        and (
-            knob.field not in TINYGRAD_KNOBS
-            or (knob.field == "n_threads" and not backend.startswith("tinygrad:CPU"))
-            or (knob.field == "n_ubatch" and fused)
-        )
-        and not (knob.field in ("type_k", "type_v") and fused and keys)
+        and not (knob.field == "n_threads" and backend.startswith("tinygrad:CPU"))
+        and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
     ]
     words = iter(passed_on(options))
     return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

@@ -48,7 +48,9 @@ class Copy:
 
     def __init__(self, n_bytes: int, source: Bytes | None = None) -> None:
         self.moved = 2 * n_bytes
-        self._is_fused = _runs_cuda_c()
+        from orinllm.device import unsupported
+
+        self._is_fused = unsupported(Device.DEFAULT) is None
         words = Tensor.full((n_bytes // 4,), 1.0, dtype=dtypes.float32)
         if source is not None:
             words = Tensor(source.view(np.int32))
@@ -99,13 +101,6 @@ class Copy:
             n_bytes=self.moved,
         )
         return Graph(Device.DEFAULT, [launch]).run
-
-
-def _runs_cuda_c() -> bool:
-    """Say whether CUDA C runs on the default device."""
-    from orinllm.device import unsupported
-
-    return unsupported(Device.DEFAULT) is None
 
 
 def _code(n: int, step: int) -> str:

@@ -81,9 +81,9 @@ def lost_journals(directory: Path) -> Iterator[tuple[Path, int]]:
     """
     for path in sorted(directory.glob(f"*{RUNNING}")):
         try:
-            with path.open() as file:
+            with path.open("rb") as file:  # a crash may leave anything in its end
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                samples = sum(line.endswith("\n") for line in file)
+                samples = sum(line.endswith(b"\n") for line in file)
             if not samples:
                 path.unlink()
                 continue

@@ -114,8 +114,6 @@ class LlamaCppBackend:
             build_number=number if isinstance(number, int) else None,
             device="CPU" if runs_on_cpu(record) else str(record.get("backends", "unknown")),
             device_name=str(record.get("gpu_info") or "") or None,
-            driver=None,
-            arch=None,
             n_threads=record.get("n_threads"),
             sms=self._sms,
         )
@@ -123,14 +121,7 @@ class LlamaCppBackend:
     def first_token(self) -> FirstToken:
         """Return the wall time of `open`'s call: process start to first token, and its exit."""
         assert self._first is not None, "open() comes first"
-        return FirstToken(
-            n_prompt=FIRST_TOKEN_PROMPT,
-            cold_s=None,
-            warm_s=self._first.wall_s,
-            load_s=None,
-            cold_compile_s=None,
-            kernels_compiled=None,
-        )
+        return FirstToken(FIRST_TOKEN_PROMPT, self._first.wall_s)
 
     def warm_up(self, case: Case) -> WarmedUp | None:
         """Do nothing: every call of a binary warms up by itself. Raises LeftOutError."""
@@ -153,7 +144,6 @@ class LlamaCppBackend:
             round=round_,
             ns=int(samples[-1]),
             ended_s=call.ended_s,
-            peak_device_bytes=None,
             peak_rss_bytes=call.peak_rss_bytes,
             discarded_ns=[int(ns) for ns in samples[:-1]],
             engine_record=call.record,
@@ -187,8 +177,6 @@ class LlamaCppBackend:
             round=round_,
             ns=found.ns,
             ended_s=found.ended_s,
-            peak_device_bytes=None,
-            peak_rss_bytes=None,
             engine_record=self._as_recorded(case),
             extra={"http_ms": found.http_ns / 1e6},
         )

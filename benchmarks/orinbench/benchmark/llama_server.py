@@ -104,7 +104,7 @@ def _timed(
 _SAME = tuple(
     """
     n_batch n_ubatch type_k type_v n_threads cpu_mask cpu_strict poll n_gpu_layers n_cpu_moe
-    split_mode main_gpu load_mode tensor_buft_overrides fit_target fit_min_ctx
+    split_mode main_gpu load_mode lazy_mode tensor_buft_overrides fit_target fit_min_ctx
 """.split()
 )
 # Switches: llama-server's flag, and the value of llama-bench's for which it is given.

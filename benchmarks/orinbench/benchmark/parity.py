@@ -65,6 +65,9 @@ def parity_options(command: Any) -> Any:
         (
             click.option("--list-devices", is_flag=True, help="list the devices and exit"),
             click.option(
+                "--offline", is_flag=True, expose_value=False, help="always so: no network is used"
+            ),
+            click.option(
                 "--version",
                 is_flag=True,
                 expose_value=False,

@@ -8,12 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from orinbench.benchmark.protocol import Test
 from orinbench.benchmark.ranges import parse_int_list
 from orinbench.errors import BenchError
 
-# tinygrad's own prefill chunk: the default of `Transformer.generate` in tinygrad/llm/model.py.
-TINYGRAD_CHUNK = 32
 # Contexts are rounded up to this, so that runs with a few tokens more or less share kernels.
 CONTEXT_STEP = 256
 
@@ -48,12 +45,12 @@ def _word(field: str, *flags: str, choices: Sequence[str] = ()) -> Knob:
     return Knob(field, flags, False, ", ".join(choices), choices=tuple(choices))
 
 
+_LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _MASK = (r"(0x)?[0-9a-fA-F]+", "number in hexadecimal")
 _SHARES = (r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1")
-_UBATCH = f"tokens prefilled at once; tinygrad's default is {TINYGRAD_CHUNK}"
 KNOBS = (
     Knob("n_batch", ("-b", "--batch-size"), True, "logical batch", 1),
-    Knob("n_ubatch", ("-ub", "--ubatch-size"), True, _UBATCH, 1),
+    Knob("n_ubatch", ("-ub", "--ubatch-size"), True, "physical batch", 1),
     Knob("type_k", ("-ctk", "--cache-type-k"), False, "type of the K cache", choices=CACHE_TYPES),
     Knob("type_v", ("-ctv", "--cache-type-v"), False, "type of the V cache", choices=CACHE_TYPES),
     Knob("n_threads", ("-t", "--threads"), True, "CPU threads; tinygrad:CPU takes it too", 1),
@@ -67,7 +64,8 @@ KNOBS = (
     _switch("no_kv_offload", "KV cache stays on the CPU", "-nkvo", "--no-kv-offload"),
     _word("flash_attn", "-fa", "--flash-attn", choices=("on", "off", "auto", "0", "1")),
     Knob("devices", ("-dev", "--device"), False, "devices, separated by /"),
-    Knob("load_mode", ("-lm", "--load-mode"), False, "how the file is loaded"),
+    _word("load_mode", "-lm", "--load-mode", choices=_LOAD_MODES),
+    _word("lazy_mode", "-lzm", "--lazy-mode", choices=("on", "auto", "off")),
     _switch("use_mmap", "older spelling of -lm", "-mmp", "--mmap"),
     _switch("embeddings", "compute embeddings", "-embd", "--embeddings"),
     Knob("tensor_split", ("-ts", "--tensor-split"), False, "shares of the GPUs", form=_SHARES),
@@ -79,8 +77,6 @@ KNOBS = (
     Knob("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "the least context that must fit"),
 )
 KNOB_BY_FIELD = {knob.field: knob for knob in KNOBS}
-# The knobs that change what tinygrad does; the others are recorded as ignored.
-TINYGRAD_KNOBS = ("n_ubatch", "n_threads")
 # Types of keys and values that the fused kernels know: where both knobs name the same one.
 KEY_TYPES = ("f16", "q8_0")
 
@@ -125,16 +121,6 @@ class Case:
     def context(self) -> int:
         """Tokens of a sequence at its end."""
         return self.n_depth + self.n_prompt + self.n_gen
-
-    def setting(self, field: str) -> str | int | None:
-        """Return a knob's value, None if it was not given."""
-        return dict(self.settings).get(field)
-
-    def test(self, text: str = "") -> Test:
-        """Return what a tinygrad worker runs; `text` is the prompt of a case that has one."""
-        chunk = int(self.setting("n_ubatch") or TINYGRAD_CHUNK)
-        numbers = (self.n_prompt, self.n_gen, self.n_depth, chunk)
-        return Test(*numbers, text, self.sampling, self.n_parallel)
 
 
 @dataclass(frozen=True)
@@ -312,7 +298,7 @@ def make_lanes(
                     lane = Lane(backend, model, int(threads))
                 if not backend.startswith("tinygrad:CPU"):
                     lane = replace(lane, key_type=key_type(dict(combination)))
-                combination = tuple(pair for pair in combination if pair[0] == "n_ubatch")
+                combination = ()
             for way in ways:
                 lanes.setdefault(lane, {})[replace(way, settings=combination)] = None
     return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())

@@ -1,7 +1,6 @@
 """Texts that a model's vocabulary cuts into a wanted number of tokens."""
 
 import random
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -40,15 +39,10 @@ def prompt_text(path: Path, n_tokens: int, seed: int) -> str:
         tokenizer = tokenizer_of(path)
     except BadInput as error:
         raise LeftOutError(str(error)) from None
-    return _exact(n_tokens, seed, lambda text: len(encode(tokenizer, text)))
 
+    def count(text: str) -> int:
+        return len(encode(tokenizer, text))
 
-def words_text(n_words: int, seed: int) -> str:
-    """Return so many words, drawn by `seed`."""
-    return " ".join(random.Random(seed).choices(_WORDS.split(), k=n_words))
-
-
-def _exact(n_tokens: int, seed: int, count: Callable[[str], int]) -> str:
     words = words_text(n_tokens, seed).split()
     low, high = 0, len(words)  # words of which there are surely not too many; at most
     while low < high:
@@ -65,3 +59,8 @@ def _exact(n_tokens: int, seed: int, count: Callable[[str], int]) -> str:
     if not text or have != n_tokens:
         raise LeftOutError(f"no text has {n_tokens} tokens in this vocabulary")
     return text
+
+
+def words_text(n_words: int, seed: int) -> str:
+    """Return so many words, drawn by `seed`."""
+    return " ".join(random.Random(seed).choices(_WORDS.split(), k=n_words))

@@ -8,6 +8,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
+from orinbench.benchmark.plan import Case, SuiteCase
+
 
 @dataclass(frozen=True)
 class Open:
@@ -23,9 +25,9 @@ class Identity:
     build_number: int | None
     device: str  # tinygrad's device, or llama.cpp's backends field
     device_name: str | None  # as the vendor calls it, where that can be read
-    driver: str | None
-    arch: str | None
-    n_threads: int | None  # threads that kernels may use, on the CPU device
+    driver: str | None = None
+    arch: str | None = None
+    n_threads: int | None = None  # threads that kernels may use, on the CPU device
     renderer: str | None = None
     sms: int | None = None  # multiprocessors, where not all of the device are used
 
@@ -50,17 +52,15 @@ class Bandwidth:
 class Load:
     """Load a GGUF for contexts of up to `max_context` tokens, and take the first token.
 
-    That is of a prompt of `n_prompt` random tokens. `general`: through tinygrad's own kernels, also
-    where it has hand-written ones for this model.
+    That is of a prompt of `n_prompt` random tokens. `general`: into tinygrad.llm's own network.
     """
 
     model: str
     max_context: int
-    general: bool = False
     sequences: int = 1  # so many contexts fit
     key_type: str = "f16"  # of keys and values, in llama.cpp's words
     n_prompt: int = 1
-    n_ubatch: int = 32
+    general: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,36 +68,19 @@ class Loaded:
     """The model is loaded, and the first token is on the host."""
 
     load_s: float  # of the file alone
-    decode_path: str  # how tinygrad computes the model: "jit" or "fused"
+    decode_path: str  # "fused", "general" (both the engine's), "jit" (tinygrad.llm's)
     included: str  # what a timed region of that path holds, for people
-    chunk: int | None  # prompt tokens that go through at once; None: as n_ubatch says
+    chunk: int | None  # prompt tokens that go through at once; None: all
     compile_s: float = 0.0  # inside the compilers, since the process started
     kernels_compiled: int = 0
 
 
 @dataclass(frozen=True)
-class Test:
-    """One repetition: prefill `n_depth` untimed, then `n_prompt` and `n_gen` timed.
-
-    With a `text`, which has `n_prompt` tokens, it is timed from there to the answer's first text.
-    """
-
-    __test__ = False  # not a pytest class
-
-    n_prompt: int
-    n_gen: int
-    n_depth: int
-    n_ubatch: int
-    text: str = ""
-    sampling: str = ""  # how tokens are drawn (sampled.py); empty: the most likely ones
-    n_parallel: int = 1  # sequences that are decoded at once, each with its own depth
-
-
-@dataclass(frozen=True)
 class WarmUp:
-    """Run a test until nothing is compiled or captured any more."""
+    """Run a case until nothing is compiled or captured any more."""
 
-    test: Test
+    case: Case
+    text: str = ""  # the prompt of a case that has one
 
 
 @dataclass(frozen=True)
@@ -118,23 +101,19 @@ class WarmedUp:
 class Measure:
     """Run one timed repetition; `seed` draws the token ids."""
 
-    test: Test
+    case: Case
     seed: int
+    text: str = ""
 
 
 @dataclass(frozen=True)
 class Prepare:
     """Make a case of the suite ready: its input, the check of its result, its warm-up.
 
-    The fields are those of `plan.SuiteCase`. A case of which one call takes longer than
-    `max_call_s` is left out.
+    A case of which one call takes longer than `max_call_s` is left out.
     """
 
-    benchmark: str
-    label: str
-    parameters: dict[str, Any]
-    family: str
-    cost: float
+    case: SuiteCase
     seed: int
     max_call_s: float
     repetitions: int  # of the whole run: what lasts a given time is spread over them
@@ -165,13 +144,14 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Measured:
-    """One sample."""
+    """One sample; None is what an engine does not say."""
 
     ns: int
-    ended_s: float  # when the timed region ended: CLOCK_MONOTONIC, the same in every process
-    peak_device_bytes: int
-    peak_rss_bytes: int
-    kernels_compiled: int  # inside the timed region; must be 0
+    # When the timed region ended: CLOCK_MONOTONIC, the same in every process.
+    ended_s: float | None = None
+    peak_device_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    kernels_compiled: int = 0  # inside the timed region; must be 0
     extra: dict[str, Any] = field(default_factory=dict)  # what this benchmark alone measures
 
 
@@ -224,8 +204,10 @@ def decode(line: str) -> Message:
     try:
         fields = json.loads(line)
         message = _MESSAGES[fields.pop("type")]
-        if "test" in fields:
-            fields["test"] = Test(**fields["test"])
+        if "case" in fields:
+            pairs = {name: value for name, value in fields["case"].items() if type(value) is list}
+            whole = fields["case"] | {name: tuple(map(tuple, pairs[name])) for name in pairs}
+            fields["case"] = (SuiteCase if message is Prepare else Case)(**whole)
         if "load" in fields:
             fields["load"] = Load(**fields["load"])
         decoded: Message = message(**fields)

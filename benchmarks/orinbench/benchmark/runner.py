@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from orinbench.benchmark.backend import Backend, BackendDiedError, LeftOutError
@@ -134,7 +135,7 @@ class Runner:
         for lane, backend in pairs:
             if (model := lane.plan.lane.model) is not None:
                 self.talk.phase(f"{lane.plan.lane.backend}: first token of {model.name}")
-                self._guard(lane, self._first_token, backend)
+                self._guard(lane, self._start, backend)
             self.talk.advance("first token")
         for lane, backend in pairs:
             self._guard(lane, self._check, backend)
@@ -161,7 +162,7 @@ class Runner:
         self,
         lane: LaneResult,
         row: RowResult,
-        act: Callable[[RowResult, Backend], None],
+        act: Callable[[RowResult, Backend], object],
         backend: Backend,
     ) -> None:
         """Do something for a row that has not failed yet; its failure is its own."""
@@ -197,7 +198,7 @@ class Runner:
                 self._bandwidths[device] = None
         lane.bandwidth = self._bandwidths[device]
 
-    def _first_token(self, lane: LaneResult, backend: Backend) -> None:
+    def _start(self, lane: LaneResult, backend: Backend) -> None:
         lane.first_token = backend.first_token()
         lane.first_tokens_s = [lane.first_token.warm_s]
 
@@ -211,18 +212,20 @@ class Runner:
     def _measure(self) -> None:
         self._fit()
         process = 0
-        for step in [step for step in order(self.plan) if not self._gone(step)]:
+        for step in order(self.plan):
+            lane = self.result.lanes[step.lane]
+            row = lane.rows[step.case]
+            if row.left_out is not None:
+                continue
             if (wanted := self.plan.process(step.round)) != process:
                 process = wanted
                 self._renew(process)
-            lane = self.result.lanes[step.lane]
-            row = lane.rows[step.case]
             if lane.error is row.error is row.left_out is None:
                 self._rest()
             self._guard_row(
                 lane,
                 row,
-                lambda row, backend, step=step: self._repeat(step, row, backend),  # type: ignore[misc]
+                partial(self._repeat, step),
                 self.backends[step.lane],
             )
             self.talk.advance(f"{lane.plan.lane.backend} {row.case.label}")
@@ -266,20 +269,13 @@ class Runner:
                 )
                 self._guard(lane, self._start_anew, backend)
             for row in lane.rows if self.warm_up else ():
-                self._guard_row(lane, row, self._warm_up_again, backend)
+                # What the record says of the warm-up is the first process's.
+                self._guard_row(lane, row, lambda row, own: own.warm_up(row.case), backend)
             self.talk.advance("fresh process")
 
     def _start_anew(self, lane: LaneResult, backend: Backend) -> None:
         if (seconds := backend.renew()) is not None:
             lane.first_tokens_s.append(seconds)
-
-    def _warm_up_again(self, row: RowResult, backend: Backend) -> None:
-        """Warm up in a fresh process; what the record says of the warm-up is the first one's."""
-        backend.warm_up(row.case)
-
-    def _gone(self, step: Step) -> bool:
-        """True if a step's row is left out."""
-        return self.result.lanes[step.lane].rows[step.case].left_out is not None
 
     def _rest(self) -> None:
         """Pause, and wait for a board that is too hot; raises BenchError if it stays hot."""

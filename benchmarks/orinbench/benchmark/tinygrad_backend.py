@@ -10,7 +10,7 @@ from pathlib import Path
 from orinbench.benchmark import protocol
 from orinbench.benchmark.backend import BackendDiedError, FirstToken, Sample
 from orinbench.benchmark.envelope import SMS
-from orinbench.benchmark.plan import TINYGRAD_CHUNK, TINYGRAD_DEVICES, Case, LanePlan
+from orinbench.benchmark.plan import TINYGRAD_DEVICES, Case, LanePlan
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.prompt_text import prompt_text
 from orinbench.errors import BenchError
@@ -20,8 +20,8 @@ from orinllm.compiler import compiler_path
 CPU_COPY_BYTES = 256 << 20
 GPU_COPY_BYTES = 1 << 30
 COPY_REPETITIONS = 7
-# One chunk of prefill: what a short question takes.
-FIRST_TOKEN_PROMPT = TINYGRAD_CHUNK
+# Tokens of a short question.
+FIRST_TOKEN_PROMPT = 32
 
 
 class TinygradBackend:
@@ -77,27 +77,16 @@ class TinygradBackend:
         self._worker = self.start()
         warm = self._load(self._worker)
         warm_s = time.monotonic() - self._worker.started
-        return FirstToken(
-            n_prompt=self._first_prompt,
-            cold_s=cold_s,
-            warm_s=warm_s,
-            load_s=warm.load_s,
-            cold_compile_s=cold.compile_s if cold else None,
-            kernels_compiled=(cold or warm).kernels_compiled,
-            decode_path=warm.decode_path,
-            included=warm.included,
-            chunk=warm.chunk,
-        )
+        return FirstToken(self._first_prompt, warm_s, cold_s, warm, cold)
 
     def _load(self, worker: WorkerProcess) -> protocol.Loaded:
         load = protocol.Load(
             str(self.plan.lane.model),
             self.plan.max_context,
-            self.general,
             self.plan.most_sequences,
             self.plan.lane.key_type,
             self._first_prompt,
-            self.plan.llama_cases[0].test().n_ubatch,
+            self.general,
         )
         return worker.ask(load, protocol.Loaded)
 
@@ -107,17 +96,17 @@ class TinygradBackend:
 
     def warm_up(self, case: Case) -> protocol.WarmedUp:
         """Compile and capture what `case` needs."""
-        return self.worker.ask(protocol.WarmUp(self._test(case, 0)), protocol.WarmedUp)
+        return self.worker.ask(protocol.WarmUp(case, self._text(case, 0)), protocol.WarmedUp)
 
     def measure(self, case: Case, round_: int, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        request = protocol.Measure(self._test(case, seed), seed)
+        request = protocol.Measure(case, seed, self._text(case, seed))
         return sample_of(self.worker.ask(request, protocol.Measured), round_)
 
-    def _test(self, case: Case, seed: int) -> protocol.Test:
+    def _text(self, case: Case, seed: int) -> str:
         model = self.plan.lane.model
         assert model is not None
-        return case.test(prompt_text(model, case.n_prompt, seed) if case.text else "")
+        return prompt_text(model, case.n_prompt, seed) if case.text else ""
 
     def renew(self) -> float | None:
         """Load the model into a fresh process and take its first token, which is timed."""
@@ -170,10 +159,13 @@ def copy_bandwidth(device: str, timeout: float) -> protocol.Bandwidth:
 def chosen_device(asked: str | None) -> str:
     """Return tinygrad's device: as asked, as DEV says, or the first that opens.
 
-    Raises BenchError, which says why none does.
+    Raises BenchError, which says why it does not, or none does.
     """
-    if asked or os.environ.get("DEV"):
-        return asked or os.environ["DEV"]
+    for source, device in (("--device", asked), ("DEV", os.environ.get("DEV"))):
+        if device:
+            if reason := probe_device(device):
+                raise BenchError(f"{source} {device}: does not open: {reason}")
+            return device
     why = []
     for device in TINYGRAD_DEVICES:
         if (reason := probe_device(device)) is None:

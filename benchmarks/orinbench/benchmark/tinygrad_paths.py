@@ -1,28 +1,41 @@
-"""The ways that a loaded model computes: one class each, behind one interface.
+"""Executors as they are timed: `EnginePath` is of one sequence, `DecoderPath` of several.
 
-`EnginePath` runs an executor of the engine. `JitPath` calls the jits of tinygrad.llm's own
-Transformer, on any device. `DecoderPath` and `LogitsPath` are theirs for several sequences. What
-the timed methods `prompt` and `decode` hold is written there.
+Nothing is synchronized here.
 
 This module imports tinygrad; see `tinygrad_runner`.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from tinygrad import Device, Tensor, TinyJit, UOp, dtypes
+from tinygrad import Device
 from tinygrad.engine.realize import Ops
-from tinygrad.llm.model import Transformer
 
-from orinbench.benchmark.plan import TINYGRAD_CHUNK
-from orinllm.executor import SamplingExecutor
+from orinbench.benchmark.transformer import TransformerExecutor
+from orinllm.executor import Executor, SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import KEY_TYPES
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
+
+
+class TimedExecutor(Executor, Protocol):
+    """What the engine's executors and TransformerExecutor have beyond an Executor."""
+
+    def sample(self, how: Sampling, text: Sequence[int]) -> None:
+        """Draw tokens like this from now on."""
+        ...
+
+    def begin(self, tokens: Sequence[int], start: int) -> None:
+        """Start tokens[start:], and the token that follows."""
+        ...
+
+    def follow(self, most: int) -> Iterator[int]:
+        """Yield the token that was started and those behind it, `most` at most."""
+        ...
 
 
 def load_network(
@@ -50,150 +63,16 @@ def kernels_of(linear: Any) -> tuple[int, int]:
     return kernels, len(calls)
 
 
-class JitPath:
-    """`Transformer.__call__`: the prefill jit for several tokens, the rollout jit for one."""
-
-    name = "jit"  # what the record carries
-    # What a timed region holds, for people.
-    included = (
-        "the forward pass, and what the jit holds behind it on the device: temperature, "
-        "Gumbel noise and argmax over the logits"
-    )
-    # TinyJit runs the function plainly at its first call, captures at the second and replays from
-    # the third (tinygrad/engine/jit.py).
-    calls_to_capture = 2
-    chunk: int | None = None  # prompt tokens that go through at once; None: as -ub says
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._position = UOp.variable("start_pos", 0, model.max_context - 1)
-        self._temperature = Tensor(0.0).contiguous().realize()
-        self._prefill: dict[int, Any] = {}
-        self._out: Any = None
-
-    def upload_prompt(self, ids: Sequence[int]) -> Any:
-        """Return an int32 tensor (1, max_context) on the device that starts with `ids`."""
-        context = self._model.max_context
-        padded = [*ids, *[0] * (context - len(ids))]
-        return Tensor(padded, dtype=dtypes.int32).reshape(1, context).realize()
-
-    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
-        """Return int32 tensors (1, 1), each a buffer of its own: the jit replays without a copy."""
-        return [Tensor([[token]], dtype=dtypes.int32).realize() for token in ids]
-
-    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
-        """Compute positions start..end-1, `n_ubatch` at once, as `generate` does."""
-        chunk = 1 if self._model.has_recurrent_block else n_ubatch
-        if chunk not in self._prefill:
-            self._prefill[chunk] = (TinyJit(self._model.forward), UOp.variable("toks", 1, chunk))
-        self._model.prefill_jit, width = self._prefill[chunk]
-        for position in range(start, end, chunk):
-            bound = self._position.bind(position)
-            tokens = prompt[:, bound : bound + width.bind(min(chunk, end - position))]
-            self._out = self._model(tokens, bound, self._temperature).realize()
-
-    def decode(self, token: Any, position: int) -> None:
-        """Call the rollout jit."""
-        bound = self._position.bind(position)
-        self._out = self._model(token, bound, self._temperature).realize()
-
-    def last_token(self) -> int:
-        """Read the output of the last call."""
-        return int(self._out.item())
-
-    def counts(self) -> tuple[int, int]:
-        """Count in what the rollout jit captured."""
-        return kernels_of(self._model.rollout_jit.captured.linear)
-
-
-class LogitsPath:
-    """A jit of the model's layers: `Transformer.__call__` returns tokens, and its logits are gone.
-
-    Kernels are those that tinygrad makes, whatever else the model has.
-    """
-
-    name = "jit"
-    included = "the forward pass to the logits, by tinygrad's general path"
-
-    def __init__(self, model: Any) -> None:
-        self._position = UOp.variable("start_pos", 0, model.max_context - 1)
-        self._out: Any = None
-
-        def logits(tokens: Any, position: Any) -> Any:
-            x = model.token_embd(tokens).float()
-            for block in model.blk:
-                x = block(x, position)
-            return model.output(model.output_norm(x))[:, -1, :].float().realize()
-
-        self._jit = TinyJit(logits)
-
-    def upload_tokens(self, *rows: Sequence[int]) -> list[Any]:
-        """Return a tensor (sequences, 1) for each position, of each sequence's row of ids."""
-        columns = zip(*rows, strict=True)
-        return [Tensor([[token] for token in ids], dtype=dtypes.int32).realize() for ids in columns]
-
-    def decode(self, tokens: Any, position: int) -> None:
-        """Compute keys, values and logits of a token of each sequence."""
-        self._out = self._jit(tokens, self._position.bind(position))
-
-    def logits(self) -> npt.NDArray[np.float32]:
-        """Read the logits of the last call: (sequences, vocabulary)."""
-        found: npt.NDArray[np.float32] = self._out.numpy()
-        return found
-
-    def counts(self) -> tuple[int, int]:
-        """Count in what the jit captured."""
-        return kernels_of(self._jit.captured.linear)
-
-
-class JitExecutor:
-    """tinygrad.llm's own Transformer as an executor of one sequence, by the jits that are timed.
-
-    Logits, which those do not give, are computed once more over the same keys and values.
-    """
-
-    name = "jit"
-
-    def __init__(self, file: str, max_context: int) -> None:
-        model, metadata = Transformer.from_gguf(file, max_context=max_context)
-        self.context, self.vocab_size = max_context, len(metadata["tokenizer.ggml.tokens"])
-        self._path, self._logits = JitPath(model), LogitsPath(model)
-        self._last = (0, 0)  # token and position of the last step
-
-    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
-        """Compute keys and values of tokens[start:end] at their positions."""
-        if end > start:
-            self._path.prompt(self._path.upload_prompt(tokens), start, end, TINYGRAD_CHUNK)
-
-    def step(self, token: int | None = None, position: int = 0) -> None:
-        """Compute one token more: the given one, or the one that `token` returns."""
-        self._last = (self.token(), self._last[1] + 1) if token is None else (token, position)
-        (uploaded,) = self._path.upload_tokens([self._last[0]])
-        self._path.decode(uploaded, self._last[1])
-
-    def token(self) -> int:
-        """Return the most likely next token."""
-        return self._path.last_token()
-
-    def logits(self) -> npt.NDArray[np.float32]:
-        """Return the logits after the last token: (vocabulary)."""
-        token, position = self._last
-        (uploaded,) = self._logits.upload_tokens([token])
-        self._logits.decode(uploaded, position)
-        logits: npt.NDArray[np.float32] = self._logits.logits()[0]
-        return logits
-
-
 class EnginePath:
-    """An executor of the engine (orinllm): fused kernels on CUDA and NV, else its general path."""
+    """The engine's fused kernels on CUDA and NV, else its general path; or a Transformer."""
 
-    calls_to_capture = 2
-
-    def __init__(self, executor: SamplingExecutor) -> None:
+    def __init__(self, executor: TimedExecutor) -> None:
         self._executor, self.name = executor, executor.name
-        self.follows = fused = isinstance(executor, FusedExecutor)
-        self.chunk: int | None = executor.chunk if isinstance(executor, FusedExecutor) else None
-        self.included = _FUSED_INCLUDED if fused else _GENERAL_INCLUDED
+        self.follows = isinstance(executor, FusedExecutor)
+        self.chunk: int | None = None
+        if isinstance(executor, FusedExecutor | TransformerExecutor):
+            self.chunk = executor.chunk
+        self.included = _INCLUDED[executor.name]
         self._drawn_here = False  # by the host, behind each step
 
     def sample(self, how: Sampling | None) -> None:
@@ -201,19 +80,11 @@ class EnginePath:
         self._executor.sample(how or Sampling(temperature=0), ())
         self._drawn_here = how is not None and not isinstance(self._executor, FusedExecutor)
 
-    def upload_prompt(self, ids: Sequence[int]) -> Any:
-        """Return the ids: `prompt` copies them."""
-        return list(ids)
+    def prompt(self, ids: Sequence[int], start: int = 0) -> None:
+        """Compute keys and values of ids[start:], and the logits of the last one."""
+        self._executor.begin(ids, start)
 
-    def upload_tokens(self, ids: Sequence[int]) -> list[Any]:
-        """Return the ids: `decode` copies them."""
-        return list(ids)
-
-    def prompt(self, prompt: Any, start: int, end: int, n_ubatch: int) -> None:
-        """Compute keys and values of all tokens, and the logits of the last one."""
-        self._executor.begin(prompt[:end], start)
-
-    def decode(self, token: Any, position: int) -> None:
+    def decode(self, token: int, position: int) -> None:
         """Copy a token and its position to the device; run a token's kernels."""
         self._executor.step(token, position)
         if self._drawn_here:
@@ -237,6 +108,8 @@ class EnginePath:
         """Count in the token's list; on a CPU it is one program, elsewhere it is not known."""
         if isinstance(self._executor, FusedExecutor):
             return kernels_of(self._executor.decoder().next_graph.linear)
+        if isinstance(self._executor, TransformerExecutor):
+            return kernels_of(self._executor.captured)
         return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
 
 
@@ -244,15 +117,13 @@ _BATCH_INCLUDED = (
     "the forward pass with its argmax over the logits, and the host's copy of token ids and "
     "positions to the device"
 )
-_FUSED_INCLUDED = (
-    "the forward pass with its argmax over the logits, the copies of a prompt's token ids to the "
-    "device, and of each token's id to the host, while the next one is computed"
-)
-_GENERAL_INCLUDED = "the forward pass to the logits, and their copy to the host"
-
-
-#: A way of running tokens through a model, one sequence at a time. Nothing is synchronized here.
-DecodePath = JitPath | EnginePath
+_INCLUDED = {  # by the executor's name
+    "fused": "the forward pass with its argmax over the logits, the copies of a prompt's token ids "
+    "to the device, and of each token's id to the host, while the next one is computed",
+    "general": "the forward pass to the logits, and their copy to the host",
+    "jit": "copies of token ids to the device, the forward pass, and on the device temperature, "
+    "Gumbel noise and argmax over the logits",
+}
 
 
 class DecoderPath:
@@ -279,11 +150,7 @@ class DecoderPath:
             self._executor.fill(row, 0, len(row))
         self._executor.place(self._pages[0])
 
-    def upload_tokens(self, *rows: Sequence[int]) -> list[Any]:
-        """Return the ids of each position, of each sequence's row: `decode` copies them."""
-        return list(zip(*rows, strict=True))
-
-    def decode(self, tokens: Any, position: int) -> None:
+    def decode(self, tokens: Sequence[int], position: int) -> None:
         """Compute keys, values and logits of a token of each sequence."""
         self._decoder.step(tokens, [position] * len(tokens))
 

@@ -14,28 +14,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tinygrad import Device, Tensor, dtypes
+from tinygrad import Device, Tensor
 from tinygrad.device import Buffer, Compiler
 from tinygrad.helpers import CPU_COUNT, GlobalCounters
-from tinygrad.llm.model import Transformer
 
 from orinbench.benchmark import protocol
 from orinbench.benchmark.copy_bandwidth import copy_bandwidth
 from orinbench.benchmark.envelope import limit_cuda
+from orinbench.benchmark.plan import Case
 from orinbench.benchmark.prompt_text import encode, tokenizer_of
 from orinbench.benchmark.sampled import sampling_of
 from orinbench.benchmark.tinygrad_paths import (
-    DecodePath,
     DecoderPath,
     EnginePath,
-    JitExecutor,
-    JitPath,
+    TimedExecutor,
     load_network,
 )
+from orinbench.benchmark.transformer import TransformerExecutor
 from orinbench.board.environment import gpu_driver, gpu_name, package_version
 from orinbench.suite.work import SuiteWork
-from orinllm.executor import Executor
 from orinllm.fused import FusedExecutor
+
+# Tokens of a prompt that captures graphs: the first call makes them, the second captures.
+_WARM_TOKENS, _CALLS_TO_CAPTURE = 32, 2
 
 
 class CompileMeter:
@@ -96,6 +97,12 @@ class MemoryMeter:
         Buffer.allocate = metered
 
 
+def _executor_of(load: protocol.Load) -> TimedExecutor:
+    if load.general:
+        return TransformerExecutor(load.model, load.max_context)
+    return load_network(load.model, load.max_context, load.sequences, load.key_type)
+
+
 class TinygradRunner:
     """The model on tinygrad's default device. Every method answers one request of the protocol."""
 
@@ -103,15 +110,14 @@ class TinygradRunner:
         self._green, self._say = limit_cuda(), say
         self.compiles = CompileMeter()
         self.memory = MemoryMeter()
-        self.model: Any = None
         self.vocab_size = 0
-        self._path: DecodePath | None = None
-        self._executor: Executor | None = None
+        self._path: EnginePath | None = None
+        self._executor: TimedExecutor | None = None
         self._file = Path()
         self.suite = SuiteWork(self.compiles, self.memory)
 
     @property
-    def path(self) -> DecodePath:
+    def path(self) -> EnginePath:
         """The path on which the loaded model computes."""
         assert self._path is not None, "Load comes before anything that needs the model"
         return self._path
@@ -122,13 +128,13 @@ class TinygradRunner:
             case protocol.Open():
                 return self.open()
             case protocol.MeasureBandwidth(n_bytes, repetitions):
-                return self.measure_bandwidth(n_bytes, repetitions)
+                return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
             case protocol.Load():
                 return self.load(request)
-            case protocol.WarmUp(test):
-                return self.warm_up(test)
-            case protocol.Measure(test, seed):
-                return self.measure(test, seed)
+            case protocol.WarmUp(case, text):
+                return self.warm_up(case, text)
+            case protocol.Measure(case, seed, text):
+                return self.measure(case, seed, text)
             case protocol.Prepare():
                 return self.suite.prepare(request)
             case protocol.Repeat(label, seed):
@@ -156,32 +162,19 @@ class TinygradRunner:
             sms=self._green.sms if self._green else None,
         )
 
-    def measure_bandwidth(self, n_bytes: int, repetitions: int) -> protocol.Bandwidth:
-        """Time copies of `n_bytes` on the device."""
-        return protocol.Bandwidth(n_bytes, copy_bandwidth(n_bytes, repetitions))
-
     def load(self, asked: protocol.Load) -> protocol.Loaded:
-        """Load the GGUF file into the engine, prefill, and read the first token back.
+        """Load the GGUF file, prefill, and read the first token back.
 
-        The engine compiles its kernels here. `general` takes tinygrad.llm's own Transformer.
+        The engine compiles its kernels here.
         """
-        model, max_context = asked.model, asked.max_context
         start = time.perf_counter()
-        path: DecodePath
-        if asked.general:
-            self.model, metadata = Transformer.from_gguf(model, max_context=max_context)
-            self.vocab_size = len(metadata["tokenizer.ggml.tokens"])
-            path = JitPath(self.model)
-        else:
-            executor = load_network(model, max_context, asked.sequences, asked.key_type)
-            self._executor = executor
-            self.vocab_size = executor.vocab_size
-            path = EnginePath(executor)
+        executor = _executor_of(asked)
+        self._executor, self.vocab_size = executor, executor.vocab_size
+        path = self._path = EnginePath(executor)
         self._synchronize()
         load_s = time.perf_counter() - start
-        self._path, self._file = path, Path(model)
-        prompt = path.upload_prompt(self._random_ids(random.Random(0), asked.n_prompt))
-        path.prompt(prompt, 0, asked.n_prompt, asked.n_ubatch)
+        self._file = Path(asked.model)
+        path.prompt(self._random_ids(random.Random(0), asked.n_prompt))
         path.last_token()
         compiles = (self.compiles.seconds, self.compiles.compiled)
         return protocol.Loaded(load_s, path.name, path.included, path.chunk, *compiles)
@@ -191,11 +184,7 @@ class TinygradRunner:
         from orinbench.check.greedy import prefixed, tinygrad_greedy  # with the reference
 
         self._say("loading the model")
-        load = asked.load
-        if load.general:
-            executor: Executor = JitExecutor(load.model, load.max_context)
-        else:
-            executor = load_network(load.model, load.max_context, key_type=load.key_type)
+        executor = _executor_of(asked.load)
         arrays = {}
         for index, prompt in enumerate(asked.prompts):
             of = prefixed(self._say, f"prompt {index + 1} of {len(asked.prompts)}")
@@ -206,28 +195,22 @@ class TinygradRunner:
         np.savez(asked.out, allow_pickle=False, **arrays)
         return protocol.Generated()
 
-    def warm_up(self, test: protocol.Test) -> protocol.WarmedUp:
-        """Run the test's kernels until they are captured, then the whole test once."""
-        start, compiled, compile_s = (
-            time.perf_counter(),
-            self.compiles.compiled,
-            self.compiles.seconds,
-        )
-        draw = random.Random(0)
-        path = self.path
-        if test.n_prompt + test.n_depth > 0:
-            n_tokens = min(test.n_ubatch, max(test.n_prompt, test.n_depth))
-            prompt = path.upload_prompt(self._random_ids(draw, n_tokens))
-            for _ in range(path.calls_to_capture):
-                path.prompt(prompt, 0, n_tokens, test.n_ubatch)
-        if test.n_gen and test.n_parallel == 1:
-            for token in path.upload_tokens(self._random_ids(draw, path.calls_to_capture)):
+    def warm_up(self, case: Case, text: str = "") -> protocol.WarmedUp:
+        """Run the case's kernels until they are captured, then the whole case once."""
+        start, compiled = time.perf_counter(), self.compiles.compiled
+        compile_s, draw, path = self.compiles.seconds, random.Random(0), self.path
+        if n_tokens := min(_WARM_TOKENS, max(case.n_prompt, case.n_depth)):
+            prompt = self._random_ids(draw, n_tokens)
+            for _ in range(_CALLS_TO_CAPTURE):
+                path.prompt(prompt)
+        if case.n_gen and case.n_parallel == 1:
+            for token in self._random_ids(draw, _CALLS_TO_CAPTURE):
                 path.decode(token, 0)
         repetition_start = time.perf_counter()
-        self.measure(test, seed=0)
+        self.measure(case, 0, text)
         repetition_s = time.perf_counter() - repetition_start
-        counted = self.parallel(test.n_parallel) if test.n_parallel > 1 else path
-        kernels, launches = counted.counts() if test.n_gen else (None, None)
+        counted = self.parallel(case.n_parallel) if case.n_parallel > 1 else path
+        kernels, launches = counted.counts() if case.n_gen else (None, None)
         return protocol.WarmedUp(
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
@@ -239,7 +222,7 @@ class TinygradRunner:
             type_v=self._cache_type(),
         )
 
-    def measure(self, test: protocol.Test, seed: int) -> protocol.Measured:
+    def measure(self, case: Case, seed: int, text: str = "") -> protocol.Measured:
         """Time one repetition by the wall clock.
 
         Inside: for pp, all prompt tokens and the logits of the last one, and one synchronize at the
@@ -249,46 +232,42 @@ class TinygradRunner:
         tokenisation, drawing the random token ids, the prefill of `n_depth`. For a text see
         `_until_text`, for several sequences `_measure_parallel`. With sampling, tokens are drawn.
         """
-        if test.n_parallel > 1:
-            return self._measure_parallel(test, seed)
+        if case.n_parallel > 1:
+            return self._measure_parallel(case, seed)
         draw, path = random.Random(seed), self.path
-        self._reset()
-        if isinstance(path, EnginePath):
-            path.sample(sampling_of(test.sampling) if test.sampling else None)
-        if test.text:
-            return self._until_text(test)
-        prompt = path.upload_prompt(self._random_ids(draw, test.n_depth + test.n_prompt))
-        tokens = path.upload_tokens(self._random_ids(draw, test.n_gen))
-        if test.n_depth:
-            path.prompt(prompt, 0, test.n_depth, test.n_ubatch)
+        path.sample(sampling_of(case.sampling) if case.sampling else None)
+        if text:
+            return self._until_text(case, text)
+        prompt = self._random_ids(draw, case.n_depth + case.n_prompt)
+        tokens = self._random_ids(draw, case.n_gen)
+        if case.n_depth:
+            path.prompt(prompt[: case.n_depth])
         self._synchronize()
         compiled = self.compiles.compiled
         start = time.perf_counter_ns()
-        position = test.n_depth + test.n_prompt
-        if test.n_prompt:
-            path.prompt(prompt, test.n_depth, position, test.n_ubatch)
+        if case.n_prompt:
+            path.prompt(prompt, case.n_depth)
             self._synchronize()
-        if isinstance(path, EnginePath) and path.follows and tokens:
-            path.answer(tokens[0], position, len(tokens))
+        if path.follows and tokens:
+            path.answer(tokens[0], len(prompt), len(tokens))
         else:
-            for offset, token in enumerate(tokens):
-                path.decode(token, position + offset)
+            for position, token in enumerate(tokens, len(prompt)):
+                path.decode(token, position)
                 self._synchronize()
         return self._measured(time.perf_counter_ns() - start, compiled)
 
-    def _measure_parallel(self, test: protocol.Test, seed: int) -> protocol.Measured:
+    def _measure_parallel(self, case: Case, seed: int) -> protocol.Measured:
         """Time tokens of several sequences: one call and one synchronize for a token of each."""
-        draw, path = random.Random(seed), self.parallel(test.n_parallel)
-        sequences = range(test.n_parallel)
-        rows = [self._random_ids(draw, test.n_depth + test.n_gen) for _ in sequences]
-        path.sample(sampling_of(test.sampling) if test.sampling else None)
-        path.fill([row[: test.n_depth] for row in rows])
-        steps = path.upload_tokens(*[row[test.n_depth :] for row in rows])
+        draw, path = random.Random(seed), self.parallel(case.n_parallel)
+        rows = [self._random_ids(draw, case.context) for _ in range(case.n_parallel)]
+        path.sample(sampling_of(case.sampling) if case.sampling else None)
+        path.fill([row[: case.n_depth] for row in rows])
+        steps = list(zip(*(row[case.n_depth :] for row in rows), strict=True))
         self._synchronize()
         compiled = self.compiles.compiled
         start = time.perf_counter_ns()
-        for offset, tokens in enumerate(steps):
-            path.decode(tokens, test.n_depth + offset)
+        for position, tokens in enumerate(steps, case.n_depth):
+            path.decode(tokens, position)
             self._synchronize()
         return self._measured(time.perf_counter_ns() - start, compiled)
 
@@ -298,7 +277,7 @@ class TinygradRunner:
             raise RuntimeError(f"-npl {sequences}: only the fused kernels decode several at once")
         return DecoderPath(self._executor, sequences)
 
-    def _until_text(self, test: protocol.Test) -> protocol.Measured:
+    def _until_text(self, case: Case, text: str) -> protocol.Measured:
         """Time from a text to the first text of the answer, as a user waits for it.
 
         Inside: the text's tokens, the prompt, the most likely token on the host, its text.
@@ -308,12 +287,12 @@ class TinygradRunner:
         self._synchronize()
         compiled = self.compiles.compiled
         start = time.perf_counter_ns()
-        ids = encode(tokenizer, test.text)
-        path.prompt(path.upload_prompt(ids), 0, len(ids), test.n_ubatch)
+        ids = encode(tokenizer, text)
+        path.prompt(ids)
         answer.push(path.last_token())
         ns = time.perf_counter_ns() - start
-        if len(ids) != test.n_prompt:
-            raise RuntimeError(f"a text of {len(ids)} tokens, not {test.n_prompt}")
+        if len(ids) != case.n_prompt:
+            raise RuntimeError(f"a text of {len(ids)} tokens, not {case.n_prompt}")
         return self._measured(ns, compiled)
 
     def _measured(self, ns: int, compiled: int) -> protocol.Measured:
@@ -326,15 +305,6 @@ class TinygradRunner:
             kernels_compiled=self.compiles.compiled - compiled,
         )
 
-    def _reset(self) -> None:
-        """Forget the context: attention overwrites its cache, recurrent blocks are zeroed."""
-        if self.model is None:
-            return
-        self.model._cached_tokens = []
-        resets = [op for block in self.model.blk for op in block._state_reset_ops()]
-        if resets:
-            Tensor.realize(*resets)
-
     def _synchronize(self) -> None:
         Device[Device.DEFAULT].synchronize()
 
@@ -345,11 +315,6 @@ class TinygradRunner:
         """Name the type of the attention cache in llama.cpp's words."""
         if isinstance(self._executor, FusedExecutor):
             return self._executor.memory.kv.name
-        if self.model is None:
-            return "f16"
-        for block in self.model.blk:
-            cache = getattr(block, "cache_kv", getattr(block, "cache_k", None))
-            if cache is not None:
-                names = {dtypes.float32: "f32", dtypes.float16: "f16", dtypes.bfloat16: "bf16"}
-                return names.get(cache.dtype, str(cache.dtype))
-        return "none"
+        if isinstance(self._executor, TransformerExecutor):
+            return self._executor.cache_type
+        return "f16"

@@ -26,7 +26,7 @@ from orinboard.board import BoardState, read_state
 from orinboard.boundary import check_choice
 from orinboard.energy import BENCHMARK_HERTZ, COVERAGE, Energy, EnergySampler
 from orinboard.files import Files, Roots
-from orinboard.require import maxn, parse, pinned, unmet
+from orinboard.require import maxn, pinned, unmet
 from orinboard.thermal import read_zones
 
 TEXTFILE = "orinbench.prom"
@@ -203,18 +203,13 @@ def measure_energy(
             run.ended = time.time()
 
 
-def check_requirements(spec: str) -> tuple[str, ...]:
-    """The conditions in `--require`; raises BenchError."""
-    try:
-        return parse(spec)
-    except ValueError as error:
-        raise BenchError(f"--require {spec}: {error}") from None
-
-
 def requirements(spec: str, roots: Roots | None = None) -> None:
     """Refuse to go on unless the board meets `spec`: BenchError says what to run."""
-    check_requirements(spec)
-    if problems := unmet(spec, board_state(roots), roots):
+    try:
+        problems = unmet(spec, board_state(roots), roots)
+    except ValueError as error:
+        raise BenchError(f"--require {spec}: {error}") from None
+    if problems:
         raise BenchError(f"--require {spec}: {'. '.join(map(str, problems))}")
 
 
@@ -260,15 +255,11 @@ def is_jetson(state: BoardState) -> bool:
     return state.identity is not None and bool(state.identity.soc)
 
 
-def hottest(roots: Roots | None = None) -> float | None:
-    """The hottest zone in °C; None without a sensor."""
-    return BoardState(read_zones(Files(roots or Roots()))).hottest
-
-
-def check_cooldown(celsius: float, roots: Roots | None = None) -> None:
-    """Raise BenchError where nothing tells a temperature."""
-    if hottest(roots) is None:
+def hottest(celsius: float, roots: Roots | None = None) -> float:
+    """The hottest zone in °C, for `--cooldown celsius`; raises BenchError without a sensor."""
+    if (found := BoardState(read_zones(Files(roots or Roots()))).hottest) is None:
         raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
+    return found
 
 
 def check_textfile(directory: Path) -> None:
@@ -294,10 +285,7 @@ def cooldown(
     """
     begun = time.monotonic()
     while True:
-        now = hottest(roots)
-        waited = time.monotonic() - begun
-        if now is None:
-            raise BenchError(f"--cooldown {celsius:g}: this machine has no temperature sensor")
+        now, waited = hottest(celsius, roots), time.monotonic() - begun
         if now <= celsius:
             return waited
         if waited >= limit:
@@ -351,10 +339,7 @@ def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
     Raises BenchError where the directory is missing, which nobody would collect from, or cannot be
     written.
     """
-    if not directory.is_dir():
-        raise BenchError(
-            f"--textfile {directory}: No such directory; want node_exporter's textfile directory"
-        )
+    check_textfile(directory)
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Textfile(records))
     file = directory / TEXTFILE

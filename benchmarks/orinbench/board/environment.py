@@ -64,6 +64,7 @@ def read_environment() -> Environment:
     """Read the machine once; it does not change during a run."""
     version = package_version("tinygrad")
     patched = PATCHED.fullmatch(version) if version else None
+    total = _field(MEMORY_INFO, "MemTotal")
     return Environment(
         os=_os_name(),
         kernel=platform.release(),
@@ -72,7 +73,7 @@ def read_environment() -> Environment:
         l4t_release=_first_line(L4T_RELEASE),
         cpu=_field(CPU_INFO, "model name") or platform.processor() or platform.machine(),
         cpu_count=len(os.sched_getaffinity(0)),
-        memory_bytes=_memory_bytes(),
+        memory_bytes=1024 * int(total.split()[0]) if total else None,
         cpu_governors=governors(),
         load_average=os.getloadavg()[0],
         python=platform.python_version(),
@@ -129,8 +130,3 @@ def _field(path: Path, name: str) -> str | None:
         return None
     lines = (line.partition(":") for line in path.read_text().splitlines())
     return next((value.strip() for key, _, value in lines if key.strip() == name), None)
-
-
-def _memory_bytes() -> int | None:
-    total = _field(MEMORY_INFO, "MemTotal")
-    return int(total.split()[0]) * 1024 if total else None

@@ -20,7 +20,7 @@ import numpy as np
 from gguf import GGMLQuantizationType
 
 from orinbench.check.greedy import Engine, Generation, Say, context_of, quiet
-from orinbench.check.nonfinite import fault_of, origin, require_layers
+from orinbench.check.nonfinite import fault_of, fault_of_weights, origin, require_layers
 from orinbench.check.ties import settle
 from orinbench.errors import BenchError, CheckFailed
 from orinbench.model import ModelInfo
@@ -144,7 +144,13 @@ def run_check(
     )
     verdicts = []
     for candidate in candidates:
-        generations = candidate.engine(prompts, n_tokens)
+        try:
+            generations = candidate.engine(prompts, n_tokens)
+        except BenchError as error:  # an argmax of NaN is no token, and reading its row may crash
+            if not (fault := fault_of_weights(model)):
+                raise
+            verdicts.append(broken(candidate, (), f"{error}; {fault}"))
+            continue
         if fault := fault_of(model, generations):
             verdicts.append(broken(candidate, generations, fault))
             continue

@@ -18,7 +18,7 @@ from orinbench.check.gate import ARITHMETICS, llama_cpp_candidate
 from orinbench.check.greedy import Say, tinygrad_engine
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
-from orinbench.options import backend_options, model_options
+from orinbench.options import Finite, backend_options, model_options
 from orinbench.talk import make_talk
 
 
@@ -27,9 +27,7 @@ from orinbench.talk import make_talk
 @backend_options
 @click.option("n_tokens", "-n", default=12, type=click.IntRange(1), help="tokens a prompt [12]")
 @click.option("--seed", default=0, type=click.IntRange(0), help="of the prompts [0]")
-@click.option(
-    "--timeout", default=1800.0, type=click.FloatRange(1), help="seconds an answer [1800]"
-)
+@click.option("--timeout", default=1800.0, type=Finite(1), help="seconds an answer [1800]")
 @click.option("-ctk", "--cache-type-k", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
 @click.option("-ctv", "--cache-type-v", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
 @click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")

@@ -95,7 +95,7 @@ def tinygrad_engine(
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        load = Load(str(model), context_of(prompts, n_tokens), general, key_type=key_type)
+        load = Load(str(model), context_of(prompts, n_tokens), 1, key_type, general=general)
         with tempfile.TemporaryDirectory(prefix="orinbench-check-") as directory, start() as worker:
             out = Path(directory, "generations.npz")
             request = Generate(load, [list(prompt) for prompt in prompts], n_tokens, str(out))

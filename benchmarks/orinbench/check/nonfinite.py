@@ -44,14 +44,21 @@ def fault_of(model: ModelInfo, generations: Sequence[Generation]) -> str | None:
 
 def origin(model: ModelInfo, generation: Generation | None = None) -> str:
     """Say in which tensor and layer numbers that are not finite begin."""
-    for tensor in model.tensors.values():
-        if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weights(model, tensor)):
-            return f"it begins in the file: {count} weights of {where(tensor.name)} are not finite"
+    if fault := fault_of_weights(model):
+        return fault
     if unsupported(model) is not None:
         return "all weights of the file are finite"
     if found := Watch(model).first(generation.tokens if generation else [0]):
         return found
     return "weights and the reference's numbers are finite: it begins in the engine"
+
+
+def fault_of_weights(model: ModelInfo) -> str | None:
+    """Say which of the file's weights are not finite, None if all are."""
+    for tensor in model.tensors.values():
+        if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weights(model, tensor)):
+            return f"it begins in the file: {count} weights of {where(tensor.name)} are not finite"
+    return None
 
 
 def where(name: str) -> str:

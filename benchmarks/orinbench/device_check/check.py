@@ -3,11 +3,9 @@
 import json
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from orinbench.child import run
@@ -48,8 +46,6 @@ class Check:
     folder: Path
     simulated: bool
     begun_us: int
-    trees: Path | None = None
-    patches: tuple[str, ...] | None = None  # numbers of those to switch; None: all
     model: Path | None = None
 
     @property
@@ -94,43 +90,3 @@ class Check:
             return self.must(ask, seconds)
         except (OutOfTime, RuntimeError) as error:
             return {"error": str(error)}
-
-
-def in_turns(
-    first: Callable[[float], Found], second: Callable[[float], Found], until: float, most: float
-) -> tuple[list[Found], list[Found]]:
-    """Run two sides as first, second, second, first, so that a drift does not look like one.
-
-    Each gets its seconds: `most`, or what is left. Raises TimeoutError at `until` of
-    time.monotonic().
-    """
-
-    def ran(side: Callable[[float], Found]) -> Found:
-        left = min(until - time.monotonic(), most)
-        if left <= 0:
-            raise TimeoutError
-        return side(left)
-
-    begun, second_runs = ran(first), [ran(second), ran(second)]
-    return [begun, ran(first)], second_runs
-
-
-def all_of(answers: Iterable[tuple[str, Found]], seconds: float) -> dict[str, Found]:
-    """Return the answers by name; raises OutOfTime, with those that there are, on TimeoutError."""
-    found: dict[str, Found] = {}
-    try:
-        for name, answer in answers:
-            found[name] = answer
-    except TimeoutError:
-        raise OutOfTime(seconds, found) from None
-    return found
-
-
-def ratios(having: Sequence[Found], lacking: Sequence[Found]) -> dict[str, float]:
-    """Return, of each figure above zero on both sides, the medians' ratio, first over second."""
-    found = {}
-    for name in having[0]:
-        sides: list[list[Any]] = [[e.get(name) for e in side] for side in (having, lacking)]
-        if all(type(v) in (int, float) and v > 0 for side in sides for v in side):
-            found[name] = round(median(sides[0]) / median(sides[1]), 4)
-    return found

@@ -19,7 +19,6 @@ from orinbench.device_check.performance import Answer
 from orinbench.device_check.privacy import Scrubber, machine_secrets
 from orinbench.device_check.report import FORMAT, load_report
 from orinbench.device_check.steps import CTRL, STEPS, Step
-from orinbench.device_check.switches import patches_of
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
 from orinbench.jsonfile import write_whole
 from orinbench.model import open_model
@@ -42,20 +41,6 @@ def step_names(text: str, flag: str) -> set[str]:
     return names
 
 
-def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | None:
-    """Return the patches that --patch names, None for all; raises BenchError for unknown ones."""
-    known = None if trees is None else [patch.number for patch in patches_of(trees)]
-    if text is None:
-        return None
-    if known is None:
-        raise BenchError(f"--patch {text}: wants --trees DIR, of `tools/series checkout DIR`")
-    names = tuple(name for name in text.split(",") if name)
-    if unknown := [name for name in names if name not in known]:
-        there = ", ".join(known)
-        raise BenchError(f"--patch {text}: no patch {unknown[0]} in {trees}; there are {there}")
-    return names
-
-
 @click.group(
     "device-check",
     invoke_without_command=True,
@@ -73,13 +58,6 @@ def chosen_patches(text: str | None, trees: Path | None) -> tuple[str, ...] | No
 @click.option("--only", metavar="LIST", help="take only these steps")
 @click.option("--skip", metavar="LIST", help="take all but these steps")
 @click.option("--fresh", is_flag=True, help="take steps again that are in the folder already")
-@click.option(
-    "--trees",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="folder that `tools/series checkout` made",
-)
-@click.option("--patch", metavar="LIST", help="patches to try with --trees, as 0002,0015 [all]")
 @click.option(
     "--model",
     type=click.Path(path_type=Path),
@@ -103,15 +81,12 @@ def device_check_command(context: click.Context, /, **options: Any) -> int:
         raise BenchError(
             f"device-check: no Orin's GPU here: {CTRL} does not exist; run it on the board"
         )
-    patches = chosen_patches(options["patch"], options["trees"])
     if options["model"]:
         open_model(options["model"])
     check = Check(
         folder=options["folder"].absolute(),
         simulated=_SIMULATED in os.environ,
         begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
-        trees=options["trees"],
-        patches=patches,
         model=options["model"],
     )
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -204,9 +179,9 @@ def one_step(check: Check, step: Step) -> dict[str, Any]:
 @device_check_command.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def verify_command(file: Path) -> int:
-    """Judge a report against every claim of the documents that a board can confirm.
+    """Judge a report against the documents.
 
-    Exit code 1 says that a claim is refuted.
+    It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """
     report = load_report(file)
     judged = [judge(claim, report) for claim in load_claims()]

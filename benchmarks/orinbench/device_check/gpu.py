@@ -11,54 +11,31 @@ ONE_THREAD: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 
 @dataclass(frozen=True)
 class Sizes:
-    """Amounts of work: what a board is given, or the little that a simulated GPU can do."""
+    """Amounts of work: a board's; `SIZES` has the little that a simulated GPU can do beside it."""
 
-    resubmissions: int
-    copied: int  # bytes
-    side: int  # of the square matrix
-    samples: int
-    context: int  # of the model
-    ring_over: float  # launches over the ring's entries
-    long_kernels: bool  # made so long that the ring fills
-    qmds: int
-    read: int  # bytes of a pass: half of the L2 of an AGX Orin
-    blocks: int
-    loops: int  # in a block
-    launches: int
-    rival_s: float  # for which the other process launches
+    copied: int = 16 << 20  # bytes
+    samples: int = 20
+    context: int = 2048  # of the model
+    ring_over: float = 3.0  # launches over the ring's entries
+    long_kernels: bool = True  # made so long that the ring fills
+    qmds: int = 500
+    read: int = 2 << 20  # bytes of a pass: half of the L2 of an AGX Orin
+    blocks: int = 64
+    loops: int = 4096  # in a block
+    launches: int = 200
+    rival_s: float = 5.0  # for which the other process launches
     # Tokens of a prompt; prompts that are not timed and that are; the same of the tokens.
-    prompt: int
-    warm_prompts: int
-    prompts: int
-    warm_tokens: int
-    tokens: int
+    prompt: int = 512
+    warm_prompts: int = 3
+    prompts: int = 5
+    warm_tokens: int = 4
+    tokens: int = 16
 
 
 SIZES = {
-    "board": Sizes(
-        resubmissions=2000,
-        copied=16 << 20,
-        side=2048,
-        samples=20,
-        context=2048,
-        ring_over=3.0,
-        long_kernels=True,
-        qmds=500,
-        read=2 << 20,
-        blocks=64,
-        loops=4096,
-        launches=200,
-        rival_s=5.0,
-        prompt=512,
-        warm_prompts=3,
-        prompts=5,
-        warm_tokens=4,
-        tokens=16,
-    ),
+    "board": Sizes(),
     "tiny": Sizes(
-        resubmissions=20,
         copied=64 << 10,
-        side=64,
         samples=3,
         context=32,
         ring_over=1.1,

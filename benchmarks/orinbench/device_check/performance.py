@@ -4,11 +4,12 @@ A side is better where all runs of it are better than all of the other, else the
 failed has a verdict that says so and no `better`.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from statistics import median
 
-from orinbench.device_check.check import Ask, in_turns, ratios
+from orinbench.device_check.check import Ask
 from orinbench.device_check.gpu import Found
 
 _RUN_SECONDS = 90.0
@@ -92,19 +93,30 @@ QUESTIONS = (
 
 
 def answers(ask: Callable[[Ask, float], Found], until: float) -> Iterator[tuple[str, Found]]:
-    """Yield each question's name and answer; raises TimeoutError at `until` of time.monotonic()."""
+    """Yield each question's name and answer; raises TimeoutError at `until` of time.monotonic().
+
+    The sides run as own, other, other, own, so that a drift does not look like a difference.
+    """
     for question in QUESTIONS:
-        own, other = (partial(ask, side.ask) for side in (question.own, question.other))
-        yield question.name, _answer(question, *in_turns(own, other, until, _RUN_SECONDS))
+        runs: list[Found] = []
+        for side in (question.own, question.other, question.other, question.own):
+            if (left := until - time.monotonic()) <= 0:
+                raise TimeoutError
+            runs.append(ask(side.ask, min(left, _RUN_SECONDS)))
+        yield question.name, _answer(question, [runs[0], runs[3]], runs[1:3])
 
 
 def _answer(question: Question, own: Sequence[Found], other: Sequence[Found]) -> Found:
+    """Return what a report has; `ratio` is the medians' of each figure, own over other."""
     entry: Found = {"own": question.own.name, "other": question.other.name}
-    entry |= {"figure": question.figure, "with_own": own, "with_other": other}
-    entry["ratio"] = ratios(own, other)
+    entry |= {"figure": question.figure, "with_own": own, "with_other": other, "ratio": {}}
     failed = [run["error"] for run in (*own, *other) if "error" in run]
     if failed:
         return entry | {"verdict": f"no answer: {failed[0]}"}
+    for name in own[0]:
+        if all(isinstance(run[name], float) and run[name] > 0 for run in (*own, *other)):
+            ours, theirs = (median(run[name] for run in side) for side in (own, other))
+            entry["ratio"][name] = round(ours / theirs, 4)
     sign = 1 if question.larger else -1
     mine, others = ([sign * float(run[question.figure]) for run in side] for side in (own, other))
     if min(mine) > max(others):

@@ -1,19 +1,19 @@
 """One program for the board's GPU, in a process of its own: `probe OUT NAME SIZES CHOICE MODEL`.
 
 What it finds is one JSON object in the file OUT; from an exception that is `failed`, and the
-exit status is 1. It runs on the tinygrad that PYTHONPATH names, on the device that DEV names.
+exit status is 1. It runs on the device that DEV names.
 """
 
 import json
 import sys
 from pathlib import Path
 
-from orinbench.device_check import gpu_probe, patch_probes, performance_probe, queue_probe
+from orinbench.device_check import gpu_probe, performance_probe, queue_probe
 from orinbench.device_check.gpu import Work
 
 PROBES = {
     program.__name__: program
-    for module in (gpu_probe, queue_probe, patch_probes, performance_probe)
+    for module in (gpu_probe, queue_probe, performance_probe)
     for program in module.PROGRAMS
 }
 

@@ -1,12 +1,12 @@
 """The report of a device check: one JSON file, renewed after each step, resumed from."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orinbench import plain
 from orinbench.errors import BenchError
-from orinbench.jsonfile import read_json
 
 FORMAT = "tinygrad-orin device-check 2"
 _MOST_BYTES = 256 << 20
@@ -33,7 +33,19 @@ class Report:
 
 def load_report(path: Path) -> dict[str, Any]:
     """Return a report; raises BenchError, with one line, for any other file."""
-    report = read_json(path, FORMAT, "`orinbench device-check`", _MOST_BYTES)
+    try:
+        if path.exists() and not path.is_file():
+            raise BenchError(f"{path}: is no regular file; want what `device-check` writes")
+        if path.stat().st_size > _MOST_BYTES:
+            raise BenchError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; no device-check report")
+        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BenchError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError):
+        raise BenchError(f"{path}: no JSON; want what `orinbench device-check` writes") from None
+    said = report.get("format") if isinstance(report, dict) else None
+    if said != FORMAT:
+        raise BenchError(f"{path}: format {str(said)[:60]!r}; `device-check` writes {FORMAT!r}")
     plain.read(Report, report, str(path))
     for name, entry in report["steps"].items():
         if not isinstance(entry.get("result"), dict | None):

@@ -22,10 +22,10 @@ from orinbench.benchmark.llama_cpp import find_llama_bench
 from orinbench.board import board_state
 from orinbench.board.environment import read_environment
 from orinbench.child import Ended, run
-from orinbench.device_check.check import Ask, Check, NotRun, OutOfTime, all_of
+from orinbench.device_check.check import Ask, Check, NotRun, OutOfTime
+from orinbench.device_check.gpu import Found
 from orinbench.device_check.kernel_log import gpu_lines
 from orinbench.device_check.performance import answers
-from orinbench.device_check.switches import switch
 
 CTRL, AS_NODE = "/dev/nvgpu/igpu0/ctrl", "/dev/nvgpu/igpu0/as"
 NODES = (
@@ -154,17 +154,15 @@ def queue(check: Check, seconds: float) -> dict[str, Any]:
     return check.must(Ask("queue"), seconds)
 
 
-def patches(check: Check, seconds: float) -> Any:
-    """Measure each patch's effect: the series with it and without it, in turn."""
-    if check.trees is None:
-        raise NotRun("--trees DIR names what `tools/series checkout DIR` made")
-    until = time.monotonic() + seconds
-    return all_of(switch(check.trees, check.patches, check.ask, until), seconds)
-
-
 def performance(check: Check, seconds: float) -> Any:
     """Time the driver's choices, each against its alternative in turns."""
-    return all_of(answers(check.ask, time.monotonic() + seconds), seconds)
+    found: dict[str, Found] = {}
+    try:
+        for name, answer in answers(check.ask, time.monotonic() + seconds):
+            found[name] = answer
+    except TimeoutError:
+        raise OutOfTime(seconds, found) from None
+    return found
 
 
 def memory(check: Check, seconds: float) -> dict[str, Any]:
@@ -237,7 +235,7 @@ def _expect(ended: Ended, seconds: float) -> None:
         raise RuntimeError(ended.reason)
 
 
-# In all 49 minutes. What may leave the GPU down comes late, so that it costs the least.
+# In all 40 minutes. What may leave the GPU down comes late, so that it costs the least.
 STEPS = (
     Step("identity", 30, identity, "the board and its state"),
     Step("permissions", 10, permissions, "device nodes, owners, groups"),
@@ -249,7 +247,6 @@ STEPS = (
     Step("performance", 420, performance, "the driver's choices against others, in turns"),
     Step("suite", 600, suite, "orinbench suite"),
     Step("llama-bench", 600, llama_bench, "tinygrad and llama.cpp, in turn"),
-    Step("patches", 540, patches, "the series with and without each patch"),
     Step("faults", 240, faults, "errors that are safe to provoke"),
     Step("kernel-log", 20, kernel_log, "what the kernel said meanwhile"),
 )

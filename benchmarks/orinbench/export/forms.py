@@ -35,10 +35,13 @@ LLAMA_DEFAULTS: Plain = {
     "devices": "auto",
     "tensor_split": "0.00",
     "tensor_buft_overrides": "none",
+    "load_mode": "auto",
+    "lazy_mode": "auto",
     "use_mmap": 1,
     "embeddings": 0,
     "no_op_offload": 0,
     "no_host": 0,
+    "repack": 1,
     "fit_target": 0,
     "fit_min_ctx": 0,
 }

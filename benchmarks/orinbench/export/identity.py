@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from orinbench.benchmark.plan import TINYGRAD_CHUNK
 from orinbench.export.schema import Record
 
 # Fields that make two records the same measurement, whatever machine and version took them.
@@ -24,16 +23,12 @@ CONTEXT_FIELDS = tuple(
 
 
 def identity(record: Record) -> str:
-    """Return what identifies a (complete) record's measurement, as JSON.
-
-    tinygrad's prefill chunk counts where it was chosen: not the default, and not that of the fused
-    kernels, which have their own.
-    """
+    """Return what identifies a (complete) record's measurement, as JSON."""
     key = {field: _plain(getattr(record, field)) for field in KEY_FIELDS}
     key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
     if record.decode_path is None:
         key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
-    elif record.decode_path == "fused" or key["n_ubatch"] == TINYGRAD_CHUNK:
+    else:  # the engine chooses how many tokens of a prompt go through at once
         key["n_ubatch"] = None
     return json.dumps(key, ensure_ascii=False)
 
@@ -71,14 +66,10 @@ def context(record: Record) -> dict[str, Any]:
     environment = record.environment
     found = {field: environment.get(field) for field in CONTEXT_FIELDS if field in environment}
     found |= {field: getattr(record, field) for field in ("software", "decode_path", "driver")}
-    found["power_mode"] = _power_mode(record)
-    return {field: value for field, value in found.items() if value not in (None, [], {})}
-
-
-def _power_mode(record: Record) -> str | None:
     states = [state for state in record.board_after if state]
     mode = states[-1].get("power_mode") if states else None
-    return mode.get("name") if isinstance(mode, dict) else None
+    found["power_mode"] = mode.get("name") if isinstance(mode, dict) else None
+    return {field: value for field, value in found.items() if value not in (None, [], {})}
 
 
 def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:

@@ -1,11 +1,13 @@
 """Results that were saved: files of ours and of llama.cpp's llama-bench, as whole records."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from orinbench.benchmark.plan import Case
 from orinbench.errors import BenchError
+from orinbench.export.record import to_json
 from orinbench.export.schema import (
     SCHEMA_VERSION,
     Plain,
@@ -14,13 +16,16 @@ from orinbench.export.schema import (
     is_number,
     record_of,
 )
-from orinbench.samples import Summary, summarize
+from orinbench.samples import summarize
 
 # A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
 # memory several times.
 MAX_BYTES = 256 << 20
 SQLITE = b"SQLite format 3\0"  # how such a file begins
+# Speeds are between these, so that their ratios and roots are numbers.
+LEAST_SPEED, MOST_SPEED = 1e-30, 1e30
 # Fields without which llama.cpp's records do not say what was measured.
+HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
 
 
@@ -54,10 +59,14 @@ def _from_json(path: Path, text: str) -> list[Any]:
     """Return what an array, an object, or an object a line holds."""
     try:
         if text.lstrip().startswith("["):
-            return list(json.loads(text))
-        if not text.lstrip().startswith("{"):
+            found = list(json.loads(text))
+        elif text.lstrip().startswith("{"):
+            found = [json.loads(line) for line in text.split("\n") if line.strip()]
+        else:
             raise ValueError
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        if HALF_A_PAIR.search(text):
+            to_json(found).encode()  # half of a pair can be in JSON, and nowhere else
+        return found
     except (ValueError, RecursionError):
         raise BenchError(f"{path}: is no result of llama-bench -o json or jsonl") from None
 
@@ -78,7 +87,10 @@ def _checked(path: Path, index: int, record: Any) -> Record:
         raise BenchError(f"{where} says neither schema_version nor {', '.join(CASE_FIELDS)}")
     samples = record.get("samples_ts")
     if samples is not None and not _are_speeds(samples):
-        raise BenchError(f"{where}: samples_ts must be a list of numbers above 0")
+        raise BenchError(
+            f"{where}: samples_ts must be a list of numbers above 0, from {LEAST_SPEED:g} to "
+            f"{MOST_SPEED:g}"
+        )
     if own and record.get("samples_ts") is None:
         raise BenchError(f"{where} has no samples_ts; write it with -o json or jsonl")
     for name in ("avg_ts", "stddev_ts", "median_ts", "ci95_low_ts", "ci95_high_ts"):
@@ -93,7 +105,9 @@ def _checked(path: Path, index: int, record: Any) -> Record:
 
 
 def _are_speeds(samples: Any) -> bool:
-    return isinstance(samples, list) and all(is_number(s) and s > 0 for s in samples)
+    return isinstance(samples, list) and all(
+        is_number(s) and LEAST_SPEED <= s <= MOST_SPEED for s in samples
+    )
 
 
 def completed(plain: Plain) -> Record:
@@ -109,7 +123,9 @@ def completed(plain: Plain) -> Record:
         # llama.cpp's own, and ours from before each round had a process: one process made them.
         record.processes = [0] * len(record.samples_ts)
     if record.samples_ts and record.median_ts is None:
-        set_statistics(record, summarize(record.samples_ts, processes=record.processes))
+        summary = summarize(record.samples_ts, processes=record.processes)
+        record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
+        record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high
     return record
 
 
@@ -122,9 +138,3 @@ def _name_llama_cpp(record: Record) -> None:
     record.test, record.work = case.label, case.n_tokens
     record.device = "CPU" if on_cpu else record.backends
     record.device_name = None if on_cpu else record.gpu_info or None
-
-
-def set_statistics(record: Record, summary: Summary) -> None:
-    """Set what is ours of a row's statistics."""
-    record.median_ts, record.p5_ts, record.p95_ts = summary.median, summary.p5, summary.p95
-    record.ci95_low_ts, record.ci95_high_ts = summary.ci_low, summary.ci_high

@@ -74,14 +74,15 @@ def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo
         fields = {key: value for key, value in case.settings if key in LLAMA_FIELDS}
     if plan.is_tinygrad:
         fields |= {
-            "n_ubatch": (lane.first_token and lane.first_token.chunk) or case.test().n_ubatch,
+            "n_ubatch": lane.first_token and lane.first_token.warm and lane.first_token.warm.chunk,
             "type_k": row.warm_up.type_k if row.warm_up else None,
             "type_v": row.warm_up.type_v if row.warm_up else None,
             "n_gpu_layers": model.n_layers + 1 if lane.on_gpu else 0,
             "flash_attn": 0,
         }
     return fields | {
-        "model_filename": str(plan.model),
+        # A name may hold bytes that are no UTF-8, which JSON and SQLite do not take.
+        "model_filename": str(plan.model).encode(errors="backslashreplace").decode(),
         "model_type": model.type_label,
         "model_size": model.size_bytes,
         "model_n_params": model.n_params,
@@ -162,12 +163,16 @@ def _lane_fields(lane: LaneResult) -> Plain:
             "ttft_cold_s": first.cold_s,
             "ttft_warm_s": statistics.median(lane.first_tokens_s or [first.warm_s]),
             "ttft_warm_samples_s": lane.first_tokens_s,
-            "load_s": first.load_s,
-            "cold_compile_s": first.cold_compile_s,
-            "cold_kernels_compiled": first.kernels_compiled if first.cold_s else None,
-            "decode_path": first.decode_path,
-            "included": first.included,
         }
+        if first.cold is not None:
+            fields["cold_compile_s"] = first.cold.compile_s
+            fields["cold_kernels_compiled"] = first.cold.kernels_compiled
+        if first.warm is not None:
+            fields |= {
+                "load_s": first.warm.load_s,
+                "decode_path": first.warm.decode_path,
+                "included": first.warm.included,
+            }
     if bandwidth is not None:
         median = statistics.median(bandwidth.samples_gb_s)
         fields |= {
@@ -253,7 +258,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         fields |= _text_fields(row, summary)
     if isinstance(row.case, Case) and row.case.sms:
         fields["extra"] = fields.get("extra", {}) | _envelope_fields(lane, row, row.case, summary)
-    nanoseconds = _nanoseconds(row)
+    nanoseconds = summarize([float(sample.ns) for sample in row.samples])
     percent = roofline_percent(lane, row, summary)
     if prepared is not None:
         fields["peak_percent"] = _share(prepared.flops, prepared.peak_flops, row, summary.median)
@@ -292,13 +297,8 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     }
 
 
-def _nanoseconds(row: RowResult) -> Summary:
-    return summarize([float(sample.ns) for sample in row.samples])
-
-
 def _peak(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+    return max((value for value in values if value is not None), default=None)
 
 
 def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> float | None:
@@ -423,16 +423,12 @@ def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowRes
         if other.plan.lane.model != lane.plan.lane.model:
             continue
         for theirs in other.rows:
-            if not _same_test(theirs.case, row.case):
+            if (theirs.case.benchmark, theirs.case.label) != (row.case.benchmark, row.case.label):
                 continue
             left, right = (process_medians(r.throughputs, r.processes) for r in (row, theirs))
             if both := [process for process in left if process in right]:
                 medians = [left[process] for process in both], [right[process] for process in both]
                 yield index, lane, other, theirs, medians
-
-
-def _same_test(left: AnyCase, right: AnyCase) -> bool:
-    return (left.benchmark, left.label) == (right.benchmark, right.label)
 
 
 def to_json(value: Any) -> str:

@@ -16,7 +16,7 @@ Plain = dict[str, Any]
 class Record:
     """llama-bench's fields by the same names, then ours; None is what is not known.
 
-    Lists of a row have an entry for each sample. docs/llama-bench.md says what each field is.
+    Lists of a row have an entry for each sample. docs/reference/records.md describes fields.
     """
 
     # llama.cpp 0.5.0, tools/llama-bench: test::get_fields(), and the two that its JSON adds.
@@ -134,7 +134,7 @@ class Record:
 
 
 def _kind(annotation: Any) -> Any:
-    """Return what a field is where it is known: int of int | None, list of list[int]."""
+    """Return int of int | None, list of list[int]."""
     if isinstance(annotation, types.UnionType):
         annotation = next(part for part in get_args(annotation) if part is not type(None))
     return getattr(annotation, "__origin__", annotation)
@@ -169,6 +169,10 @@ _ENTRIES = {"warnings": ("text",), "comparisons": ("baseline", "ratio", "text", 
 _WORDS = {int: "a number", float: "a number", bool: "true or false", str: "text"}
 
 
+# What tables show of a file's records as it is.
+_PRINTED = {"benchmark", "test", "backend", "unit", "model_type", "software"}
+
+
 def fault_of(plain: Plain) -> str | None:
     """Return which of our fields holds what no record has there, and what would be right.
 
@@ -176,7 +180,13 @@ def fault_of(plain: Plain) -> str | None:
     """
     for name, kind in KINDS.items():
         value = plain.get(name)
-        if name in LLAMA_FIELDS or value is None:
+        if value is None:
+            continue
+        if name in _PRINTED and isinstance(value, str) and not value.isprintable():
+            return f"{name} must be printable text"
+        if name in LLAMA_FIELDS:
+            if kind is not list and isinstance(value, list | dict):
+                return f"{name} must be one value"
             continue
         if kind in _WORDS and not _fits(value, kind):
             return f"{name} must be {_WORDS[kind]}"

@@ -55,6 +55,10 @@ def _short_columns(records: Sequence[Record]) -> list[Column]:
     """Return what a reader asks for first, the model only where there are several."""
     model: Column = ("model", False, lambda record: str(record.model_type))
     several = len({(record.model_type, record.model_filename) for record in records}) > 1
+    memory: list[Column] = [
+        ("of roofline", True, lambda record: _known(record.roofline_percent, "{:.1f} %")),
+        ("memory", True, memory_text),
+    ]
     return [
         *([model] if several else []),
         ("backend", False, lambda record: str(record.backend)),
@@ -63,15 +67,8 @@ def _short_columns(records: Sequence[Record]) -> list[Column]:
         ("t/s, median", True, _median),
         ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
         *_text_columns(records),
-        *(_envelope_columns(records) or _memory_columns()),
+        *(_envelope_columns(records) or memory),
         *_energy_columns(records)[:1],
-    ]
-
-
-def _memory_columns() -> list[Column]:
-    return [
-        ("of roofline", True, lambda record: _known(record.roofline_percent, "{:.1f} %")),
-        ("memory", True, memory_text),
     ]
 
 
@@ -301,8 +298,14 @@ def notes(records: Sequence[Record]) -> list[str]:
     found += [_envelope_note(record) for record in records]
     found += [_roofline_note(record) for record in records]
     found += [f"Timed {what}." for what in included_notes(records)]
-    found += [_peak_note(record) for record in records]
-    found += [_energy_note(record) for record in records]
+    for record in records:
+        if source := record.extra.get("peak_source"):
+            found.append(f"Peak of {record.device}: {source}.")
+    found += [
+        energy_note(vars(record))
+        for record in records
+        if record.joules_per_token is not None and any(record.energy)
+    ]
     found += [_check_note(record) for record in records]
     found += [f"Warning: {line}" for line in warning_lines(records)]
     first = records[0]
@@ -318,9 +321,10 @@ def notes(records: Sequence[Record]) -> list[str]:
     if first.repetitions is not None:  # llama.cpp's own records do not say
         processes = max(len(set(record.processes or [0])) for record in records)
         found.append(
-            f"Samples: {first.repetitions} rounds{planned}; in each, every backend and test "
-            f"once, in an order drawn with seed {first.seed}; {processes} fresh "
-            f"process{'es' * (processes != 1)} of each backend. Not timed: {_excluded(records)}."
+            f"Samples: {first.repetitions} round{'s' * (first.repetitions != 1)}{planned}; "
+            f"in each, every backend and test once, in an order drawn with seed {first.seed}; "
+            f"{processes} fresh process{'es' * (processes != 1)} of each backend. "
+            f"Not timed: {_excluded(records)}."
         )
     found.append(_machine_note(records))
     return [note for note in dict.fromkeys(found) if note]
@@ -396,12 +400,6 @@ def included_notes(records: Sequence[Record]) -> list[str]:
     ]
 
 
-def _energy_note(record: Record) -> str:
-    if record.joules_per_token is None or not any(record.energy):
-        return ""
-    return energy_note(vars(record))
-
-
 def _check_note(record: Record) -> str:
     check = record.check
     if check is None:
@@ -409,11 +407,6 @@ def _check_note(record: Record) -> str:
     if not record.model_type:
         return "Check: each row's result was compared before it was timed; `check` says with what."
     return f"Check: {check.get('text')}."
-
-
-def _peak_note(record: Record) -> str:
-    source = record.extra.get("peak_source")
-    return f"Peak of {record.device}: {source}." if source else ""
 
 
 def warning_lines(records: Sequence[Record]) -> list[str]:

@@ -1,7 +1,9 @@
 """`orinbench history check` and `pin`: a baseline, and an exit code for CI."""
 
 import json
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from orinbench.history.trend import (
     run_noise,
 )
 from orinbench.options import history_file
-from orinbench.samples.judge import is_slower, judge_saved, markdown
+from orinbench.samples.judge import is_slower, judge_saved, markdown, missing
 
 
 @click.command("check")
@@ -32,10 +34,12 @@ from orinbench.samples.judge import is_slower, judge_saved, markdown
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @history_file
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
-    """Compare RUN (the last one) with a baseline, and show what crept in since.
+    """Compare a run with a baseline, for CI.
 
+    It compares RUN, or the last run, and also shows what changed slowly since the baseline.
     The baseline is the run pinned as `baseline`, else the run before. Exit code 0: nothing became
-    slower. 1: a test is slower than the baseline, or its level fell since. 2: bad input.
+    slower. 1: a test is slower than the baseline or failed, or its level fell since and is not
+    back. 2: bad input.
     """
     with History(path) as store:
         order = [kept.id for kept in store.runs()]
@@ -46,27 +50,39 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
     noise = run_noise(trends, baseline, judged_run)
     judged = judge_saved(before, after, lambda _, new: noise.get(case_key(new)))
     if not judged:
-        raise BenchError(f"run {judged_run}: has no test with samples in common with {baseline}")
+        raise BenchError(
+            f"run {judged_run} and {baseline} measured no test in common: name another by --against"
+        )
+    gone = missing(before, after)
     since = set(order[order.index(baseline) + 1 : order.index(judged_run) + 1])
-    fell = [
-        (trend, change)
-        for trend in trends
-        for change in trend.changes
-        if change.run in since and change.share < 0
-    ]
+    fell = [(trend, change) for trend in trends for change in _lost(trend, since)]
     if output == "json":
         whole = {
             "run": judged_run,
             "baseline": baseline,
             "tests": [test.plain() for test in judged],
+            "missing": [asdict(test) for test in gone],
             "fell": [_plain(trend, change) for trend, change in fell],
         }
         click.echo(json.dumps(whole, ensure_ascii=False))
     else:
         notes = [f"differs: {difference}" for difference in differences(before, after)]
+        notes += [test.line() for test in gone]
         notes += [f"{trend.label}: {change_text(change)}" for trend, change in fell]
         click.echo(markdown(judged, notes, f"run {judged_run}", f"run {baseline}"))
-    return EXIT_SLOWER if is_slower(judged) or fell else 0
+    failed = any(test.error for test in gone)
+    return EXIT_SLOWER if is_slower(judged) or fell or failed else 0
+
+
+def _lost(trend: Trend, since: set[int]) -> list[Change]:
+    """Return the falls in these runs that later ones did not make good, but for the noise."""
+    changes = [change for change in trend.changes if change.run in since]
+    regained = 1.0 - (trend.noise.sd if trend.noise else 0.0)
+    return [
+        change
+        for place, change in enumerate(changes)
+        if change.share < 0 and math.prod(1 + later.share for later in changes[place:]) < regained
+    ]
 
 
 def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
@@ -107,7 +123,10 @@ def _plain(trend: Trend, change: Change) -> dict[str, Any]:
 @click.argument("run", type=int, required=False)
 @history_file
 def pin_command(path: Path, name: str | None, run: int | None) -> None:
-    """Give RUN (the last one) a NAME that `check` and `compare` take; without one, list them."""
+    """Name a run, or list the names.
+
+    `check` and `compare` take the NAME of RUN, or of the last run. Without NAME, all are listed.
+    """
     with History(path, write=name is not None) as store:
         if name is not None:
             runs = store.runs()

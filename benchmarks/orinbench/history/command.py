@@ -1,8 +1,6 @@
 """`orinbench history`: what was measured here, how it went, and what stands out from noise."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -13,9 +11,9 @@ from orinbench.export.load import load_records
 from orinbench.export.markdown import markdown_table
 from orinbench.history.check import check_command, pin_command
 from orinbench.history.store import Filter, History, Run
-from orinbench.history.trend import Point, Trend, change_text, plain, read_trends
+from orinbench.history.trend import Point, Trend, change_text, read_trends
 from orinbench.options import history_file
-from orinbench.samples.judge import Comparison, Noise
+from orinbench.samples.judge import Comparison
 
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
@@ -23,16 +21,9 @@ from orinbench.samples.judge import Comparison, Noise
 @click.option("--test", metavar="WORD", help="only tests with this in their names, such as tg128")
 @click.option("--device", metavar="WORD", help="only devices with this in their names")
 @click.option("--last", default=20, type=click.IntRange(1), help="runs that are shown [20]")
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @click.pass_context
 def history_command(
-    context: click.Context,
-    /,
-    path: Path,
-    test: str | None,
-    device: str | None,
-    last: int,
-    output: str,
+    context: click.Context, /, path: Path, test: str | None, device: str | None, last: int
 ) -> int:
     """List the runs kept, and the trend of each case.
 
@@ -51,22 +42,15 @@ def history_command(
         raise BenchError(f"{path}: no runs yet; llama-bench and suite write them")
     shown = runs[-last:]
     kept = {run.id for run in shown}
-    noises = [trend.noise for trend in trends]
+    click.echo(_runs_table(shown, len(runs)))
+    once = []
     for trend in trends:
-        trend.points = [point for point in trend.points if point.run in kept]
-    shown_noise = [n for n, trend in zip(noises, trends, strict=True) if trend.points]
-    trends = [trend for trend in trends if trend.points]
-    if output == "json":
-        whole = {"runs": [asdict(run) for run in shown], "trends": plain(trends, shown_noise)}
-        click.echo(json.dumps(whole, indent=2, ensure_ascii=False))
-    else:
-        click.echo(_runs_table(shown, len(runs)))
-        once = [trend for trend in trends if len(trend.points) == 1]
-        for trend, noise in zip(trends, shown_noise, strict=True):
-            if trend not in once:
-                click.echo(f"\n{_trend_table(trend, noise)}")
-        if once:
-            click.echo(f"\n{_once_table(once)}")
+        points = [point for point in trend.points if point.run in kept]
+        if len(points) > 1:
+            click.echo(f"\n{_trend_table(trend, points)}")
+        once += [(trend, point) for point in points if len(points) == 1]
+    if once:
+        click.echo(f"\n{_once_table(once)}")
     return 0
 
 
@@ -134,38 +118,38 @@ def _cases(run: Run) -> str:
     return "; ".join(f"{benchmark}: {', '.join(tests)}" for benchmark, tests in run.cases.items())
 
 
-def _once_table(trends: Sequence[Trend]) -> str:
+def _once_table(measured: Sequence[tuple[Trend, Point]]) -> str:
     titles = ("run", "case", "device", "median", "95 % interval", "n", "unit")
     rows = []
-    for trend in trends:
-        (point,) = trend.points
+    for trend, point in measured:
         run, _, _, median, interval, n, *_ = _trend_row(point)
         rows.append((run, trend.label, trend.device, median, interval, n, trend.unit))
     table = markdown_table(titles, rows, right=("run", "median", "n"))
     return f"### Measured once\n\n{table}"
 
 
-def _trend_table(trend: Trend, noise: Noise | None) -> str:
+def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
+    """Return the table of those points of a trend that are shown."""
     titles = ("run", "started", "software", trend.unit, "95 % interval", "n", "to the run before",
               "p", "verdict")  # fmt: skip
     table = markdown_table(
         titles,
-        [_trend_row(point) for point in trend.points],
+        [_trend_row(point) for point in points],
         right=("run", trend.unit, "n", "p"),
     )
     notes = [
         f"- run {point.run} differs from the one before: {difference}"
-        for point in trend.points
+        for point in points
         for difference in point.differs
     ]
     notes += [f"- {change_text(change)}" for change in trend.changes]
-    if noise is not None:
+    if (noise := trend.noise) is not None:
         share, degrees = 100 * noise.sd, noise.degrees
         notes.append(
             f"- noise between runs with nothing changed: {share:.3g} % standard deviation, "
             f"{degrees} degree{'s' * (degrees != 1)} of freedom"
         )
-    elif len(trend.points) > 1:
+    else:
         notes.append("- noise between runs is not known: no two in a row with nothing changed")
     return "\n".join(
         [f"### {trend.label} on {trend.device}", "", table, *([""] if notes else []), *notes]

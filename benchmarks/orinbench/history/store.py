@@ -1,4 +1,4 @@
-"""The history's file: a row for each run, a row for each of its records. docs/history.md has it.
+"""The history's file: a row for each run, and for each of its records (docs/reference/records.md).
 
 Writers wait for each other; a write is one transaction. A reader sees whole runs only.
 """
@@ -76,10 +76,8 @@ class Run:
 
     id: int
     started: str  # ISO 8601, UTC
-    kept: str
     origin: str
     partial: bool
-    environment: dict[str, Any]
     n_records: int
     cases: dict[str, list[str]]  # tests of each benchmark
     devices: list[str]
@@ -115,9 +113,11 @@ class History:
         self.path = path
         self._lock_seconds = lock_seconds
         with self._told():
+            if path.exists() and not path.is_file():
+                raise BenchError(f"{path}: is no regular file; a history is one")
             if write:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            elif not path.exists():
+            elif not path.exists() or not path.stat().st_size:
                 raise BenchError(f"{path}: no history yet; llama-bench and suite write it")
             self._database = sqlite3.connect(path, timeout=lock_seconds, isolation_level=None)
             try:
@@ -168,7 +168,7 @@ class History:
         condition, values = only.sql()
         with self._told():
             runs = self._database.execute(
-                "SELECT runs.id, started, kept, origin, partial, environment, count(*)"
+                "SELECT runs.id, started, origin, partial, count(*)"
                 f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
                 " GROUP BY runs.id ORDER BY started, runs.id",
                 values,
@@ -187,15 +187,13 @@ class History:
             Run(
                 id_,
                 started,
-                kept,
                 origin,
                 bool(partial),
-                json.loads(environment),
                 n_records,
                 {benchmark: list(tests) for benchmark, tests in cases[id_].items()},
                 list(devices[id_]),
             )
-            for id_, started, kept, origin, partial, environment, n_records in runs
+            for id_, started, origin, partial, n_records in runs
         ]
 
     def ids(self) -> set[int]:
@@ -241,8 +239,8 @@ class History:
 
     def pin(self, name: str, run: int) -> None:
         """Give a run a name; a name that another run had is this one's now. Raises BenchError."""
-        if not name or name.isdecimal():
-            raise BenchError(f"history pin {name}: a name must not be a number")
+        if not name.isprintable() or not name.strip() or name.isdecimal():
+            raise BenchError(f"history pin {name!r}: want a name, which is no number")
         if run not in self.ids():
             raise BenchError(f"{self.path}: has no run {run}; `orinbench history` lists them")
         with self._told(), self._transaction():
@@ -299,6 +297,10 @@ class History:
             yield
         except OSError as error:
             raise BenchError(f"{self.path}: cannot be written: {error.strerror}") from None
+        except OverflowError:  # SQLite's numbers end at 2^63
+            raise BenchError(
+                f"{self.path}: has no such run; `orinbench history` lists them"
+            ) from None
         except sqlite3.OperationalError as error:
             reason = str(error)
             if "locked" in reason:

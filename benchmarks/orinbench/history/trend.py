@@ -4,7 +4,6 @@ import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from orinbench.export.identity import case_label, context, device_label, differences, identity
 from orinbench.export.schema import Record
@@ -168,34 +167,3 @@ def change_text(change: Change) -> str:
             f"{abs(100 * change.share):.1f} % {word} than before"
         )
     return f"from run {change.run} on {abs(100 * change.share):.1f} % {word} than before"
-
-
-def plain(trends: Sequence[Trend], noises: Sequence[Noise | None]) -> list[dict[str, Any]]:
-    """Return one flat object a point, for json; `noises` are those of the trends."""
-    return [
-        {
-            "case": trend.label,
-            "device": trend.device,
-            "run": point.run,
-            "started": point.record.test_time,
-            "software": point.record.software,
-            "unit": trend.unit,
-            "median": point.record.median_ts,
-            "ci95_low": point.record.ci95_low_ts,
-            "ci95_high": point.record.ci95_high_ts,
-            "mean": point.record.avg_ts,
-            "sd": point.record.stddev_ts,
-            "samples": len(point.record.samples_ts),
-            "ratio": point.change and point.change.ratio,
-            "ratio_ci95_low": point.change and point.change.ci_low,
-            "ratio_ci95_high": point.change and point.change.ci_high,
-            "p_value": point.change and point.change.p_value,
-            "verdict": point.change and point.change.verdict.value,
-            "noise_sd": noise and noise.sd,
-            "noise_degrees": noise and noise.degrees,
-            "change_point": next((c.share for c in trend.changes if c.run == point.run), None),
-            "differs": "; ".join(point.differs),
-        }
-        for trend, noise in zip(trends, noises, strict=True)
-        for point in trend.points
-    ]

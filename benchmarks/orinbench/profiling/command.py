@@ -12,6 +12,8 @@ from orinbench.benchmark.backend import BackendDiedError
 from orinbench.benchmark.tinygrad_backend import chosen_device, copy_bandwidth
 from orinbench.child import run
 from orinbench.errors import BenchError
+from orinbench.model import open_model
+from orinbench.profiling import context_of
 from orinbench.profiling.log import KernelTime, read_log
 
 # Time limit of the copies.
@@ -74,8 +76,13 @@ def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str,
 def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
     """Profile a GGUF file on a device of tinygrad, in two processes of its own.
 
-    Raises BenchError when a process fails, with its last line.
+    Raises BenchError for what cannot be, and when a process fails, with its last line.
     """
+    has, need = open_model(model).context_length, context_of(n_prompt, depth)
+    if need > has:
+        raise BenchError(
+            f"-p {n_prompt}, -d {depth}: need a context of {need} tokens; {model} has {has}"
+        )
     environment = {"DEV": device, "JIT": "2", "DEBUG": "2"}
     kernels = read_log(_worker("kernels", model, n_prompt, depth, environment).splitlines(), "load")
     kept = [k for k in kernels if k.section != "load"]
@@ -114,10 +121,11 @@ def markdown(profile: Profile) -> str:
         lines.append(f"| sum, one by one | {count} | {total * 1e6:.1f} | | | | | |")
         if section in profile.wall:
             wall = profile.wall[section]
-            lines += [f"| wall clock, as users run it | | {wall * 1e6:.1f} | | | | | |"]
+            lines += [f"| wall clock, as a graph | | {wall * 1e6:.1f} | | | | | |"]
         lines.append("")
     lines.append(
         "One by one, each kernel's time holds its start; on CUDA also two events, some us each."
+        " Without fused kernels (as on a CPU) these are of tinygrad.llm's own network."
     )
     return "\n".join(lines)
 
@@ -141,6 +149,10 @@ def markdown(profile: Profile) -> str:
 def profile_command(
     model: Path, device: str | None, n_prompt: int, n_depth: int, output: str
 ) -> None:
-    """Show where the time of a token and of a prompt of MODEL goes."""
+    """Show which kernels take the time.
+
+    Kernels are those of a token and of a prompt of MODEL, on the fused path. Where there is none,
+    as on a CPU, they are of tinygrad.llm's own network, not of the engine's general path.
+    """
     result = measure(model, chosen_device(device), n_prompt, n_depth)
     click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from tinygrad import Device
 
 from orinbench.benchmark.tinygrad_paths import load_network
-
-_WARM_TOKENS, _TIMED_TOKENS = 4, 32
+from orinbench.profiling import TIMED_TOKENS, WARM_TOKENS, context_of
 
 
 def _steps(
@@ -64,8 +63,7 @@ def _generated(
 
 def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
     """Run `mode` (kernels or wall) of the model at `path`."""
-    context = depth + n_prompt + _WARM_TOKENS + _TIMED_TOKENS + 2
-    prompt, token = _steps(path, n_prompt, depth, context)
+    prompt, token = _steps(path, n_prompt, depth, context_of(n_prompt, depth))
     for _ in range(3):  # plain, capture, replay
         prompt()
     Device[Device.DEFAULT].synchronize()
@@ -73,7 +71,7 @@ def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
         print(f"=== orinbench prompt of {n_prompt}", flush=True)
         prompt()
         print("=== orinbench warm-up", flush=True)
-        for _ in range(_WARM_TOKENS):
+        for _ in range(WARM_TOKENS):
             token()
         print("=== orinbench token", flush=True)
         token()
@@ -83,9 +81,9 @@ def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
         begin = time.perf_counter()
         prompt()
         chunks.append(time.perf_counter() - begin)
-    for _ in range(_WARM_TOKENS):
+    for _ in range(WARM_TOKENS):
         token()
-    for _ in range(_TIMED_TOKENS - _WARM_TOKENS):
+    for _ in range(TIMED_TOKENS - WARM_TOKENS):
         begin = time.perf_counter()
         token()
         times.append(time.perf_counter() - begin)

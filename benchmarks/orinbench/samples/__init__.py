@@ -217,8 +217,8 @@ def sample_warnings(
         wanted = math.ceil((1.96 * 1.2533 * cv / WANTED_HALF_WIDTH) ** 2)
         warn(
             WarningKind.UNSTEADY,
-            "the speed differs by much from round to round: the -r in brackets would make the "
-            f"interval ± {100 * WANTED_HALF_WIDTH:.0f} %",
+            "the speed varies from round to round; for an interval of "
+            f"± {100 * WANTED_HALF_WIDTH:.0f} % take the -r in brackets",
             f"standard deviation {100 * cv:.0f} %; -r {wanted}",
         )
     if abs(trend := drift(values)) >= DRIFT_FLOOR:

@@ -345,6 +345,31 @@ def judge_saved(
     ]
 
 
+@dataclass(frozen=True)
+class Missing:
+    """A test that was measured before and now was not; `error` says why it failed, if it did."""
+
+    label: str
+    backend: str
+    error: str | None
+
+    def line(self) -> str:
+        """Say it."""
+        what = "was not measured" if self.error is None else f"failed: {self.error}"
+        return f"{self.backend} {self.label}: {what}"
+
+
+def missing(before: Sequence[Record], after: Sequence[Record]) -> list[Missing]:
+    """Return what `before` has samples of and `after` has none of."""
+    measured = {identity(record) for record in after if record.samples_ts}
+    errors = {(case_test(record), record.backend): record.error for record in after}
+    return [
+        Missing(case_test(record), record.backend, errors.get((case_test(record), record.backend)))
+        for record in before
+        if record.samples_ts and identity(record) not in measured
+    ]
+
+
 def medians(record: Record) -> list[float]:
     """Return the medians of a record's processes."""
     return list(process_medians(record.samples_ts, record.processes).values())

@@ -1,5 +1,6 @@
 """One streamed request, and what its client saw of it."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -7,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+
+from orinbench.errors import BenchError
+from orinbench.plain import read
 
 #: Where requests go, by the name that `--endpoint` takes.
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
@@ -37,6 +41,14 @@ class Answer:
     output_tokens: int | None = None
     error: str | None = None
 
+    def add_text(self, now: float) -> None:
+        """Count a piece of text that came."""
+        if self.last is None:
+            self.first = now
+        else:
+            self.gaps_s.append(now - self.last)
+        self.last = now
+
     @property
     def ttft_s(self) -> float:
         """Time to the first text."""
@@ -57,14 +69,53 @@ class Answer:
         return (self.last - self.first) / more if more > 0 else None
 
 
+@dataclass(frozen=True)
+class Details:
+    """Details of a prompt's tokens, as OpenAI's usage has them."""
+
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A server's count of one request's tokens."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    prompt_tokens_details: Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the server knew, if it says so."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
+
+    def fault(self, max_tokens: int) -> str | None:
+        """Return what cannot be of an answer with text that may have so many tokens."""
+        if not 1 <= self.completion_tokens <= max_tokens:
+            return f"{self.completion_tokens} tokens of an answer that has 1 to {max_tokens}"
+        if not 0 <= (self.cached_tokens or 0) <= self.prompt_tokens:
+            return f"{self.cached_tokens} tokens known of a prompt of {self.prompt_tokens}"
+        return None
+
+
 class Client:
-    """Asks one server. `endpoint` is a key of PATHS, `model` the name that the server serves."""
+    """Asks one server. `endpoint` is a key of PATHS, `model` the name that the server serves.
+
+    An answer that is not complete after `timeout` seconds has failed.
+    """
 
     def __init__(
-        self, client: httpx.AsyncClient, base_url: str, model: str, endpoint: str = "completions"
+        self,
+        client: httpx.AsyncClient,
+        base_url: str,
+        model: str,
+        endpoint: str,
+        timeout: float,
     ) -> None:
         self._client, self._model, self._endpoint = client, model, endpoint
         self._url = base_url.rstrip("/") + PATHS[endpoint]
+        self._timeout = timeout
 
     def _body(self, prompt: Prompt) -> dict[str, Any]:
         asked: dict[str, Any] = {"prompt": prompt.text}
@@ -84,50 +135,68 @@ class Client:
         """Send a request and read its answer; what goes wrong is its `error`."""
         answer = Answer(due)
         try:
-            async with self._client.stream("POST", self._url, json=self._body(prompt)) as response:
-                if response.status_code != 200:
-                    said = (await response.aread()).decode(errors="replace")
-                    answer.error = f"status {response.status_code}: {_reason(said)}"
-                    return answer
-                await self._read(response.aiter_lines(), answer)
+            async with asyncio.timeout(self._timeout):
+                answer.error = await self._ask(prompt, answer)
+        except TimeoutError:
+            answer.error = f"not complete after {self._timeout:g} s (--timeout)"
         except httpx.HTTPError as error:
-            answer.error = " ".join(f"{type(error).__name__}: {error}".split())
-        except ValueError as error:
+            answer.error = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(".")
+        except (ValueError, RecursionError, BenchError) as error:
             answer.error = f"not OpenAI's stream: {error}"
-        if answer.error is None and answer.first is None:
-            answer.error = "the answer has no text"
-        if answer.error is None and answer.output_tokens is None:
-            answer.error = "the answer has no usage, so its tokens are not known"
         return answer
 
-    async def _read(self, lines: AsyncIterator[str], answer: Answer) -> None:
-        async for line in lines:
-            if not line.startswith("data:"):
-                continue
-            data = line[5:].strip()
+    async def _ask(self, prompt: Prompt, answer: Answer) -> str | None:
+        async with self._client.stream("POST", self._url, json=self._body(prompt)) as response:
+            if response.status_code != 200:
+                said = (await response.aread()).decode(errors="replace")
+                return f"status {response.status_code}: {_reason(said)}"
+            usage = None
+            async for data in _events(response.aiter_bytes()):
+                now = time.perf_counter()
+                event = json.loads(data)
+                if not isinstance(event, dict):
+                    raise ValueError(f"an event is {data[:60]!r}, and no object")
+                if event.get("error"):
+                    return f"in the stream: {_reason(data)}"
+                if _text_of(event):
+                    answer.add_text(now)
+                if event.get("usage"):
+                    usage = read(Usage, event["usage"], "usage")
+        if answer.first is None:
+            return "the answer has no text"
+        if usage is None:
+            return "the answer has no usage, so its tokens are not known"
+        if fault := usage.fault(prompt.max_tokens):
+            return f"the usage counts {fault}"
+        answer.prompt_tokens, answer.cached_tokens = usage.prompt_tokens, usage.cached_tokens
+        answer.output_tokens = usage.completion_tokens
+        return None
+
+
+async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Yield the data of a stream's events, one line each, up to [DONE] or its end.
+
+    httpx's own lines also end at U+2028 and U+0085, which a text in JSON may hold as they are.
+    """
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            data = line[5:].strip().decode(errors="replace")
             if data == "[DONE]":
                 return
-            now = time.perf_counter()
-            event = json.loads(data)
-            if "error" in event:
-                answer.error = f"in the stream: {_reason(data)}"
-                return
-            if _text_of(event):
-                if answer.last is None:
-                    answer.first = now
-                else:
-                    answer.gaps_s.append(now - answer.last)
-                answer.last = now
-            if usage := event.get("usage"):
-                answer.prompt_tokens = int(usage["prompt_tokens"])
-                answer.output_tokens = int(usage["completion_tokens"])
-                details = usage.get("prompt_tokens_details") or {}
-                answer.cached_tokens = details.get("cached_tokens")
+            if line.startswith(b"data:"):
+                yield data
 
 
 def _text_of(event: dict[str, Any]) -> str:
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or {}
+    choices = event.get("choices") or []
+    if not isinstance(choices, list):
+        raise ValueError("choices is no list")
+    for choice in choices:
+        delta = (choice.get("delta") or {}) if isinstance(choice, dict) else None
+        if not isinstance(delta, dict):
+            raise ValueError("a choice, or its delta, is no object")
         text = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
         if text:
             return str(text)

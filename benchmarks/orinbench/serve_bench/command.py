@@ -5,16 +5,16 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import click
+import httpx
 
 from orinbench.benchmark.backend import LeftOutError
 from orinbench.benchmark.prompt_text import prompt_text, words_text
 from orinbench.benchmark.ranges import parse_int_list
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
-from orinbench.options import Command, with_options
+from orinbench.options import Command, Finite, with_options
 from orinbench.serve_bench.client import PATHS
 from orinbench.serve_bench.figures import parse_goals
 from orinbench.serve_bench.load import Load
@@ -76,7 +76,7 @@ def _load_options(command: Command) -> Command:
         click.option("--rate", metavar="LIST", help="open loop: requests a second"),
         click.option(
             "--burstiness",
-            type=click.FloatRange(0, min_open=True),
+            type=Finite(0, min_open=True),
             default=1.0,
             help="arrivals of --rate: below 1 in bursts, above 1 more evenly [1: Poisson]",
         ),
@@ -92,7 +92,7 @@ def _load_options(command: Command) -> Command:
             "--rounds",
             type=click.IntRange(1),
             default=3,
-            help="rounds; a verdict takes 6 [3]",
+            help="rounds; a verdict takes 7, on more loads up to 10 [3]",
         ),
     )
 
@@ -101,9 +101,7 @@ def _load_options(command: Command) -> Command:
 @_server_options
 @_load_options
 @click.option("--seed", default=0, type=click.IntRange(0), help="seed of texts and arrivals [0]")
-@click.option(
-    "--timeout", default=600.0, type=click.FloatRange(1), help="limit of a step, seconds [600]"
-)
+@click.option("--timeout", default=600.0, type=Finite(1), help="limit of a step, seconds [600]")
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
 @click.option("-v", "--verbose", is_flag=True, help="show the servers' own output")
 def serve_bench_command(**options: Any) -> int:
@@ -125,6 +123,8 @@ def serve_bench_command(**options: Any) -> int:
         finally:
             talk.close()
         click.echo((render_json if options["output"] == "json" else render_md)(results), nl=False)
+    if results.fault is not None:
+        raise BenchError(results.fault)
     return EXIT_INTERRUPTED if results.partial else EXIT_FAILED_ROWS * _any_failed(results)
 
 
@@ -135,6 +135,10 @@ def _any_failed(results: Results) -> bool:
 
 def _loads(options: dict[str, Any]) -> tuple[Load, ...]:
     """Return the loads; raises BenchError for what is none."""
+    if options["burstiness"] != 1 and not options["rate"]:
+        raise BenchError(
+            f"--burstiness {options['burstiness']:g}: is of --rate, which is not given"
+        )
     given = options["concurrency"] or (None if options["rate"] else "1,8")
     loads = [Load(n) for n in parse_int_list(given, "--concurrency", 1)] if given else []
     for text in options["rate"].split(",") if options["rate"] else ():
@@ -192,16 +196,29 @@ def _there(url: str) -> AbstractContextManager[str]:
     return nullcontext(url)
 
 
+def _check_address(text: str) -> None:
+    """Raise BenchError for what is no address of a server."""
+    try:
+        url = httpx.URL(text)
+        good = url.scheme in _HTTP and url.host and (url.port or 1) < 1 << 16
+    except httpx.InvalidURL:
+        good = False
+    if not good or url.query or url.fragment:
+        raise BenchError(f"--url {text!r}: no address; right is http://127.0.0.1:8000")
+
+
 def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
     """Return the servers; raises BenchError for none, for unknown ones, for one without a file."""
     names = [name for name in (options["start"] or "").split(",") if name]
     if unknown := [name for name in names if name not in STARTED]:
         raise BenchError(f"--start {unknown[0]}: unknown; there are {', '.join(STARTED)}")
+    for name in set(STARTED) - set(names):
+        if more := options[f"{name.replace('-', '_')}_flags"]:
+            raise BenchError(f"--{name}-flags {more}: are for --start {name}, which is not given")
     if names and options["model"] is None:
         raise BenchError(f"--start {options['start']}: serves a file; name it with -m FILE")
     for url in options["urls"]:
-        if urlsplit(url).scheme not in _HTTP or not urlsplit(url).hostname:
-            raise BenchError(f"--url {url}: no address; right is http://127.0.0.1:8000")
+        _check_address(url)
     if not names and not options["urls"]:
         raise BenchError("--url or --start: no server; give --url URL, or --start with -m FILE")
     found = [Server(url, partial(_there, url)) for url in dict.fromkeys(options["urls"])]
@@ -212,5 +229,5 @@ def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
         more = options[f"{name.replace('-', '_')}_flags"]
         command_of(name, room, 0, more)  # raises where there is no program
         serve = partial(started, name, room, more, options["timeout"], options["verbose"])
-        found.append(Server(name, serve))
+        found.append(Server(name, serve, fresh=True))
     return tuple(found)

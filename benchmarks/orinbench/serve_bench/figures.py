@@ -89,6 +89,8 @@ def parse_goals(text: str | None) -> Goals:
     goals: Goals = {}
     for item in text.split(",") if text else ():
         name, _, limit = item.strip().partition(":")
+        if name in goals:
+            raise BenchError(f"--goodput {text}: {name} has two limits; give one")
         try:
             goals[name] = float(limit)
         except ValueError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from orinbench.board.environment import read_environment
 from orinbench.export.markdown import markdown_table
-from orinbench.samples.judge import Comparison, Verdict, times
+from orinbench.samples.judge import Comparison, Verdict, pairs_needed, times
 from orinbench.serve_bench.figures import Figures
 from orinbench.serve_bench.load import Load
 from orinbench.serve_bench.run import Results
@@ -49,7 +49,8 @@ def _throughput(rows: list[Row]) -> str:
         ]
         for name, load, f in rows
     ]
-    return markdown_table([*titles, *(["goodput"] if goals else [])], cells, titles[2:])
+    titles += ["goodput"] if goals else []
+    return markdown_table(titles, cells, titles[2:])
 
 
 def _latency(rows: list[Row]) -> str:
@@ -65,10 +66,14 @@ def _latency(rows: list[Row]) -> str:
 
 def _notes(results: Results, rows: list[Row]) -> list[str]:
     plan = results.plan
-    notes = [
-        _said(server, baseline, load, measure, comparison, plan.rounds)
-        for server, baseline, load, measure, comparison in results.comparisons()
-    ]
+    compared = results.comparisons()
+    needed = pairs_needed(len(compared))
+    notes = [_said(*each, needed) for each in compared]
+    if notes and not all(server.fresh for server in results.servers):
+        notes.append(
+            "A server of --url is one process in all rounds: a difference may be that process's "
+            "luck. --start takes a fresh one each round."
+        )
     notes += [
         f"{name}, {load.label}: {count} failed: {error}."
         for name, load, figures in rows
@@ -84,7 +89,8 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
             share = 100 * figures.cached_tokens / figures.prompt_tokens
             notes.append(f"{name}, {load.label}: the server knew {share:.0f} % of the prompts.")
     if results.partial:
-        notes.append("Interrupted: the figures are those measured until then.")
+        why = f"Ended early, {results.fault.rstrip('.')}" if results.fault else "Interrupted"
+        notes.append(f"{why}: the figures are those measured until then.")
     prompt, output = (
         sum(getattr(figures, field) for *_, figures in rows)
         / max(1, sum(figures.requests - figures.failed for *_, figures in rows))
@@ -107,16 +113,19 @@ def _rounds(results: Results) -> str:
 
 
 def _said(
-    server: str, baseline: str, load: Load, measure: str, comparison: Comparison, rounds: int
+    server: str, baseline: str, load: Load, measure: str, comparison: Comparison, needed: int
 ) -> str:
-    """Say what a comparison shows; of times the inverse is compared, so more is better."""
+    """Say what a comparison shows; of times the inverse is compared, so more is better.
+
+    `needed` is the rounds that a verdict takes.
+    """
     low, high = comparison.ci_low, comparison.ci_high
     inside = "" if low is None or high is None else f"95 % {times(low)} to {times(high)}, "
     better = {
         Verdict.FASTER: f"{server} is better",
         Verdict.SLOWER: f"{server} is worse",
         Verdict.NO_DIFFERENCE: "no difference shown",
-        Verdict.TOO_FEW: "too few rounds for a verdict (-r 6 or more)",
+        Verdict.TOO_FEW: f"too few rounds for a verdict (-r {needed} or more)",
     }[comparison.verdict]
     return (
         f"{load.label}, {measure}: {better}: {times(comparison.ratio)} times as good as {baseline} "
@@ -165,6 +174,7 @@ def render_json(results: Results) -> str:
         "benchmark": "serve-bench",
         "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "partial": results.partial,
+        "fault": results.fault,
         "endpoint": plan.endpoint,
         "rounds": plan.rounds,
         "seed": plan.seed,

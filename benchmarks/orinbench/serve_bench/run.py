@@ -1,6 +1,7 @@
 """A run: servers in turns, each under the same loads, for some rounds."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from orinbench.errors import BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.samples.judge import Comparison, adjusted, compare_paired
 from orinbench.serve_bench.client import Client, Prompt
@@ -30,10 +32,14 @@ MEASURES: dict[str, Callable[[Figures], float | None]] = {
 
 @dataclass(frozen=True)
 class Server:
-    """A server by its name in the results; `serve` starts it if need be and gives its address."""
+    """A server by its name in the results; `serve` starts it if need be and gives its address.
+
+    `fresh`: it is a process of its own in each round.
+    """
 
     name: str
     serve: Callable[[], AbstractContextManager[str]]
+    fresh: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,12 +65,13 @@ class Plan:
 
 @dataclass
 class Results:
-    """Stretches by server, load and round; `partial`: interrupted."""
+    """Stretches by server, load and round; `partial`: interrupted, `fault`: by this."""
 
     plan: Plan
     servers: tuple[Server, ...]
     stretches: dict[tuple[str, Load], dict[int, Stretch]] = field(default_factory=dict)
     partial: bool = False
+    fault: str | None = None
 
     def figures(self, server: str, load: Load) -> Figures | None:
         """Return what all rounds of a server under a load come to; None before the first."""
@@ -103,20 +110,28 @@ class Results:
 
 
 def run(plan: Plan, servers: tuple[Server, ...], talk: Talk, interrupts: Interrupts) -> Results:
-    """Run all rounds; an interrupt ends it and keeps what is there. Raises BenchError.
+    """Run all rounds; an interrupt ends it and keeps what is there, and so does a server's end.
 
-    `interrupts` lets none through behind the run, where results are written.
+    Raises BenchError where nothing was measured before that. `interrupts` lets none through behind
+    the run, where results are written.
     """
     results = Results(plan, servers)
+    loop = asyncio.Runner()  # one: a loop that is cut off while it closes complains
     try:
         try:
-            with asyncio.Runner() as loop:  # one: a loop that is cut off while it closes complains
-                for round_ in range(plan.rounds):
-                    _round(results, round_, talk, loop)
+            for round_ in range(plan.rounds):
+                _round(results, round_, talk, loop)
         finally:
             interrupts.hold()
+            # What ends the loop with a round may be left in it by an interrupt, and ends closing.
+            with contextlib.suppress(RuntimeError):
+                loop.close()
     except KeyboardInterrupt:
         results.partial = True
+    except BenchError as error:
+        if not results.stretches:
+            raise
+        results.partial, results.fault = True, str(error)
     return results
 
 
@@ -142,9 +157,9 @@ async def _measure(results: Results, server: Server, address: str, round_: int, 
     model = plan.model_name or served_model(address, plan.headers)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
     async with httpx.AsyncClient(
-        headers=plan.headers, limits=limits, timeout=plan.timeout, trust_env=False
+        headers=plan.headers, limits=limits, timeout=None, trust_env=False
     ) as http:
-        client = Client(http, address, model, plan.endpoint)
+        client = Client(http, address, model, plan.endpoint, plan.timeout)
         first = round_ * sum(2 * plan.count(load) for load in plan.loads)
         for load in plan.loads:
             talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: {load.label}")

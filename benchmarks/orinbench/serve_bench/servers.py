@@ -40,9 +40,12 @@ class Room:
 def command_of(name: str, room: Room, port: int, more: str) -> list[str]:
     """Return the command of a server that `--start` names; `more` are its user's own flags.
 
-    Raises BenchError where there is no such program.
+    Raises BenchError where there is no such program, or where no shell could read the flags.
     """
-    where = ["--host", "127.0.0.1", "--port", str(port), *shlex.split(more)]
+    try:
+        where = ["--host", "127.0.0.1", "--port", str(port), *shlex.split(more)]
+    except ValueError as error:
+        raise BenchError(f"--{name}-flags {more}: {str(error).lower()}") from None
     if name == "orinllm":
         program = [sys.executable, "-c", "from orinllm.cli import main; main()", "serve"]
         # Its slots are as many as fit; one on the general path, which takes no other number.

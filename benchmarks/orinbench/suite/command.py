@@ -36,6 +36,7 @@ from orinbench.export.record import make_records
 from orinbench.export.schema import Record
 from orinbench.interrupts import Interrupts
 from orinbench.options import (
+    Finite,
     check_board,
     check_output,
     check_processes,
@@ -88,16 +89,8 @@ class SuiteBackend:
 
     def warm_up(self, case: SuiteCase) -> protocol.Prepared:
         """Make a case ready and check its result; raises LeftOutError."""
-        request = protocol.Prepare(
-            benchmark=case.benchmark,
-            label=case.label,
-            parameters=dict(case.parameters),
-            family=case.family,
-            cost=case.cost,
-            seed=self._options["seed"],
-            max_call_s=self._max_call_s,
-            repetitions=self._options["repetitions"],
-        )
+        seed, repetitions = self._options["seed"], self._options["repetitions"]
+        request = protocol.Prepare(case, seed, self._max_call_s, repetitions)
         prepared = self._worker.ask(request, protocol.Prepared)
         if prepared.left_out is not None:
             raise LeftOutError(prepared.left_out)
@@ -139,7 +132,7 @@ class SuiteBackend:
 )
 @click.option(
     "--max-call",
-    type=click.FloatRange(0, min_open=True),
+    type=Finite(0, min_open=True),
     metavar="SECONDS",
     help="leave out cases in which one call takes longer [2; schedule 30]",
 )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tinygrad import Device
 
 from orinbench.benchmark import protocol
+from orinbench.benchmark.plan import SuiteCase
 from orinbench.suite.peaks import peak
 from orinbench.suite.tasks import TASKS, Task
 
@@ -62,20 +63,21 @@ class SuiteWork:
 
     def prepare(self, request: protocol.Prepare) -> protocol.Prepared:
         """Make a case ready: input, three calls, the check, and how many calls a repetition has."""
-        if reason := self._too_slow(request):
+        case = request.case
+        if reason := self._too_slow(case, request.max_call_s):
             return protocol.Prepared(left_out=reason)
         start, compiled = time.perf_counter(), self.compiles.compiled
         compile_s = self.compiles.seconds
-        task = TASKS[request.benchmark](request.parameters, request.seed)
+        task = TASKS[case.benchmark](dict(case.parameters), request.seed)
         task.before(request.seed)
         took = self._warm(task, request.max_call_s)
-        if request.cost:
-            self._took[request.family] = (request.cost, took)
+        if case.cost:
+            self._took[case.family] = (case.cost, took)
         if took > request.max_call_s:
             return protocol.Prepared(left_out=_slow(took, request.max_call_s))
         checked = task.check()
         calls = self._calls(task, request.repetitions, took)
-        ready = self._ready[request.label] = _Ready(task, calls)
+        ready = self._ready[case.label] = _Ready(task, calls)
         repetition_s = self._time(ready, request.seed)[0] / 1e9
         ready.latencies.clear()
         kernels, launches = task.kernels() if task.kernels else (None, None)
@@ -116,14 +118,11 @@ class SuiteWork:
             extra=extra,
         )
 
-    def _too_slow(self, request: protocol.Prepare) -> str:
-        cost, took = self._took.get(request.family, (0.0, 0.0))
-        if not cost:
+    def _too_slow(self, case: SuiteCase, limit: float) -> str:
+        cost, took = self._took.get(case.family, (0.0, 0.0))
+        if not cost or case.cost <= cost or (expected := took * case.cost / cost) <= limit:
             return ""
-        expected = took * request.cost / cost
-        if request.cost > cost and expected > request.max_call_s:
-            return _slow(expected, request.max_call_s)
-        return ""
+        return _slow(expected, limit)
 
     def _warm(self, task: Task, limit: float) -> float:
         """Call three times, or once if that is hopeless; return what a call takes in seconds.

@@ -94,7 +94,7 @@ template<typename P> DI BlockWork<P> work_of_block(int block, const int* positio
 template<typename P> DI Cached<P> own_row(Scratch<P>& s) { return {s.own[0], s.own_scales[0]}; }
 
 // The block's queries turned into shared memory; of the token's own split, its key and value too,
-// which go to the cache as well.
+// which go to the cache as well, unless they are STORED there.
 template<typename P, typename Out, typename B>
 DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch<P>& s) {
   typedef Sizes<P> S;
@@ -105,7 +105,7 @@ DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch
   for (int g = warp; g < S::GT; g += S::WARPS)
     rope_head<P>(s.qs[g], qkv + (w.kvh * G + w.g0 + g) * HD, fr, a.qn, a.eps, a.scale * LOG2E,
                  lane);
-  if (w.end == w.pos + 1 && warp >= S::WARPS - 2) {
+  if ((S::EARLY || !P::STORED) && w.end == w.pos + 1 && warp >= S::WARPS - 2) {
     const bool key = warp == S::WARPS - 1;
     float* row = s.kvnew[key ? 0 : 1];
     if (key)
@@ -113,9 +113,11 @@ DI void load_heads(const Attention<P, Out, B>& a, const BlockWork<P>& w, Scratch
     else
       for (int i = lane; i < HD; i += 32) row[i] = qkv[(KVH * G + KVH + w.kvh) * HD + i];
     __syncwarp();
-    const int page = a.table[w.seq * P::PAGES + w.pos / P::PAGE];
-    store_row<P>(a.cache, key_offset<P>(page, w.kvh, w.pos) + (key ? 0 : value_offset<P>()), row,
-                 lane);
+    if constexpr (!P::STORED) {
+      const int page = a.table[w.seq * P::PAGES + w.pos / P::PAGE];
+      store_row<P>(a.cache, key_offset<P>(page, w.kvh, w.pos) + (key ? 0 : value_offset<P>()), row,
+                   lane);
+    }
     if constexpr (S::EARLY) store_row<P>(own_row<P>(s), key ? 0 : HD, row, lane);
   }
   __syncthreads();
@@ -179,7 +181,8 @@ DI void load_tokens(Sixteen<P>& to, const Cached<P>& cache, const BlockWork<P>& 
   }
 }
 
-// The token's own key and value among 16, which are loaded before they are known.
+// The token's own key and value among 16, which are loaded before they are known; below 0: the
+// block has none.
 template<typename P> DI void load_own(Sixteen<P>& to, Scratch<P>& s, int own) {
   const int lane = threadIdx.x & 31, g = lane >> 2, j = lane & 3;
   const Cached<P> from = own_row<P>(s);
@@ -367,7 +370,8 @@ template<typename P, typename Out, typename B> DI void attention(const Attention
   load_heads<P>(a, w, s);
   if constexpr (S::EARLY)
 #pragma unroll
-    for (int u = 0; u < N; u++) load_own<P>(tokens[u], s, w.pos - t0 - u * S::WARPS * 16);
+    for (int u = 0; u < N; u++)
+      load_own<P>(tokens[u], s, w.end <= w.pos ? -1 : w.pos - t0 - u * S::WARPS * 16);
   u32 q[S::Key::HALVES];
   load_query<P>(q, s);
   Sums<P> sums;
@@ -395,7 +399,7 @@ template<typename P, typename Out, typename B> DI void attention(const Attention
 }
 
 // Keys and values of tokens of one sequence, before any of them attends. Grid: (KV heads, N), one
-// warp. attention() stores them once more, the same ones.
+// warp. STORED says so to attention().
 template<typename P> struct StoreKeys {
   Cached<P> cache;
   const float *qkv, *freqs, *kn;

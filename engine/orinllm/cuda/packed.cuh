@@ -11,8 +11,8 @@ enum {
 
 // ACT: bytes of an activation that meets these weights in the GEMV; ALIGN: of a row
 template<int T> struct Packed;
-#define GGML_TYPE(name, id, values, bytes, activation, alignment) \
-  template<> struct Packed<name> {                                \
+#define GGML_TYPE(name, id, values, bytes, activation, alignment)          \
+  template<> struct Packed<name> {                                         \
     enum { BW = values, BB = bytes, ACT = activation, ALIGN = alignment }; \
   };
 #include "ggml_types.h"

@@ -165,12 +165,13 @@ DI void copy_tokens(u16* stage, const Tokens& own, int unit, int part, int fille
   }
 }
 
-// The same for a part by its number, into its stage, if there is one.
+// The same into the part's stage, if there is such a unit.
 template<typename P, typename Tokens>
-DI void copy_part(typename Tile<P>::Memory& memory, const Tokens& own, u32 part, int filled) {
+DI void copy_part(typename Tile<P>::Memory& memory, const Tokens& own, int unit, int part,
+                  int filled) {
   typedef Tile<P> S;
-  if ((int)part < 2 * S::OWN_UNITS)
-    copy_tokens<P>(memory.x[part % S::STAGES], own, part / 2, part % 2, filled);
+  if (unit < S::OWN_UNITS)
+    copy_tokens<P>(memory.x[(2 * (u32)unit + part) % S::STAGES], own, unit, part, filled);
 }
 
 // A unit's raw words of a lane's rows.
@@ -284,8 +285,8 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
   const Tokens own = own_tokens<P>(in);
   copy_rows<P>(raw[0], rows, first, lane);
 #pragma unroll
-  for (u32 part = 0; part < S::STAGES - 1; part++) {
-    copy_part<P>(memory, own, part, filled);
+  for (int part = 0; part < S::STAGES - 1; part++) {
+    copy_part<P>(memory, own, part / 2, part % 2, filled);
     cp_async_commit();
   }
   cp_async_wait<S::STAGES - 2>();
@@ -308,7 +309,7 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
     const u32 part = 2 * unit;
     cp_async_wait<S::STAGES - 2>();
     __syncthreads();
-    copy_part<P>(memory, own, part + S::STAGES - 1, filled);
+    copy_part<P>(memory, own, unit + S::STAGES / 2 - 1, 1, filled);
     if ((S::AHEAD ? unit : next) % UNITS == 0 && copied * UNITS < units)
       copy_rows<P>(raw[copied % S::RAWS], rows, first + copied, lane);
     cp_async_commit();
@@ -318,7 +319,7 @@ DI void multiply_tile(typename Tile<P>::Sums acc, typename Tile<P>::Memory& memo
                           rows);
     cp_async_wait<S::STAGES - 2>();
     __syncthreads();
-    copy_part<P>(memory, own, part + S::STAGES, filled);
+    copy_part<P>(memory, own, unit + S::STAGES / 2, 0, filled);
     cp_async_commit();
     if (unit < units)
       multiply_part<P, 0>(acc, odd, x + (part + 1) % S::STAGES * S::STAGE, filled, even, words,

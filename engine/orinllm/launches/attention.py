@@ -1,6 +1,6 @@
 """Attention of a token and of a prompt's chunk: cuda/attention*.cu and rope_rows()."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tinygrad import dtypes
 from tinygrad.device import Buffer
@@ -60,6 +60,7 @@ class AttentionConstants(Constants):
     few: int
     warps: int
     shared: int
+    stored: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,13 @@ def _of_chunk(heads: Heads) -> int:
     return max(n for n in range(1, 5) if heads.group % n == 0)
 
 
-def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buffer) -> Launch:
+def attend_token(
+    out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buffer, stored: bool = False
+) -> Launch:
     """Return attention of one token of each sequence: out (sequences, heads * head_dim).
 
     Floats, of which a few splits are left to the reader (parts.cuh), or halves, all of them whole.
+    Each stores its key and value, unless `stored` says that `store_keys` comes before.
     """
     heads, halves = parts.heads, out.dtype == dtypes.uint16
     element = "u16" if halves else "float"
@@ -164,7 +168,10 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
     cache, cached = _cached(inputs.cache)
     dim = attention.head_dim
     few = 1 if halves else FEW
-    constants = _constants(heads, parts.splits, heads.per_block, few, parts.warps)
+    constants = replace(
+        _constants(heads, parts.splits, heads.per_block, few, parts.warps), stored=stored
+    )
+    written = () if stored else _written(inputs.cache)
     return Launch(
         name=f"attention_{attention.heads}x{attention.kv_heads}x{dim}",
         file="attention.cu",
@@ -187,10 +194,11 @@ def attend_token(out: Buffer, inputs: AttentionInputs, parts: Parts, state: Buff
         ),
         grid=(heads.blocks * parts.splits * heads.sequences, 1, 1),
         block=parts.warps * 32,
-        writes=("out", *_written(inputs.cache), "part", "part_ml", "state"),
-        per_sm=16 // parts.warps if dim <= 128 else 2,
+        writes=("out", *written, "part", "part_ml", "state"),
+        per_sm=16 // parts.warps if dim <= _MOST_DIM_BESIDE else 2,
         shared=constants.shared,
-        step="attention",
+        # Larger heads need more registers than a part has.
+        step="attention" if dim <= _MOST_DIM_BESIDE else "",
     )
 
 

@@ -24,7 +24,7 @@ def join_neighbours(launches: Sequence[Launch], signals: Buffer, first: int) -> 
     """
     found: list[Launch] = []
     groups = itertools.groupby(
-        enumerate(launches), lambda pair: (pair[1].shared > 0, pair[1].block)
+        enumerate(launches), lambda pair: (pair[1].step != "", pair[1].block)
     )
     for (may, _), group in groups:
         indices, parts = zip(*group, strict=True)

@@ -67,7 +67,9 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     if plan.fused and not options.general:
         pages = _pages(options, plan, network)
     elif options.slots not in (None, 1):
-        raise BadInput(f"--slots {options.slots}: the general path has one")
+        raise BadInput(
+            f"--slots {options.slots}: the general path answers one at a time; leave it out"
+        )
     executor = make_executor(network, plan, options.general, say, pages)
     plain, store = _shared(executor, options, pages, bool(network.config.layers))
     runner: Runner = plain if proposer is None else _guessed(plain, proposer, plan)

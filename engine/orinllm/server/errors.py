@@ -40,8 +40,14 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
+# Characters at each end of a text that may be megabytes of a client's own words.
+_KEPT = 500
+
+
 def _sendable(text: str) -> str:
-    """Return a text that may repeat what a client sent, which may be no Unicode."""
+    """Return a text that may repeat what a client sent, which may be long or no Unicode."""
+    if len(text) > 2 * _KEPT:
+        text = f"{text[:_KEPT]} [...] {text[-_KEPT:]}"
     return text.encode(errors="backslashreplace").decode()
 
 

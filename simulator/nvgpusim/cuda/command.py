@@ -18,6 +18,7 @@ from .server import BASE, SIZE, Server
 
 HERE = Path(__file__).parent
 SOURCES = ("standin.c", "cudart.c", "cuda.c")
+HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 LIBRARY = "libnvgpusim-cuda.so"
 NAMES = ("libcudart.so", "libcudart.so.12", "libcudart.so.13", "libcuda.so", "libcuda.so.1")
 """Names that programs ask for; one library, as both interfaces share a connection."""
@@ -29,10 +30,12 @@ def headers() -> Path:
     places = [Path(given)] if given else []
     for place in [*places, *([Path(nvcc).resolve().parents[1]] if nvcc else [])]:
         for include in (Path(place, "include"), Path(place, "targets/x86_64-linux/include")):
-            if (include / "cuda_runtime_api.h").is_file():
+            # One of PyPI's wheels has the first file without the second, which it includes.
+            if all((include / name).is_file() for name in HEADERS):
                 return include
     raise SimError(
-        "no cuda_runtime_api.h: set CUDA_PATH to the CUDA that the program was compiled with"
+        "CUDA's headers are missing: set CUDA_PATH to the folder of the CUDA that compiled the "
+        f"program, which has include/{HEADERS[1]}"
     )
 
 

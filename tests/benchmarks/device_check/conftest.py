@@ -1,8 +1,7 @@
-"""Reports without a board, and small series."""
+"""Reports without a board."""
 
 import json
-import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,28 +70,3 @@ def written(folder: Path, whole: dict[str, Any]) -> Path:
     path = folder / "report.json"
     write_whole(path, json.dumps(whole))
     return path
-
-
-def checkout(folder: Path, patches: Mapping[str, str], over: str | None = None) -> Path:
-    """A tree as `tools/series checkout` makes it; each patch adds a file, `over` changes 0001's."""
-    package = folder / "tinygrad"
-    package.mkdir(parents=True)
-
-    def git(*arguments: str) -> None:
-        author = ("-c", "user.name=a", "-c", "user.email=a@b")
-        command = ["git", "-C", str(folder), *author, *arguments]
-        subprocess.run(command, check=True, capture_output=True)
-
-    git("init", "-q")
-    (package / "__init__.py").touch()
-    git("add", "-A")
-    git("commit", "-q", "-m", "base")
-    git("tag", "base")
-    for number, needs in patches.items():
-        changed = "0001" if number == over else number
-        with (package / f"p{changed}.py").open("a") as file:
-            file.write(f"{number}\n")
-        trailers = f"Depends-on: {needs}\n" * bool(needs) + f"Patch-Name: {number}-x.patch"
-        git("add", "-A")
-        git("commit", "-q", "-m", f"fix {number}\n\nwhy\n\n{trailers}")
-    return folder

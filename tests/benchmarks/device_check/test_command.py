@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.benchmarks.device_check.conftest import checkout, report, written
+from tests.benchmarks.device_check.conftest import report, written
 
 from orinbench.cli import orinbench
 from orinbench.device_check import command
@@ -122,24 +122,15 @@ def test_what_goes_wrong_is_an_entry_and_costs_the_others_nothing(
     [
         (("--only", "smoke,magic"), "--only smoke,magic: no step magic; there are identity"),
         (("--skip", "magic"), "--skip magic: no step magic"),
-        (("--patch", "0002"), "--patch 0002: wants --trees DIR"),
-        (("--trees", "."), "--trees .: want what `tools/series checkout` makes"),
         (("--model", "nowhere.gguf"), "nowhere.gguf"),
         (("--output", "/proc/nowhere"), "cannot be written"),
+        (("verify", "/dev/zero"), "/dev/zero: is no regular file; want what"),
     ],
 )
 @pytest.mark.usefixtures("fake")
 def test_bad_use_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     code, line, _ = device_check(tmp_path, *arguments)
     assert code == 2 and said in line and "\n" not in line
-
-
-def test_patches_are_chosen_by_their_numbers(tmp_path: Path) -> None:
-    trees = checkout(tmp_path / "trees", {"0001": "", "0015": ""})
-    assert command.chosen_patches("0015,", trees) == ("0015",)
-    assert command.chosen_patches(None, trees) is None
-    with pytest.raises(BenchError, match=r"no patch 0002 in .*; there are 0001, 0015"):
-        command.chosen_patches("0001,0002", trees)
 
 
 def test_another_checks_report_is_not_gone_on_with(tmp_path: Path, fake: Fake) -> None:

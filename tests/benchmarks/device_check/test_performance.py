@@ -12,8 +12,8 @@ from tests.benchmarks.device_check.conftest import report, step, written
 from tests.benchmarks.device_check.test_simulated import simulated
 
 from orinbench.cli import orinbench
-from orinbench.device_check import performance, performance_probe
-from orinbench.device_check.check import PROBE, Ask, OutOfTime, all_of
+from orinbench.device_check import performance, performance_probe, steps
+from orinbench.device_check.check import PROBE, Ask, Check, OutOfTime
 from orinbench.device_check.claims import load_claims
 from orinbench.device_check.gpu import SIZES, Found, Work
 from orinbench.device_check.performance import QUESTIONS, Choice, Question, answers
@@ -90,7 +90,7 @@ def test_choices_run_in_turns_until_time_ends() -> None:
         ran.append(asked)
         return {q.figure: 1.0 for q in QUESTIONS}
 
-    found = all_of(answers(ask, time.monotonic() + 100), 100)
+    found = dict(answers(ask, time.monotonic() + 100))
     assert list(found) == [q.name for q in QUESTIONS]
     assert {entry["verdict"] for entry in found.values()} == {SAME}
     for at, question in enumerate(QUESTIONS):
@@ -98,7 +98,7 @@ def test_choices_run_in_turns_until_time_ends() -> None:
         assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
         assert own.name in PROBES and own != other
     with pytest.raises(OutOfTime) as raised:
-        all_of(answers(lambda *_: pytest.fail("no run"), time.monotonic()), 0)
+        steps.performance(Check(Path(), True, 0), 0)
     assert raised.value.result == {}
 
 

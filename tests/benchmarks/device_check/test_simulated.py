@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from click.testing import CliRunner
 
 from orinbench.child import Ended, run
 from orinbench.cli import orinbench
-from orinbench.device_check.check import PROBE
 from orinbench.device_check.report import load_report
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -124,34 +122,3 @@ def test_a_gpu_that_writes_into_a_qmd_behind_its_release_is_found_out(tmp_path: 
     done = simulated(sys.executable, "-c", program, out, options=late, variables=variables)
     assert done.status == 0, done.err
     assert json.loads(out.read_text())["written_after_release"] > 0
-
-
-@pytest.mark.parametrize(("at", "is_wrong"), [("", False), ("^", True)])
-def test_the_probe_of_a_patch_tells_a_series_without_it(
-    series: Path, tmp_path: Path, at: str, is_wrong: bool
-) -> None:
-    """0002 on a GPU that runs late: without it signals come early, with it none does."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(series), *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    commit = git("log", "--format=%H", "--grep=^Patch-Name: 0002")
-    git("checkout", "-q", f"{commit}{at}")
-    out, wait = tmp_path / "found.json", {"HCQDEV_WAIT_TIMEOUT_MS": "300000"}
-    done = simulated(
-        *(sys.executable, *PROBE, out, "resubmitted", "tiny", "-", "-"),
-        options=("--delay", "20", "--seed", "1"),
-        variables={"DEV": "TEGRA+NV", "PYTHONPATH": str(series), **wait},
-    )
-    assert done.status == 0, done.err
-    assert (json.loads(out.read_text())["wrong"] > 0) is is_wrong
-
-
-@pytest.fixture(scope="module")
-def series(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout of the series, a commit a patch."""
-    trees = tmp_path_factory.mktemp("series") / "trees"
-    command = [sys.executable, str(ROOT / "tools" / "series"), "checkout", str(trees)]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    return trees

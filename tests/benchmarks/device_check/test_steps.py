@@ -44,9 +44,7 @@ def test_permissions(check: Check, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert steps.permissions(check, 1)["groups"] == []
 
 
-def test_steps_that_need_something_say_what(check: Check) -> None:
-    with pytest.raises(NotRun, match="--trees DIR"):
-        steps.patches(check, 1)
+def test_a_step_that_needs_something_says_what(check: Check) -> None:
     with pytest.raises(NotRun, match="there is no trace"):
         steps.replay(check, 1)
 

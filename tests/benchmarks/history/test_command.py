@@ -12,6 +12,7 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.benchmark.plan import Case
 from orinbench.benchmark.results import RunResult
+from orinbench.export.forms import render_json
 from orinbench.export.record import make_records
 from orinbench.history.store import Filter, History
 from orinbench.history.trend import read_trends
@@ -110,6 +111,44 @@ def test_a_creep_is_found(add_run: AddRun, path: Path, capsys: Capture) -> None:
     assert all(change["share"] < 0 for change in found["fell"]) and found["fell"]
 
 
+def test_a_fall_that_was_made_good_is_none(add_run: AddRun, path: Path, capsys: Capture) -> None:
+    draw = random.Random(3)
+    for day in range(1, 27):
+        slow = 1.1 if 10 < day <= 18 else 1.0
+        add_run(day, 10.0 * slow * (1 + draw.gauss(0, 0.003)))
+        if day == 18:
+            assert run(path, "check", "--against", "1") == 1
+            assert "% slower than before" in capsys.readouterr().out
+    assert run(path, "check", "--against", "1") == 0
+    assert "slower than before" not in capsys.readouterr().out
+    for baseline, status in (("10", 1), ("11", 0)):  # the fall began with run 11
+        assert run(path, "check", "18", "--against", baseline) == status
+    capsys.readouterr()
+
+
+def test_a_test_that_fails_now_is_no_success(
+    recorded_run: Callable[..., RunResult], path: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    whole = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0] * 6, Case(8, 0, 0): [5.0] * 6}}))
+    later = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0] * 6, Case(8, 0, 0): []}}))
+    files = [tmp_path / name for name in ("before.json", "gone.json", "failed.json")]
+    (failed,) = (record for record in later if not record.samples_ts)
+    for file, records in zip(
+        files[:2], (whole, [r for r in later if r is not failed]), strict=True
+    ):
+        file.write_text(render_json(records))
+    failed.error = "killed by SIGSEGV"
+    files[2].write_text(render_json(later))
+    for file in files:
+        assert run(path, "import", str(file)) == 0
+    says = ("tinygrad:CPU pp8: was not measured", "tinygrad:CPU pp8: failed: killed by SIGSEGV")
+    for number, (status, line) in enumerate(zip((0, 1), says, strict=True), 2):
+        assert orinbench("compare", str(files[0]), str(files[number - 1])) == status
+        assert f"- in B, {line}" in capsys.readouterr().out
+        assert run(path, "check", str(number), "--against", "1") == status
+        assert f"- {line}" in capsys.readouterr().out
+
+
 def test_compare_and_history_say_the_same(add_run: AddRun, path: Path, capsys: Capture) -> None:
     for day, milliseconds in ((1, 10.0), (2, 12.5), (3, 9.5), (4, 11.5), (5, 10.0), (6, 12.0)):
         add_run(day, milliseconds)
@@ -136,14 +175,26 @@ def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
         (("check", "--against", "nothing"), "--against nothing: neither a run nor a pinned name"),
         (("check", "9"), "has no run 9"),
         (("check", "1"), "is the first of all; name a baseline with --against"),
-        (("pin", "12"), "a name must not be a number"),
+        (("pin", "12"), "want a name, which is no number"),
+        (("pin", "a\nb"), "want a name, which is no number"),
+        (("remove", str(2**64)), "has no such run"),
+        (("show", str(2**64)), "has no such run"),
         (("pin", "x", "9"), "has no run 9"),
     ):
         assert run(path, *arguments) == 2
         assert says in capsys.readouterr().err
     assert run(path, "pin") == 0
     assert capsys.readouterr().out == "release: run 3\n"
-    assert run(path, "remove", "1", "2") == 0
+    # The baseline itself is judged by the run before it; runs go by their time, not their number.
+    assert run(path, "pin", "baseline", "2") == 0
+    assert run(path, "check", "2") == 1
+    add_run(0, 30.0)
+    assert run(path, "check") == 0
+    assert "run 3 / run 2" in capsys.readouterr().out
+    with History(path) as history:
+        (trend,) = read_trends(history, Filter())
+    assert [point.run for point in trend.points] == [4, 1, 2, 3]
+    assert run(path, "remove", "1", "2", "4") == 0
     assert run(path, "check") == 2
     assert "has 1 runs; a check takes two" in capsys.readouterr().err
 
@@ -162,6 +213,12 @@ def test_noise_counts_whole_runs_of_one_context_only(
     with History(path) as history:
         (trend,) = read_trends(history, Filter())
     assert trend.noise is None and len(trend.points) == 3
+    for day in range(4, 12):  # those that were cut short are no new level
+        add_run(day, 20.0, "b" * 12)
+    for day in range(12, 20):
+        add_run(day, 40.0, "b" * 12, partial=True)
+    with History(path) as history:
+        assert read_trends(history, Filter())[0].changes == []
 
 
 def test_import_and_show(path: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -190,14 +247,9 @@ def test_import_and_show(path: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "has no run 2" in capsys.readouterr().err
 
 
-def test_machine_forms(add_run: AddRun, path: Path, capsys: Capture) -> None:
+def test_only_the_last_runs_are_shown(add_run: AddRun, path: Path, capsys: Capture) -> None:
     add_run(1, 10.0)
     add_run(2, 10.0)
-    assert run(path, "-o", "json") == 0
-    whole = json.loads(capsys.readouterr().out)
-    assert [kept["id"] for kept in whole["runs"]] == [1, 2]
-    assert [point["run"] for point in whole["trends"]] == [1, 2]
-    assert whole["trends"][1]["ratio"] == pytest.approx(1.0)
     assert run(path, "--last", "1") == 0
     text = capsys.readouterr().out
     assert "1 older runs: --last 2" in text and "Measured once" in text

@@ -99,7 +99,7 @@ def test_missing_files_and_nothing_in_common_are_exit_code_2(
     b = make_records(recorded_run({"llama.cpp": {TG: [1.0] * 6}}))
     paths = [str(saved(tmp_path / name, records)) for name, records in (("a", a), ("b", b))]
     assert run(*paths) == 2
-    assert "have no test with samples in common" in capsys.readouterr().err
+    assert "measured no test in common" in capsys.readouterr().err
 
 
 def test_runs_of_the_history_are_named_by_their_ids(

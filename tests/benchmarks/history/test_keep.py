@@ -1,7 +1,10 @@
 """llama-bench keeps its runs; a history that cannot be written costs a line, never the results."""
 
 import json
+import os
+import shlex
 import sqlite3
+import sys
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -29,18 +32,32 @@ def bench(tiny_path: Path, fake_llama_bench: Path, known_bandwidth: None) -> lis
     ]
 
 
-def test_a_run_is_kept_with_its_command(bench: list[str], capsys: Capture) -> None:
+def test_a_run_is_kept_with_its_command(
+    bench: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/bin/orinbench", "llama-bench", *bench])
     assert run(*bench) == 0
     captured = capsys.readouterr()
     printed = json.loads(captured.out)
     assert f"kept as run 1 of the history, {history_path()}" in captured.err
     with History(history_path()) as history:
         (kept,) = history.runs()
-        assert kept.origin.startswith("orinbench llama-bench -m ")
-        assert kept.origin.endswith("-r 2 -o json") or "-r 2" in kept.origin
-        assert "--no-check" in kept.origin and not kept.partial
+        assert kept.origin == shlex.join(["orinbench", "llama-bench", *bench])
+        assert not kept.partial
         samples = [record.samples_ts for record in history.records(1)]
         assert samples == [record["samples_ts"] for record in printed]
+
+
+def test_a_models_name_may_be_any_bytes(
+    bench: list[str], tmp_path: Path, tiny_path: Path, capfd: Capture
+) -> None:
+    (odd := tmp_path / os.fsdecode(b"bad\xff\n.gguf")).symlink_to(tiny_path)
+    assert run("-m", str(odd), *bench[2:]) == 0
+    captured = capfd.readouterr()
+    assert "kept as run 1" in captured.err
+    assert all(record["model_filename"].encode() for record in json.loads(captured.out))
+    (result := tmp_path / "result.json").write_text(captured.out)
+    assert orinbench("compare", str(result), "1") == 0
 
 
 def test_path_and_off(bench: list[str], tmp_path: Path, capsys: Capture) -> None:
@@ -106,3 +123,5 @@ def test_what_was_measured_until_ctrl_c_is_kept(
         (kept,) = history.runs()
         assert kept.partial
         assert sum(len(record.samples_ts) for record in history.records(1)) == 3
+    assert run(*bench) == 130  # before the first sample: nothing to keep
+    assert "history" not in capsys.readouterr().err

@@ -48,14 +48,13 @@ def test_an_old_record_gets_the_defaults_of_new_fields() -> None:
 
 def test_what_came_of_a_model_is_no_identity(recorded_run: Callable[..., RunResult]) -> None:
     (record,) = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0] * 6}}))
-    jit, fused = (
+    general, fused = (
         replace(record, decode_path=path, n_ubatch=chunk, type_k=kind)
-        for path, chunk, kind in (("jit", 32, "f32"), ("fused", 512, "f16"))
+        for path, chunk, kind in (("general", None, "f32"), ("fused", 512, "f16"))
     )
-    assert identity(jit) == identity(fused)
-    assert context(jit) != context(fused)
-    assert identity(jit) != identity(replace(jit, n_ubatch=64))
-    assert identity(jit) != identity(replace(jit, benchmark="batch"))
+    assert identity(general) == identity(fused)
+    assert context(general) != context(fused)
+    assert identity(general) != identity(replace(general, benchmark="batch"))
 
 
 OURS = '"schema_version": 1, "backend": "tinygrad:NV"'
@@ -80,7 +79,11 @@ OURS = '"schema_version": 1, "backend": "tinygrad:NV"'
         (f'{{{OURS}, "test": "a", "samples_ts": [], "avg_ts": "x"}}', "avg_ts must be a number"),
         (f'{{{OURS}, "test": "a", "samples_ts": [NaN]}}', "list of numbers above 0"),
         (f'{{{OURS}, "test": "a", "samples_ts": [{10**400}]}}', "list of numbers above 0"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [5e-324]}}', "from 1e-30 to 1e+30"),
         (f'{{{OURS}, "test": 5, "samples_ts": []}}', "test must be text"),
+        (f'{{{OURS}, "test": "\\u001b[31m", "samples_ts": []}}', "test must be printable text"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "model_type": []}}', "must be one value"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "extra": {{"a": "\\ud800"}}}}', "is no result"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "unit": []}}', "unit must be text"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "rounds": ["x"]}}', "rounds holds an entry"),
         (f'{{{OURS}, "test": "a", "samples_ts": [], "energy": [1]}}', "energy holds an entry"),

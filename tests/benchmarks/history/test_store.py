@@ -1,6 +1,7 @@
 """The history's file: what is kept, and what goes wrong in one line."""
 
 import multiprocessing
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -199,9 +200,16 @@ def test_what_is_no_history(path: Path, records: list[Record]) -> None:
     with pytest.raises(BenchError, match="is no history or a broken one"), History(path) as history:
         history.runs()
     path.unlink()
-    path.mkdir()
-    with pytest.raises(BenchError, match="unable to open database file"):
-        History(path, write=True)
+    path.touch()
+    with pytest.raises(BenchError, match="no history yet"):
+        History(path)
+    assert not path.stat().st_size  # reading writes nothing
+    path.unlink()
+    for make in (Path.mkdir, os.mkfifo):
+        make(path)
+        with pytest.raises(BenchError, match="is no regular file; a history is one"):
+            History(path, write=True)
+        (path.rmdir if path.is_dir() else path.unlink)()
     with pytest.raises(BenchError, match="cannot be written"):
         History(Path(__file__) / "history.db", write=True)
 

@@ -1,6 +1,7 @@
 """`orinbench report`, and `--report` of what measures."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +34,12 @@ def test_files_and_runs_become_a_page(
 def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture) -> None:
     result = tmp_path / "a.json"
     result.write_text(render_json(plain_records))
-    page = str(tmp_path / "a.html")
+    page, pipe = str(tmp_path / "a.html"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
     for arguments, says in (
+        ([str(result), "-o", str(pipe)], "pipe: is no regular file"),
+        ([str(result), "-o", str(tmp_path / "link")], "link: is no regular file"),
         (["nowhere.json", "-o", page], "nowhere.json: no such file, and no run"),
         ([str(result)], "Missing option '-o'"),
         ([str(result), "-o", str(result / "a.html")], "cannot be written"),
@@ -44,6 +49,11 @@ def test_bad_input(plain_records: list[Record], tmp_path: Path, capsys: Capture)
         captured = capsys.readouterr()
         assert says in captured.err and "Traceback" not in captured.err
         assert len(captured.err.splitlines()) == 1 and not Path(page).exists()
+    assert pipe.is_fifo()
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to(page)
+    assert orinbench("report", str(result), "-o", str(tmp_path / "link")) == 0
+    assert (tmp_path / "link").is_symlink() and Path(page).is_file()
 
 
 @pytest.fixture
@@ -75,7 +85,8 @@ def test_a_run_draws_its_page(bench: list[str], tmp_path: Path, capsys: Capture)
 def test_a_page_that_cannot_be_is_told_before_anything_is_measured(
     bench: list[str], tmp_path: Path, capsys: Capture
 ) -> None:
-    for path in (tmp_path, tmp_path / "no" / "a.html"):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "no" / "a.html", tmp_path / "pipe"):
         assert orinbench(*bench, "--report", str(path)) == 2
         captured = capsys.readouterr()
         assert captured.err.startswith(f"orinbench: --report {path}: not a file in a folder")

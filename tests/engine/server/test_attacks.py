@@ -59,6 +59,7 @@ CHAT = [
     ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "is no token's number"),
     ({"logit_bias": {"\u0663": 1}}, "logit_bias", "is no token's number"),
     ({"n": 6}, "n", "6 answers, of which this server takes 5 at once"),
+    ({"x" * 10**6: 1}, "x" * 500 + " [...] " + "x" * 500, "[...]"),
 ]
 
 
@@ -68,7 +69,7 @@ def test_chats(server: Live, fields: dict[str, Any], param: str, says: str) -> N
     reply = ask(server, "/v1/chat/completions", body)
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
-    assert says in error["message"]
+    assert says in error["message"] and len(reply.content) < 4096
 
 
 OTHERS = [

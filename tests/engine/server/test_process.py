@@ -263,7 +263,7 @@ def fails(
         (("--api-key-file", "/none"), "--api-key-file /none: No such file"),
         (("--api-key-file", "/dev/null"), "--api-key-file /dev/null: holds no key"),
         (("--memory", "0%"), "--memory 0%: a share such as 70%"),
-        (("--slots", "2"), "--slots 2: the general path has one"),
+        (("--slots", "2"), "--slots 2: the general path answers one at a time"),
         (("--context", "99999999"), "the model was trained for 1 to 8192"),
         (("--chat-template", "/none"), "--chat-template /none: No such file"),
         (("--grace", "nan"), "--grace nan: seconds from 0 to 86400 were expected"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.patches.conftest import wheel_file
 
-from nvgpusim.cuda.command import build
+from nvgpusim.cuda.command import build, headers
 from nvgpusim.cuda.fatbin import MAGIC, NoPtxError, ptx_of
 from nvgpusim.cuda.server import BAD_SIZE, BASE, INVALID, NO_IMAGE, NO_KERNEL, SIZE, Server
 
@@ -100,7 +100,8 @@ def test_a_program_with_cudas_own_runtime_says_how_it_is_built(cuda: Path, tmp_p
         (
             ("./none",),
             {"CUDA_PATH": "/nowhere", "PATH": ""},
-            "no cuda_runtime_api.h: set CUDA_PATH to the CUDA that the program was compiled with",
+            "CUDA's headers are missing: set CUDA_PATH to the folder of the CUDA that compiled the "
+            "program, which has include/crt/host_defines.h",
         ),
         (
             ("--sanitize", "heap", "./none"),
@@ -114,6 +115,16 @@ def test_bad_use_is_one_line(
 ) -> None:
     done = run(cuda, *arguments, **variables)
     assert (done.returncode, done.stderr) == (2, f"nvgpusim: error: {said}\n")
+
+
+def test_a_wheel_without_all_headers_is_passed_over(
+    cuda: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include/cuda_runtime_api.h").touch()
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path))
+    monkeypatch.setenv("PATH", str(cuda / "bin"))
+    assert headers() == cuda / "include"
 
 
 def fat_binary(kind: int, packed: int, content: bytes) -> bytes:

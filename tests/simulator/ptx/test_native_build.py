@@ -99,12 +99,11 @@ def test_cc_may_have_options_and_must_exist(
 
 
 def compiler_script(path: Path, kind: str) -> None:
-    """A gcc that says it is of another version, or does not know _Float16."""
+    """A gcc of another version ("new"), without _Float16 ("old"), or without headers ("bare")."""
     refuse = 'case "$*" in *-S*) echo "error: no _Float16" >&2; exit 1;; esac'
     rename = 'case "$*" in *-S*) echo "cc version 99" >&2; exit 0;; esac'
-    path.write_text(
-        f'#!/bin/sh\n{refuse if kind == "old" else rename}\nexec {shutil.which("gcc")} "$@"\n'
-    )
+    first = {"old": refuse, "new": rename, "bare": 'set -- -nostdinc "$@"'}[kind]
+    path.write_text(f'#!/bin/sh\n{first}\nexec {shutil.which("gcc")} "$@"\n')
     path.chmod(0o755)
 
 
@@ -123,27 +122,35 @@ def test_another_version_compiles_anew(folder: Path, monkeypatch: pytest.MonkeyP
     assert counts == [1, 2, 2]
 
 
-def test_a_compiler_without_half_floats_is_passed_over(
+def test_a_compiler_without_half_floats_or_headers_is_passed_over(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Debian 12's clang on x86-64: gcc beside it is taken."""
-    for name, kind in (("clang", "old"), ("gcc", "old"), ("cc", "new")):
+    """As Debian 12's clang on x86-64, and ziglang's clang in front of it: gcc is taken."""
+    for name, kind in (("clang", "bare"), ("gcc", "old"), ("cc", "new")):
         compiler_script(folder.parent / name, kind)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", f"{folder.parent}:{os.environ['PATH']}")
     assert build.compiler.__wrapped__() == (str(folder.parent / "cc"),)
 
 
-def test_ziglang_alone_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_ziglang_alone_compiles_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """It names a random file in what it says of itself, and takes `-o -` for a file's name."""
     pytest.importorskip("ziglang")
+    here = folder.parent / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", "")
     command = build.compiler.__wrapped__()
     assert Path(command[0]).name == "zig"
     monkeypatch.setattr(build, "compiler", lambda: command)
-    function = build.load('#include "machine.h"\n' + c(1))
+    for _ in range(2):
+        build.version.cache_clear()
+        assert build.load('#include "machine.h"\n' + c(1))(None) == 1
     assert not capsys.readouterr().err
-    assert function(None) == 1
+    assert len(list(folder.iterdir())) == 1 and not list(here.iterdir())
 
 
 def test_the_folder_does_not_grow_without_end(

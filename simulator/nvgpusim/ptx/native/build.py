@@ -29,6 +29,8 @@ FLAGS = (
 )  # fmt: skip
 """No -ffast-math: what is fused or reordered is written so. Jumps: a matmul takes 12 % longer
 where gcc happens to lay its loop across a line (EPYC, gcc 12.2)."""
+PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n_Float16 half;\n"
+"""The C that machine.h needs: a compiler that refuses it is passed over."""
 SECONDS = 120
 """A compiler that takes longer is ended, and not asked again by this process."""
 KEPT = 4096
@@ -73,12 +75,14 @@ def compiler() -> tuple[str, ...]:
 
 @lru_cache
 def version(command: tuple[str, ...]) -> str:
-    """Which version a compiler says it is. Raises CalledProcessError: it has no _Float16, as clang
-    14 on x86-64."""
-    with tempfile.TemporaryDirectory() as place:  # zig 0.17 fails at -fsyntax-only
-        line = [*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", f"{place}/half.s"]
-        said = _call(line, "_Float16 half;\n")
-    return "\n".join(line for line in said.splitlines() if "version" in line)
+    """The version that a compiler says it is. Raises CalledProcessError: it has no _Float16, as
+    clang 14 on x86-64, or no headers, as `zig clang`."""
+    # Not -fsyntax-only: zig 0.17 fails for want of an object file. Not -o -: it writes a file `-`.
+    with tempfile.TemporaryDirectory() as folder:
+        assembly = str(Path(folder, "probe.s"))
+        said = _call([*command, *FLAGS, "-v", "-S", "-x", "c", "-", "-o", assembly], PROBE)
+    # A line with -o is a command; it names a file that is another each time.
+    return "\n".join(x for x in said.splitlines() if "version" in x and " -o " not in x)
 
 
 @lru_cache
