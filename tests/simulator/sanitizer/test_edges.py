@@ -1,0 +1,158 @@
+# ruff: noqa: E501 - PTX stays one instruction a line
+"""Ends of memories and rare records: numpy, C, and both under the sanitizer tell the same."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from tests.simulator.ptx.flat import FlatMemory
+from tests.simulator.ptx.machine import kernel
+
+from nvgpusim.extents import Extents
+from nvgpusim.memory import MmuFault
+from nvgpusim.options import CHECKS
+from nvgpusim.ptx import KernelFault, Launch, compile_kernel, parse
+from nvgpusim.ptx.native import build
+from nvgpusim.ptx.sanitize import Sanitizer
+
+FULL = 4096
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler takes half the time, the code is slower and the same."""
+    flags = tuple("-O0" if flag == "-O2" else flag for flag in build.FLAGS)
+    monkeypatch.setattr(build, "FLAGS", flags)
+
+
+class Setup(NamedTuple):
+    """Threads of a block; the input: bytes, how many the host wrote, whether it is read-only."""
+
+    threads: int = 64
+    size: int = FULL
+    wrote: int = FULL
+    read_only: bool = False
+    checks: tuple[str, ...] = CHECKS
+
+
+def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
+    """Words of the output, fault, kinds of what was found, its texts; two blocks run."""
+    module = parse(text)
+    code = compile_kernel(module, module.kernels["k"], watched, False)
+    memory, extents = FlatMemory(), Extents()
+    out, given = memory.add(np.zeros(FULL, np.uint8)), memory.add(np.zeros(FULL, np.uint8))
+    mapping = memory.find(given)
+    assert mapping is not None
+    mapping.read_only = how.read_only
+    extents.alloc(out, FULL, "out", "test.py:1")
+    extents.alloc(given, how.size, "given", "test.py:2")
+    extents.written(given, how.wrote)
+    bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(8)
+    launch = Launch(
+        code, memory, (2, 1, 1), (how.threads, 1, 1), {0: bank}, compiled=compiled,
+        shared_bytes=2048 if watched else code.shared_bytes,
+        watch=Sanitizer(frozenset(how.checks), extents) if watched else None,
+    )  # fmt: skip
+    fault = ""
+    try:
+        launch.run()
+    except (KernelFault, MmuFault) as e:
+        fault = str(e)
+    assert (code.heat.native is not None) == compiled
+    words = memory.read(out, 8 * how.threads).view(np.uint32).tolist()
+    kinds = sorted(told.split(": ")[1] for told in launch.findings.values())
+    return words, fault, kinds, sorted(launch.findings.values())
+
+
+def judged(body: str, **options: Any) -> Any:
+    """What numpy and C agree on: without the sanitizer and with it."""
+    text, how = kernel(body), Setup(**options)
+    plain, watched = (
+        [path(text, compiled, seen, how) for compiled in (False, True)] for seen in (False, True)
+    )
+    assert plain[1] == plain[0]
+    assert watched[1] == watched[0]
+    return plain[0], watched[0]
+
+
+WRITES = {
+    "a store under a predicate that is not to hold": (
+        "setp.lt.u32 %p1, %r30, 7; st.global.u32 [%i], 6; @!%p1 st.global.u32 [%i], 5;",
+        [6] * 7 + [5] * 57,
+    ),
+    "shared memory, either predicate": (
+        ".shared .align 4 .b8 s[256]; mov.u32 %r1, s; mad.lo.u32 %r1, %r30, 4, %r1; setp.lt.u32 %p1, %r30, 7; @!%p1 st.shared.u32 [%r1], 5; @%p1 st.shared.u32 [%r1], 6; ld.shared.u32 %r2, [%r1]; st.global.u32 [%i], %r2;",
+        [6] * 7 + [5] * 57,
+    ),
+    "a register that some lanes write anew": (
+        "add.u32 %r1, %r30, 7; st.global.u32 [%i], 1; setp.lt.u32 %p1, %r30, 7; @%p1 mov.u32 %r1, 9; st.global.u32 [%i], %r1;",
+        [9] * 7 + list(range(14, 71)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_guarded_writes(name: str) -> None:
+    body, words = WRITES[name]
+    for seen in judged(body):
+        assert seen[:3] == (2 * words, "", [])
+
+
+PAIR = (
+    "mul.wide.u32 %rd1, %r30, 8; add.u64 %rd1, %rd1, %in; setp.lt.u32 %p1, %r28, 8; @!%p1 bra END;"
+)
+LOAD = f"{PAIR} ld.global.v2.u32 {{%r1, %r2}}, [%rd1]; add.u32 %r1, %r1, %r2; st.global.u32 [%i], %r1; END:"
+SHARED = ".shared .align 8 .b8 s[12]; mov.u32 %r1, s; setp.eq.u32 %p1, %r30, 0; @%p1 st.shared.u32 [%r1+8], 3;"
+BEYOND = "shared address 0x408 + 8 is beyond the block's"
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "fault", "kinds"),
+    [
+        ("ld.global.u32 %r1, [%in]; st.global.u32 [%in], 1;", {"read_only": True}, ("read-only", "read-only"), []),
+        (LOAD, {"size": 60, "wrote": 60}, ("", ""), ["bounds"]),
+        (f"{PAIR} st.global.v2.u32 [%rd1], {{%r28, %r28}}; END:", {"size": 60}, ("", ""), ["bounds"]),
+        (f"{SHARED} @%p1 ld.shared.v2.u32 {{%r1, %r2}}, [%r1+8];", {}, (BEYOND, BEYOND), []),
+        (f"{SHARED} @%p1 ld.shared.v2.u32 {{%r1, %r2}}, [%r1+8];", {"checks": ("bounds",)}, (BEYOND, BEYOND), []),
+        (f"{SHARED} @%p1 st.shared.v2.u32 [%r1+8], {{%r1, %r1}};", {}, (BEYOND, BEYOND), []),
+        (LOAD, {"wrote": 60}, ("", ""), ["init"]),
+        (".shared .align 8 .b8 s[512]; mov.u32 %r1, s; mad.lo.u32 %r1, %r30, 8, %r1; st.shared.u32 [%r1], 3; ld.shared.v2.u32 {%r1, %r2}, [%r1]; st.global.u32 [%i], %r2;", {}, ("", ""), ["init"]),
+    ],
+    ids=["read-only", "load past a buffer", "store past a buffer", "load past shared memory", "without init", "store past shared memory", "second word of a buffer", "second word of shared memory"],
+)  # fmt: skip
+def test_ends(body: str, options: Any, fault: tuple[str, str], kinds: list[str]) -> None:
+    """The last element of a vector is what is wrong, in the last lane."""
+    plain, watched = judged(body, **options)
+    assert watched[2] == kinds
+    for seen, words in zip((plain, watched), fault, strict=True):
+        assert words in seen[1] and bool(words) == bool(seen[1])
+
+
+def turns(*turns: str) -> str:
+    """One thread of the grid each, `number: instruction`, or an instruction of all."""
+    out = []
+    for turn in turns:
+        number, _, line = turn.rpartition(": ")
+        out.append(f"setp.eq.u32 %p1, %r28, {number}; @%p1 {line}" if number else line)
+    return " ".join(out)
+
+
+READ, WRITE = "ld.global.u32 %r1, [%in];", "st.global.u32 [%in], {};"
+
+
+@pytest.mark.parametrize(
+    ("body", "threads", "told"),
+    [
+        (turns(f"47: {READ}", "bar.sync 0;", f"48: {READ}", "bar.sync 0;", f"49: {WRITE.format(1)}"), 48, "thread (47, 0, 0): nothing"),
+        (turns(f"0: {WRITE.format(5)}", f"40: {WRITE.format(5)}", "bar.sync 0;", f"2: {WRITE.format(6)}", f"41: {READ}"), 64, "thread (2, 0, 0): nothing"),
+        (turns(f"40: {WRITE.format(5)}", f"0: {WRITE.format(5)}", f"1: {WRITE.format(5)}", "bar.warp.sync -1;", f"2: {WRITE.format(6)}"), 64, "thread (40, 0, 0): nothing"),
+    ],
+    ids=["a read by the block before", "a value that was overwritten", "the first of three equal writes"],
+)  # fmt: skip
+def test_races(body: str, threads: int, told: str) -> None:
+    """One race, which rare records tell of."""
+    plain, watched = judged(body, threads=threads)
+    assert plain[1] == watched[1] == "" and watched[2] == ["race"]
+    assert told in watched[3][0]
