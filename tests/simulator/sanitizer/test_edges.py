@@ -67,7 +67,7 @@ def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
 
 
 def judged(body: str, **options: Any) -> Any:
-    """What numpy and C agree on: without the sanitizer and with it."""
+    """Return that on which numpy and C agree, without the sanitizer and with it."""
     text, how = kernel(body), Setup(**options)
     plain, watched = (
         [path(text, compiled, seen, how) for compiled in (False, True)] for seen in (False, True)
