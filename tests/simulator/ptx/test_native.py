@@ -183,7 +183,7 @@ def body(draw: Any, depth: int = 0) -> str:
     return "\n".join(lines)
 
 
-@settings(
+SOME_PROGRAMS = settings(
     max_examples=12,
     deadline=None,
     database=None,
@@ -191,16 +191,20 @@ def body(draw: Any, depth: int = 0) -> str:
     suppress_health_check=list(HealthCheck),
     phases=[Phase.generate],
 )
+# Registers that a body reads, drawn from memory and the lane's number.
+DRAWN = "mov.u32 %r21, s; " + " ".join(
+    f"ld.global.b32 %r{n}, [%in+{4 * n}]; xor.b32 %r{n}, %r{n}, %r28; mul.lo.u32 %r{n}, %r{n}, {2654435761 * n % (1 << 32) | 1}; mov.b32 %f{n}, %r{n};"
+    for n in range(1, 6)
+)
+
+
+@SOME_PROGRAMS
 @given(body(), body())
 def test_random_blocks(first: str, second: str) -> None:
-    start = "mov.u32 %r21, s; " + " ".join(
-        f"ld.global.b32 %r{n}, [%in+{4 * n}]; xor.b32 %r{n}, %r{n}, %r28; mul.lo.u32 %r{n}, %r{n}, {2654435761 * n % (1 << 32) | 1}; mov.b32 %f{n}, %r{n};"
-        for n in range(1, 6)
-    )
     memory = ".local .align 4 .b8 d[8]; .shared .align 4 .b8 s[1024]; setp.gt.s32 %p1, %r28, 9;"
     same(
         kernel(
-            f"{memory}\n{start}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
+            f"{memory}\n{DRAWN}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
         )
     )
 

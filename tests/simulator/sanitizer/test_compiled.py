@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from tests.simulator.ptx.flat import FlatMemory
 from tests.simulator.ptx.machine import STORE, kernel
-from tests.simulator.ptx.test_native import BLOCKS, SEEDS, THREADS, body
+from tests.simulator.ptx.test_native import BLOCKS, DRAWN, SEEDS, SOME_PROGRAMS, THREADS, body
 
 from nvgpusim.extents import Extents
 from nvgpusim.l2 import CACHEABLE
@@ -89,24 +89,12 @@ def watched(code: Code, compiled: bool) -> Any:
 FOUND: set[str] = set()
 
 
-@settings(
-    max_examples=12,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.generate],
-)
+@SOME_PROGRAMS
 @given(body(), body())
 def random_programs(first: str, second: str) -> None:
     """Most of them race, read what nobody wrote and reach beyond the ends."""
-    start = "mov.u32 %r21, s; " + " ".join(
-        f"ld.global.b32 %r{n}, [%in+{4 * n}]; xor.b32 %r{n}, %r{n}, %r28; "
-        f"mul.lo.u32 %r{n}, %r{n}, {2654435761 * n % (1 << 32) | 1}; mov.b32 %f{n}, %r{n};"
-        for n in range(1, 6)
-    )
     memory = ".local .align 4 .b8 d[8]; .shared .align 4 .b8 s[1024]; setp.gt.s32 %p1, %r28, 9;"
-    text = f"{memory}\n{start}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
+    text = f"{memory}\n{DRAWN}\n{first}\n{second}\nmov.b32 %r6, %f1; add.u32 %r1, %r1, %r6; {STORE}"
     # A lane that C sets aside for its value alone may be the first to be told of.
     text = text.replace("ex2.approx.f32", "abs.f32").replace("0x7FF80000", "0x3FF80000")
     module = parse(kernel(text))
