@@ -105,18 +105,15 @@ def general_logits(transformer: Any, tokens: list[int]) -> np.ndarray:
     """Logits after each of the tokens behind PROMPT, as a jit of the layers computes them."""
     from tinygrad import Tensor, TinyJit, UOp, dtypes
 
-    def compute(token: Any, position: Any) -> Any:
-        x = transformer.token_embd(token).float()
-        for block in transformer.blk:
-            x = block(x, position)
-        return transformer.output(transformer.output_norm(x))[:, -1, :].float().realize()
+    from orinllm.upstream import next_logits
 
-    jit, position = TinyJit(compute), UOp.variable("start_pos", 0, CONTEXT - 1)
+    jit = TinyJit(functools.partial(next_logits, transformer))
+    position = UOp.variable("start_pos", 0, CONTEXT - 1)
     uploaded = [Tensor([[token]], dtype=dtypes.int32).realize() for token in tokens]
     places = range(len(PROMPT) - 1, len(PROMPT) - 1 + len(tokens))
     return np.stack(
         [
-            jit(token, position.bind(place)).numpy()[0]
+            jit(token, position.bind(place)).numpy()
             for token, place in zip(uploaded, places, strict=True)
         ]
     )

@@ -1,6 +1,7 @@
 """The general path of architectures that only tinygrad.llm's own Transformer runs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,7 @@ class UpstreamExecutor:
         if self._model.has_recurrent_block and start not in (0, self._length):
             raise BadInput(f"{self.config.architecture} cannot go back to position {start}")
         if start == 0:
-            resets = [op for block in self._model.blk for op in block._state_reset_ops()]
-            Tensor.realize(*resets) if resets else None
+            forget(self._model)
         found: list[Floats] = []
         for position, token in enumerate(tokens, start):
             ids = Tensor([[token]], dtype="int32", device=self._device).realize()
@@ -81,18 +81,30 @@ class UpstreamExecutor:
         return found
 
     def _forward(self, tokens: Tensor, start: UOp) -> Tensor:
-        logits: Tensor = self._model.output(self._normed(tokens, start)).float().reshape(-1)
-        return logits.contiguous()
+        return next_logits(self._model, tokens, start)
 
     def _last_state(self, tokens: Tensor, start: UOp) -> Tensor:
-        return self._normed(tokens, start).float().reshape(-1).contiguous()
+        return _normed(self._model, tokens, start).float().reshape(-1).contiguous()
 
-    def _normed(self, tokens: Tensor, start: UOp) -> Tensor:
-        x = self._model.token_embd(tokens).float()
-        for block in self._model.blk:
-            x = block(x, start)
-        normed: Tensor = self._model.output_norm(x)
-        return normed
+
+def next_logits(model: Any, token: Tensor, start: UOp) -> Tensor:
+    """Return what follows one token (1, 1) at `start` in a Transformer: logits (vocabulary)."""
+    logits: Tensor = model.output(_normed(model, token, start)).float().reshape(-1)
+    return logits.contiguous()
+
+
+def forget(model: Any) -> None:
+    """Zero a Transformer's recurrent states; attention overwrites its cache."""
+    if resets := [op for block in model.blk for op in block._state_reset_ops()]:
+        Tensor.realize(*resets)
+
+
+def _normed(model: Any, tokens: Tensor, start: UOp) -> Tensor:
+    x = model.token_embd(tokens).float()
+    for block in model.blk:
+        x = block(x, start)
+    normed: Tensor = model.output_norm(x)
+    return normed
 
 
 def _check_names(gguf: GGUF, config: Config, known: set[str]) -> None:

@@ -274,7 +274,7 @@ def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequenc
     if most > 1 and not any(test.n_gen for test in plan.tests):
         raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
     general = options["path_"] == "general"
-    plain = [b for b in backends if b != "llama.cpp" and (general or b.endswith("CPU"))]
+    plain = [b for b in backends if b.startswith("tinygrad:" if general else "tinygrad:CPU")]
     if most > 1 and plain:
         raise BenchError(
             f"-npl {most}: only the fused kernels decode several at once; {plain[0]} decodes one"

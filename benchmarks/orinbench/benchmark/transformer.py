@@ -3,6 +3,7 @@
 This module imports tinygrad; see `tinygrad_runner`.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from tinygrad import Tensor, TinyJit, UOp, dtypes
 from tinygrad.llm.model import Transformer
 
 from orinllm.sampling import Sampling
+from orinllm.upstream import forget, next_logits
 
 # Prompt tokens at once: the default of `Transformer.generate` in tinygrad/llm/model.py.
 _CHUNK = 32
@@ -33,7 +35,7 @@ class TransformerExecutor:
         self._position = UOp.variable("start_pos", 0, max_context - 1)
         self._width = UOp.variable("toks", 1, self.chunk)
         self._temperature = Tensor(0.0).contiguous().realize()
-        self._again = TinyJit(self._forward)
+        self._again = TinyJit(functools.partial(next_logits, self._model))
         self._out: Any = None
         self._last = (0, 0)  # token and position of the last step
 
@@ -52,15 +54,13 @@ class TransformerExecutor:
         return self._model.rollout_jit.captured.linear
 
     def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        """Do nothing: it draws in its own way, so `--sampling` is refused beside it."""
+        """Take the most likely tokens: `--sampling` is refused beside this network."""
         assert how.greedy
 
     def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
         """Compute keys and values of tokens[start:end] at their positions."""
-        if start == 0:  # attention overwrites its cache; recurrent blocks are zeroed
-            self._model._cached_tokens = []
-            if resets := [op for block in self._model.blk for op in block._state_reset_ops()]:
-                Tensor.realize(*resets)
+        if start == 0:
+            forget(self._model)
         padded = [*tokens[:end], *[0] * (self.context - end)]
         ids = Tensor(padded, dtype=dtypes.int32).reshape(1, self.context).realize()
         for at in range(start, end, self.chunk):
@@ -89,12 +89,6 @@ class TransformerExecutor:
             _uploaded(token), self._position.bind(position)
         ).numpy()
         return found
-
-    def _forward(self, tokens: Tensor, position: UOp) -> Tensor:
-        x = self._model.token_embd(tokens).float()
-        for block in self._model.blk:
-            x = block(x, position)
-        return self._model.output(self._model.output_norm(x))[0, -1].float().realize()
 
     def follow(self, most: int) -> Iterator[int]:
         """Yield the token that was started and those behind it, `most` at most."""
