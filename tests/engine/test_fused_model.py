@@ -67,7 +67,7 @@ def test_a_piece_of_the_weights_is_waited_for_before_the_next(
 def test_weights_arrive_while_launches_are_built(
     emulation: None, synthetic: Synthetic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where two threads may use a device; what ends the one, Ctrl-C too, ends the other."""
+    """Two threads use a device; what ends the one, Ctrl-C too, ends the other."""
     network = Network.read(synthetic("tiny", "Q8_0"))
     built, copied, begun = threading.Event(), list[int](), threading.Event()
 

@@ -94,7 +94,7 @@ class Watcher:
 
     @property
     def address(self) -> int:
-        """Where C finds it."""
+        """Address of the C struct."""
         return ctypes.addressof(self.struct)
 
     def renew(self, st: State) -> None:
