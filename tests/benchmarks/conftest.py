@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from orinbench.benchmark.backend import FirstToken, Sample
+from orinbench.benchmark.backend import (
+    Bandwidth,
+    FirstToken,
+    Identity,
+    Loaded,
+    Sample,
+    WarmedUp,
+)
 from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth, Identity, Loaded, WarmedUp
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.board.environment import read_environment

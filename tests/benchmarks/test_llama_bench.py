@@ -330,10 +330,10 @@ def test_an_unexpected_crash_keeps_what_was_measured(
 ) -> None:
     measure = LlamaCppBackend.measure
 
-    def crash(self: LlamaCppBackend, case: Any, round_: int, seed: int) -> Any:
-        if round_ == 1:
+    def crash(self: LlamaCppBackend, case: Any, seed: int) -> Any:
+        if seed == 1:
             raise ZeroDivisionError
-        return measure(self, case, round_, seed)
+        return measure(self, case, seed)
 
     monkeypatch.setattr(LlamaCppBackend, "measure", crash)
     with pytest.raises(ZeroDivisionError):

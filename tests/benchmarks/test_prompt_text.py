@@ -45,14 +45,14 @@ def test_llama_cpp_answers_a_text_through_its_server(
     monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.1")
     backend = llama(fake_llama_bench, tiny_path)
     assert backend.warm_up(CASE) is None
-    sample = backend.measure(CASE, 3, 0)
-    assert sample.round == 3 and sample.ns > 1e8 and sample.extra["http_ms"] > 0
+    sample = backend.measure(CASE, 0)
+    assert sample.ns > 1e8 and sample.extra["http_ms"] > 0
     monkeypatch.setenv("FAKE_LLAMA_SERVER", "miscounts")
     with pytest.raises(BackendDiedError, match="made 17 tokens of a text of 16"):
-        backend.measure(CASE, 3, 0)
+        backend.measure(CASE, 0)
     monkeypatch.setenv("FAKE_LLAMA_SERVER", "dies")
     with pytest.raises(BackendDiedError, match="llama-server: ended with status 1: error: cannot"):
-        backend.measure(CASE, 3, 0)
+        backend.measure(CASE, 0)
 
 
 def test_without_a_server_the_row_is_left_out(

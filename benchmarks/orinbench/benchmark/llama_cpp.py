@@ -17,14 +17,15 @@ from typing import Any
 from orinbench.benchmark.backend import (
     BackendDiedError,
     FirstToken,
+    Identity,
     LeftOutError,
     Sample,
+    WarmedUp,
 )
 from orinbench.benchmark.envelope import Preload
 from orinbench.benchmark.llama_server import find_llama_server, first_text, server_arguments
 from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, LanePlan
 from orinbench.benchmark.prompt_text import prompt_text
-from orinbench.benchmark.protocol import Identity, WarmedUp
 from orinbench.benchmark.tinygrad_backend import FIRST_TOKEN_PROMPT
 from orinbench.child import PIPE, Child
 from orinbench.errors import BenchError
@@ -129,10 +130,10 @@ class LlamaCppBackend:
             self._server(case)
         return None
 
-    def measure(self, case: Case, round_: int, seed: int) -> Sample:
+    def measure(self, case: Case, seed: int) -> Sample:
         """Call the binary and keep the last of its repetitions; it draws its own token ids."""
         if case.text:
-            return self._first_text(case, round_, seed)
+            return self._first_text(case, seed)
         if case.n_parallel > 1:
             call = self._call_batched(case)
         else:
@@ -141,7 +142,6 @@ class LlamaCppBackend:
         if not isinstance(samples, list) or len(samples) != REPETITIONS_PER_CALL:
             raise BackendDiedError(f"llama.cpp gave no {REPETITIONS_PER_CALL} samples_ns")
         return Sample(
-            round=round_,
             ns=int(samples[-1]),
             ended_s=call.ended_s,
             peak_rss_bytes=call.peak_rss_bytes,
@@ -158,7 +158,7 @@ class LlamaCppBackend:
         settings = server_arguments(case.settings)
         return binary, ["-m", str(self.plan.lane.model), *context, *self._extra, *settings]
 
-    def _first_text(self, case: Case, round_: int, seed: int) -> Sample:
+    def _first_text(self, case: Case, seed: int) -> Sample:
         """Start llama-server, warm it up with one text, and time another."""
         binary, arguments = self._server(case)
         model = self.plan.lane.model
@@ -174,7 +174,6 @@ class LlamaCppBackend:
                 f"llama-server made {found.n_tokens} tokens of a text of {case.n_prompt}"
             )
         return Sample(
-            round=round_,
             ns=found.ns,
             ended_s=found.ended_s,
             engine_record=self._as_recorded(case),

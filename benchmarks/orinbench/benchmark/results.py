@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orinbench.benchmark.backend import FirstToken, Sample
+from orinbench.benchmark.backend import (
+    Bandwidth,
+    FirstToken,
+    Identity,
+    Prepared,
+    Sample,
+    WarmedUp,
+)
 from orinbench.benchmark.plan import AnyCase, Case, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth, Identity, Prepared, WarmedUp
 from orinbench.board.environment import Environment
 from orinbench.model import ModelInfo
 

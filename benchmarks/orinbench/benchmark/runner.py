@@ -13,10 +13,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from orinbench.benchmark.backend import Backend, BackendDiedError, LeftOutError
+from orinbench.benchmark.backend import Backend, BackendDiedError, Bandwidth, LeftOutError
 from orinbench.benchmark.journal import Journal
 from orinbench.benchmark.plan import Plan, Step, order
-from orinbench.benchmark.protocol import Bandwidth
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board import (
     board_state,
@@ -297,11 +296,12 @@ class Runner:
         gpu = self._gpu() if lane.on_gpu else None
         clocks = read_clocks(board if lane.on_gpu else None, gpu=gpu)
         with measure_energy(self.roots, rails=self.rails, idle_watts=self.idle) as energy:
-            sample = backend.measure(row.case, step.round, self.plan.seed + step.round)
+            sample = backend.measure(row.case, self.plan.seed + step.round)
         energy.count_last(sample.ns, sample.ended_s)
         after = board_state(self.roots)
         sample = replace(
             sample,
+            round=step.round,
             process=self.plan.process(step.round),
             clocks_before=clocks,
             clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),

@@ -1,9 +1,8 @@
 """`orinbench check`: the correctness gate on its own."""
 
+import contextlib
 import itertools
 import json
-import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import click
 
 from orinbench.benchmark.command import choose_backends, model_paths
 from orinbench.benchmark.plan import KEY_TYPES
-from orinbench.benchmark.process import WorkerProcess
-from orinbench.benchmark.tinygrad_backend import worker_environment
-from orinbench.check import Candidate, CheckReport, run_check
-from orinbench.check.gate import ARITHMETICS, llama_cpp_candidate
-from orinbench.check.greedy import Say, tinygrad_engine
+from orinbench.benchmark.tinygrad_backend import DeviceBackend
+from orinbench.check import CheckReport, run_check
+from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import Finite, backend_options, model_options
-from orinbench.talk import make_talk
+from orinbench.talk import Talk, make_talk
 
 
 @click.command("check", context_settings={"max_content_width": 100})
@@ -46,26 +43,18 @@ def check_command(**options: Any) -> int:
     reports: list[CheckReport] = []
     died = interrupted = False
     try:
-        with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
-            for model, name in itertools.product(models, names):
-                talk.phase(f"{name}: checking {model.path}")
-
-                def say(text: str, name: str = name) -> None:
-                    talk.detail(f"{name}: {text}")
-
-                try:
-                    candidate = _candidate(name, model, llama_bench, Path(directory), options, say)
-                    report = run_check(
-                        model, [candidate], options["n_tokens"], options["seed"], say
-                    )
-                except BenchError as error:
-                    died = True
-                    talk.line(f"{name}: {error}")
-                    continue
-                reports.append(report)
-                talk.close()  # a spinner would share the line on a terminal
-                if options["output"] == "text":
-                    click.echo(f"{model.path}: {report.verdicts[0].line()}")
+        for model, name in itertools.product(models, names):
+            talk.phase(f"{name}: checking {model.path}")
+            try:
+                report = _check(name, model, llama_bench, options, talk)
+            except BenchError as error:
+                died = True
+                talk.line(f"{name}: {error}")
+                continue
+            reports.append(report)
+            talk.close()  # a spinner would share the line on a terminal
+            if options["output"] == "text":
+                click.echo(f"{model.path}: {report.verdicts[0].line()}")
     except KeyboardInterrupt:
         interrupted = True
         talk.line(f"interrupted; {len(reports)} of {len(models) * len(names)} checks are done")
@@ -80,21 +69,20 @@ def check_command(**options: Any) -> int:
     return 1 if died else 0
 
 
-def _candidate(
-    name: str,
-    model: ModelInfo,
-    llama_bench: Path | None,
-    directory: Path,
-    options: dict[str, Any],
-    say: Say,
-) -> Candidate:
-    if name == "llama.cpp":
-        if (found := llama_cpp_candidate(model, llama_bench, options["timeout"], say)) is None:
+def _check(
+    name: str, model: ModelInfo, llama_bench: Path | None, options: dict[str, Any], talk: Talk
+) -> CheckReport:
+    def say(text: str) -> None:
+        talk.detail(f"{name}: {text}")
+
+    timeout = options["timeout"]
+    with contextlib.ExitStack() as stack:
+        if name != "llama.cpp":
+            device = DeviceBackend(name.removeprefix("tinygrad:"), timeout)
+            stack.callback(device.close)
+            candidate = tinygrad_candidate(name, model, device, say, options["cache_type_k"])
+        elif (found := llama_cpp_candidate(model, llama_bench, timeout, say)) is not None:
+            candidate = found
+        else:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        return found
-    environment = worker_environment(name.removeprefix("tinygrad:"), directory)
-    key_type = options["cache_type_k"]
-    start = partial(WorkerProcess, environment, options["timeout"])
-    return Candidate(
-        name, tinygrad_engine(model.path, start, say, key_type=key_type), ARITHMETICS[key_type]
-    )
+        return run_check(model, [candidate], options["n_tokens"], options["seed"], say)

@@ -7,7 +7,7 @@ from typing import Any
 from orinbench.benchmark.backend import Backend, BackendDiedError
 from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
 from orinbench.benchmark.results import LaneResult
-from orinbench.benchmark.tinygrad_backend import TinygradBackend
+from orinbench.benchmark.tinygrad_backend import DeviceBackend, TinygradBackend
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, require, run_check
 from orinbench.check.greedy import Say, tinygrad_engine
 from orinbench.errors import BenchError, CheckFailed
@@ -78,8 +78,7 @@ class Gate:
         if not isinstance(backend, TinygradBackend):
             return llama_cpp_candidate(model, self.llama_bench, self.timeout, say)
         key_type = backend.plan.lane.key_type
-        engine = tinygrad_engine(model.path, backend.start, say, backend.general, key_type)
-        return Candidate(name, engine, ARITHMETICS[key_type])
+        return tinygrad_candidate(name, model, backend, say, key_type, backend.general)
 
     def _say(self, name: str) -> Say:
         return lambda text: self.talk.detail(f"{name}: check: {text}")
@@ -87,6 +86,19 @@ class Gate:
 
 # By the type of keys and values: bytes that share a scale by 32 are rounded as 8-bit activations.
 ARITHMETICS = {"f16": HALF_WEIGHTS, "q8_0": EIGHT_BIT_ACTIVATIONS}
+
+
+def tinygrad_candidate(
+    name: str,
+    model: ModelInfo,
+    backend: DeviceBackend,
+    say: Say,
+    key_type: str,
+    general: bool = False,
+) -> Candidate:
+    """Return the engine on a device, or with `general` tinygrad.llm's own network."""
+    engine = tinygrad_engine(model.path, backend.start, say, general, key_type)
+    return Candidate(name, engine, ARITHMETICS[key_type])
 
 
 def llama_cpp_candidate(

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from orinbench.benchmark.backend import Prepared
 from orinbench.benchmark.envelope import estimate
 from orinbench.benchmark.plan import AnyCase, Case
-from orinbench.benchmark.protocol import Prepared
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.board.clocks import clock_warnings

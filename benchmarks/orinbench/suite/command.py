@@ -2,17 +2,20 @@
 
 import functools
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import click
 
-from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import FirstToken, LeftOutError, Sample
+from orinbench.benchmark.backend import (
+    Bandwidth,
+    FirstToken,
+    Identity,
+    LeftOutError,
+    Prepared,
+    Sample,
+)
 from orinbench.benchmark.journal import Journal, journal_directory
 from orinbench.benchmark.plan import (
     TINYGRAD_DEVICES,
@@ -22,14 +25,8 @@ from orinbench.benchmark.plan import (
     SuiteCase,
     check_backend_name,
 )
-from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.runner import Runner
-from orinbench.benchmark.tinygrad_backend import (
-    copy_bandwidth,
-    probe_device,
-    sample_of,
-    worker_environment,
-)
+from orinbench.benchmark.tinygrad_backend import DeviceBackend, copy_bandwidth, probe_device
 from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.export.record import make_records
@@ -67,50 +64,36 @@ class SuiteRun:
         return EXIT_INTERRUPTED if self.partial else EXIT_FAILED_ROWS if failed else 0
 
 
-class SuiteBackend:
-    """The worker of one device; `max_call_s` and `repetitions` are what `protocol.Prepare` says."""
+class SuiteBackend(DeviceBackend):
+    """One device; options and `max_call_s` as `SuiteWork.prepare` has them."""
 
     def __init__(self, device: str, options: Mapping[str, Any], max_call_s: float) -> None:
+        super().__init__(device, options["timeout"], options["verbose"])
         self._options, self._max_call_s = options, max_call_s
-        self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
-        environment = worker_environment(device, self._directory)
-        self._start = functools.partial(
-            WorkerProcess, environment, options["timeout"], verbose=options["verbose"]
-        )
-        self._worker = self._start()
 
-    def open(self) -> protocol.Identity:
+    def open(self) -> Identity:
         """Open the device."""
-        return self._worker.ask(protocol.Open(), protocol.Identity)
+        return self.runner.open()
 
     def first_token(self) -> FirstToken:
         """Raise: there is no model."""
         raise AssertionError("the suite's lanes have no model")
 
-    def warm_up(self, case: SuiteCase) -> protocol.Prepared:
+    def warm_up(self, case: SuiteCase) -> Prepared:
         """Make a case ready and check its result; raises LeftOutError."""
         seed, repetitions = self._options["seed"], self._options["repetitions"]
-        request = protocol.Prepare(case, seed, self._max_call_s, repetitions)
-        prepared = self._worker.ask(request, protocol.Prepared)
+        prepared = self.runner.suite.prepare(case, seed, self._max_call_s, repetitions)
         if prepared.left_out is not None:
             raise LeftOutError(prepared.left_out)
         return prepared
 
-    def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
+    def measure(self, case: SuiteCase, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        measured = self._worker.ask(protocol.Repeat(case.label, seed), protocol.Measured)
-        return sample_of(measured, round_)
+        return self.runner.suite.repeat(case.label, seed)
 
-    def renew(self) -> float | None:
-        """Start a worker anew; its cases must be made ready again."""
-        self._worker.close()
-        self._worker = self._start()
-        return None
-
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+    def renew(self) -> None:
+        """Let a fresh worker serve what comes; its cases must be made ready again."""
+        self.end_worker()
 
 
 @click.command("suite", context_settings={"max_content_width": 100})
@@ -180,7 +163,7 @@ def _runner(
     benchmark: str,
     cases: Sequence[SuiteCase],
     options: Mapping[str, Any],
-    probe: Callable[[str], protocol.Bandwidth],
+    probe: Callable[[str], Bandwidth],
     interrupts: Interrupts,
     journal: Journal,
 ) -> Runner:
