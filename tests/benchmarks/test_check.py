@@ -326,7 +326,7 @@ def test_a_device_that_does_not_open_is_one_line(tiny: ModelInfo, tmp_path: Path
 
 
 def test_a_tinygrad_that_hangs_is_given_up(tiny: ModelInfo, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"no answer to Generate in 0.05 s"):
+    with pytest.raises(BenchError, match=r"no answer to generate in 0.05 s"):
         tinygrad_engine(tiny.path, worker("CPU", tmp_path, 0.05))([[1, 2]], 1)
 
 

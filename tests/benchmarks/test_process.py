@@ -16,7 +16,7 @@ ANSWER = Loaded(1.5, "general", "all", 9)
 
 
 def says(kind: str, value: Any) -> str:
-    """What writes an answer, in a worker's script."""
+    """Code of a worker's script that writes an answer."""
     data = pickle.dumps((kind, value))
     return f"sys.stdout.buffer.write({len(data).to_bytes(8) + data!r}); sys.stdout.flush(); "
 

@@ -34,7 +34,7 @@ def worker(environment: dict[str, str]) -> Iterator[WorkerProcess]:
 def prepared_by(
     worker: WorkerProcess, case: SuiteCase, max_call_s: float = 120.0, **changed: Any
 ) -> Prepared:
-    """What a worker says that has made a case ready."""
+    """The answer of a worker that has made a case ready."""
     return worker.runner.suite.prepare(replace(case, **changed), 7, max_call_s, 2)
 
 

@@ -8,7 +8,7 @@ from orinbench.benchmark.worker import one_line, serve
 
 
 class Served:
-    """What the worker serves here."""
+    """An object that a worker serves."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.made = self
@@ -23,7 +23,7 @@ class Served:
 
 
 def answers(*calls: tuple[Any, ...]) -> list[tuple[str, Any]]:
-    """What is answered to (name, arguments...), until the pipe closes."""
+    """The answers to (name, arguments...), until the pipe closes."""
     asked = b"".join(pickle.dumps((name, arguments)) for name, *arguments in calls)
     out = io.BytesIO()
     serve(io.BytesIO(asked), out, Served)

@@ -20,10 +20,9 @@ from orinbench.benchmark.backend import (
     WarmedUp,
 )
 from orinbench.benchmark.envelope import SMS
-from orinbench.benchmark.plan import TINYGRAD_DEVICES, Case, LanePlan
+from orinbench.benchmark.plan import Case, LanePlan
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.prompt_text import prompt_text
-from orinbench.errors import BenchError
 from orinllm.compiler import compiler_path
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class DeviceBackend:
 
     @property
     def runner(self) -> "TinygradRunner":
-        """What the worker does; it is started with the first use."""
+        """The worker's runner; the worker is started with the first use."""
         if self._worker is None:
             self._worker = self.start()
         return self._worker.runner
@@ -168,24 +167,6 @@ def _worker_on(device: str, timeout: float, **variables: str) -> Iterator[Worker
         environment = worker_environment(device, Path(directory)) | variables
         with WorkerProcess(environment, timeout) as worker:
             yield worker
-
-
-def chosen_device(asked: str | None) -> str:
-    """Return tinygrad's device: as asked, as DEV says, or the first that opens.
-
-    Raises BenchError, which says why it does not, or none does.
-    """
-    for source, device in (("--device", asked), ("DEV", os.environ.get("DEV"))):
-        if device:
-            if reason := probe_device(device):
-                raise BenchError(f"{source} {device}: does not open: {reason}")
-            return device
-    why = []
-    for device in TINYGRAD_DEVICES:
-        if (reason := probe_device(device)) is None:
-            return device
-        why.append(f"{device}: {reason}")
-    raise BenchError(f"no device opens: {'; '.join(why)}")
 
 
 def probe_device(device: str, timeout: float = 120.0) -> str | None:

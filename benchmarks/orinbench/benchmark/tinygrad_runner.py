@@ -64,7 +64,7 @@ class TinygradRunner:
 
     @property
     def executor(self) -> TimedExecutor:
-        """What computes the loaded model."""
+        """The executor of the loaded model."""
         assert self._executor is not None, "Load comes before anything that needs the model"
         return self._executor
 
