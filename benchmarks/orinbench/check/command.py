@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import click
 from orinbench.benchmark.command import choose_backends, model_paths
 from orinbench.benchmark.plan import KEY_TYPES
 from orinbench.benchmark.tinygrad_backend import DeviceBackend
-from orinbench.check import CheckReport, run_check
+from orinbench.check import Verdict, run_check
 from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
@@ -40,29 +41,30 @@ def check_command(**options: Any) -> int:
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
     names, llama_bench = choose_backends(options["backends"], options["llama_bench"], talk)
-    reports: list[CheckReport] = []
+    reports: list[dict[str, Any]] = []
     died = interrupted = False
     try:
         for model, name in itertools.product(models, names):
             talk.phase(f"{name}: checking {model.path}")
             try:
-                report = _check(name, model, llama_bench, options, talk)
+                verdict = _check(name, model, llama_bench, options, talk)
             except BenchError as error:
                 died = True
                 talk.line(f"{name}: {error}")
                 continue
-            reports.append(report)
+            seed = options["seed"]
+            reports.append({"model": str(model.path), "seed": seed, **asdict(verdict)})
             talk.close()  # a spinner would share the line on a terminal
             if options["output"] == "text":
-                click.echo(f"{model.path}: {report.verdicts[0].line()}")
+                click.echo(f"{model.path}: {verdict.line()}")
     except KeyboardInterrupt:
         interrupted = True
         talk.line(f"interrupted; {len(reports)} of {len(models) * len(names)} checks are done")
     finally:
         talk.close()
     if options["output"] == "json":
-        click.echo(json.dumps([report.to_dict() for report in reports], indent=2))
-    if failed := sum(not report.passed for report in reports):
+        click.echo(json.dumps(reports, indent=2))
+    if failed := sum(not report["passed"] for report in reports):
         raise CheckFailed(f"{failed} of {len(reports)} checks failed")
     if interrupted:
         return EXIT_INTERRUPTED
@@ -71,7 +73,7 @@ def check_command(**options: Any) -> int:
 
 def _check(
     name: str, model: ModelInfo, llama_bench: Path | None, options: dict[str, Any], talk: Talk
-) -> CheckReport:
+) -> Verdict:
     def say(text: str) -> None:
         talk.detail(f"{name}: {text}")
 
@@ -85,4 +87,4 @@ def _check(
             candidate = found
         else:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        return run_check(model, [candidate], options["n_tokens"], options["seed"], say)
+        return run_check(model, candidate, options["n_tokens"], options["seed"], say)

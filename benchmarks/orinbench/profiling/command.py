@@ -40,7 +40,7 @@ class ClassTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What a run without instruments took, and the classes of kernels of each part of it.
+    """Times of a run without instruments, and the classes of kernels of each part of it.
 
     `wall` is seconds by section (prompt, token) with graphs and all; `sections` has those whose
     kernels tinygrad times; `bandwidth` is bytes per second of a copy.
