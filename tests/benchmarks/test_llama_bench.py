@@ -18,7 +18,7 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.benchmark import command as llama_bench
 from orinbench.benchmark.llama_cpp import LlamaCppBackend
-from orinbench.benchmark.plan import BACKEND_NAMES, KNOBS, Case, Lane, LanePlan
+from orinbench.benchmark.plan import BACKEND_NAMES, KNOBS, Case, Lane
 from orinbench.benchmark.results import RunResult
 from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.cli import main
@@ -241,7 +241,7 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
 def test_a_beam_search_is_not_repeated_for_a_cold_start(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = LanePlan(Lane("tinygrad:CPU", tiny_path), (Case(0, 1, 0),))
+    plan = Lane("tinygrad:CPU", (Case(0, 1, 0),), tiny_path)
     options: dict[str, Any] = {"cold_start": None, "timeout": 1.0, "verbose": False}
     options["path_"] = "auto"
 

@@ -11,14 +11,14 @@ from orinbench.benchmark.llama_cpp import (
     find_llama_bench,
     runs_on_cpu,
 )
-from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.plan import Case, Lane
 from orinbench.errors import BenchError
 
 CASE = Case(0, 16, 0)
 
 
 def backend(binary: Path, *cases: Case, timeout: float = 20) -> LlamaCppBackend:
-    plan = LanePlan(Lane("llama.cpp", Path("m.gguf")), cases or (CASE,))
+    plan = Lane("llama.cpp", cases or (CASE,), Path("m.gguf"))
     return LlamaCppBackend(binary, plan, timeout, ("--numa", "isolate"))
 
 

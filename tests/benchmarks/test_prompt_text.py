@@ -8,7 +8,7 @@ from tests.benchmarks.gguf_files import write_sparse
 from orinbench.benchmark.backend import BackendDiedError, LeftOutError
 from orinbench.benchmark.llama_cpp import LlamaCppBackend
 from orinbench.benchmark.llama_server import server_arguments
-from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.plan import Case, Lane
 from orinbench.benchmark.prompt_text import encode, prompt_text, tokenizer_of
 from orinbench.shapes import SHAPES
 
@@ -33,7 +33,7 @@ def test_a_text_that_cannot_be_is_left_out(tmp_path: Path) -> None:
 
 
 def llama(binary: Path, model: Path) -> LlamaCppBackend:
-    return LlamaCppBackend(binary, LanePlan(Lane("llama.cpp", model), (CASE,)), 60)
+    return LlamaCppBackend(binary, Lane("llama.cpp", (CASE,), model), 60)
 
 
 def test_llama_cpp_answers_a_text_through_its_server(

@@ -17,7 +17,7 @@ from orinbench.benchmark.backend import (
     WarmedUp,
 )
 from orinbench.benchmark.journal import Journal
-from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
+from orinbench.benchmark.plan import Case, Lane, Plan
 from orinbench.benchmark.results import LaneResult, RunResult
 from orinbench.benchmark.runner import Runner
 from orinbench.board import FEW_READINGS, readings_of_power
@@ -111,7 +111,7 @@ class Bench:
     ) -> None:
         self.log: list[str] = []
         self.talk = SilentTalk()
-        lanes = tuple(LanePlan(Lane(name, Path("m")), (PP, TG)) for name in names)
+        lanes = tuple(Lane(name, (PP, TG), Path("m")) for name in names)
         self.runner = Runner(
             Plan(lanes, repetitions, 7, processes),
             [
@@ -127,7 +127,7 @@ class Bench:
         self.hook = hook
 
     def gate(self, lane: LaneResult, backend: Backend) -> dict[str, Any]:
-        self.log.append(f"{lane.plan.lane.backend} check")
+        self.log.append(f"{lane.plan.backend} check")
         self.hook(self.log[-1])
         return {"passed": True, "text": "passed"}
 
@@ -197,7 +197,7 @@ def test_rounds_are_spread_over_fresh_processes(tiny_model: ModelInfo) -> None:
     for name, starts in (("tinygrad:CPU", [1.0, 2.0, 2.0]), ("llama.cpp", [1.0])):
         assert bench.log.count(f"{name} renew") == 2
         assert bench.log.count(f"{name} warm up pp32") == 3
-        (lane,) = [lane for lane in run.lanes if lane.plan.lane.backend == name]
+        (lane,) = [lane for lane in run.lanes if lane.plan.backend == name]
         assert lane.first_tokens_s == starts
     renewed = bench.log.index("tinygrad:CPU renew")
     assert not any("seed 9" in line for line in bench.log[:renewed])

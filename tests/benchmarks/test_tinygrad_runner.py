@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orinbench.benchmark.backend import BackendDiedError, Load
-from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.plan import Case, Lane
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.tinygrad_backend import (
     TinygradBackend,
@@ -96,7 +96,7 @@ def test_probing_says_why_a_device_does_not_open(monkeypatch: pytest.MonkeyPatch
 
 def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
     case = Case(0, 4, 0)
-    plan = LanePlan(Lane("tinygrad:CPU", tiny_path, n_threads=1), (case,))
+    plan = Lane("tinygrad:CPU", (case,), tiny_path, n_threads=1)
     backend = TinygradBackend(plan, cold_start=True, timeout=300)
     try:
         identity = backend.open()

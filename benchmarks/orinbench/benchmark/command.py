@@ -26,7 +26,7 @@ from orinbench.benchmark.plan import (
     KEY_TYPES,
     KNOBS,
     TINYGRAD_DEVICES,
-    LanePlan,
+    Lane,
     Plan,
     check_backend_name,
     make_lanes,
@@ -196,7 +196,7 @@ def llama_bench_command(**options: Any) -> int:
         runner = Runner(
             plan,
             [make_backend(lane, binary, options, preload) for lane in lanes],
-            [models[lane.lane.model] for lane in lanes if lane.lane.model],
+            [models[lane.model] for lane in lanes if lane.model],
             talk,
             gate=Gate(options["check"], talk, binary, options["timeout"]),
             probe=None if sms else lambda device: copy_bandwidth(device, options["timeout"]),
@@ -377,11 +377,11 @@ def describe_backends(binary: Path | None) -> str:
     return ", ".join(parts)
 
 
-def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> None:
+def check_contexts(lanes: Sequence[Lane], models: dict[Path, ModelInfo]) -> None:
     """Raise BenchError for a test that does not fit into its model's context."""
     for lane in lanes:
-        assert lane.lane.model is not None
-        model = models[lane.lane.model]
+        assert lane.model is not None
+        model = models[lane.model]
         for case in lane.llama_cases:
             if case.context > model.context_length:
                 raise BenchError(
@@ -404,10 +404,10 @@ def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
 
 
 def make_backend(
-    plan: LanePlan, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
+    plan: Lane, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
 ) -> Backend:
     """Return the backend of a lane; nothing is started yet."""
-    if plan.lane.is_tinygrad:
+    if plan.is_tinygrad:
         cold = options["cold_start"]
         if cold is None:
             cold = not any(os.environ.get(name, "0") != "0" for name in SEARCH_VARIABLES)
@@ -422,11 +422,7 @@ def make_backend(
 def last_words(run: RunResult) -> str | None:
     """Return what a newcomer should know of a whole run on CPUs without llama.cpp, else None."""
     lanes = run.lanes
-    if (
-        run.partial
-        or run.failed
-        or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes)
-    ):
+    if run.partial or run.failed or any(lane.on_gpu or not lane.plan.is_tinygrad for lane in lanes):
         return None
     return FIRST_RUN
 

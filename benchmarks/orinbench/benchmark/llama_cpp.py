@@ -24,7 +24,7 @@ from orinbench.benchmark.backend import (
 )
 from orinbench.benchmark.envelope import Preload
 from orinbench.benchmark.llama_server import find_llama_server, first_text, server_arguments
-from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, LanePlan
+from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, Lane
 from orinbench.benchmark.prompt_text import prompt_text
 from orinbench.benchmark.tinygrad_backend import FIRST_TOKEN_PROMPT
 from orinbench.child import PIPE, Child
@@ -87,7 +87,7 @@ class LlamaCppBackend:
     def __init__(
         self,
         binary: Path,
-        plan: LanePlan,
+        plan: Lane,
         timeout: float,
         extra: Sequence[str] = (),
         verbose: bool = False,
@@ -156,12 +156,12 @@ class LlamaCppBackend:
             raise LeftOutError("no llama-server beside llama-bench or on PATH")
         context = ["-c", str(self.plan.max_context), "-np", "1"]
         settings = server_arguments(case.settings)
-        return binary, ["-m", str(self.plan.lane.model), *context, *self._extra, *settings]
+        return binary, ["-m", str(self.plan.model), *context, *self._extra, *settings]
 
     def _first_text(self, case: Case, seed: int) -> Sample:
         """Start llama-server, warm it up with one text, and time another."""
         binary, arguments = self._server(case)
-        model = self.plan.lane.model
+        model = self.plan.model
         assert model is not None
         texts = [prompt_text(model, case.n_prompt, drawn) for drawn in (seed + _OTHER_TEXT, seed)]
         try:
@@ -209,7 +209,7 @@ class LlamaCppBackend:
         arguments = [
             str(self._binary),
             "-m",
-            str(self.plan.lane.model),
+            str(self.plan.model),
             "-o",
             "json",
             *self._extra,
@@ -234,7 +234,7 @@ class LlamaCppBackend:
         arguments = [
             str(self._batched),
             "-m",
-            str(self.plan.lane.model),
+            str(self.plan.model),
             *extra,
             *batched_arguments(case),
         ]

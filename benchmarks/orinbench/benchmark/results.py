@@ -12,7 +12,7 @@ from orinbench.benchmark.backend import (
     Sample,
     WarmedUp,
 )
-from orinbench.benchmark.plan import AnyCase, Case, LanePlan, Plan
+from orinbench.benchmark.plan import AnyCase, Case, Lane, Plan
 from orinbench.board.environment import Environment
 from orinbench.model import ModelInfo
 
@@ -55,7 +55,7 @@ class RowResult:
 class LaneResult:
     """One backend, with llama-bench on one model."""
 
-    plan: LanePlan
+    plan: Lane
     model: ModelInfo | None
     rows: list[RowResult]
     identity: Identity | None = None

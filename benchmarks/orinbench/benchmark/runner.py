@@ -116,13 +116,13 @@ class Runner:
         self.idle = idle_watts(self.roots, self.rails)
         pairs = list(zip(self.result.lanes, self.backends, strict=True))
         for lane, backend in pairs:
-            self.talk.phase(f"opening {lane.plan.lane.backend}")
+            self.talk.phase(f"opening {lane.plan.backend}")
             try:
                 lane.identity = backend.open()
             except BackendDiedError as error:
                 lane.error = str(error)
-            self.talk.advance(f"opened {lane.plan.lane.backend}")
-        reasons = [f"{lane.plan.lane.backend}: {lane.error}" for lane, _ in pairs if lane.error]
+            self.talk.advance(f"opened {lane.plan.backend}")
+        reasons = [f"{lane.plan.backend}: {lane.error}" for lane, _ in pairs if lane.error]
         if len(reasons) == len(pairs):
             flag = "--backend" if any(lane.model for lane, _ in pairs) else "--device"
             raise BenchError(f"{flag}: none opens ({'; '.join(reasons)})")
@@ -132,8 +132,8 @@ class Runner:
             self._measure_bandwidth(lane)
             self.talk.advance("copy bandwidth")
         for lane, backend in pairs:
-            if (model := lane.plan.lane.model) is not None:
-                self.talk.phase(f"{lane.plan.lane.backend}: first token of {model.name}")
+            if (model := lane.plan.model) is not None:
+                self.talk.phase(f"{lane.plan.backend}: first token of {model.name}")
                 self._guard(lane, self._start, backend)
             self.talk.advance("first token")
         for lane, backend in pairs:
@@ -141,8 +141,8 @@ class Runner:
             self.talk.advance("check")
         for lane, backend in pairs:
             for row in lane.rows if self.warm_up else ():
-                if lane.plan.lane.is_tinygrad:
-                    self.talk.phase(f"{lane.plan.lane.backend}: warm-up of {row.case.label}")
+                if lane.plan.is_tinygrad:
+                    self.talk.phase(f"{lane.plan.backend}: warm-up of {row.case.label}")
                 self._guard_row(lane, row, self._warm_up, backend)
                 self.talk.advance("warm-up")
 
@@ -155,7 +155,7 @@ class Runner:
                 act(lane, backend)
             except BackendDiedError as error:
                 lane.error = str(error)
-                self.talk.line(f"{lane.plan.lane.backend}: {error}")
+                self.talk.line(f"{lane.plan.backend}: {error}")
 
     def _guard_row(
         self,
@@ -170,10 +170,10 @@ class Runner:
                 act(row, backend)
             except BackendDiedError as error:
                 row.error = str(error)
-                self.talk.line(f"{lane.plan.lane.backend}: {row.case.label}: {error}")
+                self.talk.line(f"{lane.plan.backend}: {row.case.label}: {error}")
             except LeftOutError as error:
                 row.left_out = str(error)
-                self.talk.line(f"{lane.plan.lane.backend}: {row.case.label} left out: {error}")
+                self.talk.line(f"{lane.plan.backend}: {row.case.label} left out: {error}")
 
     def _measure_bandwidth(self, lane: LaneResult) -> None:
         """Measure the bandwidth of the lane's device, once a device.
@@ -182,10 +182,10 @@ class Runner:
         """
         if lane.error is not None or self.probe is None:
             return
-        opened = [other.plan.lane.device for other in self.result.lanes if other.on_gpu]
-        device = lane.plan.lane.device or next((name for name in opened if name), None)
+        opened = [other.plan.device for other in self.result.lanes if other.on_gpu]
+        device = lane.plan.device or next((name for name in opened if name), None)
         if not lane.on_gpu:
-            device = lane.plan.lane.device or "CPU"
+            device = lane.plan.device or "CPU"
         if device is None:
             return
         if device not in self._bandwidths:
@@ -227,7 +227,7 @@ class Runner:
                 partial(self._repeat, step),
                 self.backends[step.lane],
             )
-            self.talk.advance(f"{lane.plan.lane.backend} {row.case.label}")
+            self.talk.advance(f"{lane.plan.backend} {row.case.label}")
 
     def _fit(self) -> None:
         """Take fewer processes if they would take too long, and say how long the rest takes."""
@@ -237,7 +237,7 @@ class Runner:
             (lane.first_tokens_s[0] if lane.first_tokens_s else 0.0)
             + sum(row.warm_up.seconds - row.warm_up.compile_s for row in lane.rows if row.warm_up)
             for lane in self.result.lanes
-            if lane.plan.lane.is_tinygrad
+            if lane.plan.is_tinygrad
         )
         planned = self.plan.processes
         if self.fit_seconds is not None and start_s * (planned - 1) > self.fit_seconds:
@@ -264,7 +264,7 @@ class Runner:
         for lane, backend in pairs:
             if lane.error is None:
                 self.talk.phase(
-                    f"{lane.plan.lane.backend}: process {process + 1} of {self.plan.processes}"
+                    f"{lane.plan.backend}: process {process + 1} of {self.plan.processes}"
                 )
                 self._guard(lane, self._start_anew, backend)
             for row in lane.rows if self.warm_up else ():
@@ -312,4 +312,4 @@ class Runner:
         )
         row.samples.append(sample)
         if self.journal is not None:
-            self.journal.write(lane.plan.lane, row, sample)
+            self.journal.write(lane.plan, row, sample)

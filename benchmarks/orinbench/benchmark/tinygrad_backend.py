@@ -20,7 +20,7 @@ from orinbench.benchmark.backend import (
     WarmedUp,
 )
 from orinbench.benchmark.envelope import SMS
-from orinbench.benchmark.plan import Case, LanePlan
+from orinbench.benchmark.plan import Case, Lane
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.prompt_text import prompt_text
 from orinllm.compiler import compiler_path
@@ -81,16 +81,16 @@ class TinygradBackend(DeviceBackend):
 
     def __init__(
         self,
-        plan: LanePlan,
+        plan: Lane,
         cold_start: bool,
         timeout: float,
         verbose: bool = False,
         general: bool = False,
     ) -> None:
-        assert plan.lane.device is not None and plan.lane.model is not None
-        super().__init__(plan.lane.device, timeout, verbose, plan.lane.n_threads)
+        assert plan.device is not None and plan.model is not None
+        super().__init__(plan.device, timeout, verbose, plan.n_threads)
         self.plan, self.cold_start, self.general = plan, cold_start, general
-        self._model = plan.lane.model
+        self._model = plan.model
         self._n_prompt = min(FIRST_TOKEN_PROMPT, plan.max_context)
         if sms := plan.llama_cases[0].sms:
             self.environment[SMS] = str(sms)
@@ -119,7 +119,7 @@ class TinygradBackend(DeviceBackend):
             str(self._model),
             plan.max_context,
             plan.most_sequences,
-            plan.lane.key_type,
+            plan.key_type,
             self.general,
         )
         loaded = self._worker.runner.load(load, self._n_prompt)

@@ -45,7 +45,7 @@ class Gate:
         assert lane.model is not None, "only lanes with a model have a gate"
         if reason := self._skip(lane.model):
             return {"passed": None, "text": f"numbers not checked: {reason}"}
-        name = lane.plan.lane.backend
+        name = lane.plan.backend
         candidate = self._candidate(name, lane.model, backend)
         if candidate is None:
             return {
@@ -78,7 +78,7 @@ class Gate:
         say = self._say(name)
         if not isinstance(backend, TinygradBackend):
             return llama_cpp_candidate(model, self.llama_bench, self.timeout, say)
-        key_type = backend.plan.lane.key_type
+        key_type = backend.plan.key_type
         return tinygrad_candidate(name, model, backend, say, key_type, backend.general)
 
     def _say(self, name: str) -> Say:

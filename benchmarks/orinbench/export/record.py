@@ -51,7 +51,7 @@ def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
 
 def _machine_fields(run: RunResult, lane: LaneResult) -> Plain:
     """Return what llama-bench says of the machine, by its names."""
-    identity, plan = lane.identity, lane.plan.lane
+    identity, plan = lane.identity, lane.plan
     return {
         "backends": plan.backend,
         "cpu_info": run.environment.cpu,
@@ -66,7 +66,7 @@ def _machine_fields(run: RunResult, lane: LaneResult) -> Plain:
 
 def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo) -> Plain:
     """Return the fields that llama-bench has too; its own record, if there is one, goes first."""
-    plan = lane.plan.lane
+    plan = lane.plan
     engine = next((sample.engine_record for sample in reversed(row.samples)), None)
     if engine is not None:
         fields = {key: engine[key] for key in LLAMA_FIELDS if key in engine}
@@ -98,7 +98,7 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "benchmark": row.case.benchmark,
         "unit": row.case.unit,
         "extra": {"left_out": row.left_out} if row.left_out else {},
-        "backend": lane.plan.lane.backend,
+        "backend": lane.plan.backend,
         "test": row.case.label,
         "error": lane.error or row.error,
         "partial": run.partial and len(row.samples) < run.plan.repetitions,
@@ -205,7 +205,7 @@ def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Pl
         **_extra_of(row),
     }
     return {
-        "check": {"passed": True, "text": prepared.check, "backend": lane.plan.lane.backend},
+        "check": {"passed": True, "text": prepared.check, "backend": lane.plan.backend},
         "included": prepared.included,
         "extra": {name: value for name, value in extra.items() if value is not None},
     }
@@ -393,7 +393,7 @@ def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
         (
             index,
             {
-                "baseline": other.plan.lane.backend,
+                "baseline": other.plan.backend,
                 "baseline_settings": dict(theirs.case.settings),
                 "pairs": comparison.n,
                 "ratio": comparison.ratio,
@@ -401,9 +401,7 @@ def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
                 "ci95_high": comparison.ci_high,
                 "p_value": comparison.p_value,
                 "verdict": comparison.verdict.value,
-                "text": verdict_text(
-                    comparison, lane.plan.lane.backend, other.plan.lane.backend, "pair"
-                ),
+                "text": verdict_text(comparison, lane.plan.backend, other.plan.backend, "pair"),
             },
         )
         for (index, lane, other, theirs, _), comparison in zip(found, judged, strict=True)
@@ -415,12 +413,12 @@ Pairs = tuple[list[float], list[float]]
 
 def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowResult, Pairs]]:
     """Yield each row's place and lane, its baseline, and the medians of the processes of both."""
-    baselines = [other for other in run.lanes if not other.plan.lane.is_tinygrad] or [run.lanes[0]]
+    baselines = [other for other in run.lanes if not other.plan.is_tinygrad] or [run.lanes[0]]
     rows = [(lane, row) for lane in run.lanes for row in lane.rows]
     for (index, (lane, row)), other in itertools.product(enumerate(rows), baselines):
-        if other.plan.lane.backend == lane.plan.lane.backend:
+        if other.plan.backend == lane.plan.backend:
             continue
-        if other.plan.lane.model != lane.plan.lane.model:
+        if other.plan.model != lane.plan.model:
             continue
         for theirs in other.rows:
             if (theirs.case.benchmark, theirs.case.label) != (row.case.benchmark, row.case.label):

@@ -20,7 +20,6 @@ from orinbench.benchmark.journal import Journal, journal_directory
 from orinbench.benchmark.plan import (
     TINYGRAD_DEVICES,
     Lane,
-    LanePlan,
     Plan,
     SuiteCase,
     check_backend_name,
@@ -170,7 +169,7 @@ def _runner(
     """Return the runner of one benchmark on all devices, interleaved."""
     devices: Sequence[str] = options["devices"]
     max_call_s = options["max_call"] or MOST_SECONDS[benchmark]
-    lanes = tuple(LanePlan(Lane(f"tinygrad:{device}"), tuple(cases)) for device in devices)
+    lanes = tuple(Lane(f"tinygrad:{device}", tuple(cases)) for device in devices)
     return Runner(
         Plan(lanes, options["repetitions"], options["seed"], options["processes"]),
         [SuiteBackend(device, options, max_call_s) for device in devices],
