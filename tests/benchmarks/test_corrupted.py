@@ -192,7 +192,7 @@ def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Pat
         run_check(open_model(path), candidate, n_tokens=2)
     put("token_embd.weight", np.nan)(path)
     verdict = run_check(open_model(path), candidate, n_tokens=2)
-    says = "it begins in the file: 1 weights of token_embd.weight are not finite"
+    says = "it begins in the file: weights not finite in token_embd.weight: 1"
     assert verdict.line() == f"e: FAILED: tinygrad: killed by SIGSEGV; {says}"
 
 

@@ -71,6 +71,10 @@ class LaneResult:
         """True if a GPU computes it."""
         return self.identity is not None and self.identity.device != "CPU"
 
+    def can_run(self, row: RowResult) -> bool:
+        """Return whether neither the lane nor this row of it has failed or was left out."""
+        return self.error is row.error is row.left_out is None
+
 
 @dataclass
 class RunResult:
