@@ -18,7 +18,7 @@ from tests.benchmarks import fake_llama_server
 
 from orinbench import talk
 from orinbench.benchmark import llama_server
-from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.llama_server import find_beside, llama_cpp_engine
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.check import (
@@ -368,15 +368,15 @@ def test_llama_server_is_found_beside_llama_bench_and_on_path(
     server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_llama_server(server.with_name("llama-bench")) == server
-    assert find_llama_server() is None
+    assert find_beside("llama-server", server.with_name("llama-bench")) == server
+    assert find_beside("llama-server") is None
     monkeypatch.setenv("PATH", str(server.parent))
-    assert find_llama_server(tmp_path / "llama-bench") == server
+    assert find_beside("llama-server", tmp_path / "llama-bench") == server
 
 
 @pytest.mark.skipif(not shutil.which("llama-server"), reason="no llama-server on PATH")
 def test_llama_cpp_passes(tiny: ModelInfo) -> None:
-    binary = find_llama_server()
+    binary = find_beside("llama-server")
     assert binary is not None
     verdict = judged(tiny, llama_cpp_engine(binary, tiny, 120), EIGHT_BIT_ACTIVATIONS)
     require(tiny, verdict)

@@ -23,7 +23,7 @@ from orinbench.benchmark.backend import (
     WarmedUp,
 )
 from orinbench.benchmark.envelope import Preload
-from orinbench.benchmark.llama_server import find_llama_server, first_text, server_arguments
+from orinbench.benchmark.llama_server import find_beside, first_text, server_arguments
 from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, Lane
 from orinbench.benchmark.prompt_text import prompt_text
 from orinbench.benchmark.tinygrad_backend import FIRST_TOKEN_PROMPT
@@ -53,17 +53,6 @@ def find_llama_bench(given: str | None) -> Path | None:
     if not os.access(path, os.X_OK):
         raise BenchError(f"--llama-bench {given}: not executable; try chmod +x {given}")
     return path.absolute()
-
-
-def find_batched_bench(llama_bench: Path) -> Path:
-    """Return llama-batched-bench, beside llama-bench or on PATH; raises BenchError without it."""
-    beside = llama_bench.with_name("llama-batched-bench")
-    found = str(beside) if beside.is_file() else shutil.which("llama-batched-bench")
-    if found is None:
-        raise BenchError(
-            f"-npl: there is no {beside}, which llama.cpp needs for it; build it there"
-        )
-    return Path(found)
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,12 @@ class LlamaCppBackend:
         self.plan = plan
         self._preload = preload
         self._binary, self._extra = binary, tuple(extra)
-        self._batched = find_batched_bench(binary) if plan.most_sequences > 1 else None
+        self._batched = find_beside("llama-batched-bench", binary)
+        if plan.most_sequences > 1 and self._batched is None:
+            beside = binary.with_name("llama-batched-bench")
+            raise BenchError(
+                f"-npl: there is no {beside}, which llama.cpp needs for it; build it there"
+            )
         self._timeout = timeout
         self._verbose = verbose
         self._first: Call | None = None
@@ -151,7 +145,7 @@ class LlamaCppBackend:
 
     def _server(self, case: Case) -> tuple[Path, list[str]]:
         """Return llama-server and its arguments for a case; raises LeftOutError."""
-        binary = find_llama_server(self._binary)
+        binary = find_beside("llama-server", self._binary)
         if binary is None:
             raise LeftOutError("no llama-server beside llama-bench or on PATH")
         context = ["-c", str(self.plan.max_context), "-np", "1"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.benchmark.backend import Backend, BackendDiedError
-from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.llama_server import find_beside, llama_cpp_engine
 from orinbench.benchmark.results import LaneResult
 from orinbench.benchmark.tinygrad_backend import DeviceBackend, TinygradBackend
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, require, run_check
@@ -106,7 +106,7 @@ def llama_cpp_candidate(
     model: ModelInfo, llama_bench: Path | None, timeout: float, say: Say
 ) -> Candidate | None:
     """Return llama.cpp as its server answers; None where there is none."""
-    if (server := find_llama_server(llama_bench)) is None:
+    if (server := find_beside("llama-server", llama_bench)) is None:
         return None
     engine = llama_cpp_engine(server, model, timeout, say)
     return Candidate("llama.cpp", engine, EIGHT_BIT_ACTIVATIONS)

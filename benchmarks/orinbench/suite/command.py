@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
@@ -47,20 +46,6 @@ from orinbench.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE
 from orinbench.talk import Talk, make_talk
 from orinboard.files import Roots
 from orinllm.compiler import compiler_note
-
-
-@dataclass
-class SuiteRun:
-    """Results of a suite; `partial` says that Ctrl-C cut it short."""
-
-    records: list[Record] = field(default_factory=list)
-    partial: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """Interrupted, some row failed, or all is well."""
-        failed = any(record.error for record in self.records)
-        return EXIT_INTERRUPTED if self.partial else EXIT_FAILED_ROWS if failed else 0
 
 
 class SuiteBackend(DeviceBackend):
@@ -134,7 +119,8 @@ def suite_command(**options: Any) -> int:
     options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
     check_board(options, Roots())
     selection = select(options["select"])
-    result = SuiteRun()
+    records: list[Record] = []
+    partial = False
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
             talk = make_talk(options["progress"])
@@ -143,19 +129,26 @@ def suite_command(**options: Any) -> int:
                 talk.line(note)
             probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
             for name, cases in selection.items():
-                make = functools.partial(_runner, name, cases, options, probe)
-                run_one(make(interrupts, journal), result)
-                if result.partial:
+                runner = _runner(name, cases, options, probe, interrupts, journal)
+                try:
+                    partial = runner.run().partial
+                except Exception:
+                    runner.result.partial = True
+                    raise
+                finally:
+                    records += make_records(runner.result)
+                if partial:
                     break
                 interrupts.release()
         except KeyboardInterrupt:
-            result.partial = True
+            partial = True
         finally:
             interrupts.hold()
-            if result.records:
-                write_records(result.records, options)
+            if records:
+                write_records(records, options)
             journal.written()
-    return result.exit_code
+    failed = any(record.error for record in records)
+    return EXIT_INTERRUPTED if partial else EXIT_FAILED_ROWS if failed else 0
 
 
 def _runner(
@@ -184,17 +177,6 @@ def _runner(
         journal=journal,
         interrupts=interrupts,
     )
-
-
-def run_one(runner: Runner, result: SuiteRun) -> None:
-    """Run one benchmark and add its records to `result`, also where something is raised."""
-    try:
-        result.partial = runner.run().partial
-    except Exception:
-        runner.result.partial = True
-        raise
-    finally:
-        result.records += make_records(runner.result)
 
 
 def choose_devices(given: Sequence[str], talk: Talk) -> list[str]:
