@@ -143,7 +143,7 @@ def test_nothing_opens_is_exit_code_2(
         (["-p"], "Option '-p' requires an argument"),
         (["--require", "cold"], "--require cold: no condition is called 'cold': there are maxn"),
         (["--textfile", "/nowhere"], "--textfile /nowhere: no such directory"),
-        (["-npl", "33"], "-npl 33: 1 to 32 sequences can be decoded at once"),
+        (["-npl", "33"], "-npl 33: 33 is too large; the most is 32"),
         (["-npl", "2", "-n", "0"], "-npl 2: sequences decode -n tokens each, and -n is 0"),
     ],
 )

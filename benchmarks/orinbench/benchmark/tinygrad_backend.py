@@ -4,10 +4,9 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from orinbench.benchmark.backend import (
     BackendDiedError,
@@ -68,6 +67,12 @@ class DeviceBackend:
         """End the worker and remove its files."""
         self.end_worker()
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class TinygradBackend(DeviceBackend):
@@ -157,23 +162,16 @@ def copy_bandwidth(device: str, timeout: float) -> Bandwidth:
     Raises BackendDiedError if the device cannot do it.
     """
     n_bytes = CPU_COPY_BYTES if device.startswith("CPU") else GPU_COPY_BYTES
-    with _worker_on(device, timeout) as worker:
-        return Bandwidth(n_bytes, worker.runner.copy_bandwidth(n_bytes, COPY_REPETITIONS))
-
-
-@contextmanager
-def _worker_on(device: str, timeout: float, **variables: str) -> Iterator[WorkerProcess]:
-    with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
-        environment = worker_environment(device, Path(directory)) | variables
-        with WorkerProcess(environment, timeout) as worker:
-            yield worker
+    with DeviceBackend(device, timeout) as backend:
+        return Bandwidth(n_bytes, backend.runner.copy_bandwidth(n_bytes, COPY_REPETITIONS))
 
 
 def probe_device(device: str, timeout: float = 120.0) -> str | None:
     """Open tinygrad's `device` with an empty cache; return why it does not open, or None."""
-    try:
-        with _worker_on(device, timeout, CCACHE="0") as worker:
-            worker.runner.open()
-    except BackendDiedError as error:
-        return str(error)
+    with DeviceBackend(device, timeout) as backend:
+        backend.environment["CCACHE"] = "0"
+        try:
+            backend.runner.open()
+        except BackendDiedError as error:
+            return str(error)
     return None

@@ -1,6 +1,5 @@
 """`orinbench check`: the correctness gate on its own."""
 
-import contextlib
 import itertools
 import json
 from dataclasses import asdict
@@ -77,14 +76,11 @@ def _check(
     def say(text: str) -> None:
         talk.detail(f"{name}: {text}")
 
-    timeout = options["timeout"]
-    with contextlib.ExitStack() as stack:
-        if name != "llama.cpp":
-            device = DeviceBackend(name.removeprefix("tinygrad:"), timeout)
-            stack.callback(device.close)
-            candidate = tinygrad_candidate(name, model, device, say, options["cache_type_k"])
-        elif (found := llama_cpp_candidate(model, llama_bench, timeout, say)) is not None:
-            candidate = found
-        else:
+    timeout, n_tokens, seed = options["timeout"], options["n_tokens"], options["seed"]
+    if name == "llama.cpp":
+        if (found := llama_cpp_candidate(model, llama_bench, timeout, say)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        return run_check(model, candidate, options["n_tokens"], options["seed"], say)
+        return run_check(model, found, n_tokens, seed, say)
+    with DeviceBackend(name.removeprefix("tinygrad:"), timeout) as device:
+        candidate = tinygrad_candidate(name, model, device, say, options["cache_type_k"])
+        return run_check(model, candidate, n_tokens, seed, say)
