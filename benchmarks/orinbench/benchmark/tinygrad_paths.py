@@ -3,35 +3,21 @@
 This module imports tinygrad; see `tinygrad_runner`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from tinygrad import Device
 from tinygrad.engine.realize import Ops
 
 from orinbench.benchmark.transformer import TransformerExecutor
-from orinllm.executor import Executor, SamplingExecutor
+from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import KEY_TYPES
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
 
-
-class TimedExecutor(Executor, Protocol):
-    """An executor that a benchmark times: the engine's, or TransformerExecutor."""
-
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        """Draw tokens like this from now on."""
-        ...
-
-    def begin(self, tokens: Sequence[int], start: int) -> None:
-        """Start tokens[start:], and the token that follows."""
-        ...
-
-    def follow(self, most: int) -> Iterator[int]:
-        """Yield the token that was started and those behind it, `most` at most."""
-        ...
+TimedExecutor = SamplingExecutor | TransformerExecutor
 
 
 def load_network(
