@@ -99,8 +99,8 @@ def test_it_warms_up_by_itself(fake_llama_bench: Path) -> None:
     [
         ("fail", "ended with status 1: llama_bench: error: failed to load model 'x'"),
         ("silent", "ended with status 1: it gave no reason"),
-        ("garbage", "printed no JSON array of one record: 'not json"),
-        ("array", "record is no object"),
+        ("garbage", "printed no JSON array of one object: 'not json"),
+        ("array", "printed no JSON array of one object"),
         ("short", "gave no 2 samples_ns"),
     ],
 )

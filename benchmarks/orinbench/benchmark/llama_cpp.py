@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,58 +200,33 @@ class LlamaCppBackend:
         """Nothing runs between calls."""
 
     def _call(self, case: Case, repetitions: int, extra: Sequence[str] = ()) -> Call:
-        arguments = [
-            str(self._binary),
-            "-m",
-            str(self.plan.model),
-            "-o",
-            "json",
-            *self._extra,
-            *extra,
-            "-r",
-            str(repetitions),
-            *case_arguments(case),
-        ]
-        output, wall_s, ended_s, peak = self._run(arguments, *_SAMPLES)
-        try:
-            (record,) = json.loads(output)
-        except ValueError:
-            raise BackendDiedError(
-                f"llama-bench printed no JSON array of one record: {output[:200]!r}"
-            ) from None
-        if not isinstance(record, dict):
-            raise BackendDiedError(f"llama-bench's record is no object: {output[:200]!r}")
-        return Call(record, wall_s, ended_s, peak)
+        often = ["-o", "json", *self._extra, *extra, "-r", str(repetitions)]
+        return self._run(self._binary, [*often, *case_arguments(case)], _SAMPLES, _record_of)
 
     def _call_batched(self, case: Case) -> Call:
+        assert self._batched is not None, "the plan has several sequences"
         extra = [word for word in self._extra if word != "--no-warmup"]  # which it does not have
-        arguments = [
-            str(self._batched),
-            "-m",
-            str(self.plan.model),
-            *extra,
-            *batched_arguments(case),
-        ]
-        output, wall_s, ended_s, peak = self._run(arguments, *_BATCHED)
-        samples = [float(s) * 1e9 for s in re.findall(r'"t_tg": *([0-9.]+)', output)]
-        # Without a depth it divides by no time at all: a speed may be nan, which is no JSON.
-        fields = re.findall(r'"(n_batch|n_ubatch|n_threads|n_gpu_layers)": *(-?[0-9]+)', output)
-        record: dict[str, Any] = {name: int(value) for name, value in fields}
-        return Call(record | {"samples_ns": samples}, wall_s, ended_s, peak)
+        arguments = [*extra, *batched_arguments(case)]
+        return self._run(self._batched, arguments, _BATCHED, _batched_record_of)
 
     def _run(
-        self, arguments: Sequence[str], marker: bytes, markers: int
-    ) -> tuple[str, float, float | None, int]:
-        """Return (output, wall seconds, when the record came, peak resident bytes) of one call.
+        self,
+        binary: Path,
+        arguments: Sequence[str],
+        end: tuple[bytes, int],
+        read: Callable[[str], dict[str, Any]],
+    ) -> Call:
+        """Run a binary on the model; the record, which `read` reads, has come with its `end`.
 
-        The record has come with so many of `marker`.
+        That is so many of a marker.
         """
-        name = Path(arguments[0]).name
-        try:
-            child = Child(arguments, self._variables, self._verbose, out=PIPE)
-        except OSError as error:
-            raise BackendDiedError(f"{name} does not start: {error}") from error
         output, ended_s = b"", None
+        marker, markers = end
+        command = [binary, "-m", self.plan.model, *arguments]
+        try:
+            child = Child(command, self._variables, self._verbose, out=PIPE)
+        except OSError as error:
+            raise BackendDiedError(f"{binary.name} does not start: {error}") from error
         with child:
             try:
                 while data := child.read(child.started + self._timeout):
@@ -261,18 +236,40 @@ class LlamaCppBackend:
             except TimeoutError:
                 child.end(grace=0)
                 raise BackendDiedError(
-                    f"{name} did not end in {self._timeout:g} s (--timeout)"
+                    f"{binary.name} did not end in {self._timeout:g} s (--timeout)"
                 ) from None
             status = child.wait()
             wall_s = time.monotonic() - child.started
             if status != 0:
                 why = _reason(child.errors())
-                raise BackendDiedError(f"{name} ended with status {status}: {why}")
+                raise BackendDiedError(f"{binary.name} ended with status {status}: {why}")
         try:
             self._see_envelope()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
-        return output.decode(errors="replace"), wall_s, ended_s, child.peak_bytes
+        record = read(output.decode(errors="replace"))
+        return Call(record, wall_s, ended_s, child.peak_bytes)
+
+
+def _record_of(output: str) -> dict[str, Any]:
+    """Return llama-bench's one record."""
+    try:
+        (record,) = json.loads(output)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise BackendDiedError(f"llama-bench printed no JSON array of one object: {output[:200]!r}")
+    return record
+
+
+def _batched_record_of(output: str) -> dict[str, Any]:
+    """Return what llama-batched-bench says, by llama-bench's names.
+
+    Without a depth it divides by no time at all: a speed may be nan, which is no JSON.
+    """
+    fields = re.findall(r'"(n_batch|n_ubatch|n_threads|n_gpu_layers)": *(-?[0-9]+)', output)
+    samples = [float(s) * 1e9 for s in re.findall(r'"t_tg": *([0-9.]+)', output)]
+    return {name: int(value) for name, value in fields} | {"samples_ns": samples}
 
 
 def _reason(errors: str) -> str:
@@ -289,9 +286,7 @@ def case_arguments(case: Case) -> list[str]:
     else:
         arguments = ["-p", str(case.n_prompt), "-n", str(case.n_gen)]
     arguments += ["-d", str(case.n_depth)] if case.n_depth else []
-    for field, value in case.settings:
-        arguments += [KNOB_BY_FIELD[field].flags[0], str(value)]
-    return arguments
+    return arguments + _flags(case)
 
 
 def batched_arguments(case: Case) -> list[str]:
@@ -300,9 +295,12 @@ def batched_arguments(case: Case) -> list[str]:
     sequences = ",".join([str(case.n_parallel)] * REPETITIONS_PER_CALL)
     arguments = ["-c", str(case.n_parallel * context), "-npp", str(case.n_depth)]
     arguments += ["-ntg", str(case.n_gen), "-npl", sequences, "--output-format", "jsonl"]
-    for field, value in case.settings:
-        arguments += [KNOB_BY_FIELD[field].flags[0], str(value)]
-    return arguments
+    return arguments + _flags(case)
+
+
+def _flags(case: Case) -> list[str]:
+    pairs = ((KNOB_BY_FIELD[field].flags[0], str(value)) for field, value in case.settings)
+    return [word for pair in pairs for word in pair]
 
 
 def runs_on_cpu(record: dict[str, Any]) -> bool:
