@@ -148,7 +148,9 @@ class LlamaCppBackend:
         binary = find_beside("llama-server", self._binary)
         if binary is None:
             raise LeftOutError("no llama-server beside llama-bench or on PATH")
-        context = ["-c", str(self.plan.max_context), "-np", "1"]
+        # It refuses a prompt that leaves no room for an answer.
+        tokens = max(self.plan.max_context, case.context + CONTEXT_OF_SEQUENCE)
+        context = ["-c", str(tokens), "-np", "1"]
         settings = server_arguments(case.settings)
         return binary, ["-m", str(self.plan.model), *context, *self._extra, *settings]
 
