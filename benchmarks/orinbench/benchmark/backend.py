@@ -145,30 +145,24 @@ class Backend(Protocol):
 
     def open(self) -> Identity:
         """Start, load the model where the process stays, and say what runs."""
-        ...
 
     def first_token(self) -> FirstToken:
         """Measure the time to the first token."""
-        ...
 
     def warm_up(self, case: Any) -> WarmedUp | None:
         """Get a case ready to be timed; None where each repetition does that for itself.
 
         Raises LeftOutError for a case that the device is too small or too slow for.
         """
-        ...
 
     def measure(self, case: Any, seed: int) -> Sample:
         """Time one repetition."""
-        ...
 
     def renew(self) -> float | None:
         """Replace the process by a fresh one, as it was before the first warm-up.
 
         Returns the seconds from its start to its first token, None where there is none.
         """
-        ...
 
     def close(self) -> None:
         """End the process; never raises."""
-        ...
