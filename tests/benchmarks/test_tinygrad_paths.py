@@ -11,6 +11,7 @@ import pytest
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
+from orinbench.benchmark import tinygrad_runner
 from orinbench.benchmark.meters import Meters
 from orinbench.benchmark.plan import Case
 from orinbench.benchmark.prompt_text import encode, prompt_text, tokenizer_of
@@ -138,8 +139,10 @@ def test_sampled_tokens_are_drawn_in_the_timed_region(
     assert executor.calls.count("token") == 2
 
 
-def test_fused_tokens_follow_one_another(runner: TinygradRunner, executor: FakeExecutor) -> None:
-    executor.name = "fused"
+def test_fused_tokens_follow_one_another(
+    runner: TinygradRunner, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tinygrad_runner, "FusedExecutor", FakeExecutor)
     runner.measure(Case(0, 3, 0), seed=5)
     first = random.Random(5).randrange(1000)
     assert executor.calls == ["sync", (first, 0), "token", "token", "token"]

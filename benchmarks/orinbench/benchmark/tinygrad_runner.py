@@ -157,7 +157,7 @@ class TinygradRunner:
         """Draw tokens as the case says; return whether the host does that, behind each step."""
         how = sampling_of(case.sampling) if case.sampling else None
         self.executor.sample(how or Sampling(temperature=0), ())
-        return how is not None and self.executor.name != "fused"
+        return how is not None and not isinstance(self.executor, FusedExecutor)
 
     def measure(self, case: Case, seed: int, text: str = "") -> Sample:
         """Time one repetition by the wall clock.
@@ -185,7 +185,7 @@ class TinygradRunner:
         if case.n_prompt:
             executor.begin(prompt, case.n_depth)
             self._synchronize()
-        if tokens and executor.name == "fused":
+        if tokens and isinstance(executor, FusedExecutor):
             executor.step(tokens[0], len(prompt))
             for _ in executor.follow(len(tokens)):
                 pass
