@@ -315,7 +315,6 @@ NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
     ("docs/tegra-iface.md", "CREATE_64 "): "calls of a trace",
-    ("docs/tegra-iface.md", "the GPU has stopped"): "an error message",
     ("docs/telemetry.md", "jetson_energy_joules_total"): "PromQL",
 }
 
