@@ -9,7 +9,7 @@ from orinbench.benchmark.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.benchmark.plan import KNOBS
 from orinbench.board import energy_note
 from orinbench.export.identity import case_test
-from orinbench.export.markdown import markdown_table
+from orinbench.export.markdown import counted, markdown_table
 from orinbench.export.schema import Record
 
 GIB = 1 << 30
@@ -321,9 +321,9 @@ def notes(records: Sequence[Record]) -> list[str]:
     if first.repetitions is not None:  # llama.cpp's own records do not say
         processes = max(len(set(record.processes or [0])) for record in records)
         found.append(
-            f"Samples: {first.repetitions} round{'s' * (first.repetitions != 1)}{planned}; "
+            f"Samples: {counted(first.repetitions, 'round')}{planned}; "
             f"in each, every backend and test once, in an order drawn with seed {first.seed}; "
-            f"{processes} fresh process{'es' * (processes != 1)} of each backend. "
+            f"{counted(processes, 'fresh process')} of each backend. "
             f"Not timed: {_excluded(records)}."
         )
     found.append(_machine_note(records))
@@ -353,8 +353,7 @@ def _first_token_note(record: Record) -> str:
         return ""
     times = f"{record.ttft_warm_s:.1f} s"
     if record.ttft_cold_s is not None:
-        many = record.cold_kernels_compiled
-        kernels = f"{many} kernel{'s' * (many != 1)}"
+        kernels = counted(record.cold_kernels_compiled or 0, "kernel")
         times = (
             f"{record.ttft_cold_s:.1f} s with an empty kernel cache "
             f"({kernels}, {record.cold_compile_s:.1f} s in the compiler), {times} with a full one"

@@ -8,7 +8,7 @@ import click
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
 from orinbench.export.load import load_records
-from orinbench.export.markdown import markdown_table
+from orinbench.export.markdown import counted, markdown_table
 from orinbench.history.check import check_command, pin_command
 from orinbench.history.store import Filter, History, Run
 from orinbench.history.trend import Point, Trend, change_text, read_trends
@@ -79,7 +79,7 @@ def import_command(path: Path, files: Sequence[Path]) -> None:
         for file, records in zip(files, results, strict=True):
             run, new = history.add(records, f"import of {file.name}")
             word = "kept as run" if new else "is there already, as run"
-            click.echo(f"{file}: {word} {run} ({len(records)} records)")
+            click.echo(f"{file}: {word} {run} ({counted(len(records), 'record')})")
 
 
 for command in (check_command, pin_command):
@@ -110,7 +110,8 @@ def _runs_table(runs: Sequence[Run], total: int) -> str:
         )
         for run in runs
     ]
-    more = f"\n\n{total - len(runs)} older runs: --last {total}" if total > len(runs) else ""
+    older = total - len(runs)
+    more = f"\n\n{counted(older, 'older run')}: --last {total}" if older else ""
     return markdown_table(titles, rows, right=("run", "rows")) + more
 
 
@@ -147,7 +148,7 @@ def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
         share, degrees = 100 * noise.sd, noise.degrees
         notes.append(
             f"- noise between runs with nothing changed: {share:.3g} % standard deviation, "
-            f"{degrees} degree{'s' * (degrees != 1)} of freedom"
+            f"{counted(degrees, 'degree')} of freedom"
         )
     else:
         notes.append("- noise between runs is not known: no two in a row with nothing changed")

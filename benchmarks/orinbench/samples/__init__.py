@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from orinbench.export.markdown import counted
 from orinbench.samples.judge import MIN_UNITS, SIGNIFICANCE, student_t
 
 RESAMPLES = 10_000
@@ -196,8 +197,7 @@ def sample_warnings(
         warn(
             WarningKind.TOO_FEW_SAMPLES,
             f"no 95 % interval, which takes {MIN_UNITS} processes: use -r 10",
-            f"{len(values)} sample{'s' * (len(values) != 1)} of {units} "
-            f"process{'es' * (units != 1)}",
+            f"{counted(len(values), 'sample')} of {counted(units, 'process')}",
         )
     if len(values) >= MIN_UNITS and (odd := outliers(values)):
         warn(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.float64]
+Ranks = npt.NDArray[np.int64]
 
 # Counting takes a table of n^3 numbers: of 100 ranks a megabyte, and 10 ms.
 MANY = 100
@@ -50,7 +51,7 @@ def signed_rank(differences: Sequence[float] | Floats) -> RankTest:
     moved = values[values != 0]
     p_value = 1.0
     if len(moved):
-        ranks = _doubled_ranks(np.abs(moved))
+        ranks = doubled_ranks(np.abs(moved))
         p_value = _two_sided(tuple(sorted(ranks)), None, int(ranks[moved > 0].sum()))
     return RankTest(float(np.median(means)), low, high, p_value, min(1.0, 2.0 ** (1 - n)))
 
@@ -62,7 +63,7 @@ def rank_sum(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -
     is Moses's, from the same differences.
     """
     a, b = (np.asarray(side, dtype=np.float64) for side in (ours, theirs))
-    ranks = _doubled_ranks(np.concatenate([a, b]))
+    ranks = doubled_ranks(np.concatenate([a, b]))
     p_value = _two_sided(tuple(sorted(ranks)), len(a), int(ranks[: len(a)].sum()))
     differences = np.sort(np.subtract.outer(a, b).ravel())
     low, high = _ends(differences, tuple(range(2, 2 * (len(a) + len(b)) + 1, 2)), len(a))
@@ -70,8 +71,8 @@ def rank_sum(ours: Sequence[float] | Floats, theirs: Sequence[float] | Floats) -
     return RankTest(float(np.median(differences)), low, high, p_value, least_p)
 
 
-def _doubled_ranks(values: Floats) -> npt.NDArray[np.int64]:
-    """Return twice the ranks, so that the mean rank of two that are equal is whole."""
+def doubled_ranks(values: Floats) -> Ranks:
+    """Return twice the ranks, from 1 on, so that the mean rank of two that are equal is whole."""
     ordered = np.sort(values)
     first = np.searchsorted(ordered, values, "left")
     last = np.searchsorted(ordered, values, "right")
