@@ -9,13 +9,23 @@ Found = dict[str, Any]
 ONE_THREAD: dict[str, Any] = {"global_size": (1, 1, 1), "local_size": (1, 1, 1)}
 
 
+# One thread whose time grows with n.
+SPIN_SOURCE = """
+extern "C" __global__ void spin(int* out, int n) {
+  int x = out[0];
+  for (int i = 0; i < n; i++) x = x * 1664525 + 1013904223;
+  out[0] = x;
+}"""
+
+
 @dataclass(frozen=True)
 class Sizes:
     """Amounts of work: a board's; `SIZES` has the little that a simulated GPU can do beside it."""
 
     copied: int = 16 << 20  # bytes
     samples: int = 20
-    context: int = 2048  # of the model
+    shape: str = "160m"  # of the model
+    context: int = 2048
     ring_over: float = 3.0  # launches over the ring's entries
     long_kernels: bool = True  # made so long that the ring fills
     qmds: int = 500
@@ -37,6 +47,7 @@ SIZES = {
     "tiny": Sizes(
         copied=64 << 10,
         samples=3,
+        shape="tiny",
         context=32,
         ring_over=1.1,
         long_kernels=False,
@@ -57,11 +68,10 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Work:
-    """A program's order: its sizes, the driver's choice that it tries, a GGUF ("-": none)."""
+    """A program's order: its sizes, and the driver's choice that it tries."""
 
     size: str  # of SIZES
     choice: str = "-"
-    model: str = "-"
 
     @property
     def sizes(self) -> Sizes:

@@ -14,6 +14,7 @@ from typing import Any
 from orinbench.child import Child
 from orinbench.device_check.gpu import (
     ONE_THREAD,
+    SPIN_SOURCE,
     Found,
     Work,
     buffers,
@@ -42,12 +43,6 @@ extern "C" __global__ void __launch_bounds__(128) shared_sums(float* out, int n)
   float sum = 0;
   for (int k = 0; k < n; k++) sum += s[(threadIdx.x * 33 + k * 129 + (int)sum) % 3072];
   out[blockIdx.x * 128 + threadIdx.x] = sum;
-}"""
-LONG_SOURCE = """
-extern "C" __global__ void spin(int* out, int n) {
-  int x = out[0];
-  for (int i = 0; i < n; i++) x = x * 1664525 + 1013904223;
-  out[0] = x;
 }"""
 COPY_SOURCE = """
 extern "C" __global__ void copy(float4* out, const float4* in) {
@@ -84,7 +79,7 @@ def shared_memory(work: Work) -> Found:
 def preemption(work: Work) -> Found:
     """Short launches beside a process whose launches are long; `lived` says whether both did."""
     launches, seconds = work.sizes.launches, work.sizes.rival_s
-    short, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
+    short, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
 
     def launch() -> None:
         short(out, **ONE_THREAD, vals=(64,))
@@ -92,7 +87,7 @@ def preemption(work: Work) -> Found:
     launch()
     alone = median(seconds_of(launch) for _ in range(launches))
     # The kernels that a switch has to stop are the rival's: it goes with the same choice.
-    words = (os.devnull, "rival", work.size, work.choice, "-")
+    words = (os.devnull, "rival", work.size, work.choice)
     with Child([sys.executable, "-m", "orinbench.device_check.probe", *words]) as rival:
         time.sleep(seconds / 5)
         beside = [seconds_of(launch) for _ in range(launches)]
@@ -104,7 +99,7 @@ def preemption(work: Work) -> Found:
 
 def rival(work: Work) -> Found:
     """Launches of about 50 ms each, for the seconds that the other process measures."""
-    long, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
+    long, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
     loops, until = 1 << 10, time.monotonic() + work.sizes.rival_s
     while time.monotonic() < until:
         took = seconds_of(partial(long, out, **ONE_THREAD, vals=(loops,)))
@@ -114,7 +109,7 @@ def rival(work: Work) -> Found:
 
 def rings(work: Work) -> Found:
     """Empty launches in a row: what a submit costs the host and the GPU."""
-    launches, short = work.sizes.launches, program(LONG_SOURCE, "spin")
+    launches, short = work.sizes.launches, program(SPIN_SOURCE, "spin")
     (out,) = buffers(4096)
 
     def row() -> None:
@@ -125,7 +120,7 @@ def rings(work: Work) -> Found:
     return {"submit_us": 1e6 * median(seconds_of(row) for _ in range(5)) / launches}
 
 
-def copy_ways(work: Work) -> Found:
+def copies(work: Work) -> Found:
     """Copy a buffer: by the CPU's memmove, or by a kernel from another buffer."""
     size, gpu = work.sizes.copied, device()
     host, (target, source) = memoryview(bytearray(size)), buffers(size, size)
@@ -144,8 +139,10 @@ def copy_ways(work: Work) -> Found:
 def decode(work: Work) -> Found:
     """A token and a prompt, with the clock of the GPU while they run."""
     from orinbench.benchmark.tinygrad_paths import load_network
+    from orinbench.synth import cached_synthetic
 
-    how, executor = work.sizes, load_network(work.model, work.sizes.context)
+    how = work.sizes
+    executor = load_network(str(cached_synthetic(how.shape, "Q6_K", 0)), how.context)
 
     def first(start: int) -> int:
         ids = [start, *range(100, 99 + how.prompt)]
@@ -221,4 +218,4 @@ def choose(choice: str) -> None:
         TegraIface._new_channel_buffer = write_combined
 
 
-PROGRAMS = (l2, shared_memory, preemption, rival, rings, copy_ways, decode, memory)
+PROGRAMS = (l2, shared_memory, preemption, rival, rings, copies, decode, memory)

@@ -8,6 +8,7 @@ import time
 
 from orinbench.device_check.gpu import (
     ONE_THREAD,
+    SPIN_SOURCE,
     Found,
     Work,
     buffers,
@@ -16,12 +17,6 @@ from orinbench.device_check.gpu import (
     seconds_of,
 )
 
-WORK_SOURCE = """
-extern "C" __global__ void work(int* out, int n) {
-  int x = out[0];
-  for (int i = 0; i < n; i++) x = x * 1664525 + 1013904223;
-  out[0] = x;
-}"""
 # A QMD of version 3 (Ampere): cla6c0qmd.h and the 256-byte slots of SEND_PCAS.
 QMD_BYTES = 256
 
@@ -32,7 +27,7 @@ def ring(times_over: float, long_kernels: bool) -> Found:
     A kernel takes the GPU several times longer than a launch takes the host (`host_us`), so that
     the ring fills; `full` counts the launches that found it so.
     """
-    gpu, work, (out,) = device(), program(WORK_SOURCE, "work"), buffers(4096)
+    gpu, work, (out,) = device(), program(SPIN_SOURCE, "spin"), buffers(4096)
     fifo, loops, full = gpu.compute_gpfifo, 1, 0
 
     def launch(launches: int) -> None:
@@ -62,7 +57,7 @@ def qmd(times: int) -> Found:
     What is in it afterwards has been written by the GPU behind its release; `written` counts the
     QMDs that the GPU had changed until then.
     """
-    gpu, work, (out,) = device(), program(WORK_SOURCE, "work"), buffers(4096)
+    gpu, work, (out,) = device(), program(SPIN_SOURCE, "spin"), buffers(4096)
     done, written, late = gpu.new_signal(value=0), 0, 0
     for turn in range(1, times + 1):
         queue = gpu.hw_compute_queue_t().wait(gpu.timeline_signal, gpu.timeline_value - 1)
