@@ -53,6 +53,16 @@ class Comparison:
     verdict: Verdict
     least_p: float = 0.0
 
+    def plain(self) -> dict[str, Any]:
+        """Return what JSON has of it."""
+        return {
+            "ratio": self.ratio,
+            "ci95_low": self.ci_low,
+            "ci95_high": self.ci_high,
+            "p_value": self.p_value,
+            "verdict": self.verdict.value,
+        }
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -306,17 +316,8 @@ class Judged:
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        comparison = self.comparison
-        return {
-            "backend": self.backend,
-            "test": self.label,
-            "n": comparison.n,
-            "ratio": comparison.ratio,
-            "ci95_low": comparison.ci_low,
-            "ci95_high": comparison.ci_high,
-            "p_value": comparison.p_value,
-            "verdict": comparison.verdict.value,
-        }
+        test = {"backend": self.backend, "test": self.label, "n": self.comparison.n}
+        return test | self.comparison.plain()
 
 
 @dataclass(frozen=True)
