@@ -8,12 +8,12 @@ import json
 import sys
 from pathlib import Path
 
-from orinbench.device_check import gpu_probe, performance_probe, queue_probe
+from orinbench.device_check import gpu_probe, performance_probe
 from orinbench.device_check.gpu import Work
 
 PROBES = {
     program.__name__: program
-    for module in (gpu_probe, queue_probe, performance_probe)
+    for module in (gpu_probe, performance_probe)
     for program in module.PROGRAMS
 }
 
