@@ -22,8 +22,10 @@ def read_text(path: Path, wanted: str) -> str:
         if data.startswith(b"SQLite format 3\0"):
             raise BenchError(f"{path}: is a SQLite file; want {wanted}")
         return data.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise BenchError(f"{path}: cannot be read: is no text; want {wanted}") from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

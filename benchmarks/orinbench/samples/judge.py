@@ -371,8 +371,10 @@ class Compared:
         for test in self.judged:
             text = verdict_text(test.comparison, ours, theirs, "process", "results of -r 10")
             lines.append(f"{test.backend} {test.label}: {text}.")
-        if (asked := self.questions * len(self.judged)) > 1:
-            lines.append(f"p after Holm's correction for {asked} tests at once.")
+        if len(self.judged) > 1:
+            lines.append(f"p after Holm's correction for {len(self.judged)} tests at once.")
+        if self.questions > 1:
+            lines.append(f"p times {self.questions}: the level of each series is tested too.")
         return "\n".join([table, "", *(f"- {line}" for line in lines)])
 
 
