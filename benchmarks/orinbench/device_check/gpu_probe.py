@@ -198,8 +198,7 @@ def qmd(times: int) -> Found:
 
 def queue(work: Work) -> Found:
     """What only hardware decides of a queue: does a full ring cost throughput, is a QMD written?"""
-    sizes = work.sizes
-    return {"ring": ring(sizes.ring_over, sizes.long_kernels), "qmd": qmd(sizes.qmds)}
+    return {"ring": ring(work.of(3.0, 1.1), work.of(True, False)), "qmd": qmd(work.of(500, 3))}
 
 
 PROGRAMS = (smoke, computes, misaligned, unmapped, hang, queue)

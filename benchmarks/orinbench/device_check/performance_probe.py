@@ -23,6 +23,9 @@ from orinbench.device_check.gpu import (
     seconds_of,
 )
 
+# Amounts on a board, and on a simulated GPU.
+LAUNCHES, BLOCKS = (200, 2), (64, 2)
+RIVAL_SECONDS = (5.0, 0.0)  # for which the other process launches
 # Each pass reads the whole buffer, half of the L2 of an AGX Orin. tinygrad gives kernels no
 # gridDim and blockDim.
 READ_SOURCE = """
@@ -52,7 +55,7 @@ extern "C" __global__ void copy(float4* out, const float4* in) {
 
 def l2(work: Work) -> Found:
     """Read a buffer again and again that the L2 could hold."""
-    size, blocks = work.sizes.read, work.sizes.blocks
+    size, blocks = work.of(2 << 20, 128 << 10), work.of(*BLOCKS)
     read, (source, out) = program(READ_SOURCE, "read_all"), buffers(size, blocks * 256 * 16)
 
     def again() -> None:
@@ -60,25 +63,25 @@ def l2(work: Work) -> Found:
         read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
 
     again()
-    took = median(seconds_of(again) for _ in range(work.sizes.launches))
+    took = median(seconds_of(again) for _ in range(work.of(*LAUNCHES)))
     return {"read_gb_s": size / 1e9 / took}
 
 
 def shared_memory(work: Work) -> Found:
     """A kernel of which an SM holds one block or several."""
-    blocks, loops = work.sizes.blocks, work.sizes.loops
+    blocks, loops = work.of(*BLOCKS), work.of(4096, 4)
     sums, (out,) = program(SHARED_SOURCE, "shared_sums"), buffers(16 * blocks * 512)
 
     def launch() -> None:
         sums(out, global_size=(16 * blocks, 1, 1), local_size=(128, 1, 1), vals=(loops,))
 
     launch()
-    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(work.sizes.launches))}
+    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(work.of(*LAUNCHES)))}
 
 
 def preemption(work: Work) -> Found:
     """Short launches beside a process whose launches are long; `lived` says whether both did."""
-    launches, seconds = work.sizes.launches, work.sizes.rival_s
+    launches, seconds = work.of(*LAUNCHES), work.of(*RIVAL_SECONDS)
     short, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
 
     def launch() -> None:
@@ -100,7 +103,7 @@ def preemption(work: Work) -> Found:
 def rival(work: Work) -> Found:
     """Launches of about 50 ms each, for the seconds that the other process measures."""
     long, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
-    loops, until = 1 << 10, time.monotonic() + work.sizes.rival_s
+    loops, until = 1 << 10, time.monotonic() + work.of(*RIVAL_SECONDS)
     while time.monotonic() < until:
         took = seconds_of(partial(long, out, **ONE_THREAD, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
@@ -109,7 +112,7 @@ def rival(work: Work) -> Found:
 
 def rings(work: Work) -> Found:
     """Empty launches in a row: what a submit costs the host and the GPU."""
-    launches, short = work.sizes.launches, program(SPIN_SOURCE, "spin")
+    launches, short = work.of(*LAUNCHES), program(SPIN_SOURCE, "spin")
     (out,) = buffers(4096)
 
     def row() -> None:
@@ -122,7 +125,7 @@ def rings(work: Work) -> Found:
 
 def copies(work: Work) -> Found:
     """Copy a buffer: by the CPU's memmove, or by a kernel from another buffer."""
-    size, gpu = work.sizes.copied, device()
+    size, gpu = work.of(16 << 20, 64 << 10), device()
     host, (target, source) = memoryview(bytearray(size)), buffers(size, size)
     by_kernel, blocks = program(COPY_SOURCE, "copy"), size // (256 * 16)
 
@@ -133,7 +136,7 @@ def copies(work: Work) -> Found:
             gpu.allocator._copyin(target, host)
 
     copy()
-    return {"copy_gb_s": size / 1e9 / median(seconds_of(copy) for _ in range(work.sizes.samples))}
+    return {"copy_gb_s": size / 1e9 / median(seconds_of(copy) for _ in range(work.of(20, 3)))}
 
 
 def decode(work: Work) -> Found:
@@ -141,26 +144,27 @@ def decode(work: Work) -> Found:
     from orinbench.benchmark.tinygrad_paths import load_network
     from orinbench.synth import cached_synthetic
 
-    how = work.sizes
-    executor = load_network(str(cached_synthetic(how.shape, "Q6_K", 0)), how.context)
+    model = cached_synthetic(work.of("160m", "tiny"), "Q6_K", 0)
+    executor = load_network(str(model), work.of(2048, 32))
+    length, warm, timed = work.of(512, 4), work.of(3, 1), work.of(5, 1)
 
     def first(start: int) -> int:
-        ids = [start, *range(100, 99 + how.prompt)]
-        executor.fill(ids, 0, how.prompt - 1)
-        executor.step(ids[-1], how.prompt - 1)
+        ids = [start, *range(100, 99 + length)]
+        executor.fill(ids, 0, length - 1)
+        executor.step(ids[-1], length - 1)
         return executor.token()
 
     def token() -> int:
         executor.step()
         return executor.token()
 
-    for start in range(how.warm_prompts):  # captures
-        first(1 + start)
-    starts = (1 + how.warm_prompts + n for n in range(how.prompts))
+    for start in range(1, 1 + warm):  # captures
+        first(start)
+    starts = range(1 + warm, 1 + warm + timed)
     prompt_us = 1e6 * median(seconds_of(partial(first, start)) for start in starts)
-    for _ in range(how.warm_tokens):
+    for _ in range(work.of(4, 1)):
         token()
-    token_us = 1e6 * median(seconds_of(token) for _ in range(how.tokens))
+    token_us = 1e6 * median(seconds_of(token) for _ in range(work.of(16, 1)))
     return {"token_us": token_us, "prompt_us": prompt_us, "gpu_mhz": clock_mhz()}
 
 

@@ -1,4 +1,4 @@
-"""One program for the board's GPU, in a process of its own: `probe OUT NAME SIZES CHOICE`.
+"""One program for the board's GPU, in a process of its own: `probe OUT NAME SIZE CHOICE`.
 
 What it finds is one JSON object in the file OUT; from an exception that is `failed`, and the
 exit status is 1. It runs on the device that DEV names.

@@ -15,7 +15,7 @@ from orinbench.cli import orinbench
 from orinbench.device_check import performance, performance_probe, steps
 from orinbench.device_check.check import PROBE, Ask, Check, OutOfTime
 from orinbench.device_check.claims import load_claims
-from orinbench.device_check.gpu import SIZES, Found, Work
+from orinbench.device_check.gpu import Found, Work
 from orinbench.device_check.performance import QUESTIONS, Question, answers
 from orinbench.device_check.probe import PROBES
 
@@ -119,9 +119,11 @@ class FakeExecutor:
         return 7
 
 
-@pytest.mark.parametrize("sizes", ["board", "tiny"])
+@pytest.mark.parametrize(
+    ("sizes", "length", "prompts", "tokens"), [("board", 512, 8, 20), ("tiny", 4, 2, 2)]
+)
 def test_a_token_and_a_prompt_are_timed_when_they_are_warm(
-    sizes: str, monkeypatch: pytest.MonkeyPatch
+    sizes: str, length: int, prompts: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = FakeExecutor()
     load_network = "orinbench.benchmark.tinygrad_paths.load_network"
@@ -129,14 +131,13 @@ def test_a_token_and_a_prompt_are_timed_when_they_are_warm(
     monkeypatch.setattr("orinbench.synth.cached_synthetic", lambda *_: Path("model.gguf"))
     found = performance_probe.decode(Work(sizes))
     assert found["token_us"] > 0 and found["prompt_us"] > 0
-    how = SIZES[sizes]
     firsts = [ids[0] for ids, *_ in executor.prompts]
-    assert len(firsts) == how.warm_prompts + how.prompts
+    assert len(firsts) == prompts
     assert len(set(firsts)) == len(firsts), "a prompt whose beginning is cached is no prompt"
     spans = {(len(ids), *span) for ids, *span in executor.prompts}
-    assert spans == {(how.prompt, 0, how.prompt - 1)}
-    last = [(ids[-1], how.prompt - 1) for ids, *_ in executor.prompts]
-    assert executor.steps == [*last, *[(None, 0)] * (how.warm_tokens + how.tokens)]
+    assert spans == {(length, 0, length - 1)}
+    last = [(ids[-1], length - 1) for ids, *_ in executor.prompts]
+    assert executor.steps == [*last, *[(None, 0)] * tokens]
 
 
 @pytest.mark.parametrize("choice", ["-", "wait_for_idle"])
