@@ -197,7 +197,7 @@ def qmd(times: int) -> Found:
 
 
 def queue(work: Work) -> Found:
-    """What only hardware decides of a queue: does a full ring cost throughput, is a QMD written?"""
+    """Queue behaviour that only hardware decides: a full ring, and writes into a QMD."""
     return {"ring": ring(work.of(3.0, 1.1), work.of(True, False)), "qmd": qmd(work.of(500, 3))}
 
 

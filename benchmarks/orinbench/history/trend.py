@@ -20,7 +20,7 @@ from orinbench.samples.judge import (
     slope,
 )
 
-# What is asked of each case: is it slower than the baseline, and has its series another level?
+# Asked of each case: is it slower than the baseline, and has its series another level?
 # Each has its share of the 5 % of runs in which nothing changed.
 QUESTIONS = 2
 
