@@ -114,9 +114,12 @@ def case_options(command: Command) -> Command:
     )
 
 
-def numbers_of(texts: Sequence[str], flag: str, default: int) -> list[int]:
+def numbers_of(
+    texts: Sequence[str], flag: str, default: int, minimum: int = 0, maximum: int | None = None
+) -> list[int]:
     """Return the numbers of a LIST that was given several times, or the default."""
-    return [value for text in texts for value in parse_int_list(text, flag)] or [default]
+    lists = [parse_int_list(text, flag, minimum, maximum) for text in texts]
+    return [value for numbers in lists for value in numbers] or [default]
 
 
 def tests_of(options: dict[str, Any], parallel: Sequence[int] = (1,)) -> list[Case]:

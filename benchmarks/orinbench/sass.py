@@ -19,6 +19,7 @@ import click
 
 from orinbench.child import run
 from orinbench.errors import BenchError
+from orinbench.export.markdown import markdown_table
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_outline
 from orinllm.compiler import cuda_wheel_file
@@ -161,14 +162,8 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
         text.write_bytes(ptx.rstrip(b"\0"))
         said = _run(_tool("ptxas"), f"-arch={arch}", "-v", "-o", str(cubin), str(text))
         loop = main_loop(_run(_tool("nvdisasm"), "-c", str(cubin)))
-    numbers = {
-        key: int(found[1]) if (found := re.search(pattern, said)) else 0
-        for key, pattern in (
-            ("registers", r"Used (\d+) registers"),
-            ("spill", r"(\d+) bytes spill stores"),
-            ("shared", r"(\d+) bytes smem"),
-        )
-    }
+    registers = _number(r"Used (\d+) registers", said)
+    shared = _number(r"(\d+) bytes smem", said)
     tile = next((c for c in launch.constants if isinstance(c, TileConstants)), None)
     rows = next((c.rows_per_item for c in launch.constants if hasattr(c, "rows_per_item")), 0)
     per_lane, passes, tensor = 32 * rows, 1, None
@@ -183,12 +178,12 @@ def compile_launch(launch: "Launch", arch: str) -> Compiled:
     issue = weights * passes * each / 32 / (_SMS * 4 * _HERTZ) if each else None
     times = {"memory": memory, "instructions": issue or 0.0, "tensor cores": tensor or 0.0}
     limiter = "latency" if issue is None else max(times, key=lambda name: times[name])
-    blocks = blocks_per_sm(numbers["registers"], numbers["shared"], launch.block)
+    blocks = blocks_per_sm(registers, shared, launch.block)
     return Compiled(
         name=launch.name,
-        registers=numbers["registers"],
-        spill_bytes=numbers["spill"],
-        shared_bytes=numbers["shared"],
+        registers=registers,
+        spill_bytes=_number(r"(\d+) bytes spill stores", said),
+        shared_bytes=shared,
         blocks_per_sm=blocks,
         occupancy=blocks * (-(-launch.block // 32)) / _WARPS,
         loop_instructions=len(loop),
@@ -208,29 +203,36 @@ def _run(*command: str) -> str:
     return done.out + done.err
 
 
+def _number(pattern: str, said: str) -> int:
+    """Return the number that ptxas says, 0 where it says none."""
+    found = re.search(pattern, said)
+    return int(found[1]) if found else 0
+
+
+_TITLES = (
+    "kernel, registers, spills, shared, blocks an SM, occupancy, loop, per weight, "
+    "loads (n x bytes), memory us, issue us, tensor us, limit"
+).split(", ")
+_WORDS = ("kernel", "loads (n x bytes)", "limit")
+
+
+def _cells(r: Compiled) -> list[str]:
+    counts = (r.registers, r.spill_bytes, r.shared_bytes, r.blocks_per_sm)
+    times = ("" if s is None else f"{s * 1e6:.0f}" for s in (r.memory_s, r.issue_s, r.tensor_s))
+    each = f"{r.instructions_per_weight:.1f}" if r.instructions_per_weight else ""
+    share, loop = f"{100 * r.occupancy:.0f} %", str(r.loop_instructions)
+    return [r.name, *map(str, counts), share, loop, each, r.load_bytes, *times, r.limiter]
+
+
 def markdown(rows: list[Compiled], title: str) -> str:
     """Return the table."""
-    lines = [f"### {title}", ""]
-    lines += ["| kernel | registers | spills | shared | blocks an SM | occupancy | loop |"]
-    lines[-1] += " per weight | loads (n x"
-    lines[-1] += " bytes) | memory us | issue us | tensor us | limit |"
-    lines += ["| --- |" + " ---: |" * 7 + " --- | ---: | ---: | ---: | --- |"]
-    for r in rows:
-        each = f"{r.instructions_per_weight:.1f}" if r.instructions_per_weight else ""
-        issue = f"{r.issue_s * 1e6:.0f}" if r.issue_s is not None else ""
-        tensor = f"{r.tensor_s * 1e6:.0f}" if r.tensor_s is not None else ""
-        lines.append(
-            f"| {r.name} | {r.registers} | {r.spill_bytes} | {r.shared_bytes} | {r.blocks_per_sm} |"
-            f" {100 * r.occupancy:.0f} % | {r.loop_instructions} | {each} | {r.load_bytes} |"
-            f" {r.memory_s * 1e6:.0f} | {issue} | {tensor} | {r.limiter} |"
-        )
-    lines += [
-        "",
+    table = markdown_table(_TITLES, [_cells(row) for row in rows], {*_TITLES} - {*_WORDS})
+    return (
+        f"### {title}\n\n{table}\n\n"
         f"Memory at {_BEST / 1e9:.0f} GB/s (data sheet {_SHEET / 1e9:.1f}), issue on {_SMS} SMs at"
         f" {_HERTZ / 1e9:.1f} GHz; a loop is counted whole, with what only a row's end executes."
-        f" Of a gemm: instructions a weight of one tile of tokens, times of {_CHUNK_TOKENS}.",
-    ]
-    return "\n".join(lines)
+        f" Of a gemm: instructions a weight of one tile of tokens, times of {_CHUNK_TOKENS}."
+    )
 
 
 @click.command("sass")

@@ -13,13 +13,17 @@ Keys = Mapping[str, int | float | bool | str]
 
 
 class Draw(Enum):
-    """Distribution of a vector's values."""
+    """Distribution of a tensor's values; all but matrices are F32."""
 
+    MATRIX = "matrix"  # around 0, in the type that is wanted
     NORM = "norm"  # near 1
     BIAS = "bias"  # near 0
     SINK = "sink"  # around 0, as wide as scores are
     ROUTER = "router"  # weights wide enough that experts differ
     FACTORS = "factors"  # what rotary frequencies are divided by: 1 and above
+
+
+Tensor = tuple[str, tuple[int, ...], Draw]
 
 
 @dataclass(frozen=True)
@@ -48,75 +52,61 @@ class Shape:
     metadata: Keys = field(default_factory=dict)
     rope_tensors: tuple[str, ...] = ()  # tensors of factors for the rotary frequencies
 
-    def matrices(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name and (rows, columns) of each quantized tensor, in the file's order.
+    def tensors(self) -> list[Tensor]:
+        """Return name, shape (rows first) and draw of each tensor, in the file's order.
 
         Stacked experts have three sizes: (experts, rows, columns).
         """
-        yield "token_embd.weight", (self.vocab_size, self.n_embd)
+        head, norm = (self.vocab_size, self.n_embd), (self.n_embd,)
+        found: list[Tensor] = [("token_embd.weight", head, Draw.MATRIX)]
         for layer in range(self.n_layers):
-            for name, dims in (*self._attention(), *self._feed_forward()):
-                yield f"blk.{layer}.{name}.weight", dims
-        if not self.tied:
-            yield "output.weight", (self.vocab_size, self.n_embd)
+            for name, dims, draw in (*self._attention(), *self._feed_forward()):
+                found.append((f"blk.{layer}.{name}", dims, draw))
+        found += [] if self.tied else [("output.weight", head, Draw.MATRIX)]
+        found.append(("output_norm.weight", norm, Draw.NORM))
+        pairs = ((self.n_rot or self.head_dim) // 2,)
+        found += [(name, pairs, Draw.FACTORS) for name in self.rope_tensors]
+        return sorted(found, key=lambda tensor: tensor[2] != Draw.MATRIX)
 
-    def _attention(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def _attention(self) -> Iterator[Tensor]:
         q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
         if self.architecture == "phi3":
-            yield "attn_qkv", (q_rows + 2 * kv_rows, self.n_embd)
+            yield "attn_qkv.weight", (q_rows + 2 * kv_rows, self.n_embd), Draw.MATRIX
         else:
-            yield "attn_q", (q_rows, self.n_embd)
-            yield "attn_k", (kv_rows, self.n_embd)
-            yield "attn_v", (kv_rows, self.n_embd)
-        yield "attn_output", (self.n_embd, q_rows)
-
-    def _feed_forward(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        stack = (self.n_experts,) if self.n_experts else ()
-        suffix = "_exps" if self.n_experts else ""
-        if self.architecture == "phi3":
-            yield "ffn_up", (2 * self.n_ff, self.n_embd)
-        else:
-            yield f"ffn_gate{suffix}", (*stack, self.n_ff, self.n_embd)
-            yield f"ffn_up{suffix}", (*stack, self.n_ff, self.n_embd)
-        yield f"ffn_down{suffix}", (*stack, self.n_embd, self.n_ff)
-
-    def norms(self) -> Iterator[str]:
-        """Yield the name of each RMSNorm weight, a vector of `n_embd` F32."""
-        names = {
-            "gemma3": ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"),
-            "gpt-oss": ("attn_norm", "post_attention_norm"),
-        }.get(self.architecture, ("attn_norm", "ffn_norm"))
-        for layer in range(self.n_layers):
-            for name in names:
-                yield f"blk.{layer}.{name}.weight"
-        yield "output_norm.weight"
-
-    def vectors(self) -> Iterator[tuple[str, tuple[int, ...], Draw]]:
-        """Yield name, shape and draw of every other F32 tensor: biases, routers, sinks, factors."""
-        for layer in range(self.n_layers):
-            for name, dims, draw in self._layer_vectors():
-                yield f"blk.{layer}.{name}", dims, draw
-        for name in self.rope_tensors:
-            yield name, ((self.n_rot or self.head_dim) // 2,), Draw.FACTORS
-
-    def _layer_vectors(self) -> Iterator[tuple[str, tuple[int, ...], Draw]]:
-        q_rows, kv_rows = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+            for name, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+                yield f"attn_{name}.weight", (rows, self.n_embd), Draw.MATRIX
+                if self.architecture in ("qwen2", "gpt-oss"):
+                    yield f"attn_{name}.bias", (rows,), Draw.BIAS
+        yield "attn_output.weight", (self.n_embd, q_rows), Draw.MATRIX
+        yield "attn_norm.weight", (self.n_embd,), Draw.NORM
+        if self.architecture in ("gemma3", "gpt-oss"):
+            yield "post_attention_norm.weight", (self.n_embd,), Draw.NORM
         if self.architecture in ("qwen3", "qwen3moe", "gemma3"):
             yield "attn_q_norm.weight", (self.head_dim,), Draw.NORM
             yield "attn_k_norm.weight", (self.head_dim,), Draw.NORM
-        if self.architecture in ("qwen2", "gpt-oss"):
-            yield "attn_q.bias", (q_rows,), Draw.BIAS
-            yield "attn_k.bias", (kv_rows,), Draw.BIAS
-            yield "attn_v.bias", (kv_rows,), Draw.BIAS
-        if self.n_experts:
-            yield "ffn_gate_inp.weight", (self.n_experts, self.n_embd), Draw.ROUTER
         if self.architecture == "gpt-oss":
             yield "attn_sinks.weight", (self.n_heads,), Draw.SINK
             yield "attn_output.bias", (self.n_embd,), Draw.BIAS
+
+    def _feed_forward(self) -> Iterator[Tensor]:
+        stack = (self.n_experts,) if self.n_experts else ()
+        suffix = "_exps" if self.n_experts else ""
+        parts = [("gate", self.n_ff), ("up", self.n_ff), ("down", self.n_embd)]
+        if self.architecture == "phi3":
+            parts = [("up", 2 * self.n_ff), ("down", self.n_embd)]
+        for name, rows in parts:
+            columns = self.n_ff if name == "down" else self.n_embd
+            yield f"ffn_{name}{suffix}.weight", (*stack, rows, columns), Draw.MATRIX
+            if self.architecture == "gpt-oss":
+                yield f"ffn_{name}_exps.bias", (self.n_experts, rows), Draw.BIAS
+        if self.architecture != "gpt-oss":
+            yield "ffn_norm.weight", (self.n_embd,), Draw.NORM
+        if self.architecture == "gemma3":
+            yield "post_ffw_norm.weight", (self.n_embd,), Draw.NORM
+        if self.n_experts:
+            yield "ffn_gate_inp.weight", (self.n_experts, self.n_embd), Draw.ROUTER
+        if self.architecture == "gpt-oss":
             yield "ffn_gate_inp.bias", (self.n_experts,), Draw.BIAS
-            yield "ffn_gate_exps.bias", (self.n_experts, self.n_ff), Draw.BIAS
-            yield "ffn_up_exps.bias", (self.n_experts, self.n_ff), Draw.BIAS
-            yield "ffn_down_exps.bias", (self.n_experts, self.n_embd), Draw.BIAS
 
 
 _LONGROPE = ("rope_factors_long.weight", "rope_factors_short.weight")

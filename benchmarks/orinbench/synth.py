@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from orinbench.model import open_model
 from orinbench.shapes import QUANTS, SHAPES, Draw, Quant, Shape, quant_named, shape_named
 
 # Names the generator in cached files: raise it when the bytes for a seed change.
-GENERATION = 1
+GENERATION = 2
 # Room for the header and the file system beside the tensors.
 _MARGIN_BYTES = 16 << 20
 # Bytes that tensors begin at a multiple of, where a file does not say (gguf.md).
@@ -56,7 +56,7 @@ def write_synthetic(
     """
     shape, quant = shape_named(shape_name), quant_named(quant_name)
     shape = replace(shape, context_length=context or shape.context_length)
-    total = sum(n_bytes for _, _, _, n_bytes in _tensors(shape, quant))
+    total = sum(n_bytes for *_, n_bytes, _ in _tensors(shape, quant))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path.parent).free
@@ -87,12 +87,12 @@ def write_outline(path: Path, shape_name: str, quant_name: str) -> None:
     writer.write_ti_data_to_file()
     writer.close()
     end = path.stat().st_size
-    total = sum(-(-n_bytes // _ALIGNMENT) * _ALIGNMENT for *_, n_bytes in _tensors(shape, quant))
+    total = sum(-(-n_bytes // _ALIGNMENT) * _ALIGNMENT for *_, n_bytes, _ in _tensors(shape, quant))
     os.truncate(path, -(-end // _ALIGNMENT) * _ALIGNMENT + total)
 
 
 def _add_tensors(writer: GGUFWriter, shape: Shape, quant: Quant) -> None:
-    for tensor, dims, tensor_type, n_bytes in _tensors(shape, quant):
+    for tensor, dims, tensor_type, n_bytes, _ in _tensors(shape, quant):
         row_bytes = (*dims[:-1], n_bytes // math.prod(dims[:-1]))
         writer.add_tensor_info(
             tensor, row_bytes, np.dtype(np.uint8), n_bytes, raw_dtype=tensor_type
@@ -118,16 +118,14 @@ def cached_synthetic(
 
 def _tensors(
     shape: Shape, quant: Quant
-) -> Iterator[tuple[str, tuple[int, ...], GGMLQuantizationType, int]]:
-    """Yield name, shape (rows first), type and bytes of each tensor, in the file's order."""
-    for name, dims in shape.matrices():
-        tensor_type = quant.fitting(name, shape, dims[-1])
+) -> Iterator[tuple[str, tuple[int, ...], GGMLQuantizationType, int, Draw]]:
+    """Yield name, shape (rows first), type, bytes and draw of each tensor, in the file's order."""
+    for name, dims, draw in shape.tensors():
+        tensor_type = GGMLQuantizationType.F32
+        if draw == Draw.MATRIX:
+            tensor_type = quant.fitting(name, shape, dims[-1])
         block, block_bytes = GGML_QUANT_SIZES[tensor_type]
-        yield name, dims, tensor_type, math.prod(dims) // block * block_bytes
-    for name in shape.norms():
-        yield name, (shape.n_embd,), GGMLQuantizationType.F32, 4 * shape.n_embd
-    for name, dims, _ in shape.vectors():
-        yield name, dims, GGMLQuantizationType.F32, 4 * math.prod(dims)
+        yield name, dims, tensor_type, math.prod(dims) // block * block_bytes, draw
 
 
 def _write(
@@ -145,8 +143,14 @@ def _write(
     (file,) = writer.fout
     writer.write_padding(file, file.tell())
     done = 0
-    for name, dims, tensor_type, n_bytes in _tensors(shape, quant):
-        for chunk in _tensor_data(shape, name, dims, tensor_type, seed):
+    for name, dims, tensor_type, n_bytes, draw in _tensors(shape, quant):
+        chunks: Iterable[np.ndarray]
+        if draw == Draw.MATRIX:
+            chunks = random_rows(tensor_type, math.prod(dims), shape.weight_std, seed, name)
+        else:
+            values = normal(PCG64(SeedSequence([seed, *name.encode()])), math.prod(dims))
+            chunks = [_DRAWS[draw](values, shape).astype(np.float32)]
+        for chunk in chunks:
             file.write(chunk.data)
             done += chunk.nbytes
             if progress is not None:
@@ -154,22 +158,6 @@ def _write(
         writer.write_padding(file, n_bytes)
     writer.state = WriterState.WEIGHTS
     writer.close()
-
-
-def _tensor_data(
-    shape: Shape,
-    name: str,
-    dims: tuple[int, ...],
-    tensor_type: GGMLQuantizationType,
-    seed: int,
-) -> Iterator[np.ndarray]:
-    draws = {name: draw for name, _, draw in shape.vectors()}
-    draw = draws.get(name, Draw.NORM)
-    if len(dims) > 1 and name not in draws:
-        yield from random_rows(tensor_type, math.prod(dims), shape.weight_std, seed, name)
-        return
-    values = normal(PCG64(SeedSequence([seed, *name.encode()])), math.prod(dims))
-    yield _DRAWS[draw](values, shape).astype(np.float32)
 
 
 # From nearly normal numbers. Long factors are what longrope's are: up to some tens.

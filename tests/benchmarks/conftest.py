@@ -11,9 +11,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from orinbench.benchmark.backend import FirstToken, Sample
-from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth, Identity, Loaded, WarmedUp
+from orinbench.benchmark.backend import (
+    Bandwidth,
+    FirstToken,
+    Identity,
+    Loaded,
+    Sample,
+    WarmedUp,
+)
+from orinbench.benchmark.plan import Case, Lane, Plan
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.board.environment import read_environment
@@ -123,7 +129,7 @@ def recorded_run(tiny_model: ModelInfo) -> RecordedRun:
 
     def lane(backend: str, milliseconds: dict[Case, list[float]], **fields: Any) -> LaneResult:
         is_llama = backend == "llama.cpp"
-        plan = LanePlan(Lane(backend, tiny_model.path), tuple(milliseconds))
+        plan = Lane(backend, tuple(milliseconds), tiny_model.path)
         warm_up = None if is_llama else WarmedUp(2.0, 1.0, 0.5, 3, 38, 4, "f32", "f32")
         engine = {"build_commit": "abc", "backends": "CPU", "n_threads": 2, "n_ubatch": 512}
         rows = [

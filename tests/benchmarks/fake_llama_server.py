@@ -27,6 +27,7 @@ class Server(socketserver.UnixStreamServer):
     tokenizer: Tokenizer
     mode: str
     seconds: float  # that an answer to a text takes
+    context: int
     more: int  # tokens that it counts too many
 
 
@@ -57,6 +58,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             assert request["n_predict"] == 1 and not request["cache_prompt"]
             time.sleep(self.server.seconds)
             n_tokens = len(encode(self.server.tokenizer, request["prompt"]))
+            if n_tokens >= self.server.context:  # no room for the answer
+                self.answer(400, {"error": "exceed_context_size_error"})
+                return
             self.answer(200, {"content": "a", "tokens_evaluated": n_tokens + self.server.more})
         else:
             assert request["n_predict"] == 1 and request["logit_bias"][0][0] == ord("a")
@@ -84,6 +88,7 @@ def main() -> None:
         server.reference, server.mode = Reference(open_model(arguments.m)), mode
         server.tokenizer = tokenizer_of(Path(arguments.m))
         server.seconds = float(os.environ.get("FAKE_LLAMA_SECONDS", "0"))
+        server.context = arguments.c
         server.more = int(mode == "miscounts")
         server.serve_forever()
 

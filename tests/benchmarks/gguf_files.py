@@ -8,7 +8,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from numpy.random import PCG64
 
 from orinbench.blocks import normal
-from orinbench.shapes import QUANTS, Shape
+from orinbench.shapes import QUANTS, Draw, Shape
 
 LAYERS, EMBD, FF, HEADS, KV_HEADS, VOCAB = 2, 128, 256, 4, 2, 320
 
@@ -114,10 +114,9 @@ def write_sparse(
     for key, value in values.items():
         if key not in drop:
             (writer.add_string if isinstance(value, str) else writer.add_uint32)(key, value)
-    for name, dims in shape.matrices():
-        add_info(writer, name, dims, QUANTS[quant].type_of(name, shape))
-    for name in shape.norms():
-        add_info(writer, name, (shape.n_embd,), GGMLQuantizationType.F32)
+    for name, dims, draw in shape.tensors():
+        of_matrix = QUANTS[quant].type_of(name, shape)
+        add_info(writer, name, dims, of_matrix if draw == Draw.MATRIX else GGMLQuantizationType.F32)
     return finish_sparse(writer)
 
 

@@ -18,7 +18,7 @@ from tests.benchmarks import fake_llama_server
 
 from orinbench import talk
 from orinbench.benchmark import llama_server
-from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.llama_server import find_beside, llama_cpp_engine
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.tinygrad_backend import worker_environment
 from orinbench.check import (
@@ -122,28 +122,26 @@ def with_a_corrupted_block(model: ModelInfo, path: Path) -> ModelInfo:
 
 
 def judged(model: ModelInfo, engine: Engine, arithmetic: Arithmetic = HALF_WEIGHTS) -> Any:
-    report = run_check(model, [Candidate("engine", engine, arithmetic)], N_TOKENS)
-    assert report.passed == report.verdicts[0].passed == (not report.verdicts[0].failures)
-    return report
+    verdict = run_check(model, Candidate("engine", engine, arithmetic), N_TOKENS)
+    assert verdict.passed == (not verdict.failures)
+    return verdict
 
 
 def test_the_reference_passes_against_itself(tiny: ModelInfo) -> None:
-    report = judged(tiny, numpy_engine(tiny))
-    (verdict,) = report.verdicts
+    verdict = judged(tiny, numpy_engine(tiny))
     assert verdict.passed and verdict.quantity == "logits"
     assert verdict.relative_error < 1e-12 and verdict.kl_divergence < 1e-12
     assert (verdict.top1_agreement, verdict.forgiven, verdict.n_tokens) == (1.0, 0, 12)
-    require(report)
-    assert json.loads(json.dumps(report.to_dict()))["passed"] is True
+    require(tiny, verdict)
 
 
 def test_noise_within_the_tolerance_passes_and_above_it_fails(tiny: ModelInfo) -> None:
     limit = tolerance(tiny, HALF_WEIGHTS)
     assert judged(tiny, numpy_engine(tiny, 0.8 * limit)).passed
-    report = judged(tiny, numpy_engine(tiny, 1.5 * limit))
-    assert not report.passed
+    verdict = judged(tiny, numpy_engine(tiny, 1.5 * limit))
+    assert not verdict.passed
     with pytest.raises(CheckFailed) as caught:
-        require(report)
+        require(tiny, verdict)
     assert caught.value.exit_code == 3
     message = str(caught.value)
     assert message.startswith(f"check of {tiny.path} failed: engine: logits off by ")
@@ -154,7 +152,7 @@ def test_noise_within_the_tolerance_passes_and_above_it_fails(tiny: ModelInfo) -
 def test_planted_bugs_fail(tiny: ModelInfo, tmp_path: Path, break_it: Any) -> None:
     broken = break_it(tiny, tmp_path / "broken.gguf")
     with pytest.raises(CheckFailed, match="relative error"):
-        require(judged(tiny, numpy_engine(broken)))
+        require(tiny, judged(tiny, numpy_engine(broken)))
 
 
 def test_wrong_metadata_fails(tiny: ModelInfo) -> None:
@@ -233,7 +231,7 @@ def test_fused_kernels_over_quantized_weights_round_activations(
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
         return [replace(found, fused=fused) for found in plain(prompts, n_tokens)]
 
-    (verdict,) = judged(model, engine).verdicts
+    verdict = judged(model, engine)
     assert (verdict.fused, verdict.arithmetic) == (fused, arithmetic.name)
     assert verdict.tolerance == tolerance(model, arithmetic)
     assert verdict.line().startswith("engine (fused kernels): " if fused else "engine: ")
@@ -299,14 +297,13 @@ def test_tinygrad_passes_and_fails_against_another_rotation(
     def recorded(_prompts: Sequence[Sequence[int]], _n_tokens: int) -> list[Generation]:
         return generations
 
-    report = judged(tiny, recorded)
-    require(report)
-    (verdict,) = report.verdicts
+    verdict = judged(tiny, recorded)
+    require(tiny, verdict)
     # Not exact, or the reference would be checking itself; and far from the tolerance.
     assert 1e-5 < verdict.relative_error < 0.6 * verdict.tolerance
     broken = with_wrong_rope(tiny, tmp_path / "broken.gguf")
     with pytest.raises(CheckFailed, match="relative error"):
-        require(judged(broken, recorded))
+        require(broken, judged(broken, recorded))
 
 
 def test_reference_and_engine_rotate_for_the_same_context(tmp_path: Path) -> None:
@@ -314,7 +311,7 @@ def test_reference_and_engine_rotate_for_the_same_context(tmp_path: Path) -> Non
     write_synthetic(path := tmp_path / "phi3.gguf", "tiny-phi3", "F16", 0)
     model = open_model(path)
     engine = tinygrad_engine(path, worker("CPU", tmp_path))
-    require(judged(model, engine))
+    require(model, judged(model, engine))
 
 
 def test_a_device_that_does_not_open_is_one_line(tiny: ModelInfo, tmp_path: Path) -> None:
@@ -326,13 +323,12 @@ def test_a_device_that_does_not_open_is_one_line(tiny: ModelInfo, tmp_path: Path
 
 
 def test_a_tinygrad_that_hangs_is_given_up(tiny: ModelInfo, tmp_path: Path) -> None:
-    with pytest.raises(BenchError, match=r"no answer to Generate in 0.05 s"):
+    with pytest.raises(BenchError, match=r"no answer to generate in 0.05 s"):
         tinygrad_engine(tiny.path, worker("CPU", tmp_path, 0.05))([[1, 2]], 1)
 
 
 def test_llama_server_is_asked_for_one_token_at_a_time(tiny: ModelInfo, server: Path) -> None:
-    report = judged(tiny, llama_cpp_engine(server, tiny, 60), EIGHT_BIT_ACTIVATIONS)
-    (verdict,) = report.verdicts
+    verdict = judged(tiny, llama_cpp_engine(server, tiny, 60), EIGHT_BIT_ACTIVATIONS)
     assert verdict.quantity == "log-probabilities"
     assert verdict.passed and verdict.relative_error < 1e-9 and verdict.top1_agreement == 1
 
@@ -372,19 +368,19 @@ def test_llama_server_is_found_beside_llama_bench_and_on_path(
     server: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_llama_server(server.with_name("llama-bench")) == server
-    assert find_llama_server() is None
+    assert find_beside("llama-server", server.with_name("llama-bench")) == server
+    assert find_beside("llama-server") is None
     monkeypatch.setenv("PATH", str(server.parent))
-    assert find_llama_server(tmp_path / "llama-bench") == server
+    assert find_beside("llama-server", tmp_path / "llama-bench") == server
 
 
 @pytest.mark.skipif(not shutil.which("llama-server"), reason="no llama-server on PATH")
 def test_llama_cpp_passes(tiny: ModelInfo) -> None:
-    binary = find_llama_server()
+    binary = find_beside("llama-server")
     assert binary is not None
-    report = judged(tiny, llama_cpp_engine(binary, tiny, 120), EIGHT_BIT_ACTIVATIONS)
-    require(report)
-    assert report.verdicts[0].relative_error > 1e-4
+    verdict = judged(tiny, llama_cpp_engine(binary, tiny, 120), EIGHT_BIT_ACTIVATIONS)
+    require(tiny, verdict)
+    assert verdict.relative_error > 1e-4
 
 
 def run_command(*arguments: str) -> Any:
@@ -406,7 +402,9 @@ def test_the_command_prints_a_line_for_each_engine(tiny: ModelInfo, server: Path
     assert result.stdout.startswith(f"{tiny.path}: llama.cpp: log-probabilities off by ")
     result = run_command(*common, "-o", "json")
     (report,) = json.loads(result.stdout)
-    assert report["verdicts"][0]["engine"] == "llama.cpp" and report["verdicts"][0]["passed"]
+    assert (
+        report["engine"] == "llama.cpp" and report["passed"] and report["model"] == str(tiny.path)
+    )
 
 
 def test_the_command_says_how_far_it_is(

@@ -129,7 +129,7 @@ def test_no_kind_reaches_a_figure(kind: str, whole: Path, tmp_path: Path) -> Non
     corrupt(path)
     with pytest.raises(BenchError) as caught:
         model = open_model(path)
-        require(run_check(model, [Candidate("e", lazily(model), HALF_WEIGHTS)], n_tokens=2))
+        require(model, run_check(model, Candidate("e", lazily(model), HALF_WEIGHTS), n_tokens=2))
     assert caught.value.exit_code == code
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
@@ -141,7 +141,7 @@ def lazily(model: ModelInfo) -> Any:
 
 def test_the_whole_model_passes(whole: Path) -> None:
     model = open_model(whole)
-    assert run_check(model, [Candidate("e", lazily(model), HALF_WEIGHTS)], n_tokens=2).passed
+    assert run_check(model, Candidate("e", lazily(model), HALF_WEIGHTS), n_tokens=2).passed
 
 
 @pytest.mark.parametrize("name", ["blk.1.ffn_norm.weight", "output_norm.weight"])
@@ -154,7 +154,7 @@ def test_what_half_precision_cannot_hold_is_named(name: str, whole: Path, tmp_pa
     def engine(prompts: Any, n_tokens: int) -> list[Generation]:
         return [Generation([0] * n_tokens, np.full((n_tokens, 320), np.nan)) for _ in prompts]
 
-    (verdict,) = run_check(open_model(path), [Candidate("e", engine, HALF_WEIGHTS)], 2).verdicts
+    verdict = run_check(open_model(path), Candidate("e", engine, HALF_WEIGHTS), 2)
     assert "640 of 640 logits are not finite; it begins behind " + name in verdict.line()
     assert "half precision ends at 65504" in verdict.line()
 
@@ -173,7 +173,7 @@ def test_a_token_that_is_none_is_a_failed_check(whole: Path, token: int) -> None
     def engine(prompts: Any, n_tokens: int) -> list[Generation]:
         return [Generation([token] * n_tokens, np.zeros((n_tokens, 320))) for _ in prompts]
 
-    (verdict,) = run_check(model, [Candidate("e", engine, HALF_WEIGHTS)], n_tokens=2).verdicts
+    verdict = run_check(model, Candidate("e", engine, HALF_WEIGHTS), n_tokens=2)
     assert not verdict.passed
     assert verdict.line().startswith(f"e: FAILED: token {token} is not among the model's 320; ")
     assert verdict.line().endswith("it begins in the engine")
@@ -187,12 +187,12 @@ def test_an_engine_that_dies_of_nan_is_a_failed_check(whole: Path, tmp_path: Pat
     def engine(prompts: Any, n_tokens: int) -> list[Generation]:
         raise BenchError("tinygrad: killed by SIGSEGV")
 
-    candidates = [Candidate("e", engine, HALF_WEIGHTS)]
+    candidate = Candidate("e", engine, HALF_WEIGHTS)
     with pytest.raises(BenchError, match="SIGSEGV"):
-        run_check(open_model(path), candidates, n_tokens=2)
+        run_check(open_model(path), candidate, n_tokens=2)
     put("token_embd.weight", np.nan)(path)
-    (verdict,) = run_check(open_model(path), candidates, n_tokens=2).verdicts
-    says = "it begins in the file: 1 weights of token_embd.weight are not finite"
+    verdict = run_check(open_model(path), candidate, n_tokens=2)
+    says = "it begins in the file: weights not finite in token_embd.weight: 1"
     assert verdict.line() == f"e: FAILED: tinygrad: killed by SIGSEGV; {says}"
 
 

@@ -69,7 +69,7 @@ def test_tinygrad_on_the_cpu_passes(
 def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
     lane: LaneResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_bytes = replace(lane.plan, lane=replace(lane.plan.lane, key_type="q8_0"))
+    of_bytes = replace(lane.plan, key_type="q8_0")
     backend = TinygradBackend(of_bytes, cold_start=False, timeout=1)
     model = lane.model
     assert model is not None

@@ -14,7 +14,7 @@ from orinbench.benchmark.journal import Journal, journal_directory, lost_journal
 from orinbench.benchmark.plan import Case, Lane
 from orinbench.benchmark.results import RowResult
 
-LANE, CASE = Lane("tinygrad:CPU", Path("m.gguf")), Case(0, 16, 0, (("n_ubatch", 64),))
+LANE, CASE = Lane("tinygrad:CPU", (), Path("m.gguf")), Case(0, 16, 0, (("n_ubatch", 64),))
 SAMPLE = Sample(8_000_000, round=3)
 
 KILLED = """
@@ -26,7 +26,7 @@ from orinbench.benchmark.results import RowResult
 from orinbench.benchmark.backend import Sample
 with Journal(Path(sys.argv[1])) as journal:
     for round_ in range(int(sys.argv[2])):
-        lane = Lane("tinygrad:CPU", Path("m"))
+        lane = Lane("tinygrad:CPU", (), Path("m"))
         journal.write(lane, RowResult(Case(0, 16, 0)), Sample(10**6, round=round_))
     os.kill(os.getpid(), signal.SIGKILL)
 """

@@ -18,7 +18,7 @@ from tests.benchmarks.orinbench_command import orinbench
 
 from orinbench.benchmark import command as llama_bench
 from orinbench.benchmark.llama_cpp import LlamaCppBackend
-from orinbench.benchmark.plan import BACKEND_NAMES, KNOBS, Case, Lane, LanePlan
+from orinbench.benchmark.plan import BACKEND_NAMES, KNOBS, Case, Lane
 from orinbench.benchmark.results import RunResult
 from orinbench.benchmark.tinygrad_backend import TinygradBackend
 from orinbench.cli import main
@@ -143,7 +143,7 @@ def test_nothing_opens_is_exit_code_2(
         (["-p"], "Option '-p' requires an argument"),
         (["--require", "cold"], "--require cold: no condition is called 'cold': there are maxn"),
         (["--textfile", "/nowhere"], "--textfile /nowhere: no such directory"),
-        (["-npl", "33"], "-npl 33: 1 to 32 sequences can be decoded at once"),
+        (["-npl", "33"], "-npl 33: 33 is too large; the most is 32"),
         (["-npl", "2", "-n", "0"], "-npl 2: sequences decode -n tokens each, and -n is 0"),
     ],
 )
@@ -241,7 +241,7 @@ def test_the_default_is_the_best_device_that_opens_and_llama_cpp(
 def test_a_beam_search_is_not_repeated_for_a_cold_start(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = LanePlan(Lane("tinygrad:CPU", tiny_path), (Case(0, 1, 0),))
+    plan = Lane("tinygrad:CPU", (Case(0, 1, 0),), tiny_path)
     options: dict[str, Any] = {"cold_start": None, "timeout": 1.0, "verbose": False}
     options["path_"] = "auto"
 
@@ -330,10 +330,10 @@ def test_an_unexpected_crash_keeps_what_was_measured(
 ) -> None:
     measure = LlamaCppBackend.measure
 
-    def crash(self: LlamaCppBackend, case: Any, round_: int, seed: int) -> Any:
-        if round_ == 1:
+    def crash(self: LlamaCppBackend, case: Any, seed: int) -> Any:
+        if seed == 1:
             raise ZeroDivisionError
-        return measure(self, case, round_, seed)
+        return measure(self, case, seed)
 
     monkeypatch.setattr(LlamaCppBackend, "measure", crash)
     with pytest.raises(ZeroDivisionError):

@@ -11,14 +11,14 @@ from orinbench.benchmark.llama_cpp import (
     find_llama_bench,
     runs_on_cpu,
 )
-from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.plan import Case, Lane
 from orinbench.errors import BenchError
 
 CASE = Case(0, 16, 0)
 
 
 def backend(binary: Path, *cases: Case, timeout: float = 20) -> LlamaCppBackend:
-    plan = LanePlan(Lane("llama.cpp", Path("m.gguf")), cases or (CASE,))
+    plan = Lane("llama.cpp", cases or (CASE,), Path("m.gguf"))
     return LlamaCppBackend(binary, plan, timeout, ("--numa", "isolate"))
 
 
@@ -61,8 +61,8 @@ def test_identity_and_first_token_come_from_one_call(fake_llama_bench: Path) -> 
 
 
 def test_a_repetition_is_the_last_of_two(fake_llama_bench: Path) -> None:
-    sample = backend(fake_llama_bench).measure(CASE, 3, seed=0)
-    assert (sample.round, sample.ns, sample.discarded_ns) == (3, 1_000_000, [2_000_000])
+    sample = backend(fake_llama_bench).measure(CASE, seed=0)
+    assert (sample.ns, sample.discarded_ns) == (1_000_000, [2_000_000])
     assert sample.peak_rss_bytes is not None and sample.peak_rss_bytes > 1 << 20
     assert sample.engine_record is not None and sample.engine_record["type_k"] == "f16"
     assert calls(fake_llama_bench)[0][-6:] == ["-r", "2", "-p", "0", "-n", "16"]
@@ -78,7 +78,7 @@ def test_several_sequences_are_llama_batched_benchs(fake_llama_bench: Path) -> N
     said = "\n".join(["", *rows, ""])
     batched.write_text(f"#!/bin/sh\necho \"$@\" > {batched}.log\ncat <<'END'\n{said}\nEND\n")
     batched.chmod(0o755)
-    sample = backend(fake_llama_bench, case).measure(case, 1, seed=0)
+    sample = backend(fake_llama_bench, case).measure(case, seed=0)
     assert (sample.ns, sample.discarded_ns) == (250_000_000, [500_000_000])
     assert sample.ended_s is not None
     assert sample.engine_record is not None and sample.engine_record["n_batch"] == 2048
@@ -99,8 +99,8 @@ def test_it_warms_up_by_itself(fake_llama_bench: Path) -> None:
     [
         ("fail", "ended with status 1: llama_bench: error: failed to load model 'x'"),
         ("silent", "ended with status 1: it gave no reason"),
-        ("garbage", "printed no JSON array of one record: 'not json"),
-        ("array", "record is no object"),
+        ("garbage", "printed no JSON array of one object: 'not json"),
+        ("array", "printed no JSON array of one object"),
         ("short", "gave no 2 samples_ns"),
     ],
 )
@@ -109,7 +109,7 @@ def test_what_goes_wrong_is_one_line(
 ) -> None:
     monkeypatch.setenv("FAKE_LLAMA_BENCH", mode)
     with pytest.raises(BackendDiedError, match=says):
-        backend(fake_llama_bench).measure(CASE, 0, 0)
+        backend(fake_llama_bench).measure(CASE, 0)
 
 
 def test_a_call_that_hangs_is_ended(
@@ -118,7 +118,7 @@ def test_a_call_that_hangs_is_ended(
     monkeypatch.setenv("FAKE_LLAMA_BENCH", "hang")
     start = time.monotonic()
     with pytest.raises(BackendDiedError, match=r"did not end in 1 s \(--timeout\)"):
-        backend(fake_llama_bench, timeout=1).measure(CASE, 0, 0)
+        backend(fake_llama_bench, timeout=1).measure(CASE, 0)
     assert time.monotonic() - start < 15
 
 

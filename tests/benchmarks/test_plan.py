@@ -9,7 +9,6 @@ from orinbench.benchmark.plan import (
     KNOBS,
     Case,
     Lane,
-    LanePlan,
     Plan,
     check_backend_name,
     make_lanes,
@@ -95,7 +94,7 @@ def test_threads_make_lanes_of_the_cpu_device_alone() -> None:
     settings = parse_settings({"n_threads": ["1,2"]})
     backends = ["tinygrad:CPU", "tinygrad:CUDA", "llama.cpp"]
     lanes = make_lanes(backends, [MODEL], [Case(0, 8, 0)], settings)
-    assert [(lane.lane.backend, lane.lane.n_threads, len(lane.cases)) for lane in lanes] == [
+    assert [(lane.backend, lane.n_threads, len(lane.cases)) for lane in lanes] == [
         ("tinygrad:CPU", 1, 1),
         ("tinygrad:CPU", 2, 1),
         ("tinygrad:CUDA", None, 1),
@@ -108,7 +107,7 @@ def test_types_of_keys_and_values_make_lanes_of_gpus() -> None:
     backends = ["tinygrad:CPU", "tinygrad:CUDA"]
     settings = parse_settings({"type_k": ["f16,q8_0"], "type_v": ["f16,q8_0"]})
     lanes = make_lanes(backends, [MODEL], [Case(0, 8, 0)], settings)
-    assert [(lane.lane.backend, lane.lane.key_type, len(lane.cases)) for lane in lanes] == [
+    assert [(lane.backend, lane.key_type, len(lane.cases)) for lane in lanes] == [
         ("tinygrad:CPU", "f16", 1),
         ("tinygrad:CUDA", "f16", 1),
         ("tinygrad:CUDA", "q8_0", 1),
@@ -116,11 +115,11 @@ def test_types_of_keys_and_values_make_lanes_of_gpus() -> None:
     for key, value in (("q8_0", "f16"), ("q4_0", "q4_0")):
         settings = parse_settings({"type_k": [key], "type_v": [value]})
         (lane,) = make_lanes(backends[1:], [MODEL], [Case(0, 8, 0)], settings)
-        assert lane.lane.key_type == "f16"
+        assert lane.key_type == "f16"
 
 
 def test_context_holds_the_largest_case_in_steps() -> None:
-    plan = LanePlan(Lane("tinygrad:CPU", MODEL), (Case(512, 0, 0), Case(0, 128, 512)))
+    plan = Lane("tinygrad:CPU", (Case(512, 0, 0), Case(0, 128, 512)), MODEL)
     assert plan.max_context == 768
 
 
@@ -133,7 +132,7 @@ def test_each_round_has_each_case_once_in_a_shuffled_order(
     repetitions: int, seed: int, cases: list[int]
 ) -> None:
     lanes = tuple(
-        LanePlan(Lane("llama.cpp", Path(str(i))), tuple(Case(n + 1, 0, 0) for n in range(count)))
+        Lane("llama.cpp", tuple(Case(n + 1, 0, 0) for n in range(count)), Path(str(i)))
         for i, count in enumerate(cases)
     )
     plan = Plan(lanes, repetitions, seed)
@@ -145,7 +144,7 @@ def test_each_round_has_each_case_once_in_a_shuffled_order(
 
 
 def test_another_seed_gives_another_order() -> None:
-    lane = LanePlan(Lane("llama.cpp", MODEL), tuple(Case(n, 0, 0) for n in range(1, 9)))
+    lane = Lane("llama.cpp", tuple(Case(n, 0, 0) for n in range(1, 9)), MODEL)
     assert list(order(Plan((lane,), 3, 0))) != list(order(Plan((lane,), 3, 1)))
     rounds = [step.case for step in order(Plan((lane,), 2, 0))]
     assert rounds[:8] != rounds[8:]
@@ -156,5 +155,5 @@ def test_backend_names() -> None:
         assert check_backend_name(name)
     for name in ("", "tinygrad", "tinygrad:TPU", "CPU", "llama.cpp:CPU", "tinygrad:CPU:a b"):
         assert not check_backend_name(name)
-    assert Lane("tinygrad:CUDA:PTX", MODEL).device == "CUDA:PTX"
-    assert Lane("llama.cpp", MODEL).device is None
+    assert Lane("tinygrad:CUDA:PTX", ()).device == "CUDA:PTX"
+    assert Lane("llama.cpp", ()).device is None

@@ -8,12 +8,12 @@ from tests.benchmarks.gguf_files import write_sparse
 from orinbench.benchmark.backend import BackendDiedError, LeftOutError
 from orinbench.benchmark.llama_cpp import LlamaCppBackend
 from orinbench.benchmark.llama_server import server_arguments
-from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.plan import CONTEXT_STEP, Case, Lane
 from orinbench.benchmark.prompt_text import encode, prompt_text, tokenizer_of
 from orinbench.shapes import SHAPES
 
 SMOLLM2 = Path(__file__).parents[2] / ".venv/SmolLM2-135M-Instruct.Q4_1.gguf"
-CASE = Case(16, 0, 0, text=True)
+CASE = Case(CONTEXT_STEP, 0, 0, text=True)  # fills the context that is made for its tokens
 
 
 @pytest.mark.parametrize("n_tokens", [2, 7, 512])
@@ -33,7 +33,7 @@ def test_a_text_that_cannot_be_is_left_out(tmp_path: Path) -> None:
 
 
 def llama(binary: Path, model: Path) -> LlamaCppBackend:
-    return LlamaCppBackend(binary, LanePlan(Lane("llama.cpp", model), (CASE,)), 60)
+    return LlamaCppBackend(binary, Lane("llama.cpp", (CASE,), model), 60)
 
 
 def test_llama_cpp_answers_a_text_through_its_server(
@@ -45,14 +45,14 @@ def test_llama_cpp_answers_a_text_through_its_server(
     monkeypatch.setenv("FAKE_LLAMA_SECONDS", "0.1")
     backend = llama(fake_llama_bench, tiny_path)
     assert backend.warm_up(CASE) is None
-    sample = backend.measure(CASE, 3, 0)
-    assert sample.round == 3 and sample.ns > 1e8 and sample.extra["http_ms"] > 0
+    sample = backend.measure(CASE, 0)
+    assert sample.ns > 1e8 and sample.extra["http_ms"] > 0
     monkeypatch.setenv("FAKE_LLAMA_SERVER", "miscounts")
-    with pytest.raises(BackendDiedError, match="made 17 tokens of a text of 16"):
-        backend.measure(CASE, 3, 0)
+    with pytest.raises(BackendDiedError, match="made 257 tokens of a text of 256"):
+        backend.measure(CASE, 0)
     monkeypatch.setenv("FAKE_LLAMA_SERVER", "dies")
     with pytest.raises(BackendDiedError, match="llama-server: ended with status 1: error: cannot"):
-        backend.measure(CASE, 3, 0)
+        backend.measure(CASE, 0)
 
 
 def test_without_a_server_the_row_is_left_out(

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from orinbench.benchmark.backend import Loaded
 from orinbench.benchmark.plan import Case
-from orinbench.benchmark.protocol import Loaded
 from orinbench.benchmark.results import RunResult
 from orinbench.export.forms import RENDERERS, render_csv, render_json, render_jsonl, render_sql
 from orinbench.export.record import make_records

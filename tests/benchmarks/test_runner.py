@@ -10,12 +10,14 @@ import pytest
 from orinbench.benchmark.backend import (
     Backend,
     BackendDiedError,
+    Bandwidth,
     FirstToken,
+    Identity,
     Sample,
+    WarmedUp,
 )
 from orinbench.benchmark.journal import Journal
-from orinbench.benchmark.plan import Case, Lane, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth, Identity, WarmedUp
+from orinbench.benchmark.plan import Case, Lane, Plan
 from orinbench.benchmark.results import LaneResult, RunResult
 from orinbench.benchmark.runner import Runner
 from orinbench.board import FEW_READINGS, readings_of_power
@@ -55,11 +57,11 @@ class FakeBackend:
         self._note(f"warm up {case.label}")
         return WarmedUp(1.0, 0.5, 0.1, 3, 38, 4, "f32", "f32") if self.name != "llama.cpp" else None
 
-    def measure(self, case: Case, round_: int, seed: int) -> Sample:
-        self._note(f"measure {case.label} round {round_} seed {seed}")
+    def measure(self, case: Case, seed: int) -> Sample:
+        self._note(f"measure {case.label} seed {seed}")
         if self.seconds:
             time.sleep(self.seconds)
-        return Sample(int(self.seconds * 1e9) or 1_000_000, round=round_)
+        return Sample(int(self.seconds * 1e9) or 1_000_000)
 
     def renew(self) -> float | None:
         self._note("renew")
@@ -109,7 +111,7 @@ class Bench:
     ) -> None:
         self.log: list[str] = []
         self.talk = SilentTalk()
-        lanes = tuple(LanePlan(Lane(name, Path("m")), (PP, TG)) for name in names)
+        lanes = tuple(Lane(name, (PP, TG), Path("m")) for name in names)
         self.runner = Runner(
             Plan(lanes, repetitions, 7, processes),
             [
@@ -125,7 +127,7 @@ class Bench:
         self.hook = hook
 
     def gate(self, lane: LaneResult, backend: Backend) -> dict[str, Any]:
-        self.log.append(f"{lane.plan.lane.backend} check")
+        self.log.append(f"{lane.plan.backend} check")
         self.hook(self.log[-1])
         return {"passed": True, "text": "passed"}
 
@@ -166,11 +168,11 @@ def test_the_order_of_operations(tiny_model: ModelInfo) -> None:
     assert bench.log[-2:] == ["tinygrad:CPU close", "llama.cpp close"]
     for round_, lines in enumerate((measured[:4], measured[4:])):
         assert sorted(lines) == [
-            f"{name} measure {test} round {round_} seed {7 + round_}"
+            f"{name} measure {test} seed {7 + round_}"
             for name in ("llama.cpp", "tinygrad:CPU")
             for test in ("pp32", "tg16")
         ]
-    order = [line.split(" round")[0] for line in measured]
+    order = [line.split(" seed")[0] for line in measured]
     assert order[:4] != order[4:], "both rounds came in the same order"
 
 
@@ -191,13 +193,14 @@ def test_rounds_are_spread_over_fresh_processes(tiny_model: ModelInfo) -> None:
     for lane in run.lanes:
         for row in lane.rows:
             assert row.processes == [0, 0, 1, 1, 2]
+            assert [sample.round for sample in row.samples] == [0, 1, 2, 3, 4]
     for name, starts in (("tinygrad:CPU", [1.0, 2.0, 2.0]), ("llama.cpp", [1.0])):
         assert bench.log.count(f"{name} renew") == 2
         assert bench.log.count(f"{name} warm up pp32") == 3
-        (lane,) = [lane for lane in run.lanes if lane.plan.lane.backend == name]
+        (lane,) = [lane for lane in run.lanes if lane.plan.backend == name]
         assert lane.first_tokens_s == starts
     renewed = bench.log.index("tinygrad:CPU renew")
-    assert not any("round 2" in line for line in bench.log[:renewed])
+    assert not any("seed 9" in line for line in bench.log[:renewed])
     record = make_records(run)[0]
     assert record.processes == [0, 0, 1, 1, 2] and record.ttft_warm_s == 2.0
 
@@ -236,7 +239,7 @@ def test_a_warm_up_can_be_left_out(tiny_model: ModelInfo) -> None:
 
 
 def test_a_backend_that_dies_while_it_is_timed_costs_its_row_alone(tiny_model: ModelInfo) -> None:
-    run = Bench(tiny_model, hook=die_at("tinygrad:CPU measure tg16 round 1 seed 8")).run()
+    run = Bench(tiny_model, hook=die_at("tinygrad:CPU measure tg16 seed 8")).run()
     ours, theirs = run.lanes
     assert [len(row.samples) for row in ours.rows] == [2, 1]
     assert [row.error for row in ours.rows] == [None, "killed by SIGSEGV"]

@@ -101,8 +101,9 @@ def test_limits_come_from_bytes_and_instructions(monkeypatch: pytest.MonkeyPatch
     assert sass.compile_launch(launch, "sm_87").limiter == "instructions"
     launch.name, launch.constants = "attention_x", ()
     assert sass.compile_launch(launch, "sm_87").limiter == "latency"
-    row = "| gemv_x | 72 | 4 | 30496 | 3 | 50 % | 4 | 0.1 | 1x16 | 6 | 0 |  | memory |"
-    assert row in sass.markdown([made], "title")
+    row = "| gemv_x | 72 | 4 | 30496 | 3 | 50 % | 4 | 0.1 | 1x16 | 6 | 0 | | memory |"
+    lines = [" ".join(line.split()) for line in sass.markdown([made], "title").splitlines()]
+    assert row in lines
 
 
 def test_a_tile_that_is_not_full_is_not_counted() -> None:

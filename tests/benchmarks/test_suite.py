@@ -4,14 +4,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.backend import BackendDiedError, Prepared
 from orinbench.benchmark.plan import SuiteCase
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.export.table import time_text
@@ -21,7 +21,7 @@ from orinbench.suite.peaks import RATES, peak
 from orinbench.suite.tasks import WrongResultError, expect_close
 from orinbench.suite.work import percentiles
 
-Prepare = Callable[..., protocol.Prepared]
+Prepare = Callable[..., Prepared]
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +31,17 @@ def worker(environment: dict[str, str]) -> Iterator[WorkerProcess]:
         yield process
 
 
-def request_for(case: SuiteCase, max_call_s: float = 120.0, **changed: Any) -> protocol.Prepare:
-    """The bench's request to a worker for a case."""
-    return protocol.Prepare(replace(case, **changed), 7, max_call_s, 2)
+def prepared_by(
+    worker: WorkerProcess, case: SuiteCase, max_call_s: float = 120.0, **changed: Any
+) -> Prepared:
+    """The answer of a worker that has made a case ready."""
+    return worker.runner.suite.prepare(replace(case, **changed), 7, max_call_s, 2)
 
 
 @pytest.fixture
 def prepare(worker: WorkerProcess) -> Prepare:
     """Return a function that makes a case ready in the worker."""
-    return lambda case, **changed: worker.ask(request_for(case, **changed), protocol.Prepared)
+    return partial(prepared_by, worker)
 
 
 def one(pattern: str) -> SuiteCase:
@@ -79,7 +81,7 @@ def test_a_tiny_case_is_right_and_is_timed(
         assert prepared.left_out is None
         assert prepared.check and prepared.included and prepared.calls >= 1 and prepared.work > 0
         assert prepared.peak_flops is None  # of a CPU nothing is known
-        measured = worker.ask(protocol.Repeat(case.label, 1), protocol.Measured)
+        measured = worker.runner.suite.repeat(case.label, 1)
         assert measured.ns > 0 and measured.kernels_compiled == 0
         assert prepared.work == pytest.approx(prepared.calls * work_of_a_call(case))
         if name == "schedule":
@@ -109,15 +111,13 @@ def test_launches_are_counted_and_their_percentiles_are_over_all_repetitions(
     kernels = 32 if way == "graph" else 1
     assert prepared.work == prepared.calls * kernels
     assert prepared.extra["kernels"] == (None if way == "direct" else kernels)
-    first, second = (
-        worker.ask(protocol.Repeat(waited.label, seed), protocol.Measured) for seed in (1, 2)
-    )
+    first, second = (worker.runner.suite.repeat(waited.label, seed) for seed in (1, 2))
     assert first.extra["latencies"] == prepared.calls
     assert second.extra["latencies"] == 2 * prepared.calls
     order = [second.extra[name] for name in ("p50_us", "p99_us", "p99.9_us", "max_us")]
     assert order == sorted(order) and order[0] > 0
     assert prepare(queued).work % kernels == 0
-    assert worker.ask(protocol.Repeat(queued.label, 1), protocol.Measured).extra == {}
+    assert worker.runner.suite.repeat(queued.label, 1).extra == {}
 
 
 def test_a_larger_case_of_a_slow_family_is_left_out_unseen(prepare: Prepare) -> None:
@@ -160,7 +160,7 @@ def test_a_wrong_result_has_no_figure(name: str, change: str, environment: dict[
         WorkerProcess(environment, 300, (sys.executable, "-c", code)) as process,
         pytest.raises(BackendDiedError, match="WrongResultError: wrong result: "),
     ):
-        process.ask(request_for(select("tiny")[name][0]), protocol.Prepared)
+        prepared_by(process, select("tiny")[name][0])
 
 
 STEADY = """
@@ -178,9 +178,8 @@ def test_jitter_lasts_as_long_as_asked_over_all_repetitions(environment: dict[st
     jitter, code = one("launch jit jitter*"), WRONG.format(change=STEADY)
     with WorkerProcess(environment, 300, (sys.executable, "-c", code)) as process:
         _, short, long = (  # the first compiles, by the real clock
-            process.ask(
-                request_for(jitter, parameters=(*jitter.parameters, ("seconds", seconds))),
-                protocol.Prepared,
+            prepared_by(
+                process, jitter, parameters=(*jitter.parameters, ("seconds", seconds))
             ).calls
             for seconds in (0.01, 0.01, 0.5)
         )

@@ -13,9 +13,16 @@ import pytest
 from tests.benchmarks.orinbench_command import orinbench
 from tests.patches.conftest import COMPILERS, wheel_file
 
-from orinbench.benchmark.backend import BackendDiedError, LeftOutError, Sample
+from orinbench.benchmark.backend import (
+    BackendDiedError,
+    Bandwidth,
+    Identity,
+    LeftOutError,
+    Prepared,
+    Sample,
+    WarmedUp,
+)
 from orinbench.benchmark.plan import SuiteCase
-from orinbench.benchmark.protocol import Bandwidth, Identity, Prepared, WarmedUp
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
 from orinbench.export.load import completed
@@ -63,10 +70,10 @@ class FakeSuiteBackend:
             extra={"kernels": 3, "peak_source": "a guess" if on_gpu else None},
         )
 
-    def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
-        self._note(f"measure {case.label} round {round_}")
-        ns = (4 if self.device == "CPU" else 2) * 1_000_000 + round_
-        return Sample(ns, None, 1 << 20, 2 << 20, 0, {"p50_us": 1.0 + round_}, round_)
+    def measure(self, case: SuiteCase, seed: int) -> Sample:
+        self._note(f"measure {case.label} round {seed}")
+        ns = (4 if self.device == "CPU" else 2) * 1_000_000 + seed
+        return Sample(ns, None, 1 << 20, 2 << 20, extra={"p50_us": 1.0 + seed})
 
     def renew(self) -> float | None:
         self._note("renew")

@@ -40,7 +40,7 @@ def verdict_on(model: ModelInfo, noise: float = 0.0) -> Any:
             found.append(Generation([int(rows[0].argmax())], rows))
         return found
 
-    (verdict,) = run_check(model, [Candidate("engine", engine, HALF_WEIGHTS)], 1).verdicts
+    verdict = run_check(model, Candidate("engine", engine, HALF_WEIGHTS), 1)
     return verdict
 
 

@@ -11,11 +11,12 @@ import pytest
 from tinygrad.device import Compiler
 from tinygrad.engine.realize import Ops
 
-from orinbench.benchmark import protocol
+from orinbench.benchmark import tinygrad_runner
+from orinbench.benchmark.meters import Meters
 from orinbench.benchmark.plan import Case
 from orinbench.benchmark.prompt_text import encode, prompt_text, tokenizer_of
-from orinbench.benchmark.tinygrad_paths import EnginePath, kernels_of
-from orinbench.benchmark.tinygrad_runner import CompileMeter, TinygradRunner
+from orinbench.benchmark.tinygrad_paths import kernels_of
+from orinbench.benchmark.tinygrad_runner import TinygradRunner
 from orinllm.sampling import Sampling
 
 
@@ -84,8 +85,7 @@ def runner(executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> TinygradR
     monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
     monkeypatch.setattr(Buffer, "allocate", Buffer.allocate)
     runner = TinygradRunner()
-    runner.vocab_size = 1000
-    runner._path = EnginePath(executor)
+    runner._executor = executor
     monkeypatch.setattr(runner, "_synchronize", lambda: executor.calls.append("sync"))
     return runner
 
@@ -94,22 +94,10 @@ def test_kernels_inside_graphs_count_and_a_graph_is_one_launch() -> None:
     assert kernels_of(linear(graph(30), call(), graph(3))) == (34, 3)
 
 
-def test_a_prompt_ends_with_the_logits_of_its_last_token(executor: FakeExecutor) -> None:
-    path = EnginePath(executor)
-    path.prompt([10, 11, 12, 13, 14])
-    path.prompt([10, 11, 12, 13], 2)
-    assert executor.calls == [
-        *(("begin", [10, 11, 12, 13, 14], 0), ("begin", [10, 11, 12, 13], 2)),
-    ]
-    assert path.last_token() == 7
-    assert (path.name, path.chunk, path.counts()) == ("general", None, (1, 1))
-
-
 def test_tokens_are_timed_one_by_one_at_their_positions(
     runner: TinygradRunner, executor: FakeExecutor
 ) -> None:
-    done = runner.answer(protocol.Measure(Case(0, 3, 4), seed=5))
-    assert isinstance(done, protocol.Measured)
+    done = runner.measure(Case(0, 3, 4), seed=5)
     draw = random.Random(5)
     depth = [draw.randrange(1000) for _ in range(4)]
     tokens = [draw.randrange(1000) for _ in range(3)]
@@ -128,38 +116,40 @@ def test_a_text_after_drawn_tokens_is_answered_greedily(
 ) -> None:
     runner._file = tiny_path
     text = prompt_text(tiny_path, 6, 0)
-    runner.answer(protocol.Measure(Case(0, 1, 0, sampling="temperature=0.7"), seed=0))
-    runner.answer(protocol.Measure(Case(6, 0, 0, text=True), 0, text))
+    runner.measure(Case(0, 1, 0, sampling="temperature=0.7"), seed=0)
+    runner.measure(Case(6, 0, 0, text=True), 0, text)
     assert executor.how.greedy
     ids = encode(tokenizer_of(tiny_path), text)
     assert executor.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
     with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
-        runner.answer(protocol.Measure(Case(7, 0, 0, text=True), 0, text))
+        runner.measure(Case(7, 0, 0, text=True), 0, text)
 
 
 def test_sampled_tokens_are_drawn_in_the_timed_region(
     runner: TinygradRunner, executor: FakeExecutor
 ) -> None:
     drawn = Case(0, 2, 0, sampling="temperature=0.5,top_k=3")
-    runner.answer(protocol.Measure(drawn, seed=5))
+    runner.measure(drawn, seed=5)
     assert executor.how == Sampling(temperature=0.5, top_k=3)
     assert [c if isinstance(c, str) else "step" for c in executor.calls] == [
         *("sync", "step", "token", "sync", "step", "token", "sync")
     ]
-    runner.answer(protocol.Measure(Case(0, 1, 0), seed=5))
+    runner.measure(Case(0, 1, 0), seed=5)
     assert executor.how.greedy and executor.calls[-2:][1] == "sync"
     assert executor.calls.count("token") == 2
 
 
-def test_fused_tokens_follow_one_another(runner: TinygradRunner, executor: FakeExecutor) -> None:
-    runner.path.follows = True
-    runner.answer(protocol.Measure(Case(0, 3, 0), seed=5))
+def test_fused_tokens_follow_one_another(
+    runner: TinygradRunner, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tinygrad_runner, "FusedExecutor", FakeExecutor)
+    runner.measure(Case(0, 3, 0), seed=5)
     first = random.Random(5).randrange(1000)
     assert executor.calls == ["sync", (first, 0), "token", "token", "token"]
 
 
 def test_a_prompt_is_synchronized_once(runner: TinygradRunner, executor: FakeExecutor) -> None:
-    runner.answer(protocol.Measure(Case(20, 1, 8), seed=0))
+    runner.measure(Case(20, 1, 8), seed=0)
     kinds = [entry if entry == "sync" else entry[0] for entry in executor.calls]
     assert kinds == ["begin", "sync", "begin", "sync", executor.calls[4][0], "sync"]
     (_, given, start) = executor.calls[2]
@@ -184,16 +174,16 @@ def test_several_sequences_are_timed_together(
     runner: TinygradRunner, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(RuntimeError, match="-npl 2: only the fused kernels decode several"):
-        runner.parallel(2)
-    monkeypatch.setattr(runner, "parallel", lambda n: FakeBatch(executor.calls))
-    done = runner.answer(protocol.Measure(Case(0, 2, 3, n_parallel=2), seed=5))
+        runner.batch(2)
+    monkeypatch.setattr(runner, "batch", lambda n: FakeBatch(executor.calls))
+    done = runner.measure(Case(0, 2, 3, n_parallel=2), seed=5)
     draw = random.Random(5)
     first, second = ([draw.randrange(1000) for _ in range(5)] for _ in range(2))
     assert executor.calls == [
         *(("fill", [first[:3], second[:3]]), "sync"),  # not timed
         *(((first[3], second[3]), 3), "sync", ((first[4], second[4]), 4), "sync"),
     ]
-    assert isinstance(done, protocol.Measured) and done.ns > 0
+    assert done.ns > 0
 
 
 class Plain(Compiler):  # type: ignore[misc]  # tinygrad carries no types
@@ -215,12 +205,12 @@ def test_a_compilation_counts_once_whatever_compiles(
     monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
     for each in (Plain, Linking):
         monkeypatch.setattr(each, "compile", each.compile)
-    meter = CompileMeter()
+    meter = Meters()
     # base and derived class are both in use, as NVRTC's two are on a machine with two devices
     assert Plain().compile_cached("a") == b"a"
     assert compiler().compile_cached("b").startswith(b"b")
     assert meter.compiled == 2
-    assert meter.seconds >= 0
+    assert meter.compile_s >= 0
 
 
 def test_a_compiler_that_raises_is_still_metered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +219,7 @@ def test_a_compiler_that_raises_is_still_metered(monkeypatch: pytest.MonkeyPatch
             raise RuntimeError(src)
 
     monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
-    meter = CompileMeter()
+    meter = Meters()
     for _ in range(2):
         with pytest.raises(RuntimeError):
             Failing().compile_cached("x")

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import BackendDiedError
-from orinbench.benchmark.plan import Case, Lane, LanePlan
+from orinbench.benchmark.backend import BackendDiedError, Load
+from orinbench.benchmark.plan import Case, Lane
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.tinygrad_backend import (
     TinygradBackend,
@@ -28,25 +27,25 @@ def worker(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "DEBUG": "1",  # what tinygrad prints on standard output must not reach the protocol
     }
     with WorkerProcess(environment, timeout=300) as process:
-        loaded = process.ask(protocol.Load(str(tiny_path), 256, n_prompt=40), protocol.Loaded)
+        loaded = process.runner.load(Load(str(tiny_path), 256), 40)
         assert loaded.kernels_compiled >= 1 and loaded.compile_s > 0
         yield process
 
 
 def test_the_device_opens_and_says_what_it_is(worker: WorkerProcess) -> None:
-    opened = worker.ask(protocol.Open(), protocol.Identity)
+    opened = worker.runner.open()
     assert (opened.device, opened.driver) == ("CPU", None)
     assert opened.build_commit.startswith("0.13.0")
     assert opened.n_threads is not None and opened.n_threads >= 1
 
 
 def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProcess) -> None:
-    warm = worker.ask(protocol.WarmUp(TEST), protocol.WarmedUp)
+    warm = worker.runner.warm_up(TEST)
     # A token on a CPU is one program.
     assert (warm.kernels_per_token, warm.launches_per_token) == (1, 1)
     assert warm.type_k == warm.type_v and warm.type_k in ("f32", "f16")
     assert warm.repetition_s <= warm.seconds
-    measured = worker.ask(protocol.Measure(TEST, 1), protocol.Measured)
+    measured = worker.runner.measure(TEST, 1)
     assert measured.ns > 0
     assert measured.kernels_compiled == 0
     assert (measured.peak_device_bytes or 0) > 1 << 20
@@ -58,24 +57,24 @@ def test_a_warm_test_compiles_nothing_and_counts_its_kernels(worker: WorkerProce
     [Case(40, 0, 0), Case(40, 4, 0), Case(8, 0, 40), Case(0, 2, 40)],
 )
 def test_prompts_and_depths_run_warm(worker: WorkerProcess, test: Case) -> None:
-    warm = worker.ask(protocol.WarmUp(test), protocol.WarmedUp)
+    warm = worker.runner.warm_up(test)
     assert (warm.kernels_per_token is None) == (test.n_gen == 0)
-    measured = worker.ask(protocol.Measure(test, 3), protocol.Measured)
+    measured = worker.runner.measure(test, 3)
     assert measured.kernels_compiled == 0
 
 
 def test_more_tokens_take_longer(worker: WorkerProcess) -> None:
     def nanoseconds(n_gen: int) -> int:
         test = Case(0, n_gen, 0)
-        return min(worker.ask(protocol.Measure(test, 0), protocol.Measured).ns for _ in range(3))
+        return min(worker.runner.measure(test, 0).ns for _ in range(3))
 
     assert nanoseconds(32) > 3 * nanoseconds(2)
 
 
 def test_a_bad_request_is_an_error_and_not_the_end(worker: WorkerProcess) -> None:
     with pytest.raises(BackendDiedError, match="BadInput"):
-        worker.ask(protocol.Load("/nowhere.gguf", 64), protocol.Loaded)
-    assert worker.ask(protocol.Open(), protocol.Identity).device == "CPU"
+        worker.runner.load(Load("/nowhere.gguf", 64))
+    assert worker.runner.open().device == "CPU"
 
 
 def test_bandwidth_is_of_this_world(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +96,7 @@ def test_probing_says_why_a_device_does_not_open(monkeypatch: pytest.MonkeyPatch
 
 def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
     case = Case(0, 4, 0)
-    plan = LanePlan(Lane("tinygrad:CPU", tiny_path, n_threads=1), (case,))
+    plan = Lane("tinygrad:CPU", (case,), tiny_path, n_threads=1)
     backend = TinygradBackend(plan, cold_start=True, timeout=300)
     try:
         identity = backend.open()
@@ -108,8 +107,8 @@ def test_a_backend_from_cold_to_closed(tiny_path: Path) -> None:
         assert first.cold.kernels_compiled >= 1
         assert first.n_prompt == 32
         assert backend.warm_up(case).kernels_compiled >= 0
-        sample = backend.measure(case, 2, seed=5)
-        assert (sample.round, sample.kernels_compiled) == (2, 0)
+        sample = backend.measure(case, seed=5)
+        assert sample.ns > 0 and sample.kernels_compiled == 0
         cache = Path(backend.environment["CACHEDB"])
         assert cache.exists()
     finally:

@@ -1,41 +1,49 @@
 import io
-import json
+import pickle
+from collections.abc import Callable
+from typing import Any
 
-from orinbench.benchmark import protocol
+from orinbench.benchmark.process import DONE, FAILED, SAID, SIZE_BYTES
 from orinbench.benchmark.worker import one_line, serve
 
 
-def answers(*lines: str, answer: object = None) -> list[protocol.Message]:
-    def default(request: protocol.Request) -> protocol.Reply:
-        if isinstance(request, protocol.Open):
-            raise RuntimeError("no\n  such device")
-        return protocol.Loaded(1.0, "general", "all", None)
+class Served:
+    """An object that a worker serves."""
 
-    replies = io.StringIO()
-    serve(io.StringIO("".join(line + "\n" for line in lines)), replies, default)
-    return [protocol.decode(line) for line in replies.getvalue().splitlines()]
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.made = self
+        self.say = say
+
+    def double(self, number: int) -> int:
+        self.say(f"doubling {number}")
+        return 2 * number
+
+    def fail(self) -> None:
+        raise RuntimeError("no\n  such device")
 
 
-def test_each_request_has_one_answer_until_the_pipe_closes() -> None:
-    load = protocol.encode(protocol.Load("m", 1))
-    assert answers(load, load) == [protocol.Loaded(1.0, "general", "all", None)] * 2
+def answers(*calls: tuple[Any, ...]) -> list[tuple[str, Any]]:
+    """The answers to (name, arguments...), until the pipe closes."""
+    asked = b"".join(pickle.dumps((name, arguments)) for name, *arguments in calls)
+    out = io.BytesIO()
+    serve(io.BytesIO(asked), out, Served)
+    out.seek(0)
+    found = []
+    while size := out.read(SIZE_BYTES):
+        found.append(pickle.loads(out.read(int.from_bytes(size))))
+    return found
+
+
+def test_each_call_has_one_answer_until_the_pipe_closes() -> None:
     assert answers() == []
+    assert answers(("double", 3), ("made.double", 4)) == [
+        *((SAID, "doubling 3"), (DONE, 6), (SAID, "doubling 4"), (DONE, 8))
+    ]
 
 
 def test_an_exception_is_an_answer_and_not_the_end() -> None:
-    failed, loaded = answers(
-        protocol.encode(protocol.Open()), protocol.encode(protocol.Load("m", 1))
-    )
-    assert isinstance(failed, protocol.Failed)
-    assert failed.error == "RuntimeError: no such device"
-    assert "Traceback" in failed.traceback
-    assert loaded == protocol.Loaded(1.0, "general", "all", None)
-
-
-def test_nonsense_is_answered_too() -> None:
-    (failed,) = answers(json.dumps({"type": "Nonsense"}))
-    assert isinstance(failed, protocol.Failed)
-    assert failed.error.startswith("ValueError: not a message")
+    failed, _, done = answers(("fail",), ("double", 1))
+    assert failed == (FAILED, "RuntimeError: no such device") and done == (DONE, 2)
 
 
 def test_a_group_says_what_its_members_say() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orinbench.shapes import QUANTS, SHAPES
+from orinbench.shapes import QUANTS, SHAPES, Draw
 from orinbench.synth import write_synthetic
 from orinllm.arch import ARCHITECTURES, config_of, wanted_tensors
 from orinllm.config import Activation, Config, Gating
@@ -52,9 +52,7 @@ class File:
             }
         self.metadata: dict[str, Any] = {"general.architecture": self.key}
         self.metadata |= {f"{self.key}.{key}": value for key, value in sizes.items()}
-        self.tensors: dict[str, Tensor] = {name: Tensor(dims) for name, dims in shape.matrices()}
-        self.tensors |= {name: Tensor((shape.n_embd,)) for name in shape.norms()}
-        self.tensors |= {name: Tensor(dims) for name, dims, _ in shape.vectors()}
+        self.tensors = {name: Tensor(dims) for name, dims, _ in shape.tensors()}
 
     def set(self, key: str, value: object) -> "File":
         self.metadata[f"{self.key}.{key}"] = value
@@ -303,6 +301,7 @@ def test_what_only_tinygrad_llm_runs_says_why() -> None:
 def test_every_quantization_of_a_narrow_model_is_read(quant: str) -> None:
     """Rows of 896 are no multiple of 256: llama-quantize falls back to smaller blocks."""
     file, shape = File("0.5b"), SHAPES["0.5b"]
-    for name, dims in shape.matrices():
+    matrices = [(name, dims) for name, dims, draw in shape.tensors() if draw == Draw.MATRIX]
+    for name, dims in matrices:
         file.tensors[name] = Tensor(dims, int(QUANTS[quant].fitting(name, shape, dims[-1])))
     assert file.config().dim == 896

@@ -26,7 +26,7 @@ from orinbench.benchmark.plan import (
     KEY_TYPES,
     KNOBS,
     TINYGRAD_DEVICES,
-    LanePlan,
+    Lane,
     Plan,
     check_backend_name,
     make_lanes,
@@ -196,7 +196,7 @@ def llama_bench_command(**options: Any) -> int:
         runner = Runner(
             plan,
             [make_backend(lane, binary, options, preload) for lane in lanes],
-            [models[lane.lane.model] for lane in lanes if lane.lane.model],
+            [models[lane.model] for lane in lanes if lane.model],
             talk,
             gate=Gate(options["check"], talk, binary, options["timeout"]),
             probe=None if sms else lambda device: copy_bandwidth(device, options["timeout"]),
@@ -255,22 +255,14 @@ class PlanOptions:
         n_prompt = numbers_of(options["n_prompt"], "-p", 512)
         self.asks_text = bool(options["texts"])
         self.texts = [n for n in numbers_of(options["texts"], "--ttft", max(n_prompt)) if n]
-        parallel = check_parallel(numbers_of(options["n_parallel"], "-npl", 1))
-        self.tests = tests_of(options, parallel)
+        self.parallel = numbers_of(options["n_parallel"], "-npl", 1, 1, MOST_SEQUENCES)
+        self.tests = tests_of(options, self.parallel)
         self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
-
-
-def check_parallel(sequences: list[int]) -> list[int]:
-    """Return the numbers of sequences; raises BenchError for one that no decoder takes."""
-    for n in sequences:
-        if not 1 <= n <= MOST_SEQUENCES:
-            raise BenchError(f"-npl {n}: 1 to {MOST_SEQUENCES} sequences can be decoded at once")
-    return sequences
 
 
 def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequence[str]) -> None:
     """Raise BenchError for what no test or no backend of the run can do."""
-    most = max(check_parallel(numbers_of(options["n_parallel"], "-npl", 1)))
+    most = max(plan.parallel)
     if most > 1 and not any(test.n_gen for test in plan.tests):
         raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
     general = options["path_"] == "general"
@@ -279,13 +271,15 @@ def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequenc
         raise BenchError(
             f"-npl {most}: only the fused kernels decode several at once; {plain[0]} decodes one"
         )
+    if "llama.cpp" in backends:
+        return
     keys = {*",".join(options["type_k"]).split(","), *",".join(options["type_v"]).split(",")} - {""}
-    if "llama.cpp" not in backends and (other := keys - {*(KEY_TYPES if not plain else ["f16"])}):
+    if other := keys - {*(KEY_TYPES if not plain else ["f16"])}:
         raise BenchError(
             f"-ctk, -ctv {min(other)}: tinygrad keeps keys and values as f16, and as q8_0 on its "
             "fused kernels; llama.cpp, which takes other types, is not in this run"
         )
-    if "llama.cpp" not in backends and options["type_k"] != options["type_v"] and keys != {"f16"}:
+    if options["type_k"] != options["type_v"] and keys != {"f16"}:
         raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
 
 
@@ -377,11 +371,11 @@ def describe_backends(binary: Path | None) -> str:
     return ", ".join(parts)
 
 
-def check_contexts(lanes: Sequence[LanePlan], models: dict[Path, ModelInfo]) -> None:
+def check_contexts(lanes: Sequence[Lane], models: dict[Path, ModelInfo]) -> None:
     """Raise BenchError for a test that does not fit into its model's context."""
     for lane in lanes:
-        assert lane.lane.model is not None
-        model = models[lane.lane.model]
+        assert lane.model is not None
+        model = models[lane.model]
         for case in lane.llama_cases:
             if case.context > model.context_length:
                 raise BenchError(
@@ -404,10 +398,10 @@ def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
 
 
 def make_backend(
-    plan: LanePlan, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
+    plan: Lane, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
 ) -> Backend:
     """Return the backend of a lane; nothing is started yet."""
-    if plan.lane.is_tinygrad:
+    if plan.is_tinygrad:
         cold = options["cold_start"]
         if cold is None:
             cold = not any(os.environ.get(name, "0") != "0" for name in SEARCH_VARIABLES)
@@ -420,15 +414,9 @@ def make_backend(
 
 
 def last_words(run: RunResult) -> str | None:
-    """Return what a newcomer should know of a whole run on CPUs without llama.cpp, else None."""
-    lanes = run.lanes
-    if (
-        run.partial
-        or run.failed
-        or any(lane.on_gpu or not lane.plan.lane.is_tinygrad for lane in lanes)
-    ):
-        return None
-    return FIRST_RUN
+    """Return a note for newcomers behind a whole run on CPUs without llama.cpp, else None."""
+    others = any(lane.on_gpu or not lane.plan.is_tinygrad for lane in run.lanes)
+    return None if run.partial or run.failed or others else FIRST_RUN
 
 
 def report(run: RunResult, options: dict[str, Any]) -> None:

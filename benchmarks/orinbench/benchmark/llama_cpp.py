@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from typing import Any
 from orinbench.benchmark.backend import (
     BackendDiedError,
     FirstToken,
+    Identity,
     LeftOutError,
     Sample,
+    WarmedUp,
 )
 from orinbench.benchmark.envelope import Preload
-from orinbench.benchmark.llama_server import find_llama_server, first_text, server_arguments
-from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, LanePlan
+from orinbench.benchmark.llama_server import find_beside, first_text, server_arguments
+from orinbench.benchmark.plan import KNOB_BY_FIELD, Case, Lane
 from orinbench.benchmark.prompt_text import prompt_text
-from orinbench.benchmark.protocol import Identity, WarmedUp
 from orinbench.benchmark.tinygrad_backend import FIRST_TOKEN_PROMPT
 from orinbench.child import PIPE, Child
 from orinbench.errors import BenchError
@@ -54,17 +55,6 @@ def find_llama_bench(given: str | None) -> Path | None:
     return path.absolute()
 
 
-def find_batched_bench(llama_bench: Path) -> Path:
-    """Return llama-batched-bench, beside llama-bench or on PATH; raises BenchError without it."""
-    beside = llama_bench.with_name("llama-batched-bench")
-    found = str(beside) if beside.is_file() else shutil.which("llama-batched-bench")
-    if found is None:
-        raise BenchError(
-            f"-npl: there is no {beside}, which llama.cpp needs for it; build it there"
-        )
-    return Path(found)
-
-
 @dataclass(frozen=True)
 class Call:
     """Result of one run of the binary."""
@@ -86,7 +76,7 @@ class LlamaCppBackend:
     def __init__(
         self,
         binary: Path,
-        plan: LanePlan,
+        plan: Lane,
         timeout: float,
         extra: Sequence[str] = (),
         verbose: bool = False,
@@ -95,7 +85,12 @@ class LlamaCppBackend:
         self.plan = plan
         self._preload = preload
         self._binary, self._extra = binary, tuple(extra)
-        self._batched = find_batched_bench(binary) if plan.most_sequences > 1 else None
+        self._batched = find_beside("llama-batched-bench", binary)
+        if plan.most_sequences > 1 and self._batched is None:
+            beside = binary.with_name("llama-batched-bench")
+            raise BenchError(
+                f"-npl: there is no {beside}, which llama.cpp needs for it; build it there"
+            )
         self._timeout = timeout
         self._verbose = verbose
         self._first: Call | None = None
@@ -129,10 +124,10 @@ class LlamaCppBackend:
             self._server(case)
         return None
 
-    def measure(self, case: Case, round_: int, seed: int) -> Sample:
+    def measure(self, case: Case, seed: int) -> Sample:
         """Call the binary and keep the last of its repetitions; it draws its own token ids."""
         if case.text:
-            return self._first_text(case, round_, seed)
+            return self._first_text(case, seed)
         if case.n_parallel > 1:
             call = self._call_batched(case)
         else:
@@ -141,7 +136,6 @@ class LlamaCppBackend:
         if not isinstance(samples, list) or len(samples) != REPETITIONS_PER_CALL:
             raise BackendDiedError(f"llama.cpp gave no {REPETITIONS_PER_CALL} samples_ns")
         return Sample(
-            round=round_,
             ns=int(samples[-1]),
             ended_s=call.ended_s,
             peak_rss_bytes=call.peak_rss_bytes,
@@ -151,17 +145,19 @@ class LlamaCppBackend:
 
     def _server(self, case: Case) -> tuple[Path, list[str]]:
         """Return llama-server and its arguments for a case; raises LeftOutError."""
-        binary = find_llama_server(self._binary)
+        binary = find_beside("llama-server", self._binary)
         if binary is None:
             raise LeftOutError("no llama-server beside llama-bench or on PATH")
-        context = ["-c", str(self.plan.max_context), "-np", "1"]
+        # It refuses a prompt that leaves no room for an answer.
+        tokens = max(self.plan.max_context, case.context + CONTEXT_OF_SEQUENCE)
+        context = ["-c", str(tokens), "-np", "1"]
         settings = server_arguments(case.settings)
-        return binary, ["-m", str(self.plan.lane.model), *context, *self._extra, *settings]
+        return binary, ["-m", str(self.plan.model), *context, *self._extra, *settings]
 
-    def _first_text(self, case: Case, round_: int, seed: int) -> Sample:
+    def _first_text(self, case: Case, seed: int) -> Sample:
         """Start llama-server, warm it up with one text, and time another."""
         binary, arguments = self._server(case)
-        model = self.plan.lane.model
+        model = self.plan.model
         assert model is not None
         texts = [prompt_text(model, case.n_prompt, drawn) for drawn in (seed + _OTHER_TEXT, seed)]
         try:
@@ -174,7 +170,6 @@ class LlamaCppBackend:
                 f"llama-server made {found.n_tokens} tokens of a text of {case.n_prompt}"
             )
         return Sample(
-            round=round_,
             ns=found.ns,
             ended_s=found.ended_s,
             engine_record=self._as_recorded(case),
@@ -207,58 +202,33 @@ class LlamaCppBackend:
         """Nothing runs between calls."""
 
     def _call(self, case: Case, repetitions: int, extra: Sequence[str] = ()) -> Call:
-        arguments = [
-            str(self._binary),
-            "-m",
-            str(self.plan.lane.model),
-            "-o",
-            "json",
-            *self._extra,
-            *extra,
-            "-r",
-            str(repetitions),
-            *case_arguments(case),
-        ]
-        output, wall_s, ended_s, peak = self._run(arguments, *_SAMPLES)
-        try:
-            (record,) = json.loads(output)
-        except ValueError:
-            raise BackendDiedError(
-                f"llama-bench printed no JSON array of one record: {output[:200]!r}"
-            ) from None
-        if not isinstance(record, dict):
-            raise BackendDiedError(f"llama-bench's record is no object: {output[:200]!r}")
-        return Call(record, wall_s, ended_s, peak)
+        often = ["-o", "json", *self._extra, *extra, "-r", str(repetitions)]
+        return self._run(self._binary, [*often, *case_arguments(case)], _SAMPLES, _record_of)
 
     def _call_batched(self, case: Case) -> Call:
+        assert self._batched is not None, "the plan has several sequences"
         extra = [word for word in self._extra if word != "--no-warmup"]  # which it does not have
-        arguments = [
-            str(self._batched),
-            "-m",
-            str(self.plan.lane.model),
-            *extra,
-            *batched_arguments(case),
-        ]
-        output, wall_s, ended_s, peak = self._run(arguments, *_BATCHED)
-        samples = [float(s) * 1e9 for s in re.findall(r'"t_tg": *([0-9.]+)', output)]
-        # Without a depth it divides by no time at all: a speed may be nan, which is no JSON.
-        fields = re.findall(r'"(n_batch|n_ubatch|n_threads|n_gpu_layers)": *(-?[0-9]+)', output)
-        record: dict[str, Any] = {name: int(value) for name, value in fields}
-        return Call(record | {"samples_ns": samples}, wall_s, ended_s, peak)
+        arguments = [*extra, *batched_arguments(case)]
+        return self._run(self._batched, arguments, _BATCHED, _batched_record_of)
 
     def _run(
-        self, arguments: Sequence[str], marker: bytes, markers: int
-    ) -> tuple[str, float, float | None, int]:
-        """Return (output, wall seconds, when the record came, peak resident bytes) of one call.
+        self,
+        binary: Path,
+        arguments: Sequence[str],
+        end: tuple[bytes, int],
+        read: Callable[[str], dict[str, Any]],
+    ) -> Call:
+        """Run a binary on the model; the record, which `read` reads, has come with its `end`.
 
-        The record has come with so many of `marker`.
+        That is so many of a marker.
         """
-        name = Path(arguments[0]).name
-        try:
-            child = Child(arguments, self._variables, self._verbose, out=PIPE)
-        except OSError as error:
-            raise BackendDiedError(f"{name} does not start: {error}") from error
         output, ended_s = b"", None
+        marker, markers = end
+        command = [binary, "-m", self.plan.model, *arguments]
+        try:
+            child = Child(command, self._variables, self._verbose, out=PIPE)
+        except OSError as error:
+            raise BackendDiedError(f"{binary.name} does not start: {error}") from error
         with child:
             try:
                 while data := child.read(child.started + self._timeout):
@@ -268,18 +238,40 @@ class LlamaCppBackend:
             except TimeoutError:
                 child.end(grace=0)
                 raise BackendDiedError(
-                    f"{name} did not end in {self._timeout:g} s (--timeout)"
+                    f"{binary.name} did not end in {self._timeout:g} s (--timeout)"
                 ) from None
             status = child.wait()
             wall_s = time.monotonic() - child.started
             if status != 0:
                 why = _reason(child.errors())
-                raise BackendDiedError(f"{name} ended with status {status}: {why}")
+                raise BackendDiedError(f"{binary.name} ended with status {status}: {why}")
         try:
             self._see_envelope()
         except BenchError as error:
             raise BackendDiedError(str(error)) from error
-        return output.decode(errors="replace"), wall_s, ended_s, child.peak_bytes
+        record = read(output.decode(errors="replace"))
+        return Call(record, wall_s, ended_s, child.peak_bytes)
+
+
+def _record_of(output: str) -> dict[str, Any]:
+    """Return llama-bench's one record."""
+    try:
+        (record,) = json.loads(output)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise BackendDiedError(f"llama-bench printed no JSON array of one object: {output[:200]!r}")
+    return record
+
+
+def _batched_record_of(output: str) -> dict[str, Any]:
+    """Return what llama-batched-bench says, by llama-bench's names.
+
+    Without a depth it divides by no time at all: a speed may be nan, which is no JSON.
+    """
+    fields = re.findall(r'"(n_batch|n_ubatch|n_threads|n_gpu_layers)": *(-?[0-9]+)', output)
+    samples = [float(s) * 1e9 for s in re.findall(r'"t_tg": *([0-9.]+)', output)]
+    return {name: int(value) for name, value in fields} | {"samples_ns": samples}
 
 
 def _reason(errors: str) -> str:
@@ -296,9 +288,7 @@ def case_arguments(case: Case) -> list[str]:
     else:
         arguments = ["-p", str(case.n_prompt), "-n", str(case.n_gen)]
     arguments += ["-d", str(case.n_depth)] if case.n_depth else []
-    for field, value in case.settings:
-        arguments += [KNOB_BY_FIELD[field].flags[0], str(value)]
-    return arguments
+    return arguments + _flags(case)
 
 
 def batched_arguments(case: Case) -> list[str]:
@@ -307,9 +297,12 @@ def batched_arguments(case: Case) -> list[str]:
     sequences = ",".join([str(case.n_parallel)] * REPETITIONS_PER_CALL)
     arguments = ["-c", str(case.n_parallel * context), "-npp", str(case.n_depth)]
     arguments += ["-ntg", str(case.n_gen), "-npl", sequences, "--output-format", "jsonl"]
-    for field, value in case.settings:
-        arguments += [KNOB_BY_FIELD[field].flags[0], str(value)]
-    return arguments
+    return arguments + _flags(case)
+
+
+def _flags(case: Case) -> list[str]:
+    pairs = ((KNOB_BY_FIELD[field].flags[0], str(value)) for field, value in case.settings)
+    return [word for pair in pairs for word in pair]
 
 
 def runs_on_cpu(record: dict[str, Any]) -> bool:

@@ -32,11 +32,11 @@ _PINGS = 9
 Connect = Callable[[], http.client.HTTPConnection]
 
 
-def find_llama_server(llama_bench: Path | None = None) -> Path | None:
-    """Return the `llama-server` beside the given `llama-bench`, else the one on PATH, or None."""
-    if llama_bench is not None and (beside := llama_bench.with_name("llama-server")).is_file():
+def find_beside(name: str, llama_bench: Path | None = None) -> Path | None:
+    """Return a program of llama.cpp beside the given `llama-bench`, else on PATH, or None."""
+    if llama_bench is not None and (beside := llama_bench.with_name(name)).is_file():
         return beside
-    found = shutil.which("llama-server")
+    found = shutil.which(name)
     return Path(found) if found else None
 
 
@@ -209,10 +209,19 @@ def serving(
         def connect() -> http.client.HTTPConnection:
             return _UnixConnection(path, timeout)
 
+        def is_ready() -> bool:
+            with (
+                contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
+                contextlib.closing(connect()) as connection,
+            ):
+                connection.request("GET", "/health")
+                return connection.getresponse().status == 200
+            return False
+
         try:
             with Child([str(binary), "--host", str(path), *arguments], variables) as child:
                 try:
-                    _await_health(child, connect, time.monotonic() + timeout)
+                    await_ready("llama-server", child, is_ready, time.monotonic() + timeout)
                     yield connect
                 except (OSError, http.client.HTTPException) as error:
                     raise BenchError(f"llama-server: {error}: {child.last_words()}") from error
@@ -220,17 +229,16 @@ def serving(
             raise BenchError(f"llama-server: does not start: {error.strerror}") from error
 
 
-def _await_health(child: Child, connect: Connect, deadline: float) -> None:
+def await_ready(name: str, child: Child, is_ready: Callable[[], bool], deadline: float) -> None:
+    """Wait until a server says that it is ready; raises BenchError where it ends or does not.
+
+    `deadline` is by time.monotonic().
+    """
     while True:
         if (status := child.status()) is not None:
-            raise BenchError(f"llama-server: ended with status {status}: {child.last_words()}")
-        with (
-            contextlib.suppress(FileNotFoundError, ConnectionRefusedError),
-            contextlib.closing(connect()) as connection,
-        ):
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
+            raise BenchError(f"{name}: ended with status {status}: {child.last_words()}")
+        if is_ready():
+            return
         if time.monotonic() > deadline:
-            raise BenchError(f"llama-server: not ready in time: {child.last_words()}")
+            raise BenchError(f"{name}: not ready in time (--timeout): {child.last_words()}")
         time.sleep(_POLL_SECONDS)

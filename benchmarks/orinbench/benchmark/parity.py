@@ -11,6 +11,7 @@ from orinbench.benchmark.tinygrad_backend import probe_device
 from orinbench.board.environment import package_version
 from orinbench.child import run
 from orinbench.errors import BenchError
+from orinbench.options import Command, with_options
 
 # `--numa` and `--prio` of llama-bench 0.5.0 (tools/llama-bench).
 NUMA = ("distribute", "isolate", "numactl")
@@ -59,45 +60,43 @@ def _no_download(ctx: click.Context, parameter: click.Parameter, given: str | No
         )
 
 
-def parity_options(command: Any) -> Any:
+def parity_options(command: Command) -> Command:
     """Add the flags of llama-bench that are not settings of a test."""
-    for option in reversed(
-        (
-            click.option("--list-devices", is_flag=True, help="list the devices and exit"),
+    refused = {
+        "hf_repo": ("-hf", "-hfr", "--hf-repo"),
+        "hf_file": ("-hff", "--hf-file"),
+        "hf_token": ("-hft", "--hf-token"),
+    }
+    return with_options(
+        command,
+        click.option("--list-devices", is_flag=True, help="list the devices and exit"),
+        click.option(
+            "--offline", is_flag=True, expose_value=False, help="always so: no network is used"
+        ),
+        click.option(
+            "--version",
+            is_flag=True,
+            expose_value=False,
+            is_eager=True,
+            callback=_version,
+            help="print the versions and exit",
+        ),
+        *(
             click.option(
-                "--offline", is_flag=True, expose_value=False, help="always so: no network is used"
-            ),
-            click.option(
-                "--version",
-                is_flag=True,
+                name,
+                *flags,
+                metavar="X",
                 expose_value=False,
                 is_eager=True,
-                callback=_version,
-                help="print the versions and exit",
-            ),
-            *(
-                click.option(
-                    name,
-                    *flags,
-                    metavar="X",
-                    expose_value=False,
-                    is_eager=True,
-                    callback=_no_download,
-                    help="refused: nothing is downloaded; name a file with -m",
-                )
-                for name, flags in (
-                    ("hf_repo", ("-hf", "-hfr", "--hf-repo")),
-                    ("hf_file", ("-hff", "--hf-file")),
-                    ("hf_token", ("-hft", "--hf-token")),
-                )
-            ),
-            click.option("--numa", type=click.Choice(NUMA), help="passed to llama.cpp"),
-            click.option("--prio", type=click.IntRange(-1, 3), help="passed to llama.cpp"),
-            click.option("rpc", "-rpc", "--rpc", metavar="LIST", help="passed to llama.cpp"),
-        )
-    ):
-        command = option(command)
-    return command
+                callback=_no_download,
+                help="refused: nothing is downloaded; name a file with -m",
+            )
+            for name, flags in refused.items()
+        ),
+        click.option("--numa", type=click.Choice(NUMA), help="passed to llama.cpp"),
+        click.option("--prio", type=click.IntRange(-1, 3), help="passed to llama.cpp"),
+        click.option("rpc", "-rpc", "--rpc", metavar="LIST", help="passed to llama.cpp"),
+    )
 
 
 def check_passed_on(options: dict[str, Any]) -> None:

@@ -149,9 +149,10 @@ AnyCase = Case | SuiteCase
 
 @dataclass(frozen=True)
 class Lane:
-    """A unit of work for one process at a time: a backend, and with llama-bench a model."""
+    """The cases of a backend, and with llama-bench of a model: served by a process at a time."""
 
     backend: str  # one of BACKEND_NAMES, tinygrad's with an optional :RENDERER behind
+    cases: tuple[AnyCase, ...]
     model: Path | None = None
     n_threads: int | None = None
     key_type: str = "f16"  # of tinygrad's keys and values, on a GPU
@@ -165,14 +166,6 @@ class Lane:
     def is_tinygrad(self) -> bool:
         """True if tinygrad runs it."""
         return self.backend.startswith("tinygrad:")
-
-
-@dataclass(frozen=True)
-class LanePlan:
-    """A lane and its cases."""
-
-    lane: Lane
-    cases: tuple[AnyCase, ...]
 
     @property
     def llama_cases(self) -> tuple[Case, ...]:
@@ -195,7 +188,7 @@ class LanePlan:
 class Plan:
     """All that one run does: so many rounds, spread over so many fresh processes of each lane."""
 
-    lanes: tuple[LanePlan, ...]
+    lanes: tuple[Lane, ...]
     repetitions: int
     seed: int
     processes: int = 1
@@ -277,31 +270,31 @@ def make_lanes(
     texts: Sequence[int] = (),
     sms: int | None = None,
     sampling: Sequence[str] = (),
-) -> tuple[LanePlan, ...]:
+) -> tuple[Lane, ...]:
     """Return one lane per backend and model, and per thread count where tinygrad:CPU runs.
 
     `texts` are tokens of the prompts whose first text is timed, `sms` multiprocessors; each of
     `sampling` is a case more of tinygrad's for every test with a generation. Knobs that mean
     nothing to tinygrad do not multiply its cases.
     """
-    lanes: dict[Lane, dict[Case, None]] = {}
+    lanes: dict[Lane, dict[Case, None]] = {}  # lanes without their cases, and these
     cases = [replace(test, sms=sms) for test in tests]
     cases += [Case(n, 0, 0, sms=sms, text=True) for n in texts]
     for backend, model in itertools.product(backends, models):
         for combination, case in itertools.product(settings, cases):
-            lane = Lane(backend, model)
+            lane = Lane(backend, (), model)
             ways = [case]
             if lane.is_tinygrad:
                 ways += [replace(case, sampling=text) for text in sampling if case.n_gen]
                 threads = dict(combination).get("n_threads")
-                if backend.startswith("tinygrad:CPU") and threads is not None:
-                    lane = Lane(backend, model, int(threads))
                 if not backend.startswith("tinygrad:CPU"):
                     lane = replace(lane, key_type=key_type(dict(combination)))
+                elif threads is not None:
+                    lane = replace(lane, n_threads=int(threads))
                 combination = ()
             for way in ways:
                 lanes.setdefault(lane, {})[replace(way, settings=combination)] = None
-    return tuple(LanePlan(lane, tuple(cases)) for lane, cases in lanes.items())
+    return tuple(replace(lane, cases=tuple(of)) for lane, of in lanes.items())
 
 
 def key_type(settings: Mapping[str, object]) -> str:

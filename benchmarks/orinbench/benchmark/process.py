@@ -1,30 +1,52 @@
-"""A worker process and the pipe to it."""
+"""A worker process, and the methods of its TinygradRunner called from here.
 
+A call is a pickled (name, arguments) on the worker's standard input. Its answer is a pickled
+(kind, value) behind its size on the worker's standard output; others before it say how far it is.
+"""
+
+import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
-from orinbench.benchmark import protocol
 from orinbench.benchmark.backend import BackendDiedError
 from orinbench.child import PIPE, Child
 from orinllm.compiler import compiler_hint
+
+if TYPE_CHECKING:
+    from orinbench.benchmark.tinygrad_runner import TinygradRunner
 
 WORKER = (sys.executable, "-m", "orinbench.benchmark.worker")
 # Time for a worker to end by itself once its pipe is closed (tinygrad gives the GPU back), and
 # then after SIGTERM.
 QUIT_SECONDS = 2.0
 CLOSE_SECONDS = 5.0
+# Kinds of answers: what the method returned, progress in words, an exception in one line.
+DONE, SAID, FAILED = "done", "said", "failed"
+SIZE_BYTES = 8
 
-ReplyT = TypeVar("ReplyT", bound=protocol.Reply)
+
+class _Remote:
+    """An object of the worker: its attributes are remote too, and it is called there."""
+
+    def __init__(self, ask: Callable[..., Any], name: str = "") -> None:
+        self._ask, self._name = ask, name
+
+    def __getattr__(self, name: str) -> "_Remote":
+        return _Remote(self._ask, f"{self._name}.{name}".lstrip("."))
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._ask(self._name, *arguments)
 
 
 class WorkerProcess:
     """Starts a worker at once; use as a context manager or call `close`.
 
-    The worker has a session of its own: Ctrl-C reaches the bench alone, which then closes it.
-    `timeout` bounds each answer, in seconds.
+    `runner` is its TinygradRunner; calls raise BackendDiedError, one line. `timeout` bounds each,
+    in seconds; `say` hears how far one is. The worker has a session of its own: Ctrl-C reaches the
+    bench alone, which then closes it.
     """
 
     def __init__(
@@ -33,53 +55,46 @@ class WorkerProcess:
         timeout: float,
         command: Sequence[str] = WORKER,
         verbose: bool = False,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._timeout = timeout
+        self._timeout, self._say = timeout, say
         self._child = Child(command, environment, verbose, out=PIPE, hears=True)
         self.started = self._child.started
-        self._buffer = b""
+        self._buffer = bytearray()
+        self.runner = cast("TinygradRunner", _Remote(self._ask))
 
-    def ask(
-        self,
-        request: protocol.Request,
-        expected: type[ReplyT],
-        say: Callable[[str], None] = lambda text: None,
-    ) -> ReplyT:
-        """Send `request` and return its answer; `say` hears how far that is.
-
-        Raises BackendDiedError for any other end.
-        """
+    def _ask(self, name: str, *arguments: Any) -> Any:
         try:
-            self._child.tell(protocol.encode(request).encode() + b"\n")
-        except (BrokenPipeError, ValueError):  # it ended, or was closed after a timeout
+            self._child.tell(pickle.dumps((name, arguments)))
+            while (answer := self._answer())[0] == SAID:
+                self._say(answer[1])
+        except (BrokenPipeError, ValueError, EOFError):  # it ended, or was closed after a timeout
             raise BackendDiedError(self._obituary()) from None
-        while isinstance(reply := self._reply(type(request).__name__), protocol.Said):
-            say(reply.text)
-        if isinstance(reply, protocol.Failed):
-            raise BackendDiedError(compiler_hint(reply.error))
-        if not isinstance(reply, expected):
-            raise BackendDiedError(f"answered {type(reply).__name__} to {type(request).__name__}")
-        return reply
+        except TimeoutError:
+            self.close()
+            raise BackendDiedError(
+                f"no answer to {name} in {self._timeout:g} s (--timeout)"
+            ) from None
+        kind, value = answer
+        if kind == FAILED:
+            raise BackendDiedError(compiler_hint(value))
+        return value
 
-    def _reply(self, asked: str) -> protocol.Message:
-        """Return the next line that it says; raises BackendDiedError if none comes in time."""
+    def _answer(self) -> tuple[str, Any]:
+        """Return the next answer; raises EOFError at its end and TimeoutError."""
         deadline = time.monotonic() + self._timeout
-        while b"\n" not in self._buffer:
-            try:
-                data = self._child.read(deadline)
-            except TimeoutError:
-                self.close()
-                raise BackendDiedError(
-                    f"no answer to {asked} in {self._timeout:g} s (--timeout)"
-                ) from None
-            if not data:
-                raise BackendDiedError(self._obituary())
+        size = int.from_bytes(self._take(SIZE_BYTES, deadline))
+        answer: tuple[str, Any] = pickle.loads(self._take(size, deadline))
+        return answer
+
+    def _take(self, size: int, deadline: float) -> bytes:
+        while len(self._buffer) < size:
+            if not (data := self._child.read(deadline)):
+                raise EOFError
             self._buffer += data
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
-            return protocol.decode(line.decode())
-        except ValueError as error:
-            raise BackendDiedError(str(error)) from error
+        found = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return found
 
     def _obituary(self) -> str:
         """Say how the process ended, with the last line that it wrote to standard error."""

@@ -4,9 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orinbench.benchmark.backend import FirstToken, Sample
-from orinbench.benchmark.plan import AnyCase, Case, LanePlan, Plan
-from orinbench.benchmark.protocol import Bandwidth, Identity, Prepared, WarmedUp
+from orinbench.benchmark.backend import (
+    Bandwidth,
+    FirstToken,
+    Identity,
+    Prepared,
+    Sample,
+    WarmedUp,
+)
+from orinbench.benchmark.plan import AnyCase, Case, Lane, Plan
 from orinbench.board.environment import Environment
 from orinbench.model import ModelInfo
 
@@ -49,7 +55,7 @@ class RowResult:
 class LaneResult:
     """One backend, with llama-bench on one model."""
 
-    plan: LanePlan
+    plan: Lane
     model: ModelInfo | None
     rows: list[RowResult]
     identity: Identity | None = None
@@ -64,6 +70,10 @@ class LaneResult:
     def on_gpu(self) -> bool:
         """True if a GPU computes it."""
         return self.identity is not None and self.identity.device != "CPU"
+
+    def can_run(self, row: RowResult) -> bool:
+        """Return whether neither the lane nor this row of it has failed or was left out."""
+        return self.error is row.error is row.left_out is None
 
 
 @dataclass

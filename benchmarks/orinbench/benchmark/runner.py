@@ -7,16 +7,15 @@ nothing else. Ctrl-C ends the run and keeps what is there.
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
-from orinbench.benchmark.backend import Backend, BackendDiedError, LeftOutError
+from orinbench.benchmark.backend import Backend, BackendDiedError, Bandwidth, LeftOutError
 from orinbench.benchmark.journal import Journal
-from orinbench.benchmark.plan import Plan, Step, order
-from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.plan import Plan, order
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board import (
     board_state,
@@ -31,7 +30,7 @@ from orinbench.board.environment import read_environment
 from orinbench.errors import BenchError
 from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
-from orinbench.talk import Talk
+from orinbench.talk import Talk, counted
 from orinboard.files import Roots
 
 Check = Callable[[LaneResult, Backend], dict[str, Any]]
@@ -82,6 +81,7 @@ class Runner:
             ],
             started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
+        self._lanes = list(zip(self.result.lanes, self.backends, strict=True))
         self._bandwidths: dict[str, Bandwidth | None] = {}
         self._gpu = GpuInUse(self.roots)
 
@@ -114,66 +114,61 @@ class Runner:
 
     def _prepare(self) -> None:
         self.idle = idle_watts(self.roots, self.rails)
-        pairs = list(zip(self.result.lanes, self.backends, strict=True))
-        for lane, backend in pairs:
-            self.talk.phase(f"opening {lane.plan.lane.backend}")
+        self._open()
+        for lane, _ in self._lanes:
+            self._measure_bandwidth(lane)
+            self.talk.advance("copy bandwidth")
+        for lane, backend in self._lanes:
+            if lane.plan.model is not None and lane.error is None:
+                self.talk.phase(f"{lane.plan.backend}: first token of {lane.plan.model.name}")
+                with self._costing(lane):
+                    lane.first_token = backend.first_token()
+                    lane.first_tokens_s = [lane.first_token.warm_s]
+            self.talk.advance("first token")
+        for lane, backend in self._lanes:
+            if self.gate is not None and lane.error is None:
+                with self._costing(lane):
+                    lane.check = self.gate(lane, backend)
+            self.talk.advance("check")
+        for lane, backend in self._lanes:
+            for row in lane.rows if self.warm_up else ():
+                if lane.plan.is_tinygrad:
+                    self.talk.phase(f"{lane.plan.backend}: warm-up of {row.case.label}")
+                if lane.can_run(row):
+                    with self._costing(lane, row):
+                        row.warm_up = backend.warm_up(row.case)
+                self.talk.advance("warm-up")
+
+    def _open(self) -> None:
+        """Open every backend; raises BenchError where none opens."""
+        for lane, backend in self._lanes:
+            self.talk.phase(f"opening {lane.plan.backend}")
             try:
                 lane.identity = backend.open()
             except BackendDiedError as error:
                 lane.error = str(error)
-            self.talk.advance(f"opened {lane.plan.lane.backend}")
-        reasons = [f"{lane.plan.lane.backend}: {lane.error}" for lane, _ in pairs if lane.error]
-        if len(reasons) == len(pairs):
-            flag = "--backend" if any(lane.model for lane, _ in pairs) else "--device"
+            self.talk.advance(f"opened {lane.plan.backend}")
+        lanes = self.result.lanes
+        reasons = [f"{lane.plan.backend}: {lane.error}" for lane in lanes if lane.error]
+        if len(reasons) == len(lanes):
+            flag = "--backend" if any(lane.model for lane in lanes) else "--device"
             raise BenchError(f"{flag}: none opens ({'; '.join(reasons)})")
         for reason in reasons:
             self.talk.line(reason)
-        for lane, _ in pairs:
-            self._measure_bandwidth(lane)
-            self.talk.advance("copy bandwidth")
-        for lane, backend in pairs:
-            if (model := lane.plan.lane.model) is not None:
-                self.talk.phase(f"{lane.plan.lane.backend}: first token of {model.name}")
-                self._guard(lane, self._start, backend)
-            self.talk.advance("first token")
-        for lane, backend in pairs:
-            self._guard(lane, self._check, backend)
-            self.talk.advance("check")
-        for lane, backend in pairs:
-            for row in lane.rows if self.warm_up else ():
-                if lane.plan.lane.is_tinygrad:
-                    self.talk.phase(f"{lane.plan.lane.backend}: warm-up of {row.case.label}")
-                self._guard_row(lane, row, self._warm_up, backend)
-                self.talk.advance("warm-up")
 
-    def _guard(
-        self, lane: LaneResult, act: Callable[[LaneResult, Backend], None], backend: Backend
-    ) -> None:
-        """Do something for a lane that still lives; its death is its own."""
-        if lane.error is None:
-            try:
-                act(lane, backend)
-            except BackendDiedError as error:
-                lane.error = str(error)
-                self.talk.line(f"{lane.plan.lane.backend}: {error}")
-
-    def _guard_row(
-        self,
-        lane: LaneResult,
-        row: RowResult,
-        act: Callable[[RowResult, Backend], object],
-        backend: Backend,
-    ) -> None:
-        """Do something for a row that has not failed yet; its failure is its own."""
-        if lane.error is row.error is row.left_out is None:
-            try:
-                act(row, backend)
-            except BackendDiedError as error:
-                row.error = str(error)
-                self.talk.line(f"{lane.plan.lane.backend}: {row.case.label}: {error}")
-            except LeftOutError as error:
-                row.left_out = str(error)
-                self.talk.line(f"{lane.plan.lane.backend}: {row.case.label} left out: {error}")
+    @contextmanager
+    def _costing(self, lane: LaneResult, row: RowResult | None = None) -> Iterator[None]:
+        """Let a backend's death inside cost its lane, or a row of it alone."""
+        name = f"{lane.plan.backend}: {row.case.label}" if row else lane.plan.backend
+        try:
+            yield
+        except BackendDiedError as error:
+            (row or lane).error = str(error)
+            self.talk.line(f"{name}: {error}")
+        except LeftOutError as error:
+            assert row is not None, "only a case is left out"
+            row.left_out = str(error)
+            self.talk.line(f"{name} left out: {error}")
 
     def _measure_bandwidth(self, lane: LaneResult) -> None:
         """Measure the bandwidth of the lane's device, once a device.
@@ -182,10 +177,10 @@ class Runner:
         """
         if lane.error is not None or self.probe is None:
             return
-        opened = [other.plan.lane.device for other in self.result.lanes if other.on_gpu]
-        device = lane.plan.lane.device or next((name for name in opened if name), None)
+        opened = [other.plan.device for other in self.result.lanes if other.on_gpu]
+        device = lane.plan.device or next((name for name in opened if name), None)
         if not lane.on_gpu:
-            device = lane.plan.lane.device or "CPU"
+            device = lane.plan.device or "CPU"
         if device is None:
             return
         if device not in self._bandwidths:
@@ -197,37 +192,22 @@ class Runner:
                 self._bandwidths[device] = None
         lane.bandwidth = self._bandwidths[device]
 
-    def _start(self, lane: LaneResult, backend: Backend) -> None:
-        lane.first_token = backend.first_token()
-        lane.first_tokens_s = [lane.first_token.warm_s]
-
-    def _check(self, lane: LaneResult, backend: Backend) -> None:
-        if self.gate is not None:
-            lane.check = self.gate(lane, backend)
-
-    def _warm_up(self, row: RowResult, backend: Backend) -> None:
-        row.warm_up = backend.warm_up(row.case)
-
     def _measure(self) -> None:
         self._fit()
         process = 0
         for step in order(self.plan):
-            lane = self.result.lanes[step.lane]
+            lane, backend = self._lanes[step.lane]
             row = lane.rows[step.case]
             if row.left_out is not None:
                 continue
             if (wanted := self.plan.process(step.round)) != process:
                 process = wanted
                 self._renew(process)
-            if lane.error is row.error is row.left_out is None:
+            if lane.can_run(row):
                 self._rest()
-            self._guard_row(
-                lane,
-                row,
-                partial(self._repeat, step),
-                self.backends[step.lane],
-            )
-            self.talk.advance(f"{lane.plan.lane.backend} {row.case.label}")
+                with self._costing(lane, row):
+                    self._repeat(step.round, lane, row, backend)
+            self.talk.advance(f"{lane.plan.backend} {row.case.label}")
 
     def _fit(self) -> None:
         """Take fewer processes if they would take too long, and say how long the rest takes."""
@@ -237,44 +217,42 @@ class Runner:
             (lane.first_tokens_s[0] if lane.first_tokens_s else 0.0)
             + sum(row.warm_up.seconds - row.warm_up.compile_s for row in lane.rows if row.warm_up)
             for lane in self.result.lanes
-            if lane.plan.lane.is_tinygrad
+            if lane.plan.is_tinygrad
         )
         planned = self.plan.processes
         if self.fit_seconds is not None and start_s * (planned - 1) > self.fit_seconds:
             fitting = max(self.least_processes, 1 + int(self.fit_seconds / start_s))
             self.plan = replace(self.plan, processes=min(planned, fitting))
             self.result.plan = self.plan
-        processes = self.plan.processes
-        seconds = self.plan.repetitions * (repetition_s + len(rows) * self.delay)
-        rounds = f"{self.plan.repetitions} round{'s' * (self.plan.repetitions != 1)}"
+        repetitions, processes = self.plan.repetitions, self.plan.processes
         fewer = f" instead of {planned}, since each start takes {start_s:.0f} s"
         self.talk.expect(
-            f"{rounds} of {len(rows)} test{'s' * (len(rows) != 1)}, spread over {processes} "
-            f"fresh process{'es' * (processes != 1)} of each backend"
+            f"{counted(repetitions, 'round')} of {counted(len(rows), 'test')}, spread over "
+            f"{counted(processes, 'fresh process', 'es')} of each backend"
             + fewer
             * (processes < planned),
-            seconds + start_s * (processes - 1),
-            len(rows) * self.plan.repetitions + len(self.plan.lanes) * (processes - 1),
+            repetitions * (repetition_s + len(rows) * self.delay) + start_s * (processes - 1),
+            len(rows) * repetitions + len(self.plan.lanes) * (processes - 1),
         )
 
     def _renew(self, process: int) -> None:
         """Start every backend anew, in an order drawn, and warm up what it serves."""
-        pairs = list(zip(self.result.lanes, self.backends, strict=True))
-        random.Random(f"{self.plan.seed} {process}").shuffle(pairs)
-        for lane, backend in pairs:
+        drawn = list(self._lanes)
+        random.Random(f"{self.plan.seed} {process}").shuffle(drawn)
+        for lane, backend in drawn:
             if lane.error is None:
                 self.talk.phase(
-                    f"{lane.plan.lane.backend}: process {process + 1} of {self.plan.processes}"
+                    f"{lane.plan.backend}: process {process + 1} of {self.plan.processes}"
                 )
-                self._guard(lane, self._start_anew, backend)
+                with self._costing(lane):
+                    if (seconds := backend.renew()) is not None:
+                        lane.first_tokens_s.append(seconds)
             for row in lane.rows if self.warm_up else ():
-                # What the record says of the warm-up is the first process's.
-                self._guard_row(lane, row, lambda row, own: own.warm_up(row.case), backend)
+                if lane.can_run(row):
+                    with self._costing(lane, row):
+                        # The record says what the first process's took.
+                        backend.warm_up(row.case)
             self.talk.advance("fresh process")
-
-    def _start_anew(self, lane: LaneResult, backend: Backend) -> None:
-        if (seconds := backend.renew()) is not None:
-            lane.first_tokens_s.append(seconds)
 
     def _rest(self) -> None:
         """Pause, and wait for a board that is too hot; raises BenchError if it stays hot."""
@@ -290,18 +268,18 @@ class Runner:
 
         cooldown(self.cooldown, tell, roots=self.roots)
 
-    def _repeat(self, step: Step, row: RowResult, backend: Backend) -> None:
-        lane = self.result.lanes[step.lane]
+    def _repeat(self, round_: int, lane: LaneResult, row: RowResult, backend: Backend) -> None:
         board = board_state(self.roots)
         gpu = self._gpu() if lane.on_gpu else None
         clocks = read_clocks(board if lane.on_gpu else None, gpu=gpu)
         with measure_energy(self.roots, rails=self.rails, idle_watts=self.idle) as energy:
-            sample = backend.measure(row.case, step.round, self.plan.seed + step.round)
+            sample = backend.measure(row.case, self.plan.seed + round_)
         energy.count_last(sample.ns, sample.ended_s)
         after = board_state(self.roots)
         sample = replace(
             sample,
-            process=self.plan.process(step.round),
+            round=round_,
+            process=self.plan.process(round_),
             clocks_before=clocks,
             clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),
             board_before=board.record() if has_sensors(board) else None,
@@ -311,4 +289,4 @@ class Runner:
         )
         row.samples.append(sample)
         if self.journal is not None:
-            self.journal.write(lane.plan.lane, row, sample)
+            self.journal.write(lane.plan, row, sample)

@@ -4,17 +4,28 @@ import os
 import shutil
 import tempfile
 import time
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Self
 
-from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import BackendDiedError, FirstToken, Sample
+from orinbench.benchmark.backend import (
+    BackendDiedError,
+    Bandwidth,
+    FirstToken,
+    Identity,
+    Load,
+    Loaded,
+    Sample,
+    WarmedUp,
+)
 from orinbench.benchmark.envelope import SMS
-from orinbench.benchmark.plan import TINYGRAD_DEVICES, Case, LanePlan
+from orinbench.benchmark.plan import Case, Lane
 from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.prompt_text import prompt_text
-from orinbench.errors import BenchError
 from orinllm.compiler import compiler_path
+
+if TYPE_CHECKING:
+    from orinbench.benchmark.tinygrad_runner import TinygradRunner
 
 # Copy buffers: beyond any cache, and small enough to leave room for the model.
 CPU_COPY_BYTES = 256 << 20
@@ -24,7 +35,47 @@ COPY_REPETITIONS = 7
 FIRST_TOKEN_PROMPT = 32
 
 
-class TinygradBackend:
+class DeviceBackend:
+    """A tinygrad device, and its worker process once one is needed; `environment` is its own."""
+
+    def __init__(
+        self, device: str, timeout: float, verbose: bool = False, n_threads: int | None = None
+    ) -> None:
+        self._timeout, self._verbose = timeout, verbose
+        self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
+        self.environment = worker_environment(device, self._directory, n_threads)
+        self._worker: WorkerProcess | None = None
+
+    def start(self, say: Callable[[str], None] = lambda text: None) -> WorkerProcess:
+        """Start a process on the device."""
+        return WorkerProcess(self.environment, self._timeout, verbose=self._verbose, say=say)
+
+    @property
+    def runner(self) -> "TinygradRunner":
+        """The worker's runner; the worker is started with the first use."""
+        if self._worker is None:
+            self._worker = self.start()
+        return self._worker.runner
+
+    def end_worker(self) -> None:
+        """End the worker; the next use starts another."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    def close(self) -> None:
+        """End the worker and remove its files."""
+        self.end_worker()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TinygradBackend(DeviceBackend):
     """One tinygrad device with one model.
 
     With `cold_start` all kernels are compiled anew: a first process fills an empty kernel cache
@@ -35,101 +86,64 @@ class TinygradBackend:
 
     def __init__(
         self,
-        plan: LanePlan,
+        plan: Lane,
         cold_start: bool,
         timeout: float,
         verbose: bool = False,
         general: bool = False,
     ) -> None:
-        device = plan.lane.device
-        assert device is not None
-        self.plan = plan
-        self.cold_start = cold_start
-        self.general = general
-        self._timeout = timeout
-        self._verbose = verbose
-        self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
-        self.environment = worker_environment(device, self._directory, plan.lane.n_threads)
+        assert plan.device is not None and plan.model is not None
+        super().__init__(plan.device, timeout, verbose, plan.n_threads)
+        self.plan, self.cold_start, self.general = plan, cold_start, general
+        self._model = plan.model
+        self._n_prompt = min(FIRST_TOKEN_PROMPT, plan.max_context)
         if sms := plan.llama_cases[0].sms:
             self.environment[SMS] = str(sms)
         if cold_start:
             self.environment["CACHEDB"] = str(self._directory / "cache.db")
-        self._worker: WorkerProcess | None = None
 
-    @property
-    def worker(self) -> WorkerProcess:
-        """The process that holds the model; started by `first_token`."""
-        assert self._worker is not None, "first_token() comes before anything that needs the model"
-        return self._worker
-
-    def open(self) -> protocol.Identity:
+    def open(self) -> Identity:
         """Open the device in a process of its own and say what it is."""
         with self.start() as worker:
-            return worker.ask(protocol.Open(), protocol.Identity)
+            return worker.runner.open()
 
     def first_token(self) -> FirstToken:
         """Measure the time to the first token; the process of the warm one stays."""
         cold_s = cold = None
         if self.cold_start:
-            with self.start() as worker:
-                cold = self._load(worker)
-                cold_s = time.monotonic() - worker.started
-        self._worker = self.start()
-        warm = self._load(self._worker)
-        warm_s = time.monotonic() - self._worker.started
-        return FirstToken(self._first_prompt, warm_s, cold_s, warm, cold)
+            cold, cold_s = self._load()
+        warm, warm_s = self._load()
+        return FirstToken(self._n_prompt, warm_s, cold_s, warm, cold)
 
-    def _load(self, worker: WorkerProcess) -> protocol.Loaded:
-        load = protocol.Load(
-            str(self.plan.lane.model),
-            self.plan.max_context,
-            self.plan.most_sequences,
-            self.plan.lane.key_type,
-            self._first_prompt,
+    def _load(self) -> tuple[Loaded, float]:
+        """Load the model into a fresh process; return also the seconds to its first token."""
+        self.end_worker()
+        self._worker = self.start()
+        plan = self.plan
+        load = Load(
+            str(self._model),
+            plan.max_context,
+            plan.most_sequences,
+            plan.key_type,
             self.general,
         )
-        return worker.ask(load, protocol.Loaded)
+        loaded = self._worker.runner.load(load, self._n_prompt)
+        return loaded, time.monotonic() - self._worker.started
 
-    @property
-    def _first_prompt(self) -> int:
-        return min(FIRST_TOKEN_PROMPT, self.plan.max_context)
-
-    def warm_up(self, case: Case) -> protocol.WarmedUp:
+    def warm_up(self, case: Case) -> WarmedUp:
         """Compile and capture what `case` needs."""
-        return self.worker.ask(protocol.WarmUp(case, self._text(case, 0)), protocol.WarmedUp)
+        return self.runner.warm_up(case, self._text(case, 0))
 
-    def measure(self, case: Case, round_: int, seed: int) -> Sample:
+    def measure(self, case: Case, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        request = protocol.Measure(case, seed, self._text(case, seed))
-        return sample_of(self.worker.ask(request, protocol.Measured), round_)
+        return self.runner.measure(case, seed, self._text(case, seed))
 
     def _text(self, case: Case, seed: int) -> str:
-        model = self.plan.lane.model
-        assert model is not None
-        return prompt_text(model, case.n_prompt, seed) if case.text else ""
+        return prompt_text(self._model, case.n_prompt, seed) if case.text else ""
 
-    def renew(self) -> float | None:
+    def renew(self) -> float:
         """Load the model into a fresh process and take its first token, which is timed."""
-        self.worker.close()
-        self._worker = self.start()
-        self._load(self._worker)
-        return time.monotonic() - self._worker.started
-
-    def close(self) -> None:
-        """End the worker and remove the private kernel cache."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    def start(self) -> WorkerProcess:
-        """Start a process on the lane's device."""
-        return WorkerProcess(self.environment, self._timeout, verbose=self._verbose)
-
-
-def sample_of(measured: protocol.Measured, round_: int) -> Sample:
-    """Return a worker's repetition as the sample of a round."""
-    return Sample(round=round_, **asdict(measured))
+        return self._load()[1]
 
 
 def worker_environment(
@@ -142,45 +156,22 @@ def worker_environment(
     return environment
 
 
-def copy_bandwidth(device: str, timeout: float) -> protocol.Bandwidth:
+def copy_bandwidth(device: str, timeout: float) -> Bandwidth:
     """Measure the copy bandwidth of a tinygrad device, in a process whose buffers go with it.
 
     Raises BackendDiedError if the device cannot do it.
     """
     n_bytes = CPU_COPY_BYTES if device.startswith("CPU") else GPU_COPY_BYTES
-    request = protocol.MeasureBandwidth(n_bytes, COPY_REPETITIONS)
-    with (
-        tempfile.TemporaryDirectory(prefix="orinbench-") as directory,
-        WorkerProcess(worker_environment(device, Path(directory)), timeout) as worker,
-    ):
-        return worker.ask(request, protocol.Bandwidth)
-
-
-def chosen_device(asked: str | None) -> str:
-    """Return tinygrad's device: as asked, as DEV says, or the first that opens.
-
-    Raises BenchError, which says why it does not, or none does.
-    """
-    for source, device in (("--device", asked), ("DEV", os.environ.get("DEV"))):
-        if device:
-            if reason := probe_device(device):
-                raise BenchError(f"{source} {device}: does not open: {reason}")
-            return device
-    why = []
-    for device in TINYGRAD_DEVICES:
-        if (reason := probe_device(device)) is None:
-            return device
-        why.append(f"{device}: {reason}")
-    raise BenchError(f"no device opens: {'; '.join(why)}")
+    with DeviceBackend(device, timeout) as backend:
+        return Bandwidth(n_bytes, backend.runner.copy_bandwidth(n_bytes, COPY_REPETITIONS))
 
 
 def probe_device(device: str, timeout: float = 120.0) -> str | None:
     """Open tinygrad's `device` with an empty cache; return why it does not open, or None."""
-    with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
-        environment = {**worker_environment(device, Path(directory)), "CCACHE": "0"}
+    with DeviceBackend(device, timeout) as backend:
+        backend.environment["CCACHE"] = "0"
         try:
-            with WorkerProcess(environment, timeout) as worker:
-                worker.ask(protocol.Open(), protocol.Identity)
+            backend.runner.open()
         except BackendDiedError as error:
             return str(error)
     return None

@@ -1,41 +1,23 @@
-"""Executors as they are timed: `EnginePath` is of one sequence, `DecoderPath` of several.
-
-Nothing is synchronized here.
+"""Executors that are timed: the engine's, tinygrad.llm's own, and several sequences at once.
 
 This module imports tinygrad; see `tinygrad_runner`.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from tinygrad import Device
 from tinygrad.engine.realize import Ops
 
 from orinbench.benchmark.transformer import TransformerExecutor
-from orinllm.executor import Executor, SamplingExecutor
+from orinllm.executor import SamplingExecutor
 from orinllm.fused import FusedExecutor
 from orinllm.launches.buffers import KEY_TYPES
 from orinllm.memory import pages_of
 from orinllm.network import Network, make_executor, plan_network
 from orinllm.sampling import Sampling
 
-
-class TimedExecutor(Executor, Protocol):
-    """An executor that a benchmark times: the engine's, or TransformerExecutor."""
-
-    def sample(self, how: Sampling, text: Sequence[int]) -> None:
-        """Draw tokens like this from now on."""
-        ...
-
-    def begin(self, tokens: Sequence[int], start: int) -> None:
-        """Start tokens[start:], and the token that follows."""
-        ...
-
-    def follow(self, most: int) -> Iterator[int]:
-        """Yield the token that was started and those behind it, `most` at most."""
-        ...
+TimedExecutor = SamplingExecutor | TransformerExecutor
 
 
 def load_network(
@@ -63,61 +45,8 @@ def kernels_of(linear: Any) -> tuple[int, int]:
     return kernels, len(calls)
 
 
-class EnginePath:
-    """The engine's fused kernels on CUDA and NV, else its general path; or a Transformer."""
-
-    def __init__(self, executor: TimedExecutor) -> None:
-        self._executor, self.name = executor, executor.name
-        self.follows = isinstance(executor, FusedExecutor)
-        self.chunk: int | None = None
-        if isinstance(executor, FusedExecutor | TransformerExecutor):
-            self.chunk = executor.chunk
-        self.included = _INCLUDED[executor.name]
-        self._drawn_here = False  # by the host, behind each step
-
-    def sample(self, how: Sampling | None) -> None:
-        """Draw every token like this from now on; None: leave the most likely one."""
-        self._executor.sample(how or Sampling(temperature=0), ())
-        self._drawn_here = how is not None and not isinstance(self._executor, FusedExecutor)
-
-    def prompt(self, ids: Sequence[int], start: int = 0) -> None:
-        """Compute keys and values of ids[start:], and the logits of the last one."""
-        self._executor.begin(ids, start)
-
-    def decode(self, token: int, position: int) -> None:
-        """Copy a token and its position to the device; run a token's kernels."""
-        self._executor.step(token, position)
-        if self._drawn_here:
-            self._executor.token()
-
-    def answer(self, token: int, position: int, most: int) -> None:
-        """Compute a token, and those behind it: each is on the host while the next is computed."""
-        self._executor.step(token, position)
-        for _ in self._executor.follow(most):
-            pass
-
-    def last_token(self) -> int:
-        """Read the most likely token."""
-        return self._executor.token()
-
-    def logits(self) -> npt.NDArray[np.float32]:
-        """Read the logits that the last step left: (vocabulary)."""
-        return self._executor.logits()
-
-    def counts(self) -> tuple[int | None, int | None]:
-        """Count in the token's list; on a CPU it is one program, elsewhere it is not known."""
-        if isinstance(self._executor, FusedExecutor):
-            return kernels_of(self._executor.decoder().next_graph.linear)
-        if isinstance(self._executor, TransformerExecutor):
-            return kernels_of(self._executor.captured)
-        return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
-
-
-_BATCH_INCLUDED = (
-    "the forward pass with its argmax over the logits, and the host's copy of token ids and "
-    "positions to the device"
-)
-_INCLUDED = {  # by the executor's name
+# What a timed region holds, by the executor's name.
+INCLUDED = {
     "fused": "the forward pass with its argmax over the logits, the copies of a prompt's token ids "
     "to the device, and of each token's id to the host, while the next one is computed",
     "general": "the forward pass to the logits, and their copy to the host",
@@ -126,11 +55,24 @@ _INCLUDED = {  # by the executor's name
 }
 
 
-class DecoderPath:
-    """A token of each of several sequences by the engine's fused kernels."""
+def chunk_of(executor: TimedExecutor) -> int | None:
+    """Return how many tokens of a prompt go through at once; None: all."""
+    if isinstance(executor, FusedExecutor | TransformerExecutor):
+        return executor.chunk
+    return None
 
-    name = "fused"
-    included = _BATCH_INCLUDED
+
+def kernels_of_token(executor: TimedExecutor) -> tuple[int | None, int | None]:
+    """Count as `kernels_of`; on a CPU a token is one program, elsewhere it is not known."""
+    if isinstance(executor, FusedExecutor):
+        return kernels_of(executor.decoder().next_graph.linear)
+    if isinstance(executor, TransformerExecutor):
+        return kernels_of(executor.captured)
+    return (1, 1) if Device.DEFAULT == "CPU" else (None, None)
+
+
+class Batch:
+    """A token of each of several sequences at once, by the engine's fused kernels."""
 
     def __init__(self, executor: FusedExecutor, sequences: int) -> None:
         self._executor, self._decoder = executor, executor.decoder(sequences)
@@ -154,10 +96,6 @@ class DecoderPath:
         """Compute keys, values and logits of a token of each sequence."""
         self._decoder.step(tokens, [position] * len(tokens))
 
-    def logits(self) -> npt.NDArray[np.float32]:
-        """Read the logits of the last call: (sequences, vocabulary)."""
-        return self._decoder.logits()
-
-    def counts(self) -> tuple[int, int]:
-        """Count in the token's list."""
+    def kernels(self) -> tuple[int, int]:
+        """Count as `kernels_of`, in a token's list."""
         return kernels_of(self._decoder.graph.linear)

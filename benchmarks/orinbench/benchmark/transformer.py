@@ -4,7 +4,7 @@ This module imports tinygrad; see `tinygrad_runner`.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,13 +89,6 @@ class TransformerExecutor:
             _uploaded(token), self._position.bind(position)
         ).numpy()
         return found
-
-    def follow(self, most: int) -> Iterator[int]:
-        """Yield the token that was started and those behind it, `most` at most."""
-        for index in range(most):
-            yield self.token()
-            if index + 1 < most:
-                self.step()
 
 
 def _uploaded(token: int) -> Tensor:

@@ -1,18 +1,17 @@
-"""The worker process: `python -m orinbench.benchmark.worker` answers protocol requests on a pipe.
+"""The worker process: `python -m orinbench.benchmark.worker` answers calls on a pipe (process.py).
 
-Standard output belongs to the protocol. tinygrad prints there too (DEBUG=2), so file descriptor 1
-is pointed at standard error before tinygrad is imported.
+Standard output belongs to the answers. tinygrad prints there too (DEBUG=2), so file descriptor 1 is
+pointed at standard error before tinygrad is imported.
 """
 
 import os
+import pickle
 import sys
-import traceback
 from collections.abc import Callable
-from typing import TextIO
+from operator import attrgetter
+from typing import Any, BinaryIO
 
-from orinbench.benchmark import protocol
-
-Answer = Callable[[protocol.Request], protocol.Reply]
+from orinbench.benchmark.process import DONE, FAILED, SAID, SIZE_BYTES
 
 
 def one_line(error: BaseException) -> str:
@@ -23,35 +22,41 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def serve(requests: TextIO, replies: TextIO, answer: Answer) -> None:
-    """Answer each request line until the pipe closes; an exception becomes a Failed reply."""
-    for line in requests:
+def serve(calls: BinaryIO, answers: BinaryIO, make: Callable[[Callable[[str], None]], Any]) -> None:
+    """Make the object with the first call, call its methods until the pipe closes."""
+    served: list[Any] = []
+
+    def write(kind: str, value: Any) -> None:
+        data = pickle.dumps((kind, value))
+        answers.write(len(data).to_bytes(SIZE_BYTES) + data)
+        answers.flush()
+
+    while True:
         try:
-            message = protocol.decode(line)
-            reply: protocol.Message = answer(message)  # type: ignore[arg-type]
+            name, arguments = pickle.load(calls)
+        except EOFError:
+            return
+        try:
+            if not served:
+                served.append(make(lambda text: write(SAID, text)))
+            value = attrgetter(name)(served[0])(*arguments)
         except Exception as error:
-            reply = protocol.Failed(one_line(error), traceback.format_exc())
-        replies.write(protocol.encode(reply) + "\n")
-        replies.flush()
+            write(FAILED, one_line(error))
+        else:
+            write(DONE, value)
 
 
 def main() -> None:
     """Serve tinygrad on the device that DEV names."""
-    replies = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    runner: list[Answer] = []
 
-    def say(text: str) -> None:
-        print(protocol.encode(protocol.Said(text)), file=replies, flush=True)
+    def make(say: Callable[[str], None]) -> Any:
+        from orinbench.benchmark.tinygrad_runner import TinygradRunner
 
-    def answer(request: protocol.Request) -> protocol.Reply:
-        if not runner:
-            from orinbench.benchmark.tinygrad_runner import TinygradRunner
+        return TinygradRunner(say)
 
-            runner.append(TinygradRunner(say).answer)
-        return runner[0](request)
-
-    serve(sys.stdin, replies, answer)
+    serve(sys.stdin.buffer, answers, make)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ the router's scores are a tie within the tolerance (`ties`); the verdict names t
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from gguf import GGMLQuantizationType
@@ -104,34 +103,12 @@ class Verdict:
         return found if self.passed else f"{found}: FAILED: {'; '.join(self.failures)}"
 
 
-@dataclass(frozen=True)
-class CheckReport:
-    """The gate's findings on one model."""
-
-    model: str
-    seed: int
-    verdicts: tuple[Verdict, ...]
-
-    @property
-    def passed(self) -> bool:
-        """True if all engines passed."""
-        return all(verdict.passed for verdict in self.verdicts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for a record in JSON."""
-        return {**asdict(self), "passed": self.passed}
-
-
 def run_check(
-    model: ModelInfo,
-    candidates: Sequence[Candidate],
-    n_tokens: int = 12,
-    seed: int = 0,
-    say: Say = quiet,
-) -> CheckReport:
-    """Judge each candidate on `model`; `say` hears how far the reference is.
+    model: ModelInfo, candidate: Candidate, n_tokens: int = 12, seed: int = 0, say: Say = quiet
+) -> Verdict:
+    """Judge an engine on `model`; `say` hears how far the reference is.
 
-    Raises BenchError if the reference does not know the model or an engine does not answer. Does
+    Raises BenchError if the reference does not know the model or the engine does not answer. Does
     not raise for a failed check: see `require`.
     """
     number = 0
@@ -142,37 +119,30 @@ def run_check(
         lambda text: say(f"float64 reference of prompt {number} of {len(prompts)}: {text}"),
         context=context_of(prompts, n_tokens),
     )
-    verdicts = []
-    for candidate in candidates:
-        try:
-            generations = candidate.engine(prompts, n_tokens)
-        except BenchError as error:  # an argmax of NaN is no token, and reading its row may crash
-            if not (fault := fault_of_weights(model)):
-                raise
-            verdicts.append(broken(candidate, (), f"{error}; {fault}"))
-            continue
-        if fault := fault_of(model, generations):
-            verdicts.append(broken(candidate, generations, fault))
-            continue
-        wanted = []
-        for number, prompt in enumerate(prompts, 1):
-            tokens = generations[number - 1].tokens
-            wanted.append(reference.logits([*prompt, *tokens[:-1]], last=len(tokens)))
-        fault = None
-        if not all(np.isfinite(rows).all() for rows in wanted):
-            fault = f"the reference's logits are not finite; {origin(model)}"
-        elif not np.concatenate(wanted).std(axis=-1).all():
-            fault = "the reference's logits have no spread: the model says nothing"
-        if fault:
-            verdicts.append(broken(candidate, generations, fault))
-            continue
-        arithmetic = arithmetic_of(model, candidate, generations)
-        limit = tolerance(model, arithmetic)
-        verdict = judge(candidate.name, generations, wanted, arithmetic, limit)
-        if reference.routed and not verdict.passed:
-            verdict = _judge_with_ties(reference, prompts, generations, verdict, arithmetic)
-        verdicts.append(verdict)
-    return CheckReport(str(model.path), seed, tuple(verdicts))
+    try:
+        generations = candidate.engine(prompts, n_tokens)
+    except BenchError as error:  # an argmax of NaN is no token, and reading its row may crash
+        if not (fault := fault_of_weights(model)):
+            raise
+        return broken(candidate, (), f"{error}; {fault}")
+    if fault := fault_of(model, generations):
+        return broken(candidate, generations, fault)
+    wanted = []
+    for number, prompt in enumerate(prompts, 1):
+        tokens = generations[number - 1].tokens
+        wanted.append(reference.logits([*prompt, *tokens[:-1]], last=len(tokens)))
+    if not all(np.isfinite(rows).all() for rows in wanted):
+        fault = f"the reference's logits are not finite; {origin(model)}"
+        return broken(candidate, generations, fault)
+    if not np.concatenate(wanted).std(axis=-1).all():
+        fault = "the reference's logits have no spread: the model says nothing"
+        return broken(candidate, generations, fault)
+    arithmetic = arithmetic_of(model, candidate, generations)
+    limit = tolerance(model, arithmetic)
+    verdict = judge(candidate.name, generations, wanted, arithmetic, limit)
+    if reference.routed and not verdict.passed:
+        return _judge_with_ties(reference, prompts, generations, verdict, arithmetic)
+    return verdict
 
 
 def _judge_with_ties(
@@ -218,11 +188,10 @@ def broken(candidate: Candidate, generations: Sequence[Generation], fault: str) 
     )
 
 
-def require(report: CheckReport) -> None:
-    """Raise CheckFailed, exit code 3, with the line of the first engine that failed."""
-    for verdict in report.verdicts:
-        if not verdict.passed:
-            raise CheckFailed(f"check of {report.model} failed: {verdict.line()}")
+def require(model: ModelInfo, verdict: Verdict) -> None:
+    """Raise CheckFailed, exit code 3, for an engine that failed."""
+    if not verdict.passed:
+        raise CheckFailed(f"check of {model.path} failed: {verdict.line()}")
 
 
 def arithmetic_of(

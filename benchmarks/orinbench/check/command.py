@@ -2,8 +2,7 @@
 
 import itertools
 import json
-import tempfile
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +10,13 @@ import click
 
 from orinbench.benchmark.command import choose_backends, model_paths
 from orinbench.benchmark.plan import KEY_TYPES
-from orinbench.benchmark.process import WorkerProcess
-from orinbench.benchmark.tinygrad_backend import worker_environment
-from orinbench.check import Candidate, CheckReport, run_check
-from orinbench.check.gate import ARITHMETICS, llama_cpp_candidate
-from orinbench.check.greedy import Say, tinygrad_engine
+from orinbench.benchmark.tinygrad_backend import DeviceBackend
+from orinbench.check import Verdict, run_check
+from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
 from orinbench.options import Finite, backend_options, model_options
-from orinbench.talk import make_talk
+from orinbench.talk import Talk, make_talk
 
 
 @click.command("check", context_settings={"max_content_width": 100})
@@ -43,58 +40,47 @@ def check_command(**options: Any) -> int:
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
     names, llama_bench = choose_backends(options["backends"], options["llama_bench"], talk)
-    reports: list[CheckReport] = []
+    reports: list[dict[str, Any]] = []
     died = interrupted = False
     try:
-        with tempfile.TemporaryDirectory(prefix="orinbench-") as directory:
-            for model, name in itertools.product(models, names):
-                talk.phase(f"{name}: checking {model.path}")
-
-                def say(text: str, name: str = name) -> None:
-                    talk.detail(f"{name}: {text}")
-
-                try:
-                    candidate = _candidate(name, model, llama_bench, Path(directory), options, say)
-                    report = run_check(
-                        model, [candidate], options["n_tokens"], options["seed"], say
-                    )
-                except BenchError as error:
-                    died = True
-                    talk.line(f"{name}: {error}")
-                    continue
-                reports.append(report)
-                talk.close()  # a spinner would share the line on a terminal
-                if options["output"] == "text":
-                    click.echo(f"{model.path}: {report.verdicts[0].line()}")
+        for model, name in itertools.product(models, names):
+            talk.phase(f"{name}: checking {model.path}")
+            try:
+                verdict = _check(name, model, llama_bench, options, talk)
+            except BenchError as error:
+                died = True
+                talk.line(f"{name}: {error}")
+                continue
+            seed = options["seed"]
+            reports.append({"model": str(model.path), "seed": seed, **asdict(verdict)})
+            talk.close()  # a spinner would share the line on a terminal
+            if options["output"] == "text":
+                click.echo(f"{model.path}: {verdict.line()}")
     except KeyboardInterrupt:
         interrupted = True
         talk.line(f"interrupted; {len(reports)} of {len(models) * len(names)} checks are done")
     finally:
         talk.close()
     if options["output"] == "json":
-        click.echo(json.dumps([report.to_dict() for report in reports], indent=2))
-    if failed := sum(not report.passed for report in reports):
+        click.echo(json.dumps(reports, indent=2))
+    if failed := sum(not report["passed"] for report in reports):
         raise CheckFailed(f"{failed} of {len(reports)} checks failed")
     if interrupted:
         return EXIT_INTERRUPTED
     return 1 if died else 0
 
 
-def _candidate(
-    name: str,
-    model: ModelInfo,
-    llama_bench: Path | None,
-    directory: Path,
-    options: dict[str, Any],
-    say: Say,
-) -> Candidate:
+def _check(
+    name: str, model: ModelInfo, llama_bench: Path | None, options: dict[str, Any], talk: Talk
+) -> Verdict:
+    def say(text: str) -> None:
+        talk.detail(f"{name}: {text}")
+
+    timeout, n_tokens, seed = options["timeout"], options["n_tokens"], options["seed"]
     if name == "llama.cpp":
-        if (found := llama_cpp_candidate(model, llama_bench, options["timeout"], say)) is None:
+        if (found := llama_cpp_candidate(model, llama_bench, timeout, say)) is None:
             raise BenchError("no llama-server beside llama-bench or on PATH")
-        return found
-    environment = worker_environment(name.removeprefix("tinygrad:"), directory)
-    key_type = options["cache_type_k"]
-    start = partial(WorkerProcess, environment, options["timeout"])
-    return Candidate(
-        name, tinygrad_engine(model.path, start, say, key_type=key_type), ARITHMETICS[key_type]
-    )
+        return run_check(model, found, n_tokens, seed, say)
+    with DeviceBackend(name.removeprefix("tinygrad:"), timeout) as device:
+        candidate = tinygrad_candidate(name, model, device, say, options["cache_type_k"])
+        return run_check(model, candidate, n_tokens, seed, say)

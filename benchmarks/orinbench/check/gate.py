@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from orinbench.benchmark.backend import Backend, BackendDiedError
-from orinbench.benchmark.llama_server import find_llama_server, llama_cpp_engine
+from orinbench.benchmark.llama_server import find_beside, llama_cpp_engine
 from orinbench.benchmark.results import LaneResult
-from orinbench.benchmark.tinygrad_backend import TinygradBackend
+from orinbench.benchmark.tinygrad_backend import DeviceBackend, TinygradBackend
 from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, require, run_check
 from orinbench.check.greedy import Say, tinygrad_engine
 from orinbench.errors import BenchError, CheckFailed
@@ -17,6 +17,8 @@ from orinbench.talk import Talk
 
 # Weights up to which the float64 reference takes seconds: checked without being asked.
 SMALL_MODEL = 300_000_000
+# Draws the prompts.
+_SEED = 0
 
 
 class Gate:
@@ -43,7 +45,7 @@ class Gate:
         assert lane.model is not None, "only lanes with a model have a gate"
         if reason := self._skip(lane.model):
             return {"passed": None, "text": f"numbers not checked: {reason}"}
-        name = lane.plan.lane.backend
+        name = lane.plan.backend
         candidate = self._candidate(name, lane.model, backend)
         if candidate is None:
             return {
@@ -52,14 +54,13 @@ class Gate:
             }
         self.talk.phase(f"{name}: checking tokens and logits against the float64 reference")
         try:
-            report = run_check(lane.model, [candidate], say=self._say(name))
-            require(report)
+            verdict = run_check(lane.model, candidate, seed=_SEED, say=self._say(name))
+            require(lane.model, verdict)
         except CheckFailed:
             raise
         except BenchError as error:
             raise BackendDiedError(f"check: {error}") from error
-        (verdict,) = report.verdicts
-        return {**asdict(verdict), "seed": report.seed, "text": f"passed, {verdict.line()}"}
+        return {**asdict(verdict), "seed": _SEED, "text": f"passed, {verdict.line()}"}
 
     def _skip(self, model: ModelInfo) -> str | None:
         if self.asked is False:
@@ -77,9 +78,8 @@ class Gate:
         say = self._say(name)
         if not isinstance(backend, TinygradBackend):
             return llama_cpp_candidate(model, self.llama_bench, self.timeout, say)
-        key_type = backend.plan.lane.key_type
-        engine = tinygrad_engine(model.path, backend.start, say, backend.general, key_type)
-        return Candidate(name, engine, ARITHMETICS[key_type])
+        key_type = backend.plan.key_type
+        return tinygrad_candidate(name, model, backend, say, key_type, backend.general)
 
     def _say(self, name: str) -> Say:
         return lambda text: self.talk.detail(f"{name}: check: {text}")
@@ -89,11 +89,24 @@ class Gate:
 ARITHMETICS = {"f16": HALF_WEIGHTS, "q8_0": EIGHT_BIT_ACTIVATIONS}
 
 
+def tinygrad_candidate(
+    name: str,
+    model: ModelInfo,
+    backend: DeviceBackend,
+    say: Say,
+    key_type: str,
+    general: bool = False,
+) -> Candidate:
+    """Return the engine on a device, or with `general` tinygrad.llm's own network."""
+    engine = tinygrad_engine(model.path, backend.start, say, general, key_type)
+    return Candidate(name, engine, ARITHMETICS[key_type])
+
+
 def llama_cpp_candidate(
     model: ModelInfo, llama_bench: Path | None, timeout: float, say: Say
 ) -> Candidate | None:
     """Return llama.cpp as its server answers; None where there is none."""
-    if (server := find_llama_server(llama_bench)) is None:
+    if (server := find_beside("llama-server", llama_bench)) is None:
         return None
     engine = llama_cpp_engine(server, model, timeout, say)
     return Candidate("llama.cpp", engine, EIGHT_BIT_ACTIVATIONS)

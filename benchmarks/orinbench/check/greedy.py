@@ -4,7 +4,6 @@
 a `llama-server`.
 """
 
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.benchmark.backend import BackendDiedError
+from orinbench.benchmark.backend import BackendDiedError, Load
 from orinbench.benchmark.process import WorkerProcess
-from orinbench.benchmark.protocol import Generate, Generated, Load
 from orinbench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ def context_of(prompts: Sequence[Sequence[int]], n_tokens: int) -> int:
 
 def tinygrad_engine(
     model: Path,
-    start: Callable[[], WorkerProcess],
+    start: Callable[..., WorkerProcess],
     say: Say = quiet,
     general: bool = False,
     key_type: str = "f16",
@@ -95,22 +93,11 @@ def tinygrad_engine(
     """
 
     def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
-        load = Load(str(model), context_of(prompts, n_tokens), 1, key_type, general=general)
-        with tempfile.TemporaryDirectory(prefix="orinbench-check-") as directory, start() as worker:
-            out = Path(directory, "generations.npz")
-            request = Generate(load, [list(prompt) for prompt in prompts], n_tokens, str(out))
+        load = Load(str(model), context_of(prompts, n_tokens), 1, key_type, general)
+        with start(say=say) as worker:
             try:
-                worker.ask(request, Generated, say)
+                return worker.runner.generate(load, prompts, n_tokens)
             except BackendDiedError as error:
                 raise BenchError(f"tinygrad: {error}") from error
-            with np.load(out) as arrays:
-                return [
-                    Generation(
-                        arrays[f"tokens{i}"].tolist(),
-                        arrays[f"logits{i}"],
-                        fused=bool(arrays[f"fused{i}"]),
-                    )
-                    for i in range(len(prompts))
-                ]
 
     return engine

@@ -57,7 +57,7 @@ def fault_of_weights(model: ModelInfo) -> str | None:
     """Say which of the file's weights are not finite, None if all are."""
     for tensor in model.tensors.values():
         if count := sum(int((~np.isfinite(rows)).sum()) for rows in _weights(model, tensor)):
-            return f"it begins in the file: {count} weights of {where(tensor.name)} are not finite"
+            return f"it begins in the file: weights not finite in {where(tensor.name)}: {count}"
     return None
 
 

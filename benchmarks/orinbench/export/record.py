@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orinbench.benchmark.backend import Prepared
 from orinbench.benchmark.envelope import estimate
 from orinbench.benchmark.plan import AnyCase, Case
-from orinbench.benchmark.protocol import Prepared
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
 from orinbench.board.clocks import ClockState, clock_warnings
@@ -54,7 +54,7 @@ def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
 
 def _machine_fields(run: RunResult, lane: LaneResult) -> Plain:
     """Return what llama-bench says of the machine, by its names."""
-    identity, plan = lane.identity, lane.plan.lane
+    identity, plan = lane.identity, lane.plan
     return {
         "backends": plan.backend,
         "cpu_info": run.environment.cpu,
@@ -69,7 +69,7 @@ def _machine_fields(run: RunResult, lane: LaneResult) -> Plain:
 
 def _llama_fields(lane: LaneResult, row: RowResult, case: Case, model: ModelInfo) -> Plain:
     """Return the fields that llama-bench has too; its own record, if there is one, goes first."""
-    plan = lane.plan.lane
+    plan = lane.plan
     engine = next((sample.engine_record for sample in reversed(row.samples)), None)
     if engine is not None:
         fields = {key: engine[key] for key in LLAMA_FIELDS if key in engine}
@@ -101,7 +101,7 @@ def _run_fields(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "benchmark": row.case.benchmark,
         "unit": row.case.unit,
         "extra": {"left_out": row.left_out} if row.left_out else {},
-        "backend": lane.plan.lane.backend,
+        "backend": lane.plan.backend,
         "test": row.case.label,
         "error": lane.error or row.error,
         "partial": run.partial and len(row.samples) < run.plan.repetitions,
@@ -189,7 +189,7 @@ def _prepared_fields(lane: LaneResult, row: RowResult, prepared: Prepared) -> Pl
         **_extra_of(row),
     }
     return {
-        "check": {"passed": True, "text": prepared.check, "backend": lane.plan.lane.backend},
+        "check": {"passed": True, "text": prepared.check, "backend": lane.plan.backend},
         "included": prepared.included,
         "extra": {name: value for name, value in extra.items() if value is not None},
     }
@@ -389,10 +389,10 @@ def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
 
 
 def _pairs(run: RunResult) -> Iterator[Pair]:
-    baselines = [other for other in run.lanes if not other.plan.lane.is_tinygrad] or [run.lanes[0]]
-    rows = [(lane.plan.lane, row) for lane in run.lanes for row in lane.rows]
+    baselines = [other for other in run.lanes if not other.plan.is_tinygrad] or [run.lanes[0]]
+    rows = [(lane.plan, row) for lane in run.lanes for row in lane.rows]
     for (index, (lane, row)), other in itertools.product(enumerate(rows), baselines):
-        base = other.plan.lane
+        base = other.plan
         if base.backend == lane.backend or base.model != lane.model:
             continue
         for theirs in other.rows:

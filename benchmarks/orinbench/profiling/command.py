@@ -2,23 +2,30 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from orinbench.benchmark.backend import BackendDiedError
-from orinbench.benchmark.tinygrad_backend import chosen_device, copy_bandwidth
+from orinbench.benchmark.command import choose_backends, model_paths
+from orinbench.benchmark.plan import BACKEND_NAMES
+from orinbench.benchmark.tinygrad_backend import copy_bandwidth, probe_device
 from orinbench.child import run
 from orinbench.errors import BenchError
+from orinbench.export.markdown import markdown_table
 from orinbench.model import open_model
-from orinbench.profiling import context_of
+from orinbench.options import model_options
 from orinbench.profiling.log import KernelTime, read_log
+from orinbench.talk import make_talk
 
 # Time limit of the copies.
 _COPY_SECONDS = 600.0
-_DEVICES = ("NV", "CUDA", "CPU")
+# Tokens behind the prompt, and room to spare (worker.py).
+_MORE_TOKENS = 34
+_WORKER = (sys.executable, "-m", "orinbench.profiling.worker")
 
 
 @dataclass(frozen=True)
@@ -33,44 +40,30 @@ class ClassTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """Classes of each section (token, prompt), and what a run without instruments took.
+    """Times of a run without instruments, and the classes of kernels of each part of it.
 
-    `wall` is seconds by section with graphs and all; `bandwidth` is bytes per second of a copy.
+    `wall` is seconds by section (prompt, token) with graphs and all; `sections` has those whose
+    kernels tinygrad times; `bandwidth` is bytes per second of a copy.
     """
 
     source: str
     device: str
+    path: str  # the executor's: fused or general
+    wall: dict[str, float]
     sections: dict[str, list[ClassTime]]
-    wall: dict[str, float] = field(default_factory=dict)
-    bandwidth: float | None = None
+    bandwidth: float
 
 
-def grouped(kernels: Iterable[KernelTime]) -> dict[str, list[ClassTime]]:
-    """Sum kernels by section and class, the longest first; warm-up is left out."""
-    sums: dict[str, dict[str, list[float]]] = {}
+def grouped(kernels: Iterable[KernelTime]) -> list[ClassTime]:
+    """Sum kernels by class, the longest first."""
+    kinds: dict[str, list[KernelTime]] = {}
     for kernel in kernels:
-        if kernel.section == "warm-up":
-            continue
-        entry = sums.setdefault(kernel.section, {}).setdefault(kernel.kind, [0, 0.0, 0.0])
-        entry[0] += 1
-        entry[1] += kernel.seconds
-        entry[2] += kernel.n_bytes
-    return {
-        section: sorted(
-            (ClassTime(kind, int(n), s, b) for kind, (n, s, b) in kinds.items()),
-            key=lambda c: -c.seconds,
-        )
-        for section, kinds in sums.items()
-    }
-
-
-def _worker(mode: str, model: Path, n_prompt: int, depth: int, env: Mapping[str, str]) -> str:
-    """Run the worker in a mode and return what it printed; raises BenchError if it fails."""
-    command = [sys.executable, "-m", "orinbench.profiling.worker", mode, str(model)]
-    done = run([*command, n_prompt, depth], environment=env)
-    if done.status:
-        raise BenchError(f"{model}: profiling on {env['DEV']} failed: {done.reason}")
-    return done.out
+        kinds.setdefault(kernel.kind, []).append(kernel)
+    classes = [
+        ClassTime(kind, len(of), sum(k.seconds for k in of), sum(k.n_bytes for k in of))
+        for kind, of in kinds.items()
+    ]
+    return sorted(classes, key=lambda c: -c.seconds)
 
 
 def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
@@ -78,23 +71,30 @@ def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
 
     Raises BenchError for what cannot be, and when a process fails, with its last line.
     """
-    has, need = open_model(model).context_length, context_of(n_prompt, depth)
+    has, need = open_model(model).context_length, depth + n_prompt + _MORE_TOKENS
     if need > has:
         raise BenchError(
             f"-p {n_prompt}, -d {depth}: need a context of {need} tokens; {model} has {has}"
         )
-    environment = {"DEV": device, "JIT": "2", "DEBUG": "2"}
-    kernels = read_log(_worker("kernels", model, n_prompt, depth, environment).splitlines(), "load")
-    kept = [k for k in kernels if k.section != "load"]
-    if not kept:
-        raise BenchError(f"{model}: {device} printed no kernel times with DEBUG=2")
-    said = _worker("wall", model, n_prompt, depth, {"DEV": device, "JIT": "1", "DEBUG": "0"})
-    wall = json.loads(said.strip().splitlines()[-1])
+    said = []
+    for jit, debug in (("1", "0"), ("2", "2")):
+        environment = {"DEV": device, "JIT": jit, "DEBUG": debug}
+        done = run([*_WORKER, model, n_prompt, depth], environment=environment)
+        if done.status:
+            raise BenchError(f"{model}: profiling on {device} failed: {done.reason}")
+        said.append(done.out.splitlines())
     try:
         bandwidth = 1e9 * max(copy_bandwidth(device, _COPY_SECONDS).samples_gb_s)
     except BackendDiedError as error:
         raise BenchError(f"{model}: profiling on {device} failed: {error}") from error
-    return Profile(str(model), device, grouped(kept), wall, bandwidth)
+    result, kernels = json.loads(said[0][-1]), read_log(said[1])
+    sections = {
+        name: grouped(found)
+        for name in result["wall"]
+        if (found := [kernel for kernel in kernels if kernel.section == name])
+    }
+    path, wall = result["path"], result["wall"]
+    return Profile(str(model), device, path, wall, sections, bandwidth)
 
 
 def _share(part: float, whole: float) -> str:
@@ -102,40 +102,46 @@ def _share(part: float, whole: float) -> str:
 
 
 def markdown(profile: Profile) -> str:
-    """Return the tables: one a section, with the sum, and the time without instruments."""
+    """Return a table for each section, with the sum, and the time without instruments."""
     lines = []
-    for section, classes in profile.sections.items():
+    titles = ["kernels of", "n", "us", "us each", "MB", "GB/s", "of copy bandwidth", "share"]
+    for section, wall in profile.wall.items():
+        classes = profile.sections.get(section, [])
         total = sum(c.seconds for c in classes)
-        lines += [f"### {section}: {profile.source} on {profile.device}", ""]
-        lines += ["| kernels of | n | us | us each | MB | GB/s | of copy bandwidth | share |"]
-        lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
-        for c in classes:
-            rate = c.n_bytes / c.seconds if c.seconds else 0.0
-            roof = _share(rate, profile.bandwidth) if profile.bandwidth and rate else ""
-            lines.append(
-                f"| {c.kind} | {c.count} | {c.seconds * 1e6:.1f} |"
-                f" {c.seconds / c.count * 1e6:.2f} | {c.n_bytes / 1e6:.1f} |"
-                f" {rate / 1e9:.0f} | {roof} | {_share(c.seconds, total)} |"
-            )
         count = sum(c.count for c in classes)
-        lines.append(f"| sum, one by one | {count} | {total * 1e6:.1f} | | | | | |")
-        if section in profile.wall:
-            wall = profile.wall[section]
-            lines += [f"| wall clock, as a graph | | {wall * 1e6:.1f} | | | | | |"]
-        lines.append("")
+        rows = [_row(c, total, profile.bandwidth) for c in classes]
+        rows.append(["sum, one by one", str(count), f"{total * 1e6:.1f}", *[""] * 5])
+        lines += [f"### {section}: {profile.source} on {profile.device}, {profile.path} path", ""]
+        lines += [markdown_table(titles, rows, titles[1:]), ""] if classes else []
+        lines += [f"Wall clock{', as a graph' * bool(classes)}: {wall * 1e6:.1f} us.", ""]
     lines.append(
         "One by one, each kernel's time holds its start; on CUDA also two events, some us each."
-        " Without fused kernels (as on a CPU) these are of tinygrad.llm's own network."
+        if profile.sections
+        else "A token is one program here, of whose parts tinygrad times none."
     )
     return "\n".join(lines)
 
 
+def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
+    rate = found.n_bytes / found.seconds if found.seconds else 0.0
+    return [
+        found.kind,
+        str(found.count),
+        f"{found.seconds * 1e6:.1f}",
+        f"{found.seconds / found.count * 1e6:.2f}",
+        f"{found.n_bytes / 1e6:.1f}",
+        f"{rate / 1e9:.0f}",
+        _share(rate, bandwidth) if rate else "",
+        _share(found.seconds, total),
+    ]
+
+
 @click.command("profile", context_settings={"max_content_width": 100})
-@click.argument("model", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@model_options
 @click.option(
-    "--device",
-    type=click.Choice(_DEVICES),
-    help="tinygrad's device [DEV, else the first that opens]",
+    "--backend",
+    metavar="NAME",
+    help=f"one of tinygrad's: {', '.join(BACKEND_NAMES[:-1])} [the first that opens]",
 )
 @click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
 @click.option(
@@ -146,13 +152,21 @@ def markdown(profile: Profile) -> str:
     help="tokens in the cache before the prompt [0]",
 )
 @click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
-def profile_command(
-    model: Path, device: str | None, n_prompt: int, n_depth: int, output: str
-) -> None:
+def profile_command(**options: Any) -> None:
     """Show which kernels take the time.
 
-    Kernels are those of a token and of a prompt of MODEL, on the fused path. Where there is none,
-    as on a CPU, they are of tinygrad.llm's own network, not of the engine's general path.
+    Kernels are those of a token and of a prompt of the model, on the path that a run takes. On a
+    CPU that is one program a token, and there is the wall clock alone.
     """
-    result = measure(model, chosen_device(device), n_prompt, n_depth)
-    click.echo(json.dumps(asdict(result)) if output == "json" else markdown(result))
+    talk, given = make_talk(False), options["backend"]
+    if given and ("," in given or not given.startswith("tinygrad:")):
+        raise BenchError(f"--backend {given}: one of tinygrad's is profiled, as tinygrad:CUDA")
+    (backend, *_), _ = choose_backends([given] if given else [], None, talk)
+    device = backend.removeprefix("tinygrad:")
+    if given and (reason := probe_device(device)):
+        raise BenchError(f"--backend {given}: does not open: {reason}")
+    paths, _ = model_paths(options, talk)
+    if len(paths) > 1:
+        raise BenchError(f"-m {paths[1]}: one model is profiled at a time")
+    result = measure(paths[0], device, options["n_prompt"], options["n_depth"])
+    click.echo(json.dumps(asdict(result)) if options["output"] == "json" else markdown(result))

@@ -74,12 +74,13 @@ def classify(name: str, metadata: str = "") -> str:
     return {"r": "reduction", "E": "elementwise"}.get(name.split("_")[0], "other")
 
 
-def read_log(lines: Iterable[str], section: str = "log") -> list[KernelTime]:
+def read_log(lines: Iterable[str]) -> list[KernelTime]:
     """Return the kernels of a log in order; lines of anything else are passed over.
 
-    `=== orinbench NAME` lines, which profile_worker prints, begin the section NAME.
+    `=== orinbench NAME` lines (worker.py) begin the section NAME.
     """
     kernels: list[KernelTime] = []
+    section = ""
     for raw in lines:
         line = _ANSI.sub("", raw).rstrip()
         if found := _SECTION.match(line):

@@ -1,95 +1,63 @@
-"""The process that `orinbench profile` starts: a token and a prompt, kernel by kernel.
+"""The process that `orinbench profile` starts: a prompt and tokens on the path that a run takes.
 
 With JIT=2 and DEBUG=2 in its environment tinygrad launches every kernel by itself and prints its
-time (on NV from the GPU's timestamps, on CUDA from events, which add some microseconds each). With
-`wall` it runs as users do, graphs and all, and prints one JSON line of wall-clock times instead.
+time (on NV from the GPU's timestamps, on CUDA from events, which add some microseconds each), in
+sections that begin with a line `=== orinbench NAME`. Else it runs as users do, graphs and all, and
+its last line is JSON: the path, and the seconds of each section.
 """
 
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from tinygrad import Device
+from tinygrad.helpers import DEBUG
 
 from orinbench.benchmark.tinygrad_paths import load_network
-from orinbench.profiling import TIMED_TOKENS, WARM_TOKENS, context_of
+
+# A prompt is computed plainly, captured, replayed, and then timed so often.
+_WARM_PROMPTS, _PROMPTS = 3, 5
+# Tokens behind it: some before anything is timed.
+_WARM_TOKENS, _TOKENS = 4, 28
 
 
-def _steps(
-    path: str, n_prompt: int, depth: int, context: int
-) -> tuple[Callable[[], int], Callable[[], int]]:
-    """Return what reads the prompt behind `depth` tokens, and what decodes a token.
-
-    Kernel times are those of the fused kernels; where there are none, of tinygrad.llm's own
-    network, whose kernels tinygrad times.
-    """
-    executor = load_network(path, context)
+def main(model: str, n_prompt: int, depth: int) -> None:
+    """Run the model at `model`; the prompt stands behind `depth` tokens."""
+    executor = load_network(model, depth + n_prompt + _WARM_TOKENS + _TOKENS + 2)
     ids = [(7919 * i) % executor.vocab_size for i in range(depth + n_prompt)]
-    if executor.name != "fused":
-        return _generated(path, ids, depth, context)
     executor.fill(ids, 0, depth)
 
-    def prompt() -> int:
+    def prompt() -> None:
         executor.fill(ids, depth, len(ids) - 1)
         executor.step(ids[-1], len(ids) - 1)
-        return executor.token()
+        executor.token()
 
-    def token() -> int:
+    def token() -> None:
         executor.step()
-        return executor.token()
+        executor.token()
 
-    return prompt, token
+    def seconds(name: str, act: Callable[[], None], times: int) -> float:
+        print(f"=== orinbench {name}", flush=True)
+        took = []
+        for _ in range(1 if DEBUG >= 2 else times):
+            begin = time.perf_counter()
+            act()
+            took.append(time.perf_counter() - begin)
+        return statistics.median(took)
 
-
-def _generated(
-    path: str, ids: list[int], depth: int, context: int
-) -> tuple[Callable[[], int], Callable[[], int]]:
-    from tinygrad.llm.model import Transformer
-
-    model, _ = Transformer.from_gguf(path, max_context=context)
-    tokens: list[Iterator[int]] = []
-
-    def start(cached: int) -> int:
-        model._cached_tokens = ids[:cached]
-        tokens[:] = [model.generate(list(ids))]
-        return next(tokens[0])
-
-    if depth:
-        start(0)
-    return lambda: start(depth), lambda: next(tokens[0])
-
-
-def main(mode: str, path: str, n_prompt: int, depth: int) -> None:
-    """Run `mode` (kernels or wall) of the model at `path`."""
-    prompt, token = _steps(path, n_prompt, depth, context_of(n_prompt, depth))
-    for _ in range(3):  # plain, capture, replay
+    for _ in range(_WARM_PROMPTS):
         prompt()
     Device[Device.DEFAULT].synchronize()
-    if mode == "kernels":
-        print(f"=== orinbench prompt of {n_prompt}", flush=True)
-        prompt()
-        print("=== orinbench warm-up", flush=True)
-        for _ in range(WARM_TOKENS):
-            token()
-        print("=== orinbench token", flush=True)
+    whole = f"prompt of {n_prompt}"
+    wall = {whole: seconds(whole, prompt, _PROMPTS)}
+    print("=== orinbench warm-up", flush=True)
+    for _ in range(_WARM_TOKENS):
         token()
-        return
-    chunks, times = [], []
-    for _ in range(5):
-        begin = time.perf_counter()
-        prompt()
-        chunks.append(time.perf_counter() - begin)
-    for _ in range(WARM_TOKENS):
-        token()
-    for _ in range(TIMED_TOKENS - WARM_TOKENS):
-        begin = time.perf_counter()
-        token()
-        times.append(time.perf_counter() - begin)
-    wall = {"token": times, f"prompt of {n_prompt}": chunks}
-    print(json.dumps({section: statistics.median(took) for section, took in wall.items()}))
+    wall["token"] = seconds("token", token, _TOKENS)
+    print(json.dumps({"path": executor.name, "wall": wall}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -11,6 +11,7 @@ from orinbench.samples.judge import Comparison, Verdict, pairs_needed, times
 from orinbench.serve_bench.figures import Figures
 from orinbench.serve_bench.load import Load
 from orinbench.serve_bench.run import Results
+from orinbench.talk import counted
 
 # Of a core: a client that takes more than this measures itself.
 _BUSY_CLIENT = 0.8
@@ -106,8 +107,7 @@ def _notes(results: Results, rows: list[Row]) -> list[str]:
 
 
 def _rounds(results: Results) -> str:
-    n = results.plan.rounds
-    text = f"{n} round{'s' * (n != 1)}"
+    text = counted(results.plan.rounds, "round")
     done = max(map(len, results.stretches.values()), default=0)
     return f"{done} of {text}" if results.partial else text
 
@@ -129,7 +129,7 @@ def _said(
     }[comparison.verdict]
     return (
         f"{load.label}, {measure}: {better}: {times(comparison.ratio)} times as good as {baseline} "
-        f"({inside}{comparison.n} round{'s' * (comparison.n != 1)})."
+        f"({inside}{counted(comparison.n, 'round')})."
     )
 
 

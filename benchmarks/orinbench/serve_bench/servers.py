@@ -11,13 +11,12 @@ from pathlib import Path
 
 import httpx
 
-from orinbench.benchmark.llama_server import find_llama_server
+from orinbench.benchmark.llama_server import await_ready, find_beside
 from orinbench.child import Child
 from orinbench.errors import BenchError
 
 #: What `--start` takes.
 STARTED = ("orinllm", "llama-server")
-_POLL_SECONDS = 0.05
 # Beyond prompt and answer: what a chat template and the tokens that begin a text take.
 _SPARE_TOKENS = 64
 
@@ -51,7 +50,7 @@ def command_of(name: str, room: Room, port: int, more: str) -> list[str]:
         # Its slots are as many as fit; one on the general path, which takes no other number.
         context = ["-c", str(room.context), "--queue", str(room.queue)]
         return [*program, str(room.model), *context, *where]
-    binary = find_llama_server()
+    binary = find_beside("llama-server")
     if binary is None:
         raise BenchError("--start llama-server: not on PATH")
     total = str(room.context * room.slots)  # it divides its context among the slots
@@ -68,25 +67,19 @@ def started(name: str, room: Room, more: str, timeout: float, verbose: bool) -> 
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 200
+        return False
+
     try:
         child = Child(command_of(name, room, port, more), verbose=verbose)
     except OSError as error:
         raise BenchError(f"--start {name}: does not start: {error.strerror}") from None
     with child:
-        _await_ready(name, child, address, time.monotonic() + timeout)
+        await_ready(name, child, is_ready, time.monotonic() + timeout)
         yield address
-
-
-def _await_ready(name: str, child: Child, address: str, deadline: float) -> None:
-    while True:
-        if (status := child.status()) is not None:
-            raise BenchError(f"{name}: ended with status {status}: {child.last_words()}")
-        with contextlib.suppress(httpx.HTTPError):
-            if httpx.get(f"{address}/health", timeout=5, trust_env=False).status_code == 200:
-                return
-        if time.monotonic() > deadline:
-            raise BenchError(f"{name}: not ready in time (--timeout): {child.last_words()}")
-        time.sleep(_POLL_SECONDS)
 
 
 def served_model(address: str, headers: dict[str, str]) -> str:

@@ -2,34 +2,29 @@
 
 import functools
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import click
 
-from orinbench.benchmark import protocol
-from orinbench.benchmark.backend import FirstToken, LeftOutError, Sample
+from orinbench.benchmark.backend import (
+    Bandwidth,
+    FirstToken,
+    Identity,
+    LeftOutError,
+    Prepared,
+    Sample,
+)
 from orinbench.benchmark.journal import Journal, journal_directory
 from orinbench.benchmark.plan import (
     TINYGRAD_DEVICES,
     Lane,
-    LanePlan,
     Plan,
     SuiteCase,
     check_backend_name,
 )
-from orinbench.benchmark.process import WorkerProcess
 from orinbench.benchmark.runner import Runner
-from orinbench.benchmark.tinygrad_backend import (
-    copy_bandwidth,
-    probe_device,
-    sample_of,
-    worker_environment,
-)
+from orinbench.benchmark.tinygrad_backend import DeviceBackend, copy_bandwidth, probe_device
 from orinbench.board import rail_choice
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.export.record import make_records
@@ -53,64 +48,36 @@ from orinboard.files import Roots
 from orinllm.compiler import compiler_note
 
 
-@dataclass
-class SuiteRun:
-    """Results of a suite; `partial` says that Ctrl-C cut it short."""
-
-    records: list[Record] = field(default_factory=list)
-    partial: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """Interrupted, some row failed, or all is well."""
-        failed = any(record.error for record in self.records)
-        return EXIT_INTERRUPTED if self.partial else EXIT_FAILED_ROWS if failed else 0
-
-
-class SuiteBackend:
-    """The worker of one device; `max_call_s` and `repetitions` are what `protocol.Prepare` says."""
+class SuiteBackend(DeviceBackend):
+    """One device; options and `max_call_s` as `SuiteWork.prepare` has them."""
 
     def __init__(self, device: str, options: Mapping[str, Any], max_call_s: float) -> None:
+        super().__init__(device, options["timeout"], options["verbose"])
         self._options, self._max_call_s = options, max_call_s
-        self._directory = Path(tempfile.mkdtemp(prefix="orinbench-"))
-        environment = worker_environment(device, self._directory)
-        self._start = functools.partial(
-            WorkerProcess, environment, options["timeout"], verbose=options["verbose"]
-        )
-        self._worker = self._start()
 
-    def open(self) -> protocol.Identity:
+    def open(self) -> Identity:
         """Open the device."""
-        return self._worker.ask(protocol.Open(), protocol.Identity)
+        return self.runner.open()
 
     def first_token(self) -> FirstToken:
         """Raise: there is no model."""
         raise AssertionError("the suite's lanes have no model")
 
-    def warm_up(self, case: SuiteCase) -> protocol.Prepared:
+    def warm_up(self, case: SuiteCase) -> Prepared:
         """Make a case ready and check its result; raises LeftOutError."""
         seed, repetitions = self._options["seed"], self._options["repetitions"]
-        request = protocol.Prepare(case, seed, self._max_call_s, repetitions)
-        prepared = self._worker.ask(request, protocol.Prepared)
+        prepared = self.runner.suite.prepare(case, seed, self._max_call_s, repetitions)
         if prepared.left_out is not None:
             raise LeftOutError(prepared.left_out)
         return prepared
 
-    def measure(self, case: SuiteCase, round_: int, seed: int) -> Sample:
+    def measure(self, case: SuiteCase, seed: int) -> Sample:
         """Time one repetition in the worker."""
-        measured = self._worker.ask(protocol.Repeat(case.label, seed), protocol.Measured)
-        return sample_of(measured, round_)
+        return self.runner.suite.repeat(case.label, seed)
 
-    def renew(self) -> float | None:
-        """Start a worker anew; its cases must be made ready again."""
-        self._worker.close()
-        self._worker = self._start()
-        return None
-
-    def close(self) -> None:
-        """End the worker."""
-        self._worker.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+    def renew(self) -> None:
+        """Let a fresh worker serve what comes; its cases must be made ready again."""
+        self.end_worker()
 
 
 @click.command("suite", context_settings={"max_content_width": 100})
@@ -152,7 +119,8 @@ def suite_command(**options: Any) -> int:
     options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
     check_board(options, Roots())
     selection = select(options["select"])
-    result = SuiteRun()
+    records: list[Record] = []
+    partial = False
     with Interrupts() as interrupts, Journal(journal_directory()) as journal:
         try:
             talk = make_talk(options["progress"])
@@ -161,33 +129,40 @@ def suite_command(**options: Any) -> int:
                 talk.line(note)
             probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
             for name, cases in selection.items():
-                make = functools.partial(_runner, name, cases, options, probe)
-                run_one(make(interrupts, journal), result)
-                if result.partial:
+                runner = _runner(name, cases, options, probe, interrupts, journal)
+                try:
+                    partial = runner.run().partial
+                except Exception:
+                    runner.result.partial = True
+                    raise
+                finally:
+                    records += make_records(runner.result)
+                if partial:
                     break
                 interrupts.release()
         except KeyboardInterrupt:
-            result.partial = True
+            partial = True
         finally:
             interrupts.hold()
-            if result.records:
-                write_records(result.records, options)
+            if records:
+                write_records(records, options)
             journal.written()
-    return result.exit_code
+    failed = any(record.error for record in records)
+    return EXIT_INTERRUPTED if partial else EXIT_FAILED_ROWS if failed else 0
 
 
 def _runner(
     benchmark: str,
     cases: Sequence[SuiteCase],
     options: Mapping[str, Any],
-    probe: Callable[[str], protocol.Bandwidth],
+    probe: Callable[[str], Bandwidth],
     interrupts: Interrupts,
     journal: Journal,
 ) -> Runner:
     """Return the runner of one benchmark on all devices, interleaved."""
     devices: Sequence[str] = options["devices"]
     max_call_s = options["max_call"] or MOST_SECONDS[benchmark]
-    lanes = tuple(LanePlan(Lane(f"tinygrad:{device}"), tuple(cases)) for device in devices)
+    lanes = tuple(Lane(f"tinygrad:{device}", tuple(cases)) for device in devices)
     return Runner(
         Plan(lanes, options["repetitions"], options["seed"], options["processes"]),
         [SuiteBackend(device, options, max_call_s) for device in devices],
@@ -202,17 +177,6 @@ def _runner(
         journal=journal,
         interrupts=interrupts,
     )
-
-
-def run_one(runner: Runner, result: SuiteRun) -> None:
-    """Run one benchmark and add its records to `result`, also where something is raised."""
-    try:
-        result.partial = runner.run().partial
-    except Exception:
-        runner.result.partial = True
-        raise
-    finally:
-        result.records += make_records(runner.result)
 
 
 def choose_devices(given: Sequence[str], talk: Talk) -> list[str]:

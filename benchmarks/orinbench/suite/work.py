@@ -4,16 +4,16 @@ This module imports tinygrad; see `tinygrad_runner`.
 """
 
 import math
-import resource
 import time
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tinygrad import Device
 
-from orinbench.benchmark import protocol
+from orinbench.benchmark.backend import Prepared, Sample
+from orinbench.benchmark.meters import Meters
 from orinbench.benchmark.plan import SuiteCase
 from orinbench.suite.peaks import peak
 from orinbench.suite.tasks import TASKS, Task
@@ -29,19 +29,6 @@ _HOPELESS = 10
 _MAX_CALLS = 20_000
 
 
-class Compiles(Protocol):
-    """The worker's counts of tinygrad's compilers."""
-
-    seconds: float
-    compiled: int
-
-
-class Memory(Protocol):
-    """The worker's counts of tinygrad's memory."""
-
-    peak: int
-
-
 @dataclass
 class _Ready:
     """A task, how many calls make a repetition, and the latencies so far in nanoseconds."""
@@ -54,35 +41,37 @@ class _Ready:
 class SuiteWork:
     """The cases that are ready, by label."""
 
-    def __init__(self, compiles: Compiles, memory: Memory) -> None:
-        self.compiles = compiles
-        self.memory = memory
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
         self._ready: dict[str, _Ready] = {}
         # Of each family the cost of its last case and what a call of it took, in seconds.
         self._took: dict[str, tuple[float, float]] = {}
 
-    def prepare(self, request: protocol.Prepare) -> protocol.Prepared:
-        """Make a case ready: input, three calls, the check, and how many calls a repetition has."""
-        case = request.case
-        if reason := self._too_slow(case, request.max_call_s):
-            return protocol.Prepared(left_out=reason)
-        start, compiled = time.perf_counter(), self.compiles.compiled
-        compile_s = self.compiles.seconds
-        task = TASKS[case.benchmark](dict(case.parameters), request.seed)
-        task.before(request.seed)
-        took = self._warm(task, request.max_call_s)
+    def prepare(self, case: SuiteCase, seed: int, max_call_s: float, repetitions: int) -> Prepared:
+        """Make a case ready: input, three calls, the check, and how many calls a repetition has.
+
+        A case of which one call takes longer than `max_call_s` is left out. What lasts a given time
+        is spread over the run's `repetitions`.
+        """
+        if reason := self._too_slow(case, max_call_s):
+            return Prepared(left_out=reason)
+        meters, start = self._meters, time.perf_counter()
+        compiled, compile_s = meters.compiled, meters.compile_s
+        task = TASKS[case.benchmark](dict(case.parameters), seed)
+        task.before(seed)
+        took = self._warm(task, max_call_s)
         if case.cost:
             self._took[case.family] = (case.cost, took)
-        if took > request.max_call_s:
-            return protocol.Prepared(left_out=_slow(took, request.max_call_s))
+        if took > max_call_s:
+            return Prepared(left_out=_slow(took, max_call_s))
         checked = task.check()
-        calls = self._calls(task, request.repetitions, took)
+        calls = self._calls(task, repetitions, took)
         ready = self._ready[case.label] = _Ready(task, calls)
-        repetition_s = self._time(ready, request.seed)[0] / 1e9
+        repetition_s = self._time(ready, seed)[0] / 1e9
         ready.latencies.clear()
         kernels, launches = task.kernels() if task.kernels else (None, None)
         ceiling = peak(task.compute) if task.compute else None
-        return protocol.Prepared(
+        return Prepared(
             work=task.work * ready.calls,
             calls=ready.calls,
             flops=task.flops * ready.calls,
@@ -92,8 +81,8 @@ class SuiteWork:
             included=task.included,
             seconds=time.perf_counter() - start,
             repetition_s=repetition_s,
-            compile_s=self.compiles.seconds - compile_s,
-            kernels_compiled=self.compiles.compiled - compiled,
+            compile_s=meters.compile_s - compile_s,
+            kernels_compiled=meters.compiled - compiled,
             extra={
                 "kernels": kernels,
                 "launches": launches,
@@ -101,22 +90,15 @@ class SuiteWork:
             },
         )
 
-    def repeat(self, label: str, seed: int) -> protocol.Measured:
+    def repeat(self, label: str, seed: int) -> Sample:
         """Time one repetition; percentiles are over all repetitions so far."""
         ready = self._ready[label]
-        compiled = self.compiles.compiled
+        compiled = self._meters.compiled
         ns, ended = self._time(ready, seed)
         extra = dict(ready.task.details())
         if ready.latencies:
             extra |= percentiles(np.concatenate(ready.latencies))
-        return protocol.Measured(
-            ns=ns,
-            ended_s=ended,
-            peak_device_bytes=self.memory.peak,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            kernels_compiled=self.compiles.compiled - compiled,
-            extra=extra,
-        )
+        return self._meters.sample(ns, ended, compiled, **extra)
 
     def _too_slow(self, case: SuiteCase, limit: float) -> str:
         cost, took = self._took.get(case.family, (0.0, 0.0))
@@ -131,10 +113,10 @@ class SuiteWork:
         """
         took = math.inf
         for _ in range(_WARM_CALLS):
-            start, compile_s = time.perf_counter(), self.compiles.seconds
+            start, compile_s = time.perf_counter(), self._meters.compile_s
             task.call()
             _synchronize()
-            compiling = self.compiles.seconds - compile_s
+            compiling = self._meters.compile_s - compile_s
             took = min(took, time.perf_counter() - start - compiling)
             if took > _HOPELESS * limit:
                 break

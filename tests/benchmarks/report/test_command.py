@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.benchmarks.orinbench_command import orinbench
 
-from orinbench.benchmark.protocol import Bandwidth
+from orinbench.benchmark.backend import Bandwidth
 from orinbench.export.forms import render_json
 from orinbench.export.schema import Record
 from orinbench.history.store import History, history_path
