@@ -135,17 +135,29 @@ def markdown(profile: Profile) -> str:
 @click.option(
     "--device",
     type=click.Choice(_DEVICES),
-    help="tinygrad's device [DEV, else the first that opens]",
+    help="tinygrad's device. [default: DEV, else the first that opens]",
 )
-@click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
+@click.option(
+    "-p",
+    "--n-prompt",
+    default=512,
+    type=click.IntRange(1),
+    help="Tokens of the prompt. [default: 512]",
+)
 @click.option(
     "-d",
     "--n-depth",
     default=0,
     type=click.IntRange(0),
-    help="tokens in the cache before the prompt [0]",
+    help="Tokens in the cache before the prompt. [default: 0]",
 )
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    help="Form of the output. [default: md]",
+)
 def profile_command(
     model: Path, device: str | None, n_prompt: int, n_depth: int, output: str
 ) -> None:
