@@ -25,7 +25,8 @@ UNSET = "unset"
 # Files of devices that no Orin has: what is read in them alone does not stand on the page.
 OTHER_HARDWARE = re.compile(
     r"(?:/|_)(?:am|amd|qcom|dsp|metal|hip|hsa|comgr\w*|rocprof|webgpu|mlx|tinyfs"
-    r"|corefoundation|iokit)(?:/|\.py)"
+    r"|corefoundation|iokit|nvdev|support/(?:memory|usb)|autogen/(?:ib|libusb|opencl))"
+    r"(?:/|\.py)"
 )
 # In a cell of a Markdown table.
 PIPE = "\\|"

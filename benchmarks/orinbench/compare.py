@@ -17,8 +17,14 @@ from orinbench.samples.judge import Noise, compare_saved
 @click.command("compare", context_settings={"max_content_width": 100})
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
-@history_option("where runs are looked up")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    help="Form of the output. [default: md]",
+)
+@history_option("Database in which runs are looked up.")
 def compare_command(before: str, after: str, output: str, history: Path | None) -> int:
     """Show for each test if B is faster or slower than A.
 

@@ -50,18 +50,25 @@ def output_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            "-o", "--output", default="md", type=click.Choice([*RENDERERS]), help="form [md]"
+            "-o",
+            "--output",
+            default="md",
+            type=click.Choice([*RENDERERS]),
+            help="Form of the output. [default: md]",
         ),
         click.option(
-            "-oe", "--output-err", type=click.Choice([*RENDERERS]), help="a second one on stderr"
+            "-oe",
+            "--output-err",
+            type=click.Choice([*RENDERERS]),
+            help="Also print this form to standard error.",
         ),
-        history_option("database in which the run is kept"),
-        click.option("--no-history", is_flag=True, help="do not keep the run"),
+        history_option("Database in which the run is kept."),
+        click.option("--no-history", is_flag=True, help="Do not keep the run."),
         click.option(
             "--report",
             type=click.Path(path_type=Path),
             metavar="FILE.html",
-            help="also write a page with plots",
+            help="Also write a page with plots.",
         ),
     )
 
@@ -70,11 +77,20 @@ def model_options(command: Command) -> Command:
     """Add the options that name a model, or the synthetic one that stands in for it."""
     return with_options(
         command,
-        click.option("model", "-m", "--model", multiple=True, metavar="FILE", help="GGUF file(s)."),
         click.option(
-            "--shape", default="160m", help="shape of the synthetic model used without -m [160m]"
+            "model",
+            "-m",
+            "--model",
+            multiple=True,
+            metavar="FILE",
+            help="GGUF file; may be repeated.",
         ),
-        click.option("--quant", default="Q6_K", help="type of its weights [Q6_K]"),
+        click.option(
+            "--shape",
+            default="160m",
+            help="Shape of the synthetic model used without -m. [default: 160m]",
+        ),
+        click.option("--quant", default="Q6_K", help="Type of its weights. [default: Q6_K]"),
     )
 
 
@@ -87,12 +103,13 @@ def backend_options(command: Command) -> Command:
             "--backend",
             multiple=True,
             metavar="LIST",
-            help=f"{', '.join(BACKEND_NAMES)} [the best tinygrad device, and llama.cpp if there]",
+            help=f"What to measure: {', '.join(BACKEND_NAMES)}. [default: the best tinygrad "
+            "device, and llama.cpp if it is installed]",
         ),
         click.option(
             "--llama-bench",
             metavar="PATH",
-            help="llama.cpp's llama-bench, and its neighbour llama-server [from PATH]",
+            help="llama.cpp's llama-bench, which has llama-server beside it. [default: from PATH]",
         ),
     )
 
@@ -100,10 +117,10 @@ def backend_options(command: Command) -> Command:
 def case_options(command: Command) -> Command:
     """Add llama-bench's options that make tests; `tests_of` reads them."""
     options = {
-        ("n_prompt", "-p", "--n-prompt"): ("LIST", "tokens of a prompt [512]"),
-        ("n_gen", "-n", "--n-gen"): ("LIST", "tokens to generate [128]"),
-        ("pairs", "-pg"): ("PP,TG", "a prompt and then a generation, timed together"),
-        ("n_depth", "-d", "--n-depth"): ("LIST", "tokens in the cache before a test [0]"),
+        ("n_prompt", "-p", "--n-prompt"): ("LIST", "Tokens of a prompt. [default: 512]"),
+        ("n_gen", "-n", "--n-gen"): ("LIST", "Tokens to generate. [default: 128]"),
+        ("pairs", "-pg"): ("PP,TG", "A prompt and then a generation, timed together."),
+        ("n_depth", "-d", "--n-depth"): ("LIST", "Tokens in the cache before a test. [default: 0]"),
     }
     return with_options(
         command,
@@ -140,7 +157,7 @@ def history_option(purpose: str) -> Callable[[Command], Command]:
         "--history",
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="PATH",
-        help=f"{purpose} [~/.local/state/tinygrad-orin/history.db]",
+        help=f"{purpose} [default: ~/.local/state/tinygrad-orin/history.db]",
     )
 
 
@@ -155,7 +172,7 @@ def history_file(command: Command) -> Command:
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="PATH",
         callback=lambda context, _, given: given or context.obj or history_path(),
-        help="which history [~/.local/state/tinygrad-orin/history.db]",
+        help="The history's file. [default: ~/.local/state/tinygrad-orin/history.db]",
     )(command)
 
 
@@ -164,30 +181,43 @@ def run_options(command: Command) -> Command:
     return with_options(
         command,
         click.option(
-            "--seed", default=0, type=click.IntRange(0), help="seed of order and input [0]"
+            "--seed",
+            default=0,
+            type=click.IntRange(0),
+            help="Seed of order and input. [default: 0]",
         ),
-        click.option("--delay", default=0.0, type=Finite(0), help="seconds before each sample"),
+        click.option(
+            "--delay", default=0.0, type=Finite(0), help="Seconds to wait before each sample."
+        ),
         click.option(
             "--require",
             metavar="LIST",
-            help="refuse to measure unless the board is in these states: maxn, pinned",
+            help="Refuse to measure unless the board is in these states: maxn, pinned.",
         ),
-        click.option("--rails", metavar="LIST", help="rails whose energy is summed [the board's]"),
+        click.option(
+            "--rails",
+            metavar="LIST",
+            help="Power rails whose energy is summed. [default: those of the board's module]",
+        ),
         click.option(
             "--cooldown",
-            type=Finite(),
+            type=Finite(0),
             metavar="CELSIUS",
-            help="wait until the board is this cool before each sample",
+            help="Wait until the board is this cool before each sample.",
         ),
         click.option(
             "--timeout",
             default=1800.0,
             type=Finite(1),
-            help="limit of a step, seconds [1800]",
+            help="Seconds that a step may take. [default: 1800]",
         ),
-        click.option("--progress", is_flag=True, help="a line for each repetition, everywhere"),
         click.option(
-            "-v", "--verbose", is_flag=True, help="show the backends' output, all columns"
+            "--progress",
+            is_flag=True,
+            help="Print a line for each repetition, also where there is no terminal.",
+        ),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Show the backends' output and all columns."
         ),
     )
 

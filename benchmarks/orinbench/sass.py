@@ -236,10 +236,30 @@ def markdown(rows: list[Compiled], title: str) -> str:
 
 
 @click.command("sass")
-@click.option("--shape", type=click.Choice(sorted(SHAPES)), default="1b", help="shape [1b]")
-@click.option("--quant", type=click.Choice(sorted(QUANTS)), default="Q6_K", help="type [Q6_K]")
-@click.option("--arch", default="sm_87", help="GPU [sm_87, every Orin]")
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+@click.option(
+    "--shape",
+    type=click.Choice(sorted(SHAPES)),
+    default="1b",
+    metavar="NAME",
+    help="Shape of the model, as of orinbench synth. [default: 1b]",
+)
+@click.option(
+    "--quant",
+    type=click.Choice(sorted(QUANTS)),
+    default="Q6_K",
+    metavar="TYPE",
+    help="Type of its weights. [default: Q6_K]",
+)
+@click.option(
+    "--arch", default="sm_87", help="Architecture of the GPU. [default: sm_87, every Orin]"
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    help="Form of the output. [default: md]",
+)
 def sass_command(shape: str, quant: str, arch: str, output: str) -> None:
     """Compile the kernels for an Orin; show what limits each."""
     rows = [compile_launch(launch, arch) for launch in launches(shape, quant, arch)]

@@ -274,7 +274,9 @@ def progress_bar(description: str, console: Console | None = None) -> Iterator[P
     help=f"Type of the matrices: {', '.join(QUANTS)}.",
 )
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Random seed.")
-@click.option("--context", type=click.IntRange(1), help="Tokens of a sequence. [the shape's]")
+@click.option(
+    "--context", type=click.IntRange(1), help="Tokens of a sequence. [default: the shape's]"
+)
 @click.option("--force", is_flag=True, help="Replace OUT.gguf if it exists.")
 @click.argument("out", type=click.Path(path_type=Path), metavar="OUT.gguf")
 def synth_command(

@@ -132,11 +132,6 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def counted(number: int, noun: str, plural: str = "s") -> str:
-    """Return "1 round" or "2 rounds"."""
-    return f"{number} {noun}{plural * (number != 1)}"
-
-
 def make_talk(progress: bool) -> Talk:
     """Return the talk for this standard error."""
     return RichTalk() if sys.stderr.isatty() else Talk(progress)

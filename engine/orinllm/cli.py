@@ -22,6 +22,7 @@ from orinllm.cli_options import (
     with_keys,
     with_model,
     with_sampling,
+    with_server,
     with_speculation,
 )
 from orinllm.errors import BadInput, DeviceFault
@@ -99,8 +100,10 @@ def _load(source: Source, opened: Future[str]) -> Any:
 @with_model
 @with_sampling
 @with_speculation
-@click.option("-p", "--prompt", required=True, help="The question; - reads standard input.")
-@click.option("--raw", is_flag=True, help="Continue the text, without the chat template.")
+@click.option("-p", "--prompt", required=True, help="The prompt; - reads standard input.")
+@click.option(
+    "--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template."
+)
 def run(
     source: Source,
     prompt: str,
@@ -138,7 +141,7 @@ def run(
 @with_model
 @with_sampling
 @with_speculation
-@click.option("--system", help="Instruction that begins the conversation.")
+@click.option("--system", help="System message that begins the conversation.")
 def chat(
     source: Source,
     system: str | None,
@@ -215,41 +218,7 @@ def _ask(
 @cli.command()
 @with_model
 @with_speculation
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="Accepted keys, one a line.")
-@click.option("--insecure", is_flag=True, help="Accept other machines without a key.")
-@click.option("--allow-host", multiple=True, help="Another name of this server.")
-@click.option("--allow-origin", multiple=True, help="Origin of web pages that may ask (CORS).")
-@click.option("--alias", help="The model's name. Default: the file's, without .gguf.")
-@click.option("--chat-template", "template", type=click.Path(path_type=Path), help="Jinja file.")
-@click.option(
-    "--pooling",
-    type=click.Choice(["mean", "last"]),
-    help="Pooling of embeddings. Default: the file's.",
-)
-@click.option("--slots", type=click.IntRange(1), help="Answers at once. Default: as many as fit.")
-@click.option(
-    "--memory",
-    default="70%",
-    show_default=True,
-    help="Share of the free memory for keys and values.",
-)
-@click.option(
-    "--queue", type=click.IntRange(0), default=64, show_default=True, help="Requests that may wait."
-)
-@click.option(
-    "--grace",
-    type=float,
-    default=30.0,
-    show_default=True,
-    help="Seconds for running answers after SIGTERM.",
-)
-@click.option(
-    "--deterministic",
-    is_flag=True,
-    help="The same answer whatever else is asked meanwhile; slower.",
-)
+@with_server
 def serve(source: Source, **given: Any) -> None:
     """Serve a model with OpenAI's HTTP API.
 
@@ -340,8 +309,12 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
 @cli.command(name="compile")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--arch", required=True, help="Architecture of the GPU: sm_87 is an Orin's.")
-@click.option("--sms", type=click.IntRange(1), help="Its multiprocessors; known for sm_87, sm_90.")
-@click.option("-c", "--context", type=int, help="As of the later run.")
+@click.option(
+    "--sms",
+    type=click.IntRange(1),
+    help="Multiprocessors of the GPU. Default: known for sm_87 and sm_90.",
+)
+@click.option("-c", "--context", type=int, help="Maximum tokens, as the later run has them.")
 @with_keys
 @click.option(
     "--slots",
@@ -349,7 +322,13 @@ def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
     type=click.IntRange(1, 32),
     help="Also the kernels of a server with N slots, 1 to 32.",
 )
-@click.option("-o", "--out", required=True, type=click.Path(path_type=Path), help="Folder.")
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder to write the kernels to.",
+)
 def compile_(**given: Any) -> None:
     """Compile a model's kernels ahead of time.
 

@@ -25,7 +25,7 @@ def with_sampling(command: Command) -> Command:
             "--temperature",
             default=0.8,
             show_default=True,
-            help="0 takes the most likely token; more is more random.",
+            help="Randomness: 0 takes the most likely token.",
         ),
         click.option(
             "--top-k",
@@ -49,13 +49,19 @@ def with_sampling(command: Command) -> Command:
             "--repeat-penalty",
             default=1.0,
             show_default=True,
-            help="Above 1, tokens that came before get less likely.",
+            help="Above 1, tokens that came before become less likely.",
         ),
         click.option(
-            "--seed", default=0, show_default=True, help="The same seed gives the same text."
+            "--seed",
+            default=0,
+            show_default=True,
+            help="Seed of the draw: the same seed gives the same text.",
         ),
         click.option(
-            "-n", "--max-tokens", type=click.IntRange(1), help="Most tokens of an answer."
+            "-n",
+            "--max-tokens",
+            type=click.IntRange(1),
+            help="Maximum tokens of an answer. Default: what the context holds.",
         ),
     )
     for option in reversed(options):
@@ -107,7 +113,7 @@ def with_keys(command: Command) -> Command:
         type=_KEYS,
         default="f16",
         show_default=True,
-        help="Type of keys in memory.",
+        help="Type of the keys in the cache.",
     )
     values = click.option(
         "-ctv",
@@ -115,7 +121,7 @@ def with_keys(command: Command) -> Command:
         type=_KEYS,
         default="f16",
         show_default=True,
-        help="Type of values in memory.",
+        help="Type of the values in the cache; as -ctk.",
     )
     return keys(values(with_kv))
 
@@ -136,16 +142,16 @@ def with_model(command: Command) -> Command:
             "-c",
             "--context",
             type=int,
-            help="Most tokens of prompt and answer together. Default: 8192, or the model's own.",
+            help="Maximum tokens of prompt and answer together. Default: 8192, or the model's.",
         ),
-        click.option("--device", help="NV, CUDA or CPU. Default: the best that opens."),
+        click.option("--device", help="Device: NV, CUDA or CPU. Default: the best that opens."),
         click.option(
             "--path",
             "path_",
             type=click.Choice(["auto", "general"]),
             default="auto",
             show_default=True,
-            help="general: without the fused kernels.",
+            help="auto uses the fused CUDA kernels if they support the model; general never does.",
         ),
     )
     for option in reversed(options):
@@ -166,6 +172,83 @@ def with_speculation(command: Command) -> Command:
             metavar="MODEL",
             type=click.Path(path_type=Path),
             help="Guess tokens with a smaller model of the same vocabulary; same answer.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def with_server(command: Command) -> Command:
+    """Add the options of how a model is served."""
+    options = (
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
+        ),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=8000,
+            show_default=True,
+            help="Port to listen on.",
+        ),
+        click.option(
+            "--api-key-file",
+            type=click.Path(path_type=Path),
+            help="File of accepted keys, one a line.",
+        ),
+        click.option("--insecure", is_flag=True, help="Listen for other machines without a key."),
+        click.option(
+            "--allow-host", multiple=True, help="Another name of this server; may be repeated."
+        ),
+        click.option(
+            "--allow-origin",
+            multiple=True,
+            help="Origin of web pages that may ask (CORS); may be repeated.",
+        ),
+        click.option(
+            "--alias", help="Name of the model in the API. Default: the file's, without .gguf."
+        ),
+        click.option(
+            "--chat-template",
+            "template",
+            type=click.Path(path_type=Path),
+            help="Jinja file to use instead of the model's template.",
+        ),
+        click.option(
+            "--pooling",
+            type=click.Choice(["mean", "last"]),
+            help="Pooling of embeddings. Default: the file's, else mean.",
+        ),
+        click.option(
+            "--slots",
+            type=click.IntRange(1),
+            help="Answers computed at once. Default: 32; the general path has 1.",
+        ),
+        click.option(
+            "--memory",
+            default="70%",
+            show_default=True,
+            help="Share of the free memory that keys and values may take.",
+        ),
+        click.option(
+            "--queue",
+            type=click.IntRange(0),
+            default=64,
+            show_default=True,
+            help="Requests that may wait; others get status 429.",
+        ),
+        click.option(
+            "--grace",
+            type=float,
+            default=30.0,
+            show_default=True,
+            help="Seconds that running answers may take after SIGTERM.",
+        ),
+        click.option(
+            "--deterministic",
+            is_flag=True,
+            help="Give the same answer whatever other requests run; slower.",
         ),
     )
     for option in reversed(options):

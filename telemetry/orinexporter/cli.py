@@ -239,12 +239,12 @@ def refusal(address: tuple[str, int], error: OSError, option: str = "--listen") 
 @click.option(
     "--tegrastats",
     metavar="PATH",
-    help="A tegrastats binary to run for the EMC load, which only root may see.",
+    help="A tegrastats binary to run for the load of the memory controller; needs root.",
 )
 @click.option("--sysfs", default="/sys", type=DIRECTORY, help="Root of sysfs.")
 @click.option("--procfs", default="/proc", type=DIRECTORY, help="Root of procfs.")
-@click.option("--etc", default="/etc", type=DIRECTORY, help="Where nvpmodel.conf lies.")
-@click.option("--var", default="/var", type=DIRECTORY, help="Where lib/nvpmodel/status lies.")
+@click.option("--etc", default="/etc", type=DIRECTORY, help="Folder of nvpmodel.conf.")
+@click.option("--var", default="/var", type=DIRECTORY, help="Folder of lib/nvpmodel/status.")
 @click.option("--replay", type=DIRECTORY, help="Serve a recording, or a tree with sys/ in it.")
 @click.option(
     "--budget",
@@ -346,7 +346,8 @@ def record(
 ) -> None:
     """Record this board into DIRECTORY, for --replay.
 
-    Only the files that are read are kept, so no serial number and no name of a host or user is.
+    A recording holds only the files that the exporter reads: no serial number, no name of a host
+    or user.
     """
     refuse_others(context, OF_RECORD, "record reads a whole board")
     options: Options = context.obj
@@ -386,9 +387,8 @@ def record(
 def top(context: click.Context, /, interval: float) -> None:
     """Show the board in the terminal until Ctrl-C.
 
-    It is shown once if the output is no terminal.
-
-    Root sees the GPU's memory by process and the clock of the memory too.
+    If the output is no terminal, the board is shown once. Run as root, it also shows the GPU
+    memory of each process and the clock of the memory.
     """
     refuse_others(context, OF_TOP, "top serves nothing")
     # A recording that is played leaves no files behind, however its terminal goes away.

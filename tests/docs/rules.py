@@ -114,7 +114,7 @@ RULES: list[tuple[str, Answer]] = [
             "tests/nixos/test_started_server.py::test_at_boot_it_comes_after_the_power_mode_and_is_up_when_it_answers"
         ),
     ),
-    (r"nix build (--dry-run )?\.#nixosConfigurations.*|nix copy .*", NotHere(NIX)),
+    (r"nix build (--dry-run )?\.#nixosConfigurations.*", NotHere(NIX)),
     (
         r"nix derivation show -r \.#nixosConfigurations.* \| nix run \.#first-build",
         Elsewhere(

@@ -28,29 +28,45 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="series", description="The patch series on tinygrad.")
+    parser = _Parser(
+        prog="series",
+        description="Check out, edit, prove and install the patch series on tinygrad.",
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(name: str, text: str, sdist: bool = False) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         if sdist:
-            command.add_argument("--sdist", type=Path, metavar="FILE", help="the base, downloaded")
+            command.add_argument(
+                "--sdist", type=Path, metavar="FILE", help="tinygrad's release, already downloaded"
+            )
         return command
 
     checkout = add("checkout", "Make DIR a git tree: the base, one commit per patch.", sdist=True)
-    checkout.add_argument("dir", type=Path, metavar="DIR")
+    checkout.add_argument("dir", type=Path, metavar="DIR", help="a new or empty folder")
     export = add("export", "Write the commits of DIR back as patches.")
-    export.add_argument("dir", type=Path, metavar="DIR")
-    proof = add("verify", "Prove the series; exit code 1 when something does not hold.", sdist=True)
-    proof.add_argument("patches", nargs="*", metavar="PATCH", help="run the tests of these only")
-    proof.add_argument("--quick", action="store_true", help="apply, import, round trip; no tests")
+    export.add_argument("dir", type=Path, metavar="DIR", help="a tree that checkout made")
+    proof = add(
+        "verify",
+        "Run the tests of each patch with and without it; exit code 1 if one is not proven.",
+        sdist=True,
+    )
+    proof.add_argument(
+        "patches", nargs="*", metavar="PATCH", help="run the tests of these patches only"
+    )
+    proof.add_argument(
+        "--quick", action="store_true", help="apply and import the patches, but run no tests"
+    )
     forward_help = "only report which patches apply to a VERSION, or to a git tree: DIR[@REF]"
     proof.add_argument("--forward", metavar="TARGET", help=forward_help)
-    proof.add_argument("-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N")
+    jobs_help = "test so many patches at once (default: one per CPU)"
+    proof.add_argument(
+        "-j", "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help=jobs_help
+    )
     status = add("status", "Print patches/README.md, made from the headers.")
     status.add_argument("--check", action="store_true", help="exit 1 if patches/README.md differs")
     setup = add("install", "Install the patched base into a virtual environment.", sdist=True)
-    setup.add_argument("venv", type=Path, metavar="VENV")
+    setup.add_argument("venv", type=Path, metavar="VENV", help="its folder")
     return parser
 
 

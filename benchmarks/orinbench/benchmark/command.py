@@ -91,7 +91,7 @@ def _knob_options(command: Command) -> Command:
     return with_options(
         command,
         *(
-            click.option(k.field, *k.flags, multiple=True, metavar="LIST", help=k.help + where)
+            click.option(k.field, *k.flags, multiple=True, metavar="LIST", help=f"{k.help}{where}.")
             for k, where in applies.items()
         ),
     )
@@ -105,24 +105,25 @@ def _knob_options(command: Command) -> Command:
     "-npl",
     multiple=True,
     metavar="LIST",
-    help="sequences that -n decodes at once [1]",
+    help="Sequences that -n decodes at once. [default: 1]",
 )
 @click.option(
     "texts",
     "--ttft",
     multiple=True,
     metavar="LIST",
-    help="time to first text, by tokens of the prompt [largest -p; 0: none]",
+    help="Measure the time to the first text, of prompts of so many tokens; 0: do not. "
+    "[default: the largest -p]",
 )
 @click.option(
     "sampling",
     "--sampling",
     multiple=True,
     metavar="FIELD=NUMBER,...",
-    help="repeat generation tests with tokens drawn: temperature, top_p, top_k, min_p",
+    help="Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p.",
 )
-@repetitions_option(10, "rounds [10; llama.cpp: 5]")
-@processes_option(f"fresh processes a backend, over which the rounds are spread [{PROCESSES}]")
+@repetitions_option(10, "Rounds, in each of which every test runs once. [default: 10]")
+@processes_option(f"Fresh processes of each backend that share the rounds. [default: {PROCESSES}]")
 @output_options
 @backend_options
 @click.option(
@@ -130,39 +131,40 @@ def _knob_options(command: Command) -> Command:
     "path_",
     type=click.Choice(["auto", "general"]),
     default="auto",
-    help="general: tinygrad.llm's own network, not the engine [auto]",
+    help="general: measure tinygrad.llm's own network, not the engine. [default: auto]",
 )
 @click.option(
     "--sms",
     type=click.IntRange(1),
     metavar="N",
-    help="use only N multiprocessors of the GPU (CUDA); an Orin has 16",
+    help="Use only N multiprocessors of the GPU (CUDA); an AGX Orin has 16.",
 )
 @click.option(
     "--check/--no-check",
     default=None,
-    help="check the results first [small models only]",
+    help="Check the numbers first. [default: of small models]",
 )
 @click.option(
     "--cold-start/--no-cold-start",
     default=None,
-    help="start with an empty kernel cache and time that [unless BEAM or JITBEAM is set]",
+    help="Time a first start, with an empty kernel cache. [default: yes, unless BEAM or JITBEAM "
+    "is set]",
 )
-@click.option("--no-warmup", is_flag=True, help="skip the warm-up")
+@click.option("--no-warmup", is_flag=True, help="Skip the warm-up.")
 @click.option(
     "--textfile",
     type=click.Path(path_type=Path, readable=False),
     metavar="DIR",
-    help="write the figures for node_exporter's textfile collector",
+    help="Write the figures for node_exporter's textfile collector into DIR.",
 )
 @run_options
 @parity_options
 @_knob_options
 def llama_bench_command(**options: Any) -> int:
-    """Measure prompts and generation, as llama-bench.
+    """Measure a model on tinygrad and llama.cpp, with llama-bench's flags.
 
-    It also measures the time from a prompt's text to the answer's first text (ttft).
-    LIST is llama.cpp's: 128,256 or 1-4 or 64-512+64 or 32-512*2, and the flag may be repeated.
+    It measures prompts (pp), generation (tg) and the time from a prompt's text to the answer's
+    first text (ttft). A LIST is 128,256 or 1-4 or 64-512+64 or 32-512*2; its flag may be repeated.
     Results go to standard output, everything else to standard error.
     """
     if options["list_devices"]:

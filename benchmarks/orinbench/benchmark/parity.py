@@ -69,9 +69,12 @@ def parity_options(command: Command) -> Command:
     }
     return with_options(
         command,
-        click.option("--list-devices", is_flag=True, help="list the devices and exit"),
+        click.option("--list-devices", is_flag=True, help="List the devices and exit."),
         click.option(
-            "--offline", is_flag=True, expose_value=False, help="always so: no network is used"
+            "--offline",
+            is_flag=True,
+            expose_value=False,
+            help="Accepted for llama-bench's sake: no network is used anyway.",
         ),
         click.option(
             "--version",
@@ -79,7 +82,7 @@ def parity_options(command: Command) -> Command:
             expose_value=False,
             is_eager=True,
             callback=_version,
-            help="print the versions and exit",
+            help="Print the versions and exit.",
         ),
         *(
             click.option(
@@ -89,13 +92,13 @@ def parity_options(command: Command) -> Command:
                 expose_value=False,
                 is_eager=True,
                 callback=_no_download,
-                help="refused: nothing is downloaded; name a file with -m",
+                help="Refused: nothing is downloaded; name a file with -m.",
             )
             for name, flags in refused.items()
         ),
-        click.option("--numa", type=click.Choice(NUMA), help="passed to llama.cpp"),
-        click.option("--prio", type=click.IntRange(-1, 3), help="passed to llama.cpp"),
-        click.option("rpc", "-rpc", "--rpc", metavar="LIST", help="passed to llama.cpp"),
+        click.option("--numa", type=click.Choice(NUMA), help="Passed to llama.cpp."),
+        click.option("--prio", type=click.IntRange(-1, 3), help="Passed to llama.cpp."),
+        click.option("rpc", "-rpc", "--rpc", metavar="LIST", help="Passed to llama.cpp."),
     )
 
 

@@ -42,39 +42,39 @@ def _switch(field: str, help_text: str, *flags: str) -> Knob:
 
 
 def _word(field: str, *flags: str, choices: Sequence[str] = ()) -> Knob:
-    return Knob(field, flags, False, ", ".join(choices), choices=tuple(choices))
+    return Knob(field, flags, False, f"One of {', '.join(choices)}", choices=tuple(choices))
 
 
 _LOAD_MODES = ("auto", "none", "mmap", "mlock", "mmap+mlock", "dio")
 _MASK = (r"(0x)?[0-9a-fA-F]+", "number in hexadecimal")
 _SHARES = (r"\d+(\.\d+)?(/\d+(\.\d+)?)*", "list of shares, as 3/1")
 KNOBS = (
-    Knob("n_batch", ("-b", "--batch-size"), True, "logical batch", 1),
-    Knob("n_ubatch", ("-ub", "--ubatch-size"), True, "physical batch", 1),
-    Knob("type_k", ("-ctk", "--cache-type-k"), False, "type of the K cache", choices=CACHE_TYPES),
-    Knob("type_v", ("-ctv", "--cache-type-v"), False, "type of the V cache", choices=CACHE_TYPES),
-    Knob("n_threads", ("-t", "--threads"), True, "CPU threads; tinygrad:CPU takes it too", 1),
+    Knob("n_batch", ("-b", "--batch-size"), True, "Logical batch", 1),
+    Knob("n_ubatch", ("-ub", "--ubatch-size"), True, "Physical batch", 1),
+    Knob("type_k", ("-ctk", "--cache-type-k"), False, "Type of the K cache", choices=CACHE_TYPES),
+    Knob("type_v", ("-ctv", "--cache-type-v"), False, "Type of the V cache", choices=CACHE_TYPES),
+    Knob("n_threads", ("-t", "--threads"), True, "CPU threads, also of tinygrad:CPU", 1),
     Knob("cpu_mask", ("-C", "--cpu-mask"), False, "CPU affinity mask", form=_MASK),
-    _switch("cpu_strict", "strict CPU placement", "--cpu-strict"),
-    Knob("poll", ("--poll",), True, "polling level, 0 to 100", maximum=100),
-    Knob("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "layers on the GPU", -1),
+    _switch("cpu_strict", "Strict CPU placement", "--cpu-strict"),
+    Knob("poll", ("--poll",), True, "Polling level, 0 to 100", maximum=100),
+    Knob("n_gpu_layers", ("-ngl", "--n-gpu-layers"), True, "Layers on the GPU", -1),
     Knob("n_cpu_moe", ("-ncmoe", "--n-cpu-moe"), True, "MoE layers kept on the CPU"),
     _word("split_mode", "-sm", "--split-mode", choices=("none", "layer", "row", "tensor")),
-    Knob("main_gpu", ("-mg", "--main-gpu"), True, "index of the main GPU"),
+    Knob("main_gpu", ("-mg", "--main-gpu"), True, "Index of the main GPU"),
     _switch("no_kv_offload", "KV cache stays on the CPU", "-nkvo", "--no-kv-offload"),
     _word("flash_attn", "-fa", "--flash-attn", choices=("on", "off", "auto", "0", "1")),
-    Knob("devices", ("-dev", "--device"), False, "devices, separated by /"),
+    Knob("devices", ("-dev", "--device"), False, "Devices, separated by /"),
     _word("load_mode", "-lm", "--load-mode", choices=_LOAD_MODES),
     _word("lazy_mode", "-lzm", "--lazy-mode", choices=("on", "auto", "off")),
-    _switch("use_mmap", "older spelling of -lm", "-mmp", "--mmap"),
-    _switch("embeddings", "compute embeddings", "-embd", "--embeddings"),
-    Knob("tensor_split", ("-ts", "--tensor-split"), False, "shares of the GPUs", form=_SHARES),
-    Knob("tensor_buft_overrides", ("-ot", "--override-tensor"), False, "tensor placement"),
-    _switch("no_op_offload", "no offload of operations", "-nopo", "--no-op-offload"),
-    _switch("no_host", "no host buffers", "--no-host"),
-    _switch("repack", "repack weights on the CPU", "--repack"),
-    Knob("fit_target", ("-fitt", "--fit-target"), True, "memory in MiB to leave free on a device"),
-    Knob("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "the least context that must fit"),
+    _switch("use_mmap", "Older spelling of -lm", "-mmp", "--mmap"),
+    _switch("embeddings", "Compute embeddings", "-embd", "--embeddings"),
+    Knob("tensor_split", ("-ts", "--tensor-split"), False, "Shares of the GPUs", form=_SHARES),
+    Knob("tensor_buft_overrides", ("-ot", "--override-tensor"), False, "Placement of tensors"),
+    _switch("no_op_offload", "Offload no operations", "-nopo", "--no-op-offload"),
+    _switch("no_host", "No host buffers", "--no-host"),
+    _switch("repack", "Repack weights on the CPU", "--repack"),
+    Knob("fit_target", ("-fitt", "--fit-target"), True, "MiB to leave free on a device"),
+    Knob("fit_min_ctx", ("-fitc", "--fit-ctx"), True, "Minimum context that must fit"),
 )
 KNOB_BY_FIELD = {knob.field: knob for knob in KNOBS}
 # Types of keys and values that the fused kernels know: where both knobs name the same one.

@@ -28,9 +28,10 @@ from orinbench.board import (
 from orinbench.board.clocks import GpuInUse, read_clocks
 from orinbench.board.environment import read_environment
 from orinbench.errors import BenchError
+from orinbench.export.markdown import counted
 from orinbench.interrupts import Interrupts
 from orinbench.model import ModelInfo
-from orinbench.talk import Talk, counted
+from orinbench.talk import Talk
 from orinboard.files import Roots
 
 Check = Callable[[LaneResult, Backend], dict[str, Any]]
@@ -228,7 +229,7 @@ class Runner:
         fewer = f" instead of {planned}, since each start takes {start_s:.0f} s"
         self.talk.expect(
             f"{counted(repetitions, 'round')} of {counted(len(rows), 'test')}, spread over "
-            f"{counted(processes, 'fresh process', 'es')} of each backend"
+            f"{counted(processes, 'fresh process')} of each backend"
             + fewer
             * (processes < planned),
             repetitions * (repetition_s + len(rows) * self.delay) + start_s * (processes - 1),

@@ -22,12 +22,42 @@ from orinbench.talk import Talk, make_talk
 @click.command("check", context_settings={"max_content_width": 100})
 @model_options
 @backend_options
-@click.option("n_tokens", "-n", default=12, type=click.IntRange(1), help="tokens a prompt [12]")
-@click.option("--seed", default=0, type=click.IntRange(0), help="of the prompts [0]")
-@click.option("--timeout", default=1800.0, type=Finite(1), help="seconds an answer [1800]")
-@click.option("-ctk", "--cache-type-k", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
-@click.option("-ctv", "--cache-type-v", type=click.Choice(KEY_TYPES), default="f16", help="[f16]")
-@click.option("output", "-o", "--output", type=click.Choice(["text", "json"]), default="text")
+@click.option(
+    "n_tokens",
+    "-n",
+    default=12,
+    type=click.IntRange(1),
+    help="Tokens to decode after each prompt. [default: 12]",
+)
+@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of the prompts. [default: 0]")
+@click.option(
+    "--timeout",
+    default=1800.0,
+    type=Finite(1),
+    help="Seconds that an answer may take. [default: 1800]",
+)
+@click.option(
+    "-ctk",
+    "--cache-type-k",
+    type=click.Choice(KEY_TYPES),
+    default="f16",
+    help="Type of the K cache. [default: f16]",
+)
+@click.option(
+    "-ctv",
+    "--cache-type-v",
+    type=click.Choice(KEY_TYPES),
+    default="f16",
+    help="Type of the V cache. [default: f16]",
+)
+@click.option(
+    "output",
+    "-o",
+    "--output",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    help="Form of the output. [default: text]",
+)
 def check_command(**options: Any) -> int:
     """Check tokens and logits against a float64 reference.
 

@@ -54,16 +54,16 @@ def step_names(text: str, flag: str) -> set[str]:
     default="device-check",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="folder for report.json and trace.jsonl [device-check]",
+    help="Folder for report.json and trace.jsonl. [default: device-check]",
 )
-@click.option("--only", metavar="LIST", help="take only these steps")
-@click.option("--skip", metavar="LIST", help="take all but these steps")
-@click.option("--fresh", is_flag=True, help="take steps again that are in the folder already")
+@click.option("--only", metavar="LIST", help="Take only these steps.")
+@click.option("--skip", metavar="LIST", help="Take all but these steps.")
+@click.option("--fresh", is_flag=True, help="Take all steps again, also those that the report has.")
 @click.option(
     "--model",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="model that llama-bench measures [synthetic 1B]",
+    help="Model that llama-bench measures. [default: synthetic 1B]",
 )
 @click.pass_context
 def device_check_command(context: click.Context, /, **options: Any) -> int:
@@ -180,7 +180,7 @@ def one_step(check: Check, step: Step) -> dict[str, Any]:
 @device_check_command.command("verify")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def verify_command(file: Path) -> int:
-    """Judge a report against the documents.
+    """Judge a report against the claims of the pages.
 
     It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
     """

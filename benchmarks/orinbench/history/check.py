@@ -29,9 +29,15 @@ from orinbench.samples.judge import Compared, compare_saved
 @click.option(
     "--against",
     metavar="NAME|RUN",
-    help="run to compare with [the pinned baseline, else the run before]",
+    help="Run to compare with. [default: the pinned baseline, else the run before]",
 )
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    help="Form of the output. [default: md]",
+)
 @history_file
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
     """Compare a run with a baseline, for CI.

@@ -18,9 +18,9 @@ from orinbench.options import history_file
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
 @history_file
-@click.option("--test", metavar="WORD", help="only tests with this in their names, such as tg128")
-@click.option("--device", metavar="WORD", help="only devices with this in their names")
-@click.option("--last", default=20, type=click.IntRange(1), help="runs that are shown [20]")
+@click.option("--test", metavar="WORD", help="Only tests with this in their names, such as tg128.")
+@click.option("--device", metavar="WORD", help="Only devices with this in their names.")
+@click.option("--last", default=20, type=click.IntRange(1), help="Runs to show. [default: 20]")
 @click.pass_context
 def history_command(
     context: click.Context, /, path: Path, test: str | None, device: str | None, last: int
@@ -57,7 +57,11 @@ def history_command(
 @history_command.command("show")
 @click.argument("run", type=int)
 @click.option(
-    "-o", "--output", type=click.Choice(sorted(RENDERERS)), default="md", help="form [md]"
+    "-o",
+    "--output",
+    type=click.Choice(sorted(RENDERERS)),
+    default="md",
+    help="Form of the output. [default: md]",
 )
 @history_file
 def show_command(path: Path, run: int, output: str) -> None:

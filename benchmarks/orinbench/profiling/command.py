@@ -141,17 +141,29 @@ def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
 @click.option(
     "--backend",
     metavar="NAME",
-    help=f"one of tinygrad's: {', '.join(BACKEND_NAMES[:-1])} [the first that opens]",
+    help=f"One of tinygrad's: {', '.join(BACKEND_NAMES[:-1])}. [default: the first that opens]",
 )
-@click.option("-p", "--n-prompt", default=512, type=click.IntRange(1), help="prompt tokens [512]")
+@click.option(
+    "-p",
+    "--n-prompt",
+    default=512,
+    type=click.IntRange(1),
+    help="Tokens of the prompt. [default: 512]",
+)
 @click.option(
     "-d",
     "--n-depth",
     default=0,
     type=click.IntRange(0),
-    help="tokens in the cache before the prompt [0]",
+    help="Tokens in the cache before the prompt. [default: 0]",
 )
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    help="Form of the output. [default: md]",
+)
 def profile_command(**options: Any) -> None:
     """Show which kernels take the time.
 

@@ -17,10 +17,10 @@ from orinbench.options import history_option
     type=click.Path(path_type=Path, dir_okay=False),
     required=True,
     metavar="FILE.html",
-    help="the page",
+    help="The page to write.",
 )
-@click.option("--title", default="", help="[model and device]")
-@history_option("database in which ids of runs are looked up")
+@click.option("--title", default="", help="Title of the page. [default: model and device]")
+@history_option("Database in which runs are looked up.")
 def report_command(
     results: tuple[str, ...],
     output: Path,

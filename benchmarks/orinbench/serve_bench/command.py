@@ -14,7 +14,7 @@ from orinbench.benchmark.prompt_text import prompt_text, words_text
 from orinbench.benchmark.ranges import parse_int_list
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
-from orinbench.options import Finite
+from orinbench.options import Command, Finite, with_options
 from orinbench.serve_bench.client import PATHS
 from orinbench.serve_bench.figures import parse_goals
 from orinbench.serve_bench.load import Load
@@ -28,74 +28,123 @@ _SEED_STEP = 1_000_003
 _HTTP = ("http", "https")
 
 
+def _server_options(command: Command) -> Command:
+    return with_options(
+        command,
+        click.option(
+            "urls", "--url", multiple=True, metavar="URL", help="A running server; may be repeated."
+        ),
+        click.option(
+            "--start", metavar="LIST", help=f"Servers to start, in turns: {', '.join(STARTED)}."
+        ),
+        click.option(
+            "-m",
+            "--model",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="GGUF file to serve.",
+        ),
+        click.option(
+            "--model-name",
+            metavar="NAME",
+            help="The model's name. [default: the first that the server lists]",
+        ),
+        click.option(
+            "--api-key-file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="File with the key.",
+        ),
+        click.option(
+            "--endpoint",
+            type=click.Choice(list(PATHS)),
+            default="completions",
+            help="What to ask. [default: completions]",
+        ),
+        click.option(
+            "--orinllm-flags", default="", metavar="FLAGS", help="Flags of orinllm, for --start."
+        ),
+        click.option(
+            "--llama-server-flags",
+            default="",
+            metavar="FLAGS",
+            help="Flags of llama-server, for --start.",
+        ),
+    )
+
+
+def _load_options(command: Command) -> Command:
+    return with_options(
+        command,
+        click.option(
+            "-p",
+            "--input-len",
+            type=click.IntRange(1),
+            default=512,
+            help="Tokens of a prompt. [default: 512]",
+        ),
+        click.option(
+            "-n",
+            "--output-len",
+            type=click.IntRange(1),
+            default=128,
+            help="Tokens of an answer. [default: 128]",
+        ),
+        click.option(
+            "--concurrency", metavar="LIST", help="Closed loop: requests at once. [default: 1,8]"
+        ),
+        click.option("--rate", metavar="LIST", help="Open loop: requests a second."),
+        click.option(
+            "--burstiness",
+            type=Finite(0, min_open=True),
+            default=1.0,
+            help="How requests of --rate arrive: below 1 in bursts, above 1 more evenly. "
+            "[default: 1, Poisson]",
+        ),
+        click.option(
+            "--requests",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Requests of each load. [default: 4 a user, at least 16]",
+        ),
+        click.option(
+            "--goodput",
+            metavar="LIMITS",
+            help="Limits in ms for goodput, as ttft:200,tpot:20,e2el:5000.",
+        ),
+        click.option(
+            "-r",
+            "--rounds",
+            type=click.IntRange(1),
+            default=3,
+            help="Rounds. A verdict takes 7, with several loads up to 10. [default: 3]",
+        ),
+    )
+
+
 @click.command("serve-bench", context_settings={"max_content_width": 100})
+@_server_options
+@_load_options
 @click.option(
-    "urls", "--url", multiple=True, metavar="URL", help="a running server; may be repeated"
-)
-@click.option("--start", metavar="LIST", help=f"servers to start, in turns: {', '.join(STARTED)}")
-@click.option(
-    "-m", "--model", type=click.Path(path_type=Path), metavar="FILE", help="GGUF to serve"
-)
-@click.option("--model-name", metavar="NAME", help="model [the first that is listed]")
-@click.option("--api-key-file", type=click.Path(path_type=Path), metavar="FILE")
-@click.option("--endpoint", type=click.Choice(list(PATHS)), default="completions")
-@click.option(
-    "--orinllm-flags", default="", metavar="FLAGS", help="flags for that server of --start"
+    "--seed", default=0, type=click.IntRange(0), help="Seed of texts and arrivals. [default: 0]"
 )
 @click.option(
-    "--llama-server-flags",
-    default="",
-    metavar="FLAGS",
-    help="flags for that server of --start",
+    "--timeout", default=600.0, type=Finite(1), help="Seconds that a step may take. [default: 600]"
 )
 @click.option(
-    "-p",
-    "--input-len",
-    type=click.IntRange(1),
-    default=512,
-    help="tokens of a prompt [512]",
+    "-o",
+    "--output",
+    type=click.Choice(["md", "json"]),
+    default="md",
+    help="Form of the output. [default: md]",
 )
-@click.option(
-    "-n",
-    "--output-len",
-    type=click.IntRange(1),
-    default=128,
-    help="tokens of an answer [128]",
-)
-@click.option("--concurrency", metavar="LIST", help="closed loop: requests at once [1,8]")
-@click.option("--rate", metavar="LIST", help="open loop: requests a second")
-@click.option(
-    "--burstiness",
-    type=Finite(0, min_open=True),
-    default=1.0,
-    help="arrivals of --rate: below 1 in bursts, above 1 more evenly [1: Poisson]",
-)
-@click.option(
-    "--requests",
-    type=click.IntRange(1),
-    metavar="N",
-    help="requests of each load [4 a user, at least 16]",
-)
-@click.option("--goodput", metavar="LIMITS", help="limits, ms: ttft:200,tpot:20,e2el:5000")
-@click.option(
-    "-r",
-    "--rounds",
-    type=click.IntRange(1),
-    default=3,
-    help="rounds; a verdict takes 7, on more loads up to 10 [3]",
-)
-@click.option("--seed", default=0, type=click.IntRange(0), help="seed of texts and arrivals [0]")
-@click.option("--timeout", default=600.0, type=Finite(1), help="limit of a step, seconds [600]")
-@click.option("-o", "--output", type=click.Choice(["md", "json"]), default="md", help="form [md]")
-@click.option("-v", "--verbose", is_flag=True, help="show the servers' own output")
+@click.option("-v", "--verbose", is_flag=True, help="Show the servers' own output.")
 def serve_bench_command(**options: Any) -> int:
-    """Put load on servers of OpenAI's protocol.
+    """Measure servers that speak OpenAI's protocol, under load.
 
-    Prints latencies, throughput and goodput.
-
-    Either --url, or --start with -m FILE. Texts are drawn anew for each request; with -m they have
-    exactly -p tokens, else -p words. Results go to standard output, the rest to standard error.
-    Ctrl-C and SIGTERM print what was measured until then.
+    Prints latencies, throughput and goodput. Give --url, or --start with -m FILE. Each request has
+    another random text, with -m of exactly -p tokens, else of -p words. Results go to standard
+    output, the rest to standard error. Ctrl-C and SIGTERM print what was measured until then.
     """
     loads = _loads(options)
     plan = _plan(options, loads)

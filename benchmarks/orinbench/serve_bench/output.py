@@ -6,12 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from orinbench.board.environment import read_environment
-from orinbench.export.markdown import markdown_table
+from orinbench.export.markdown import counted, markdown_table
 from orinbench.samples.judge import Comparison, Verdict, pairs_needed, times
 from orinbench.serve_bench.figures import Figures
 from orinbench.serve_bench.load import Load
 from orinbench.serve_bench.run import Results
-from orinbench.talk import counted
 
 # Of a core: a client that takes more than this measures itself.
 _BUSY_CLIENT = 0.8

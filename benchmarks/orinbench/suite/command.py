@@ -85,28 +85,28 @@ class SuiteBackend(DeviceBackend):
     "--select",
     default="quick",
     metavar="LIST",
-    help=f"{', '.join(SELECTIONS)}; {', '.join(UNITS)}; patterns as 'matmul bf16*'; -NAME: without "
-    "[quick]",
+    help=f"Cases to run: {', '.join(SELECTIONS)}; {', '.join(UNITS)}; or patterns as "
+    "'matmul bf16*'. -NAME leaves cases out. [default: quick]",
 )
-@repetitions_option(10, "rounds [10]")
-@processes_option(f"fresh ones a device, over which the rounds are spread [{MIN_UNITS}]")
+@repetitions_option(10, "Rounds, in each of which every case runs once. [default: 10]")
+@processes_option(f"Fresh processes of each device that share the rounds. [default: {MIN_UNITS}]")
 @click.option(
     "devices",
     "--device",
     multiple=True,
     metavar="LIST",
-    help="NV, CUDA, CPU; measured in turns [all that open]",
+    help="NV, CUDA, CPU; measured in turns. [default: all that open]",
 )
 @click.option(
     "--max-call",
     type=Finite(0, min_open=True),
     metavar="SECONDS",
-    help="leave out cases in which one call takes longer [2; schedule 30]",
+    help="Leave out cases in which one call takes longer. [default: 2; schedule: 30]",
 )
 @click.option(
     "--roofline/--no-roofline",
     default=True,
-    help="measure the copy bandwidth [yes]",
+    help="Measure the copy bandwidth. [default: yes]",
 )
 @output_options
 @run_options

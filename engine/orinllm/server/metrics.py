@@ -40,17 +40,19 @@ class Metrics:
         )
         self._prompt = counter("prompt_tokens", "Tokens of prompts, including cached ones.")
         self._cached = counter("prompt_tokens_cached", "Tokens of prompts taken from the cache.")
-        self._queries = counter("prefix_cache_queries", "Tokens looked up in the cache.")
-        self._hits = counter("prefix_cache_hits", "Tokens found in the cache.")
+        self._queries = counter("prefix_cache_queries", "Tokens of prompts looked up in the cache.")
+        self._hits = counter("prefix_cache_hits", "Tokens of prompts found in the cache.")
         self._said = counter("generation_tokens", "Tokens of answers.")
         self._preempted = counter("num_preemptions", "Answers interrupted for lack of memory.")
-        self._worked = counter("phase_seconds", "Time of the device by phase.", "phase")
+        self._worked = counter(
+            "phase_seconds", "Seconds that the device worked, by phase.", "phase"
+        )
         self._drafts = counter("spec_decode_num_drafts", "Steps in which tokens were guessed.")
         self._guessed = counter("spec_decode_num_draft_tokens", "Tokens that were guessed.")
         self._right = counter("spec_decode_num_accepted_tokens", "Guessed tokens that were right.")
         self._right_at = counter(
             "spec_decode_num_accepted_tokens_per_pos",
-            "Right tokens by place in the guess.",
+            "Guessed tokens that were right, by their place in the guess.",
             "position",
         )
         self._first = histogram(
@@ -63,7 +65,7 @@ class Metrics:
         )
         self._running = gauge("num_requests_running", "Answers being computed.")
         self._waiting = gauge("num_requests_waiting", "Requests in the queue.")
-        self._usage = gauge("kv_cache_usage_perc", "Share of pages in use, 0 to 1.")
+        self._usage = gauge("kv_cache_usage_perc", "Share of the cache in use, 0 to 1.")
         for phase in ("prefill", "decode"):
             self._worked.labels(phase)
         for reason in ("stop", "length", "cut", "cancelled", "error"):
