@@ -84,7 +84,7 @@ def python_changes(text: str) -> Iterator[Change]:
 
 
 def expressions(node: ast.expr) -> Iterator[ast.expr]:
-    """What may stand in an expression's place."""
+    """Replacements of an expression."""
     match node:
         case ast.Compare():
             for i, op in enumerate(node.ops):
@@ -112,7 +112,7 @@ def expressions(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def statements(node: ast.stmt) -> Iterator[tuple[ast.expr | ast.stmt, ast.AST]]:
-    """What may stand in the place of a statement or of its condition."""
+    """Replacements of a statement or of its condition, each with what it replaces."""
     stored = isinstance(node, ast.Assign) and not isinstance(node.targets[0], ast.Name)
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     if (isinstance(node, DROPPED) or stored) and not text:
