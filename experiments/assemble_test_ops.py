@@ -1,7 +1,6 @@
-#!/usr/bin/env python3
 """Assemble every kernel of upstream's test_ops for the Orin's GPU; nothing runs, no GPU needed.
 
-    assemble_test_ops.py --upstream DIR [--tree DIR] [-n WORKERS] [-k TESTS]
+    python -m experiments.assemble_test_ops --upstream DIR [--tree DIR] [-n WORKERS] [-k TESTS]
 
 DIR of --upstream is a checkout of tinygrad at its release tag, for its tests alone; --tree is the
 tinygrad to test (the installed one without it). Both NVIDIA renderers are tried: PTX through
@@ -11,7 +10,6 @@ hypothesis and torch, which upstream's tests import.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import subprocess
@@ -21,7 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, wheel_file
+
 TARGETS = ("NULL:PTX:sm_87", "NULL:CUDA:sm_87")
 
 
@@ -70,16 +69,6 @@ def pytest_configure(config: Any) -> None:
     config.pluginmanager.register(Writer())
 
 
-def wheel_file(pattern: str) -> Path:
-    """A file of one of the NVIDIA wheels that are installed beside this Python's packages."""
-    spec = importlib.util.find_spec("nvidia")
-    places = list(spec.submodule_search_locations or []) if spec else []
-    found = [path for place in places for path in Path(place).glob(pattern)]
-    if not found:
-        sys.exit(f"assemble_test_ops: nvidia/{pattern} is missing: install the extra cuda-tools")
-    return found[0]
-
-
 def assemble(target: str, args: argparse.Namespace) -> bool:
     """Run test_ops on one target; print a line of figures; True when all is well."""
     with tempfile.TemporaryDirectory(prefix="assemble-") as tmp:
@@ -92,22 +81,14 @@ def assemble(target: str, args: argparse.Namespace) -> bool:
             "XDG_CACHE_HOME": tmp,
             "ASSEMBLE_OUT": tmp,
             "PYTHONPATH": os.pathsep.join(map(str, [*trees, REPOSITORY, tmp])),
-            "NVRTC_PATH": str(wheel_file("cuda_nvrtc/lib/libnvrtc.so.*")),
-            "NVJITLINK_PATH": str(wheel_file("nvjitlink/lib/libnvJitLink.so.*")),
-            "CUDA_PATH": str(wheel_file("cuda_runtime/include/cuda_fp16.h").parents[1]),
+            **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
+            "CUDA_PATH": str(wheel_file(CUDA_HEADER).parents[1]),
         }
         # The checkout's own tinygrad/ must not be found before the tree: only its tests are linked.
         Path(tmp, "test").symlink_to(args.upstream.resolve() / "test")
         Path(tmp, "extra").symlink_to(args.upstream.resolve() / "extra")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "experiments.assemble_test_ops",
-            "-q",
-            "--tb=line",
-        ]
+        command = [sys.executable, "-m", "pytest", "-q", "--tb=line"]
+        command += ["-p", "experiments.assemble_test_ops"]
         command += ["-p", "no:cacheprovider", "-n", str(args.workers), "--rootdir", tmp]
         done = subprocess.run(
             [*command, "-k", args.select, "test/backend/test_ops.py"],

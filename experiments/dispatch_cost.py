@@ -12,7 +12,6 @@ of a launch, of a replayed graph, and of a token of the tiny Q6_K model.
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from experiments.seeds import PROMPT, general, write_model
-from tests.patches.conftest import COMPILERS, CUDA_HEADER, REPOSITORY, tinygrad_root, wheel_file
+from experiments.seeds import PROMPT, environment, general, write_model
 
 PATHS = ("nvk", "tegra")
 LAUNCHES, KERNELS, REPLAYS = 500, 20, 100
@@ -199,23 +197,16 @@ def count(path: str, model: Path) -> None:
 
 def worker(path: str, what: str, model: Path, scratch: Path) -> subprocess.Popen[str]:
     """This file in a process of its own, for one of PATHS."""
-    rooms = (tinygrad_root(), REPOSITORY, REPOSITORY / "benchmarks")
-    environment = os.environ | {
-        **{name: str(wheel_file(pattern)) for name, pattern in COMPILERS.items()},
-        "CUDA_PATH": str(wheel_file(CUDA_HEADER).parents[1]),
-        "PYTHONPATH": os.pathsep.join(map(str, rooms)),
-        "CACHEDB": str(scratch / "cache.db"),
-        "DEV": "NV",
-    }
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.dispatch_cost", "--worker", what, path, str(model)],
-        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env=environment("NV", scratch), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
-def percentile(values: list[float], share: float) -> float:
-    """The value below which a share of the values lies."""
-    return sorted(values)[min(int(share * len(values)), len(values) - 1)]
+def spread(values: list[float], digits: int) -> str:
+    """Median and 10th to 90th percentile, as two cells of a table."""
+    low, *_, high = statistics.quantiles(values, n=10, method="inclusive")
+    return f"{statistics.median(values):.{digits}f} | {low:.{digits}f} .. {high:.{digits}f}"
 
 
 def main() -> int:
@@ -224,6 +215,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=30, help="pairs (30)")
     parser.add_argument("--worker", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error("--rounds: want at least 2")
     if options.worker:
         what, path, model = options.worker
         (serve if what == "serve" else count)(path, Path(model))
@@ -241,17 +234,14 @@ def main() -> int:
     slow = False
     for name, by_path in samples.items():
         for path in PATHS:
-            us, number = by_path[path], counts[path][name]
+            number = counts[path][name]
             print(
-                f"| {name} | {path} | {statistics.median(us):.1f} | {percentile(us, 0.1):.1f} .. "
-                f"{percentile(us, 0.9):.1f} | {number['doorbells']:g} | {number['dwords']:g} |"
+                f"| {name} | {path} | {spread(by_path[path], 1)} | "
+                f"{number['doorbells']:g} | {number['dwords']:g} |"
             )
         ratios = [t / n for n, t in zip(by_path["nvk"], by_path["tegra"], strict=True)]
         slow |= statistics.median(ratios) > 1.1
-        print(
-            f"| {name} | tegra / nvk | {statistics.median(ratios):.3f} | "
-            f"{percentile(ratios, 0.1):.3f} .. {percentile(ratios, 0.9):.3f} | | |"
-        )
+        print(f"| {name} | tegra / nvk | {spread(ratios, 3)} | | |")
     return int(slow)
 
 

@@ -82,10 +82,6 @@ SHAPES = {
 }
 
 
-class UserError(Exception):
-    """One line about what the user should change."""
-
-
 def random_blocks(quant: Quant, rows: int, columns: int, seed: int) -> NDArray[np.uint8]:
     """A matrix's bytes, (rows, bytes of a row): random, with values around one.
 
@@ -169,8 +165,6 @@ def inner_axis_rule(k: Scheduler) -> Scheduler | None:
     """The patch: the threads of a row divide the innermost reduce axes."""
     from tinygrad.codegen.opt import heuristic
 
-    if not hasattr(heuristic, "matvec_opts"):
-        raise UserError("this tinygrad has no matvec patch: put a patched tree on PYTHONPATH")
     return heuristic.matvec_opts(k)
 
 
@@ -432,16 +426,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     gemv.add_argument("--repeats", type=int, default=20)
     gemv.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    jobs = {"opts": print_opts, "gemv": print_gemv}
-    try:
-        if getattr(args, "repeats", 2) < 2:
-            raise UserError("want --repeats 2 or more")
-        jobs[args.command](args)
-    except UserError as e:
-        print(f"matvec_bench: {e}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    if args.command == "opts":
+        print_opts(args)
+        return 0
+    from tinygrad.codegen.opt import heuristic
+
+    if args.repeats < 2:
+        parser.error("want --repeats 2 or more")
+    if not hasattr(heuristic, "matvec_opts"):
+        parser.error("this tinygrad has no matvec patch: put a patched tree on PYTHONPATH")
+    print_gemv(args)
     return 0
 
 

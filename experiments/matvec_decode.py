@@ -23,10 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-class UserError(Exception):
-    """One line about what the user should change."""
-
-
 def decode_worker(args: argparse.Namespace) -> None:
     """Load the model; for each line on stdin decode so many tokens; answer in JSON lines."""
     from tinygrad import Device, Tensor, UOp
@@ -67,7 +63,7 @@ class Worker:
         stdin.flush()
         line = stdout.readline()
         if not line:
-            raise UserError(f"{self.tree} on {self.dev}: the worker died, see above")
+            raise SystemExit(f"{self.tree} on {self.dev}: the worker died, see above")
         answer = json.loads(line)
         self.tokens += answer["tokens"]
         return list(answer["seconds"])
@@ -75,21 +71,10 @@ class Worker:
 
 def print_decode(args: argparse.Namespace) -> None:
     """Decode with both trees and every renderer in turns; print a table and the ratio."""
-    if not args.model.is_file():
-        raise UserError(f"{args.model}: no such file; want a GGUF")
     trees = {"stock": args.stock, "patched": args.patched}
-    for name, tree in trees.items():
-        if tree is None or not (tree / "tinygrad").is_dir():
-            raise UserError(f"--{name} {tree}: want a folder that holds tinygrad/")
     workers = []
-    command = [
-        sys.executable,
-        __file__,
-        str(args.model),
-        "--context",
-        str(args.context),
-        "--worker",
-    ]
+    command = [sys.executable, __file__, str(args.model), "--context", str(args.context)]
+    command.append("--worker")
     for dev in args.devices:
         for name, tree in trees.items():
             environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "DEV": dev}
@@ -151,18 +136,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
-    try:
-        if args.worker:
-            decode_worker(args)
-            return 0
-        if args.rounds < 1 or args.tokens < 2:
-            raise UserError("want --rounds 1 or more and --tokens 2 or more")
-        print_decode(args)
-    except UserError as e:
-        print(f"matvec_decode: {e}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    if args.worker:
+        decode_worker(args)
+        return 0
+    if not args.model.is_file():
+        parser.error(f"{args.model}: no such file; want a GGUF")
+    for name in ("stock", "patched"):
+        tree = getattr(args, name)
+        if tree is None or not (tree / "tinygrad").is_dir():
+            parser.error(f"--{name} {tree}: want a folder that holds tinygrad/")
+    if args.rounds < 1 or args.tokens < 2:
+        parser.error("want --rounds 1 or more and --tokens 2 or more")
+    print_decode(args)
     return 0
 
 

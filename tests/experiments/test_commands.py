@@ -1,4 +1,4 @@
-"""experiments/matvec_bench.py on tinygrad's Python device; what it and matvec_decode.py refuse."""
+"""The experiments as commands: what they print and what they refuse."""
 
 import os
 import subprocess
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"
+REPOSITORY = Path(__file__).resolve().parents[2]
+EXPERIMENTS = REPOSITORY / "experiments"
 
 
 def bench(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -51,11 +52,22 @@ def test_ptx_alignment_runs_as_a_command(tmp_path: Path) -> None:
 
 
 def test_assemble_test_ops_wants_upstream_tests(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(EXPERIMENTS / "assemble_test_ops.py"),
-        "--upstream",
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "experiments.assemble_test_ops", "--upstream", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
     assert done.returncode == 2 and "want a checkout of tinygrad" in done.stderr
+
+
+def test_mutations_finds_what_the_tests_miss(tmp_path: Path) -> None:
+    text = "def lower(a, b):\n    return a < b\n\n\ndef double(a):\n    return a * 2\n"
+    source, test = tmp_path / "tree" / "sums.py", tmp_path / "test_sums.py"
+    source.parent.mkdir()
+    source.write_text(text)
+    test.write_text("import sums\n\n\ndef test():\n    assert sums.double(3) == 6\n")
+    command = [sys.executable, "-m", "experiments.mutations", "sums.py", "--tree"]
+    command += [str(source.parent), "--", str(test)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
+    assert done.returncode == 1, done.stderr
+    missed = [line for line in done.stdout.splitlines() if line.startswith("sums.py:")]
+    assert missed == ["sums.py:2: a < b -> (a <= b)", "sums.py:2: a < b -> None"]
+    assert "3 of 5 changes noticed, 2 survived" in done.stdout
+    assert source.read_text() == text

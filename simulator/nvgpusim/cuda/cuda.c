@@ -12,7 +12,6 @@ static char context;
 
 // Only CUDA's own libcudart asks for these.
 API CUresult cuGetExportTable(const void** table, const CUuuid* id) {
-  (void)table, (void)id;
   fprintf(stderr,
           "nvgpusim: error: the program holds CUDA's own libcudart, as nvcc links it unless told "
           "otherwise: build it with nvcc -cudart shared\n");
@@ -32,73 +31,34 @@ API CUresult cuDeviceGet(CUdevice* device, int n) {
   return n ? CUDA_ERROR_INVALID_DEVICE : CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetName(char* name, int size, CUdevice device) {
-  (void)device;
   snprintf(name, (size_t)size, "Orin (nvgpusim)");
   return CUDA_SUCCESS;
 }
 API CUresult cuDeviceTotalMem_v2(size_t* bytes, CUdevice device) {
-  (void)device;
   *bytes = 4ull << 30;
   return CUDA_SUCCESS;
 }
 API CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute what, CUdevice device) {
-  (void)device;
-  switch ((int)what) {
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR:
-      *value = 8;
-      break;
-    case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
-      *value = 7;
-      break;
-    case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
-      *value = 16;
-      break;
-    case CU_DEVICE_ATTRIBUTE_WARP_SIZE:
-      *value = 32;
-      break;
-    case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK:
-      *value = 1024;
-      break;
-    case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
-      *value = 1;
-      break;
-    case CU_DEVICE_ATTRIBUTE_INTEGRATED:
-      *value = 1;
-      break;
-    default:
-      *value = 0;
-  }
+  *value = sim_attribute(what);
   return CUDA_SUCCESS;
 }
 
 API CUresult cuDevicePrimaryCtxRetain(CUcontext* c, CUdevice device) {
-  (void)device;
   *c = (CUcontext)&context;
   return CUDA_SUCCESS;
 }
-API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-  (void)device;
-  return CUDA_SUCCESS;
-}
-API CUresult cuCtxSetCurrent(CUcontext c) {
-  (void)c;
-  return CUDA_SUCCESS;
-}
+API CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) { return CUDA_SUCCESS; }
+API CUresult cuCtxSetCurrent(CUcontext c) { return CUDA_SUCCESS; }
 // before CUDA 13 (flags, device), since then (parameters, flags, device)
 #undef cuCtxCreate
 API CUresult cuCtxCreate_v2(CUcontext* c, unsigned flags, CUdevice device) {
-  (void)flags;
   return cuDevicePrimaryCtxRetain(c, device);
 }
 API CUresult cuCtxCreate_v4(CUcontext* c, CUctxCreateParams* params, unsigned flags,
                             CUdevice device) {
-  (void)params, (void)flags;
   return cuDevicePrimaryCtxRetain(c, device);
 }
-API CUresult cuCtxDestroy_v2(CUcontext c) {
-  (void)c;
-  return CUDA_SUCCESS;
-}
+API CUresult cuCtxDestroy_v2(CUcontext c) { return CUDA_SUCCESS; }
 API CUresult cuCtxSynchronize(void) { return CUDA_SUCCESS; }
 
 API CUresult cuModuleLoadData(CUmodule* module, const void* image) {
@@ -112,7 +72,6 @@ API CUresult cuModuleLoadData(CUmodule* module, const void* image) {
 }
 API CUresult cuModuleLoadDataEx(CUmodule* module, const void* image, unsigned n, CUjit_option* keys,
                                 void** values) {
-  (void)n, (void)keys, (void)values;
   return cuModuleLoadData(module, image);
 }
 API CUresult cuModuleLoad(CUmodule* module, const char* path) {
@@ -129,10 +88,7 @@ API CUresult cuModuleLoad(CUmodule* module, const char* path) {
   free(image);
   return error;
 }
-API CUresult cuModuleUnload(CUmodule module) {
-  (void)module;
-  return CUDA_SUCCESS;
-}
+API CUresult cuModuleUnload(CUmodule module) { return CUDA_SUCCESS; }
 API CUresult cuModuleGetFunction(CUfunction* f, CUmodule module, const char* name) {
   Function* made = calloc(1, sizeof *made);
   made->module = (uint32_t)(uintptr_t)module - 1;
@@ -153,7 +109,6 @@ API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
                             unsigned by, unsigned bz, unsigned shared, CUstream stream, void** args,
                             void** extra) {
   const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
-  (void)stream;
   if (extra) return CUDA_ERROR_NOT_SUPPORTED;
   const int error = sim_launch(&((Function*)f)->kernel, grid, block, shared, args);
   return error == 9 ? CUDA_ERROR_INVALID_VALUE : (CUresult)error;
@@ -193,14 +148,10 @@ API CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned value, size_t n) {
 }
 
 API CUresult cuStreamCreate(CUstream* s, unsigned flags) {
-  (void)flags;
   *s = malloc(1);
   return CUDA_SUCCESS;
 }
-API CUresult cuStreamSynchronize(CUstream s) {
-  (void)s;
-  return CUDA_SUCCESS;
-}
+API CUresult cuStreamSynchronize(CUstream s) { return CUDA_SUCCESS; }
 API CUresult cuStreamDestroy_v2(CUstream s) {
   free(s);
   return CUDA_SUCCESS;

@@ -56,7 +56,6 @@ API char __cudaInitModule(void** handle) { return handle != 0; }
 API void __cudaRegisterFunction(void** handle, const char* host, char* device, const char* name,
                                 int limit, void* tid, void* bid, void* bdim, void* gdim,
                                 int* size) {
-  (void)device, (void)limit, (void)tid, (void)bid, (void)bdim, (void)gdim, (void)size;
   if (n_kernels == MOST) abort();
   kernels[n_kernels].host = host;
   kernels[n_kernels].name = strdup(name);
@@ -64,7 +63,6 @@ API void __cudaRegisterFunction(void** handle, const char* host, char* device, c
 }
 API void __cudaRegisterVar(void** handle, char* host, char* device, const char* name, int ext,
                            size_t size, int constant, int global) {
-  (void)device, (void)ext, (void)size, (void)constant, (void)global;
   if (n_variables == MOST) abort();
   variables[n_variables].host = host;
   variables[n_variables].name = strdup(name);
@@ -105,7 +103,6 @@ API cudaError_t cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** ar
                                  cudaStream_t stream) {
   Kernel* k;
   const int error = find(f, &k);
-  (void)stream;
   if (error || sticky) return done(error);
   return done(sim_launch(k, &grid.x, &block.x, shared, args));
 }
@@ -135,12 +132,10 @@ API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* out, const void
 }
 API cudaError_t cudaFuncSetAttribute(const void* f, enum cudaFuncAttribute what, int value) {
   Kernel* k;
-  (void)what, (void)value;
   return done(find(f, &k));
 }
 API cudaError_t cudaFuncSetCacheConfig(const void* f, enum cudaFuncCache what) {
   Kernel* k;
-  (void)what;
   return done(find(f, &k));
 }
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* f, int threads,
@@ -157,7 +152,6 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, const void* f,
                                                                        int threads, size_t shared,
                                                                        unsigned flags) {
-  (void)flags;
   return cudaOccupancyMaxActiveBlocksPerMultiprocessor(n, f, threads, shared);
 }
 
@@ -165,13 +159,11 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, c
 
 API cudaError_t cudaMalloc(void** p, size_t size) { return done(sim_malloc((uint64_t*)p, size)); }
 API cudaError_t cudaMallocManaged(void** p, size_t size, unsigned flags) {
-  (void)flags;
   const int error = sim_malloc((uint64_t*)p, size);
   if (!error) wrote(*p, size);  // the CPU's stores are not seen
   return done(error);
 }
 API cudaError_t cudaMallocAsync(void** p, size_t size, cudaStream_t s) {
-  (void)s;
   return cudaMalloc(p, size);
 }
 API cudaError_t cudaMallocPitch(void** p, size_t* pitch, size_t width, size_t height) {
@@ -179,10 +171,7 @@ API cudaError_t cudaMallocPitch(void** p, size_t* pitch, size_t width, size_t he
   return cudaMalloc(p, *pitch * height);
 }
 API cudaError_t cudaFree(void* p) { return done(sim_free((uint64_t)p)); }
-API cudaError_t cudaFreeAsync(void* p, cudaStream_t s) {
-  (void)s;
-  return cudaFree(p);
-}
+API cudaError_t cudaFreeAsync(void* p, cudaStream_t s) { return cudaFree(p); }
 API cudaError_t cudaMallocHost(void** p, size_t size) {
   *p = malloc(size ? size : 1);
   return done(*p ? 0 : cudaErrorMemoryAllocation);
@@ -192,7 +181,6 @@ API cudaError_t cudaHostAlloc(void** p, size_t size, unsigned flags) {
   return cudaMallocManaged(p, size, 0);  // at the same address for both
 }
 API cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned flags) {
-  (void)flags;
   *device = host;
   return done(is_device(host) ? 0 : cudaErrorInvalidValue);
 }
@@ -202,7 +190,6 @@ API cudaError_t cudaFreeHost(void* p) {
   return done(0);
 }
 API cudaError_t cudaHostRegister(void* p, size_t size, unsigned flags) {
-  (void)size;
   // Memory that is the program's alone is locked already, for all that it can see.
   return done(flags & cudaHostRegisterMapped ? cudaErrorNotSupported
               : p                            ? 0
@@ -225,7 +212,6 @@ API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMem
 }
 API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind,
                                 cudaStream_t s) {
-  (void)s;
   return cudaMemcpy(to, from, size, kind);
 }
 API cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
@@ -244,7 +230,6 @@ API cudaError_t cudaMemset(void* p, int value, size_t size) {
   return done(0);
 }
 API cudaError_t cudaMemsetAsync(void* p, int value, size_t size, cudaStream_t s) {
-  (void)s;
   return cudaMemset(p, value, size);
 }
 API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
@@ -284,12 +269,10 @@ static cudaError_t symbol_copy(const void* symbol, void* host, const void* sourc
 }
 API cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t size, size_t offset,
                                    enum cudaMemcpyKind kind) {
-  (void)kind;
   return symbol_copy(symbol, 0, from, size, offset);
 }
 API cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t size, size_t offset,
                                      enum cudaMemcpyKind kind) {
-  (void)kind;
   return symbol_copy(symbol, to, 0, size, offset);
 }
 
@@ -306,23 +289,15 @@ API cudaError_t cudaStreamCreate(cudaStream_t* s) {
   return done(0);
 }
 API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
-  (void)flags;
   return cudaStreamCreate(s);
 }
 API cudaError_t cudaStreamDestroy(cudaStream_t s) {
   free(s);
   return done(0);
 }
-API cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-  (void)s;
-  return done(0);
-}
-API cudaError_t cudaStreamQuery(cudaStream_t s) {
-  (void)s;
-  return done(0);
-}
+API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return done(0); }
+API cudaError_t cudaStreamQuery(cudaStream_t s) { return done(0); }
 API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
-  (void)s, (void)e, (void)flags;
   return done(0);
 }
 API cudaError_t cudaEventCreate(cudaEvent_t* e) {
@@ -330,7 +305,6 @@ API cudaError_t cudaEventCreate(cudaEvent_t* e) {
   return done(0);
 }
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned flags) {
-  (void)flags;
   return cudaEventCreate(e);
 }
 API cudaError_t cudaEventDestroy(cudaEvent_t e) {
@@ -338,18 +312,11 @@ API cudaError_t cudaEventDestroy(cudaEvent_t e) {
   return done(0);
 }
 API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
-  (void)s;
   *(double*)e = now_ms();
   return done(0);
 }
-API cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-  (void)e;
-  return done(0);
-}
-API cudaError_t cudaEventQuery(cudaEvent_t e) {
-  (void)e;
-  return done(0);
-}
+API cudaError_t cudaEventSynchronize(cudaEvent_t e) { return done(0); }
+API cudaError_t cudaEventQuery(cudaEvent_t e) { return done(0); }
 API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) {
   *ms = (float)(*(double*)b - *(double*)a);
   return done(0);
@@ -366,14 +333,8 @@ API cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return done(0);
 }
-API cudaError_t cudaSetDeviceFlags(unsigned flags) {
-  (void)flags;
-  return done(0);
-}
-API cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache what) {
-  (void)what;
-  return done(0);
-}
+API cudaError_t cudaSetDeviceFlags(unsigned flags) { return done(0); }
+API cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache what) { return done(0); }
 API cudaError_t cudaProfilerStart(void) { return done(0); }
 API cudaError_t cudaProfilerStop(void) { return done(0); }
 API cudaError_t cudaDeviceSynchronize(void) { return done(0); }
@@ -405,43 +366,8 @@ API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
   return done(0);
 }
 API cudaError_t cudaDeviceGetAttribute(int* value, enum cudaDeviceAttr what, int device) {
-  struct cudaDeviceProp p;
-  const cudaError_t error = cudaGetDeviceProperties(&p, device);
-  if (error) return error;
-  switch ((int)what) {
-    case cudaDevAttrMaxThreadsPerBlock:
-      *value = p.maxThreadsPerBlock;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlock:
-      *value = (int)p.sharedMemPerBlock;
-      break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-      *value = (int)p.sharedMemPerBlockOptin;
-      break;
-    case cudaDevAttrWarpSize:
-      *value = 32;
-      break;
-    case cudaDevAttrMultiProcessorCount:
-      *value = p.multiProcessorCount;
-      break;
-    case cudaDevAttrComputeCapabilityMajor:
-      *value = 8;
-      break;
-    case cudaDevAttrComputeCapabilityMinor:
-      *value = 7;
-      break;
-    case cudaDevAttrIntegrated:
-      *value = 1;
-      break;
-    case cudaDevAttrManagedMemory:
-      *value = 1;
-      break;
-    case cudaDevAttrMaxThreadsPerMultiProcessor:
-      *value = p.maxThreadsPerMultiProcessor;
-      break;
-    default:
-      *value = 0;
-  }
+  if (device) return done(cudaErrorInvalidDevice);
+  *value = sim_attribute(what);
   return cudaSuccess;
 }
 API cudaError_t cudaRuntimeGetVersion(int* version) {

@@ -1,5 +1,6 @@
 // The process's end of the socket; see standin.h.
 #include "standin.h"
+#include <cuda.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -83,6 +84,27 @@ int sim_launch(const Kernel* k, const unsigned* grid, const unsigned* block, siz
   const int error = ask(LAUNCH, a, 5, params, k->bytes, 0, 0);
   free(params);
   return error;
+}
+int sim_attribute(int what) {
+  static const struct {
+    CUdevice_attribute what;
+    int value;
+  } KNOWN[] = {
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK, 1024},
+      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK, 48 << 10},
+      {CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, 163 << 10},
+      {CU_DEVICE_ATTRIBUTE_WARP_SIZE, 32},
+      {CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 16},
+      {CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR, 1536},
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 8},
+      {CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, 7},
+      {CU_DEVICE_ATTRIBUTE_INTEGRATED, 1},
+      {CU_DEVICE_ATTRIBUTE_MANAGED_MEMORY, 1},
+      {CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING, 1},
+  };
+  for (size_t i = 0; i < sizeof KNOWN / sizeof *KNOWN; i++)
+    if ((int)KNOWN[i].what == what) return KNOWN[i].value;
+  return 0;
 }
 size_t image_size(const void* data) {  // magic, u16 version, u16 size of the header, u64 the rest
   uint64_t size;

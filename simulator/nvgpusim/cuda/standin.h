@@ -39,5 +39,8 @@ void wrote(const void* p, size_t size);
 int sim_kernel(uint32_t module, const char* name, Kernel* k);
 int sim_launch(const Kernel* k, const unsigned* grid, const unsigned* block, size_t shared,
                void** args);
+// An attribute of the device by its number, the same in both APIs; 0 for any
+// other.
+int sim_attribute(int what);
 // The bytes of a fat binary, by its header.
 size_t image_size(const void* data);

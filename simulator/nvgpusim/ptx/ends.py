@@ -112,7 +112,7 @@ class Ends(Clocks):
         over = where + np.uint64(total) > asked
         if self.bounds and over.any():
             n = int(np.flatnonzero(over)[0])
-            va = int(where[n])
+            va = max(int(where[n]), asked)
             what = f"{va:#x} is {va - asked} bytes after the end of {mapping.buf!r}"
             self._tell("bounds", part, where, n, total, access, what)
 

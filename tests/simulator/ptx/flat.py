@@ -17,13 +17,13 @@ class FlatMemory(GpuAddressSpace):
         super().__init__("test")
         self.next = 0x10000000
 
-    def add(self, data: NDArray[np.uint8]) -> int:
-        """Map a copy of `data`; returns its address."""
-        buf = DmaBuf(len(data), f"buffer {self.next:#x}")
+    def add(self, data: NDArray[np.uint8], before: int = 0) -> int:
+        """Map a copy of `data`, the end of a buffer after `before` bytes; returns its address."""
+        buf = DmaBuf(before + len(data), f"buffer {self.next:#x}")
         buf.array = np.zeros(buf.size, np.uint8)
-        buf.array[: len(data)] = data
+        buf.array[before : before + len(data)] = data
         va, self.next = self.next, self.next + buf.size + 0x10000
-        self.map(Mapping(va, buf.size, buf))
+        self.map(Mapping(va, buf.size - before, buf, before))
         return va
 
     def read(self, va: int, size: int, access: Access = "read") -> Any:

@@ -318,6 +318,18 @@ def test_a_cheap_kernel_is_compiled_after_many_launches() -> None:
     assert code.heat.native is not None
 
 
+def test_a_register_that_nobody_wrote_is_zero_at_every_launch() -> None:
+    """The memory of a chunk is kept for the next launch, with what the last one left in it."""
+    code = code_of(
+        kernel(
+            f"ld.global.u32 %r2, [%in]; setp.lt.u32 %p1, %r30, %r2; @%p1 mov.u32 %r1, 9; bar.sync 0; {STORE}"
+        )
+    )
+    many, few = (np.full(16, n, np.uint32) for n in (60, 7))
+    assert outcome(code, True, many) == outcome(code, True, many)
+    assert outcome(code, True, few) == outcome(code, False, few)
+
+
 @pytest.mark.parametrize("arm", ["fns.b32 %r1, %r1, 0, 1;", "st.global.u32 [%i+4], %r1;"])
 def test_lanes_meet_where_others_wait(arm: str) -> None:
     """Whoever comes through a branch of the interpreter's, or a loop, stops at the join."""

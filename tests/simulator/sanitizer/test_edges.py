@@ -28,13 +28,17 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Setup(NamedTuple):
-    """Threads of a block; the input: bytes, how many the host wrote, whether it is read-only."""
+    """Threads of a block; the input: bytes, how many the host wrote, whether it is read-only.
+
+    `known`: a client made it known; else the driver alone knows its size.
+    """
 
     threads: int = 64
     size: int = FULL
     wrote: int = FULL
     read_only: bool = False
     checks: tuple[str, ...] = CHECKS
+    known: bool = True
 
 
 def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
@@ -42,13 +46,17 @@ def path(text: str, compiled: bool, watched: bool, how: Setup) -> Any:
     module = parse(text)
     code = compile_kernel(module, module.kernels["k"], watched, False)
     memory, extents = FlatMemory(), Extents()
-    out, given = memory.add(np.zeros(FULL, np.uint8)), memory.add(np.zeros(FULL, np.uint8))
+    out = memory.add(np.zeros(FULL, np.uint8))
+    given = memory.add(np.zeros(FULL, np.uint8), 0 if how.known else FULL)
     mapping = memory.find(given)
     assert mapping is not None
     mapping.read_only = how.read_only
     extents.alloc(out, FULL, "out", "test.py:1")
-    extents.alloc(given, how.size, "given", "test.py:2")
-    extents.written(given, how.wrote)
+    if how.known:
+        extents.alloc(given, how.size, "given", "test.py:2")
+        extents.written(given, how.wrote)
+    else:
+        mapping.buf.asked = FULL + how.size
     bank = bytes(0x160) + out.to_bytes(8, "little") + given.to_bytes(8, "little") + bytes(8)
     launch = Launch(
         code, memory, (2, 1, 1), (how.threads, 1, 1), {0: bank}, compiled=compiled,
@@ -117,15 +125,19 @@ BEYOND = "shared address 0x408 + 8 is beyond the block's"
         (f"{SHARED} @%p1 ld.shared.v2.u32 {{%r1, %r2}}, [%r1+8];", {}, (BEYOND, BEYOND), []),
         (f"{SHARED} @%p1 ld.shared.v2.u32 {{%r1, %r2}}, [%r1+8];", {"checks": ("bounds",)}, (BEYOND, BEYOND), []),
         (f"{SHARED} @%p1 st.shared.v2.u32 [%r1+8], {{%r1, %r1}};", {}, (BEYOND, BEYOND), []),
+        (LOAD, {"size": 60, "known": False}, ("", ""), ["bounds"]),
+        (LOAD, {"size": 64, "known": False}, ("", ""), []),
         (LOAD, {"wrote": 60}, ("", ""), ["init"]),
         (".shared .align 8 .b8 s[512]; mov.u32 %r1, s; mad.lo.u32 %r1, %r30, 8, %r1; st.shared.u32 [%r1], 3; ld.shared.v2.u32 {%r1, %r2}, [%r1]; st.global.u32 [%i], %r2;", {}, ("", ""), ["init"]),
     ],
-    ids=["read-only", "load past a buffer", "store past a buffer", "load past shared memory", "without init", "store past shared memory", "second word of a buffer", "second word of shared memory"],
+    ids=["read-only", "load past a buffer", "store past a buffer", "load past shared memory", "without init", "store past shared memory", "load past the driver's buffer", "all of the driver's buffer", "second word of a buffer", "second word of shared memory"],
 )  # fmt: skip
 def test_ends(body: str, options: Any, fault: tuple[str, str], kinds: list[str]) -> None:
     """The last element of a vector is what is wrong, in the last lane."""
     plain, watched = judged(body, **options)
     assert watched[2] == kinds
+    if not options.get("known", True) and kinds:
+        assert " is 0 bytes after the end of buffer" in watched[3][0]
     for seen, words in zip((plain, watched), fault, strict=True):
         assert words in seen[1] and bool(words) == bool(seen[1])
 
