@@ -208,7 +208,8 @@ def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.Monk
     def breaks(readings: Readings) -> list[object]:
         raise OverflowError("int too large to convert to float")
 
-    monkeypatch.setattr(families, "BOARD", (breaks, *families.BOARD))
+    broken = families.Family("broken", "A family that fails.", (), breaks)
+    monkeypatch.setattr(families, "BOARD", (broken, *families.BOARD))
     with Board(show(idle())) as board:
         exporter = Exporter(board)
         exporter.exposition()
