@@ -43,18 +43,7 @@ let
     root = "/";
     boot = "/boot";
   };
-  diskLabel =
-    {
-      what,
-      example,
-      command,
-    }:
-    lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      inherit example;
-      description = "The label of ${what}, as `${command}` writes it.";
-    };
+  labelled = option (lib.types.nullOr lib.types.str) null;
 in
 {
   imports = [ ./tinygrad.nix ];
@@ -71,21 +60,9 @@ in
         "Public keys that log in as `orin.host.user` and as root. There are no passwords.";
 
     disk = {
-      root = diskLabel {
-        what = "the root file system, ext4";
-        example = "nixos";
-        command = "mkfs.ext4 -L nixos";
-      };
-      boot = diskLabel {
-        what = "the EFI system partition";
-        example = "ESP";
-        command = "mkfs.fat -F 32 -n ESP";
-      };
-      swap = diskLabel {
-        what = "a swap partition, if there is one";
-        example = "swap";
-        command = "mkswap -L swap";
-      };
+      root = labelled "nixos" "The label of the root file system, ext4, as `mkfs.ext4 -L nixos` writes it.";
+      boot = labelled "ESP" "The label of the EFI system partition, as `mkfs.fat -F 32 -n ESP` writes it.";
+      swap = labelled "swap" "The label of a swap partition, if there is one, as `mkswap -L swap` writes it.";
     };
 
     mdns = switch true "Whether the board answers to its name in the local network: `ssh orin@orin-1.local`.";
