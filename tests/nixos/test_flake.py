@@ -170,7 +170,7 @@ def test_a_stranger_s_host_and_the_fleet_have_nothing_wrong(flake: Flake) -> Non
 
 
 def test_wrong_use_says_what_it_should_and_no_more(flake: Flake) -> None:
-    """What each message says is on the generated page; two mistakes have more than one way."""
+    """Each message stands on the generated page; two of them have several mistakes."""
     hosts = flake("checks.x86_64-linux.wrong-use.report")
     assert hosts.pop("nxSuper") == [] and all(hosts.values())
     times = Counter(message for messages in hosts.values() for message in messages)
