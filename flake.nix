@@ -13,11 +13,11 @@
   };
 
   outputs =
-    {
+    inputs@{
       self,
       nixpkgs,
       jetpack-nixos,
-      disko,
+      ...
     }:
     let
       # nixpkgs is evaluated once per system, and every output below shares it. On aarch64 it is the hosts'.
@@ -61,14 +61,7 @@
       checks = forEach ./nixos/tests;
       formatter = nixpkgs.lib.mapAttrs (_: pkgs: pkgs.nixfmt-tree) pkgsFor;
 
-      lib = import ./nixos/lib.nix {
-        inherit
-          self
-          nixpkgs
-          jetpack-nixos
-          disko
-          ;
-      };
+      lib = import ./nixos/lib.nix inputs;
       nixosModules = import ./nixos/modules { overlay = self.overlays.default; };
       nixosConfigurations = import ./nixos/hosts { inherit (self.lib) mkOrin; };
       templates = import ./templates;

@@ -1,5 +1,5 @@
 # What a flake of one's own calls.
-{
+inputs@{
   self,
   nixpkgs,
   jetpack-nixos,
@@ -9,14 +9,7 @@ let
   inherit (nixpkgs) lib;
   flash = import ./install/flash.nix { inherit lib self jetpack-nixos; };
   layouts = import ./install/layout.nix { inherit lib disko; };
-  installer = import ./install/installer.nix {
-    inherit
-      self
-      nixpkgs
-      jetpack-nixos
-      disko
-      ;
-  };
+  installer = import ./install/installer.nix inputs;
 
   /*
     The modules of a Jetson Orin: JetPack, all of ours, and yours. For tools that evaluate a machine

@@ -3,7 +3,6 @@
 other:
 { config, lib, ... }:
 let
-  line = import ../modules/line.nix lib;
   # JetPack's packages depend on these.
   board =
     host:
@@ -30,7 +29,7 @@ in
   assertions = [
     {
       assertion = board { inherit config; } == board other;
-      message = line "host ${host}: hardware.nvidia-jetpack is not that of ${other.config.networking.hostName}: ${advice}.";
+      message = "host ${host}: hardware.nvidia-jetpack is not that of ${other.config.networking.hostName}: ${advice}.";
     }
   ];
 }

@@ -7,15 +7,9 @@
 }:
 let
   cfg = config.orin.backup;
-  host = config.networking.hostName;
-  check = import ./check.nix { inherit lib host; };
-  paths = import ./paths.nix { inherit lib; };
-  secrets = import ./secrets.nix { inherit lib host; } [
-    {
-      option = "orin.backup.passwordFile";
-      file = cfg.passwordFile;
-    }
-  ];
+  common = import ./common.nix { inherit lib config; };
+  inherit (common) check option paths;
+  secrets = common.secrets { files."orin.backup.passwordFile" = cfg.passwordFile; };
   copies = "/var/lib/orin-backup";
   grafana = config.services.grafana.enable;
 in
@@ -23,22 +17,14 @@ in
   options.orin.backup = {
     enable = lib.mkEnableOption "a backup of the benchmarks' history and of Grafana, by restic";
 
-    repository = lib.mkOption {
-      type = lib.types.str;
-      default = "";
-      example = "sftp:backup@nas:/orin-1";
-      description = "Where to, as restic writes it. The backup makes it where it is not there yet.";
-    };
+    repository =
+      option lib.types.str "" "sftp:backup@nas:/orin-1"
+        "Where to, as restic writes it. The backup makes it where it is not there yet.";
 
-    passwordFile = lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      example = "/var/lib/secrets/backup";
-      description = ''
-        A file on the board with the repository's password. Keep it elsewhere too: without it nobody
-        can read the backup.
-      '';
-    };
+    passwordFile = option (lib.types.nullOr lib.types.str) null "/var/lib/secrets/backup" ''
+      A file on the board with the repository's password. Keep it elsewhere too: without it nobody
+      can read the backup.
+    '';
 
     databases = lib.mkOption {
       type = lib.types.attrsOf lib.types.str;
@@ -64,12 +50,7 @@ in
       description = "Files and folders beside the databases.";
     };
 
-    dates = lib.mkOption {
-      type = lib.types.str;
-      default = "daily";
-      example = "hourly";
-      description = "When, as systemd.time(7) writes it.";
-    };
+    dates = option lib.types.str "daily" "hourly" "When, as systemd.time(7) writes it.";
   };
 
   config = lib.mkIf cfg.enable {
@@ -109,13 +90,9 @@ in
           (check.rule "orin.backup.databases.${check.show name}" file (
             !lib.hasPrefix "${copies}/" file
           ) "the copies are made there; write the file that is to be copied")
-          (paths.file {
-            inherit host;
-            option = "orin.backup.databases.${check.show name}";
-            path = file;
-            why = "where nothing changes";
-            example = "/home/alice/.local/state/tinygrad-orin/history.db";
-          })
+          (paths.file "orin.backup.databases.${check.show name}" file "where nothing changes"
+            "/home/alice/.local/state/tinygrad-orin/history.db"
+          )
         ]) cfg.databases
       );
     system.preSwitchChecks = secrets.checks "orinBackup";

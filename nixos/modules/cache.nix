@@ -8,8 +8,7 @@
 let
   cfg = config.orin.cache;
   host = config.networking.hostName;
-  listening = import ./listening.nix { inherit lib; };
-  check = import ./check.nix { inherit lib host; };
+  inherit (import ./common.nix { inherit lib config; }) check listening;
   folder = "/var/lib/orin-cache";
   settings = {
     enable = true;
@@ -32,18 +31,11 @@ in
   };
 
   config = lib.mkIf cfg.enable {
-    assertions = [
-      (listening.reachable {
-        inherit host cfg;
-        what = "the cache";
-        at = "orin.cache";
-      })
-      (check.address "orin.cache.listenAddress" cfg.listenAddress)
+    assertions = listening.rules "the cache" "orin.cache" "listenAddress" cfg ++ [
       # systemd opens its socket.
       (check.rule "orin.cache.listenAddress" cfg.listenAddress (
         lib.hasInfix ":" cfg.listenAddress || !check.matches ".*[A-Za-z].*" cfg.listenAddress
       ) ''systemd takes numbers here and no name; write "127.0.0.1", "0.0.0.0" or "::"'')
-      (check.unprivileged "orin.cache.port" cfg.port)
     ];
     orin.ports."orin.cache.port" = cfg.port;
     networking.firewall.allowedTCPPorts = lib.optional cfg.openFirewall cfg.port;

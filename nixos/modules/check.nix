@@ -3,6 +3,16 @@
 rec {
   matches = pattern: text: builtins.match pattern text != null;
 
+  # The message is one line, whatever the lines are that it is written in.
+  demand = ok: text: {
+    assertion = ok;
+    message =
+      "host ${host}: "
+      + lib.concatStringsSep " " (
+        lib.filter (each: each != "") (map lib.trim (lib.splitString "\n" text))
+      );
+  };
+
   rule = option: value: ok: right: {
     assertion = ok;
     message = "host ${host}: ${option} = ${show value}: ${right}";

@@ -8,17 +8,18 @@
 let
   telemetry = config.orin.telemetry;
   cfg = telemetry.exporter;
-  host = config.networking.hostName;
-  listening = import ./listening.nix { inherit lib; };
-  check = import ./check.nix { inherit lib host; };
-  paths = import ./paths.nix { inherit lib; };
-  secrets = import ./secrets.nix { inherit lib host; } [
-    {
-      option = "orin.telemetry.exporter.webConfigFile";
-      file = cfg.webConfigFile;
-      advice = "its format is that of Prometheus' exporter-toolkit; docs/telemetry.md has an example";
-    }
-  ];
+  common = import ./common.nix { inherit lib config; };
+  inherit (common)
+    check
+    listening
+    option
+    paths
+    switch
+    ;
+  secrets = common.secrets {
+    files."orin.telemetry.exporter.webConfigFile" = cfg.webConfigFile;
+    advice = "its format is that of Prometheus' exporter-toolkit; docs/telemetry.md has an example";
+  };
 
   exporterUnit = description: flags: hardening: {
     inherit description;
@@ -66,109 +67,75 @@ in
 
     openFirewall = listening.openFirewall "the exporter's port";
 
-    extraFlags = lib.mkOption {
-      type = lib.types.listOf lib.types.str;
-      default = [ ];
-      example = [
-        "--sample-rate"
-        "20"
-      ];
-      description = "Further arguments of `jetson-exporter`; the one for debugfs does not get them.";
-    };
+    extraFlags =
+      option (lib.types.listOf lib.types.str)
+        [ ]
+        [
+          "--sample-rate"
+          "20"
+        ]
+        "Further arguments of `jetson-exporter`; the one for debugfs does not get them.";
 
-    webConfigFile = lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      example = "/var/lib/secrets/jetson-web.yml";
-      description = ''
-        A file on the board with TLS and passwords, in the format of Prometheus' exporter-toolkit.
-        Root's alone will do; `systemctl reload jetson-exporter` reads it again. Set `scrape` to
-        what this board's Prometheus needs then.
-      '';
-    };
+    webConfigFile = option (lib.types.nullOr lib.types.str) null "/var/lib/secrets/jetson-web.yml" ''
+      A file on the board with TLS and passwords, in the format of Prometheus' exporter-toolkit.
+      Root's alone will do; `systemctl reload jetson-exporter` reads it again. Set `scrape` to
+      what this board's Prometheus needs then.
+    '';
 
-    webFiles = lib.mkOption {
-      type = lib.types.attrsOf lib.types.str;
-      default = { };
-      example = {
-        "jetson.crt" = "/var/lib/secrets/jetson.crt";
-        "jetson.key" = "/var/lib/secrets/jetson.key";
+    webFiles = option (lib.types.attrsOf lib.types.str) { } {
+      "jetson.crt" = "/var/lib/secrets/jetson.crt";
+      "jetson.key" = "/var/lib/secrets/jetson.key";
+    } "The files that `webConfigFile` names, by the names that it has for them.";
+
+    scrape = option lib.types.attrs { } {
+      scheme = "https";
+      tls_config.ca_file = "/var/lib/prometheus-ca.crt";
+      basic_auth = {
+        username = "prometheus";
+        password_file = "/var/lib/secrets/jetson-password";
       };
-      description = "The files that `webConfigFile` names, by the names that it has for them.";
-    };
-
-    scrape = lib.mkOption {
-      type = lib.types.attrs;
-      default = { };
-      example = {
-        scheme = "https";
-        tls_config.ca_file = "/var/lib/prometheus-ca.crt";
-        basic_auth = {
-          username = "prometheus";
-          password_file = "/var/lib/secrets/jetson-password";
-        };
-      };
-      description = "What the scrape of the exporter needs besides its address.";
-    };
+    } "What the scrape of the exporter needs besides its address.";
 
     debugfs = {
-      enable = lib.mkOption {
-        type = lib.types.bool;
-        default = false;
-        example = true;
-        description = ''
-          Whether a second exporter reads the memory clock and the engines from debugfs. It has
-          the capability to read every file (`CAP_DAC_READ_SEARCH`), because debugfs is root's.
-        '';
-      };
+      enable = switch false ''
+        Whether a second exporter reads the memory clock and the engines from debugfs. It has
+        the capability to read every file (`CAP_DAC_READ_SEARCH`), because debugfs is root's.
+      '';
 
       port = listening.port 9402 9501 "The port of the second exporter, on the loopback.";
     };
   };
 
   config = lib.mkIf telemetry.enable {
-    assertions = [
-      (listening.reachable {
-        inherit host cfg;
-        what = "the exporter";
-        at = "orin.telemetry.exporter";
-      })
-    ]
-    ++ secrets.assertions
-    ++ [
-      (check.address "orin.telemetry.exporter.listenAddress" cfg.listenAddress)
-      (check.unprivileged "orin.telemetry.exporter.port" cfg.port)
-      (check.unprivileged "orin.telemetry.exporter.debugfs.port" cfg.debugfs.port)
-      (check.rule "orin.telemetry.exporter.extraFlags" cfg.extraFlags
-        (lib.all (flag: !check.matches "--(listen|web-config)(=.*)?" flag) cfg.extraFlags)
-        "an option sets one of these flags; leave it out and set `listenAddress`, `port` or `webConfigFile`"
-      )
-      (check.flags "orin.telemetry.exporter.extraFlags" cfg.extraFlags)
-      (check.noSecrets "orin.telemetry.exporter.scrape" cfg.scrape
-        "use the setting's twin with _file at its end, as in `password_file`"
-      )
-      (check.rule "orin.telemetry.exporter.webFiles" (lib.attrNames cfg.webFiles) (
-        cfg.webFiles == { } || cfg.webConfigFile != null
-      ) "nothing names these files; set `orin.telemetry.exporter.webConfigFile` too")
-    ]
-    ++ lib.concatLists (
-      lib.mapAttrsToList (name: file: [
-        (check.rule "orin.telemetry.exporter.webFiles" name (
-          name != "web.yml"
-        ) "`webConfigFile` itself is handed over by this name; give the file another")
-        (check.rule "orin.telemetry.exporter.webFiles" name (check.matches "[A-Za-z0-9_.-]+" name)
-          ''write the file's name alone, as the web configuration has it, as in "jetson.key"''
+    assertions =
+      listening.rules "the exporter" "orin.telemetry.exporter" "listenAddress" cfg
+      ++ secrets.assertions
+      ++ [
+        (check.unprivileged "orin.telemetry.exporter.debugfs.port" cfg.debugfs.port)
+        (check.rule "orin.telemetry.exporter.extraFlags" cfg.extraFlags
+          (lib.all (flag: !check.matches "--(listen|web-config)(=.*)?" flag) cfg.extraFlags)
+          "an option sets one of these flags; leave it out and set `listenAddress`, `port` or `webConfigFile`"
         )
-        (paths.file {
-          inherit host;
-          option = "orin.telemetry.exporter.webFiles.${check.show name}";
-          path = file;
-          why = "which everyone can read";
-          example = "/var/lib/secrets/${name}";
-        })
-      ]) cfg.webFiles
-    )
-    ++ check.absoluteFiles "orin.telemetry.exporter.scrape" cfg.scrape;
+        (check.flags "orin.telemetry.exporter.extraFlags" cfg.extraFlags)
+        (check.noSecrets "orin.telemetry.exporter.scrape" cfg.scrape
+          "use the setting's twin with _file at its end, as in `password_file`"
+        )
+        (check.rule "orin.telemetry.exporter.webFiles" (lib.attrNames cfg.webFiles) (
+          cfg.webFiles == { } || cfg.webConfigFile != null
+        ) "nothing names these files; set `orin.telemetry.exporter.webConfigFile` too")
+      ]
+      ++ lib.concatLists (
+        lib.mapAttrsToList (name: file: [
+          (check.rule "orin.telemetry.exporter.webFiles" name (
+            name != "web.yml"
+          ) "`webConfigFile` itself is handed over by this name; give the file another")
+          (check.rule "orin.telemetry.exporter.webFiles" name (check.matches "[A-Za-z0-9_.-]+" name)
+            ''write the file's name alone, as the web configuration has it, as in "jetson.key"''
+          )
+          (paths.secret "orin.telemetry.exporter.webFiles.${check.show name}" file "/var/lib/secrets/${name}")
+        ]) cfg.webFiles
+      )
+      ++ check.absoluteFiles "orin.telemetry.exporter.scrape" cfg.scrape;
 
     orin.ports = {
       "orin.telemetry.exporter.port" = cfg.port;

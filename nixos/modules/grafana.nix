@@ -10,19 +10,17 @@
 let
   telemetry = config.orin.telemetry;
   cfg = telemetry.grafana;
-  host = config.networking.hostName;
-  listening = import ./listening.nix { inherit lib; };
-  check = import ./check.nix { inherit lib host; };
-  secrets = import ./secrets.nix { inherit lib host; } [
-    {
-      option = "orin.telemetry.grafana.secretKeyFile";
-      file = cfg.secretKeyFile;
-    }
-    {
-      option = "orin.telemetry.grafana.adminPasswordFile";
-      file = cfg.adminPasswordFile;
-    }
-  ];
+  common = import ./common.nix { inherit lib config; };
+  inherit (common)
+    check
+    listening
+    option
+    switch
+    ;
+  secrets = common.secrets {
+    files."orin.telemetry.grafana.secretKeyFile" = cfg.secretKeyFile;
+    files."orin.telemetry.grafana.adminPasswordFile" = cfg.adminPasswordFile;
+  };
   # Secret by name: where it is, and whether this board makes it.
   folder = "/var/lib/orin-grafana";
   files = {
@@ -42,12 +40,7 @@ in
   imports = [ ./ports.nix ];
 
   options.orin.telemetry.grafana = {
-    enable = lib.mkOption {
-      type = lib.types.bool;
-      default = true;
-      example = false;
-      description = "Whether Grafana shows our dashboards.";
-    };
+    enable = switch true "Whether Grafana shows our dashboards.";
 
     listenAddress = listening.listenAddress "Grafana's address.";
 
@@ -55,40 +48,26 @@ in
 
     openFirewall = listening.openFirewall "Grafana's port";
 
-    secretKeyFile = lib.mkOption {
-      type = file;
-      default = null;
-      example = "/run/agenix/grafana-secret-key";
-      description = ''
-        A file on the board with the key that Grafana encrypts its database's secrets with. Root's
-        alone will do. null: one is made at the first boot, `${folder}/grafana-secret-key`.
-      '';
-    };
+    secretKeyFile = option file null "/run/agenix/grafana-secret-key" ''
+      A file on the board with the key that Grafana encrypts its database's secrets with. Root's
+      alone will do. null: one is made at the first boot, `${folder}/grafana-secret-key`.
+    '';
 
-    adminPasswordFile = lib.mkOption {
-      type = file;
-      default = null;
-      example = "/run/secrets/grafana-admin";
-      description = ''
-        A file on the board with the first password of Grafana's user `admin`. null: one is made at the
-        first boot, `${folder}/grafana-admin-password`, and said once on the console.
-      '';
-    };
+    adminPasswordFile = option file null "/run/secrets/grafana-admin" ''
+      A file on the board with the first password of Grafana's user `admin`. null: one is made at the
+      first boot, `${folder}/grafana-admin-password`, and said once on the console.
+    '';
   };
 
   config = lib.mkIf (telemetry.enable && cfg.enable) {
-    assertions = secrets.assertions ++ [
-      (listening.reachable {
-        inherit host cfg;
-        what = "Grafana";
-        at = "orin.telemetry.grafana";
-      })
-      (check.address "orin.telemetry.grafana.listenAddress" cfg.listenAddress)
-      (check.unprivileged "orin.telemetry.grafana.port" cfg.port)
-      (check.rule "orin.telemetry.grafana.adminPasswordFile" cfg.adminPasswordFile (
-        cfg.adminPasswordFile == null || toString cfg.adminPasswordFile != toString cfg.secretKeyFile
-      ) "this is `secretKeyFile` too; the password is typed by people, the key is not: give each a file")
-    ];
+    assertions =
+      secrets.assertions
+      ++ listening.rules "Grafana" "orin.telemetry.grafana" "listenAddress" cfg
+      ++ [
+        (check.rule "orin.telemetry.grafana.adminPasswordFile" cfg.adminPasswordFile (
+          cfg.adminPasswordFile == null || toString cfg.adminPasswordFile != toString cfg.secretKeyFile
+        ) "this is `secretKeyFile` too; the password is typed by people, the key is not: give each a file")
+      ];
     system.preSwitchChecks = secrets.checks "orinGrafana";
     networking.firewall.allowedTCPPorts = lib.optional cfg.openFirewall cfg.port;
     orin.ports."orin.telemetry.grafana.port" = cfg.port;

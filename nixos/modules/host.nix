@@ -6,15 +6,17 @@
   ...
 }:
 let
-  line = import ./line.nix lib;
   cfg = config.orin.host;
-  host = config.networking.hostName;
   # What nixos/hosts/site.nix holds until its owner has edited it.
   placeholder = "replace-me";
   label = name: "/dev/disk/by-label/${name}";
-  check = import ./check.nix { inherit lib host; };
+  inherit (import ./common.nix { inherit lib config; })
+    check
+    option
+    paths
+    switch
+    ;
   inherit (check) matches rule;
-  paths = import ./paths.nix { inherit lib; };
   kinds = "(sk-)?(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp[0-9]+)(@openssh.com)?";
   # A file that was read may have several, and ends with a line's end.
   given = lib.filter (key: key != "") (lib.concatMap (lib.splitString "\n") cfg.sshKeys);
@@ -41,18 +43,7 @@ let
     root = "/";
     boot = "/boot";
   };
-  diskLabel =
-    {
-      what,
-      example,
-      command,
-    }:
-    lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      inherit example;
-      description = "The label of ${what}, as `${command}` writes it.";
-    };
+  labelled = option (lib.types.nullOr lib.types.str) null;
 in
 {
   imports = [ ./tinygrad.nix ];
@@ -60,55 +51,27 @@ in
   options.orin.host = {
     enable = lib.mkEnableOption "the machine behind `nixosConfigurations.orin`";
 
-    user = lib.mkOption {
-      type = lib.types.str;
-      default = "orin";
-      example = "alice";
-      description = "The user that logs in, becomes root with sudo, and may use the GPU.";
-    };
+    user =
+      option lib.types.str "orin" "alice"
+        "The user that logs in, becomes root with sudo, and may use the GPU.";
 
-    sshKeys = lib.mkOption {
-      type = lib.types.listOf lib.types.str;
-      default = [ ];
-      example = [ "ssh-ed25519 AAAAC3Nza... alice@laptop" ];
-      description = "Public keys that log in as `orin.host.user` and as root. There are no passwords.";
-    };
+    sshKeys =
+      option (lib.types.listOf lib.types.str) [ ] [ "ssh-ed25519 AAAAC3Nza... alice@laptop" ]
+        "Public keys that log in as `orin.host.user` and as root. There are no passwords.";
 
     disk = {
-      root = diskLabel {
-        what = "the root file system, ext4";
-        example = "nixos";
-        command = "mkfs.ext4 -L nixos";
-      };
-      boot = diskLabel {
-        what = "the EFI system partition";
-        example = "ESP";
-        command = "mkfs.fat -F 32 -n ESP";
-      };
-      swap = diskLabel {
-        what = "a swap partition, if there is one";
-        example = "swap";
-        command = "mkswap -L swap";
-      };
+      root = labelled "nixos" "The label of the root file system, ext4, as `mkfs.ext4 -L nixos` writes it.";
+      boot = labelled "ESP" "The label of the EFI system partition, as `mkfs.fat -F 32 -n ESP` writes it.";
+      swap = labelled "swap" "The label of a swap partition, if there is one, as `mkswap -L swap` writes it.";
     };
 
-    mdns = lib.mkOption {
-      type = lib.types.bool;
-      default = true;
-      example = false;
-      description = "Whether the board answers to its name in the local network: `ssh orin@orin-1.local`.";
-    };
+    mdns = switch true "Whether the board answers to its name in the local network: `ssh orin@orin-1.local`.";
 
-    rescueLogin = lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = ''
-        Whether the serial console (micro-USB or the debug header, 115200 baud) is root's without a
-        password, in rescue and emergency mode too. false: it has nobody to log in as, so that who
-        holds the board has no shell.
-      '';
-    };
+    rescueLogin = switch false ''
+      Whether the serial console (micro-USB or the debug header, 115200 baud) is root's without a
+      password, in rescue and emergency mode too. false: it has nobody to log in as, so that who
+      holds the board has no shell.
+    '';
 
     caches = lib.mkOption {
       type = lib.types.attrsOf lib.types.str;
@@ -126,72 +89,45 @@ in
       '';
     };
 
-    modelFolder = lib.mkOption {
-      type = lib.types.path;
-      default = "/var/lib/models";
-      example = "/mnt/nvme/models";
-      description = "A folder for GGUF files, writable by `orin.host.user`, readable by all.";
-    };
+    modelFolder =
+      option lib.types.path "/var/lib/models" "/mnt/nvme/models"
+        "A folder for GGUF files, writable by `orin.host.user`, readable by all.";
   };
 
   config = lib.mkIf cfg.enable {
     assertions = [
-      {
-        assertion = !private;
-        message = line ''
-          host ${host}: orin.host.sshKeys holds a private key, which would lie in the Nix store for everyone to
-          read. Write the content of ~/.ssh/id_ed25519.pub, and make a new pair if this was built.'';
-      }
-      {
-        assertion = given != [ ];
-        message = line ''
-          host ${host}: orin.host.sshKeys is empty, and nobody could log in. Set it to the content of
-          your ~/.ssh/id_ed25519.pub, as in `orin.host.sshKeys = [ "ssh-ed25519 AAAA... me" ]`.'';
-      }
+      (check.demand (!private) ''
+        orin.host.sshKeys holds a private key, which would lie in the Nix store for everyone to
+        read. Write the content of ~/.ssh/id_ed25519.pub, and make a new pair if this was built.'')
+      (check.demand (given != [ ]) ''
+        orin.host.sshKeys is empty, and nobody could log in. Set it to the content of
+        your ~/.ssh/id_ed25519.pub, as in `orin.host.sshKeys = [ "ssh-ed25519 AAAA... me" ]`.'')
     ]
-    ++
-      map
-        (name: {
-          assertion = config.fileSystems.${mountPoints.${name}}.device != label "";
-          message = line ''
-            host ${host}: orin.host.disk.${name} is not set. `lsblk -o NAME,LABEL` on the board shows the
-            labels; set it as in `orin.host.disk.${name} = "${if name == "root" then "nixos" else "ESP"}"`.'';
-        })
-        [
-          "root"
-          "boot"
-        ]
-    ++ map (
-      key:
-      rule "orin.host.sshKeys" key (matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key)
-        ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"''
-    ) keys
-    ++ map (
+    ++ lib.mapAttrsToList (
+      name: mountPoint:
+      check.demand (config.fileSystems.${mountPoint}.device != label "") ''
+        orin.host.disk.${name} is not set. `lsblk -o NAME,LABEL` on the board shows the
+        labels; set it as in `orin.host.disk.${name} = "${if name == "root" then "nixos" else "ESP"}"`.''
+    ) mountPoints
+    ++ lib.concatMap (
       key:
       let
         words = lib.splitString " " key;
+        kind = lib.head words;
+        body = lib.concatStrings (lib.take 1 (lib.tail words));
+        edited = !lib.hasInfix placeholder key;
+        wants = rule "orin.host.sshKeys" key;
       in
-      rule "orin.host.sshKeys" key (
-        lib.hasInfix placeholder key
-        || lib.hasPrefix (beginnings.${lib.head words} or "") (
-          lib.concatStrings (lib.take 1 (lib.tail words))
+      [
+        (wants (matches "${kinds} [A-Za-z0-9+/=-]+( .*)?" key) ''write the content of ~/.ssh/id_ed25519.pub, not its path: "ssh-ed25519 AAAA... me"'')
+        (wants (
+          edited -> lib.hasPrefix (beginnings.${kind} or "") body
+        ) "the key is of another kind than its first word says; copy the whole line of the .pub file")
+        (wants
+          (edited && kind == "ssh-ed25519" -> matches "AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}" body)
+          "a key of this kind has 68 characters that begin with AAAAC3NzaC1lZDI1NTE5AAAAI; copy the whole line of ~/.ssh/id_ed25519.pub"
         )
-      ) "the key is of another kind than its first word says; copy the whole line of the .pub file"
-    ) keys
-    ++ map (
-      key:
-      let
-        words = lib.splitString " " key;
-      in
-      rule "orin.host.sshKeys" key
-        (
-          lib.head words != "ssh-ed25519"
-          || lib.hasInfix placeholder key
-          || matches "AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/]{43}" (
-            lib.concatStrings (lib.take 1 (lib.tail words))
-          )
-        )
-        "a key of this kind has 68 characters that begin with AAAAC3NzaC1lZDI1NTE5AAAAI; copy the whole line of ~/.ssh/id_ed25519.pub"
+      ]
     ) keys
     ++ [
       (rule "orin.host.user" cfg.user (

@@ -1,8 +1,10 @@
 # What the options of services that listen have in common.
-{ lib }:
-let
-  line = import ./line.nix lib;
-in
+{
+  lib,
+  check,
+  option,
+  switch,
+}:
 rec {
   loopback = "127.0.0.1";
 
@@ -29,45 +31,21 @@ rec {
       .${address} or address
     );
 
-  port =
-    default: example: description:
-    lib.mkOption {
-      type = lib.types.port;
-      inherit default example description;
-    };
+  port = option lib.types.port;
 
-  listenAddress =
-    description:
-    lib.mkOption {
-      type = lib.types.str;
-      default = loopback;
-      example = "0.0.0.0";
-      inherit description;
-    };
+  listenAddress = option lib.types.str loopback "0.0.0.0";
 
-  openFirewall =
-    what:
-    lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = "Whether to open ${what} to other machines.";
-    };
+  openFirewall = what: switch false "Whether to open ${what} to other machines.";
 
-  # An assertion: a port that is opened must be listened on from outside. `at` is the path of the
-  # options, `address` the name of the one that says where to listen.
-  reachable =
-    {
-      host,
-      what,
-      at,
-      cfg,
-      address ? "listenAddress",
-    }:
-    {
-      assertion = cfg.openFirewall -> !isLoopback cfg.${address};
-      message = line ''
-        host ${host}: ${at}.openFirewall is true, but ${what} listens on ${cfg.${address}} only.
-        Set `${at}.${address} = "0.0.0.0"`, or leave the firewall shut.'';
-    };
+  # Rules on the options below `at`: `address` is the name of the one that says where to listen, and a
+  # port that is opened must be listened on from outside.
+  rules =
+    what: at: address: cfg:
+    [
+      (check.demand (cfg.openFirewall -> !isLoopback cfg.${address}) ''
+        ${at}.openFirewall is true, but ${what} listens on ${cfg.${address}} only.
+        Set `${at}.${address} = "0.0.0.0"`, or leave the firewall shut.'')
+      (check.address "${at}.${address}" cfg.${address})
+    ]
+    ++ lib.optional (cfg ? port) (check.unprivileged "${at}.port" cfg.port);
 }

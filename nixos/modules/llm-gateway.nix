@@ -7,12 +7,13 @@
   ...
 }:
 let
-  line = import ./line.nix lib;
   cfg = config.orin.llm-gateway;
-  host = config.networking.hostName;
-  listening = import ./listening.nix { inherit lib; };
-  paths = import ./paths.nix { inherit lib; };
-  check = import ./check.nix { inherit lib host; };
+  inherit (import ./common.nix { inherit lib config; })
+    check
+    listening
+    option
+    paths
+    ;
 
   # One entry for each model of each board; those of one name are one group to choose from.
   entries = lib.concatLists (
@@ -78,15 +79,10 @@ in
       description = "The servers behind the gateway, by a name for each.";
     };
 
-    environmentFile = lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      example = "/var/lib/secrets/llm-gateway";
-      description = ''
-        A file on this machine with lines `NAME=VALUE`: `LITELLM_MASTER_KEY`, the key (`sk-...`) that
-        clients show, and the variables that the servers' `keyVariable` name. Root's alone will do.
-      '';
-    };
+    environmentFile = option (lib.types.nullOr lib.types.str) null "/var/lib/secrets/llm-gateway" ''
+      A file on this machine with lines `NAME=VALUE`: `LITELLM_MASTER_KEY`, the key (`sk-...`) that
+      clients show, and the variables that the servers' `keyVariable` name. Root's alone will do.
+    '';
 
     host = listening.listenAddress "The address to listen on.";
 
@@ -94,114 +90,74 @@ in
 
     openFirewall = listening.openFirewall "the gateway's port";
 
-    retries = lib.mkOption {
-      type = lib.types.ints.unsigned;
-      default = 2;
-      example = 4;
-      description = ''
-        How often a request that has not had its first token is tried again, on another board if there
-        is one. An answer that has begun is never repeated: its client is told that it broke.
-      '';
-    };
+    retries = option lib.types.ints.unsigned 2 4 ''
+      How often a request that has not had its first token is tried again, on another board if there
+      is one. An answer that has begun is never repeated: its client is told that it broke.
+    '';
 
-    timeout = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 600;
-      example = 120;
-      description = "Seconds until a whole answer must be there.";
-    };
+    timeout = option lib.types.ints.positive 600 120 "Seconds until a whole answer must be there.";
 
-    firstTokenTimeout = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 120;
-      example = 30;
-      description = "Seconds until a streamed answer must begin.";
-    };
+    firstTokenTimeout =
+      option lib.types.ints.positive 120 30
+        "Seconds until a streamed answer must begin.";
 
-    restAfterFailure = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 15;
-      example = 60;
-      description = "Seconds that a board which failed gets no request.";
-    };
+    restAfterFailure =
+      option lib.types.ints.positive 15 60
+        "Seconds that a board which failed gets no request.";
 
-    healthInterval = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 60;
-      example = 300;
-      description = "Seconds between two checks of every board, each a request of one token.";
-    };
+    healthInterval =
+      option lib.types.ints.positive 60 300
+        "Seconds between two checks of every board, each a request of one token.";
   };
 
   config = lib.mkIf cfg.enable {
-    assertions = [
-      {
-        assertion = entries != [ ];
-        message = line ''
-          host ${host}: orin.llm-gateway.servers names no model. Set it as in
-          `orin.llm-gateway.servers.orin-1 = { url = "http://orin-1:8000"; models = [ "small" ]; }`.'';
-      }
-      {
-        assertion = cfg.environmentFile != null;
-        message = line ''
-          host ${host}: orin.llm-gateway.environmentFile is not set, and LiteLLM starts with a key alone. Set it
-          to a file on this machine with a line `LITELLM_MASTER_KEY=sk-...`.'';
-      }
-      (paths.file {
-        inherit host;
-        option = "orin.llm-gateway.environmentFile";
-        path = cfg.environmentFile;
-        why = "which everyone can read";
-        example = "/var/lib/secrets/llm-gateway";
-      })
-      (listening.reachable {
-        inherit host cfg;
-        what = "the gateway";
-        at = "orin.llm-gateway";
-        address = "host";
-      })
-      (check.address "orin.llm-gateway.host" cfg.host)
-      (check.unprivileged "orin.llm-gateway.port" cfg.port)
-      (check.rule "orin.llm-gateway.firstTokenTimeout" cfg.firstTokenTimeout (
-        cfg.firstTokenTimeout <= cfg.timeout
-      ) "the whole answer has `timeout` = ${toString cfg.timeout} seconds; write no more than that")
-    ]
-    ++ lib.concatMap (
-      name:
-      let
-        server = cfg.servers.${name};
-        at = "orin.llm-gateway.servers.${name}";
-      in
-      [
-        (check.rule "${at}.models" server.models (
-          server.models != [ ] || entries == [ ]
-        ) ''no request would go to this server; name its models, as in [ "small" ], or leave it out'')
-        (check.rule "${at}.models" server.models (lib.all (check.matches "[^[:space:]]+") server.models)
-          "a name here is empty or holds a space, which no server has; write it as that server's `orin.llm-server.models` does"
-        )
-        (check.rule "${at}.keyVariable" server.keyVariable (server.keyVariable != "LITELLM_MASTER_KEY")
-          "this is the gateway's own key, which the board would see; give the board's key a line of its own"
-        )
-        (check.rule "${at}.models" server.models (lib.allUnique server.models)
-          "one of these is here twice and would get twice the requests; name each once"
-        )
-        (check.noPassword "${at}.url" server.url "use `keyVariable` and `environmentFile`")
-        (check.rule "${at}.url" server.url
-          (
-            lib.count (
-              other: lib.removeSuffix "/" cfg.servers.${other}.url == lib.removeSuffix "/" server.url
-            ) names == 1
-          )
-          "another entry has this address too, and it would get twice the requests; write one entry with all its models"
-        )
+    assertions =
+      listening.rules "the gateway" "orin.llm-gateway" "host" cfg
+      ++ [
+        (check.demand (entries != [ ]) ''
+          orin.llm-gateway.servers names no model. Set it as in
+          `orin.llm-gateway.servers.orin-1 = { url = "http://orin-1:8000"; models = [ "small" ]; }`.'')
+        (check.demand (cfg.environmentFile != null) ''
+          orin.llm-gateway.environmentFile is not set, and LiteLLM starts with a key alone. Set it
+          to a file on this machine with a line `LITELLM_MASTER_KEY=sk-...`.'')
+        (paths.secret "orin.llm-gateway.environmentFile" cfg.environmentFile "/var/lib/secrets/llm-gateway")
+        (check.rule "orin.llm-gateway.firstTokenTimeout" cfg.firstTokenTimeout (
+          cfg.firstTokenTimeout <= cfg.timeout
+        ) "the whole answer has `timeout` = ${toString cfg.timeout} seconds; write no more than that")
       ]
-    ) names
-    ++ map (name: {
-      assertion = builtins.match "https?://[^/[:space:]]+/?" cfg.servers.${name}.url != null;
-      message = line ''
-        host ${host}: orin.llm-gateway.servers.${name}.url = "${cfg.servers.${name}.url}" is no address of a server. Write
-        scheme, host and port alone, as in "http://${name}:8000".'';
-    }) names;
+      ++ lib.concatMap (
+        name:
+        let
+          server = cfg.servers.${name};
+          at = "orin.llm-gateway.servers.${name}";
+        in
+        [
+          (check.rule "${at}.models" server.models (
+            server.models != [ ] || entries == [ ]
+          ) ''no request would go to this server; name its models, as in [ "small" ], or leave it out'')
+          (check.rule "${at}.models" server.models (lib.all (check.matches "[^[:space:]]+") server.models)
+            "a name here is empty or holds a space, which no server has; write it as that server's `orin.llm-server.models` does"
+          )
+          (check.rule "${at}.keyVariable" server.keyVariable (server.keyVariable != "LITELLM_MASTER_KEY")
+            "this is the gateway's own key, which the board would see; give the board's key a line of its own"
+          )
+          (check.rule "${at}.models" server.models (lib.allUnique server.models)
+            "one of these is here twice and would get twice the requests; name each once"
+          )
+          (check.noPassword "${at}.url" server.url "use `keyVariable` and `environmentFile`")
+          (check.demand (check.matches "https?://[^/[:space:]]+/?" server.url) ''
+            ${at}.url = "${server.url}" is no address of a server. Write
+            scheme, host and port alone, as in "http://${name}:8000".'')
+          (check.rule "${at}.url" server.url
+            (
+              lib.count (
+                other: lib.removeSuffix "/" cfg.servers.${other}.url == lib.removeSuffix "/" server.url
+              ) names == 1
+            )
+            "another entry has this address too, and it would get twice the requests; write one entry with all its models"
+          )
+        ]
+      ) names;
 
     orin.ports."orin.llm-gateway.port" = cfg.port;
 

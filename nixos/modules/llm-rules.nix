@@ -6,11 +6,7 @@
 }:
 let
   cfg = config.orin.llm-server;
-  host = config.networking.hostName;
-  line = import ./line.nix lib;
-  listening = import ./listening.nix { inherit lib; };
-  paths = import ./paths.nix { inherit lib; };
-  check = import ./check.nix { inherit lib host; };
+  inherit (import ./common.nix { inherit lib config; }) check listening paths;
   loopback = listening.isLoopback cfg.host;
   # Flags that options set; a second one would win over them in silence.
   ours = [
@@ -40,40 +36,22 @@ let
   ];
 in
 [
-  {
-    assertion = cfg.models != { };
-    message = line ''
-      host ${host}: orin.llm-server.models is empty. Copy a GGUF to the board and name it, as in
-      `orin.llm-server.models.main.file = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf"`.'';
-  }
-  {
-    assertion = loopback || cfg.apiKeyFile != null || cfg.insecure;
-    message = line ''
-      host ${host}: orin.llm-server.host = "${cfg.host}" answers everyone who reaches it. Set
-      `orin.llm-server.apiKeyFile` to a file with keys, or `orin.llm-server.insecure = true`.'';
-  }
-  {
-    assertion = cfg.apiKeyFile == null || !cfg.insecure;
-    message = line ''
-      host ${host}: orin.llm-server.insecure is true, and apiKeyFile = "${toString cfg.apiKeyFile}" asks
-      for keys. Leave one of them out.'';
-  }
-  {
-    assertion = cfg.metrics && cfg.apiKeyFile != null -> cfg.metricsKeyFile != null;
-    message = line ''
-      host ${host}: orin.llm-server.metricsKeyFile is not set, and the servers ask for a key on /metrics
-      too. Set it to a file with one of the keys, or `orin.llm-server.metrics = false`.'';
-  }
-  (listening.reachable {
-    inherit host cfg;
-    what = "the server";
-    at = "orin.llm-server";
-    address = "host";
-  })
+  (check.demand (cfg.models != { }) ''
+    orin.llm-server.models is empty. Copy a GGUF to the board and name it, as in
+      `orin.llm-server.models.main.file = "/var/lib/models/Llama-3.2-1B-Instruct-Q6_K.gguf"`.'')
+  (check.demand (loopback || cfg.apiKeyFile != null || cfg.insecure) ''
+    orin.llm-server.host = "${cfg.host}" answers everyone who reaches it. Set
+      `orin.llm-server.apiKeyFile` to a file with keys, or `orin.llm-server.insecure = true`.'')
+  (check.demand (cfg.apiKeyFile == null || !cfg.insecure) ''
+    orin.llm-server.insecure is true, and apiKeyFile = "${toString cfg.apiKeyFile}" asks
+      for keys. Leave one of them out.'')
+  (check.demand (cfg.metrics && cfg.apiKeyFile != null -> cfg.metricsKeyFile != null) ''
+    orin.llm-server.metricsKeyFile is not set, and the servers ask for a key on /metrics
+      too. Set it to a file with one of the keys, or `orin.llm-server.metrics = false`.'')
 ]
+++ listening.rules "the server" "orin.llm-server" "host" cfg
 ++ secrets.assertions
 ++ [
-  (check.address "orin.llm-server.host" cfg.host)
   (check.rule "orin.llm-server.metricsKeyFile" cfg.metricsKeyFile
     (cfg.metricsKeyFile == null || cfg.metricsKeyFile != cfg.apiKeyFile)
     "this is `apiKeyFile` too, and Prometheus shows a whole file as one key; write one of its keys into a file of its own"
@@ -104,42 +82,30 @@ in
       model.extraFlags
     ) "an option sets one of these flags; leave it out and set the option, as in `port` for --port")
     (check.flags "orin.llm-server.models.${name}.extraFlags" model.extraFlags)
-    {
-      assertion = builtins.match "[a-z0-9][a-z0-9_-]{0,62}" name != null;
-      message = line ''
-        host ${host}: orin.llm-server.models."${name}": the name becomes part of a unit's: lower-case letters,
-        digits, - and _, 63 at most, as in `orin.llm-server.models.main`.'';
-    }
-    (paths.file {
-      inherit host;
-      option = "orin.llm-server.models.${name}.file";
-      path = model.file;
-      why = "where each rebuild would copy gigabytes to";
-      example = "/var/lib/models/${
+    (check.demand (builtins.match "[a-z0-9][a-z0-9_-]{0,62}" name != null) ''
+      orin.llm-server.models."${name}": the name becomes part of a unit's: lower-case letters,
+        digits, - and _, 63 at most, as in `orin.llm-server.models.main`.'')
+    (paths.file "orin.llm-server.models.${name}.file" model.file
+      "where each rebuild would copy gigabytes to"
+      "/var/lib/models/${
         if lib.hasSuffix ".gguf" model.file then
           lib.strings.sanitizeDerivationName (baseNameOf model.file)
         else
           "model.gguf"
-      }";
-    })
+      }"
+    )
     (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
       model.draftModel != model.file
     ) "this is `file` too, and guesses of the same model save nothing; name a smaller one, or null")
     (check.rule "orin.llm-server.models.${name}.draftModel" model.draftModel (
       model.draftModel == null || !check.matches "[a-z0-9]+://.*" model.draftModel
     ) ''the server downloads nothing; write a file of the board, as in "/var/lib/models/draft.gguf"'')
-    (paths.file {
-      inherit host;
-      option = "orin.llm-server.models.${name}.draftModel";
-      path = model.draftModel;
-      why = "where each rebuild would copy gigabytes to";
-      example = "/var/lib/models/draft.gguf";
-    })
-    {
-      assertion = cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null;
-      message = line ''
-        host ${host}: orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
-        and `slots`, or `orin.llm-server.backend = "orinllm"`.'';
-    }
+    (paths.file "orin.llm-server.models.${name}.draftModel" model.draftModel
+      "where each rebuild would copy gigabytes to"
+      "/var/lib/models/draft.gguf"
+    )
+    (check.demand (cfg.backend == "llama-cpp" -> model.memory == null && model.queue == null) ''
+      orin.llm-server.models.${name}: llama.cpp has no `memory` and no `queue`. Set `context`
+        and `slots`, or `orin.llm-server.backend = "orinllm"`.'')
   ]) cfg.models
 )

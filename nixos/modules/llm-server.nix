@@ -7,23 +7,17 @@
 }:
 let
   cfg = config.orin.llm-server;
-  host = config.networking.hostName;
-  listening = import ./listening.nix { inherit lib; };
+  common = import ./common.nix { inherit lib config; };
+  inherit (common) listening option switch;
   loopback = listening.isLoopback cfg.host;
   onGpu = cfg.device != "CPU";
   keys = "%d/api-keys";
   # systemd expands % and $ in quotes too; ours is the folder of the credentials.
   arguments = list: lib.replaceStrings [ keys "%" "$" ] [ keys "%%" "$$" ] (lib.escapeShellArgs list);
-  secrets = import ./secrets.nix { inherit lib host; } [
-    {
-      option = "orin.llm-server.apiKeyFile";
-      file = cfg.apiKeyFile;
-    }
-    {
-      option = "orin.llm-server.metricsKeyFile";
-      file = cfg.metricsKeyFile;
-    }
-  ];
+  secrets = common.secrets {
+    files."orin.llm-server.apiKeyFile" = cfg.apiKeyFile;
+    files."orin.llm-server.metricsKeyFile" = cfg.metricsKeyFile;
+  };
   flag =
     name: value:
     lib.optionals (value != null) [
@@ -81,6 +75,7 @@ let
     let
       engine = engines.${cfg.backend} name model;
       folder = "orin-llm-server-${name}";
+      files = [ "file" ] ++ lib.optional (model.draftModel != null) "draftModel";
     in
     {
       description = "Language model server of ${name} (${cfg.backend})";
@@ -113,7 +108,7 @@ let
               "orin.llm-server.models.${name}.${option}"
               model.${option}
             ]
-          ) ([ "file" ] ++ lib.optional (model.draftModel != null) "draftModel");
+          ) files;
           ExecStart = arguments (
             [ engine.program ]
             ++ engine.flags
@@ -136,14 +131,7 @@ let
           DynamicUser = true;
           CacheDirectory = folder;
           # The file alone, wherever it lies: its folders need not be open to the server.
-          BindReadOnlyPaths =
-            if model.draftModel == null then
-              "-${model.file}"
-            else
-              [
-                "-${model.file}"
-                "-${model.draftModel}"
-              ];
+          BindReadOnlyPaths = map (file: "-${model.${file}}") files;
           ProtectHome = "tmpfs";
           RestrictAddressFamilies = [
             "AF_INET"
@@ -185,43 +173,26 @@ let
 
       port = listening.port 8000 8001 "The port that this model's server listens on.";
 
-      context = lib.mkOption {
-        type = lib.types.nullOr lib.types.ints.positive;
-        default = null;
-        example = 8192;
-        description = "The longest prompt and answer together, in tokens. null: what the file and the memory allow.";
-      };
+      context =
+        option (lib.types.nullOr lib.types.ints.positive) null 8192
+          "The longest prompt and answer together, in tokens. null: what the file and the memory allow.";
 
-      slots = lib.mkOption {
-        type = lib.types.nullOr lib.types.ints.positive;
-        default = null;
-        example = 4;
-        description = "How many requests are worked on at once. null: the engine's own choice, with llama.cpp 1.";
-      };
+      slots =
+        option (lib.types.nullOr lib.types.ints.positive) null 4
+          "How many requests are worked on at once. null: the engine's own choice, with llama.cpp 1.";
 
-      memory = lib.mkOption {
-        type = lib.types.nullOr lib.types.str;
-        default = null;
-        example = "40%";
-        description = ''
-          How much of the memory that is free when this server starts may hold keys and values. null:
-          the engine's own choice. For llama.cpp, context and slots decide.
-        '';
-      };
+      memory = option (lib.types.nullOr lib.types.str) null "40%" ''
+        How much of the memory that is free when this server starts may hold keys and values. null:
+        the engine's own choice. For llama.cpp, context and slots decide.
+      '';
 
-      queue = lib.mkOption {
-        type = lib.types.nullOr lib.types.ints.positive;
-        default = null;
-        example = 64;
-        description = "How many requests may wait; one more is answered 429. null: the engine's own choice.";
-      };
+      queue =
+        option (lib.types.nullOr lib.types.ints.positive) null 64
+          "How many requests may wait; one more is answered 429. null: the engine's own choice.";
 
-      extraFlags = lib.mkOption {
-        type = lib.types.listOf lib.types.str;
-        default = [ ];
-        example = [ "--verbose" ];
-        description = "Further arguments of this server.";
-      };
+      extraFlags =
+        option (lib.types.listOf lib.types.str) [ ] [ "--verbose" ]
+          "Further arguments of this server.";
     };
   };
 in
@@ -234,15 +205,10 @@ in
   options.orin.llm-server = {
     enable = lib.mkEnableOption "OpenAI-compatible language model servers";
 
-    backend = lib.mkOption {
-      type = lib.types.enum [
-        "orinllm"
-        "llama-cpp"
-      ];
-      default = "orinllm";
-      example = "llama-cpp";
-      description = "What runs the models: this project's engine, or llama.cpp's server.";
-    };
+    backend = option (lib.types.enum [
+      "orinllm"
+      "llama-cpp"
+    ]) "orinllm" "llama-cpp" "What runs the models: this project's engine, or llama.cpp's server.";
 
     package = lib.mkOption {
       type = lib.types.package;
@@ -292,60 +258,32 @@ in
       The address to listen on. Beyond the loopback it needs `orin.llm-server.apiKeyFile`.
     '';
 
-    apiKeyFile = lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      example = "/var/lib/secrets/llm-keys";
-      description = ''
-        A file on the board with the keys that clients show, one a line. Root's alone will do.
-        null: everyone who reaches the port is answered.
-      '';
-    };
+    apiKeyFile = option (lib.types.nullOr lib.types.str) null "/var/lib/secrets/llm-keys" ''
+      A file on the board with the keys that clients show, one a line. Root's alone will do.
+      null: everyone who reaches the port is answered.
+    '';
 
-    insecure = lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = "Whether to listen beyond the loopback without keys.";
-    };
+    insecure = switch false "Whether to listen beyond the loopback without keys.";
 
     openFirewall = listening.openFirewall "the servers' ports";
 
-    environment = lib.mkOption {
-      type = lib.types.attrsOf lib.types.str;
-      default = { };
-      example = {
-        DEBUG = "2";
-      };
-      description = "Variables of the servers.";
-    };
+    environment = option (lib.types.attrsOf lib.types.str) { } {
+      DEBUG = "2";
+    } "Variables of the servers.";
 
-    startTimeout = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 900;
-      example = 3600;
-      description = ''
-        Seconds until a server must answer: it reads the model, and compiles kernels that are not in its
-        cache. One that ends before is a failed unit at once.
-      '';
-    };
+    startTimeout = option lib.types.ints.positive 900 3600 ''
+      Seconds until a server must answer: it reads the model, and compiles kernels that are not in its
+      cache. One that ends before is a failed unit at once.
+    '';
 
-    watchdog = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 60;
-      example = 20;
-      description = ''
-        Seconds without a sign of life of the scheduler after which systemd kills and restarts a server.
-        Longer than the longest step: a part of a prompt. llama.cpp gives no such sign.
-      '';
-    };
+    watchdog = option lib.types.ints.positive 60 20 ''
+      Seconds without a sign of life of the scheduler after which systemd kills and restarts a server.
+      Longer than the longest step: a part of a prompt. llama.cpp gives no such sign.
+    '';
 
-    grace = lib.mkOption {
-      type = lib.types.ints.unsigned;
-      default = 30;
-      example = 5;
-      description = "Seconds that running answers have when a server is told to stop.";
-    };
+    grace =
+      option lib.types.ints.unsigned 30 5
+        "Seconds that running answers have when a server is told to stop.";
 
     metrics = lib.mkOption {
       type = lib.types.bool;
@@ -355,15 +293,10 @@ in
       description = "Whether this board's Prometheus reads `/metrics` of each server.";
     };
 
-    metricsKeyFile = lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      example = "/var/lib/secrets/llm-metrics-key";
-      description = ''
-        A file on the board with one of the keys of `orin.llm-server.apiKeyFile`, which this board's
-        Prometheus shows: servers that ask for keys ask for one on `/metrics` too.
-      '';
-    };
+    metricsKeyFile = option (lib.types.nullOr lib.types.str) null "/var/lib/secrets/llm-metrics-key" ''
+      A file on the board with one of the keys of `orin.llm-server.apiKeyFile`, which this board's
+      Prometheus shows: servers that ask for keys ask for one on `/metrics` too.
+    '';
   };
 
   config = lib.mkIf cfg.enable {

@@ -1,57 +1,45 @@
 # What a path of an option has to be: a file of the board, named from the root, that systemd can be told.
-{ lib }:
-let
-  line = import ./line.nix lib;
-in
+{ lib, check }:
 rec {
   inStore = path: lib.hasPrefix builtins.storeDir (toString path);
   # systemd splits at spaces and colons, and takes % and \ for its own.
   plain =
     path:
-    builtins.match "/[^[:space:]:%\\\"']*" (toString path) != null
+    check.matches "/[^[:space:]:%\\\"']*" (toString path)
     && !lib.elem ".." (lib.splitString "/" (toString path));
   # A folder that may be given to somebody: none of the system's, and no service's state.
   ownable =
     path:
     plain path
     && !inStore path
-    &&
-      builtins.match "/((bin|boot|dev|etc|lib|lib64|nix|proc|root|run|sbin|sys|tmp|usr)(/.*)?|home|srv|mnt|var|var/(cache|lib|log|tmp)|var/(cache|lib|log)/(grafana|nixos|orin-(backup|cache|grafana|upgrade)|private|prometheus2|systemd)(/.*)?)?/*" (
-        toString path
-      ) == null;
+    && !check.matches "/((bin|boot|dev|etc|lib|lib64|nix|proc|root|run|sbin|sys|tmp|usr)(/.*)?|home|srv|mnt|var|var/(cache|lib|log|tmp)|var/(cache|lib|log)/(grafana|nixos|orin-(backup|cache|grafana|upgrade)|private|prometheus2|systemd)(/.*)?)?/*" (
+      toString path
+    );
 
   # Homes of a host's users but those named: whoever is given one locks its owner out.
   homes =
     config: except: lib.mapAttrsToList (_: user: user.home) (removeAttrs config.users.users except);
 
-  # One assertion for a file outside the store; null is no file. `example` is one that is right.
+  # A rule: a file outside the store, or null for none. `why` not in the store, and a right `example`.
   file =
-    {
-      host,
-      option,
-      path,
-      why,
-      example,
-    }:
+    option: path: why: example:
     let
       given = toString path;
-      said = ''host ${host}: ${option} = "${given}"'';
+      said = ''${option} = "${given}"'';
     in
-    {
-      assertion = path == null || plain path && !inStore path && !lib.hasSuffix "/" given;
-      message = line (
-        if inStore path then
-          ''
-            host ${host}: ${option} is in the Nix store (${given}), ${why}.
-            Write it as a string that names a file on the board, as in `${option} = "${example}"`.''
-        else if !lib.hasPrefix "/" given then
-          ''${said} is no absolute path. Write it from the root, as in "${example}".''
-        else if plain path then
-          ''${said} ends with a slash, as a folder does. Name the file, as in "${example}".''
-        else
-          ''
-            ${said} holds a space, a quote, a .. or one of : % \, which systemd
-            does not take or reads as its own. Rename the file, as in "${example}".''
-      );
-    };
+    check.demand (path == null || plain path && !inStore path && !lib.hasSuffix "/" given) (
+      if inStore path then
+        ''
+          ${option} is in the Nix store (${given}), ${why}.
+          Write it as a string that names a file on the board, as in `${option} = "${example}"`.''
+      else if !lib.hasPrefix "/" given then
+        ''${said} is no absolute path. Write it from the root, as in "${example}".''
+      else if plain path then
+        ''${said} ends with a slash, as a folder does. Name the file, as in "${example}".''
+      else
+        ''
+          ${said} holds a space, a quote, a .. or one of : % \, which systemd
+          does not take or reads as its own. Rename the file, as in "${example}".''
+    );
+  secret = option: path: file option path "which everyone can read";
 }

@@ -11,10 +11,7 @@ let
   cfg = config.orin.performance;
   powerMode = "${lib.getExe pkgs.python3} ${./power_mode.py}";
   mode = lib.escapeShellArg cfg.powerMode;
-  check = import ./check.nix {
-    inherit lib;
-    host = config.networking.hostName;
-  };
+  inherit (import ./common.nix { inherit lib config; }) check option switch;
   # Without JetPack's NixOS module these options do not exist.
   jetpack = {
     som = "generic";
@@ -81,69 +78,38 @@ in
       '';
     };
 
-    reboot = lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = ''
-        Whether to restart the board, a minute later and once, where a power mode needs it: another
-        TPC mask, after a program has had the GPU open. false: the switch says so, the readback too,
-        and the mode is set at the next boot.
-      '';
-    };
+    reboot = switch false ''
+      Whether to restart the board, a minute later and once, where a power mode needs it: another
+      TPC mask, after a program has had the GPU open. false: the switch says so, the readback too,
+      and the mode is set at the next boot.
+    '';
 
-    lockClocks = lib.mkOption {
-      type = lib.types.bool;
-      default = true;
-      example = false;
-      description = "Whether to pin the GPU, CPU and memory clocks to their maximum (`jetson_clocks`).";
-    };
+    lockClocks = switch true "Whether to pin the GPU, CPU and memory clocks to their maximum (`jetson_clocks`).";
 
-    cpuGovernor = lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = "performance";
-      example = "schedutil";
-      description = "The CPU's frequency governor. null leaves the kernel's.";
-    };
+    cpuGovernor =
+      option (lib.types.nullOr lib.types.str) "performance" "schedutil"
+        "The CPU's frequency governor. null leaves the kernel's.";
 
-    zram = lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = ''
-        Whether to swap into compressed memory. Off by default: the GPU shares this memory, what it
-        has mapped cannot be swapped, and a model that does not fit should fail and not crawl.
-      '';
-    };
+    zram = switch false ''
+      Whether to swap into compressed memory. Off by default: the GPU shares this memory, what it
+      has mapped cannot be swapped, and a model that does not fit should fail and not crawl.
+    '';
 
-    transparentHugepages = lib.mkOption {
-      type = lib.types.enum [
-        "always"
-        "madvise"
-        "never"
-      ];
-      default = "madvise";
-      example = "always";
-      description = "Transparent huge pages of the CPU's mappings; the GPU's are nvmap's own.";
-    };
+    transparentHugepages = option (lib.types.enum [
+      "always"
+      "madvise"
+      "never"
+    ]) "madvise" "always" "Transparent huge pages of the CPU's mappings; the GPU's are nvmap's own.";
 
-    readback = lib.mkOption {
-      type = lib.types.bool;
-      default = true;
-      example = false;
-      description = ''
-        Whether `orin-performance-readback.service` compares the board with what was asked: the
-        recorded mode, cores, TPC mask, clock ceilings, pinned clocks. It fails, and names each
-        value that is off, so that `systemctl is-system-running` says `degraded`.
-      '';
-    };
+    readback = switch true ''
+      Whether `orin-performance-readback.service` compares the board with what was asked: the
+      recorded mode, cores, TPC mask, clock ceilings, pinned clocks. It fails, and names each
+      value that is off, so that `systemctl is-system-running` says `degraded`.
+    '';
 
-    root = lib.mkOption {
-      type = lib.types.path;
-      default = "/";
-      example = "/var/lib/fake-board";
-      description = "Where `sys`, `etc/nvpmodel.conf` and `var/lib/nvpmodel` lie; for tests.";
-    };
+    root =
+      option lib.types.path "/" "/var/lib/fake-board"
+        "Where `sys`, `etc/nvpmodel.conf` and `var/lib/nvpmodel` lie; for tests.";
   };
 
   config = lib.mkIf cfg.enable (

@@ -1,9 +1,8 @@
 # Every port of our services, so that no two of them get the same one.
 { config, lib, ... }:
 let
-  line = import ./line.nix lib;
+  inherit (import ./common.nix { inherit lib config; }) check option;
   cfg = config.orin.ports;
-  host = config.networking.hostName;
   options = lib.groupBy (option: toString cfg.${option}) (lib.attrNames cfg);
   twice = lib.filterAttrs (_: names: lib.length names > 1) options;
 in
@@ -23,11 +22,11 @@ in
         ) config.services.openssh.ports
       )
     );
-    assertions = lib.mapAttrsToList (port: names: {
-      assertion = false;
-      message = line ''
-        host ${host}: ${lib.concatStringsSep " and " names} are both ${port}. Give one of them another port,
-        as in `${lib.head names} = ${toString (lib.toInt port + 1)}`.'';
-    }) twice;
+    assertions = lib.mapAttrsToList (
+      port: names:
+      check.demand false ''
+        ${lib.concatStringsSep " and " names} are both ${port}. Give one of them another port,
+        as in `${lib.head names} = ${toString (lib.toInt port + 1)}`.''
+    ) twice;
   };
 }

@@ -6,17 +6,19 @@
   ...
 }:
 let
-  line = import ./line.nix lib;
   telemetry = config.orin.telemetry;
   cfg = telemetry.prometheus;
   host = config.networking.hostName;
   llm = config.orin.llm-server or { enable = false; };
   llmKey = if llm.enable && llm.metrics then llm.metricsKeyFile else null;
 
-  listening = import ./listening.nix { inherit lib; };
+  inherit (import ./common.nix { inherit lib config; })
+    check
+    listening
+    option
+    switch
+    ;
   inherit (listening) loopback;
-  address = port: "${loopback}:${toString port}";
-  check = import ./check.nix { inherit lib host; };
   # Names of jobs that are ours.
   taken = [
     "jetson"
@@ -30,28 +32,15 @@ in
 
   options.orin.telemetry = {
     prometheus = {
-      enable = lib.mkOption {
-        type = lib.types.bool;
-        default = true;
-        example = false;
-        description = "Whether Prometheus runs on this board, with our recording and alert rules.";
-      };
+      enable = switch true "Whether Prometheus runs on this board, with our recording and alert rules.";
 
       port = listening.port 9090 9091 "Prometheus' port, on the loopback.";
 
-      retention = lib.mkOption {
-        type = lib.types.str;
-        default = "30d";
-        example = "1y";
-        description = "How long samples are kept, about 15 MB a day.";
-      };
+      retention = option lib.types.str "30d" "1y" "How long samples are kept, about 15 MB a day.";
 
-      scrapeInterval = lib.mkOption {
-        type = lib.types.str;
-        default = "5s";
-        example = "15s";
-        description = "Time between two scrapes. Energy is counted by the exporter in between.";
-      };
+      scrapeInterval =
+        option lib.types.str "5s" "15s"
+          "Time between two scrapes. Energy is counted by the exporter in between.";
 
       remoteWrite = lib.mkOption {
         inherit (options.services.prometheus.remoteWrite) type;
@@ -97,12 +86,7 @@ in
     };
 
     alertmanager = {
-      enable = lib.mkOption {
-        type = lib.types.bool;
-        default = false;
-        example = true;
-        description = "Whether alerts go to an Alertmanager on this board.";
-      };
+      enable = switch false "Whether alerts go to an Alertmanager on this board.";
 
       port = listening.port 9093 9094 "Alertmanager's port, on the loopback.";
 
@@ -149,8 +133,8 @@ in
 
       (lib.mkIf cfg.enable {
         assertions = [
-          {
-            assertion = lib.all (
+          (check.demand
+            (lib.all (
               target:
               lib.all (secret: secret == null) [
                 (target.basic_auth.password or null)
@@ -160,12 +144,12 @@ in
                 (target.oauth2.client_secret or null)
                 (target.headers.Authorization or null)
               ]
-            ) cfg.remoteWrite;
-            message = line ''
-              host ${host}: orin.telemetry.prometheus.remoteWrite holds a password, which would lie in the
+            ) cfg.remoteWrite)
+            ''
+              orin.telemetry.prometheus.remoteWrite holds a password, which would lie in the
               Nix store for everyone to read. Use `basic_auth.password_file`, `bearer_token_file`, or
-              sigv4's `profile`.'';
-          }
+              sigv4's `profile`.''
+          )
           (check.duration "orin.telemetry.prometheus.retention" cfg.retention)
           (check.duration "orin.telemetry.prometheus.scrapeInterval" cfg.scrapeInterval)
           # A sample older than five minutes is none to Prometheus, and the alerts look at shorter times.
@@ -262,7 +246,7 @@ in
             )
             ++ cfg.extraScrapeConfigs;
           alertmanagers = lib.optional telemetry.alertmanager.enable {
-            static_configs = [ { targets = [ (address telemetry.alertmanager.port) ]; } ];
+            static_configs = [ { targets = [ (listening.socket loopback telemetry.alertmanager.port) ]; } ];
           };
           alertmanager = lib.mkIf telemetry.alertmanager.enable {
             enable = true;

@@ -8,10 +8,13 @@
 }:
 let
   cfg = config.orin.telemetry;
-  host = config.networking.hostName;
-  inherit (import ./listening.nix { inherit lib; }) loopback;
-  check = import ./check.nix { inherit lib host; };
-  paths = import ./paths.nix { inherit lib; };
+  inherit (import ./common.nix { inherit lib config; })
+    check
+    listening
+    option
+    paths
+    switch
+    ;
 in
 {
   imports = [
@@ -24,25 +27,17 @@ in
   options.orin.telemetry = {
     enable = lib.mkEnableOption "telemetry of the board: exporter, Prometheus, Grafana";
 
-    nodeExporter = lib.mkOption {
-      type = lib.types.bool;
-      default = true;
-      example = false;
-      description = ''
-        Whether node_exporter reports CPU, memory, disks and network. Its thermal_zone collector is
-        off: on an Orin it waits for ever at the first zone that is powered down.
-      '';
-    };
+    nodeExporter = switch true ''
+      Whether node_exporter reports CPU, memory, disks and network. Its thermal_zone collector is
+      off: on an Orin it waits for ever at the first zone that is powered down.
+    '';
 
-    textfileDirectory = lib.mkOption {
-      type = lib.types.path;
-      default = "/var/lib/orin-textfile";
-      example = "/var/lib/node-exporter/textfile";
-      description = ''
-        Where `orinbench llama-bench --textfile` leaves its figures for node_exporter. The group
-        `video` may write there.
-      '';
-    };
+    textfileDirectory =
+      option lib.types.path "/var/lib/orin-textfile" "/var/lib/node-exporter/textfile"
+        ''
+          Where `orinbench llama-bench --textfile` leaves its figures for node_exporter. The group
+          `video` may write there.
+        '';
   };
 
   config = lib.mkIf cfg.enable {
@@ -66,7 +61,7 @@ in
     systemd.tmpfiles.rules = [ "d ${toString cfg.textfileDirectory} 0775 root video -" ];
     services.prometheus.exporters.node = lib.mkIf cfg.nodeExporter {
       enable = true;
-      listenAddress = lib.mkDefault loopback;
+      listenAddress = lib.mkDefault listening.loopback;
       # Which units failed: the alert OrinUnitFailed asks for it.
       enabledCollectors = [ "systemd" ];
       disabledCollectors = [ "thermal_zone" ];

@@ -7,10 +7,7 @@
 }:
 let
   cfg = config.orin.tinygrad;
-  check = import ./check.nix {
-    inherit lib;
-    host = config.networking.hostName;
-  };
+  inherit (import ./common.nix { inherit lib config; }) check option switch;
   groups = [
     "video"
     "render"
@@ -47,59 +44,31 @@ in
       description = "What else the system's `python3` imports.";
     };
 
-    tools = lib.mkOption {
-      type = lib.types.bool;
-      default = true;
-      example = false;
-      description = "Whether to install `orinbench`, `nvgpusim` and llama.cpp too.";
-    };
+    tools = switch true "Whether to install `orinbench`, `nvgpusim` and llama.cpp too.";
 
-    users = lib.mkOption {
-      type = lib.types.listOf lib.types.str;
-      default = [ ];
-      example = [ "alice" ];
-      description = "Users that may use the GPU: they join the groups `video` and `render`.";
-    };
+    users =
+      option (lib.types.listOf lib.types.str) [ ] [ "alice" ]
+        "Users that may use the GPU: they join the groups `video` and `render`.";
 
-    device = lib.mkOption {
-      type = lib.types.nullOr lib.types.str;
-      default = null;
-      example = "CUDA";
-      description = ''
-        tinygrad's device for every login shell, as its variable `DEV` has it. null lets tinygrad
-        choose: its own driver where `/dev/nvgpu/igpu0/ctrl` exists.
-      '';
-    };
+    device = option (lib.types.nullOr lib.types.str) null "CUDA" ''
+      tinygrad's device for every login shell, as its variable `DEV` has it. null lets tinygrad
+      choose: its own driver where `/dev/nvgpu/igpu0/ctrl` exists.
+    '';
 
-    environment = lib.mkOption {
-      type = lib.types.attrsOf lib.types.str;
-      default = { };
-      example = {
-        BEAM = "2";
-      };
-      description = "Further variables of tinygrad for every login shell.";
-    };
+    environment = option (lib.types.attrsOf lib.types.str) { } {
+      BEAM = "2";
+    } "Further variables of tinygrad for every login shell.";
 
-    selfTest = lib.mkOption {
-      type = lib.types.bool;
-      default = true;
-      example = false;
-      description = ''
-        Whether `orin-gpu.service` multiplies two matrices on the GPU at boot, as an unprivileged
-        user in the groups `video` and `render`, and fails where no GPU answers.
-      '';
-    };
+    selfTest = switch true ''
+      Whether `orin-gpu.service` multiplies two matrices on the GPU at boot, as an unprivileged
+      user in the groups `video` and `render`, and fails where no GPU answers.
+    '';
 
-    gpuBuilds = lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = ''
-        Whether Nix builds on this board may use the GPU. Derivations with
-        `requiredSystemFeatures = [ "tegra-gpu" ]` see its device nodes in their sandbox, and the
-        group `nixbld` may open them. `nix build .#gpu-check` then runs tinygrad inside a build.
-      '';
-    };
+    gpuBuilds = switch false ''
+      Whether Nix builds on this board may use the GPU. Derivations with
+      `requiredSystemFeatures = [ "tegra-gpu" ]` see its device nodes in their sandbox, and the
+      group `nixbld` may open them. `nix build .#gpu-check` then runs tinygrad inside a build.
+    '';
   };
 
   config = lib.mkIf cfg.enable (

@@ -7,10 +7,7 @@
 }:
 let
   cfg = config.orin.upgrade;
-  check = import ./check.nix {
-    inherit lib;
-    host = config.networking.hostName;
-  };
+  inherit (import ./common.nix { inherit lib config; }) check option switch;
   # Of our units, those that this host has.
   ours = [
     "orin-gpu"
@@ -28,26 +25,13 @@ in
   options.orin.upgrade = {
     enable = lib.mkEnableOption "upgrades by themselves, with a way back";
 
-    flake = lib.mkOption {
-      type = lib.types.str;
-      default = "/etc/nixos";
-      example = "github:me/my-orins";
-      description = "The flake that has this host, by its name.";
-    };
+    flake =
+      option lib.types.str "/etc/nixos" "github:me/my-orins"
+        "The flake that has this host, by its name.";
 
-    dates = lib.mkOption {
-      type = lib.types.str;
-      default = "04:40";
-      example = "Sun 03:00";
-      description = "When, as systemd.time(7) writes it.";
-    };
+    dates = option lib.types.str "04:40" "Sun 03:00" "When, as systemd.time(7) writes it.";
 
-    reboot = lib.mkOption {
-      type = lib.types.bool;
-      default = false;
-      example = true;
-      description = "Whether to restart for a new kernel. false: it waits for the next restart.";
-    };
+    reboot = switch false "Whether to restart for a new kernel. false: it waits for the next restart.";
 
     units = lib.mkOption {
       type = lib.types.listOf lib.types.str;
@@ -60,12 +44,9 @@ in
       '';
     };
 
-    timeout = lib.mkOption {
-      type = lib.types.ints.positive;
-      default = 1200;
-      example = 300;
-      description = "Seconds that the units have; servers compile kernels at their first start.";
-    };
+    timeout =
+      option lib.types.ints.positive 1200 300
+        "Seconds that the units have; servers compile kernels at their first start.";
   };
 
   config = lib.mkIf cfg.enable {

@@ -1,7 +1,5 @@
-# Wrong use, and what it says. A case changes a host that is right; the texts in `wanted` are all that
-# its failing assertions may say, one each.
-#
-# Strings only, nothing is built: { name = { wanted = [ text ]; got = [ message ]; }; }.
+# Wrong use, and what it says: by the name of a host that was right and has been changed, the messages of its
+# failing assertions. Strings only, nothing is built. docs/reference/nixos-refused.md has them all.
 { self }:
 let
   inherit (self.inputs.nixpkgs) lib;
@@ -96,116 +94,79 @@ let
     options.services.nvpmodel.enable = lib.mkOption { default = false; };
   };
 
-  boards = {
-    # A power mode of another module, and one of the right module.
-    nanoInMaxn = {
-      host = bare "aarch64-linux" {
-        imports = [ jetpackOptions ];
-        orin.board.check = false;
-        hardware.nvidia-jetpack.som = "orin-nano";
-        orin.performance.enable = true;
-        orin.performance.powerMode = "MAXN";
-      };
-      wanted = [ ''orin.performance.powerMode = "MAXN": no orin-nano has it; write one of 7W'' ];
-    };
-    nxSuper = {
-      host = bare "aarch64-linux" {
-        imports = [ jetpackOptions ];
-        orin.board.check = false;
-        hardware.nvidia-jetpack.som = "orin-nx";
-        hardware.nvidia-jetpack.super = true;
-        orin.performance.enable = true;
-      };
-      wanted = [ ];
-    };
-    xavier = {
-      host = bare "aarch64-linux" {
-        imports = [ jetpackOptions ];
-        hardware.nvidia-jetpack.som = "xavier-agx";
-        hardware.nvidia-jetpack.majorVersion = "5";
-      };
-      wanted = [ ''hardware.nvidia-jetpack.som is "xavier-agx", whose GPU is sm_72'' ];
-    };
-    noOverlay = {
-      host = lib.nixosSystem {
-        modules = [
-          self.nixosModules.telemetry
-          {
-            nixpkgs.pkgs = self.inputs.nixpkgs.legacyPackages.x86_64-linux;
-            networking.hostName = "board";
-            system.stateVersion = "26.05";
-            fileSystems."/" = {
-              device = "none";
-              fsType = "tmpfs";
-            };
-            boot.loader.grub.enable = false;
-            orin.telemetry.enable = true;
-          }
-        ];
-      };
-      wanted = [ "this nixpkgs has no tinygrad-orin" ];
+  jetson =
+    module:
+    bare "aarch64-linux" {
+      imports = [
+        jetpackOptions
+        module
+      ];
     };
 
-    jetpack5 = {
-      host = bare "aarch64-linux" {
-        imports = [ jetpackOptions ];
-        hardware.nvidia-jetpack.majorVersion = "5";
-      };
-      wanted = [ ''hardware.nvidia-jetpack.majorVersion is "5" (Jetson Linux r35)'' ];
+  boards = {
+    # A power mode of another module; nothing is wrong with the second.
+    nanoInMaxn = jetson {
+      orin.board.check = false;
+      hardware.nvidia-jetpack.som = "orin-nano";
+      orin.performance.enable = true;
+      orin.performance.powerMode = "MAXN";
     };
-    jetpack7 = {
-      host = bare "aarch64-linux" {
-        imports = [ jetpackOptions ];
-        hardware.nvidia-jetpack.majorVersion = "7";
-      };
-      wanted = [ ''hardware.nvidia-jetpack.majorVersion is "7" (Jetson Linux r39, CUDA 13)'' ];
+    nxSuper = jetson {
+      orin.board.check = false;
+      hardware.nvidia-jetpack.som = "orin-nx";
+      hardware.nvidia-jetpack.super = true;
+      orin.performance.enable = true;
     };
-    genericModule = {
-      host = bare "aarch64-linux" {
-        imports = [ jetpackOptions ];
-        hardware.nvidia-jetpack.som = "generic";
-      };
-      wanted = [ ''hardware.nvidia-jetpack.som is "generic"'' ];
+    xavier = jetson {
+      hardware.nvidia-jetpack.som = "xavier-agx";
+      hardware.nvidia-jetpack.majorVersion = "5";
     };
-    noGraphics = {
-      host = bare "aarch64-linux" jetpackOptions;
-      wanted = [ "hardware.graphics.enable is false" ];
-    };
-    otherCapability = {
-      host =
-        boardWith
-          (
-            self.legacyPackages.aarch64-linux
-            // {
-              config = {
-                cudaSupport = true;
-                cudaCapabilities = [ "7.2" ];
-              };
-            }
-          )
-          {
-            imports = [ jetpackOptions ];
-            hardware.graphics.enable = true;
+    noOverlay = lib.nixosSystem {
+      modules = [
+        self.nixosModules.telemetry
+        {
+          nixpkgs.pkgs = self.inputs.nixpkgs.legacyPackages.x86_64-linux;
+          networking.hostName = "board";
+          system.stateVersion = "26.05";
+          fileSystems."/" = {
+            device = "none";
+            fsType = "tmpfs";
           };
-      wanted = [ "nixpkgs.config.cudaCapabilities is [ 7.2 ], an Orin is 8.7" ];
+          boot.loader.grub.enable = false;
+          orin.telemetry.enable = true;
+        }
+      ];
     };
-    otherSystem = {
-      host = bare "x86_64-linux" { };
-      wanted = [ "the system is x86_64-linux, a Jetson Orin is aarch64-linux" ];
+
+    jetpack5 = jetson {
+      hardware.nvidia-jetpack.majorVersion = "5";
     };
-    noJetpack = {
-      host = bare "aarch64-linux" { };
-      wanted = [ "JetPack is not enabled" ];
+    jetpack7 = jetson {
+      hardware.nvidia-jetpack.majorVersion = "7";
     };
+    genericModule = jetson {
+      hardware.nvidia-jetpack.som = "generic";
+    };
+    noGraphics = jetson { };
+    otherCapability =
+      boardWith
+        (
+          self.legacyPackages.aarch64-linux
+          // {
+            config = {
+              cudaSupport = true;
+              cudaCapabilities = [ "7.2" ];
+            };
+          }
+        )
+        {
+          imports = [ jetpackOptions ];
+          hardware.graphics.enable = true;
+        };
+    otherSystem = bare "x86_64-linux" { };
+    noJetpack = bare "aarch64-linux" { };
   };
 in
-lib.mapAttrs
-  (_: case: {
-    inherit (case) wanted;
-    got = map (rule: rule.message) (lib.filter (rule: !rule.assertion) case.host.config.assertions);
-  })
-  (
-    import ./mistakes.nix { inherit lib imitation; }
-    // import ./slips.nix { inherit lib imitation; }
-    // boards
-  )
+lib.mapAttrs (
+  _: host: map (rule: rule.message) (lib.filter (rule: !rule.assertion) host.config.assertions)
+) (import ./mistakes.nix { inherit lib imitation; } // boards)

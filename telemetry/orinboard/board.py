@@ -7,7 +7,7 @@ from typing import Any
 from orinboard import nvgpu
 from orinboard.boundary import module_watts
 from orinboard.files import GATED, Roots
-from orinboard.readings import Clock, Identity, PowerMode, Readings, Throttle
+from orinboard.readings import Identity, PowerMode, Readings, Throttle
 from orinboard.sources import SOURCES, UNPRIVILEGED, Board
 
 #: The zone that is the hottest of all on a Tegra: the junction.
@@ -39,11 +39,6 @@ class BoardState:
     def pinned(self) -> dict[str, bool]:
         """True for each domain whose clocks are fixed."""
         return self.readings.pinned
-
-    @property
-    def emc(self) -> Clock | None:
-        """The memory controller's clock, which root can see."""
-        return self.readings.emc
 
     @property
     def temperatures(self) -> dict[str, float]:

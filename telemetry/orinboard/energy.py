@@ -314,8 +314,6 @@ class EnergySampler:
         self._counters_only = False
         self._next_probe = 0.0
         self._meter = Meter(self._max_gap(), monotonic, rails)
-        #: CPU time that sampling has cost until now, in seconds.
-        self.cpu_seconds = 0.0
 
     def start(self) -> Self:
         """Begin; returns after the first sample."""
@@ -436,7 +434,6 @@ class EnergySampler:
             except Exception as error:
                 self._count(type(error).__name__)
             self._first.set()
-            self.cpu_seconds = time.thread_time()
             if stopping:
                 return
             now = time.monotonic()

@@ -139,13 +139,6 @@ class Files:
             self.failed(error)
             return []
 
-    def inode(self, path: str) -> int:
-        """Inode number: tells a node from another that takes its name later; 0 if absent."""
-        try:
-            return os.stat(self.roots.locate(path)).st_ino
-        except OSError:
-            return 0
-
     def link(self, path: str) -> str | None:
         """The last component of a symbolic link's target; None if absent or no link."""
         try:

@@ -297,12 +297,7 @@ def jetson_exporter(
     if context.invoked_subcommand:
         return
     if print_once:
-        for name in ("listen", "web_config", "hosts", "sample_rate", "rails"):
-            if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-                flag = {"web_config": "web-config", "hosts": "host", "sample_rate": "sample-rate"}
-                raise click.UsageError(
-                    f"--once neither serves nor counts energy: leave --{flag.get(name, name)} out"
-                )
+        refuse_others(context, OF_TOP | {"print_once"}, "--once neither serves nor counts energy")
         once(options)
     else:
         serve(options, Service(listen, web_config, hosts))
@@ -312,13 +307,12 @@ def jetson_exporter(
 OF_RECORD = frozenset({"sysfs", "procfs", "etc", "var"})
 
 
-#: The same for `top`, which shows what is served.
+#: The same for `top` and --once, which show what is served.
 OF_TOP = OF_RECORD | {"collectors", "tegrastats", "replay", "budget"}
 
 
-def refuse_others(context: click.Context, allowed: frozenset[str], why: str) -> None:
-    """Raise UsageError for an option of the group that means nothing to a subcommand."""
-    group = context.parent
+def refuse_others(group: click.Context | None, allowed: frozenset[str], why: str) -> None:
+    """Raise UsageError for an option of the group that means nothing to what it is to do."""
     assert group is not None
     for option in group.command.params:
         given = group.get_parameter_source(option.name or "") is not ParameterSource.DEFAULT
@@ -349,7 +343,7 @@ def record(
     A recording holds only the files that the exporter reads: no serial number, no name of a host
     or user.
     """
-    refuse_others(context, OF_RECORD, "record reads a whole board")
+    refuse_others(context.parent, OF_RECORD, "record reads a whole board")
     options: Options = context.obj
     file = directory / FILE
     if file.exists():
@@ -390,7 +384,7 @@ def top(context: click.Context, /, interval: float) -> None:
     If the output is no terminal, the board is shown once. Run as root, it also shows the GPU
     memory of each process and the clock of the memory.
     """
-    refuse_others(context, OF_TOP, "top serves nothing")
+    refuse_others(context.parent, OF_TOP, "top serves nothing")
     # A recording that is played leaves no files behind, however its terminal goes away.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
@@ -414,7 +408,7 @@ def wall(context: click.Context, /, meter: Path, records: Path) -> None:
     The CSV has a header with a column for the time (Unix seconds or ISO 8601 with a zone) and one
     for watts. The meter's clock and this machine's must agree.
     """
-    refuse_others(context, frozenset(), "wall reads no board")
+    refuse_others(context.parent, frozenset(), "wall reads no board")
     try:
         show_wall(meter, records, console())
     except MeterError as error:

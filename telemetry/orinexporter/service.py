@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
@@ -77,26 +77,23 @@ class Exporter(Collector):
         return None if self._sampler is None else self._sampler.health().complaint
 
     def collect(self) -> Iterator[Metric]:
-        """The families of one scrape; a part that fails costs its own families and no others."""
+        """The families of one scrape; one that fails costs no other."""
         snapshot = self.read()
-        for part in families.BOARD:
-            yield from self._part(lambda part=part: part(snapshot.readings))  # type: ignore[misc]
-        yield from self._part(self._energy)
+        for family in families.BOARD:
+            yield from self._metrics(family, snapshot.readings)
+        if self._sampler:
+            for family in families.ENERGY:
+                yield from self._metrics(family, self._sampler)
         with self._lock:
             errors = dict(self._errors)
         if self._sampler:
             errors |= {(ENERGY, name): n for name, n in self._sampler.health().errors.items()}
-        yield from families.sources(snapshot, errors)
+        for family in families.SOURCES:
+            yield from family.metrics(snapshot, errors)
 
-    def _energy(self) -> Iterable[Metric]:
-        if self._sampler is None:
-            return ()
-        gap = self._sampler.energy().gap_seconds
-        return families.energy(self._sampler.counters(), gap)
-
-    def _part(self, make: Callable[[], Iterable[Metric]]) -> list[Metric]:
+    def _metrics(self, family: families.Family, given: object) -> list[Metric]:
         try:
-            return list(make())
+            return family.metrics(given)
         # Whatever a board nobody thought of answers: the rest of the page goes out.
         except Exception as error:
             self._count(EXPOSITION, type(error).__name__)

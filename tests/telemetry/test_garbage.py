@@ -205,10 +205,11 @@ def test_a_reader_that_raises_costs_its_own_samples() -> None:
 def test_a_family_that_fails_costs_no_other(show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
     from orinexporter import families
 
-    def breaks(readings: Readings) -> list[object]:
+    def breaks(readings: Readings) -> list[families.Row]:
         raise OverflowError("int too large to convert to float")
 
-    monkeypatch.setattr(families, "BOARD", (breaks, *families.BOARD))
+    broken = families.Family("broken", "A family that fails.", (), breaks)
+    monkeypatch.setattr(families, "BOARD", (broken, *families.BOARD))
     with Board(show(idle())) as board:
         exporter = Exporter(board)
         exporter.exposition()

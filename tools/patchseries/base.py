@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .errors import SeriesError
 from .model import Base
-from .proc import run
+from .proc import pip
 
 
 def cache_folder() -> Path:
@@ -73,20 +73,11 @@ def download(
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=".download-") as tmp:
         wanted = Path(tmp, "requirements.txt")
         wanted.write_text(requirement + "\n")
-        pip: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        run(
-            [*pip, "--no-deps", "--no-binary", ":all:", "--dest", tmp, "--requirement", wanted],
-            what=f"{said}: cannot download it"
-            if said
-            else f"cannot download {requirement.split(' ')[0]} (or pass --sdist FILE)",
-        )
+        what = f"cannot download {requirement.split(' ')[0]} (or pass --sdist FILE)"
+        if said:
+            what = f"{said}: cannot download it"
+        pip(python, "download", "--no-binary", ":all:", "--dest", tmp, "--requirement", wanted,
+            what=what)  # fmt: skip
         found = [*Path(tmp).glob("*.tar.gz")]
         if len(found) != 1:
             raise SeriesError(f"{requirement.split(' ')[0]}: pip brought no .tar.gz", 1)

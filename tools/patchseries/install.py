@@ -9,7 +9,7 @@ from pathlib import Path
 from . import base as bases
 from .errors import SeriesError
 from .model import Series
-from .proc import run
+from .proc import pip
 from .tree import apply_all
 
 
@@ -70,16 +70,7 @@ def build_wheel(series: Series, sdist: Path, python: Path, scratch: Path) -> Pat
     """
     tree = apply_all(bases.unpack(sdist, scratch / "tree"), series.patches)
     set_version(tree, series)
-    pip: list[str | Path] = [
-        python,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-    ]
-    run([*pip, "--wheel-dir", scratch / "wheel", tree], what="cannot build the wheel")
+    pip(python, "wheel", "--wheel-dir", scratch / "wheel", tree, what="cannot build the wheel")
     wheels = [*(scratch / "wheel").glob("*.whl")]
     if len(wheels) != 1:
         raise SeriesError(f"the build made {len(wheels)} wheels, want one", 1)
@@ -102,18 +93,7 @@ def install(series: Series, venv: Path, sdist: Path | None) -> bool:
     archive = bases.fetch_sdist(series.base, sdist, python)
     with tempfile.TemporaryDirectory(prefix="tinygrad-orin-") as tmp:
         wheel = build_wheel(series, archive, python, Path(tmp))
-        pip: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        run(
-            [*pip, "--no-deps", "--force-reinstall", wheel],
-            what=f"cannot install into {venv}",
-        )
+        pip(python, "install", "--force-reinstall", wheel, what=f"cannot install into {venv}")
     if not is_installed(series, venv):
         raise SeriesError(f"{venv}: pip finished, but {series.installed_version()} is not whole", 1)
     return True

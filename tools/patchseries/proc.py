@@ -46,6 +46,17 @@ def run(
     return done.stdout
 
 
+def pip(python: Path | str, *arguments: str | Path, what: str) -> None:
+    """Run a command of an interpreter's pip, without the packages' own dependencies.
+
+    Raises:
+        SeriesError: it fails; `what` begins the line.
+    """
+    command, *rest = arguments
+    quiet = ["--quiet", "--disable-pip-version-check", "--no-deps"]
+    run([python, "-m", "pip", command, *quiet, *rest], what=what)
+
+
 def last_error(output: str) -> str:
     """The line of a program's output that says what went wrong."""
     lines = [line.strip() for line in output.strip().splitlines() if line.strip()]

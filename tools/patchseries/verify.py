@@ -103,29 +103,22 @@ class Verifier:
         """Each patch with its Depends-on alone passes its tests; without it each test fails."""
         with ThreadPoolExecutor(workers) as pool:
             jobs = [
-                (f"{patch.number} {label}", pool.submit(job, patch))
+                (f"{patch.number} {label}", pool.submit(self._effect, patch, alone=alone))
                 for patch in patches
-                for label, job in (("alone passes its tests", self._alone),
-                                   ("left out fails its tests", self._left_out))
+                for label, alone in (("alone passes its tests", True),
+                                     ("left out fails its tests", False))
             ]  # fmt: skip
             for label, future in jobs:
                 self.check(label, future.result())
 
-    def _alone(self, patch: Patch) -> str | None:
+    def _effect(self, patch: Patch, *, alone: bool) -> str | None:
+        name = f"{'alone' if alone else 'without'}-{patch.number}"
+        patches = self.series.closure(patch) if alone else self.series.without(patch)
         try:
-            tree = self.tree(f"alone-{patch.number}", self.series.closure(patch))
-            seen = self._test(tree, patch)
+            seen = self._test(self.tree(name, patches), patch)
         except SeriesError as e:
             return str(e)
-        return _judge(patch, seen, want_pass=True)
-
-    def _left_out(self, patch: Patch) -> str | None:
-        try:
-            tree = self.tree(f"without-{patch.number}", self.series.without(patch))
-            seen = self._test(tree, patch)
-        except SeriesError as e:
-            return str(e)
-        return _judge(patch, seen, want_pass=False)
+        return _judge(patch, seen, want_pass=alone)
 
     # *** what they run ***
 
