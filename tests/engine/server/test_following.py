@@ -1,7 +1,6 @@
 """Steps that begin before the tokens of the one before are read: they change no answer."""
 
 from collections.abc import Callable
-from collections.abc import Sequence as PySequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from tests.engine.server.test_scheduler import (
 
 from orinllm.batch import Words
 from orinllm.launches.buffers import PAGE
+from orinllm.scheduler import ClosedError
 from orinllm.sequence import Sequence
 
 COUNTED = replace(SEEDED, presence_penalty=1.5, repeat_penalty=1.3, penalty_tokens=8)
@@ -159,8 +159,8 @@ def test_a_device_that_fails_at_any_call_tells_everyone(
     def fault() -> None:
         raise RuntimeError("the device is gone")
 
-    jobs, failures = [job(prompt(i, 5), 9) for i in (1, 2)], list[str]()
-    it = Running(runner())
+    jobs, failures = [job(prompt(i, 5), 9) for i in (1, 2, 3)], list[str]()
+    it = Running(runner(slots=2))
     it.scheduler.failed = failures.append
     counted(it, at, fault)
     it.scheduler.submit(jobs)
@@ -175,13 +175,16 @@ def test_a_device_that_fails_at_any_call_tells_everyone(
 
 @pytest.mark.parametrize("at", range(1, 9))
 def test_a_server_that_is_cut_at_any_call_ends(at: int) -> None:
-    jobs: PySequence[Sequence] = [job(prompt(i, 5), 10**6) for i in (1, 2)]
-    it = Running(runner())
+    jobs = [job(prompt(i, 5), 10**6) for i in (1, 2, 3)]
+    it = Running(runner(slots=2))
     counted(it, at, it.scheduler.cut)
-    it.scheduler.submit(list(jobs))
+    it.scheduler.submit(jobs)
     with it:
         wait(*jobs)
+        with pytest.raises(ClosedError):
+            it.scheduler.submit([job([1], 1)])
     assert it.store.used == 0
     for one in jobs:
         assert ear(one).reason == "cut"
         assert ear(one).heard == alone(one.ids[:5], GREEDY, len(ear(one).heard))
+    assert ear(jobs[2]).heard == []
