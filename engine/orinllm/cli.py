@@ -6,30 +6,32 @@ opens beside those imports.
 
 from __future__ import annotations
 
-import functools
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from orinllm.cli_options import Source, with_keys, with_model, with_sampling, with_speculation
+from orinllm.cli_options import (
+    Source,
+    read_sampling,
+    with_keys,
+    with_model,
+    with_sampling,
+    with_speculation,
+)
 from orinllm.errors import BadInput, DeviceFault
 from orinllm.opening import is_opening, opening
 from orinllm.streams import argument, prepare
+from orinllm.terminal import print_answer, say, standard_input, talk, tokens_of, typed_lines
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from rich.console import Console
-
-    from orinllm.answer import Delta
     from orinllm.conversation import Conversation
     from orinllm.sampling import Sampling
 
@@ -42,24 +44,12 @@ _COMMANDS = (
 )
 
 
-@functools.cache
-def _talk() -> Console:
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)
-
-
-def _say(text: str, style: str = "") -> None:
-    """Print a line for people, which is not folded."""
-    _talk().print(text, style=style, markup=False, soft_wrap=True)
-
-
 def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
     """Let a loaded model have its tokens guessed, if that is asked for."""
     from orinllm.speculation import Lookup
 
     if draft is not None:
-        with _talk().status(f"loading {draft.name}") as status:
+        with talk().status(f"loading {draft.name}") as status:
             model.speculate(model.draft(draft, lambda text: status.update(text)))
     elif lookup:
         model.speculate(Lookup())
@@ -87,7 +77,7 @@ def _load(source: Source, opened: Future[str]) -> Any:
     from orinllm.model import Model
 
     started = time.perf_counter()
-    with _talk().status(f"loading {source.model.name}") as status:
+    with talk().status(f"loading {source.model.name}") as status:
         loaded = Model.load(
             source.model,
             device=opened.result,
@@ -97,75 +87,12 @@ def _load(source: Source, opened: Future[str]) -> Any:
             say=lambda text: status.update(text),
         )
     seconds = time.perf_counter() - started
-    _say(
+    say(
         f"{source.model.name}: {loaded.executor.name} path on {loaded.plan.device}, context of "
         f"{loaded.header.network.context} tokens, loaded in {seconds:.1f} s",
         "dim",
     )
     return loaded
-
-
-@contextmanager
-def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
-    """Let the first Ctrl-C end the answer and not the program."""
-
-    def cancel(number: int, frame: FrameType | None) -> None:
-        generation.cancel()
-        signal.signal(signal.SIGINT, before)
-
-    before = signal.signal(signal.SIGINT, cancel)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
-    """Print an answer while it grows, and its speed: thoughts to stderr, what it says to stdout."""
-    started, first, thinking = time.perf_counter(), 0.0, False
-    with _cancelled_by_interrupt(generation):
-        for delta in deltas:
-            first = first or time.perf_counter()
-            if delta.reasoning:
-                thinking = True
-                _talk().out(delta.reasoning, style="dim", highlight=False, end="")
-            if delta.content:
-                if thinking:
-                    thinking = False
-                    _talk().out("")
-                print(delta.content, end="", flush=True)
-    print(flush=True)
-    n, seconds = len(generation.tokens), time.perf_counter() - first
-    rate = f", {(n - 1) / seconds:.1f} tok/s" if first and n > 1 else ""
-    known = f", {generation.n_cached} of them known" if generation.n_cached else ""
-    guessed = ""
-    if generation.n_proposed:
-        guessed = f", {generation.n_accepted} of {generation.n_proposed} guessed tokens right"
-    _say(
-        f"[{n} token{'s'[: n != 1]}{rate}{guessed}; prompt of {generation.n_prompt} tokens{known}, "
-        f"first token after {(first or time.perf_counter()) - started:.2f} s; ended by "
-        f"{_ENDED[generation.finish_reason]}]",
-        "dim",
-    )
-
-
-_ENDED = {
-    "stop": "the model",
-    "length": "the limit of tokens",
-    "cancelled": "Ctrl-C",
-}
-
-
-def _tokens(generation: Any) -> Iterator[int]:
-    """Yield an answer's tokens; a last piece of text without one is left to the reader."""
-    return (piece.token for piece in generation if piece.token >= 0)
-
-
-def _standard_input() -> str:
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError:
-        raise BadInput("standard input: is not UTF-8; text was expected") from None
 
 
 @cli.command()
@@ -187,23 +114,22 @@ def run(
     opened = opening(source.device)
     from orinllm.answer import Delta
     from orinllm.conversation import Conversation
-    from orinllm.sampling import Sampling
 
-    parameters = Sampling(**sampling)
+    parameters = read_sampling(sampling)
     _check_speculation(lookup, draft, parameters)
-    text = _standard_input() if prompt == "-" else argument("-p", prompt)
+    text = standard_input() if prompt == "-" else argument("-p", prompt)
     if not text.strip():
         raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
     loaded = _load(source, opened)
     _speculate(loaded, lookup, draft)
     if raw or loaded.template is None:
         generation = loaded.generate(text, parameters, max_tokens=max_tokens)
-        _print_answer(generation, (Delta(piece.text) for piece in generation))
+        print_answer(generation, (Delta(piece.text) for piece in generation))
     else:
         conversation = Conversation(loaded.template, loaded.tokenizer)
         ids = conversation.ask(text)
         generation = loaded.generate(ids, parameters, max_tokens=max_tokens)
-        _print_answer(generation, conversation.answer(_tokens(generation)))
+        print_answer(generation, conversation.answer(tokens_of(generation)))
     if generation.finish_reason == "cancelled":
         raise KeyboardInterrupt
 
@@ -227,9 +153,8 @@ def chat(
     """
     opened = opening(source.device)
     from orinllm.conversation import Conversation
-    from orinllm.sampling import Sampling
 
-    parameters = Sampling(**sampling)
+    parameters = read_sampling(sampling)
     _check_speculation(lookup, draft, parameters)
     loaded = _load(source, opened)
     _speculate(loaded, lookup, draft)
@@ -237,8 +162,8 @@ def chat(
         raise BadInput(f"{source.model}: has no chat template; try orinllm run --raw")
     conversation = Conversation(loaded.template, loaded.tokenizer, system)
     if sys.stdin.isatty():
-        _say(_COMMANDS, "dim")
-    for line in _lines():
+        say(_COMMANDS, "dim")
+    for line in typed_lines():
         if line == "/quit":
             return
         if line.startswith("/"):
@@ -249,21 +174,21 @@ def chat(
             except KeyboardInterrupt:
                 if conversation.messages[-1:] and conversation.messages[-1]["role"] == "user":
                     conversation.messages.pop()
-                _say("stopped", "dim")
+                say("stopped", "dim")
 
 
 def _command(conversation: Conversation, line: str) -> None:
     name, _, text = line.partition(" ")
     if name == "/reset":
         conversation.reset()
-        _say("conversation forgotten", "dim")
+        say("conversation forgotten", "dim")
     elif name == "/system":
         conversation.system = text.strip() or None
         conversation.reset()
         done = "set" if conversation.system else "removed"
-        _say(f"instruction {done}, conversation forgotten", "dim")
+        say(f"instruction {done}, conversation forgotten", "dim")
     else:
-        _say(f"{name}: no such command; {_COMMANDS}")
+        say(f"{name}: no such command; {_COMMANDS}")
 
 
 def _ask(
@@ -276,34 +201,15 @@ def _ask(
     try:
         ids = conversation.ask(line)
     except BadInput as error:
-        _say(str(error))
+        say(str(error))
         return
     try:
         generation = loaded.generate(ids, parameters, max_tokens=max_tokens)
     except BadInput as error:
         conversation.messages.pop()
-        _say(f"{error}; /reset forgets the conversation")
+        say(f"{error}; /reset forgets the conversation")
         return
-    _print_answer(generation, conversation.answer(_tokens(generation)))
-
-
-def _lines() -> Iterator[str]:
-    """Yield the lines that a person types; Ctrl-C forgets a line, Ctrl-D ends."""
-    typed = sys.stdin.isatty()
-    if typed:
-        with suppress(ImportError):
-            import readline  # noqa: F401  (gives input() its arrow keys and its history)
-    while True:
-        try:
-            yield input("> " if typed else "").strip()
-        except KeyboardInterrupt:
-            print()
-        except UnicodeDecodeError:
-            raise BadInput("standard input: is not UTF-8; text was expected") from None
-        except EOFError:
-            if typed:
-                print()
-            return
+    print_answer(generation, conversation.answer(tokens_of(generation)))
 
 
 @cli.command()
@@ -371,7 +277,7 @@ def serve(source: Source, **given: Any) -> None:
         given["draft"],
     )
     _check_speculation(options.lookup, options.draft, Sampling())
-    keys = read_keys(given["api_key_file"], _say) if given["api_key_file"] else ()
+    keys = read_keys(given["api_key_file"], say) if given["api_key_file"] else ()
     http = HttpOptions(
         given["host"],
         given["port"],
@@ -381,7 +287,7 @@ def serve(source: Source, **given: Any) -> None:
         tuple(map(check_origin, given["allow_origin"])),
         seconds(given["grace"]),
     )
-    sys.exit(run_server(options, http, given["insecure"], _say))
+    sys.exit(run_server(options, http, given["insecure"], say))
 
 
 @cli.command()
@@ -456,9 +362,9 @@ def compile_(**given: Any) -> None:
     network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
     out = given["out"]
     gpu = target(given["arch"], given["sms"])
-    with _talk().status("compiling") as status:
+    with talk().status("compiling") as status:
         n = compile_ahead(network, gpu, out, given["slots"], lambda text: status.update(text))
-    _say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
+    say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
 
 
 def main() -> None:

@@ -1,14 +1,19 @@
 """Options that commands of `orinllm` share."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from orinllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from orinllm.sampling import Sampling
 
 Command = Callable[..., None]
 
@@ -56,6 +61,17 @@ def with_sampling(command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def read_sampling(given: dict[str, Any]) -> Sampling:
+    """Return what the options of `with_sampling` ask for; BadInput names the flag."""
+    from orinllm.sampling import Sampling
+
+    try:
+        return Sampling(**given)
+    except BadInput as error:
+        name, _, wrong = str(error).partition(":")
+        raise BadInput(f"--{name.replace('_', '-')}:{wrong}") from None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,31 @@ HERE = Path(__file__).parent
 #: Chosen in Grafana, so that one dashboard serves any Prometheus and any number of boards.
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 INSTANCE = 'instance=~"$instance", host=~"$host"'
-#: Metrics with one series a machine: of two machines, each says which it is.
+#: Ends a legend: of two machines, each series says which it is from.
 ONE = "{{instance}}"
 #: A row of a benchmark.
-ROW = f"{ONE} {{{{model}}}} {{{{test}}}} {{{{backend}}}}"
+ROW = f"{{{{backend}}}} {{{{test}}}} {{{{model}}}} {ONE}"
 #: Grafana's grid is 24 wide.
 WIDTH = 24
-#: The pages' dark colours (benchmarks/orinbench/report/report.css), as Grafana opens dark: power,
-#: load and temperature as on the exporter's page.
-COLOURS = {
-    **dict.fromkeys(("watt", "joule"), "#ff9552"),
-    **dict.fromkeys(("percentunit", "hertz"), "#5eb3ea"),
-    "celsius": "#ff8f85",
+#: The pages' dark colours (benchmarks/orinbench/report/report.css), as Grafana opens dark.
+BLUE, ORANGE, GREEN, YELLOW, PALE = "#5eb3ea", "#ff9552", "#4fcfa4", "#d9b44a", "#9cc4de"
+GOOD, BAD, MUTED = "#5fd3ad", "#ff8f85", "#a3adb9"
+#: Grafana's own text colour, dark or light.
+INK = "text"
+#: Power and temperature have the colours of the exporter's page; load and the rest are BLUE.
+COLOURS = {"watt": ORANGE, "joule": ORANGE, "celsius": BAD}
+#: A part's colour on every board, by rail, zone or alert; of two that match, the latter holds.
+PARTS = {
+    "module": ORANGE,
+    "tj|hot": BAD,
+    "cv|tboard|tdiode|vddr?q": PALE,
+    "soc|sys": YELLOW,
+    "cpu": GREEN,
+    "gpu": BLUE,
 }
-GOOD, BAD = "#5fd3ad", "#ff8f85"
+#: Names of several numbers in pixels: Grafana would shrink them to the longest.
+STAT = {"graphMode": "none", "text": {"titleSize": 12}}
+BACKENDS = {"tinygrad": BLUE, "llama": ORANGE}
 
 
 @dataclass(frozen=True)
@@ -40,22 +51,51 @@ class Panel:
     height: int = 8
     description: str = ""
     limits: tuple[float | None, float | None] = (None, None)
-    #: Value and colour from which on it holds, in rising order.
-    thresholds: Sequence[tuple[float, str]] = ()
+    #: Of a stat: colour from each value on, in rising order; None is the least.
+    thresholds: Sequence[tuple[float | None, str]] = ((None, INK),)
+    #: Colours by a pattern that the first word of a legend has; `mode` as of `colour_of`.
+    colours: Mapping[str, str] = field(default_factory=dict)
+    mode: str = "fixed"
+    #: Headings of a table's columns by their label (or `Value`), from left to right.
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    def _defaults(self) -> dict[str, Any]:
+        """Settings of each of the series."""
+        low, high = self.limits
+        defaults: dict[str, Any] = {"unit": self.unit}
+        defaults |= {key: v for key, v in (("min", low), ("max", high)) if v is not None}
+        if self.kind == "timeseries":
+            defaults["color"] = colour_of("shades", COLOURS.get(self.unit, BLUE))
+            defaults["custom"] = {"lineWidth": 2, "showPoints": "never", "axisSoftMin": 0}
+        if self.kind == "stat":
+            steps = [{"color": colour, "value": value} for value, colour in self.thresholds]
+            defaults["thresholds"] = {"mode": "absolute", "steps": steps}
+        return defaults
+
+    def _overrides(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "matcher": {"id": "byRegexp", "options": f"/^\\S*({pattern})/i"},
+                "properties": [{"id": "color", "value": colour_of(self.mode, colour)}],
+            }
+            for pattern, colour in self.colours.items()
+        ]
+
+    def _transformations(self) -> list[dict[str, Any]]:
+        """Choose and order the columns; Grafana would show all labels and the metric too."""
+        if not self.columns:
+            return []
+        order = {label: place for place, label in enumerate(self.columns)}
+        return [
+            {"id": "filterFieldsByName", "options": {"include": {"names": list(self.columns)}}},
+            {
+                "id": "organize",
+                "options": {"indexByName": order, "renameByName": dict(self.columns)},
+            },
+        ]
 
     def json(self, number: int, x: int, y: int) -> dict[str, Any]:
         """The panel at its place in the grid."""
-        low, high = self.limits
-        steps: list[dict[str, Any]] = [{"color": GOOD, "value": None}]
-        steps += [{"color": colour, "value": value} for value, colour in self.thresholds]
-        defaults: dict[str, Any] = {"unit": self.unit}
-        defaults["thresholds"] = {"mode": "absolute", "steps": steps}
-        defaults |= {key: v for key, v in (("min", low), ("max", high)) if v is not None}
-        if colour := COLOURS.get(self.unit):
-            mode = "shades" if self.kind == "timeseries" else "fixed"
-            defaults["color"] = {"mode": mode, "fixedColor": colour}
-        if self.kind == "timeseries":
-            defaults["custom"] = {"fillOpacity": 8, "showPoints": "never", "spanNulls": False}
         instant = self.kind == "table"
         return {
             "id": number,
@@ -64,7 +104,9 @@ class Panel:
             "description": self.description,
             "datasource": DATASOURCE,
             "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
-            "fieldConfig": {"defaults": defaults, "overrides": []},
+            "fieldConfig": {"defaults": self._defaults(), "overrides": self._overrides()},
+            "options": STAT if self.kind == "stat" else {},
+            "transformations": self._transformations(),
             "targets": [
                 {
                     "refId": chr(ord("A") + index),
@@ -78,6 +120,11 @@ class Panel:
                 for index, (expression, legend) in enumerate(self.queries)
             ],
         }
+
+
+def colour_of(mode: str, colour: str) -> dict[str, str]:
+    """`colour` ("fixed"), or its shades ("shades"), a shade for each series."""
+    return {"mode": mode, "fixedColor": colour}
 
 
 def variable(name: str, query: str) -> dict[str, Any]:
@@ -156,56 +203,62 @@ BOARD = Dashboard(
             "Below the thermal trip",
             "celsius",
             f"instance:jetson_thermal_headroom_celsius:min{{{INSTANCE}}}",
+            # As the alert JetsonNearThermalTrip.
+            thresholds=[(None, BAD), (5, INK)],
         ),
         stat(
             "Throttle events, 5 min",
             "none",
             f"sum by (instance) (reason:jetson_throttle_events:increase5m{{{INSTANCE}}})",
-            thresholds=[(1, BAD)],
+            thresholds=[(None, INK), (1, BAD)],
         ),
         stat("Multiprocessors on", "none", f"jetson_gpu_multiprocessors{{{INSTANCE}}}"),
         Panel(
             "Power by rail",
             "watt",
             [
-                (f"jetson_rail_power_watts{{{INSTANCE}}}", f"{ONE} {{{{rail}}}}"),
-                (f"jetson_module_power_watts{{{INSTANCE}}}", f"{ONE} module"),
+                (f"jetson_rail_power_watts{{{INSTANCE}}}", f"{{{{rail}}}} {ONE}"),
+                (f"jetson_module_power_watts{{{INSTANCE}}}", f"module {ONE}"),
             ],
             width=12,
+            colours=PARTS,
             description="VDDQ_VDD2_1V8AO is fed from inside the module and is not in its sum.",
         ),
         Panel(
             "Temperature",
             "celsius",
             [
-                (f"jetson_temperature_celsius{{{INSTANCE}}}", f"{ONE} {{{{zone}}}}"),
+                (f"jetson_temperature_celsius{{{INSTANCE}}}", f"{{{{zone}}}} {ONE}"),
                 (
                     "min by (instance) "
                     f'(jetson_temperature_trip_celsius{{{INSTANCE}, type="passive"}})',
-                    f"{ONE} first trip",
+                    f"first trip {ONE}",
                 ),
             ],
             width=12,
+            colours=PARTS | {"first": MUTED},
             description="A gated zone has no value.",
         ),
         Panel(
             "GPU load",
             "percentunit",
-            [(f"jetson_gpu_load_ratio{{{INSTANCE}}}", f"{ONE} load of GPU {{{{gpu}}}}")],
+            [(f"jetson_gpu_load_ratio{{{INSTANCE}}}", f"load of GPU {{{{gpu}}}} {ONE}")],
             limits=(0, 1),
         ),
         Panel(
             "GPU clock",
             "hertz",
             [
-                (f"jetson_gpu_frequency_hertz{{{INSTANCE}}}", f"{ONE} clock"),
-                (f"jetson_gpu_max_frequency_hertz{{{INSTANCE}}}", f"{ONE} may reach"),
+                (f"jetson_gpu_frequency_hertz{{{INSTANCE}}}", f"clock {ONE}"),
+                (f"jetson_gpu_max_frequency_hertz{{{INSTANCE}}}", f"may reach {ONE}"),
             ],
+            colours={"may": MUTED},
         ),
         Panel(
             "Throttle events a second",
             "none",
-            [(f"rate(jetson_throttle_events_total{{{INSTANCE}}}[1m])", f"{ONE} {{{{reason}}}}")],
+            [(f"rate(jetson_throttle_events_total{{{INSTANCE}}}[1m])", f"{{{{reason}}}} {ONE}")],
+            colours={"average": YELLOW, "instantaneous": ORANGE, "under": BAD},
         ),
         Panel(
             "Throttle alerts of the chip",
@@ -213,60 +266,73 @@ BOARD = Dashboard(
             [
                 (
                     f'jetson_cooling_state_ratio{{{INSTANCE}, type=~".*-alert"}}',
-                    f"{ONE} {{{{type}}}}",
+                    f"{{{{type}}}} {ONE}",
                 )
             ],
+            width=6,
             limits=(0, 1),
+            colours=PARTS,
         ),
         Panel(
             "Mean power from energy",
             "watt",
-            [(f"rail:jetson_power_watts:rate1m{{{INSTANCE}}}", f"{ONE} {{{{rail}}}}")],
+            [(f"rail:jetson_power_watts:rate1m{{{INSTANCE}}}", f"{{{{rail}}}} {ONE}")],
+            width=12,
+            colours=PARTS,
         ),
         Panel(
             "GPU memory",
             "bytes",
             [
-                (f"jetson_nvmap_memory_bytes{{{INSTANCE}}}", f"{ONE} allocated"),
+                (f"jetson_nvmap_memory_bytes{{{INSTANCE}}}", f"allocated {ONE}"),
                 (
                     f"jetson_memory_largest_free_block_bytes{{{INSTANCE}}}",
-                    f"{ONE} largest free block",
+                    f"largest free block {ONE}",
                 ),
             ],
+            width=6,
+            colours={"largest": ORANGE},
         ),
         Panel(
             "Fan",
             "rotrpm",
-            [(f"jetson_fan_speed_rpm{{{INSTANCE}}}", f"{ONE} {{{{fan}}}}")],
+            [(f"jetson_fan_speed_rpm{{{INSTANCE}}}", f"{{{{fan}}}} {ONE}")],
         ),
         Panel(
             "Power mode",
             "none",
-            [(f"jetson_power_mode_info{{{INSTANCE}}}", f"{ONE} {{{{id}}}} {{{{name}}}}")],
+            [(f"jetson_power_mode_info{{{INSTANCE}}}", "")],
             kind="table",
+            columns={"instance": "board", "id": "number", "name": "mode"},
         ),
         Panel(
             "Clocks pinned",
             "bool_yes_no",
-            [(f"jetson_clocks_pinned{{{INSTANCE}}}", f"{ONE} {{{{domain}}}}")],
+            [(f"jetson_clocks_pinned{{{INSTANCE}}}", f"{{{{domain}}}} {ONE}")],
             kind="stat",
         ),
         Panel(
             "Sources",
             "bool_yes_no",
-            [(f"jetson_scrape_source_success{{{INSTANCE}}}", f"{ONE} {{{{source}}}}")],
+            [(f"jetson_scrape_source_success{{{INSTANCE}}}", f"{{{{source}}}} {ONE}")],
             kind="stat",
+            width=WIDTH,
+            height=5,
+            thresholds=[(None, BAD), (1, GOOD)],
         ),
     ],
 )
+
+#: Has a host or an instance, never both.
+JOULES = 'host:llm_joules_per_token:rate5m{host=~"$host"}'
 
 LLM = Dashboard(
     "jetson-llm",
     "LLM server",
     "llm:requests_running",
     [
-        stat("Tokens a second", "none", f"llm:generated_tokens:rate1m{{{INSTANCE}}}"),
-        stat("Joules a token", "joule", "host:llm_joules_per_token:rate5m"),
+        stat("Tokens a second", "tok/s", f"llm:generated_tokens:rate1m{{{INSTANCE}}}"),
+        stat("Joules a token", "joule", JOULES),
         stat("Under way", "none", f"llm:requests_running{{{INSTANCE}}}"),
         stat("Waiting", "none", f"llm:requests_waiting{{{INSTANCE}}}"),
         stat("First token, median", "s", f"llm:time_to_first_token_seconds:p50_5m{{{INSTANCE}}}"),
@@ -274,35 +340,38 @@ LLM = Dashboard(
         Panel(
             "Joules a token",
             "joule",
-            [("host:llm_joules_per_token:rate5m", "{{host}}{{instance}}")],
+            [(JOULES, "{{host}}{{instance}}")],
             width=12,
             description="The module's rails over the server's tokens, idle time included: module, "
             "without carrier board and power supply.",
         ),
         Panel(
             "Tokens a second",
-            "none",
+            "tok/s",
             [
-                (f"llm:generated_tokens:rate1m{{{INSTANCE}}}", f"{ONE} generated"),
-                (f"llm:prompt_tokens:rate1m{{{INSTANCE}}}", f"{ONE} prompt"),
+                (f"llm:generated_tokens:rate1m{{{INSTANCE}}}", f"generated {ONE}"),
+                (f"llm:prompt_tokens:rate1m{{{INSTANCE}}}", f"prompt {ONE}"),
             ],
+            colours={"prompt": ORANGE},
             width=12,
         ),
         Panel(
             "Requests",
             "none",
             [
-                (f"llm:requests_running{{{INSTANCE}}}", f"{ONE} under way"),
-                (f"llm:requests_waiting{{{INSTANCE}}}", f"{ONE} waiting"),
+                (f"llm:requests_running{{{INSTANCE}}}", f"under way {ONE}"),
+                (f"llm:requests_waiting{{{INSTANCE}}}", f"waiting {ONE}"),
             ],
+            colours={"waiting": ORANGE},
         ),
         Panel(
             "Time to first token",
             "s",
             [
-                (f"llm:time_to_first_token_seconds:p50_5m{{{INSTANCE}}}", f"{ONE} median"),
-                (f"llm:time_to_first_token_seconds:p95_5m{{{INSTANCE}}}", f"{ONE} 95 %"),
+                (f"llm:time_to_first_token_seconds:p50_5m{{{INSTANCE}}}", f"median {ONE}"),
+                (f"llm:time_to_first_token_seconds:p95_5m{{{INSTANCE}}}", f"95 % {ONE}"),
             ],
+            colours={"95": ORANGE},
         ),
         Panel(
             "Module power meanwhile",
@@ -318,62 +387,49 @@ HISTORY = Dashboard(
     "orinbench_tokens_per_second",
     [
         Panel(
-            "Speed",
-            "none",
-            [
-                (
-                    f"orinbench_tokens_per_second{{{INSTANCE}}}",
-                    ROW,
-                )
-            ],
+            "Throughput",
+            "tok/s",
+            [(f"orinbench_tokens_per_second{{{INSTANCE}}}", ROW)],
             width=12,
+            colours=BACKENDS,
+            mode="shades",
             description="Median tokens a second of the newest run, written by --textfile.",
         ),
         Panel(
             "Energy of a token",
             "joule",
             [
-                (
-                    f"orinbench_joules_per_token{{{INSTANCE}}}",
-                    ROW,
-                ),
+                (f"orinbench_joules_per_token{{{INSTANCE}}}", ROW),
                 (
                     f"run:orinbench_joules_per_token:last{{{INSTANCE}}}",
-                    f"{ONE} last region, {{{{test}}}} {{{{backend}}}}",
+                    f"{{{{backend}}}} {{{{test}}}} last region {ONE}",
                 ),
             ],
             width=12,
+            colours=BACKENDS,
+            mode="shades",
         ),
         Panel(
-            "Share of what memory bandwidth allows",
+            "Share of the roofline",
             "percent",
-            [
-                (
-                    f"orinbench_roofline_percent{{{INSTANCE}}}",
-                    ROW,
-                )
-            ],
+            [(f"orinbench_roofline_percent{{{INSTANCE}}}", ROW)],
             limits=(0, 100),
+            colours=BACKENDS,
+            mode="shades",
         ),
         Panel(
             "Time to first token",
             "s",
-            [
-                (
-                    f"orinbench_ttft_seconds{{{INSTANCE}}}",
-                    ROW,
-                )
-            ],
+            [(f"orinbench_ttft_seconds{{{INSTANCE}}}", ROW)],
+            colours=BACKENDS,
+            mode="shades",
         ),
         Panel(
             "Tokens a joule",
             "none",
-            [
-                (
-                    f"orinbench_tokens_per_joule{{{INSTANCE}}}",
-                    ROW,
-                )
-            ],
+            [(f"orinbench_tokens_per_joule{{{INSTANCE}}}", ROW)],
+            colours=BACKENDS,
+            mode="shades",
         ),
         Panel(
             "Age of the figures",
@@ -387,6 +443,13 @@ HISTORY = Dashboard(
             [(f"orinbench_tokens_per_second{{{INSTANCE}}}", "")],
             kind="table",
             width=16,
+            columns={
+                "instance": "board",
+                "backend": "backend",
+                "model": "model",
+                "test": "test",
+                "Value": "tok/s",
+            },
         ),
     ],
     refresh="1m",

@@ -120,7 +120,7 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
         (["run", "nothing.gguf", "-p", "x"], "nothing.gguf: no such file; a GGUF model was"),
         (["run", __file__, "-p", "x"], "test_cli.py: not a GGUF file: it starts with"),
         (["run", MODEL, "-p", " "], "-p: the prompt is empty; a question was expected"),
-        (["run", MODEL, "-p", "x", "--top-p", "2"], "top_p: 2.0 is not from 0 to 1"),
+        (["run", MODEL, "-p", "x", "--top-p", "2"], "--top-p: 2.0 is not from 0 to 1"),
         (["run", MODEL, "-p", "x", "--seed", "-1"], "seed: -1 is not from 0 to"),
         (["run", MODEL, "-p", "x", "-n", "0"], "'-n' / '--max-tokens': 0 is not in the range"),
         (
