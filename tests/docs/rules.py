@@ -312,12 +312,9 @@ NO_COMMANDS: dict[tuple[str, str], str] = {
     ("docs/nixos.md", "power-mode: the board"): "an error message",
     ("docs/server.md", "rate(orinllm_energy"): "queries for Prometheus",
     ("docs/nixos.md", "extra-substituters ="): "nix.conf",
-    ("docs/simulator-use.md", "    again  nvgpusim"): "the end of a report",
     ("docs/simulator-use.md", "--inject ENOMEM@"): "flags; tests/simulator/kernel tries each form",
     ("docs/simulator-execution.md", "nvgpusim: note: kernel k"): "a finding",
-    ("docs/tegra-iface.md", '{"op": "ioctl"'): "lines of a trace",
     ("docs/tegra-iface.md", "CREATE_64 "): "calls of a trace",
-    ("docs/tegra-iface.md", "the GPU has stopped"): "an error message",
     ("docs/telemetry.md", "jetson_energy_joules_total"): "PromQL",
 }
 

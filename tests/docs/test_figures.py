@@ -88,7 +88,7 @@ def test_figures_have_command_machine_and_date(page: str) -> None:
 def test_the_pages_with_figures_are_seen() -> None:
     with_figures = {page for page in pages() if any(t.has_figures() for t in tables(text(page)))}
     assert with_figures >= {
-        *("README.md", "docs/performance.md", "docs/tegra-iface.md", "docs/telemetry.md"),
+        *("README.md", "docs/performance.md", "docs/telemetry.md"),
         *("docs/reference/matvec.md", "docs/reference/figures.md"),
     }
 
