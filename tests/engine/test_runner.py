@@ -25,7 +25,7 @@ class Request:
 
     @property
     def how(self) -> Draw:
-        """How it draws."""
+        """The way its token is drawn."""
         return Draw(self.sampling, self.text, None if self.only is None else self.mask, self.top)
 
     def row(self) -> Row:
