@@ -77,7 +77,7 @@ def test_answers_are_those_of_steps_that_wait() -> None:
     assert followed == 0
     ahead, followed = answers(2)
     assert ahead == waiting
-    assert followed > 60
+    assert followed > 0
 
 
 @pytest.mark.parametrize(
