@@ -6,20 +6,12 @@ from pathlib import Path
 import click
 
 from orinbench.errors import EXIT_SLOWER, BenchError
-from orinbench.export.identity import differences
 from orinbench.export.load import load_records
 from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History, history_path
-from orinbench.history.trend import case_key, read_trends, run_noise
+from orinbench.history.trend import read_trends, run_noise
 from orinbench.options import history_option
-from orinbench.samples.judge import (
-    NoiseOf,
-    is_slower,
-    judge_saved,
-    markdown,
-    missing,
-    no_noise,
-)
+from orinbench.samples.judge import Noise, compare_saved
 
 
 @click.command("compare", context_settings={"max_content_width": 100})
@@ -37,29 +29,27 @@ def compare_command(before: str, after: str, output: str, history: Path | None) 
     """
     path = history or history_path()
     old, new = (find_records(name, path) for name in (before, after))
-    judged = judge_saved(old, new, _noise_of(before, after, path))
-    if not judged:
+    compared = compare_saved(old, new, _noise(before, after, path))
+    if not compared.judged:
         raise BenchError(
             f"{before} and {after} measured no test in common (model, backend, test, -t)"
         )
-    gone = missing(old, new)
     if output == "json":
-        click.echo(json.dumps([test.plain() for test in judged], ensure_ascii=False))
+        tests = [test.plain() for test in compared.judged]
+        click.echo(json.dumps(tests, ensure_ascii=False))
     else:
-        notes = [f"differs: {difference}" for difference in differences(old, new)]
-        notes += [f"in B, {test.line()}" for test in gone]
-        click.echo(markdown(judged, notes, "B", "A"))
-    return EXIT_SLOWER if is_slower(judged) or any(test.error for test in gone) else 0
+        notes = [f"in B, {test.line()}" for test in compared.missing]
+        click.echo(compared.markdown("B", "A", notes))
+    return EXIT_SLOWER if compared.is_worse else 0
 
 
-def _noise_of(before: str, after: str, history: Path) -> NoiseOf:
+def _noise(before: str, after: str, history: Path) -> dict[str, Noise | None]:
     """Return how much runs differ by themselves, if both are of the history, which knows it."""
     one, other = (_run_of(name, history) for name in (before, after))
     if one is None or other is None:
-        return no_noise
+        return {}
     with History(history) as store:
-        found = run_noise(read_trends(store, Filter()), one, other)
-    return lambda _, new: found.get(case_key(new))
+        return run_noise(read_trends(store, Filter()), one, other)
 
 
 def _run_of(name: str, history: Path) -> int | None:

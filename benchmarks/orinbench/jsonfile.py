@@ -1,10 +1,31 @@
-"""Files that are written whole or not at all."""
+"""Files that are read with care, and written whole or not at all."""
 
 import os
 import tempfile
 from pathlib import Path
 
 from orinbench.errors import BenchError
+
+# A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
+# memory several times.
+MOST_BYTES = 256 << 20
+
+
+def read_text(path: Path, wanted: str) -> str:
+    """Return what is in a file; raises BenchError, which names what was wanted."""
+    try:
+        if path.exists() and not path.is_file():
+            raise BenchError(f"{path}: is no regular file; want {wanted}")
+        if path.stat().st_size > MOST_BYTES:
+            raise BenchError(f"{path}: larger than {MOST_BYTES >> 20} MiB; want {wanted}")
+        data = path.read_bytes()
+        if data.startswith(b"SQLite format 3\0"):
+            raise BenchError(f"{path}: is a SQLite file; want {wanted}")
+        return data.decode()
+    except OSError as error:
+        raise BenchError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise BenchError(f"{path}: cannot be read: is no text; want {wanted}") from None
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

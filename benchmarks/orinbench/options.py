@@ -198,7 +198,7 @@ def check_processes(given: int | None, repetitions: int, default: int) -> int:
     """Return the number of processes; raises BenchError for more than there are rounds."""
     if given is not None and given > repetitions:
         raise BenchError(
-            f"--processes {given}: there are only {repetitions} rounds; use -r {given} or more"
+            f"--processes {given}: the rounds are only {repetitions}; use -r {given} or more"
         )
     return min(given or default, repetitions)
 

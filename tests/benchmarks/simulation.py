@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from orinbench.export.schema import Record
+from orinbench.history.check import check_run
+from orinbench.history.trend import Point, Trend, judge_points
 from orinbench.samples import bootstrap_interval
 from orinbench.samples.judge import (
     Comparison,
@@ -31,6 +34,7 @@ NOISE = 0.01
 # Of the intervals of one row; the command takes ten times as many, to smooth the ends.
 RESAMPLES = 1000
 EARLIER_RUNS = 6
+SERIES = 12  # runs
 TESTS = 12
 
 Machine = Callable[[np.random.Generator, int], Floats]
@@ -184,3 +188,26 @@ def family_share(rounds: int, seed: int) -> float:
         judged = adjusted([compare_paired(a.tolist(), b.tolist()) for a, b in medians])
         claims += any(c.verdict in (Verdict.FASTER, Verdict.SLOWER) for c in judged)
     return 100 * claims / EXPERIMENTS
+
+
+def red_shares(baselines: Sequence[int], seed: int) -> list[float]:
+    """Return the percentage of checks of the last of SERIES equal runs that are red.
+
+    Each is against one of the `baselines`; a run has ten processes, and days differ by 3 %.
+    """
+    draw = np.random.default_rng(seed)
+    red = dict.fromkeys(baselines, 0)
+    for _ in range(EXPERIMENTS):
+        points = []
+        for run in range(1, SERIES + 1):
+            speeds = np.exp(draw.normal(0, NOISE, 10) + draw.normal(0, 3 * NOISE))
+            record = Record(test="tg128", samples_ts=speeds.tolist(), processes=list(range(10)))
+            record.median_ts = float(np.median(speeds))
+            points.append(Point(run, record))
+        trend = Trend("tg128", "CPU", "tok/s", points)
+        judge_points([trend])
+        for run in baselines:
+            before, after = points[run - 1].record, points[-1].record
+            compared, fell = check_run([trend], [before], [after], range(run, SERIES + 1))
+            red[run] += compared.is_worse or bool(fell)
+    return [100 * count / EXPERIMENTS for count in red.values()]

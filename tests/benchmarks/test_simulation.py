@@ -15,6 +15,7 @@ from tests.benchmarks.simulation import (
     family_share,
     history_cell,
     paired_cell,
+    red_shares,
     row_coverage,
     separate_cell,
 )
@@ -77,3 +78,9 @@ def test_twelve_tests_at_once_claim_as_rarely_as_one(page: str) -> None:
     share = family_share(10, seed=1)
     assert share < ALLOWED
     assert f"ten processes: {share:.1f} % of the runs claim anything" in page
+
+
+def test_a_check_of_an_unchanged_series_is_rarely_red(page: str) -> None:
+    shares = red_shares((1, 6, 11), seed=1)
+    assert max(shares) < 5.0
+    shown("check", "red", [f"{share:.1f}" for share in shares], page)

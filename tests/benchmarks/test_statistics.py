@@ -117,7 +117,7 @@ def test_two_speeds_are_two_heaps_and_not_a_spread() -> None:
 
 
 def test_warnings_are_typed_and_say_what_was_seen() -> None:
-    few = sample_warnings([1.0, 1.0])
+    few = list(sample_warnings([1.0, 1.0]))
     assert [(w.kind, w.detail) for w in few] == [
         (WarningKind.TOO_FEW_SAMPLES, "2 samples of 2 processes")
     ]
@@ -128,8 +128,8 @@ def test_warnings_are_typed_and_say_what_was_seen() -> None:
     assert kinds[WarningKind.DRIFT].detail == "-61.3%"
     # (1.96 * 1.2533 * 0.316 / 0.05) squared.
     assert kinds[WarningKind.UNSTEADY].detail == "standard deviation 32 %; -r 241"
-    odd = sample_warnings([100.0, 101.0, 99.0, 100.0, 100.5, 60.0])
+    odd = list(sample_warnings([100.0, 101.0, 99.0, 100.0, 100.5, 60.0]))
     assert (odd[0].kind, odd[0].detail) == (WarningKind.OUTLIERS, "1 of 6")
-    assert sample_warnings([100.0, 100.1, 99.9, 100.05, 99.95, 100.0]) == []
+    assert not list(sample_warnings([100.0, 100.1, 99.9, 100.05, 99.95, 100.0]))
     (both,) = sample_warnings([100.0, 95.0, 100.1, 95.1, 99.9, 94.9, 100.0, 95.0])
     assert (both.kind, both.detail) == (WarningKind.TWO_SPEEDS, "about 95 and 100")

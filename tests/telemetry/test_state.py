@@ -194,6 +194,7 @@ def test_warnings_of_a_run(show: Show) -> None:
     )
     roots = show(cores_off())
     found = board.board_warnings(before, board.board_state(roots), roots)
+    assert found is not None
     assert [warning.kind for warning in found] == [
         WarningKind.POWER_MODE,
         WarningKind.POWER_MODE,
@@ -203,7 +204,7 @@ def test_warnings_of_a_run(show: Show) -> None:
     assert "run: sudo nvpmodel -m 0" in found[1].text
     assert "run: sudo jetson_clocks" in found[2].text
     empty = board.board_state(show({}))
-    assert board.board_warnings(empty, empty, roots) == ()
+    assert board.board_warnings(empty, empty, roots) is None
 
 
 def test_cooling_down(show: Show, stage: Stage) -> None:

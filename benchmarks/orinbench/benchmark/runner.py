@@ -24,7 +24,6 @@ from orinbench.board import (
     cooldown,
     has_sensors,
     idle_watts,
-    is_jetson,
     measure_energy,
 )
 from orinbench.board.clocks import GpuInUse, read_clocks
@@ -307,7 +306,7 @@ class Runner:
             clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),
             board_before=board.record() if has_sensors(board) else None,
             board_after=after.record() if has_sensors(after) else None,
-            board_warnings=board_warnings(board, after, self.roots) if is_jetson(after) else None,
+            board_warnings=board_warnings(board, after, self.roots),
             energy=energy.fields(row.work) or None,
         )
         row.samples.append(sample)

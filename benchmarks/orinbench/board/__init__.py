@@ -1,6 +1,6 @@
 """The board while it was measured: its state, its energy, and whether it was fit at all.
 
-A thin layer over the `jetson` readers, which work on any machine: a Jetson's sensors, a discrete
+A thin layer over the `orinboard` readers, which work on any machine: a Jetson's sensors, a discrete
 GPU's (NVML) or an x86 processor's (RAPL), or none.
 """
 
@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from orinbench.errors import BenchError
 from orinbench.jsonfile import write_whole
@@ -215,33 +212,25 @@ def requirements(spec: str, roots: Roots | None = None) -> None:
 
 def board_warnings(
     before: BoardState, after: BoardState, roots: Roots | None = None
-) -> tuple[BenchWarning, ...]:
-    """Return warnings about events between two board states that make a figure suspect."""
-    found = [
-        BenchWarning(
-            WarningKind.THROTTLED, f"throttled: {reason.replace('_', '-')} events", str(count)
-        )
-        for reason, count in after.throttled_since(before).items()
-    ]
-    found += [
-        BenchWarning(WarningKind.THROTTLED, f"throttling: {name} was raised")
-        for name in dict.fromkeys((*before.throttling, *after.throttling))
-    ]
+) -> tuple[BenchWarning, ...] | None:
+    """Return what between two states of a Jetson makes a figure suspect; None of no Jetson."""
+    return tuple(_suspicions(before, after, roots or Roots())) if is_jetson(after) else None
+
+
+def _suspicions(before: BoardState, after: BoardState, roots: Roots) -> Iterator[BenchWarning]:
+    throttled = WarningKind.THROTTLED
+    for reason, count in after.throttled_since(before).items():
+        yield BenchWarning(throttled, f"throttled: {reason.replace('_', '-')} events", str(count))
+    for name in dict.fromkeys((*before.throttling, *after.throttling)):
+        yield BenchWarning(throttled, f"throttling: {name} was raised")
     if before.power_mode != after.power_mode:
         change = f"from {before.power_mode} to {after.power_mode}"
-        found.append(
-            BenchWarning(WarningKind.POWER_MODE, "the power mode changed between samples", change)
-        )
-    # Only a Jetson's mode and clocks are judged as fit for a benchmark or not.
-    if is_jetson(after):
-        kinds = (WarningKind.POWER_MODE, WarningKind.CLOCKS_NOT_PINNED)
-        problems = (maxn(after, roots or Roots()), pinned(after))
-        found += [
-            BenchWarning(kind, str(problem))
-            for kind, unmet_ones in zip(kinds, problems, strict=True)
-            for problem in unmet_ones
-        ]
-    return tuple(found)
+        text = "the power mode changed between samples"
+        yield BenchWarning(WarningKind.POWER_MODE, text, change)
+    for problem in maxn(after, roots):
+        yield BenchWarning(WarningKind.POWER_MODE, str(problem))
+    for problem in pinned(after):
+        yield BenchWarning(WarningKind.CLOCKS_NOT_PINNED, str(problem))
 
 
 def has_sensors(state: BoardState) -> bool:
@@ -297,32 +286,6 @@ def cooldown(
         time.sleep(interval)
 
 
-class Textfile(Collector):
-    """The families of a list of records."""
-
-    def __init__(self, records: Iterable[Mapping[str, Any]]) -> None:
-        # Rows that differ in other settings only would be one series: the last of them stays.
-        self._rows = {
-            tuple(str(record.get(field) or "") for field in LABELS.values()): record
-            for record in records
-        }
-
-    def collect(self) -> Iterator[Metric]:
-        """The families that have a value, and when they were written."""
-        for name, text, field in METRICS:
-            family = GaugeMetricFamily(f"orinbench_{name}", text, labels=tuple(LABELS))
-            for labels, record in self._rows.items():
-                if (number := value(record, field)) is not None:
-                    family.add_metric(labels, float(number))
-            if family.samples:
-                yield family
-        yield GaugeMetricFamily(
-            "orinbench_written_seconds",
-            "When these figures were written, as Unix time.",
-            value=time.time(),
-        )
-
-
 def value(record: Mapping[str, Any], field: str) -> float | None:
     """A field of a record, `energy.joules` being one of the last repetition; None if missing."""
     outer, _, inner = field.partition(".")
@@ -340,8 +303,21 @@ def textfile(records: Iterable[Mapping[str, Any]], directory: Path) -> Path:
     written.
     """
     check_textfile(directory)
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Textfile(records))
+    # Rows that differ in other settings only would be one series: the last of them stays.
+    rows = {
+        tuple(str(record.get(field) or "") for field in LABELS.values()): record
+        for record in records
+    }
+    registry = CollectorRegistry()
+    for name, text, field in METRICS:
+        numbers = {labels: value(record, field) for labels, record in rows.items()}
+        known = {labels: number for labels, number in numbers.items() if number is not None}
+        if known:
+            gauge = Gauge(f"orinbench_{name}", text, list(LABELS), registry=registry)
+            for labels, number in known.items():
+                gauge.labels(*labels).set(number)
+    written = "When these figures were written, as Unix time."
+    Gauge("orinbench_written_seconds", written, registry=registry).set_to_current_time()
     file = directory / TEXTFILE
     write_whole(file, generate_latest(registry))
     return file

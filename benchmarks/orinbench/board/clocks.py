@@ -4,7 +4,7 @@ The board's own sensors (Jetson) have a place of their own in the record: `board
 `board_after` of each sample.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,55 +82,50 @@ def _integers(paths: Iterable[Path]) -> list[int]:
 
 def clock_warnings(
     before: list[ClockState], after: list[ClockState], gpu: bool
-) -> list[BenchWarning]:
-    """Return what the clocks around a row's samples give reason to warn of.
+) -> Iterator[BenchWarning]:
+    """Yield what the clocks around a row's samples give reason to warn of.
 
     `gpu` says that the row was computed by a GPU: then its clock counts, not the CPU's governor.
     """
-    states = before + after
-    found: list[BenchWarning] = []
-    if not states:
-        return found
-    throttled = any(state.gpu_throttling for state in after) or any(
+    if not after:
+        return
+    if any(state.gpu_throttling for state in after) or any(
         (end.cpu_throttle_count or 0) > (start.cpu_throttle_count or 0)
         for start, end in zip(before, after, strict=True)
-    )
-    if throttled:
-        found.append(
-            BenchWarning(
-                WarningKind.THROTTLED,
-                "the device throttled while it was timed: cool it, or set a lower power mode",
-            )
+    ):
+        yield BenchWarning(
+            WarningKind.THROTTLED,
+            "the device throttled while it was timed: cool it, or set a lower power mode",
         )
-    if gpu:
-        clocks = [state.gpu_mhz for state in after if state.gpu_mhz is not None]
-        if not clocks:
-            text = "nvidia-ml-py reads it; of several GPUs name one in CUDA_VISIBLE_DEVICES"
-            found.append(_unknown(f"the GPU's clock is unknown: {text}"))
-        elif max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
-            found.append(
-                BenchWarning(
-                    WarningKind.CLOCKS_NOT_PINNED,
-                    "the GPU clock moves: pin it (jetson_clocks, nvidia-smi -lgc)",
-                    f"{min(clocks)} to {max(clocks)} MHz",
-                )
-            )
-        return found
+    yield from _gpu_warnings(after) if gpu else _cpu_warnings(before + after)
+
+
+def _gpu_warnings(states: list[ClockState]) -> Iterator[BenchWarning]:
+    clocks = [state.gpu_mhz for state in states if state.gpu_mhz is not None]
+    if not clocks:
+        yield BenchWarning(
+            WarningKind.CLOCKS_UNKNOWN,
+            "the GPU's clock is unknown: nvidia-ml-py reads it; "
+            "of several GPUs name one in CUDA_VISIBLE_DEVICES",
+        )
+    elif max(clocks) - min(clocks) > CLOCK_SPREAD * max(clocks):
+        yield BenchWarning(
+            WarningKind.CLOCKS_NOT_PINNED,
+            "the GPU clock moves: pin it (jetson_clocks, nvidia-smi -lgc)",
+            f"{min(clocks)} to {max(clocks)} MHz",
+        )
+
+
+def _cpu_warnings(states: list[ClockState]) -> Iterator[BenchWarning]:
     seen = {governor for state in states for governor in state.governors}
     if not seen:
-        found.append(
-            _unknown("the CPU clock is unknown: the kernel shows none (a virtual machine?)")
+        yield BenchWarning(
+            WarningKind.CLOCKS_UNKNOWN,
+            "the CPU clock is unknown: the kernel shows none (a virtual machine?)",
         )
     elif seen != {"performance"}:
-        found.append(
-            BenchWarning(
-                WarningKind.CLOCKS_NOT_PINNED,
-                "the CPU clock is not pinned: `cpupower frequency-set -g performance`",
-                f"governor {', '.join(sorted(seen))}",
-            )
+        yield BenchWarning(
+            WarningKind.CLOCKS_NOT_PINNED,
+            "the CPU clock is not pinned: `cpupower frequency-set -g performance`",
+            f"governor {', '.join(sorted(seen))}",
         )
-    return found
-
-
-def _unknown(text: str) -> BenchWarning:
-    return BenchWarning(WarningKind.CLOCKS_UNKNOWN, text)

@@ -10,7 +10,6 @@ from typing import Any
 
 from orinbench.child import run
 from orinbench.device_check.gpu import Found
-from orinbench.synth import cached_synthetic
 
 # tinygrad's wait for the GPU: longer than any kernel here takes, on an interpreted GPU too.
 _WAIT_MS = {"board": "10000", "tiny": "300000"}
@@ -36,7 +35,6 @@ class Ask:
     name: str
     variables: Mapping[str, str] = field(default_factory=dict)
     choice: str = "-"
-    model: bool = False  # it loads one
 
 
 @dataclass(frozen=True)
@@ -68,11 +66,9 @@ class Check:
 
         `recorder` is a Python program with its arguments, in which it runs.
         """
-        shape = "tiny" if self.simulated else "160m"
-        model = cached_synthetic(shape, "Q6_K", 0) if ask.model else "-"
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch, "found.json")
-            words = (*PROBE, out, ask.name, self.size, ask.choice, model)
+            words = (*PROBE, out, ask.name, self.size, ask.choice)
             variables = {**self.environment, **ask.variables}
             ended = run([sys.executable, *recorder, *words], max(seconds, 1), variables)
             found: Found = {"failed": ended.reason}

@@ -61,7 +61,6 @@ OPERATIONS: dict[str, Callable[[Any, Any], bool]] = {
     "at least": lambda found, wanted: found >= wanted,
     "at most": lambda found, wanted: found <= wanted,
     "matches": lambda found, wanted: re.search(wanted, found or "") is not None,
-    "lacks": lambda found, wanted: all(re.search(wanted, line) is None for line in found),
 }
 
 
@@ -96,29 +95,22 @@ def values_at(report: Any, path: tuple[str, ...]) -> list[Any]:
 
 
 def judge(claim: Claim, report: dict[str, Any]) -> Judged:
-    """Return what a valid report says of a claim."""
+    """Return what a valid report says of a claim; what is wrong is so without the rest, too."""
     if claim.board_only and report["simulated"]:
         return Judged(claim, Outcome.NOT_TESTED, "only a board can show it")
-    if not claim.checks:
-        return Judged(claim, Outcome.NOT_TESTED, "no step of the check looks at it")
     missing = ""
     for check in claim.checks:
-        step = report["steps"].get(check.path[0])
-        found = values_at(report["steps"], check.path) if step and step["result"] else []
-        if not found:
-            missing = missing or _why_missing(check.path, step)
+        try:
+            found, wanted = _found(report, check.path), check.value
+            if check.op == "same as":
+                wanted = _found(report, tuple(str(check.value).split("/")))[0]
+        except LookupError as error:
+            missing = missing or str(error.args[0])
             continue
-        wants = [check.value]
-        if check.op == "same as":
-            other = tuple(str(check.value).split("/"))
-            wants = values_at(report["steps"], other)
-            if not wants:
-                missing = missing or _why_missing(other, report["steps"].get(other[0]))
-                continue
         for value in found:
-            if not _holds(check.op, value, wants[0]):
-                wanted = f"{check.op} {json.dumps(check.value)}"
-                said = f"{'/'.join(check.path)} is {json.dumps(value)[:200]}; claimed: {wanted}"
+            if not _holds(check.op, value, wanted):
+                claimed = f"{check.op} {json.dumps(check.value)}"
+                said = f"{'/'.join(check.path)} is {json.dumps(value)[:200]}; claimed: {claimed}"
                 return Judged(claim, Outcome.REFUTED, said)
     if missing:
         return Judged(claim, Outcome.NOT_TESTED, missing)
@@ -132,9 +124,13 @@ def _holds(op: str, value: Any, wanted: Any) -> bool:
         return False
 
 
-def _why_missing(path: tuple[str, ...], step: dict[str, Any] | None) -> str:
+def _found(report: dict[str, Any], path: tuple[str, ...]) -> list[Any]:
+    """Return the values at a path of the steps; raises LookupError with the reason for none."""
+    step = report["steps"].get(path[0])
     if step is None:
-        return f"{path[0]} was not taken"
+        raise LookupError(f"{path[0]} was not taken")
     if step["result"] is None:
-        return f"{path[0]}: {step['status']}: {step['reason']}"
-    return f"the report has no {'/'.join(path)}"
+        raise LookupError(f"{path[0]}: {step['status']}: {step['reason']}")
+    if not (values := values_at(report["steps"], path)):
+        raise LookupError(f"the report has no {'/'.join(path)}")
+    return values

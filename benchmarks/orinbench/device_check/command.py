@@ -20,6 +20,7 @@ from orinbench.device_check.privacy import Scrubber, machine_secrets
 from orinbench.device_check.report import FORMAT, load_report
 from orinbench.device_check.steps import CTRL, STEPS, Step
 from orinbench.errors import EXIT_INTERRUPTED, BenchError
+from orinbench.export.markdown import counted
 from orinbench.jsonfile import write_whole
 from orinbench.model import open_model
 from orinbench.talk import Talk, duration, make_talk
@@ -131,7 +132,7 @@ def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk
     scrub = Scrubber(machine_secrets() | {str(check.folder)})
     left = [s for s in steps if report["steps"].get(s.name, {}).get("status") != "done"]
     if len(left) < len(steps):
-        talk.line(f"{len(steps) - len(left)} steps are done already, {len(left)} to take")
+        talk.line(f"done already: {counted(len(steps) - len(left), 'step')}; to take: {len(left)}")
     if check.simulated:
         talk.line("a simulated GPU and the least work; no figure says anything of a board")
     _write(report, path)

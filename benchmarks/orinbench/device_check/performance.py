@@ -5,8 +5,8 @@ failed has a verdict that says so and no `better`.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 
 from orinbench.device_check.check import Ask
@@ -17,22 +17,35 @@ _VOLATILE = {"TEGRA_L2": "0"}
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One side: its name, and the program that has it."""
-
-    name: str
-    ask: Ask
-
-
-@dataclass(frozen=True)
 class Question:
-    """The driver's choice and another; `figure` decides, `larger` says which way."""
+    """The driver's choice and another, of one program, which has the question's name.
+
+    The other has these variables and this choice. `figure` decides: speeds by being larger, times
+    by being smaller.
+    """
 
     name: str
-    own: Choice
-    other: Choice
     figure: str
-    larger: bool
+    own: str
+    other: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    choice: str = "-"
+
+
+QUESTIONS = (
+    Question("l2", "read_gb_s", "cacheable", "volatile", _VOLATILE),
+    Question(
+        "shared_memory",
+        "launch_us",
+        "for the blocks of an SM",
+        "for one block",
+        {"NV_SMEM_TARGET": "0"},
+    ),
+    Question("preemption", "worst_us", "CILP", "wait for idle", choice="wait_for_idle"),
+    Question("rings", "submit_us", "cached", "write-combined", choice="write_combined"),
+    Question("copies", "copy_gb_s", "by the CPU", "by a kernel", choice="copy_by_a_kernel"),
+    Question("decode", "token_us", "cacheable", "volatile", _VOLATILE),
+)
 
 
 @dataclass(frozen=True)
@@ -46,69 +59,24 @@ class Answer:
     verdict: str
 
 
-QUESTIONS = (
-    Question(
-        "l2",
-        Choice("cacheable", Ask("l2")),
-        Choice("volatile", Ask("l2", _VOLATILE)),
-        "read_gb_s",
-        larger=True,
-    ),
-    Question(
-        "shared_memory",
-        Choice("for the blocks of an SM", Ask("shared_memory")),
-        Choice("for one block", Ask("shared_memory", {"NV_SMEM_TARGET": "0"})),
-        "launch_us",
-        larger=False,
-    ),
-    Question(
-        "preemption",
-        Choice("CILP", Ask("preemption")),
-        Choice("wait for idle", Ask("preemption", choice="wait_for_idle")),
-        "worst_us",
-        larger=False,
-    ),
-    Question(
-        "rings",
-        Choice("cached", Ask("rings")),
-        Choice("write-combined", Ask("rings", choice="write_combined")),
-        "submit_us",
-        larger=False,
-    ),
-    Question(
-        "copies",
-        Choice("by the CPU", Ask("copy_ways")),
-        Choice("by a kernel", Ask("copy_ways", choice="copy_by_a_kernel")),
-        "copy_gb_s",
-        larger=True,
-    ),
-    Question(
-        "decode",
-        Choice("cacheable", Ask("decode", model=True)),
-        Choice("volatile", Ask("decode", _VOLATILE, model=True)),
-        "token_us",
-        larger=False,
-    ),
-)
-
-
 def answers(ask: Callable[[Ask, float], Found], until: float) -> Iterator[tuple[str, Found]]:
     """Yield each question's name and answer; raises TimeoutError at `until` of time.monotonic().
 
     The sides run as own, other, other, own, so that a drift does not look like a difference.
     """
     for question in QUESTIONS:
+        own, other = Ask(question.name), Ask(question.name, question.variables, question.choice)
         runs: list[Found] = []
-        for side in (question.own, question.other, question.other, question.own):
+        for side in (own, other, other, own):
             if (left := until - time.monotonic()) <= 0:
                 raise TimeoutError
-            runs.append(ask(side.ask, min(left, _RUN_SECONDS)))
+            runs.append(ask(side, min(left, _RUN_SECONDS)))
         yield question.name, _answer(question, [runs[0], runs[3]], runs[1:3])
 
 
 def _answer(question: Question, own: Sequence[Found], other: Sequence[Found]) -> Found:
     """Return what a report has; `ratio` is the medians' of each figure, own over other."""
-    entry: Found = {"own": question.own.name, "other": question.other.name}
+    entry: Found = {"own": question.own, "other": question.other}
     entry |= {"figure": question.figure, "with_own": own, "with_other": other, "ratio": {}}
     failed = [run["error"] for run in (*own, *other) if "error" in run]
     if failed:
@@ -117,12 +85,12 @@ def _answer(question: Question, own: Sequence[Found], other: Sequence[Found]) ->
         if all(isinstance(run[name], float) and run[name] > 0 for run in (*own, *other)):
             ours, theirs = (median(run[name] for run in side) for side in (own, other))
             entry["ratio"][name] = round(ours / theirs, 4)
-    sign = 1 if question.larger else -1
+    sign = 1 if question.figure.endswith("_gb_s") else -1
     mine, others = ([sign * float(run[question.figure]) for run in side] for side in (own, other))
     if min(mine) > max(others):
-        said = {"better": "own", "verdict": f"{question.own.name} is better, as the driver has it"}
+        said = {"better": "own", "verdict": f"{question.own} is better, as the driver has it"}
     elif max(mine) < min(others):
-        verdict = f"{question.other.name} is better than what the driver has"
+        verdict = f"{question.other} is better than what the driver has"
         said = {"better": "other", "verdict": verdict}
     else:
         said = {"better": "same", "verdict": "the same within what the runs differ by"}

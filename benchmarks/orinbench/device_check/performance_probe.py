@@ -14,6 +14,7 @@ from typing import Any
 from orinbench.child import Child
 from orinbench.device_check.gpu import (
     ONE_THREAD,
+    SPIN_SOURCE,
     Found,
     Work,
     buffers,
@@ -22,6 +23,9 @@ from orinbench.device_check.gpu import (
     seconds_of,
 )
 
+# Amounts on a board, and on a simulated GPU.
+LAUNCHES, BLOCKS = (200, 2), (64, 2)
+RIVAL_SECONDS = (5.0, 0.0)  # for which the other process launches
 # Each pass reads the whole buffer, half of the L2 of an AGX Orin. tinygrad gives kernels no
 # gridDim and blockDim.
 READ_SOURCE = """
@@ -43,12 +47,6 @@ extern "C" __global__ void __launch_bounds__(128) shared_sums(float* out, int n)
   for (int k = 0; k < n; k++) sum += s[(threadIdx.x * 33 + k * 129 + (int)sum) % 3072];
   out[blockIdx.x * 128 + threadIdx.x] = sum;
 }"""
-LONG_SOURCE = """
-extern "C" __global__ void spin(int* out, int n) {
-  int x = out[0];
-  for (int i = 0; i < n; i++) x = x * 1664525 + 1013904223;
-  out[0] = x;
-}"""
 COPY_SOURCE = """
 extern "C" __global__ void copy(float4* out, const float4* in) {
   out[blockIdx.x * 256 + threadIdx.x] = in[blockIdx.x * 256 + threadIdx.x];
@@ -57,7 +55,7 @@ extern "C" __global__ void copy(float4* out, const float4* in) {
 
 def l2(work: Work) -> Found:
     """Read a buffer again and again that the L2 could hold."""
-    size, blocks = work.sizes.read, work.sizes.blocks
+    size, blocks = work.of(2 << 20, 128 << 10), work.of(*BLOCKS)
     read, (source, out) = program(READ_SOURCE, "read_all"), buffers(size, blocks * 256 * 16)
 
     def again() -> None:
@@ -65,26 +63,26 @@ def l2(work: Work) -> Found:
         read(out, source, **sizes_of, vals=(size // 16, 256 * blocks))
 
     again()
-    took = median(seconds_of(again) for _ in range(work.sizes.launches))
+    took = median(seconds_of(again) for _ in range(work.of(*LAUNCHES)))
     return {"read_gb_s": size / 1e9 / took}
 
 
 def shared_memory(work: Work) -> Found:
     """A kernel of which an SM holds one block or several."""
-    blocks, loops = work.sizes.blocks, work.sizes.loops
+    blocks, loops = work.of(*BLOCKS), work.of(4096, 4)
     sums, (out,) = program(SHARED_SOURCE, "shared_sums"), buffers(16 * blocks * 512)
 
     def launch() -> None:
         sums(out, global_size=(16 * blocks, 1, 1), local_size=(128, 1, 1), vals=(loops,))
 
     launch()
-    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(work.sizes.launches))}
+    return {"launch_us": 1e6 * median(seconds_of(launch) for _ in range(work.of(*LAUNCHES)))}
 
 
 def preemption(work: Work) -> Found:
     """Short launches beside a process whose launches are long; `lived` says whether both did."""
-    launches, seconds = work.sizes.launches, work.sizes.rival_s
-    short, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
+    launches, seconds = work.of(*LAUNCHES), work.of(*RIVAL_SECONDS)
+    short, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
 
     def launch() -> None:
         short(out, **ONE_THREAD, vals=(64,))
@@ -92,7 +90,7 @@ def preemption(work: Work) -> Found:
     launch()
     alone = median(seconds_of(launch) for _ in range(launches))
     # The kernels that a switch has to stop are the rival's: it goes with the same choice.
-    words = (os.devnull, "rival", work.size, work.choice, "-")
+    words = (os.devnull, "rival", work.size, work.choice)
     with Child([sys.executable, "-m", "orinbench.device_check.probe", *words]) as rival:
         time.sleep(seconds / 5)
         beside = [seconds_of(launch) for _ in range(launches)]
@@ -104,8 +102,8 @@ def preemption(work: Work) -> Found:
 
 def rival(work: Work) -> Found:
     """Launches of about 50 ms each, for the seconds that the other process measures."""
-    long, (out,) = program(LONG_SOURCE, "spin"), buffers(4096)
-    loops, until = 1 << 10, time.monotonic() + work.sizes.rival_s
+    long, (out,) = program(SPIN_SOURCE, "spin"), buffers(4096)
+    loops, until = 1 << 10, time.monotonic() + work.of(*RIVAL_SECONDS)
     while time.monotonic() < until:
         took = seconds_of(partial(long, out, **ONE_THREAD, vals=(loops,)))
         loops = min(loops * 2, 1 << 28) if took < 0.05 else loops
@@ -114,7 +112,7 @@ def rival(work: Work) -> Found:
 
 def rings(work: Work) -> Found:
     """Empty launches in a row: what a submit costs the host and the GPU."""
-    launches, short = work.sizes.launches, program(LONG_SOURCE, "spin")
+    launches, short = work.of(*LAUNCHES), program(SPIN_SOURCE, "spin")
     (out,) = buffers(4096)
 
     def row() -> None:
@@ -125,9 +123,9 @@ def rings(work: Work) -> Found:
     return {"submit_us": 1e6 * median(seconds_of(row) for _ in range(5)) / launches}
 
 
-def copy_ways(work: Work) -> Found:
+def copies(work: Work) -> Found:
     """Copy a buffer: by the CPU's memmove, or by a kernel from another buffer."""
-    size, gpu = work.sizes.copied, device()
+    size, gpu = work.of(16 << 20, 64 << 10), device()
     host, (target, source) = memoryview(bytearray(size)), buffers(size, size)
     by_kernel, blocks = program(COPY_SOURCE, "copy"), size // (256 * 16)
 
@@ -138,32 +136,35 @@ def copy_ways(work: Work) -> Found:
             gpu.allocator._copyin(target, host)
 
     copy()
-    return {"copy_gb_s": size / 1e9 / median(seconds_of(copy) for _ in range(work.sizes.samples))}
+    return {"copy_gb_s": size / 1e9 / median(seconds_of(copy) for _ in range(work.of(20, 3)))}
 
 
 def decode(work: Work) -> Found:
     """A token and a prompt, with the clock of the GPU while they run."""
     from orinbench.benchmark.tinygrad_paths import load_network
+    from orinbench.synth import cached_synthetic
 
-    how, executor = work.sizes, load_network(work.model, work.sizes.context)
+    model = cached_synthetic(work.of("160m", "tiny"), "Q6_K", 0)
+    executor = load_network(str(model), work.of(2048, 32))
+    length, warm, timed = work.of(512, 4), work.of(3, 1), work.of(5, 1)
 
     def first(start: int) -> int:
-        ids = [start, *range(100, 99 + how.prompt)]
-        executor.fill(ids, 0, how.prompt - 1)
-        executor.step(ids[-1], how.prompt - 1)
+        ids = [start, *range(100, 99 + length)]
+        executor.fill(ids, 0, length - 1)
+        executor.step(ids[-1], length - 1)
         return executor.token()
 
     def token() -> int:
         executor.step()
         return executor.token()
 
-    for start in range(how.warm_prompts):  # captures
-        first(1 + start)
-    starts = (1 + how.warm_prompts + n for n in range(how.prompts))
+    for start in range(1, 1 + warm):  # captures
+        first(start)
+    starts = range(1 + warm, 1 + warm + timed)
     prompt_us = 1e6 * median(seconds_of(partial(first, start)) for start in starts)
-    for _ in range(how.warm_tokens):
+    for _ in range(work.of(4, 1)):
         token()
-    token_us = 1e6 * median(seconds_of(token) for _ in range(how.tokens))
+    token_us = 1e6 * median(seconds_of(token) for _ in range(work.of(16, 1)))
     return {"token_us": token_us, "prompt_us": prompt_us, "gpu_mhz": clock_mhz()}
 
 
@@ -221,4 +222,4 @@ def choose(choice: str) -> None:
         TegraIface._new_channel_buffer = write_combined
 
 
-PROGRAMS = (l2, shared_memory, preemption, rival, rings, copy_ways, decode, memory)
+PROGRAMS = (l2, shared_memory, preemption, rival, rings, copies, decode, memory)

@@ -7,9 +7,9 @@ from typing import Any
 
 from orinbench import plain
 from orinbench.errors import BenchError
+from orinbench.jsonfile import read_text
 
 FORMAT = "tinygrad-orin device-check 2"
-_MOST_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,9 @@ class Report:
 
 def load_report(path: Path) -> dict[str, Any]:
     """Return a report; raises BenchError, with one line, for any other file."""
+    text = read_text(path, "what `orinbench device-check` writes")
     try:
-        if path.exists() and not path.is_file():
-            raise BenchError(f"{path}: is no regular file; want what `device-check` writes")
-        if path.stat().st_size > _MOST_BYTES:
-            raise BenchError(f"{path}: larger than {_MOST_BYTES >> 20} MiB; no device-check report")
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BenchError(f"{path}: {error.strerror}") from error
+        report: dict[str, Any] = json.loads(text)
     except (ValueError, RecursionError):
         raise BenchError(f"{path}: no JSON; want what `orinbench device-check` writes") from None
     said = report.get("format") if isinstance(report, dict) else None

@@ -7,49 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orinbench.export.record import to_json
-from orinbench.export.schema import FIELDS, Plain, Record
+from orinbench.export.schema import FIELDS, LLAMA_DEFAULTS, Plain, Record
 from orinbench.export.table import render_md
-
-# llama-bench's values where nothing was given (0.5.0, tools/llama-bench). Its own
-# compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another; so what
-# means nothing to tinygrad stands there as llama-bench's default.
-LLAMA_DEFAULTS: Plain = {
-    "cpu_info": "",
-    "gpu_info": "",
-    "backends": "",
-    "build_number": 0,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_threads": 0,
-    "cpu_mask": "0x0",
-    "cpu_strict": 0,
-    "poll": 50,
-    "type_k": "f16",
-    "type_v": "f16",
-    "n_gpu_layers": -1,
-    "n_cpu_moe": 0,
-    "split_mode": "layer",
-    "main_gpu": 0,
-    "no_kv_offload": 0,
-    "flash_attn": 0,
-    "devices": "auto",
-    "tensor_split": "0.00",
-    "tensor_buft_overrides": "none",
-    "load_mode": "auto",
-    "lazy_mode": "auto",
-    "use_mmap": 1,
-    "embeddings": 0,
-    "no_op_offload": 0,
-    "no_host": 0,
-    "repack": 1,
-    "fit_target": 0,
-    "fit_min_ctx": 0,
-}
 
 
 def as_llama_bench(record: Record) -> Plain:
     """Return a record as llama.cpp's own tools read it: nothing null that they compare by.
 
+    compare-llama-bench.py joins rows whose fields are equal, and no null is equal to another.
     The commit of a patched tinygrad is its series' hash, which is all that differs between two.
     """
     if record.benchmark != "llama-bench":

@@ -61,6 +61,11 @@ def device_label(record: Record) -> str:
     return f"{name} ({board})" if board and board not in name else name
 
 
+def case_key(record: Record) -> str:
+    """Return what tells a record's measurement on its device from all others."""
+    return f"{identity(record)} {device_label(record)}"
+
+
 def context(record: Record) -> dict[str, Any]:
     """Return what may explain that a record differs from another of the same measurement."""
     environment = record.environment

@@ -16,16 +16,13 @@ from orinbench.export.schema import (
     is_number,
     record_of,
 )
+from orinbench.jsonfile import read_text
 from orinbench.samples import summarize
 
-# A day of llama-bench is a few MB; anything much larger is no result, and would have to fit into
-# memory several times.
-MAX_BYTES = 256 << 20
-SQLITE = b"SQLite format 3\0"  # how such a file begins
 # Speeds are between these, so that their ratios and roots are numbers.
 LEAST_SPEED, MOST_SPEED = 1e-30, 1e30
-# Fields without which llama.cpp's records do not say what was measured.
 HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+# Fields without which llama.cpp's records do not say what was measured.
 CASE_FIELDS = ("n_prompt", "n_gen", "n_depth")
 
 
@@ -35,24 +32,10 @@ def load_records(path: Path) -> list[Record]:
     The file may be ours or llama.cpp's; `completed` says what the records have. Raises BenchError
     for a file that is missing or holds anything else.
     """
-    text = _read(path)
+    text = read_text(path, "what -o json or jsonl wrote")
     if not (records := _from_json(path, text)):
         raise BenchError(f"{path}: holds no records; write it with -o json or jsonl")
     return [_checked(path, index, record) for index, record in enumerate(records)]
-
-
-def _read(path: Path) -> str:
-    if path.exists() and not (path.is_file() or path.is_dir()):
-        raise BenchError(f"{path}: is a pipe or a device; a result is a file")
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise BenchError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no result is")
-        with path.open("rb") as file:
-            if file.read(len(SQLITE)) == SQLITE:
-                raise BenchError(f"{path}: is a SQLite file; give what -o json or jsonl wrote")
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BenchError(f"{path}: cannot be read: {error}") from error
 
 
 def _from_json(path: Path, text: str) -> list[Any]:

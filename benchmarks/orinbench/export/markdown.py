@@ -1,4 +1,4 @@
-"""Markdown tables that also read well as they are."""
+"""Text for people: markdown tables that also read well as they are, and counts."""
 
 from collections.abc import Collection, Sequence
 
@@ -28,3 +28,9 @@ def markdown_table(
         for width, title in zip(widths, titles, strict=True)
     ]
     return "\n".join([line(titles), line(rule), *map(line, cells)])
+
+
+def counted(count: int, word: str) -> str:
+    """Return "1 run" or "2 runs"."""
+    plural = "es" if word.endswith("s") else "s"
+    return f"{count} {word}{plural * (count != 1)}"

@@ -4,7 +4,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from orinbench.benchmark.envelope import estimate
@@ -12,7 +12,7 @@ from orinbench.benchmark.plan import AnyCase, Case
 from orinbench.benchmark.protocol import Prepared
 from orinbench.benchmark.results import LaneResult, RowResult, RunResult
 from orinbench.board import FEW_READINGS, energy_fields, readings_of_power
-from orinbench.board.clocks import clock_warnings
+from orinbench.board.clocks import ClockState, clock_warnings
 from orinbench.board.environment import Environment
 from orinbench.export.schema import LLAMA_FIELDS, SCHEMA_VERSION, Plain, Record
 from orinbench.model import ModelInfo
@@ -22,6 +22,10 @@ from orinbench.samples.judge import adjusted, compare_paired, process_medians, v
 EXCLUDED = "tokenisation, sampling on the host, process start, model load, warm-up, depth prefill"
 EXCLUDED_OF_TEXT = "process start, model load, warm-up"
 EXCLUDED_OF_SUITE = "process start, compilation, making the input, checking the result, warm-up"
+
+# Fields of a record that the backend says of itself, and of loading the model.
+OF_IDENTITY = ("software", "device", "device_name", "driver", "arch", "renderer")
+OF_LOADING = ("load_s", "decode_path", "included")
 
 # Load average a CPU from which on a machine is not quiet: one in four busy.
 BUSY_SHARE = 0.25
@@ -44,7 +48,6 @@ def _record(run: RunResult, lane: LaneResult, row: RowResult) -> Record:
     fields = _machine_fields(run, lane)
     if isinstance(row.case, Case) and lane.model is not None:
         fields |= _llama_fields(lane, row, row.case, lane.model)
-        fields |= _model_fields(lane, lane.model)
     fields |= _run_fields(run, lane, row) | _lane_fields(lane)
     return Record(**(fields | _statistics(run, lane, row)))
 
@@ -146,17 +149,11 @@ def _envelope_fields(lane: LaneResult, row: RowResult, case: Case, summary: Summ
 
 
 def _lane_fields(lane: LaneResult) -> Plain:
-    identity, first, bandwidth = lane.identity, lane.first_token, lane.bandwidth
+    """Return what is the same in all rows of a lane; of its model, what a token must read."""
+    identity, first, model = lane.identity, lane.first_token, lane.model
     fields: Plain = {"check": lane.check}
     if identity is not None:
-        fields |= {
-            "software": identity.software,
-            "device": identity.device,
-            "device_name": identity.device_name,
-            "driver": identity.driver,
-            "arch": identity.arch,
-            "renderer": identity.renderer,
-        }
+        fields |= {name: getattr(identity, name) for name in OF_IDENTITY}
     if first is not None:
         fields |= {
             "ttft_prompt": first.n_prompt,
@@ -168,29 +165,16 @@ def _lane_fields(lane: LaneResult) -> Plain:
             fields["cold_compile_s"] = first.cold.compile_s
             fields["cold_kernels_compiled"] = first.cold.kernels_compiled
         if first.warm is not None:
-            fields |= {
-                "load_s": first.warm.load_s,
-                "decode_path": first.warm.decode_path,
-                "included": first.warm.included,
-            }
-    if bandwidth is not None:
-        median = statistics.median(bandwidth.samples_gb_s)
-        fields |= {
-            "copy_bandwidth_gb_s": median,
-            "copy_bandwidth_samples_gb_s": bandwidth.samples_gb_s,
-        }
-    return fields
-
-
-def _model_fields(lane: LaneResult, model: ModelInfo) -> Plain:
-    """Return what a token must read, and how fast that could be."""
-    fields: Plain = {
-        "token_read_bytes": model.token_read_bytes,
-        "token_read_by_tensor": dict(model.token_read_by_tensor),
-    }
+            fields |= {name: getattr(first.warm, name) for name in OF_LOADING}
+    if model is not None:
+        fields["token_read_bytes"] = model.token_read_bytes
+        fields["token_read_by_tensor"] = dict(model.token_read_by_tensor)
     if lane.bandwidth is not None:
         median = statistics.median(lane.bandwidth.samples_gb_s)
-        fields["roofline_ts"] = median * 1e9 / model.token_read_bytes
+        fields["copy_bandwidth_gb_s"] = median
+        fields["copy_bandwidth_samples_gb_s"] = lane.bandwidth.samples_gb_s
+        if model is not None:
+            fields["roofline_ts"] = median * 1e9 / model.token_read_bytes
     return fields
 
 
@@ -240,12 +224,10 @@ def _share(amount: float, per_second: float | None, row: RowResult, median: floa
 def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
     fields: Plain = {"comparisons": [], "warnings": [], "samples_ns": [], "samples_ts": []}
     if row.warm_up is not None:
-        fields |= {
-            "warm_up_s": row.warm_up.seconds,
-            "warm_up_compile_s": row.warm_up.compile_s,
-            "kernels_per_token": row.warm_up.kernels_per_token,
-            "launches_per_token": row.warm_up.launches_per_token,
-        }
+        fields["warm_up_s"] = row.warm_up.seconds
+        fields["warm_up_compile_s"] = row.warm_up.compile_s
+        fields["kernels_per_token"] = row.warm_up.kernels_per_token
+        fields["launches_per_token"] = row.warm_up.launches_per_token
     prepared = row.prepared
     if prepared is not None:
         fields |= _prepared_fields(lane, row, prepared)
@@ -281,10 +263,7 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
         "peak_device_bytes": _peak([sample.peak_device_bytes for sample in row.samples]),
         "peak_rss_bytes": _peak([sample.peak_rss_bytes for sample in row.samples]),
         "clocks": [
-            {
-                "before": asdict(sample.clocks_before) if sample.clocks_before else None,
-                "after": asdict(sample.clocks_after) if sample.clocks_after else None,
-            }
+            {"before": _plain(sample.clocks_before), "after": _plain(sample.clocks_after)}
             for sample in row.samples
         ],
         **energy_fields([sample.energy for sample in row.samples]),
@@ -295,6 +274,10 @@ def _statistics(run: RunResult, lane: LaneResult, row: RowResult) -> Plain:
             for warning in row_warnings(run.environment, lane, row, percent)
         ],
     }
+
+
+def _plain(clocks: ClockState | None) -> Plain | None:
+    return asdict(clocks) if clocks else None
 
 
 def _peak(values: Sequence[int | None]) -> int | None:
@@ -322,52 +305,42 @@ def roofline_percent(lane: LaneResult, row: RowResult, summary: Summary) -> floa
 
 def row_warnings(
     environment: Environment, lane: LaneResult, row: RowResult, percent: float | None
-) -> list[BenchWarning]:
-    """Return everything about a row that a reader must know before trusting it."""
-    before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
-    after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
-    found = sample_warnings(row.throughputs, row.processes)
+) -> Iterator[BenchWarning]:
+    """Yield everything about a row that a reader must know before trusting it."""
+    yield from sample_warnings(row.throughputs, row.processes)
     board = [sample.board_warnings for sample in row.samples if sample.board_warnings is not None]
     if board:  # a Jetson's clocks are judged by its own sensors
-        found += _merged(list(itertools.chain.from_iterable(board)))
+        yield from _merged(list(itertools.chain.from_iterable(board)))
     else:
-        found += clock_warnings(before, after, lane.on_gpu)
+        before = [sample.clocks_before for sample in row.samples if sample.clocks_before]
+        after = [sample.clocks_after for sample in row.samples if sample.clocks_after]
+        yield from clock_warnings(before, after, lane.on_gpu)
     if environment.load_average > BUSY_SHARE * environment.cpu_count:
-        found.append(
-            BenchWarning(
-                WarningKind.BUSY_MACHINE,
-                "other work ran on the machine when the run began",
-                f"load average {environment.load_average:.1f} on {environment.cpu_count} CPUs",
-            )
+        yield BenchWarning(
+            WarningKind.BUSY_MACHINE,
+            "other work ran on the machine when the run began",
+            f"load average {environment.load_average:.1f} on {environment.cpu_count} CPUs",
         )
     if compiled := sum(sample.kernels_compiled for sample in row.samples):
-        found.append(
-            BenchWarning(
-                WarningKind.COMPILED_WHILE_TIMED,
-                "kernels were compiled while timed: leave --no-warmup out",
-                f"{compiled}",
-            )
+        yield BenchWarning(
+            WarningKind.COMPILED_WHILE_TIMED,
+            "kernels were compiled while timed: leave --no-warmup out",
+            f"{compiled}",
         )
-    is_model = isinstance(row.case, Case)
-    if percent is not None and percent > (100 if is_model else CACHE_PERCENT):
-        what = "weights" if is_model else "data"
-        found.append(
-            BenchWarning(
-                WarningKind.ABOVE_ROOFLINE,
-                f"faster than the copy bandwidth allows: the {what} come from a cache",
-                f"{percent:.0f} %",
-            )
+    what, most = ("weights", 100) if isinstance(row.case, Case) else ("data", CACHE_PERCENT)
+    if percent is not None and percent > most:
+        yield BenchWarning(
+            WarningKind.ABOVE_ROOFLINE,
+            f"faster than the copy bandwidth allows: the {what} come from a cache",
+            f"{percent:.0f} %",
         )
     energy = energy_fields([sample.energy for sample in row.samples]).get("energy")
     if energy and (readings := readings_of_power(energy)) < FEW_READINGS:
-        found.append(
-            BenchWarning(
-                WarningKind.ROUGH_ENERGY,
-                f"energy is rough: fewer than {FEW_READINGS} readings of the sensor a repetition",
-                f"{readings:g}",
-            )
+        yield BenchWarning(
+            WarningKind.ROUGH_ENERGY,
+            f"energy is rough: fewer than {FEW_READINGS} readings of the sensor a repetition",
+            f"{readings:g}",
         )
-    return found
 
 
 def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
@@ -381,46 +354,46 @@ def _merged(warnings: Sequence[BenchWarning]) -> list[BenchWarning]:
     ]
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A row by its place, the baseline's row, and the medians of the processes that both have."""
+
+    index: int
+    ours: str
+    theirs: str
+    settings: Plain
+    medians: tuple[list[float], list[float]]
+
+
 def run_comparisons(run: RunResult) -> list[tuple[int, Plain]]:
     """Compare rows with the same test of the baseline: llama.cpp if it ran, else the first lane.
 
     Returns (place of the record, comparison) for each pair. All of a run are judged at once; only
     processes whose rounds both rows have count.
     """
-    found = list(_pairs(run))
-    judged = adjusted([compare_paired(ours, theirs) for *_, (ours, theirs) in found])
+    pairs = list(_pairs(run))
+    judged = adjusted([compare_paired(*pair.medians) for pair in pairs])
     return [
         (
-            index,
+            pair.index,
             {
-                "baseline": other.plan.lane.backend,
-                "baseline_settings": dict(theirs.case.settings),
+                "baseline": pair.theirs,
+                "baseline_settings": pair.settings,
                 "pairs": comparison.n,
-                "ratio": comparison.ratio,
-                "ci95_low": comparison.ci_low,
-                "ci95_high": comparison.ci_high,
-                "p_value": comparison.p_value,
-                "verdict": comparison.verdict.value,
-                "text": verdict_text(
-                    comparison, lane.plan.lane.backend, other.plan.lane.backend, "pair"
-                ),
+                **comparison.plain(),
+                "text": verdict_text(comparison, pair.ours, pair.theirs, "pair"),
             },
         )
-        for (index, lane, other, theirs, _), comparison in zip(found, judged, strict=True)
+        for pair, comparison in zip(pairs, judged, strict=True)
     ]
 
 
-Pairs = tuple[list[float], list[float]]
-
-
-def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowResult, Pairs]]:
-    """Yield each row's place and lane, its baseline, and the medians of the processes of both."""
+def _pairs(run: RunResult) -> Iterator[Pair]:
     baselines = [other for other in run.lanes if not other.plan.lane.is_tinygrad] or [run.lanes[0]]
-    rows = [(lane, row) for lane in run.lanes for row in lane.rows]
+    rows = [(lane.plan.lane, row) for lane in run.lanes for row in lane.rows]
     for (index, (lane, row)), other in itertools.product(enumerate(rows), baselines):
-        if other.plan.lane.backend == lane.plan.lane.backend:
-            continue
-        if other.plan.lane.model != lane.plan.lane.model:
+        base = other.plan.lane
+        if base.backend == lane.backend or base.model != lane.model:
             continue
         for theirs in other.rows:
             if (theirs.case.benchmark, theirs.case.label) != (row.case.benchmark, row.case.label):
@@ -428,7 +401,8 @@ def _pairs(run: RunResult) -> Iterator[tuple[int, LaneResult, LaneResult, RowRes
             left, right = (process_medians(r.throughputs, r.processes) for r in (row, theirs))
             if both := [process for process in left if process in right]:
                 medians = [left[process] for process in both], [right[process] for process in both]
-                yield index, lane, other, theirs, medians
+                settings = dict(theirs.case.settings)
+                yield Pair(index, lane.backend, base.backend, settings, medians)
 
 
 def to_json(value: Any) -> str:

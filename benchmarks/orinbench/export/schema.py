@@ -5,11 +5,19 @@
 
 import math
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
 SCHEMA_VERSION = 1
 Plain = dict[str, Any]
+
+
+def _llama(default: Any) -> Any:
+    """Return a field of llama-bench's, which has this value there if nothing was given (0.5.0).
+
+    What means nothing to tinygrad is None here and is written so.
+    """
+    return field(default=None, metadata={"llama-bench": default})
 
 
 @dataclass
@@ -21,40 +29,40 @@ class Record:
 
     # llama.cpp 0.5.0, tools/llama-bench: test::get_fields(), and the two that its JSON adds.
     build_commit: str | None = None
-    build_number: int | None = None
-    cpu_info: str | None = None
-    gpu_info: str | None = None
-    backends: str | None = None
+    build_number: int | None = _llama(0)
+    cpu_info: str | None = _llama("")
+    gpu_info: str | None = _llama("")
+    backends: str | None = _llama("")
     model_filename: str | None = None
     model_type: str | None = None
     model_size: int | None = None
     model_n_params: int | None = None
-    n_batch: int | None = None
-    n_ubatch: int | None = None
-    n_threads: int | None = None
-    cpu_mask: str | None = None
-    cpu_strict: int | None = None
-    poll: int | None = None
-    type_k: str | None = None
-    type_v: str | None = None
-    n_gpu_layers: int | None = None
-    n_cpu_moe: int | None = None
-    split_mode: str | None = None
-    main_gpu: int | None = None
-    no_kv_offload: int | None = None
-    flash_attn: int | None = None
-    devices: str | None = None
-    tensor_split: str | None = None
-    tensor_buft_overrides: str | None = None
-    load_mode: str | None = None
-    lazy_mode: str | None = None
-    use_mmap: int | None = None
-    embeddings: int | None = None
-    no_op_offload: int | None = None
-    no_host: int | None = None
-    repack: int | None = None
-    fit_target: int | None = None
-    fit_min_ctx: int | None = None
+    n_batch: int | None = _llama(2048)
+    n_ubatch: int | None = _llama(512)
+    n_threads: int | None = _llama(0)
+    cpu_mask: str | None = _llama("0x0")
+    cpu_strict: int | None = _llama(0)
+    poll: int | None = _llama(50)
+    type_k: str | None = _llama("f16")
+    type_v: str | None = _llama("f16")
+    n_gpu_layers: int | None = _llama(-1)
+    n_cpu_moe: int | None = _llama(0)
+    split_mode: str | None = _llama("layer")
+    main_gpu: int | None = _llama(0)
+    no_kv_offload: int | None = _llama(0)
+    flash_attn: int | None = _llama(0)
+    devices: str | None = _llama("auto")
+    tensor_split: str | None = _llama("0.00")
+    tensor_buft_overrides: str | None = _llama("none")
+    load_mode: str | None = _llama("auto")
+    lazy_mode: str | None = _llama("auto")
+    use_mmap: int | None = _llama(1)
+    embeddings: int | None = _llama(0)
+    no_op_offload: int | None = _llama(0)
+    no_host: int | None = _llama(0)
+    repack: int | None = _llama(1)
+    fit_target: int | None = _llama(0)
+    fit_min_ctx: int | None = _llama(0)
     n_prompt: int | None = None
     n_gen: int | None = None
     n_depth: int | None = None
@@ -149,6 +157,7 @@ FIELDS = {
 }
 _names = list(FIELDS)
 LLAMA_FIELDS = _names[: _names.index("schema_version")]
+LLAMA_DEFAULTS: Plain = {f.name: f.metadata["llama-bench"] for f in fields(Record) if f.metadata}
 
 
 def record_of(plain: Plain) -> Record:

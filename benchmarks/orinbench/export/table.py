@@ -9,7 +9,7 @@ from orinbench.benchmark.envelope import ORIN_GB_S, ORIN_MHZ
 from orinbench.benchmark.plan import KNOBS
 from orinbench.board import energy_note
 from orinbench.export.identity import case_test
-from orinbench.export.markdown import markdown_table
+from orinbench.export.markdown import counted, markdown_table
 from orinbench.export.schema import Record
 
 GIB = 1 << 30
@@ -37,225 +37,107 @@ def render_md(records: Sequence[Record], whole: bool = False) -> str:
     return "\n".join([*drawn, *(f"- {note}" for note in notes(records)), ""])
 
 
+@dataclass(frozen=True)
+class Column:
+    """A column: its cell of a record, to the right as numbers are, always or where a row has it."""
+
+    title: str
+    cell: Callable[[Record], str]
+    right: bool = True
+    optional: bool = False
+
+
 def table_of(records: Sequence[Record], whole: bool = False) -> Table:
     """Return the table of records that all have a model, or none."""
-    of_models = _columns if whole else _short_columns
-    columns = (of_models if records[0].model_type else _suite_columns)(records)
+    columns = [
+        column
+        for column in _columns(records, whole)
+        if not column.optional or any(map(column.cell, records))
+    ]
     return Table(
-        [title for title, _, _ in columns],
-        [[cell(record) for _, _, cell in columns] for record in records],
-        frozenset(title for title, is_right, _ in columns if is_right),
+        [column.title for column in columns],
+        [[column.cell(record) for column in columns] for record in records],
+        frozenset(column.title for column in columns if column.right),
     )
 
 
-Column = tuple[str, bool, Callable[[Record], str]]  # title, right-aligned, cell
-
-
-def _short_columns(records: Sequence[Record]) -> list[Column]:
-    """Return what a reader asks for first, the model only where there are several."""
-    model: Column = ("model", False, lambda record: str(record.model_type))
+def _columns(records: Sequence[Record], whole: bool) -> list[Column]:
+    """Return llama-bench's columns and all of ours, or those that a reader asks for first."""
+    if not records[0].model_type:
+        return SUITE
+    if whole:
+        return [*MODEL, BACKEND, *_knob_columns(records, ("n_threads",)), *WHOLE]
     several = len({(record.model_type, record.model_filename) for record in records}) > 1
-    memory: list[Column] = [
-        ("of roofline", True, lambda record: _known(record.roofline_percent, "{:.1f} %")),
-        ("memory", True, memory_text),
-    ]
+    has_envelope = any(record.extra.get("envelope") for record in records)
     return [
-        *([model] if several else []),
-        ("backend", False, lambda record: str(record.backend)),
+        *(MODEL[:1] if several else ()),
+        BACKEND,
         *_knob_columns(records),
-        ("test", False, lambda record: str(record.test)),
-        ("t/s, median", True, _median),
-        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
-        *_text_columns(records),
-        *(_envelope_columns(records) or memory),
-        *_energy_columns(records)[:1],
+        *SHORT,
+        *(ENVELOPE if has_envelope else MEMORY),
+        JOULES,
     ]
 
 
-def _envelope(record: Record) -> dict[str, Any]:
-    found: dict[str, Any] = record.extra.get("envelope") or {}
-    return found
+def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list[Column]:
+    """Return the columns of the settings that differ between rows of a backend."""
+    titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
+    columns = []
+    for name in (knob.field for knob in KNOBS):
+        # llama-batched-bench says nothing of its settings: that is no other value.
+        seen = {
+            (record.backend == "llama.cpp", str(getattr(record, name)))
+            for record in records
+            if getattr(record, name) is not None
+        }
+        backends = {is_llama_cpp for is_llama_cpp, _ in seen}
+        if len(seen) > len(backends) or name in always:
+            columns.append(Column(titles.get(name, name), _at(name, str)))
+    return columns
 
 
-def _envelope_columns(records: Sequence[Record]) -> list[Column]:
-    """Return the times of a run with --sms, none of another."""
-    if not any(map(_envelope, records)):
-        return []
-
-    def column(title: str, name: str) -> Column:
-        def cell(record: Record) -> str:
-            ms = _envelope(record).get(name)
-            return "" if ms is None else time_text(1000 * ms)
-
-        return title, True, cell
-
-    return [
-        column("each", "ms"),
-        column("at 1.3 GHz *", "orin_ms"),
-        column("memory *", "orin_memory_floor_ms"),
-    ]
-
-
-def _envelope_note(record: Record) -> str:
-    if not (found := _envelope(record)):
-        return ""
-    clock = found["clock_mhz"]
-    scaled = (
-        f"times {clock:.0f} MHz over {ORIN_MHZ:.0f}" if clock else "not known: NVML says no clock"
-    )
-    return (
-        f"* Estimates for an AGX Orin, not measured. At 1.3 GHz: a token or a prompt on "
-        f"{found['sms']} multiprocessors of this GPU, {scaled}; they are not an Orin's. Memory: "
-        f"the weights that it reads, at {ORIN_GB_S} GB/s. An Orin needs at least the longer."
-    )
-
-
-def _text_columns(records: Sequence[Record]) -> list[Column]:
-    """Return the time to the first text of the tests that have one."""
-    if not any(record.extra.get("first_text_ms") for record in records):
-        return []
+def _at(path: str, form: Callable[[Any], str]) -> Callable[[Record], str]:
+    """Return the cell of a field, or of a part of one (`extra/kernels`), empty for None."""
 
     def cell(record: Record) -> str:
-        ms = record.extra.get("first_text_ms")
-        return "" if ms is None else time_text(ms * 1000)
+        value: Any = vars(record)
+        for name in path.split("/"):
+            value = value.get(name) if value else None
+        return "" if value is None else form(value)
 
-    return [("first text", True, cell)]
+    return cell
+
+
+def _throughput(record: Record) -> str:
+    if record.avg_ts is None:
+        return _why_none(record)
+    return f"{_number(record.avg_ts)} ± {_number(record.stddev_ts)}{_mark(record)}"
 
 
 def _median(record: Record) -> str:
     if record.median_ts is None:
         return _throughput(record)
-    mark = " (partial)" if record.partial or record.error else ""
-    return f"{_number(record.median_ts)}{mark}"
+    return f"{_number(record.median_ts)}{_mark(record)}"
 
 
-def _knob_columns(records: Sequence[Record], always: Sequence[str] = ()) -> list[Column]:
-    """Return the columns of the settings that differ between rows of a backend."""
-    columns: list[Column] = []
-    titles = {"n_threads": "threads", "n_gpu_layers": "ngl", "flash_attn": "fa"}
-    for knob in KNOBS:
-        # llama-batched-bench says nothing of its settings: that is no other value.
-        said = [record for record in records if getattr(record, knob.field) is not None]
-        values = {
-            str(getattr(record, knob.field)) for record in said if record.backend == "llama.cpp"
-        }
-        others = {
-            str(getattr(record, knob.field)) for record in said if record.backend != "llama.cpp"
-        }
-        if len(values) > 1 or len(others) > 1 or knob.field in always:
-            field = knob.field
-            columns.append(
-                (
-                    titles.get(field, field),
-                    True,
-                    lambda record, field=field: _known(getattr(record, field), "{}"),  # type: ignore[misc]
-                )
-            )
-    return columns
+def _why_none(record: Record) -> str:
+    if record.extra.get("left_out"):
+        return "left out"
+    return "failed" if record.error else "not run"
 
 
-def _columns(records: Sequence[Record]) -> list[Column]:
-    """Return llama-bench's columns, those of the knobs that differ between rows, and ours."""
-    return [
-        ("model", False, lambda record: str(record.model_type)),
-        ("size", True, lambda record: _size(record.model_size)),
-        ("params", True, lambda record: _params(record.model_n_params)),
-        ("backend", False, lambda record: str(record.backend)),
-        *_knob_columns(records, always=("n_threads",)),
-        ("test", True, lambda record: str(record.test)),
-        ("t/s", True, _throughput),
-        ("median", True, lambda record: _number(record.median_ts)),
-        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
-        ("p5 – p95", True, lambda record: _interval(record, "p5_ts", "p95_ts")),
-        *_text_columns(records),
-        ("roofline", True, lambda record: _known(record.roofline_percent, "{:.1f} %")),
-        ("kernels/token", True, lambda record: _known(record.kernels_per_token, "{}")),
-        ("peak memory", True, memory_text),
-        *_energy_columns(records),
-    ]
+def _mark(record: Record) -> str:
+    return " (partial)" if record.partial or record.error else ""
 
 
-def _suite_columns(records: Sequence[Record]) -> list[Column]:
-    """Return the columns of the benchmarks without a model: those that some row has."""
-
-    def known(*path: str, form: str = "{}") -> Callable[[Record], str]:
-        def cell(record: Record) -> str:
-            value: Any = vars(record)
-            for name in path:
-                value = value.get(name) if value else None
-            return _known(value, form)
-
-        return cell
-
-    def latency(name: str) -> Callable[[Record], str]:
-        def cell(record: Record) -> str:
-            us = record.extra.get(name)
-            return "" if us is None else time_text(us)
-
-        return cell
-
-    optional: list[Column] = [
-        ("of peak", True, known("peak_percent", form="{:.1f} %")),
-        ("of copy bandwidth", True, known("roofline_percent", form="{:.1f} %")),
-        ("p50", True, latency("p50_us")),
-        ("p99", True, latency("p99_us")),
-        ("p99.9", True, latency("p99.9_us")),
-        ("max", True, latency("max_us")),
-        ("kernels", True, known("extra", "kernels")),
-        ("of the first", True, _ratio),
-    ]
-    return [
-        ("benchmark", False, lambda record: str(record.benchmark)),
-        ("test", False, lambda record: str(record.test)),
-        ("backend", False, lambda record: str(record.backend)),
-        ("per second", True, _throughput),
-        ("unit", False, lambda record: str(record.unit)),
-        ("median", True, lambda record: _number(record.median_ts)),
-        ("95 % interval", True, lambda record: _interval(record, "ci95_low_ts", "ci95_high_ts")),
-        *(column for column in optional if any(column[2](record) for record in records)),
-        *_energy_columns(records, "J/unit", "unit/J"),
-    ]
-
-
-def _ratio(record: Record) -> str:
-    """The throughput as a multiple of the first backend's in the same rounds."""
-    return ", ".join(f"{found['ratio']:.3g}" for found in record.comparisons)
-
-
-def _energy_columns(
-    records: Sequence[Record], joules: str = "J/token", tokens: str = "t/s/W"
-) -> list[Column]:
-    """Return the columns of machines that have a power sensor."""
-    if not any(record.joules_per_token for record in records):
-        return []
-    return [
-        (joules, True, lambda record: _known(record.joules_per_token, "{:.3g}")),
-        (tokens, True, lambda record: _known(record.tokens_per_joule, "{:.3g}")),
-    ]
-
-
-def _throughput(record: Record) -> str:
-    if record.avg_ts is None:
-        if record.extra.get("left_out"):
-            return "left out"
-        return "failed" if record.error else "not run"
-    mark = " (partial)" if record.partial or record.error else ""
-    return f"{_number(record.avg_ts)} ± {_number(record.stddev_ts)}{mark}"
+def _interval(low: float | None, high: float | None) -> str:
+    return "" if low is None else f"{_number(low)} – {_number(high)}"
 
 
 def _number(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if value == 0 or abs(value) >= 1 else f"{value:.3g}"
-
-
-def _known(value: Any, form: str) -> str:
-    return "" if value is None else form.format(value)
-
-
-def _interval(record: Record, low: str, high: str) -> str:
-    ends = getattr(record, low), getattr(record, high)
-    return "" if ends[0] is None else f"{_number(ends[0])} – {_number(ends[1])}"
 
 
 def memory_text(record: Record) -> str:
@@ -272,6 +154,10 @@ def time_text(us: float) -> str:
     return f"{us:.4g} µs"
 
 
+def _ms(ms: float) -> str:
+    return time_text(1000 * ms)
+
+
 def _size(n_bytes: int) -> str:
     """llama-bench's form: MiB below 1 GiB."""
     return f"{n_bytes / MIB:.2f} MiB" if n_bytes < GIB else f"{n_bytes / GIB:.2f} GiB"
@@ -279,6 +165,87 @@ def _size(n_bytes: int) -> str:
 
 def _params(count: int) -> str:
     return f"{count / 1e6:.2f} M" if count < 1e9 else f"{count / 1e9:.2f} B"
+
+
+def _ratios(record: Record) -> str:
+    """Return the throughput as a multiple of the first backend's in the same rounds."""
+    return ", ".join(f"{found['ratio']:.3g}" for found in record.comparisons)
+
+
+_percent = "{:.1f} %".format
+_digits = "{:.3g}".format
+BACKEND = Column("backend", _at("backend", str), right=False)
+INTERVAL = Column(
+    "95 % interval", lambda record: _interval(record.ci95_low_ts, record.ci95_high_ts)
+)
+FIRST_TEXT = Column("first text", _at("extra/first_text_ms", _ms), optional=True)
+JOULES = Column("J/token", _at("joules_per_token", _digits), optional=True)
+MODEL = [
+    Column("model", _at("model_type", str), right=False),
+    Column("size", _at("model_size", _size)),
+    Column("params", _at("model_n_params", _params)),
+]
+WHOLE = [
+    Column("test", _at("test", str)),
+    Column("t/s", _throughput),
+    Column("median", _at("median_ts", _number)),
+    INTERVAL,
+    Column("p5 – p95", lambda its: _interval(its.p5_ts, its.p95_ts)),
+    FIRST_TEXT,
+    Column("roofline", _at("roofline_percent", _percent)),
+    Column("kernels/token", _at("kernels_per_token", str)),
+    Column("peak memory", memory_text),
+    JOULES,
+    Column("t/s/W", _at("tokens_per_joule", _digits), optional=True),
+]
+SHORT = [
+    Column("test", _at("test", str), right=False),
+    Column("t/s, median", _median),
+    INTERVAL,
+    FIRST_TEXT,
+]
+MEMORY = [
+    Column("of roofline", _at("roofline_percent", _percent)),
+    Column("memory", memory_text),
+]
+ENVELOPE = [
+    Column("each", _at("extra/envelope/ms", _ms)),
+    Column("at 1.3 GHz *", _at("extra/envelope/orin_ms", _ms)),
+    Column("memory *", _at("extra/envelope/orin_memory_floor_ms", _ms)),
+]
+SUITE = [
+    Column("benchmark", _at("benchmark", str), right=False),
+    Column("test", _at("test", str), right=False),
+    BACKEND,
+    Column("per second", _throughput),
+    Column("unit", _at("unit", str), right=False),
+    Column("median", _at("median_ts", _number)),
+    INTERVAL,
+    Column("of peak", _at("peak_percent", _percent), optional=True),
+    Column("of copy bandwidth", _at("roofline_percent", _percent), optional=True),
+    Column("p50", _at("extra/p50_us", time_text), optional=True),
+    Column("p99", _at("extra/p99_us", time_text), optional=True),
+    Column("p99.9", _at("extra/p99.9_us", time_text), optional=True),
+    Column("max", _at("extra/max_us", time_text), optional=True),
+    Column("kernels", _at("extra/kernels", str), optional=True),
+    Column("of the first", _ratios, optional=True),
+    Column("J/unit", _at("joules_per_token", _digits), optional=True),
+    Column("unit/J", _at("tokens_per_joule", _digits), optional=True),
+]
+
+
+def _envelope_note(record: Record) -> str:
+    if not (found := record.extra.get("envelope")):
+        return ""
+    clock = found["clock_mhz"]
+    scaled = (
+        f"times {clock:.0f} MHz over {ORIN_MHZ:.0f}" if clock else "not known: NVML says no clock"
+    )
+    return (
+        f"* Estimates for an AGX Orin, not measured. At 1.3 GHz: a token or a prompt on "
+        f"{found['sms']} multiprocessors of this GPU, {scaled}; they are not an Orin's. Memory: "
+        f"the weights that it reads, at {ORIN_GB_S} GB/s. An Orin needs at least the longer."
+    )
 
 
 def notes(records: Sequence[Record]) -> list[str]:
@@ -321,9 +288,9 @@ def notes(records: Sequence[Record]) -> list[str]:
     if first.repetitions is not None:  # llama.cpp's own records do not say
         processes = max(len(set(record.processes or [0])) for record in records)
         found.append(
-            f"Samples: {first.repetitions} round{'s' * (first.repetitions != 1)}{planned}; "
+            f"Samples: {counted(first.repetitions, 'round')}{planned}; "
             f"in each, every backend and test once, in an order drawn with seed {first.seed}; "
-            f"{processes} fresh process{'es' * (processes != 1)} of each backend. "
+            f"{counted(processes, 'fresh process')} of each backend. "
             f"Not timed: {_excluded(records)}."
         )
     found.append(_machine_note(records))
@@ -353,8 +320,7 @@ def _first_token_note(record: Record) -> str:
         return ""
     times = f"{record.ttft_warm_s:.1f} s"
     if record.ttft_cold_s is not None:
-        many = record.cold_kernels_compiled
-        kernels = f"{many} kernel{'s' * (many != 1)}"
+        kernels = counted(record.cold_kernels_compiled or 0, "kernel")
         times = (
             f"{record.ttft_cold_s:.1f} s with an empty kernel cache "
             f"({kernels}, {record.cold_compile_s:.1f} s in the compiler), {times} with a full one"

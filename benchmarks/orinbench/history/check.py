@@ -10,18 +10,18 @@ from typing import Any
 import click
 
 from orinbench.errors import EXIT_SLOWER, BenchError
-from orinbench.export.identity import differences
+from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History
 from orinbench.history.trend import (
+    QUESTIONS,
     Change,
     Trend,
-    case_key,
     change_text,
     read_trends,
     run_noise,
 )
 from orinbench.options import history_file
-from orinbench.samples.judge import is_slower, judge_saved, markdown, missing
+from orinbench.samples.judge import Compared, compare_saved
 
 
 @click.command("check")
@@ -45,36 +45,43 @@ def check_command(path: Path, run: int | None, against: str | None, output: str)
         order = [kept.id for kept in store.runs()]
         judged_run = _judged_run(order, run, path)
         baseline = _baseline(store, order, judged_run, against)
-        before, after = store.records(baseline), store.records(judged_run)
+        records = store.records(baseline), store.records(judged_run)
         trends = read_trends(store, Filter())
-    noise = run_noise(trends, baseline, judged_run)
-    judged = judge_saved(before, after, lambda _, new: noise.get(case_key(new)))
-    if not judged:
+    since = order[order.index(baseline) : order.index(judged_run) + 1]
+    compared, fell = check_run(trends, *records, since)
+    if not compared.judged:
         raise BenchError(
             f"run {judged_run} and {baseline} measured no test in common: name another by --against"
         )
-    gone = missing(before, after)
-    since = set(order[order.index(baseline) + 1 : order.index(judged_run) + 1])
-    fell = [(trend, change) for trend in trends for change in _lost(trend, since)]
     if output == "json":
         whole = {
             "run": judged_run,
             "baseline": baseline,
-            "tests": [test.plain() for test in judged],
-            "missing": [asdict(test) for test in gone],
+            "tests": [test.plain() for test in compared.judged],
+            "missing": [asdict(test) for test in compared.missing],
             "fell": [_plain(trend, change) for trend, change in fell],
         }
         click.echo(json.dumps(whole, ensure_ascii=False))
     else:
-        notes = [f"differs: {difference}" for difference in differences(before, after)]
-        notes += [test.line() for test in gone]
+        notes = [test.line() for test in compared.missing]
         notes += [f"{trend.label}: {change_text(change)}" for trend, change in fell]
-        click.echo(markdown(judged, notes, f"run {judged_run}", f"run {baseline}"))
-    failed = any(test.error for test in gone)
-    return EXIT_SLOWER if is_slower(judged) or fell or failed else 0
+        click.echo(compared.markdown(f"run {judged_run}", f"run {baseline}", notes))
+    return EXIT_SLOWER if compared.is_worse or fell else 0
 
 
-def _lost(trend: Trend, since: set[int]) -> list[Change]:
+def check_run(
+    trends: Sequence[Trend], before: Sequence[Record], after: Sequence[Record], runs: Sequence[int]
+) -> tuple[Compared, list[tuple[Trend, Change]]]:
+    """Compare the last of `runs` with the first, whose records these are, and say what fell since.
+
+    In 5 % of runs in which nothing changed, either says that something did.
+    """
+    noise = run_noise(trends, runs[0], runs[-1])
+    compared = compare_saved(before, after, noise, QUESTIONS)
+    return compared, [(trend, change) for trend in trends for change in _lost(trend, runs[1:])]
+
+
+def _lost(trend: Trend, since: Sequence[int]) -> list[Change]:
     """Return the falls in these runs that later ones did not make good, but for the noise."""
     changes = [change for change in trend.changes if change.run in since]
     regained = 1.0 - (trend.noise.sd if trend.noise else 0.0)
@@ -87,7 +94,9 @@ def _lost(trend: Trend, since: set[int]) -> list[Change]:
 
 def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
     if len(order) < 2:
-        raise BenchError(f"{path}: has {len(order)} runs; a check takes two")
+        raise BenchError(
+            f"{path}: a check takes two runs, here {'is one' if order else 'are none'}"
+        )
     if run is not None and run not in order:
         raise BenchError(f"{path}: has no run {run}; `orinbench history` lists them")
     return order[-1] if run is None else run

@@ -1,6 +1,6 @@
 """`orinbench history`: what was measured here, how it went, and what stands out from noise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -8,12 +8,12 @@ import click
 from orinbench.errors import BenchError
 from orinbench.export.forms import RENDERERS
 from orinbench.export.load import load_records
-from orinbench.export.markdown import markdown_table
+from orinbench.export.markdown import counted, markdown_table
+from orinbench.export.schema import Record
 from orinbench.history.check import check_command, pin_command
 from orinbench.history.store import Filter, History, Run
 from orinbench.history.trend import Point, Trend, change_text, read_trends
 from orinbench.options import history_file
-from orinbench.samples.judge import Comparison
 
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
@@ -79,7 +79,7 @@ def import_command(path: Path, files: Sequence[Path]) -> None:
         for file, records in zip(files, results, strict=True):
             run, new = history.add(records, f"import of {file.name}")
             word = "kept as run" if new else "is there already, as run"
-            click.echo(f"{file}: {word} {run} ({len(records)} records)")
+            click.echo(f"{file}: {word} {run} ({counted(len(records), 'record')})")
 
 
 for command in (check_command, pin_command):
@@ -110,7 +110,8 @@ def _runs_table(runs: Sequence[Run], total: int) -> str:
         )
         for run in runs
     ]
-    more = f"\n\n{total - len(runs)} older runs: --last {total}" if total > len(runs) else ""
+    older = total - len(runs)
+    more = f"\n\n{counted(older, 'older run')}: --last {total}" if older else ""
     return markdown_table(titles, rows, right=("run", "rows")) + more
 
 
@@ -120,10 +121,10 @@ def _cases(run: Run) -> str:
 
 def _once_table(measured: Sequence[tuple[Trend, Point]]) -> str:
     titles = ("run", "case", "device", "median", "95 % interval", "n", "unit")
-    rows = []
-    for trend, point in measured:
-        run, _, _, median, interval, n, *_ = _trend_row(point)
-        rows.append((run, trend.label, trend.device, median, interval, n, trend.unit))
+    rows = [
+        (str(point.run), trend.label, trend.device, *_figures(point.record), trend.unit)
+        for trend, point in measured
+    ]
     table = markdown_table(titles, rows, right=("run", "median", "n"))
     return f"### Measured once\n\n{table}"
 
@@ -147,7 +148,7 @@ def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
         share, degrees = 100 * noise.sd, noise.degrees
         notes.append(
             f"- noise between runs with nothing changed: {share:.3g} % standard deviation, "
-            f"{degrees} degree{'s' * (degrees != 1)} of freedom"
+            f"{counted(degrees, 'degree')} of freedom"
         )
     else:
         notes.append("- noise between runs is not known: no two in a row with nothing changed")
@@ -157,33 +158,25 @@ def _trend_table(trend: Trend, points: Sequence[Point]) -> str:
 
 
 def _trend_row(point: Point) -> tuple[str, ...]:
-    record = point.record
-    low, high = record.ci95_low_ts, record.ci95_high_ts
-    return (
-        str(point.run),
-        str(record.test_time or ""),
-        str(record.software or ""),
-        f"{point.record.centre:.5g}",
-        "" if low is None or high is None else f"{low:.5g} – {high:.5g}",
-        str(len(record.samples_ts) or ""),
-        *_change(point.change),
-    )
-
-
-def _change(change: Comparison | None) -> tuple[str, str, str]:
+    record, change = point.record, point.change
+    row = (str(point.run), record.test_time or "", record.software or "", *_figures(record))
     if change is None:
-        return "", "", ""
-    return (
-        _percent(change.ratio) + _interval(change),
-        f"{change.p_value:.2g}",
-        change.verdict.value,
-    )
+        return *row, "", "", ""
+    ends = _interval(change.ci_low, change.ci_high, _percent, "to")
+    share = _percent(change.ratio) + (f" ({ends})" if ends else "")
+    return *row, share, f"{change.p_value:.2g}", change.verdict.value
 
 
-def _interval(change: Comparison) -> str:
-    if change.ci_low is None or change.ci_high is None:
-        return ""
-    return f" ({_percent(change.ci_low)} to {_percent(change.ci_high)})"
+def _figures(record: Record) -> tuple[str, str, str]:
+    """Return the cells of a record's median, its interval, and the number of samples."""
+    interval = _interval(record.ci95_low_ts, record.ci95_high_ts, "{:.5g}".format, "–")
+    return f"{record.centre:.5g}", interval, str(len(record.samples_ts) or "")
+
+
+def _interval(
+    low: float | None, high: float | None, form: Callable[[float], str], between: str
+) -> str:
+    return "" if low is None or high is None else f"{form(low)} {between} {form(high)}"
 
 
 def _percent(ratio: float) -> str:

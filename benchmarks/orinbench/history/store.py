@@ -9,7 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -70,17 +70,20 @@ MIGRATIONS = (
 LOCK_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
-    """One run: `origin` is the command that measured it, or the file that it came from."""
+    """One run: `origin` is the command that measured it, or the file that it came from.
+
+    Tests of each benchmark and devices are keys, in the order of the records.
+    """
 
     id: int
     started: str  # ISO 8601, UTC
     origin: str
     partial: bool
-    n_records: int
-    cases: dict[str, list[str]]  # tests of each benchmark
-    devices: list[str]
+    n_records: int = 0
+    cases: dict[str, dict[str, None]] = field(default_factory=dict)
+    devices: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,34 +170,19 @@ class History:
         """Return the runs that have a record which `only` lets through, the latest last."""
         condition, values = only.sql()
         with self._told():
-            runs = self._database.execute(
-                "SELECT runs.id, started, origin, partial, count(*)"
-                f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
-                " GROUP BY runs.id ORDER BY started, runs.id",
-                values,
-            ).fetchall()
             rows = self._database.execute(
-                "SELECT run, benchmark, test, device FROM records"
-                f" WHERE {condition} ORDER BY run, position",
+                "SELECT runs.id, started, origin, partial, benchmark, test, device"
+                f" FROM runs JOIN records ON run = runs.id WHERE {condition}"
+                " ORDER BY started, runs.id, position",
                 values,
             ).fetchall()
-        cases: dict[int, dict[str, dict[str, None]]] = {}
-        devices: dict[int, dict[str, None]] = {}
-        for run, benchmark, test, device in rows:
-            cases.setdefault(run, {}).setdefault(benchmark, {})[test] = None
-            devices.setdefault(run, {})[device] = None
-        return [
-            Run(
-                id_,
-                started,
-                origin,
-                bool(partial),
-                n_records,
-                {benchmark: list(tests) for benchmark, tests in cases[id_].items()},
-                list(devices[id_]),
-            )
-            for id_, started, origin, partial, n_records in runs
-        ]
+        runs: dict[int, Run] = {}
+        for id_, started, origin, partial, benchmark, test, device in rows:
+            run = runs.setdefault(id_, Run(id_, started, origin, bool(partial)))
+            run.n_records += 1
+            run.cases.setdefault(benchmark, {})[test] = None
+            run.devices[device] = None
+        return list(runs.values())
 
     def ids(self) -> set[int]:
         """Return the ids of all runs."""

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from orinbench.export.identity import case_label, context, device_label, differences, identity
+from orinbench.export.identity import case_key, case_label, context, differences
 from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History
 from orinbench.samples.judge import (
@@ -19,6 +19,10 @@ from orinbench.samples.judge import (
     noise_of,
     slope,
 )
+
+# Asked of each case: is it slower than the baseline, and has its series another level?
+# Each has its share of the 5 % of runs in which nothing changed.
+QUESTIONS = 2
 
 
 @dataclass
@@ -90,12 +94,9 @@ def read_trends(history: History, only: Filter) -> list[Trend]:
         key: Trend(case_label(points[0].record), key[1], points[0].record.unit, points)
         for key, points in series.items()
     }
-    _judge(list(trends.values()))
+    judge_points(list(trends.values()))
     shown = {(case, device) for _, case, device, _ in history.measurements(only)}
-    found = [trend for key, trend in trends.items() if key in shown]
-    for trend in found:
-        trend.changes = list(_changes(trend, len(found)))
-    return found
+    return [trend for key, trend in trends.items() if key in shown]
 
 
 def run_noise(trends: Sequence[Trend], one: int, other: int) -> dict[str, Noise | None]:
@@ -109,13 +110,11 @@ def run_noise(trends: Sequence[Trend], one: int, other: int) -> dict[str, Noise 
     return found
 
 
-def case_key(record: Record) -> str:
-    """Return what tells a record's trend from all others."""
-    return f"{identity(record)} {device_label(record)}"
+def judge_points(trends: Sequence[Trend]) -> None:
+    """Compare each point with the one before; the cases of two runs are judged together.
 
-
-def _judge(trends: Sequence[Trend]) -> None:
-    """Compare each point with the one before; the cases of two runs are judged together."""
+    Then look for changes over the whole of each series.
+    """
     changes: dict[tuple[int, int], list[tuple[Point, Comparison]]] = {}
     for trend in trends:
         for place, (before, after) in enumerate(itertools.pairwise(trend.points), 1):
@@ -133,13 +132,15 @@ def _judge(trends: Sequence[Trend]) -> None:
         judged = adjusted([change for _, change in of_runs])
         for (point, _), change in zip(of_runs, judged, strict=True):
             point.change = change
+    for trend in trends:
+        trend.changes = list(_changes(trend, len(trends)))
 
 
 def _changes(trend: Trend, tests: int) -> Iterator[Change]:
     """Yield each change of level over the whole series."""
     whole = [point for point in trend.points if not point.record.partial]
     centres = [point.record.centre for point in whole]
-    places = change_points(centres, tests)
+    places = change_points(centres, QUESTIONS * tests)
     for before, place, after in zip(
         [0, *places], places, [*places[1:], len(centres)], strict=False
     ):

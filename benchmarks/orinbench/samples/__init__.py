@@ -1,7 +1,7 @@
 """Statistics of a row's samples, and the warnings that they give. `judge` compares rows."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from orinbench.export.markdown import counted
 from orinbench.samples.judge import MIN_UNITS, SIGNIFICANCE, student_t
 
 RESAMPLES = 10_000
@@ -184,29 +185,23 @@ def drift(values: Sequence[float]) -> float:
 
 def sample_warnings(
     values: Sequence[float], processes: Sequence[int] | None = None
-) -> list[BenchWarning]:
-    """Return what the samples of a row, in the order they were taken, give reason to warn of."""
-    found: list[BenchWarning] = []
-
-    def warn(kind: WarningKind, text: str, detail: str) -> None:
-        found.append(BenchWarning(kind, text, detail))
-
+) -> Iterator[BenchWarning]:
+    """Yield what the samples of a row, in the order they were taken, give reason to warn of."""
     units = len(values) if processes is None else len(set(processes))
     if units < MIN_UNITS:
-        warn(
+        yield BenchWarning(
             WarningKind.TOO_FEW_SAMPLES,
             f"no 95 % interval, which takes {MIN_UNITS} processes: use -r 10",
-            f"{len(values)} sample{'s' * (len(values) != 1)} of {units} "
-            f"process{'es' * (units != 1)}",
+            f"{counted(len(values), 'sample')} of {counted(units, 'process')}",
         )
     if len(values) >= MIN_UNITS and (odd := outliers(values)):
-        warn(
+        yield BenchWarning(
             WarningKind.OUTLIERS,
             f"some samples lie more than {OUTLIER_SIGMAS} standard deviations off",
             f"{len(odd)} of {len(values)}",
         )
     if heaps := two_speeds(values):
-        warn(
+        yield BenchWarning(
             WarningKind.TWO_SPEEDS,
             "the samples form two groups, and the median describes neither",
             f"about {heaps[0]:.4g} and {heaps[1]:.4g}",
@@ -215,16 +210,15 @@ def sample_warnings(
     if cv > UNSTEADY:
         # The median's standard error is 1.2533 times the mean's, of normal samples.
         wanted = math.ceil((1.96 * 1.2533 * cv / WANTED_HALF_WIDTH) ** 2)
-        warn(
+        yield BenchWarning(
             WarningKind.UNSTEADY,
             "the speed varies from round to round; for an interval of "
             f"± {100 * WANTED_HALF_WIDTH:.0f} % take the -r in brackets",
             f"standard deviation {100 * cv:.0f} %; -r {wanted}",
         )
     if abs(trend := drift(values)) >= DRIFT_FLOOR:
-        warn(
+        yield BenchWarning(
             WarningKind.DRIFT,
             "throughput drifted during the run: pin the clocks, or let the machine settle",
             f"{trend:+.1%}",
         )
-    return found

@@ -8,7 +8,7 @@ next. docs/statistics.md has what the judge says of samples whose truth is known
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.export.identity import case_test, identity
-from orinbench.export.markdown import markdown_table
+from orinbench.export.identity import case_key, case_test, differences, identity
+from orinbench.export.markdown import counted, markdown_table
 from orinbench.export.schema import Record
-from orinbench.samples.ranks import Floats, RankTest, rank_sum, signed_rank
+from orinbench.samples.ranks import Floats, Ranks, RankTest, doubled_ranks, rank_sum, signed_rank
 
 SIGNIFICANCE = 0.05
 # Of n samples, the chance that all lie on one side of the median is 2 / 2^n: the least n that
@@ -52,6 +52,16 @@ class Comparison:
     p_value: float
     verdict: Verdict
     least_p: float = 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """Return what JSON has of it."""
+        return {
+            "ratio": self.ratio,
+            "ci95_low": self.ci_low,
+            "ci95_high": self.ci_high,
+            "p_value": self.p_value,
+            "verdict": self.verdict.value,
+        }
 
 
 @dataclass(frozen=True)
@@ -131,8 +141,10 @@ def _against(comparison: Comparison, noise: Noise) -> Comparison:
     )
 
 
-def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
+def adjusted(comparisons: Sequence[Comparison], questions: int = 1) -> list[Comparison]:
     """Return comparisons that are asked at once, with Holm's p-values and the verdicts they allow.
+
+    Where a test has to answer other `questions` besides, this one gets its share of the 5 %.
 
     Of 20 tests of nothing one falls below 5 % by chance; after Holm's step-down correction the
     chance that any of them does is 5 % (S. Holm, "A Simple Sequentially Rejective Multiple Test
@@ -142,7 +154,7 @@ def adjusted(comparisons: Sequence[Comparison]) -> list[Comparison]:
     tested = [c for c in comparisons if c.verdict is not Verdict.TOO_FEW]
     corrected = iter(holm([comparison.p_value for comparison in tested]))
     return [
-        _with_p(comparison, next(corrected), len(tested))
+        _with_p(comparison, min(1.0, questions * next(corrected)), questions * len(tested))
         if comparison.verdict is not Verdict.TOO_FEW
         else comparison
         for comparison in comparisons
@@ -240,15 +252,18 @@ def _change_point(
     if n < MIN_UNITS:
         return None
     values = np.asarray(medians, dtype=np.float64)
-    ranks = np.searchsorted(np.sort(values), values, "left") + np.searchsorted(
-        np.sort(values), values, "right"
-    )
-    centred = (ranks - ranks.mean()).astype(np.float64)
+    centred = doubled_ranks(values) - (n + 1)
     sums = np.abs(np.cumsum(centred)[:-1])
+    chance = (1 + (_highest(tuple(sorted(centred)), seed, draws) >= sums.max()).sum()) / (draws + 1)
+    return int(sums.argmax()) + 1 if chance < significance else None
+
+
+@lru_cache
+def _highest(centred: tuple[int, ...], seed: int, draws: int) -> Ranks:
+    """Return the highest sums of ranks, to any place, of so many permutations of a series."""
     shuffled = np.random.default_rng(seed).permuted(np.tile(centred, (draws, 1)), axis=1)
-    highest = np.abs(np.cumsum(shuffled, axis=1)[:, :-1]).max(axis=1)
-    p_value = (1 + (highest >= sums.max() - 1e-9).sum()) / (draws + 1)
-    return int(sums.argmax()) + 1 if p_value < significance else None
+    highest: Ranks = np.abs(np.cumsum(shuffled, axis=1)[:, :-1]).max(axis=1)
+    return highest
 
 
 def slope(medians: Sequence[float] | Floats) -> float:
@@ -267,8 +282,8 @@ def verdict_text(
     """
     low, high = comparison.ci_low, comparison.ci_high
     count = {
-        "pair": f"{comparison.n} pair{'s' * (comparison.n != 1)} of processes",
-        "process": f"{comparison.n} process{'es' * (comparison.n != 1)} a side",
+        "pair": f"{counted(comparison.n, 'pair')} of processes",
+        "process": f"{counted(comparison.n, 'process')} a side",
     }[unit]
     inside = "" if low is None or high is None else f"{times(low)} to {times(high)} at 95 %, "
     measured = f"{times(comparison.ratio)} times the throughput of {theirs} ({inside}{count})"
@@ -301,48 +316,8 @@ class Judged:
 
     def plain(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        comparison = self.comparison
-        return {
-            "backend": self.backend,
-            "test": self.label,
-            "n": comparison.n,
-            "ratio": comparison.ratio,
-            "ci95_low": comparison.ci_low,
-            "ci95_high": comparison.ci_high,
-            "p_value": comparison.p_value,
-            "verdict": comparison.verdict.value,
-        }
-
-
-NoiseOf = Callable[[Record, Record], Noise | None]
-
-
-def no_noise(before: Record, after: Record) -> Noise | None:
-    """Know nothing of how runs differ."""
-    return None
-
-
-def judge_saved(
-    before: Sequence[Record], after: Sequence[Record], noise_of: NoiseOf = no_noise
-) -> list[Judged]:
-    """Compare each record of `after` with the same measurement in `before`, all judged at once.
-
-    `noise_of` says how much runs of a measurement differ by themselves. Records without samples on
-    a side, such as those of llama.cpp's sql, are left out.
-    """
-    old = {identity(record): record for record in before if record.samples_ts}
-    pairs = [
-        (old[identity(record)], record)
-        for record in after
-        if record.samples_ts and identity(record) in old
-    ]
-    comparisons = adjusted(
-        [compare_separate(medians(new), medians(then), noise_of(then, new)) for then, new in pairs]
-    )
-    return [
-        Judged(case_test(record), record.backend, comparison)
-        for (_, record), comparison in zip(pairs, comparisons, strict=True)
-    ]
+        test = {"backend": self.backend, "test": self.label, "n": self.comparison.n}
+        return test | self.comparison.plain()
 
 
 @dataclass(frozen=True)
@@ -359,52 +334,85 @@ class Missing:
         return f"{self.backend} {self.label}: {what}"
 
 
-def missing(before: Sequence[Record], after: Sequence[Record]) -> list[Missing]:
-    """Return what `before` has samples of and `after` has none of."""
-    measured = {identity(record) for record in after if record.samples_ts}
-    errors = {(case_test(record), record.backend): record.error for record in after}
-    return [
-        Missing(case_test(record), record.backend, errors.get((case_test(record), record.backend)))
-        for record in before
-        if record.samples_ts and identity(record) not in measured
+@dataclass(frozen=True)
+class Compared:
+    """Two saved results: their tests in common, judged at once, and what only the first has."""
+
+    judged: list[Judged]
+    missing: list[Missing]
+    differs: list[str]  # between machines and versions
+    questions: int  # that were asked of each test, this one being one of them
+
+    @property
+    def is_worse(self) -> bool:
+        """True if a test became slower or failed."""
+        slower = any(test.comparison.verdict is Verdict.SLOWER for test in self.judged)
+        return slower or any(test.error for test in self.missing)
+
+    def markdown(self, ours: str, theirs: str, notes: Sequence[str]) -> str:
+        """Return the table, what differs, the notes, and a line for each test."""
+        table = markdown_table(
+            ("backend", "test", f"{ours} / {theirs}", "95 % interval", "n", "p", "verdict"),
+            [
+                (
+                    test.backend,
+                    test.label,
+                    times(test.comparison.ratio),
+                    _interval(test.comparison),
+                    str(test.comparison.n),
+                    f"{test.comparison.p_value:.2g}",
+                    test.comparison.verdict.value,
+                )
+                for test in self.judged
+            ],
+            right=("n", "p", f"{ours} / {theirs}"),
+        )
+        lines = [f"differs: {difference}" for difference in self.differs] + list(notes)
+        for test in self.judged:
+            text = verdict_text(test.comparison, ours, theirs, "process", "results of -r 10")
+            lines.append(f"{test.backend} {test.label}: {text}.")
+        if len(self.judged) > 1:
+            lines.append(f"p after Holm's correction for {len(self.judged)} tests at once.")
+        if self.questions > 1:
+            lines.append(f"p times {self.questions}: the level of each series is tested too.")
+        return "\n".join([table, "", *(f"- {line}" for line in lines)])
+
+
+def compare_saved(
+    before: Sequence[Record],
+    after: Sequence[Record],
+    noise: Mapping[str, Noise | None],
+    questions: int = 1,
+) -> Compared:
+    """Compare each record of `after` with the same measurement in `before`.
+
+    `noise` says by `case_key` how much runs differ by themselves. Records without samples on a
+    side, such as those of llama.cpp's sql, are left out.
+    """
+    old = {identity(record): record for record in before if record.samples_ts}
+    new = [record for record in after if record.samples_ts]
+    both = [(old[identity(record)], record) for record in new if identity(record) in old]
+    comparisons = [
+        compare_separate(medians(record), medians(then), noise.get(case_key(record)))
+        for then, record in both
     ]
+    judged = [
+        Judged(case_test(record), record.backend, comparison)
+        for (_, record), comparison in zip(both, adjusted(comparisons, questions), strict=True)
+    ]
+    errors = {(case_test(record), record.backend): record.error for record in after}
+    gone = old.keys() - {identity(record) for record in new}
+    missing = [
+        Missing(case_test(record), record.backend, errors.get((case_test(record), record.backend)))
+        for case, record in old.items()
+        if case in gone
+    ]
+    return Compared(judged, missing, differences(before, after), questions)
 
 
 def medians(record: Record) -> list[float]:
     """Return the medians of a record's processes."""
     return list(process_medians(record.samples_ts, record.processes).values())
-
-
-def is_slower(judged: Sequence[Judged]) -> bool:
-    """True if anything became slower."""
-    return any(test.comparison.verdict is Verdict.SLOWER for test in judged)
-
-
-def markdown(judged: Sequence[Judged], notes: Sequence[str], ours: str, theirs: str) -> str:
-    """Return the table, what differs, and a line for each test."""
-    table = markdown_table(
-        ("backend", "test", f"{ours} / {theirs}", "95 % interval", "n", "p", "verdict"),
-        [
-            (
-                test.backend,
-                test.label,
-                times(test.comparison.ratio),
-                _interval(test.comparison),
-                str(test.comparison.n),
-                f"{test.comparison.p_value:.2g}",
-                test.comparison.verdict.value,
-            )
-            for test in judged
-        ],
-        right=("n", "p", f"{ours} / {theirs}"),
-    )
-    lines = [f"- {note}" for note in notes]
-    for test in judged:
-        text = verdict_text(test.comparison, ours, theirs, "process", "results of -r 10")
-        lines.append(f"- {test.backend} {test.label}: {text}.")
-    if len(judged) > 1:
-        lines.append(f"- p after Holm's correction for {len(judged)} tests at once.")
-    return "\n".join([table, "", *lines])
 
 
 def _interval(comparison: Comparison) -> str:

@@ -15,46 +15,45 @@ from orinbench.cli import orinbench
 from orinbench.device_check import performance, performance_probe, steps
 from orinbench.device_check.check import PROBE, Ask, Check, OutOfTime
 from orinbench.device_check.claims import load_claims
-from orinbench.device_check.gpu import SIZES, Found, Work
-from orinbench.device_check.performance import QUESTIONS, Choice, Question, answers
+from orinbench.device_check.gpu import Found, Work
+from orinbench.device_check.performance import QUESTIONS, Question, answers
 from orinbench.device_check.probe import PROBES
 
-OWN, OTHER = Choice("own", Ask("x")), Choice("other", Ask("x", {"A": "1"}))
 BETTER = "own is better, as the driver has it"
 WORSE = "other is better than what the driver has"
 SAME = "the same within what the runs differ by"
 
 
-def answer(found: Sequence[Found], larger: bool = False) -> Found:
+def answer(found: Sequence[Found], figure: str) -> Found:
     """The answer where the program finds these in turn: own, other, other, own."""
     left = iter(found)
     with pytest.MonkeyPatch.context() as patch:
-        question = Question("x", OWN, OTHER, "took_us", larger)
+        question = Question("x", figure, "own", "other", {"A": "1"})
         patch.setattr(performance, "QUESTIONS", (question,))
         return dict(answers(lambda *_: next(left), time.monotonic() + 100))["x"]
 
 
-def taking(own: Sequence[float], other: Sequence[float]) -> list[Found]:
-    return [{"took_us": value} for value in (own[0], *other, own[1])]
+def taking(own: Sequence[float], other: Sequence[float], figure: str) -> list[Found]:
+    return [{figure: value} for value in (own[0], *other, own[1])]
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "larger", "better", "said"),
+    ("own", "other", "figure", "better", "said"),
     [
-        ((1.0, 2.0), (3.0, 4.0), False, "own", BETTER),
-        ((1.0, 2.0), (3.0, 4.0), True, "other", WORSE),
-        ((3.0, 5.0), (1.0, 2.0), True, "own", BETTER),
-        ((3.0, 5.0), (1.0, 2.0), False, "other", WORSE),
-        ((1.0, 3.0), (2.0, 4.0), False, "same", SAME),
-        ((2.0, 2.0), (2.0, 2.0), True, "same", SAME),
+        ((1.0, 2.0), (3.0, 4.0), "took_us", "own", BETTER),
+        ((1.0, 2.0), (3.0, 4.0), "read_gb_s", "other", WORSE),
+        ((3.0, 5.0), (1.0, 2.0), "read_gb_s", "own", BETTER),
+        ((3.0, 5.0), (1.0, 2.0), "took_us", "other", WORSE),
+        ((1.0, 3.0), (2.0, 4.0), "took_us", "same", SAME),
+        ((2.0, 2.0), (2.0, 2.0), "read_gb_s", "same", SAME),
     ],
 )
 def test_a_verdict_needs_all_runs(
-    own: Sequence[float], other: Sequence[float], larger: bool, better: str, said: str
+    own: Sequence[float], other: Sequence[float], figure: str, better: str, said: str
 ) -> None:
-    entry = answer(taking(own, other), larger)
+    entry = answer(taking(own, other, figure), figure)
     assert (entry["better"], entry["verdict"]) == (better, said)
-    assert entry["with_own"] == [{"took_us": value} for value in own]
+    assert entry["with_own"] == [{figure: value} for value in own]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,8 @@ def test_verify_tells_both_answers_and_none(
     l2 = next(c for c in load_claims() if c.id == "driver.l2")
     monkeypatch.setattr("orinbench.device_check.command.load_claims", lambda: [l2])
     # A probe that fails is no answer, and refutes nothing.
-    entry = answer(taking(own, other) if own and other else [{"error": "no GPU"}] * 4, larger=True)
+    found = taking(own, other, "read_gb_s") if own and other else [{"error": "no GPU"}] * 4
+    entry = answer(found, "read_gb_s")
     path = written(tmp_path, report(performance=step({"l2": entry})))
     words = ["device-check", "verify", str(path)]
     done = CliRunner().invoke(orinbench, words, standalone_mode=False)
@@ -94,9 +94,9 @@ def test_choices_run_in_turns_until_time_ends() -> None:
     assert list(found) == [q.name for q in QUESTIONS]
     assert {entry["verdict"] for entry in found.values()} == {SAME}
     for at, question in enumerate(QUESTIONS):
-        own, other = question.own.ask, question.other.ask
+        own, other = ran[4 * at : 4 * at + 2]
         assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
-        assert own.name in PROBES and own != other
+        assert own == Ask(question.name) and own.name in PROBES and own != other
     with pytest.raises(OutOfTime) as raised:
         steps.performance(Check(Path(), True, 0), 0)
     assert raised.value.result == {}
@@ -119,23 +119,25 @@ class FakeExecutor:
         return 7
 
 
-@pytest.mark.parametrize("sizes", ["board", "tiny"])
+@pytest.mark.parametrize(
+    ("sizes", "length", "prompts", "tokens"), [("board", 512, 8, 20), ("tiny", 4, 2, 2)]
+)
 def test_a_token_and_a_prompt_are_timed_when_they_are_warm(
-    sizes: str, monkeypatch: pytest.MonkeyPatch
+    sizes: str, length: int, prompts: int, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = FakeExecutor()
     load_network = "orinbench.benchmark.tinygrad_paths.load_network"
     monkeypatch.setattr(load_network, lambda model, context: executor)
-    found = performance_probe.decode(Work(sizes, model="model.gguf"))
+    monkeypatch.setattr("orinbench.synth.cached_synthetic", lambda *_: Path("model.gguf"))
+    found = performance_probe.decode(Work(sizes))
     assert found["token_us"] > 0 and found["prompt_us"] > 0
-    how = SIZES[sizes]
     firsts = [ids[0] for ids, *_ in executor.prompts]
-    assert len(firsts) == how.warm_prompts + how.prompts
+    assert len(firsts) == prompts
     assert len(set(firsts)) == len(firsts), "a prompt whose beginning is cached is no prompt"
     spans = {(len(ids), *span) for ids, *span in executor.prompts}
-    assert spans == {(how.prompt, 0, how.prompt - 1)}
-    last = [(ids[-1], how.prompt - 1) for ids, *_ in executor.prompts]
-    assert executor.steps == [*last, *[(None, 0)] * (how.warm_tokens + how.tokens)]
+    assert spans == {(length, 0, length - 1)}
+    last = [(ids[-1], length - 1) for ids, *_ in executor.prompts]
+    assert executor.steps == [*last, *[(None, 0)] * tokens]
 
 
 @pytest.mark.parametrize("choice", ["-", "wait_for_idle"])
@@ -143,7 +145,7 @@ def test_the_rival_goes_with_the_same_choice(choice: str, tmp_path: Path) -> Non
     # Its kernels are what a switch has to stop. Both processes ask for a mode, or neither does.
     out, told = tmp_path / "found.json", tmp_path / "report.jsonl"
     done = simulated(
-        *(sys.executable, *PROBE, out, "preemption", "tiny", choice, "-"),
+        *(sys.executable, *PROBE, out, "preemption", "tiny", choice),
         options=("--report", str(told)), variables={"DEV": "TEGRA+NV"},
     )  # fmt: skip
     assert done.status == 0, done.err

@@ -23,14 +23,14 @@ def test_an_exception_is_what_a_program_found(
 
     monkeypatch.setitem(PROBES, "computes", computes)
     out = tmp_path / "found.json"
-    assert main(str(out), "computes", "tiny", "-", "-") == bool(error)
+    assert main(str(out), "computes", "tiny", "-") == bool(error)
     failed = {"failed": "RuntimeError: the GPU has stopped"}
     assert json.loads(out.read_text()) == (failed if error else {"sum": True})
 
 
 def test_a_program_of_its_own_without_a_board_says_why(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    command = [sys.executable, *PROBE, str(out), "computes", "tiny", "-", "-"]
+    command = [sys.executable, *PROBE, str(out), "computes", "tiny", "-"]
     environment = {"DEV": "TEGRA+NV", "PATH": "/usr/bin", "HOME": str(tmp_path)}
     done = subprocess.run(command, env=environment, capture_output=True, timeout=120)
     assert done.returncode == 1 and "failed" in json.loads(out.read_text())

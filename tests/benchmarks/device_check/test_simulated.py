@@ -114,7 +114,7 @@ def test_from_end_to_end(tmp_path: Path) -> None:
 def test_a_gpu_that_writes_into_a_qmd_behind_its_release_is_found_out(tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     program = (
-        "import json, pathlib, sys; from orinbench.device_check.queue_probe import qmd;"
+        "import json, pathlib, sys; from orinbench.device_check.gpu_probe import qmd;"
         "pathlib.Path(sys.argv[1]).write_text(json.dumps(qmd(4)))"
     )
     late = ("--write-back", "--delay", "20", "--seed", "1")

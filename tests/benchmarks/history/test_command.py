@@ -196,7 +196,7 @@ def test_pins(add_run: AddRun, path: Path, capsys: Capture) -> None:
     assert [point.run for point in trend.points] == [4, 1, 2, 3]
     assert run(path, "remove", "1", "2", "4") == 0
     assert run(path, "check") == 2
-    assert "has 1 runs; a check takes two" in capsys.readouterr().err
+    assert "a check takes two runs, here is one" in capsys.readouterr().err
 
 
 def test_noise_counts_whole_runs_of_one_context_only(
@@ -252,7 +252,7 @@ def test_only_the_last_runs_are_shown(add_run: AddRun, path: Path, capsys: Captu
     add_run(2, 10.0)
     assert run(path, "--last", "1") == 0
     text = capsys.readouterr().out
-    assert "1 older runs: --last 2" in text and "Measured once" in text
+    assert "1 older run: --last 2" in text and "Measured once" in text
 
 
 def test_the_history_is_named_before_a_subcommand_or_behind_it(

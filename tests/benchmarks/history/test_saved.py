@@ -92,7 +92,7 @@ OURS = '"schema_version": 1, "backend": "tinygrad:NV"'
             f'{{{OURS}, "test": "a", "samples_ts": [], "ci95_low_ts": 1}}',
             "has one end of ci95_low_ts",
         ),
-        ("SQLite format 3\0", "is a SQLite file; give what -o json or jsonl wrote"),
+        ("SQLite format 3\0", "is a SQLite file; want what -o json or jsonl wrote"),
         ("CREATE TABLE llama_bench (x INTEGER);", "is no result of llama-bench -o json or jsonl"),
     ],
 )
@@ -112,6 +112,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path.write_bytes(b"[\xff")
     with pytest.raises(BenchError, match="cannot be read"):
         load_records(path)
-    monkeypatch.setattr("orinbench.export.load.MAX_BYTES", 1)
-    with pytest.raises(BenchError, match="larger than 0 MiB, which no result is"):
+    monkeypatch.setattr("orinbench.jsonfile.MOST_BYTES", 1)
+    with pytest.raises(BenchError, match="larger than 0 MiB; want what -o json or jsonl wrote"):
         load_records(path)
