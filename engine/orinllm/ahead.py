@@ -66,7 +66,7 @@ def launches_for(
     lists += [TokenList(memory, n, together=True) for n in VERIFIED if served]
     for tokens in lists:
         yield from tokens.launches
-        mail = tokens.mail.buffer if isinstance(tokens, TokenList) and tokens.mail else None
+        mail = tokens.mail.buffer if tokens.mail else None
         yield from Draws(tokens.logits, tokens.state, tokens.sequences, context, mail).launches
     if plan.prompt_obstacle is None:
         chunk = ChunkList(memory)

@@ -3,6 +3,7 @@
 `FusedRunner` is the CUDA kernels, `SingleRunner` the general path, which has one sequence.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orinllm.executor import Floats, SamplingExecutor
-from orinllm.fused import SIZE_CLASSES, VERIFIED, Decoder, FusedExecutor, size_classes
+from orinllm.fused import (
+    SIZE_CLASSES,
+    UNDER_WAY,
+    VERIFIED,
+    Decoder,
+    FusedExecutor,
+    size_classes,
+)
 from orinllm.sampling import Sampling, sample
 
 Words = NDArray[np.uint32]
@@ -46,10 +54,11 @@ class Draw:
 class Row:
     """A sequence's part of a step: its last token, where it is, and how the next one is drawn.
 
+    token: None for the one that the step under way draws; `draw.before` is without it.
     room: tokens behind the next one that it may get, while it runs alone.
     """
 
-    token: int
+    token: int | None
     position: int
     pages: Sequence[int]
     draw: Draw
@@ -70,12 +79,16 @@ class Drawn:
 
 
 class Runner(Protocol):
-    """A model that several sequences share. Work is done in the order in which it was asked for."""
+    """A model that several sequences share. Work is done in the order in which it was asked for.
+
+    So pages may be given away while a step that writes to them is under way.
+    """
 
     slots: int  # sequences of a step at most
     chunk: int  # tokens that a `fill` takes in one go
     beside: int  # tokens of prompts between two steps of others
     ahead: int  # tokens behind the next one that a row alone may get in a step
+    under_way: int  # steps that may be started before the first of them is collected
 
     def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
         """Start keys and values of tokens[start:end] at their positions, in a sequence's pages."""
@@ -86,11 +99,11 @@ class Runner(Protocol):
         ...
 
     def launch(self, rows: Sequence[Row]) -> None:
-        """Start a token of each row."""
+        """Start a token of each row; rows without tokens are those of the step under way."""
         ...
 
     def collect(self) -> list[Drawn]:
-        """Wait for the tokens of the last `launch`."""
+        """Wait for the tokens of the first step under way."""
         ...
 
 
@@ -121,7 +134,7 @@ def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
 class FusedRunner:
     """The fused kernels. `deterministic`: every step has the same shape, whoever takes part."""
 
-    ahead = 0
+    ahead, under_way = 0, UNDER_WAY
 
     def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
         self._executor, self.chunk = executor, executor.chunk
@@ -133,8 +146,7 @@ class FusedRunner:
             del self._sizes[:-1]
         self._placed: dict[int, list[tuple[int, ...]]] = {}
         self._draws: dict[int, list[_Held]] = {}  # by size: what each slot draws like
-        self._rows: list[Row] = []
-        self._decoder: Decoder | None = None
+        self._steps = deque[_Step]()  # under way
         self._alone: tuple[tuple[int, ...], Sampling] | None = None  # what `verify` goes on with
 
     def warm(self, verifies: bool = False) -> None:
@@ -175,6 +187,7 @@ class FusedRunner:
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """Compute a row's token and guesses behind it; return the token that follows each."""
+        assert row.token is not None
         how, pages = row.draw.sampling, tuple(row.pages)
         if self._alone != (pages, how):
             self._place(pages)
@@ -187,42 +200,58 @@ class FusedRunner:
     def launch(self, rows: Sequence[Row]) -> None:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
-        self._rows, self._decoder = list(rows), self._executor.decoder(size)
-        idle = size - len(rows)
+        decoder, idle = self._executor.decoder(size), size - len(rows)
         pages = [tuple(row.pages) for row in rows] + [()] * idle
         if self._placed.get(size) != pages:
-            self._decoder.place(pages)
+            decoder.place(pages)
             self._placed[size] = pages
-        self._sample(self._decoder, self._draws.setdefault(size, [_Held()] * size))
-        tokens = [row.token for row in rows] + [0] * idle
-        self._decoder.step(tokens, [row.position for row in rows] + [-1] * idle)
+        self._sample(decoder, rows)
+        tokens = [row.token for row in rows if row.token is not None]
+        if tokens:
+            self._steps.clear()  # what was not collected is not wanted
+            decoder.step(tokens + [0] * idle, [row.position for row in rows] + [-1] * idle)
+        else:
+            decoder.step()
+        self._steps.append(_Step(rows, decoder, decoder.sent()))
 
     def collect(self) -> list[Drawn]:
         """See `Runner`."""
-        decoder = self._decoder
-        assert decoder is not None
-        tokens = decoder.tokens()
+        step = self._steps.popleft()
+        tokens = step.arrived()
+        if not self._steps:
+            self._executor.settle()  # waits no more
         return [
-            Drawn(tokens[i]) if row.draw.on_device else draw(decoder.logits_of(i), row.draw)
-            for i, row in enumerate(self._rows)
+            Drawn(tokens[i]) if row.draw.on_device else draw(step.decoder.logits_of(i), row.draw)
+            for i, row in enumerate(step.rows)
         ]
 
-    def _sample(self, decoder: Decoder, held: list["_Held"]) -> None:
+    def _sample(self, decoder: Decoder, rows: Sequence[Row]) -> None:
         """Tell the device how each slot draws; what needs logits or masks is drawn here."""
-        for slot, row in enumerate(self._rows):
+        size = decoder.sequences
+        held = self._draws.setdefault(size, [_Held()] * size)
+        for slot, row in enumerate(rows):
             draw, was = row.draw, held[slot]
             how = draw.sampling if draw.on_device and not draw.sampling.greedy else None
             if how != was.how:
                 decoder.sample(slot, how)
             if how is not None and how.penalized:
                 goes_on = how == was.how and draw.before is was.text
-                if not goes_on or len(draw.before) != was.length + 1:
+                if not goes_on or row.position != was.position + 1:
                     decoder.remember(slot, draw.before)
-            held[slot] = _Held(how, draw.before, len(draw.before))
-        for slot in range(len(self._rows), decoder.sequences):
+            held[slot] = _Held(how, draw.before, row.position)
+        for slot in range(len(rows), size):
             if held[slot].how is not None:
                 decoder.sample(slot, None)
                 held[slot] = _Held()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step under way: its rows, whose logits it leaves, and what waits for its tokens."""
+
+    rows: Sequence[Row]
+    decoder: Decoder
+    arrived: Callable[[], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -231,13 +260,13 @@ class _Held:
 
     how: Sampling | None = None
     text: Sequence[int] = ()
-    length: int = 0
+    position: int = -1  # of the text's last token
 
 
 class SingleRunner:
     """The general path: one sequence, computed when it is waited for."""
 
-    slots, chunk, beside, ahead = 1, _GENERAL_CHUNK, _GENERAL_CHUNK, 0
+    slots, chunk, beside, ahead, under_way = 1, _GENERAL_CHUNK, _GENERAL_CHUNK, 0, 1
 
     def __init__(self, executor: SamplingExecutor) -> None:
         self._executor = executor
@@ -258,6 +287,7 @@ class SingleRunner:
 
     def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
         """Compute a row's token and guesses behind it; return the token that follows each."""
+        assert row.token is not None
         self._executor.sample(row.draw.sampling, row.draw.before)
         return self._executor.verify([row.token, *guesses], row.position)
 

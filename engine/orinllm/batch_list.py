@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
+from orinllm.device import mail_of
 from orinllm.launch import Launch
 from orinllm.launches.attention import AttentionInputs, attend_token, most_splits
 from orinllm.launches.batch import ArgmaxScratch, argmax, batch_products
@@ -19,7 +20,7 @@ from orinllm.token_list import head_matrix
 class BatchList(RowList):
     """Scratch of N sequences, and the launches over it, in order.
 
-    `state`, `table` and `logits` are those of TokenList.
+    `state`, `table`, `logits` and `mail` are those of TokenList.
     """
 
     def __init__(self, memory: Memory, sequences: int) -> None:
@@ -39,6 +40,7 @@ class BatchList(RowList):
             memory.zeros(counters),
         )
         self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads))
+        self.mail = mail_of(memory.device, n)
         self.table = memory.zeros(n * memory.context // PAGE)
         self.launches = tuple(self._all())
 
@@ -55,7 +57,7 @@ class BatchList(RowList):
             factor=config.logit_scale,
         )
         yield from self.products(head)
-        yield argmax(self.logits, self._argmax, self.state, n)
+        yield argmax(self.logits, self._argmax, self.state, self.mail.buffer)
 
     @property
     def cache_view(self) -> tuple[int, Buffer]:

@@ -43,7 +43,7 @@ class Toolchain:
     # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
     ahead: Callable[[str], str | None] = lambda device: None
     free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
-    mail: Callable[[str], Mail] = Mail  # of a device's name
+    mail: Callable[[str, int], Mail] = Mail  # of a device's name and a number of sequences
     # Copies to a buffer while another thread uses the device; None: one thread at a time does.
     copy_beside: Callable[[Buffer, memoryview], None] | None = None
 
@@ -137,9 +137,9 @@ def blocks_per_sm(device: str) -> int:
     return _toolchain(device).blocks_per_sm(device)
 
 
-def mail_of(device: str) -> Mail:
-    """Return what a device's launches leave tokens in for the host."""
-    return _toolchain(device).mail(device)
+def mail_of(device: str, sequences: int) -> Mail:
+    """Return what a device's launches leave the tokens of so many sequences in for the host."""
+    return _toolchain(device).mail(device, sequences)
 
 
 def copy_beside(device: str) -> Callable[[Buffer, memoryview], None] | None:

@@ -43,8 +43,8 @@ _LEAST_CHUNK, _LEAST_PIECE = 8, 3
 # Floating-point operations of a multiprocessor in 10 ms of a prompt: 1.3e12 a second, as 256 tokens
 # of 1B and 8B took 3.2 and 20 ms on an H200 (2026-11-22).
 _SHORT = 13_000_000_000
-# Tokens of a sequence that may be under way: one that the host looks at, and the next one.
-_UNDER_WAY = 2
+#: Steps of a decoder that may be under way: one that the host looks at, and the next one.
+UNDER_WAY = 2
 
 
 def piece_beside(sms: int, operations: int) -> int:
@@ -113,12 +113,12 @@ class Decoder:
         self._behind = () if chunk is None else behind_chunk(tokens, chunk)
         launches = (*tokens.launches, *self._behind)
         compile_all(memory.device, [launch.source for launch in launches])
-        self.graph = Graph(memory.device, tokens.launches, _UNDER_WAY)
+        self.graph = Graph(memory.device, tokens.launches, UNDER_WAY)
         self._begins: dict[bool, Graph] = {}  # of tokens behind a chunk; True: with drawing
         self.sequences = sequences
         self._drawn: tuple[Draws, Graph] | None = None  # made when a slot first draws its tokens
-        self._mail = tokens.mail if isinstance(tokens, TokenList) else None
-        self._position = 0  # of the first slot's last token
+        self._mail = tokens.mail
+        self._positions: Sequence[int] = [-1] * sequences  # of each slot's last token
         state = self.list.state
         self._tokens = state.view(sequences, dtypes.int32, 0).ensure_allocated()
         rows, width = self.list.logits.size // sequences, memory.context // PAGE
@@ -152,9 +152,9 @@ class Decoder:
                 given = f"{len(tokens)} tokens and {len(positions)} positions"
                 raise ValueError(f"{given} for {self.sequences} slots")
             copy_ints(self.list.state, [*tokens, *positions])
-            self._position = positions[0]
+            self._positions = positions
         else:
-            self._position += 1
+            self._positions = [at + (at >= 0) for at in self._positions]
         self.next_graph.run()
         if self._drawn is not None:
             self._drawn[0].stepped()
@@ -162,7 +162,7 @@ class Decoder:
     def begin(self, position: int) -> None:
         """Start the token that follows a chunk, whose last token is at `position`."""
         copy_ints(self.list.state, [0, position])
-        self._position = position
+        self._positions = [position]
         drawn = self._drawn if self._drawn is not None and self._drawn[0].needed else None
         draws = () if drawn is None else drawn[0].launches
         if (key := drawn is not None) not in self._begins:
@@ -171,14 +171,20 @@ class Decoder:
         if drawn is not None:
             drawn[0].stepped()
 
-    def sent(self) -> Callable[[], int]:
-        """Note the step under way; return what waits for its token, while the next one may run.
+    def sent(self) -> Callable[[], list[int]]:
+        """Note the step under way; return what waits for its tokens, while the next one may run.
 
-        Of one sequence, at most two steps may be under way.
+        At most two steps may be under way.
         """
         assert self._mail is not None
-        arrived, odd = self._mail.sent(), self._position & 1
-        return lambda: arrived()[odd]
+        arrived = self._mail.sent()
+        places = [2 * slot + (at & 1) for slot, at in enumerate(self._positions)]
+
+        def tokens() -> list[int]:
+            mail = arrived()
+            return [mail[place] for place in places]
+
+        return tokens
 
     @property
     def next_graph(self) -> Graph:
@@ -216,7 +222,7 @@ class Decoder:
             draws = Draws(self.list.logits, self.list.state, self.sequences, context, mail)
             compile_all(device, [launch.source for launch in draws.launches])
             launches = (*self.list.launches, *draws.launches)
-            self._drawn = draws, Graph(device, launches, _UNDER_WAY)
+            self._drawn = draws, Graph(device, launches, UNDER_WAY)
         return self._drawn[0]
 
     def tokens(self) -> tuple[int, ...]:
@@ -335,12 +341,16 @@ class FusedExecutor:
         copy_ints(chunk.chunk, [start, len(tokens), *tokens])
         graph.run()
 
+    def settle(self) -> None:
+        """Wait for all that was started, which frees what copies to the device have kept."""
+        Device[self.memory.device].synchronize()
+
     def begin(self, tokens: Sequence[int], start: int) -> None:
         """Start keys and values of tokens[start:], and the token that follows the last of them.
 
         Wherever `start` is, the numbers are the same: few tokens are a chunk, too.
         """
-        Device[self.memory.device].synchronize()  # frees what copies to it have kept
+        self.settle()
         end = len(tokens)
         if not self._prompt:
             self.fill(tokens, start, end - 1)
@@ -363,7 +373,7 @@ class FusedExecutor:
             arrived = decoder.sent()
             if 0 < index < most - 1:
                 decoder.step()
-            yield arrived()
+            yield arrived()[0]
 
     def states(self, tokens: Sequence[int], start: int, end: int) -> NDArray[np.float32]:
         """Compute tokens[start:end]; return their states before the logits: (tokens, width)."""

@@ -1,33 +1,34 @@
 """Tokens that the host reads while the device computes the ones behind them."""
 
 import ctypes
-import struct
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from tinygrad import Device, dtypes
 from tinygrad.device import Buffer, BufferSpec
 
-# Two of 4 bytes: the token at an even position, and at an odd one.
-_MAIL = struct.Struct("<2i")
+# Of a sequence: the token at an even position, and at an odd one.
+_EACH = 2
 # Memory of the host that a CUDA device sees.
 _PINNED = BufferSpec(host=True)
 
 
 class Mail:
-    """Two ints that launches write, on a device whose launches have ended when they return."""
+    """Two ints a sequence that launches write; here, launches have ended when they return."""
 
-    def __init__(self, device: str) -> None:
-        self.buffer = Buffer(device, 2, dtypes.int32).allocate()
+    def __init__(self, device: str, sequences: int) -> None:
+        self.buffer = Buffer(device, _EACH * sequences, dtypes.int32).allocate()
 
-    def sent(self) -> Callable[[], tuple[int, int]]:
+    def sent(self) -> Callable[[], list[int]]:
         """Note what was started; return what waits for it, and for nothing later, and reads."""
-        return self._read
+        return lambda: _ints(self.buffer.copyout(memoryview(bytearray(self.buffer.nbytes))))
 
-    def _read(self) -> tuple[int, int]:
-        first, second = _MAIL.unpack(self.buffer.copyout(memoryview(bytearray(_MAIL.size))))
-        return first, second
+
+def _ints(raw: memoryview) -> list[int]:
+    found: list[int] = np.frombuffer(raw, np.int32).tolist()
+    return found
 
 
 class CudaMail(Mail):
@@ -36,62 +37,63 @@ class CudaMail(Mail):
     # cuda.h: CU_EVENT_DISABLE_TIMING.
     _NO_TIMING = 2
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, sequences: int) -> None:
         from tinygrad.runtime.autogen import cuda
         from tinygrad.runtime.ops_cuda import check
 
         self._cuda, self._check = cuda, check
         self._device = Device[device]
-        memory = self._device.allocator.alloc(_MAIL.size, _PINNED)
+        ints = ctypes.c_int32 * (_EACH * sequences)
+        memory = self._device.allocator.alloc(ctypes.sizeof(ints), _PINNED)
         address = int(memory.value)
-        self._ints = (ctypes.c_int32 * 2).from_address(address)
-        self.buffer = Buffer(
-            device, 2, dtypes.int32, options=BufferSpec(external_ptr=address)
-        ).allocate()
+        self._ints = ints.from_address(address)
+        spec = BufferSpec(external_ptr=address)
+        self.buffer = Buffer(device, len(self._ints), dtypes.int32, options=spec).allocate()
         self._events = [cuda.CUevent() for _ in range(2)]  # of two steps under way
         check(cuda.cuCtxSetCurrent(self._device.context))  # another thread may have opened it
         for event in self._events:
             check(cuda.cuEventCreate(ctypes.byref(event), self._NO_TIMING))
         # Graphs keep the buffer that they write to, and with it the memory.
-        freed = weakref.finalize(self.buffer, _free_mail, self._device, memory, self._events)
+        size = ctypes.sizeof(ints)
+        freed = weakref.finalize(self.buffer, _free_mail, self._device, memory, size, self._events)
         freed.atexit = False
 
-    def sent(self) -> Callable[[], tuple[int, int]]:
+    def sent(self) -> Callable[[], list[int]]:
         """See `Mail`."""
         self._events.reverse()
         event = self._events[0]
         self._check(self._cuda.cuCtxSetCurrent(self._device.context))
         self._check(self._cuda.cuEventRecord(event, None))
 
-        def wait() -> tuple[int, int]:
+        def wait() -> list[int]:
             self._check(self._cuda.cuEventSynchronize(event))
-            return self._ints[0], self._ints[1]
+            return list(self._ints)
 
         return wait
 
 
-def _free_mail(device: Any, memory: Any, events: Sequence[Any]) -> None:
+def _free_mail(device: Any, memory: Any, size: int, events: Sequence[Any]) -> None:
     from tinygrad.runtime.autogen import cuda
 
     cuda.cuCtxSetCurrent(device.context)
     for event in events:
         cuda.cuEventDestroy_v2(event)
-    device.allocator.free(memory, _MAIL.size, _PINNED)
+    device.allocator.free(memory, size, _PINNED)
 
 
 class NvMail(Mail):
     """Ints in memory of an NV device that the host sees too."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, sequences: int) -> None:
         self._device = Device[device]
         spec = BufferSpec(cpu_access=True)
-        self.buffer = Buffer(device, 2, dtypes.int32, options=spec).allocate()
+        self.buffer = Buffer(device, _EACH * sequences, dtypes.int32, options=spec).allocate()
 
-    def sent(self) -> Callable[[], tuple[int, int]]:
+    def sent(self) -> Callable[[], list[int]]:
         """See `Mail`."""
         signal, value = self._device.timeline_signal, self._device.timeline_value - 1
 
-        def wait() -> tuple[int, int]:
+        def wait() -> list[int]:
             try:
                 signal.wait(value)
             except RuntimeError as error:
@@ -99,7 +101,6 @@ class NvMail(Mail):
                 self._device.error_state = error
                 self._device.on_device_hang()  # raises what went wrong
                 raise
-            first, second = _MAIL.unpack(self.buffer._buf.cpu_view()[: _MAIL.size])
-            return first, second
+            return _ints(self.buffer._buf.cpu_view()[: self.buffer.nbytes])
 
         return wait

@@ -1,9 +1,10 @@
 """Continuous batching: one thread that owns a model and shares it among all who ask.
 
 A turn takes the tokens of the step in flight, computes a piece of the prompts that wait, starts the
-next step of all that run, and only then, while the device works, hands the tokens out. So a long
-prompt delays others' tokens by a piece of it, a sequence begins and ends at any step, and nobody
-who listens slowly holds the device up.
+next step of all that run, and only then, while the device works, hands the tokens out. Where the
+same sequences surely go on, it starts the next step first. So a long prompt delays others' tokens
+by a piece of it, a sequence begins and ends at any step, and nobody who listens slowly holds the
+device up.
 """
 
 import threading
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from orinllm.batch import Draw, Logprobs, Row, Runner
+from orinllm.batch import Logprobs, Row, Runner
 from orinllm.cache import Store
 from orinllm.sequence import FairQueue, Sequence
 
@@ -84,7 +85,7 @@ class Scheduler:
         self._cancelled: list[Sequence] = []
         self._cutting = self._closed = False
         self._running: list[Sequence] = []  # the one that began last is last
-        self._flight: list[Sequence] = []
+        self._flight = deque[list[Sequence]]()  # of each step under way, who takes part
         self._news: list[tuple[Sequence, int, Logprobs | None, str | None]] = []
         self._mean_seconds = 1.0  # of a request
         self._mark = 0.0  # when the last step ended, or work began
@@ -182,11 +183,12 @@ class Scheduler:
         return bool(self._running or self._cancelled or self._cutting or self.waiting)
 
     def _turn(self) -> None:
-        if self._flight:
-            self._collect()
+        followed = self._follow()
+        if self._flight and self._collect():
             self._count_time()
-        self._filled |= self._fill()
-        self._launch()
+        if not followed:
+            self._filled |= self._fill()
+            self._launch()
         self._hand_out()
 
     def _count_time(self, stepped: bool = True) -> None:
@@ -270,26 +272,31 @@ class Scheduler:
                 sequence.began, sequence.n_cached = True, lease.cached
                 self._watch.began(sequence, time.monotonic() - sequence.asked)
 
-    def _collect(self) -> None:
-        flight, self._flight = self._flight, []
+    def _collect(self) -> bool:
+        """Take the tokens of the first step in flight; False: all who took part are over.
+
+        Who is over meanwhile, or gave its memory up, takes none.
+        """
+        flight = self._flight.popleft()
         if all(sequence.over for sequence in flight):
-            return
+            return False
         for sequence, drawn in zip(flight, self.runner.collect(), strict=True):
             self._advance(sequence, drawn.token, drawn.logprobs)
             right = 0
             for token in drawn.more if sequence.lease is not None else ():
-                sequence.filled += 1  # what was guessed right is computed
                 self._advance(sequence, token, None)
                 right += 1
                 if sequence.lease is None:  # the answer ended within the guess
                     break
             if drawn.guessed:
                 self._watch.speculated(drawn.guessed, right)
+        return True
 
     def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> None:
         """Note a sequence's new token; it is handed out once the next step is under way."""
         if sequence.over or sequence.lease is None:
             return
+        sequence.filled = len(sequence.ids)
         self.store.commit(sequence.lease, sequence.ids, sequence.filled)
         if token < 0:
             why = "the model's logits are no numbers"
@@ -354,13 +361,34 @@ class Scheduler:
         going = [sequence for sequence in self._running if sequence.ready]
         for sequence in going:
             self._make_room(sequence)
-        self._flight = [s for s in going if s.lease is not None]
-        if not self._flight:
-            return
-        rows = [self._row(sequence, self._room(sequence)) for sequence in self._flight]
-        for sequence in self._flight:
-            sequence.filled = len(sequence.ids)
-        self.runner.launch(rows)
+        going = [sequence for sequence in going if sequence.lease is not None]
+        if going:
+            rows = [self._row(sequence, self._room(sequence)) for sequence in going]
+            self.runner.launch(rows)
+            self._flight.append(going)
+
+    def _follow(self) -> bool:
+        """Start the step behind the one in flight before its tokens are known; False: it must wait.
+
+        Whoever ends with a token of the one in flight takes part in vain.
+        """
+        going = list(self._running)
+        if not self._flight or len(self._flight) == self.runner.under_way:
+            return False
+        if self._flight[0] != going or not all(map(self._goes_on, going)):
+            return False
+        self.runner.launch([self._row(sequence, known=False) for sequence in going])
+        self._flight.append(going)
+        return True
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Say whether a sequence wants two tokens, the host draws neither, and both have room."""
+        assert sequence.lease is not None
+        return (
+            sequence.n_answer + 1 < sequence.most
+            and sequence.draw.on_device
+            and self.store.grow(sequence.lease, len(sequence.ids) + 1)
+        )
 
     def _make_room(self, sequence: Sequence) -> None:
         """Get a sequence the page for its next token, from the one that began last if need be."""
@@ -382,12 +410,12 @@ class Scheduler:
         return room if fits else 0
 
     @staticmethod
-    def _row(sequence: Sequence, room: int) -> Row:
+    def _row(sequence: Sequence, room: int = 0, known: bool = True) -> Row:
+        """Return a sequence's part of a step, behind its last token or one that is not `known`."""
         assert sequence.lease is not None
-        mask = sequence.constraint.words if sequence.constraint is not None else None
         ids = sequence.ids
-        how = Draw(sequence.sampling, ids, mask, sequence.top)
-        return Row(ids[-1], len(ids) - 1, sequence.lease.pages, how, room)
+        token, position = (ids[-1], len(ids) - 1) if known else (None, len(ids))
+        return Row(token, position, sequence.lease.pages, sequence.draw, room)
 
     def _hand_out(self) -> None:
         """Give the tokens of the last step to their sinks, while the device computes the next."""

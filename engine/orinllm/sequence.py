@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from orinllm.batch import Logprobs, Words
+from orinllm.batch import Draw, Logprobs, Words
 from orinllm.cache import Lease
 from orinllm.executor import Floats
 from orinllm.sampling import Sampling
@@ -58,6 +58,7 @@ class Sequence:
     after: "Sequence | None" = None
     states: Callable[[int, Floats], None] | None = None
     n_prompt: int = field(init=False)
+    draw: Draw = field(init=False)
     n_cached: int = 0
     asked: float = field(default_factory=time.monotonic)
     last: float = 0.0  # when its last token came
@@ -68,6 +69,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.n_prompt = len(self.ids)
+        mask = None if self.constraint is None else self.constraint.words
+        self.draw = Draw(self.sampling, self.ids, mask, self.top)
 
     @property
     def n_answer(self) -> int:

@@ -28,6 +28,8 @@ class Verifying(Runner, Protocol):
 class SpeculatingRunner:
     """`Runner` of another one and of a proposer. Texts are those of the other one alone."""
 
+    under_way = 1
+
     def __init__(self, runner: Verifying, proposer: Proposer) -> None:
         self._runner, self._proposer = runner, proposer
         self.slots, self.chunk, self.beside = runner.slots, runner.chunk, runner.beside

@@ -37,8 +37,8 @@ class TokenList:
     `together`: they are neighbours of one sequence, whose numbers are those of one at a time.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
     sequence; `logits` is (N, vocabulary), `x` (N, width), before the last norm in the end.
-    `ending`, the last launches, begin with `x` before the last layer; `mail` takes the tokens of
-    one sequence.
+    `ending`, the last launches, begin with `x` before the last layer; `mail` takes the tokens,
+    except where they are `together`.
     """
 
     def __init__(self, memory: Memory, sequences: int, together: bool = False) -> None:
@@ -68,7 +68,7 @@ class TokenList:
         blocks = 2 * multiprocessors(memory.device)
         counters = n * max(h.blocks for h in heads)
         self.state = memory.zeros(2 * n + 1 + counters)
-        self.mail = mail_of(memory.device) if n == 1 else None
+        self.mail = None if together else mail_of(memory.device, n)
         self.table = memory.zeros(n * memory.context // PAGE)
         apart = [(*self._attend(i), *self._feed_forward(i)) for i in layers]
         signals = memory.zeros(sum(map(len, apart)))

@@ -132,9 +132,12 @@ def test_the_most_likely_tokens(rng: np.random.Generator) -> None:
         buffer(np.full(size, -7, np.int32)),
         buffer(np.zeros(counters, np.int32)),
     )
-    graph = Graph("EMU", [argmax(buffer(logits), scratch, state, 6)])
+    mail = buffer(np.full(12, -9, np.int32))
+    graph = Graph("EMU", [argmax(buffer(logits), scratch, state, mail)])
     graph.run()
     assert read(state, np.int32).tolist() == [300, -1, 13, 0, 40, 3, 6, 7, -1, 1, 9, 10]
+    # By the parity of each position before: 5, 6, none, 0, 8, 9.
+    assert read(mail, np.int32).tolist() == [-9, 300, -1, -9, -9, -9, 0, -9, 40, -9, -9, 3]
     graph.run()  # counters are left as they were
     assert read(state, np.int32)[6:].tolist() == [7, 8, -1, 2, 10, 11]
 

@@ -23,7 +23,7 @@ class _Buffer:
 
 def test_pinned_memory_is_freed_with_its_last_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs keep the buffer; the memory that they write to is there as long as it is."""
-    memory, log = (ctypes.c_int32 * 2)(7, 8), list[Any]()
+    memory, log = (ctypes.c_int32 * 4)(7, 8, 9, 10), list[Any]()
     pointer = ctypes.c_void_p(ctypes.addressof(memory))
     allocator = SimpleNamespace(
         alloc=lambda size, spec: pointer, free=lambda *freed: log.append(freed)
@@ -34,8 +34,8 @@ def test_pinned_memory_is_freed_with_its_last_reader(monkeypatch: pytest.MonkeyP
     for name in ("cuCtxSetCurrent", "cuEventCreate", "cuEventRecord", "cuEventSynchronize"):
         monkeypatch.setattr(cuda, name, lambda *given: 0)
     monkeypatch.setattr(cuda, "cuEventDestroy_v2", lambda event: log.append("event"))
-    made = mail.CudaMail("CUDA")
-    assert made.sent()() == (7, 8)
+    made = mail.CudaMail("CUDA", 2)
+    assert made.sent()() == [7, 8, 9, 10]
     kept = made.buffer
     del made
     gc.collect()
@@ -44,7 +44,7 @@ def test_pinned_memory_is_freed_with_its_last_reader(monkeypatch: pytest.MonkeyP
     gc.collect()
     assert log[:2] == ["event", "event"]
     ((freed, size, spec),) = log[2:]
-    assert (freed, size, spec.host) == (pointer, 8, True)
+    assert (freed, size, spec.host) == (pointer, 16, True)
 
 
 def test_a_hang_of_nv_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_hang_of_nv_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> Non
     )
     monkeypatch.setattr(mail, "Device", {"NV": device})
     monkeypatch.setattr(mail, "Buffer", _Buffer)
-    arrived = mail.NvMail("NV").sent()
+    arrived = mail.NvMail("NV", 1).sent()
     with pytest.raises(RuntimeError) as caught:
         arrived()
     assert caught.value is hung and waits == [11]

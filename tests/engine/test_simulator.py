@@ -96,27 +96,41 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 ANSWERS = """
 import json, sys
+from tests.engine.server.test_batch import PAGES, run
+from tests.engine.server.test_scheduler import ear, job
+from orinllm.batch import FusedRunner, SingleRunner
+from orinllm.launches.buffers import PAGE
 from orinllm.model import Model
 from orinllm.sampling import Sampling
 
-one = Model.load(sys.argv[1], device=sys.argv[2], context=64)
+one = Model.load(sys.argv[1], device=sys.argv[2], context=PAGES * PAGE)
 greedy = Sampling(temperature=0)
 prompt = [(37 * i) % 1000 + 3 for i in range(12)]
 
 def said(prompt, n):
     return [p.token for p in one.generate(prompt, greedy, max_tokens=n) if p.token >= 0]
 
-answers = [said(prompt, 16)]
+answers = [said(prompt, 8)]
 left = iter(one.generate(prompt, greedy))
 early = [next(left).token for _ in range(2)]
 assert early == answers[0][:2], early
 answers.append(said([*prompt, early[0], 77], 3))  # while the third token of `left` is computed
+fused = one.executor.name == "fused"
+runner = FusedRunner(one.executor, 2) if fused else SingleRunner(one.executor)
+if fused:
+    runner.warm()
+jobs = [job(prompt[:2], 3), job(prompt[3:5], 4)]
+run(runner, jobs)
+answers += [ear(one).heard for one in jobs]
 print(one.executor.name, json.dumps(answers))
 """
 
 
 def test_answers_whose_next_token_is_under_way(tiny: Path) -> None:
-    """Tokens are read from the mail while a late GPU, seen out of order, computes the next ones."""
+    """Tokens are read from the mail while a late GPU, seen out of order, computes the next ones.
+
+    So are those of two sequences that a scheduler computes together.
+    """
     program = (sys.executable, "-c", ANSWERS, str(tiny))
     late = ("--delay", "3", "--order", "--write-back", "--seed", "13")
     modelled = (sys.executable, "-m", "nvgpusim", "--strict", "--quiet", *late, "--")

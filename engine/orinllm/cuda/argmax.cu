@@ -9,6 +9,7 @@ struct Argmax {
   float* part_v;        // (N, BLOCKS), scratch
   int *part_i, *tokens, *positions;
   int* counters;  // N, zero between launches
+  int* mail;      // as in gemv.cu
 };
 
 template<typename P> DI Best block_best(Best b, Best* of_warps) {
@@ -41,6 +42,6 @@ template<typename P> DI void argmax(const Argmax& a) {
     b = better(b, __ldcg(a.part_v + n * BLOCKS + i), __ldcg(a.part_i + n * BLOCKS + i));
   b = block_best<P>(b, of_warps[1]);
   if (tid > 0) return;
-  a.tokens[n] = b.i == NO_ROW ? -1 : b.i;
+  a.mail[2 * n + (position & 1)] = a.tokens[n] = b.i == NO_ROW ? -1 : b.i;
   a.positions[n] = position + 1;
 }

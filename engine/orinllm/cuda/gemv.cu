@@ -338,7 +338,7 @@ struct Tail {
   const Best* best;
   float* part_v;
   int *part_i, *tokens, *positions, *counter;
-  int* mail;                // of one sequence: the host's two, by a position's parity; or 0
+  int* mail;                // the host's two of each, by the parity of its position; or 0
   int *signals, n_signals;  // of launches of parts, of the whole token: it is over
 };
 
@@ -376,7 +376,7 @@ template<typename P> DI void argmax_tail(const Tail& t, float* sv, int* si, int*
       const int token = t.tokens[n] = b.i == NO_ROW ? -1 : b.i;
       if (position >= 0) {
         t.positions[n] = position + 1;
-        if (t.mail) t.mail[position & 1] = token;
+        if (t.mail) t.mail[2 * n + (position & 1)] = token;
       }
     }
   }

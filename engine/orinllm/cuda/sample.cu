@@ -383,7 +383,7 @@ DI int least_bin(const int* bins, const Slot& slot, u32 most, u64* sums, int* ca
 template<typename P> DI void leave(const Sample<P>& s, int n, int token) {
   const int window = s.slots[n].window, position = s.state[P::SEQUENCES + n];
   s.state[n] = token;
-  if (s.mail) s.mail[(position - 1) & 1] = token;  // the head moved the position on
+  if (s.mail) s.mail[2 * n + ((position - 1) & 1)] = token;  // the head moved the position on
   s.mask[(u64)n * MASK_WORDS(P::VOCABULARY)] = 0;
   if (!window || token < 0 || position >= P::CONTEXT) return;
   int *counts = s.counts + (u64)n * P::VOCABULARY, *history = s.history + (u64)n * P::CONTEXT;

@@ -93,8 +93,9 @@ class ArgmaxScratch:
         return sequences * _ARGMAX_BLOCKS, sequences
 
 
-def argmax(logits: Buffer, scratch: ArgmaxScratch, state: Buffer, sequences: int) -> Launch:
+def argmax(logits: Buffer, scratch: ArgmaxScratch, state: Buffer, mail: Buffer) -> Launch:
     """Return the choice of each sequence's token, which moves its position on in `state`."""
+    sequences = mail.size // 2
     rows = logits.size // sequences
     return Launch(
         name=f"argmax_{rows}_{sequences}",
@@ -106,11 +107,13 @@ def argmax(logits: Buffer, scratch: ArgmaxScratch, state: Buffer, sequences: int
             Argument("int* part_i", scratch.part_i),
             Argument("int* state", state),
             Argument("int* counters", scratch.counters),
+            Argument("int* mail", mail),
         ),
         body=(
-            f"  argmax<P0>(Argmax{{logits, part_v, part_i, state, state + {sequences}, counters}});"
+            f"  argmax<P0>(Argmax{{logits, part_v, part_i, state, state + {sequences}, counters, "
+            "mail});"
         ),
         grid=(_ARGMAX_BLOCKS, sequences, 1),
         block=_ARGMAX_THREADS,
-        writes=("part_v", "part_i", "state", "counters"),
+        writes=("part_v", "part_i", "state", "counters", "mail"),
     )

@@ -408,7 +408,7 @@ def _tail(writer: _Writer) -> str:
     n, first, sequences = writer.columns, writer.first, writer.product.sequences
     warps = writer.warps
     tail = writer.product.tail
-    mail = "0" if tail is None or tail.mail is None else "mail"
+    mail = "0" if tail is None or tail.mail is None else f"mail + {2 * first}"
     signals = "0, 0" if tail is None or tail.signals is None else f"signals, {tail.signals.size}"
     return (
         f"  __shared__ float sv[{warps * n}];\n"

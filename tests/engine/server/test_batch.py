@@ -47,6 +47,7 @@ def test_a_batch_gives_what_each_gives_alone(
     runner = FusedRunner(executor, 2, deterministic)
     together = jobs_of(2)
     assert run(runner, together, deterministic) == 0
+    runner.under_way = 1  # now each step waits for the tokens of the one before
     for one, many in zip(jobs_of(2), together, strict=True):
         run(runner, [one], deterministic)
         assert ear(many).heard == ear(one).heard

@@ -15,7 +15,7 @@ from orinllm.cache import PagedStore
 from orinllm.fused import piece_beside
 from orinllm.launches.buffers import PAGE
 from orinllm.sampling import Sampling
-from orinllm.scheduler import ClosedError, QueueFullError, Scheduler
+from orinllm.scheduler import QueueFullError, Scheduler
 from orinllm.sequence import Sequence
 
 VOCABULARY = 32000
@@ -331,37 +331,6 @@ def test_the_queue_is_fair_and_ends() -> None:
         wait(modest)
         assert sum(ear(one).done.is_set() for one in greedy) <= 2
         wait(*greedy, goes_on)
-
-
-def test_cut_ends_with_what_there_is() -> None:
-    it = Running(runner(slots=1))
-    talker, waiting = job(prompt(1, 5), 10**6), job(prompt(2, 5), 5)
-    with it:
-        it.scheduler.submit([talker])
-        it.scheduler.submit([waiting])
-        wait_until(lambda: len(ear(talker).heard) > 2, "a token")
-        it.scheduler.cut()
-        wait(talker, waiting)
-        with pytest.raises(ClosedError):
-            it.scheduler.submit([job([1], 1)])
-    assert (ear(talker).reason, ear(waiting).reason, ear(waiting).heard) == ("cut", "cut", [])
-
-
-def test_an_engine_that_fails_tells_everyone(capsys: pytest.CaptureFixture[str]) -> None:
-    it, failures = Running(runner(slots=1)), list[str]()
-    it.scheduler.failed = failures.append
-
-    def broken(rows: object) -> None:
-        raise OSError("the device is gone")
-
-    it.runner.launch = broken  # type: ignore[method-assign]
-    jobs = [job(prompt(1, 5), 5), job(prompt(2, 5), 5)]
-    with it:
-        it.scheduler.submit(jobs)
-        wait(*jobs)
-    assert failures == ["the engine failed: OSError: the device is gone"]
-    assert {(ear(one).reason, ear(one).error) for one in jobs} == {("error", failures[0])}
-    assert "the device is gone" in capsys.readouterr().err
 
 
 def test_who_has_its_last_token_is_told_of_a_failure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,8 +6,9 @@ there: a page that was given away too early, or that holds something else, chang
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tests.engine.models import smollm2
@@ -52,9 +53,11 @@ class ToyRunner:
     steps: int = 0
     verified: int = 0  # steps that took several tokens of one sequence
     ahead: int = 0
+    under_way: int = 2
+    followed: int = 0  # steps that began before the tokens of the one before were collected
     widest: int = 0  # most rows of a step
     _cells: list[int] = field(default_factory=list)
-    _drawn: list[Drawn] = field(default_factory=list)
+    _steps: deque[list[Drawn]] = field(default_factory=deque)  # under way
     _texts: list[Sequence[int]] = field(default_factory=list)  # kept, so that no id comes again
     _first: dict[int, int] = field(default_factory=dict)
 
@@ -77,11 +80,20 @@ class ToyRunner:
         assert 0 < len(rows) <= self.slots
         self.steps += 1
         self.widest = max(self.widest, len(rows))
-        self._drawn = [self._token(row) for row in rows]
+        tokens = [row.token for row in rows if row.token is not None]
+        if tokens:
+            self._steps.clear()
+        else:
+            assert all(row.draw.on_device for row in rows)
+            tokens = [drawn.token for drawn in self._steps[-1]]
+            self.followed += 1
+        pairs = zip(rows, tokens, strict=True)
+        self._steps.append([self._token(row, token) for row, token in pairs])
+        assert len(self._steps) <= self.under_way
 
     def collect(self) -> list[Drawn]:
         time.sleep(self.step_seconds)
-        return self._drawn
+        return self._steps.popleft()
 
     @property
     def most_verified(self) -> int:
@@ -91,23 +103,25 @@ class ToyRunner:
         """Each token is drawn from those before it, as they lie in the row's pages."""
         found, text = list[int](), list(row.draw.before)
         self.verified += 1
-        for i, token in enumerate((row.token, *guesses)):
+        for i, token in enumerate((text[-1], *guesses)):
             draw_like = Draw(row.draw.sampling, [*text, *guesses[:i]])
-            found.append(self._token(Row(token, row.position + i, row.pages, draw_like)).token)
+            place = Row(token, row.position + i, row.pages, draw_like)
+            found.append(self._token(place, token).token)
         return found
 
-    def _token(self, row: Row) -> Drawn:
-        self._cells[row.pages[row.position // PAGE] * PAGE + row.position % PAGE] = row.token
+    def _token(self, row: Row, token: int) -> Drawn:
+        self._cells[row.pages[row.position // PAGE] * PAGE + row.position % PAGE] = token
         if self.script is not None:
             # An answer is known by its text, which grows in place.
             self._texts.append(row.draw.before)
-            first = self._first.setdefault(id(row.draw.before), len(row.draw.before))
+            first = self._first.setdefault(id(row.draw.before), row.position)
             found = None if row.draw.top is None else Logprobs(0.0, ())
-            return Drawn(self.script(len(row.draw.before) - first), found)
+            return Drawn(self.script(row.position - first), found)
         held = [
             self._cells[row.pages[i // PAGE] * PAGE + i % PAGE] for i in range(row.position + 1)
         ]
-        return draw(toy_logits(held, self.vocabulary), row.draw)
+        how = replace(row.draw, before=[*row.draw.before[: row.position], token])
+        return draw(toy_logits(held, self.vocabulary), how)
 
 
 class NoWatch:
