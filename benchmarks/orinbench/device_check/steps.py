@@ -128,7 +128,7 @@ def replay(check: Check, seconds: float) -> dict[str, Any]:
     sums = [_REPLAYED.search(text) for text in said]
     plain, with_addresses = sums
     if plain is None or with_addresses is None:
-        raise RuntimeError("nvgpusim replay said no sum")
+        raise RuntimeError("nvgpusim replay printed no summary")
     return {
         "events": int(plain[1]),
         "differences": int(plain[2]),
