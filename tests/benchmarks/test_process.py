@@ -65,6 +65,10 @@ def test_the_environment_reaches_the_worker() -> None:
     [
         ("sys.exit(3)", "ended with status 3$"),
         ("raise RuntimeError('no device')", "ended with status 1: RuntimeError: no device$"),
+        (
+            "print('hello there', flush=True); time.sleep(60)",
+            "wrote text beside its answers: .*hello there",
+        ),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV$"),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL \(out of memory\?\)$"),
     ],
