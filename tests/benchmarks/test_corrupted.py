@@ -209,3 +209,18 @@ def test_the_command_prints_no_figure(
     assert orinbench("llama-bench", *flags, "--no-cold-start") == code
     captured = capsys.readouterr()
     assert captured.out == "" and says in captured.err.splitlines()[-1]
+
+
+def test_nan_of_llama_cpp_is_a_failed_check(
+    whole: Path, fake_llama_server: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corrupt, code, says = KINDS["NaN in a down"]
+    path = tmp_path / "corrupted.gguf"
+    path.write_bytes(whole.read_bytes())
+    corrupt(path)
+    beside = str(fake_llama_server.with_name("llama-bench"))
+    flags = ["-m", str(path), "--backend", "llama.cpp", "--llama-bench", beside, "-n", "2"]
+    assert orinbench("check", *flags) == code
+    captured = capsys.readouterr()
+    assert "llama.cpp: FAILED: token -1 is not among" in captured.out and says in captured.out
+    assert captured.err.splitlines()[-1] == "orinbench: 1 of 1 checks failed"

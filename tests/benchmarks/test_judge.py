@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -151,6 +152,8 @@ def test_a_verdict_must_survive_the_correction() -> None:
     ]
     assert [c.p_value for c in judged] == pytest.approx([0.003, 0.06, 0.06])
     assert adjusted([comparison(0.03)])[0].verdict is Verdict.SLOWER
+    (shared,) = adjusted([replace(comparison(0.03), least_p=0.03)], questions=2)
+    assert (shared.p_value, shared.verdict) == (0.06, Verdict.TOO_FEW)
 
 
 def test_what_has_too_few_processes_takes_no_chance() -> None:

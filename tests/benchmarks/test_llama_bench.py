@@ -118,6 +118,7 @@ def test_nothing_opens_is_exit_code_2(
         (["--shape", "tiny"], "--shape tiny: is of the synthetic model that is made without -m;"),
         (["--quant", "Q6_K"], "--quant Q6_K: is of the synthetic model that is made without -m;"),
         (["--ttft", "x"], "--ttft x: 'x' is neither a number nor a range"),
+        (["--ttft", "512"], "--ttft: a text of 512 tokens leaves no room for an answer"),
         (["--path", "fast"], "Invalid value for '--path'"),
         (["--nonsense"], "No such option '--nonsense'"),
         (["-rpcx"], "No such option '-rpcx'"),
@@ -320,6 +321,7 @@ def test_without_a_model_there_is_a_synthetic_one(
     captured = capsys.readouterr()
     assert "The model is synthetic" in captured.out
     assert "no -m: synthetic model tiny Q6_K (random weights)" in captured.err
+    assert "(--ttft) left out: a text of 512 tokens leaves no room" in captured.err
     assert list((tmp_path / "cache").rglob("*.gguf"))
     assert run(*arguments, "--quant", "Q9_Z", "--llama-bench", str(fake_llama_bench)) == 2
     assert "Q9_Z" in capsys.readouterr().err.splitlines()[-1]

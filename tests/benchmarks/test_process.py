@@ -65,6 +65,10 @@ def test_the_environment_reaches_the_worker() -> None:
     [
         ("sys.exit(3)", "ended with status 3$"),
         ("raise RuntimeError('no device')", "ended with status 1: RuntimeError: no device$"),
+        (
+            "print('hello there', flush=True); time.sleep(60)",
+            "wrote text beside its answers: .*hello there",
+        ),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV$"),
         ("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL \(out of memory\?\)$"),
     ],
@@ -116,12 +120,12 @@ def test_closing_ends_a_stubborn_worker_and_its_children(monkeypatch: pytest.Mon
         "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = os.fork(); "
         "data = __import__('pickle').dumps(('done', child)); "
-        "child and os.write(1, len(data).to_bytes(8) + data); time.sleep(60)"
+        "child and os.write(1, len(data).to_bytes(8) + data); time.sleep(120)"
     )
     with worker(script) as process:
         child = cast(int, ask(process))
         assert alive(child)
-    until = time.monotonic() + 60
+        until = time.monotonic() + 60  # it would end by itself behind that
     while alive(child) and time.monotonic() < until:
         time.sleep(0.01)
-    assert not alive(child)
+    assert not alive(child) and time.monotonic() < until

@@ -231,6 +231,16 @@ def test_a_process_that_does_not_start_again_costs_its_lane(tiny_model: ModelInf
     assert [len(row.samples) for row in run.lanes[1].rows] == [4, 4]
 
 
+def test_a_lane_without_a_row_to_run_is_not_started_again(tiny_model: ModelInfo) -> None:
+    def hook(line: str) -> None:
+        if line.startswith("tinygrad:CPU measure"):
+            raise BackendDiedError("killed by SIGSEGV")
+
+    bench = Bench(tiny_model, repetitions=4, processes=4, hook=hook)
+    bench.run()
+    assert "tinygrad:CPU renew" not in bench.log and bench.log.count("llama.cpp renew") == 3
+
+
 def test_a_warm_up_can_be_left_out(tiny_model: ModelInfo) -> None:
     bench = Bench(tiny_model, warm_up=False)
     run = bench.run()

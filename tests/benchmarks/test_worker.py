@@ -1,9 +1,10 @@
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from orinbench.benchmark.process import DONE, FAILED, SAID, SIZE_BYTES
+from orinbench.benchmark.process import DONE, FAILED, SAID, SIZE_BYTES, WorkerProcess
 from orinbench.benchmark.worker import one_line, serve
 
 
@@ -53,3 +54,23 @@ def test_a_group_says_what_its_members_say() -> None:
 
 def test_an_exception_without_a_message_is_its_name() -> None:
     assert one_line(StopIteration()) == "StopIteration"
+
+
+def test_what_the_runner_prints_is_no_answer_and_it_stays() -> None:
+    script = """if True:
+    import sys, types
+    class TinygradRunner:
+        calls = 0
+        def __init__(self, say): pass
+        def count(self):
+            print("noise", flush=True)
+            self.calls += 1
+            return self.calls
+    name = "orinbench.benchmark.tinygrad_runner"
+    sys.modules[name] = types.SimpleNamespace(TinygradRunner=TinygradRunner)
+    from orinbench.benchmark.worker import main
+    main()
+    """
+    with WorkerProcess({}, 60, (sys.executable, "-c", script)) as process:
+        runner: Any = process.runner
+        assert [runner.count(), runner.count()] == [1, 2]

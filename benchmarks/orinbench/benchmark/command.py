@@ -3,7 +3,7 @@
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from orinbench.benchmark.plan import (
     KEY_TYPES,
     KNOBS,
     TINYGRAD_DEVICES,
+    Case,
     Lane,
     Plan,
     check_backend_name,
@@ -183,10 +184,10 @@ def llama_bench_command(**options: Any) -> int:
             require_layers(model)
     backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
     check_possible(options, plan_options, backends)
-    texts = text_lengths(plan_options, paths, talk)
     tests, settings = plan_options.tests, plan_options.settings
+    check_contexts(tests, models.values())
+    texts = text_lengths(plan_options, models.values(), talk)
     lanes = make_lanes(backends, paths, tests, settings, texts, sms, options["sampling"])
-    check_contexts(lanes, models)
     if note := compiler_note(os.environ):
         talk.line(note)
     plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
@@ -285,14 +286,19 @@ def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequenc
         raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
 
 
-def text_lengths(plan: PlanOptions, paths: Sequence[Path], talk: Talk) -> list[int]:
-    """Return the lengths of the texts to time, none where a vocabulary has no such text.
+def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Talk) -> list[int]:
+    """Return the lengths of the texts to time, none where a model cannot answer such a text.
 
     Raises BenchError if they were asked for.
     """
     try:
-        for path, n_tokens in itertools.product(paths, plan.texts):
-            prompt_text(path, n_tokens, 0)
+        for model, n_tokens in itertools.product(models, plan.texts):
+            if n_tokens >= model.context_length:
+                raise LeftOutError(
+                    f"a text of {n_tokens} tokens leaves no room for an answer in the "
+                    f"{model.context_length} of {model.path}"
+                )
+            prompt_text(model.path, n_tokens, 0)
     except LeftOutError as error:
         if plan.asks_text:
             raise BenchError(f"--ttft: {error}") from None
@@ -373,17 +379,14 @@ def describe_backends(binary: Path | None) -> str:
     return ", ".join(parts)
 
 
-def check_contexts(lanes: Sequence[Lane], models: dict[Path, ModelInfo]) -> None:
-    """Raise BenchError for a test that does not fit into its model's context."""
-    for lane in lanes:
-        assert lane.model is not None
-        model = models[lane.model]
-        for case in lane.llama_cases:
-            if case.context > model.context_length:
-                raise BenchError(
-                    f"{case.label} needs a context of {case.context} tokens; {model.path} has "
-                    f"{model.context_length}; use a smaller -p, -n, -pg or -d"
-                )
+def check_contexts(tests: Iterable[Case], models: Iterable[ModelInfo]) -> None:
+    """Raise BenchError for a test that does not fit into a model's context."""
+    for model, case in itertools.product(models, tests):
+        if case.context > model.context_length:
+            raise BenchError(
+                f"{case.label} needs a context of {case.context} tokens; {model.path} has "
+                f"{model.context_length}; use a smaller -p, -n, -pg or -d"
+            )
 
 
 @contextmanager

@@ -26,6 +26,8 @@ from orinbench.model import ModelInfo
 # (each costs about 100 bytes of JSON).
 _MAX_ALTERNATIVES = 2048
 _POLL_SECONDS = 0.05
+# What tinygrad too answers where all logits are NaN.
+_NO_TOKEN = -1
 # Requests that compute nothing, of which the median is what HTTP costs.
 _PINGS = 9
 
@@ -160,6 +162,8 @@ def _decode(
         (position,) = _post(connect, "/completion", request)["completion_probabilities"]
         alternatives = position["top_logprobs"]
         row[[item["id"] for item in alternatives]] = [item["logprob"] for item in alternatives]
+        if np.isnan(row).all():  # null in JSON: the server has NaN, of which none is likeliest
+            return Generation([*tokens, _NO_TOKEN], logits, normalized=True)
         tokens.append(int(np.nanargmax(row)))
         say(f"token {len(tokens)} of {n_tokens}")
     return Generation(tokens, logits, normalized=True)

@@ -26,6 +26,8 @@ CLOSE_SECONDS = 5.0
 # Kinds of answers: what the method returned, progress in words, an exception in one line.
 DONE, SAID, FAILED = "done", "said", "failed"
 SIZE_BYTES = 8
+# No answer is as large. The size that text stands for is: its first byte is not 0.
+_MOST_BYTES = 1 << 40
 
 
 class _Remote:
@@ -81,9 +83,12 @@ class WorkerProcess:
         return value
 
     def _answer(self) -> tuple[str, Any]:
-        """Return the next answer; raises EOFError at its end and TimeoutError."""
+        """Return the next answer; raises EOFError at its end, TimeoutError and BackendDiedError."""
         deadline = time.monotonic() + self._timeout
-        size = int.from_bytes(self._take(SIZE_BYTES, deadline))
+        size = int.from_bytes(head := self._take(SIZE_BYTES, deadline))
+        if size > _MOST_BYTES:
+            self.close()
+            raise BackendDiedError(f"wrote text beside its answers: {head + self._buffer!r:.200}")
         answer: tuple[str, Any] = pickle.loads(self._take(size, deadline))
         return answer
 

@@ -241,7 +241,7 @@ class Runner:
         drawn = list(self._lanes)
         random.Random(f"{self.plan.seed} {process}").shuffle(drawn)
         for lane, backend in drawn:
-            if lane.error is None:
+            if any(lane.can_run(row) for row in lane.rows):
                 self.talk.phase(
                     f"{lane.plan.backend}: process {process + 1} of {self.plan.processes}"
                 )
