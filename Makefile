@@ -2,6 +2,8 @@
 # Everything lands in .venv; a second run installs nothing.
 
 PYTHON ?= python3
+# tinygrad reads a variable PYTHON, too: the name of a device.
+unexport PYTHON
 BIN := .venv/bin
 PYTEST_FLAGS ?= -n 2
 # What `make chat` and `make bench` run: a real model of 135 million parameters.

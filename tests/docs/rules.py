@@ -70,7 +70,7 @@ RULES: list[tuple[str, Answer]] = [
     (r"\. \.venv/bin/activate", NotHere("changes the reader's own shell")),
     (r"make chat", Elsewhere("tests/engine/test_cli.py::test_questions_may_be_piped")),
     (
-        r"make serve",
+        r"make serve SERVE_FLAGS='--alias smollm2'",
         Elsewhere("tests/engine/server/test_process.py::test_killed_under_load_it_starts_again"),
     ),
     (r"make bench", Elsewhere(".ci/run", "make bench")),

@@ -57,3 +57,11 @@ def test_an_old_python_is_refused(clone: Path) -> None:
     done = make(clone, "bench", "PYTHON=false")
     assert done.returncode == 2
     assert "make: false is older than 3.11: pass a newer one" in done.stderr
+
+
+def test_the_chosen_python_is_no_device_of_tinygrad(clone: Path) -> None:
+    """tinygrad takes the variable PYTHON for a device's, and fails on a program's name."""
+    with (clone / "Makefile").open("a") as makefile:
+        makefile.write("\nshow:\n\t@env\n")
+    done = make(clone, "show", "PYTHON=python3.11")
+    assert "\nPATH=" in done.stdout and "\nPYTHON=" not in done.stdout
