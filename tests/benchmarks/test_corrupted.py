@@ -98,7 +98,7 @@ KINDS: dict[str, tuple[Corrupt, int, str]] = {
     "NaN in a down": (put("blk.1.ffn_down.weight", np.nan), 3, "blk.1.ffn_down.weight (layer 1)"),
     "NaN in a norm": (put("blk.1.ffn_norm.weight", np.nan), 3, "blk.1.ffn_norm.weight (layer 1)"),
     "inf in the last norm": (put("output_norm.weight", np.inf), 3, "output_norm.weight"),
-    "all NaN": (fill("blk.0.attn_norm.weight", np.nan), 3, "128 weights of blk.0.attn_norm.weight"),
+    "all NaN": (fill("blk.0.attn_norm.weight", np.nan), 3, "blk.0.attn_norm.weight (layer 0): 128"),
     "an embedding of zeros": (fill("token_embd.weight", 0.0), 3, "spread"),
     "a last norm of zeros": (fill("output_norm.weight", 0.0), 3, "spread"),
     "cut in the data": (cut(0.7), 2, "truncated: tensor"),
