@@ -47,6 +47,9 @@ def step(runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int
     ahead = 2 if all(request.how.on_device for request in requests) else 0
     runner.launch([request.row() for request in requests])
     found = [decoder.logits()]  # type: ignore[attr-defined]
+    table = decoder.list.table  # type: ignore[attr-defined]
+    placed = np.frombuffer(table.copyout(memoryview(bytearray(table.nbytes))), np.int32)
+    assert placed[: 2 * len(requests)].tolist() == [p for one in requests for p in one.pages]
     for i in range(ahead + 1):
         if i < ahead:
             runner.launch([request.next_row() for request in requests])
