@@ -196,8 +196,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("source", nargs="+", help="FILE or FILE:FIRST-LAST, then -- and the tests")
     parser.add_argument("--tree", type=Path, help="the file is in this tree, e.g. of tools/series")
-    parser.add_argument("--limit", type=int, default=0, help="judge so many, drawn at random (all)")
-    parser.add_argument("--seed", type=int, default=0, help="of what --limit draws (0)")
+    parser.add_argument("--limit", type=int, default=0, help="changes to try, at random (all)")
+    parser.add_argument("--seed", type=int, default=0, help="of --limit's draw (0)")
     parser.add_argument("--jobs", type=int, default=1, help="copies at a time (1)")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, tests = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]

@@ -1,4 +1,4 @@
-"""The standard streams of a command: UTF-8 whatever the locale, and there even if closed."""
+"""The standard streams and arguments of a command: UTF-8 whatever the locale."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from orinllm.errors import BadInput
 
 
 def prepare() -> None:
-    """Read and write UTF-8; a standard input that is closed is an empty one."""
+    """Make the streams read and write UTF-8; a closed standard input becomes an empty one."""
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115  (as long as the program)
     for stream, errors in (
@@ -17,13 +17,13 @@ def prepare() -> None:
         (sys.stdout, "replace"),
         (sys.stderr, "backslashreplace"),
     ):
-        with contextlib.suppress(OSError):  # of a stream that something else holds, too
+        with contextlib.suppress(OSError):  # the stream may be in use elsewhere
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def argument(name: str, text: str) -> str:
-    """Return a word of the command line as the text that it is; raises BadInput if it is none."""
+    """Return the text of the argument `name`; raises BadInput if it is not UTF-8."""
     try:
         return os.fsencode(text).decode()
     except UnicodeDecodeError:

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class TokenList:
     """Scratch of N sequences, and the launches over it, in order.
 
-    `together`: they are neighbours of one sequence, whose numbers are those of one at a time.
+    `together`: the N tokens are neighbours in one sequence, computed as if one after another.
     `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
-    sequence; `logits` is (N, vocabulary), `x` (N, width), before the last norm in the end.
+    sequence; `logits` is (N, vocabulary), `x` (N, width), at the end the last norm's input.
     `ending`, the last launches, begin with `x` before the last layer; `mail` takes the tokens,
     except where they are `together`.
     """
@@ -89,7 +89,7 @@ class TokenList:
 
     @functools.cached_property
     def _mixtures(self) -> Mixtures:
-        from orinllm.mixtures import Mixtures  # dense models do not wait for it
+        from orinllm.mixtures import Mixtures  # dense models do not need it
 
         return Mixtures(self.memory, self.sequences, rows=False)
 
@@ -111,7 +111,7 @@ class TokenList:
         yield from products(memory.device, head)
 
     def _product(self, layer: int, role: str, mode: str, names: tuple[str, ...]) -> Product:
-        """Return a product of a layer's matrices, without what x and out are."""
+        """Return a product of a layer's matrices; the caller sets x and out."""
         weights = self.memory.weights
         full = [f"blk.{layer}.{name}" for name in names]
         return Product(
@@ -195,7 +195,7 @@ class TokenList:
 
 
 def gated_together(weights: tuple[Weight, ...]) -> bool:
-    """Say whether one launch can gate two matrices: they are of one type."""
+    """True if one launch can gate two matrices: they are of one type."""
     return len({weight.type.id for weight in weights}) == 1
 
 

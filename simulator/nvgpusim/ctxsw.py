@@ -1,10 +1,10 @@
 """Context switches to another client of the GPU, and what nvgpu counts of those that take long.
 
 Hardware interrupts when a switch is not done after 100 ms, and again every 100 ms. nvgpu adds them
-up for each channel, and kills the TSG when one of its channels has more than its limit. A channel
-with usermode submits is never seen to make progress, so that its sum never goes back to zero
+up for each channel, and kills the TSG when one of its channels exceeds its limit. nvgpu cannot see
+the progress of a channel with usermode submits, so that sum never goes back to zero
 [channel.c:720-748, tsg.c:1076-1137, ctxsw_timeout_ga10b_fusa.c:98 and 280; jetson_36.4.3, the same
-at l4t-r35.6.0 channel.c:674]. How long a switch takes is the preemption mode's affair.
+at l4t-r35.6.0 channel.c:674]. The preemption mode decides how long a switch takes.
 
 Time here is simulated: a grid takes as many milliseconds as `--second-client` says.
 """
@@ -48,7 +48,7 @@ class Budget:
 
 
 class SecondClient:
-    """Another process that always has work: each chain of grids is asked to make room for it."""
+    """Another process that always has work: it asks for the GPU during each chain of grids."""
 
     def __init__(self, grid_ms: float) -> None:
         self.grid_ms = grid_ms

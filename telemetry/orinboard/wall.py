@@ -1,4 +1,4 @@
-"""A wall meter's figures beside the module's: what carrier board and power supply add.
+"""Readings of a wall meter, which include carrier board and power supply.
 
 A meter's file is CSV with a header. One column is the time (`time`, `timestamp`, `unix`, `date`:
 Unix seconds, or ISO 8601 with a zone), one the power in watts (`watts`, `power`, `power_w`, `w`).
@@ -19,7 +19,7 @@ GAP_PERIODS = 5
 
 
 class MeterError(ValueError):
-    """A file that is no meter's; the message names it, and the line."""
+    """The file is not a meter's log; the message names file and line."""
 
 
 @dataclass(frozen=True, slots=True)

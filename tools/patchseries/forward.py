@@ -1,4 +1,4 @@
-"""Forward run of the series onto another tinygrad: a release, or a commit of a git tree."""
+"""Try the series on another tinygrad: a release, or a commit of a git tree."""
 
 import re
 import shutil
@@ -13,12 +13,12 @@ from .tree import commit_series, git
 from .verify import Say
 
 _TARGETS = "want a version, DIR or DIR@REF"
-# As releases of tinygrad are numbered; pip would read more into other words.
+# The form of tinygrad's versions; pip would give other words a meaning.
 _VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc|\.post|\.dev)\d+)?")
 
 
 def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
-    """Try each patch on another tinygrad, in order, over those that went on; returns how many did.
+    """Try each patch in order on top of those that applied; returns how many applied.
 
     A patch either applies as it is, or git's three-way merge places it, or it has conflicts. One
     whose Depends-on did not apply is not tried.
@@ -30,7 +30,7 @@ def forward(series: Series, target: str, sdist: Path, say: Say) -> int:
         say: called with each line of the report.
 
     Raises:
-        SeriesError: the release or the tree cannot be had.
+        SeriesError: the release or the tree cannot be read.
     """
     on: set[str] = set()
     merged = 0
@@ -96,7 +96,7 @@ def _archived(target: str, where: Path, ref: str, archive: Path) -> tuple[str, s
 
 
 def _replace(tree: Path, later: Path) -> None:
-    """Commit onto the base that all its files are the later ones."""
+    """Commit on the base: all files replaced by the later ones."""
     git(tree, "checkout", "--quiet", "--detach", "base", what="forward")
     for path in tree.iterdir():
         if path.name == ".git":
@@ -108,7 +108,7 @@ def _replace(tree: Path, later: Path) -> None:
 
 
 def _try(tree: Path, patch: Patch, commit: str) -> tuple[str, str]:
-    """Put one patch on the tree, or leave the tree as it was; returns a word and the reason."""
+    """Apply one patch, or leave the tree as it was; returns a word of the report and the reason."""
     word, why = "ok", ""
     try:
         git(tree, "apply", "--index", "--whitespace=nowarn", "-", stdin=patch.diff, what="apply")

@@ -1,7 +1,7 @@
 """The steps of a device check, in their order, each with its time.
 
-A step returns its result, raises `NotRun` with the reason, or `OutOfTime` with what it has. None of
-them needs a person, none changes the board, and what may take the GPU with it runs in a process.
+A step returns its result, raises `NotRun` with the reason, or `OutOfTime` with what it has. No step
+needs a person or changes the board, and what may crash the GPU runs in a process of its own.
 """
 
 import errno
@@ -39,7 +39,7 @@ NODES = (
     "/dev/host1x-fence",
 )
 GROUPS = ("video", "render")
-# Less than tinygrad waits for else, where it is made to hang.
+# A wait shorter than tinygrad's default, for a kernel that hangs on purpose.
 _HANG_MS = "2000"
 # nvgpusim replay's sum: "105 events of a board trace replayed on r36, 0 skipped, 0 differences".
 _REPLAYED = re.compile(r"(\d+) events of a \w+ trace replayed on .*?(\d+) differences")
@@ -122,7 +122,7 @@ def replay(check: Check, seconds: float) -> dict[str, Any]:
     for flags in ([], ["--addresses"]):
         command = [sys.executable, "-m", "nvgpusim", "replay", *flags, check.trace]
         ended = run(command, seconds)
-        if ended.status != 1:  # 1 says that there are differences
+        if ended.status != 1:  # 1: there are differences
             _expect(ended, seconds)
         said.append(f"{ended.out}\n{ended.err}")
     sums = [_REPLAYED.search(text) for text in said]
@@ -191,7 +191,7 @@ def llama_bench(check: Check, seconds: float) -> dict[str, Any]:
 
 
 def bench(check: Check, arguments: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run a command of orinbench that prints records; what it has when its time ends is kept."""
+    """Run a command of orinbench that prints records; keep what it has when its time ends."""
     command = [sys.executable, "-m", "orinbench", *arguments, "-o", "json", "--no-history"]
     ended = run(command, seconds, check.environment)
     try:
@@ -208,7 +208,7 @@ def bench(check: Check, arguments: Sequence[str], seconds: float) -> dict[str, A
 
 
 def against_llama_cpp(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return by test how tinygrad compares with llama.cpp in the same rounds."""
+    """Return by test the comparison of tinygrad with llama.cpp in the same rounds."""
     found = {}
     for record in records:
         for comparison in record.get("comparisons") or []:
@@ -235,7 +235,7 @@ def _expect(ended: Ended, seconds: float) -> None:
         raise RuntimeError(ended.reason)
 
 
-# In all 40 minutes. What may leave the GPU down comes late, so that it costs the least.
+# 40 minutes in all. What may leave the GPU unusable comes last.
 STEPS = (
     Step("identity", 30, identity, "the board and its state"),
     Step("permissions", 10, permissions, "device nodes, owners, groups"),

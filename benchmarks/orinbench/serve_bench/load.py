@@ -1,4 +1,4 @@
-"""Load: so many requests at once (closed loop), or so many a second (open loop)."""
+"""Load: a number of requests at once (closed loop), or a number a second (open loop)."""
 
 import asyncio
 import time
@@ -14,10 +14,10 @@ Ask = Callable[[Prompt, float], Awaitable[Answer]]
 
 @dataclass(frozen=True)
 class Load:
-    """One of `concurrency` (closed) and `rate` (open, requests a second).
+    """Either `concurrency` (closed) or `rate` (open, requests a second).
 
-    Arrivals of an open loop have gamma distributed gaps: `burstiness` 1 is Poisson's, less comes in
-    bursts, more is more even, as `vllm bench serve` has it.
+    Gaps between requests of an open loop are gamma distributed, as in `vllm bench serve`:
+    `burstiness` 1 is a Poisson process, less comes in bursts, more is more even.
     """
 
     concurrency: int | None = None
@@ -38,7 +38,7 @@ class Stretch:
 
     answers: list[Answer]
     seconds: float  # from the first request to the last text
-    cpu_share: float  # of one core, by the client: near 1 it is the client that is measured
+    cpu_share: float  # of one core, by the client: near 1, the client is the limit
 
 
 async def apply(load: Load, prompts: Sequence[Prompt], ask: Ask, seed: int) -> Stretch:

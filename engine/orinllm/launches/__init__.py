@@ -1,1 +1,1 @@
-"""One file an operation, as in cuda/: what is launched for it, with which constants and shape."""
+"""The launches of each operation, a file each as in cuda/: constants, grid, buffers."""

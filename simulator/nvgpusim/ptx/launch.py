@@ -1,8 +1,8 @@
 """One grid: geometry, banks, windows; blocks in chunks (see `run` for what a chunk does).
 
 Blocks of different chunks run one chunk after the other: a kernel that spins on a later block
-never ends, and is stopped by its step limit. So `shuffle` leaves a kernel alone whose blocks wait
-for others: a GPU starts them in order.
+never ends, and is stopped by its step limit. So blocks of a kernel that wait for others are not
+shuffled: they start in order, as on a GPU.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Launch:
     for "shared" and "local", where bank 0 says other than the window registers. `shared_bytes`:
     bytes a block may touch from the start of its window. `local`: makes the local memory of b
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables. `warps`:
-    seed of the order in which warps run (None: in step). `watch`: what looks for races and the
-    like; its code is compiled with `fine`. `compiled`: run as C from the start (True) or never
-    (False) instead of when the kernel has cost more than its compilation.
+    seed of the order in which warps run (None: in step). `watch`: the sanitizer; its code is
+    compiled with `fine`. `compiled`: run as C from the start (True) or never (False), by default
+    when the kernel has cost more than its compilation.
     """
 
     code: Code
@@ -110,7 +110,7 @@ class Launch:
     watch: Sanitizer | None = None
     compiled: bool | None = None
 
-    # what lowered instructions ask
+    # for compiled instructions
 
     def symbol(self, name: str) -> int:
         """Address of a variable within its space; parameters: offset in bank 0."""
@@ -218,7 +218,7 @@ class Launch:
             raise KernelFault(0, "stopped")
 
     def run(self) -> None:
-        """Run all blocks. Raises KernelFault or MmuFault with `where` told."""
+        """Run all blocks. Raises KernelFault or MmuFault with `where` set."""
         threads = self.block[0] * self.block[1] * self.block[2]
         total = self.grid[0] * self.grid[1] * self.grid[2]
         per = max(1, self.chunk_lanes // threads)
@@ -247,7 +247,7 @@ class Launch:
     def _run(self, run: Run, groups: Front) -> None:
         """Run a chunk from where its groups are."""
         run.go(groups)
-        for copy in run.st.copies:  # nobody waits for them: they read their sources all the same
+        for copy in run.st.copies:  # that nobody waited for: they still read their sources
             try:
                 source(run.st, copy)
             except (KernelFault, MmuFault) as e:

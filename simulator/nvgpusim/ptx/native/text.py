@@ -8,7 +8,7 @@ from .plan import ALIEN, BARRIER, CHAIN, STORE, Plan, guard, successors
 
 Lines = list[str]
 ODD = -1
-"""The state of a lane whose values are the interpreter's; a wrong address ends the call."""
+"""Next block of a lane that C gave up and undid, for the interpreter to run."""
 
 
 def source(plan: Plan) -> str:
@@ -68,7 +68,7 @@ def _store(plan: Plan, n: int) -> str:
 
 
 def _modified(plan: Plan) -> list[set[int]]:
-    """By block: registers that C may have changed since it took the lane up, at its end."""
+    """By block: registers that C may have changed by its end, since the lane entered."""
     count = len(plan.kinds)
     out = [set(plan.writes[n]) if plan.kinds[n] == CHAIN else set() for n in range(count)]
     changed = True
@@ -85,7 +85,7 @@ def _modified(plan: Plan) -> list[set[int]]:
 
 
 def _arrivals(plan: Plan) -> list[int]:
-    """By block: from how many others lanes come to it."""
+    """By block: number of its predecessors."""
     out = [0] * len(plan.kinds)
     for n in range(len(plan.kinds)):
         for t in {*successors(plan.code, n)} - {END}:
@@ -94,9 +94,9 @@ def _arrivals(plan: Plan) -> list[int]:
 
 
 def _overtakes(plan: Plan, n: int, t: int) -> bool:
-    """True if a lane that goes from block n to t may pass others that have yet to store or to meet.
+    """True if a lane that jumps from block n to t may pass others that still store or meet.
 
-    In step it waits for them there. They are in a branch that it jumps over, or in a loop that it
+    Lanes in step wait for them there. They are in a branch that it jumps over, or in a loop that it
     leaves.
     """
     if t <= n:
@@ -109,7 +109,7 @@ def _overtakes(plan: Plan, n: int, t: int) -> bool:
 
 
 def _chain(plan: Plan) -> Lines:
-    """Each lane from the entry to where the interpreter, a store or a barrier goes on."""
+    """C that runs each lane from the entry to a block of the interpreter, a store or a barrier."""
     modified = _modified(plan)
     joins = [count > 1 for count in _arrivals(plan)]
     exits: dict[int, set[int]] = {}
