@@ -176,7 +176,9 @@ class FusedRunner:
 
     def _place(self, pages: Sequence[int]) -> None:
         # The executor's own decoder of one sequence is placed anew with it, and so are verifiers.
+        # It computes a few tokens of a prompt, too, and counts what it draws behind them.
         self._placed.pop(1, None)
+        self._draws[1] = [_Held(held.how) for held in self._draws.get(1, [_Held()])]
         self._alone = None
         self._executor.place(pages)
 

@@ -42,16 +42,20 @@ class Request:
 
 
 def step(runner: FusedRunner, requests: list[Request], decoder_of: Callable[[int], object]) -> None:
-    """Compute a token of each, and if the host draws none, one more before that is collected."""
+    """Compute a token of each; if the host draws none, two more, each begun before that is read."""
     decoder = decoder_of(1 << (len(requests) - 1).bit_length())
+    ahead = 2 if all(request.how.on_device for request in requests) else 0
     runner.launch([request.row() for request in requests])
     found = [decoder.logits()]  # type: ignore[attr-defined]
-    if all(request.how.on_device for request in requests):
-        runner.launch([request.next_row() for request in requests])
-        found.append(decoder.logits())  # type: ignore[attr-defined]
-    for logits in found:
-        for i, (request, drawn) in enumerate(zip(requests, runner.collect(), strict=True)):
-            assert drawn.token == request.wanted(logits[i])
+    table = decoder.list.table  # type: ignore[attr-defined]
+    placed = np.frombuffer(table.copyout(memoryview(bytearray(table.nbytes))), np.int32)
+    assert placed[: 2 * len(requests)].tolist() == [p for one in requests for p in one.pages]
+    for i in range(ahead + 1):
+        if i < ahead:
+            runner.launch([request.next_row() for request in requests])
+            found.append(decoder.logits())  # type: ignore[attr-defined]
+        for slot, (request, drawn) in enumerate(zip(requests, runner.collect(), strict=True)):
+            assert drawn.token == request.wanted(found[i][slot])
             assert (drawn.logprobs is None) == (request.top is None)
             request.text.append(drawn.token)
 
@@ -75,10 +79,35 @@ def test_requests_share_steps(emulated: Load, synthetic: Callable[[str, str], Pa
         *[[known, counted]] * 2,
         [counted, best],
         [drawing, counted],
-        [best, counted, drawing],
         [counted, known, best, drawing],
+        [best, counted, drawing],
     ):
         step(runner, list(requests), executor.decoder)
+
+
+def test_penalties_count_the_text_of_their_own_request(
+    emulated: Load, synthetic: Callable[[str, str], Path]
+) -> None:
+    """A prompt, one whose tokens nobody collected and one that is as long stand in the same slot.
+
+    A short prompt goes through the step of one sequence, which counts what it draws.
+    """
+    executor = emulated(synthetic("tiny", "Q8_0"), context=2 * PAGE, pages=10)
+    runner, sampling = FusedRunner(executor, 1), Sampling(temperature=0, presence_penalty=6.0)
+    first, again, heir = (Request(sampling, 0) for _ in range(3))
+    runner.fill(first.pages, first.text, 0, 1)
+    for _ in range(3):
+        step(runner, [first], executor.decoder)
+    step(runner, [again], executor.decoder)
+    runner.fill([2, 3], first.text, 0, 7)
+    step(runner, [again], executor.decoder)
+    assert again.text == first.text[:8]
+    heir.text = [first.text[8]] * 7 + again.text[7:]
+    step(runner, [heir], executor.decoder)
+    runner.launch([again.row()])
+    runner.launch([again.next_row()])
+    runner.collect()
+    step(runner, [again], executor.decoder)
 
 
 class Asked:

@@ -116,6 +116,16 @@ def test_a_step_in_vain_leaves_nothing_to_others(length: int) -> None:
         assert ear(longer).heard == alone([*one.ids, end, 3], GREEDY, 9)
 
 
+def test_whoever_ends_costs_others_no_step() -> None:
+    ends, stays = job(prompt(1, 5), 50), job(prompt(2, 5), 12)
+    ends.end_ids = frozenset(alone(ends.ids, GREEDY, 4)[3:])
+    it = Running(runner(slots=2))
+    it.scheduler.submit([ends, stays])
+    with it:
+        wait(ends, stays)
+    assert (len(ear(ends).heard), len(ear(stays).heard), it.runner.steps) == (3, 12, 12)
+
+
 def counted(it: Running, at: int, do: Callable[[], None]) -> None:
     """Do something within the scheduler's `at`-th call of the runner."""
     calls = 0
