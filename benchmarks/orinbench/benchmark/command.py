@@ -88,7 +88,8 @@ FIRST_RUN = (
 
 def _knob_options(command: Command) -> Command:
     """Add an option for each of llama-bench's list-valued settings."""
-    applies = {knob: "" if knob.field == "n_threads" else " (llama.cpp)" for knob in KNOBS}
+    both = ("n_threads", "type_k", "type_v")
+    applies = {knob: "" if knob.field in both else " (llama.cpp)" for knob in KNOBS}
     return with_options(
         command,
         *(

@@ -28,10 +28,6 @@ def fault_of(model: ModelInfo, generations: Sequence[Generation]) -> str | None:
     None if all are. Log-probabilities that an engine left out (NaN) are no fault.
     """
     for generation in generations:
-        for token in generation.tokens:
-            if not 0 <= token < model.vocab_size:
-                said = f"token {token} is not among the model's {model.vocab_size}"
-                return f"{said}; {origin(model, generation)}"
         logits = generation.logits
         # A log-probability may be the logarithm of no chance, -inf, or NaN where it was left out.
         broken = logits == np.inf if generation.normalized else ~np.isfinite(logits)
@@ -39,6 +35,10 @@ def fault_of(model: ModelInfo, generations: Sequence[Generation]) -> str | None:
             count = int(broken.sum()) or logits.size
             said = f"{count} of {logits.size} logits are not finite"
             return f"{said}; {origin(model, generation)}"
+        for token in generation.tokens:
+            if not 0 <= token < model.vocab_size:
+                said = f"token {token} is not among the model's {model.vocab_size}"
+                return f"{said}; {origin(model, generation)}"
     return None
 
 
