@@ -203,10 +203,7 @@ class FusedRunner:
         """See `Runner`."""
         size = min(size for size in self._sizes if size >= len(rows))
         decoder, idle = self._executor.decoder(size), size - len(rows)
-        pages = [tuple(row.pages) for row in rows] + [()] * idle
-        if self._placed.get(size) != pages:
-            decoder.place(pages)
-            self._placed[size] = pages
+        self._place_rows(decoder, [tuple(row.pages) for row in rows] + [()] * idle)
         self._sample(decoder, rows)
         tokens = [row.token for row in rows if row.token is not None]
         if tokens:
@@ -226,6 +223,16 @@ class FusedRunner:
             Drawn(tokens[i]) if row.draw.on_device else draw(step.decoder.logits_of(i), row.draw)
             for i, row in enumerate(step.rows)
         ]
+
+    def _place_rows(self, decoder: Decoder, pages: list[tuple[int, ...]]) -> None:
+        """Copy what changed of a table of pages: mostly one slot's, which got a page."""
+        before = self._placed.get(decoder.sequences, [])
+        changed = [slot for slot, was in enumerate(before) if was != pages[slot]]
+        if not before or len(changed) > 1:
+            decoder.place(pages)
+        elif changed:
+            decoder.place_slot(changed[0], pages[changed[0]])
+        self._placed[decoder.sequences] = pages
 
     def _sample(self, decoder: Decoder, rows: Sequence[Row]) -> None:
         """Tell the device how each slot draws; what needs logits or masks is drawn here."""

@@ -81,6 +81,7 @@ def test_requests_share_steps(emulated: Load, synthetic: Callable[[str, str], Pa
         [drawing, counted],
         [counted, known, best, drawing],
         [best, counted, drawing],
+        [best, counted, known],  # one slot changes its pages
     ):
         step(runner, list(requests), executor.decoder)
 
