@@ -10,20 +10,14 @@ from orinbench.export.load import load_records
 from orinbench.export.schema import Record
 from orinbench.history.store import Filter, History, history_path
 from orinbench.history.trend import read_trends, run_noise
-from orinbench.options import history_option
+from orinbench.options import history_option, output_form
 from orinbench.samples.judge import Noise, compare_saved
 
 
 @click.command("compare", context_settings={"max_content_width": 100})
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["md", "json"]),
-    default="md",
-    help="Form of the output. [default: md]",
-)
+@output_form(["md", "json"])
 @history_option("Database in which runs are looked up.")
 def compare_command(before: str, after: str, output: str, history: Path | None) -> int:
     """Show for each test if B is faster or slower than A.

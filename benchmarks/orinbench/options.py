@@ -45,17 +45,19 @@ def with_options(command: Command, *options: Callable[[Command], Command]) -> Co
     return command
 
 
+def output_form(forms: Sequence[str]) -> Callable[[Command], Command]:
+    """Return the option -o, the form of the output: Markdown, unless there is plain text."""
+    default = "text" if "text" in forms else "md"
+    choice = click.Choice(forms)
+    what = f"Form of the output. [default: {default}]"
+    return click.option("-o", "--output", type=choice, default=default, help=what)
+
+
 def output_options(command: Command) -> Command:
     """Add the options that say where results go."""
     return with_options(
         command,
-        click.option(
-            "-o",
-            "--output",
-            default="md",
-            type=click.Choice([*RENDERERS]),
-            help="Form of the output. [default: md]",
-        ),
+        output_form([*RENDERERS]),
         click.option(
             "-oe",
             "--output-err",

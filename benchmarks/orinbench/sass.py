@@ -20,6 +20,7 @@ import click
 from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.export.markdown import markdown_table
+from orinbench.options import output_form
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_outline
 from orinllm.compiler import cuda_wheel_file
@@ -253,13 +254,7 @@ def markdown(rows: list[Compiled], title: str) -> str:
 @click.option(
     "--arch", default="sm_87", help="Architecture of the GPU. [default: sm_87, every Orin]"
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["md", "json"]),
-    default="md",
-    help="Form of the output. [default: md]",
-)
+@output_form(["md", "json"])
 def sass_command(shape: str, quant: str, arch: str, output: str) -> None:
     """Compile the kernels for an Orin; show what limits each."""
     rows = [compile_launch(launch, arch) for launch in launches(shape, quant, arch)]

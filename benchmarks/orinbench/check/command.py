@@ -15,7 +15,7 @@ from orinbench.check import Verdict, run_check
 from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
 from orinbench.model import ModelInfo, open_model
-from orinbench.options import Finite, backend_options, model_options
+from orinbench.options import Finite, backend_options, model_options, output_form
 from orinbench.talk import Talk, make_talk
 
 
@@ -50,14 +50,7 @@ from orinbench.talk import Talk, make_talk
     default="f16",
     help="Type of the V cache. [default: f16]",
 )
-@click.option(
-    "output",
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    help="Form of the output. [default: text]",
-)
+@output_form(["text", "json"])
 def check_command(**options: Any) -> int:
     """Check tokens and logits against a float64 reference.
 

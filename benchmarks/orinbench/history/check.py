@@ -20,7 +20,7 @@ from orinbench.history.trend import (
     read_trends,
     run_noise,
 )
-from orinbench.options import history_file
+from orinbench.options import history_file, output_form
 from orinbench.samples.judge import Compared, compare_saved
 
 
@@ -31,13 +31,7 @@ from orinbench.samples.judge import Compared, compare_saved
     metavar="NAME|RUN",
     help="Run to compare with. [default: the pinned baseline, else the run before]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["md", "json"]),
-    default="md",
-    help="Form of the output. [default: md]",
-)
+@output_form(["md", "json"])
 @history_file
 def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
     """Compare a run with a baseline, for CI.

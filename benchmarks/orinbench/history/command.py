@@ -13,7 +13,7 @@ from orinbench.export.schema import Record
 from orinbench.history.check import check_command, pin_command
 from orinbench.history.store import Filter, History, Run
 from orinbench.history.trend import Point, Trend, change_text, read_trends
-from orinbench.options import history_file
+from orinbench.options import history_file, output_form
 
 
 @click.group("history", invoke_without_command=True, context_settings={"max_content_width": 100})
@@ -56,13 +56,7 @@ def history_command(
 
 @history_command.command("show")
 @click.argument("run", type=int)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(sorted(RENDERERS)),
-    default="md",
-    help="Form of the output. [default: md]",
-)
+@output_form(sorted(RENDERERS))
 @history_file
 def show_command(path: Path, run: int, output: str) -> None:
     """Print a run as the command that measured it printed it."""

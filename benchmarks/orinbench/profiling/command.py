@@ -17,7 +17,7 @@ from orinbench.child import run
 from orinbench.errors import BenchError
 from orinbench.export.markdown import markdown_table
 from orinbench.model import open_model
-from orinbench.options import model_options
+from orinbench.options import model_options, output_form
 from orinbench.profiling.log import KernelTime, read_log
 from orinbench.talk import make_talk
 
@@ -157,13 +157,7 @@ def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
     type=click.IntRange(0),
     help="Tokens in the cache before the prompt. [default: 0]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["md", "json"]),
-    default="md",
-    help="Form of the output. [default: md]",
-)
+@output_form(["md", "json"])
 def profile_command(**options: Any) -> None:
     """Show which kernels take the time.
 

@@ -14,7 +14,7 @@ from orinbench.benchmark.prompt_text import prompt_text, words_text
 from orinbench.benchmark.ranges import parse_int_list
 from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
 from orinbench.interrupts import Interrupts
-from orinbench.options import Command, Finite, with_options
+from orinbench.options import Command, Finite, output_form, with_options
 from orinbench.serve_bench.client import PATHS
 from orinbench.serve_bench.figures import parse_goals
 from orinbench.serve_bench.load import Load
@@ -59,7 +59,7 @@ def _server_options(command: Command) -> Command:
             "--endpoint",
             type=click.Choice(list(PATHS)),
             default="completions",
-            help="What to ask. [default: completions]",
+            help="The path that is asked. [default: completions]",
         ),
         click.option(
             "--orinllm-flags", default="", metavar="FLAGS", help="Flags of orinllm, for --start."
@@ -98,7 +98,7 @@ def _load_options(command: Command) -> Command:
             "--burstiness",
             type=Finite(0, min_open=True),
             default=1.0,
-            help="How requests of --rate arrive: below 1 in bursts, above 1 more evenly. "
+            help="Arrivals of --rate: below 1 in bursts, above 1 more evenly. "
             "[default: 1, Poisson]",
         ),
         click.option(
@@ -131,13 +131,7 @@ def _load_options(command: Command) -> Command:
 @click.option(
     "--timeout", default=600.0, type=Finite(1), help="Seconds that a step may take. [default: 600]"
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["md", "json"]),
-    default="md",
-    help="Form of the output. [default: md]",
-)
+@output_form(["md", "json"])
 @click.option("-v", "--verbose", is_flag=True, help="Show the servers' own output.")
 def serve_bench_command(**options: Any) -> int:
     """Measure servers that speak OpenAI's protocol, under load.
