@@ -181,7 +181,7 @@ class Life:
             for at in _pick(rng, self._loose(known, len(raw))):
                 raw[at] ^= 1 << rng.randrange(8)
         if letter == "H" and ioc_nr(request) == 102 and len(raw) >= 8:
-            raw[4:8] = struct.pack("<I", rng.randrange(2))
+            raw[4:8] = struct.pack("<I", 1)  # milliseconds; 0 would wait for ever
         space = (ctypes.c_ubyte * max(size, 1)).from_buffer(raw or bytearray(1))
         bad = rng.random() < 0.01
         arg = 0x10 if bad else ctypes.addressof(space)
