@@ -1,5 +1,6 @@
 """Models of the engine's tests: tiny synthetic files, on the emulated GPU or a real path."""
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,13 @@ from orinllm.plan import make_plan
 from orinllm.weights import Weights
 
 Load = Callable[..., FusedExecutor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def graphs_are_freed_here() -> Iterator[None]:
+    """Free a module's graphs: in tinygrad's CPU thread one would wait for that thread itself."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture
