@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orinllm.compiler import write_clang
+from orinllm.gpu.compiler import write_clang
 
 COMPILERS = {
     "NVRTC_PATH": "cuda_nvrtc/lib/libnvrtc.so.*",

@@ -84,12 +84,19 @@ Tegra = Callable[..., Run]
 
 @pytest.fixture
 def tegra(python: Python, tmp_path: Path) -> Tegra:
-    """Run a script on the model: tegra(script, *options, clean=True, **environment).
+    """Run a script on the model: tegra(script, *options, clean=True, seconds=300, **env).
 
     With `clean`, the script has to succeed without a GPU error and without leaving anything open.
     """
 
-    def run(script: str, *options: str, clean: bool = True, **variables: str) -> Run:
+    def run(
+        script: str,
+        *options: str,
+        clean: bool = True,
+        seconds: float = 300,
+        give_up: str | None = None,
+        **variables: str,
+    ) -> Run:
         path, report = tmp_path / "script.py", tmp_path / "report.jsonl"
         path.write_text(PRELUDE + script)
         environment = {
@@ -98,7 +105,9 @@ def tegra(python: Python, tmp_path: Path) -> Tegra:
             "PYTHONPATH": f"{tinygrad_root()}:{REPOSITORY / 'simulator'}",
         } | variables
         command = ("-m", "nvgpusim", "--quiet", "--report", report, *options, "--", path)
-        done: subprocess.CompletedProcess[str] = python(*command, timeout=300, **environment)
+        done: subprocess.CompletedProcess[str] = python(
+            *command, timeout=seconds, give_up=give_up, **environment
+        )
         said: dict[str, Any] = {}
         for line in done.stdout.splitlines():
             if line.startswith("SAYS "):

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 
 import pytest
-from experiments.ptx_alignment import Access, accesses, main
 from tests.patches.fake_cuda import ALIGNMENT, FakeCuda, fake_cuda
+from tests.patches.probes.ptx_alignment import Access, accesses, main
 
 
 def accesses_of(cuda: FakeCuda) -> list[Access]:

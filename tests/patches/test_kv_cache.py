@@ -8,8 +8,8 @@ import pytest
 from tests.patches.conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+from orinbench.check.reference import Reference, log_softmax
 from orinbench.model import open_model
-from orinbench.reference import Reference, log_softmax
 from orinbench.synth import write_synthetic
 
 PROMPT = [(7 * i) % 200 + 3 for i in range(40)]

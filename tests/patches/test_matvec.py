@@ -10,11 +10,11 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
-from experiments import matvec_bench as bench
 from numpy.typing import NDArray
 from tests.patches.conftest import wheel_file
+from tests.patches.probes import matvec_bench as bench
 
-# Output of `experiments/matvec_bench.py opts`, read once by a person:
+# Output of `tests/patches/probes/matvec_bench.py opts`, read once by a person:
 # {type: {layer: [stock, patched]}}
 TABLE: dict[str, dict[str, list[str]]] = json.loads(
     Path(__file__).with_name("matvec_opts.json").read_text()
@@ -39,6 +39,24 @@ def test_opts(name: str, target: str) -> None:
     rows = bench.opts_table(bench.null_renderer(target), [name])
     got = {layer: [before, after] for _, layer, before, after in rows}
     assert got == TABLE[name]
+
+
+@pytest.mark.parametrize("name", ["Q6_K", "Q4_0"])
+def test_without_the_rule_opts_are_those_of_stock(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So `llama-bench --env MV=0,1` times a quantized model without the patch and with it."""
+    from tinygrad.helpers import getenv
+
+    monkeypatch.setenv("MV", "0")
+    getenv.cache_clear()
+    try:
+        rows = bench.opts_table(bench.null_renderer(TARGETS[0]), [name])
+        got = {layer: (before, after) for _, layer, before, after in rows}
+    finally:
+        monkeypatch.undo()
+        getenv.cache_clear()
+    assert got == {layer: (before, before) for layer, (before, _) in TABLE[name].items()}
 
 
 def llama_1b() -> Any:

@@ -10,8 +10,8 @@ from tests.benchmarks.gguf_files import write_family
 from tests.patches.conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+from orinbench.check.reference import Reference, log_softmax
 from orinbench.model import open_model
-from orinbench.reference import Reference, log_softmax
 
 PROMPT = [(7 * i) % 200 + 3 for i in range(48)]
 

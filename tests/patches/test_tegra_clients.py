@@ -1,4 +1,4 @@
-"""0001: the GPU is shared with other processes, and this one lives as long as they do."""
+"""0001, 0029: the GPU is shared with other processes, this one lives as long as they do."""
 
 import pytest
 from tests.patches.tegra import Tegra, tegra  # noqa: F401
@@ -76,3 +76,32 @@ Device["NV"]
 say(asked=asked)
 """)
     assert run.said["asked"] == ([] if asked is None else [[0, asked]])
+
+
+def test_a_forked_child_is_told(tegra: Tegra) -> None:  # noqa: F811
+    # Its parent's memory is not mapped there: each touch would be a SIGSEGV (status 11).
+    run = tegra("""
+d = Device["NV"]
+nop = program(d, 'extern "C" __global__ void nop(int* x) { x[0] = 1; }', "nop")
+x = d.allocator.alloc(4096, BufferSpec())
+@TinyJit
+def add(t): return ((t + 1).realize() + 1).realize()  # two kernels: a graph
+given = Tensor.ones(64).contiguous().realize()
+for _ in range(3): held = add(given)
+def told(use):
+    try: use()
+    except (RuntimeError, MemoryError) as e: return "before this process was forked" in str(e)
+uses = [held.numpy, lambda: (Tensor.ones(16).contiguous().realize() + 1).tolist(), d.synchronize,
+        lambda: nop(x, global_size=(1, 1, 1), local_size=(1, 1, 1)),
+        lambda: add(given)]
+sys.stdout.flush()
+if not (child := os.fork()):
+    answers = list(map(told, uses))
+    del held, given, x, nop, uses, add  # nothing is freed that is the parent's
+    gc.collect()
+    sys.exit(0 if answers == [True] * 5 else 3)  # with tinygrad's own exit
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+say(status=status, sum=held.numpy().sum().item())
+""")
+    assert run.said == {"status": 0, "sum": 192}
+    assert "Traceback" not in run.stderr

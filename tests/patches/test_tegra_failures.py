@@ -1,4 +1,4 @@
-"""0001, 0016, 0018: any system call may fail: one clear error, nothing lost, then it works.
+"""0001, 0004, 0018: any system call may fail: one clear error, nothing lost, then it works.
 
 Each case goes through the calls of an operation one by one, and fails call number 1, 2, 3 ... of
 it: that one alone, or it and all that follow.
@@ -81,7 +81,8 @@ done()
     assert run.said["wrong"] == []
     assert set(run.said["names"]) == MEMORY
     # Five calls, each by EIO, EIO from there on, ENOMEM; mmap by EINTR, the others are repeated.
-    assert run.said["direct"] == [16, 4]
+    # The memory itself is asked for again after ENOMEM, once files' pages are given up.
+    assert run.said["direct"] == [15, 5]
 
 
 def test_every_call_of_a_launch_can_fail(tegra: Tegra) -> None:  # noqa: F811
@@ -130,8 +131,8 @@ done()
 """
     )
     assert run.said["wrong"] == [] and set(run.said["names"]) == MEMORY
-    # Four ways of failing, five calls a buffer: result, code and local memory; twice; only two.
-    assert (run.said["first"], run.said["grown"], run.said["later"]) == (60, 120, 40)
+    # Four ways of failing; five calls a buffer, four of local memory, which the CPU does not map.
+    assert (run.said["first"], run.said["grown"], run.said["later"]) == (56, 112, 40)
 
 
 def test_every_call_of_open_can_fail(tegra: Tegra) -> None:  # noqa: F811

@@ -116,6 +116,35 @@ except RuntimeError as e: say(error=str(e))
     assert run.report["leaks"] == []
 
 
+def test_a_hang_names_the_kernel_that_runs(tegra: Tegra) -> None:  # noqa: F811
+    run = tegra(
+        """
+d = Device["NV"]
+@TinyJit
+def chain(x): return ((x + 1).realize().sum(0).realize() * 3).realize()
+for _ in range(3): chain(Tensor.ones(64, 64).contiguous().realize()).numpy()
+say(idle=d.running())
+d.timeline_signal.value -= 1  # as if the graph had not ended
+say(graph=d.running())
+d.timeline_signal.value += 1
+spin = 'extern "C" __global__ void spin(volatile int* x) { while (x[0] == 0); }'
+nop = 'extern "C" __global__ void nop(int* x) { x[0] = 1; }'
+x = d.allocator.alloc(4096, BufferSpec())
+ctypes.memset(int(x.va_addr), 0, 4096)
+for prg in (program(d, spin, "spin"), program(d, nop, "nop")):
+    prg(x, global_size=(1, 1, 1), local_size=(1, 1, 1))
+try: d.synchronize()
+except RuntimeError as e: say(error=str(e))
+""",
+        clean=False,
+        HCQDEV_WAIT_TIMEOUT_MS="1000",
+    )
+    assert run.said["idle"] == ""
+    assert run.said["graph"].startswith("running: one of 3 kernels, E_")
+    assert run.said["error"].startswith("Wait timeout: 1000 ms!")
+    assert run.said["error"].endswith("\nrunning: kernel spin")
+
+
 def test_profiling_goes_without_pma(tegra: Tegra) -> None:  # noqa: F811
     run = tegra(
         "say(sum=(Tensor.ones(64).contiguous().realize() + 1).sum().item())",

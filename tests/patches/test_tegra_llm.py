@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from experiments.seeds import LOGITS_OFF, Runner, complaints, write_model
+from tests.patches.probes.seeds import LOGITS_OFF, Runner, complaints, write_model
 
 COUNT = 8
 
@@ -17,7 +17,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tokens_and_logits_under_every_adversary(state: Path) -> None:
     # Through TinyJit and graphs, six tokens by replay of the graph that the first two capture;
-    # `python -m experiments.seeds` runs a larger model, 32 tokens, more seeds and both paths.
+    # `python -m tests.patches.probes.seeds` runs a larger model, 32 tokens, more seeds, both paths.
     runner = Runner(state, "general", COUNT)
     tokens, off = runner.expected()
     assert len(tokens) == COUNT and len(set(tokens)) > COUNT // 2
