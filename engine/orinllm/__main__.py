@@ -10,7 +10,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Import the commands, which takes half a second in which Ctrl-C is silent, and run one."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
-    from orinllm.cli import main as run
+    from orinllm.command.cli import main as run
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     run()

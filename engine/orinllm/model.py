@@ -1,28 +1,44 @@
 """A model of a GGUF file, ready to answer: `Model.load(path).generate("Hello")`."""
 
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as PySequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NoReturn, SupportsIndex
 
-from orinllm.device import faults_of, open_device
+from orinllm.batching.cache import Store
+from orinllm.batching.guesses import SpeculatingRunner
+from orinllm.batching.proposers import Draft, Proposer
+from orinllm.batching.runner import Logprobs, Runner
+from orinllm.batching.scheduler import NO_NUMBERS, ClosedError, Scheduler
+from orinllm.batching.sequence import Constraint, Sequence
+from orinllm.batching.watch import Unwatched
+from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.executor import SamplingExecutor
-from orinllm.launches.buffers import F16, KeyType
-from orinllm.network import Network, make_executor, plan_network
-from orinllm.plan import Plan
-from orinllm.rendering import renderer
-from orinllm.sampling import Sampling
-from orinllm.speculation import Draft, Proposer
-from orinllm.template import ChatTemplate
-from orinllm.tokenizer import Tokenizer
-from orinllm.weights import Say, quiet
+from orinllm.gpu.device import faults_of, open_device
+from orinllm.gpu.kernels.buffers import F16, KeyType
+from orinllm.gpu.plan import Plan
+from orinllm.gpu.weights import Say, quiet
+from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+from orinllm.network.vision.pictures import is_row
+from orinllm.sight import let_see, with_pictures
+from orinllm.text.answer import StopTexts
+from orinllm.text.render import renderer
+from orinllm.text.template import ChatTemplate
+from orinllm.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+Prompt = str | Iterable[SupportsIndex] | Iterable[Message]
 _TOKENS = "tokenizer.ggml.tokens"
-Prompt = str | Sequence[int] | Sequence[Message]
+_PROMPTS = "a text, a list or an array of tokens, or a list of messages was expected"
+# Seconds that the end of a model waits for the step under way.
+_LAST_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -66,40 +82,101 @@ class Header:
         return Header(network, tokenizer, template)
 
 
+@dataclass(frozen=True)
+class _End:
+    """The end of an answer: why, the characters that were held back, and what failed."""
+
+    reason: str
+    rest: str = ""
+    error: str | None = None
+
+
+class _Pieces:
+    """An answer's sink: tokens become pieces in the scheduler's thread, and wait to be read."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: PySequence[str]) -> None:
+        self.queue = SimpleQueue[Piece | _End]()
+        self._stream, self._stops, self._stopped = tokenizer.stream(), StopTexts(stop), False
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `Sink`."""
+        text, self._stopped = self._stops.push(self._stream.push(token))
+        self.queue.put(Piece(token, text))
+        return self._stopped
+
+    def end(self, reason: str, error: str | None) -> None:
+        """See `Sink`."""
+        rest = ""
+        if not self._stopped and error is None:
+            rest, stopped = self._stops.push(self._stream.flush())
+            rest += "" if stopped else self._stops.flush()
+        self.queue.put(_End("cancelled" if reason == "cut" else reason, rest, error))
+
+
 class Generation:
     """An answer while it grows: iterate over its pieces. `cancel` ends it at the next one.
 
-    tokens: what was said so far, without the token that ends an answer.
-    n_prompt, n_cached: tokens of the prompt, and how many of them the model already knew (0 before
-      the first piece).
-    n_proposed, n_accepted: tokens that speculation proposed, and those that it proposed right.
+    It grows whether it is read or not, until nobody has it any more.
+
+    tokens: what was read so far, without the token that ends an answer.
     finish_reason: "stop" (the model ended it, or a stop text came), "length", "cancelled"; None
       while it goes on.
     """
 
-    def __init__(self, request: "_Request") -> None:
-        self.n_prompt, self.n_cached = len(request.ids), 0
-        self.n_proposed = self.n_accepted = 0
+    def __init__(
+        self, sequence: Sequence, pieces: _Pieces, model: "Model", scheduler: Scheduler
+    ) -> None:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
-        self._pieces, self._cancelled = request.pieces(self), False
+        self._sequence, self._queue, self._scheduler = sequence, pieces.queue, scheduler
+        self._model, self._cancelled = model, False
+        weakref.finalize(self, scheduler.cancel, [sequence]).atexit = False
+
+    @property
+    def n_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self._sequence.n_prompt
+
+    @property
+    def n_cached(self) -> int:
+        """Tokens of the prompt that the model already knew; 0 before the first piece."""
+        return self._sequence.n_cached
+
+    @property
+    def n_proposed(self) -> int:
+        """Tokens that speculation proposed."""
+        return self._sequence.n_guessed
+
+    @property
+    def n_accepted(self) -> int:
+        """Tokens that speculation proposed right."""
+        return self._sequence.n_right
 
     def __iter__(self) -> Iterator[Piece]:
-        """Yield pieces; raises BadInput if the model began another answer meanwhile."""
-        while not self._cancelled:
-            piece = next(self._pieces, None)
-            if piece is None:
-                return
+        """Yield pieces; raises DeviceFault where the device fails, BadInput for a damaged file."""
+        while self.finish_reason is None:
+            try:
+                found = self._queue.get()
+            except BaseException:  # Ctrl-C
+                self.cancel()
+                raise
             if self._cancelled:
-                break
-            if piece.token >= 0:
-                self.tokens.append(piece.token)
-            yield piece
-        self.finish_reason = self.finish_reason or "cancelled"
+                found = _End("cancelled")
+            if isinstance(found, Piece):
+                self.tokens.append(found.token)
+                yield found
+                continue
+            self.finish_reason = found.reason
+            if found.error is not None:
+                self._model.fail(found.error)
+            if found.rest:
+                yield Piece(-1, found.rest)
 
     def cancel(self) -> None:
         """End the answer; what was said stays. May be called from a signal's handler."""
         self._cancelled = True
+        self._queue.put(_End("cancelled"))
+        self._scheduler.cancel([self._sequence])
 
     @property
     def text(self) -> str:
@@ -108,14 +185,20 @@ class Generation:
 
 
 class Model:
-    """A model on a device, one request at a time. Several models may share a process."""
+    """A model on a device, for any number of threads. Several models may share a process.
 
-    def __init__(self, header: Header, plan: Plan, executor: SamplingExecutor) -> None:
-        self.header, self.plan, self.executor = header, plan, executor
+    Answers are computed together, by a thread of the model's own: it is a client of the scheduler
+    that serves (batching/scheduler.py), and each `generate` one of its requests.
+    """
+
+    def __init__(self, header: Header, plan: Plan, runner: Runner, store: Store) -> None:
+        self.header, self.plan, self.runner = header, plan, runner
         self.tokenizer, self.template = header.tokenizer, header.template
-        self._held: list[int] = []  # tokens whose keys and values the executor has
-        self._current: object = None  # the request that has the executor
-        self.proposer: Proposer | None = None
+        self._guesses = SpeculatingRunner(runner)
+        self._scheduler = Scheduler(self._guesses, store, Unwatched(), sys.maxsize)
+        thread = threading.Thread(target=self._scheduler.run, name="scheduler", daemon=True)
+        self.close = weakref.finalize(self, _close, self._scheduler, thread)
+        thread.start()
 
     @staticmethod
     def load(
@@ -125,63 +208,78 @@ class Model:
         context: int | None = None,
         general: bool = False,
         kv: KeyType = F16,
+        mmproj: str | Path | None = None,
         say: Say = quiet,
     ) -> "Model":
         """Load a GGUF file onto a tinygrad device (None: the best that opens).
 
         `device` may be what returns the name of one that is open, as when another thread opens it.
 
-        `context` is how many tokens a sequence may have, prompt and answer; `general` leaves the
-        fused kernels out; `kv` is the type of keys and values. `say` hears how far it is. Raises
-        BadInput for a file, a context or a type that cannot be.
+        `context` is how many tokens a sequence may have, prompt and answer, and how many all that
+        are answered at once have together; `general` leaves the fused kernels out; `kv` is the type
+        of keys and values; with the file `mmproj` it sees pictures. `say` hears how far it is.
+        Raises BadInput for a file, a context or a type that cannot be.
         """
-        network = Network.read(path, context, kv)
+        network = with_pictures(Network.read(path, context, kv), mmproj)
         with ThreadPoolExecutor(1) as pool:
             header = pool.submit(Header.of, network)  # while the device opens and takes the weights
             plan = plan_network(network, device() if callable(device) else open_device(device))
             with faults_of(plan.device):
-                executor = make_executor(network, plan, general, say)
-        return Model(header.result(), plan, executor)
+                runner = make_runner(network, plan, general, say=say)
+        if mmproj is not None:
+            let_see(header.result().template, mmproj, network, plan.device)
+        return Model(header.result(), plan, runner, make_store(runner, network))
 
     def speculate(self, proposer: Proposer | None) -> None:
         """Compute several tokens at once where a proposer guesses them; the text stays the same.
 
-        An answer with penalties is computed token by token. Raises BadInput where the executor
-        takes one token at a time.
+        An answer with penalties is computed token by token, and so are several at once. Raises
+        BadInput where the path takes one token at a time.
         """
-        if proposer is not None and self.executor.most_verified == 1:
+        if proposer is not None and self.header.network.config.state_size:
+            raise BadInput(
+                f"speculation: {self.header.network.config.architecture} has recurrent states, "
+                "which do not go back to where a guess was wrong"
+            )
+        if proposer is not None and self.runner.most_verified == 1:
             raise BadInput(
                 f"speculation: the general path on {self.plan.device} takes one token at a time; "
                 "the fused kernels and the CPU take several"
             )
-        self.proposer = proposer
+        self._guesses.proposer = proposer
 
     def draft(self, path: str | Path, say: Say = quiet) -> Proposer:
         """Load a smaller model of the same vocabulary that proposes, onto the same device.
 
         Raises BadInput for a file that is none.
         """
-        general = self.executor.name == "general"
+        general = self.runner.name == "general"
         return load_draft(self.header, path, self.plan.device, general, say)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Return the tokens of a text, of messages, or of tokens themselves."""
+        """Return the tokens of a text, of messages, or of tokens themselves (a list, an array).
+
+        Raises BadInput for what is none of these, and for messages that have no template.
+        """
         if isinstance(prompt, str):
             bos = self.tokenizer.bos_id
             start = [bos] if self.tokenizer.add_bos and bos is not None else []
             return start + self.tokenizer.encode(prompt)
-        ids: list[int] = []
-        messages: list[Message] = []
-        for part in prompt:
-            (ids if isinstance(part, int) else messages).append(part)  # type: ignore[arg-type]
-        if not messages:
-            return ids
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+            raise BadInput(f"the prompt is of type {type(prompt).__name__}; {_PROMPTS}")
+        parts: list[Any] = list(prompt)
+        if not parts or not isinstance(parts[0], Mapping):
+            return [_token(at, part) for at, part in enumerate(parts)]
+        for at, part in enumerate(parts):
+            if not isinstance(part, Mapping):
+                what = type(part).__name__
+                raise BadInput(f"the prompt has a {what} at {at}, among messages; {_PROMPTS}")
         if self.template is None:
             raise BadInput(
                 f"{self.header.network.gguf.path}: has no chat template; it continues text, "
                 "but takes no messages"
             )
-        return self.template.encode(messages)
+        return self.template.encode(parts)
 
     def generate(
         self,
@@ -189,50 +287,92 @@ class Model:
         sampling: Sampling | None = None,
         *,
         max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
+        stop: str | PySequence[str] = (),
+        constraint: Constraint | None = None,
     ) -> Generation:
         """Start an answer to a text, to messages ({"role": ..., "content": ...}) or to tokens.
 
+        A part of a content {"type": "image", "image": ...} is a picture: a path, a file's bytes, a
+        PIL image, or an array (height, width, 3) of bytes.
+
         Ends where the model ends it, before a text of `stop` (one or several), after `max_tokens`,
-        or with the context. Raises BadInput for a prompt that does not fit the context.
+        with the context, or where `constraint` (text/grammar.py) says so. Raises BadInput for a
+        prompt that does not fit the context, and DeviceFault where the device has failed before.
         """
-        ids = self.encode(prompt)
-        most = self.header.network.config.vocab_size
-        if wrong := [token for token in ids if not 0 <= token < most]:
+        ids, how = self.encode(prompt), sampling or Sampling()
+        most = self._room(ids, how)
+        if max_tokens is not None:
+            if not isinstance(max_tokens, int) or max_tokens < 1:
+                raise BadInput(f"max_tokens: {max_tokens} was given; 1 or more were expected")
+            most = min(most, max_tokens)
+        stops = _stop_texts(stop)
+        pieces = _Pieces(self.tokenizer, stops)
+        ends = frozenset(self.tokenizer.end_ids)
+        sequence = Sequence(ids, how, most, ends, pieces, constraint)
+        try:
+            self._scheduler.submit([sequence])
+        except ClosedError:
+            self.fail("the model was closed")
+        return Generation(sequence, pieces, self, self._scheduler)
+
+    def _room(self, ids: list[int], how: Sampling) -> int:
+        """Return how many tokens an answer may have; raises BadInput for what cannot be asked."""
+        network = self.header.network
+        most = network.config.vocab_size
+        if wrong := [token for token in ids if not (0 <= token < most or is_row(token))]:
             raise BadInput(f"the prompt has a token {wrong[0]}, which is not from 0 to {most - 1}")
+        for token in how.logit_bias:
+            if not 0 <= token < most:
+                raise BadInput(f"logit_bias: token {token} is not from 0 to {most - 1}")
         if not ids:
             raise BadInput("the prompt is empty: at least one token is needed")
-        if len(ids) >= self.header.network.context:
+        if len(ids) >= network.context:
             raise BadInput(
                 f"the prompt has {len(ids)} tokens and leaves no room in a context of "
-                f"{self.header.network.context}"
+                f"{network.context}"
             )
-        most = self.header.network.context - len(ids)
-        most = most if max_tokens is None else min(most, max_tokens)
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if not all(stops):
-            raise BadInput("stop: an empty text, which is everywhere; leave it out")
-        return Generation(_Request(self, ids, sampling or Sampling(), most, stops))
+        return network.context - len(ids)
 
-    def begin(self, request: object, ids: Sequence[int]) -> int:
-        """Give the executor to a request; return how many of its tokens are already there."""
-        self._current = request
-        pairs = zip(ids, self._held, strict=False)
-        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-        cached = min(same, len(ids) - 1)
-        if not self.header.network.config.layers and cached < len(self._held):
-            cached = 0  # tinygrad.llm's networks may have recurrent states, which cannot go back
-        self._held = list(ids[:cached])
-        return cached
-
-    def hold(self, request: object, tokens: Sequence[int]) -> None:
-        """Remember what the executor holds; raises BadInput if it is another request's by now."""
-        if request is not self._current:
+    def fail(self, why: str) -> NoReturn:
+        """Raise what an answer ended with: DeviceFault, or BadInput for a damaged file."""
+        if (failure := self._scheduler.failure) is not None:
+            with faults_of(self.plan.device):
+                raise failure
+        if why == NO_NUMBERS:
             raise BadInput(
-                "another answer of this model began before this one had ended; a model gives one "
-                "at a time"
+                f"{self.header.network.gguf.path}: its logits are no numbers; the file is "
+                "damaged, or a kernel is wrong (orinbench check tells)"
             )
-        self._held = list(tokens)
+        raise RuntimeError(why)
+
+
+def _close(scheduler: Scheduler, thread: threading.Thread) -> None:
+    """End all answers, and the thread, which may be the one that lets go of the model."""
+    scheduler.cut()
+    scheduler.stop()
+    if thread is not threading.current_thread():
+        thread.join(_LAST_SECONDS)
+
+
+def _stop_texts(stop: object) -> tuple[str, ...]:
+    """Return the texts before which an answer ends; raises BadInput for what is none."""
+    texts = (stop,) if isinstance(stop, str) or not isinstance(stop, Iterable) else tuple(stop)
+    for text in texts:
+        if not isinstance(text, str):
+            raise BadInput(f"stop: a text or several were expected, not {type(text).__name__}")
+        if not text:
+            raise BadInput("stop: an empty text, which is everywhere; leave it out")
+    return texts
+
+
+def _token(at: int, part: object) -> int:
+    if isinstance(part, Mapping):
+        raise BadInput(f"the prompt has a message at {at}, among tokens; {_PROMPTS}")
+    try:
+        return operator.index(part)  # type: ignore[arg-type]
+    except TypeError:
+        what = type(part).__name__
+        raise BadInput(f"the prompt has a {what} at {at}; {_PROMPTS}") from None
 
 
 def load_draft(
@@ -248,105 +388,5 @@ def load_draft(
         )
     context = min(header.network.context, drafts.network.config.trained_context)
     network = Network.read(path, context)
-    return Draft(make_executor(network, plan_network(network, device), general, say))
-
-
-@dataclass(frozen=True, eq=False)
-class _Request:
-    """One request on a model's executor: a prompt's tokens, and at most so many of an answer."""
-
-    model: Model
-    ids: list[int]
-    sampling: Sampling
-    most: int
-    stop: tuple[str, ...]
-
-    def pieces(self, generation: Generation) -> Iterator[Piece]:
-        """Yield the answer; its end and what was known before are noted in `generation`.
-
-        Raises DeviceFault where the device fails.
-        """
-        stream, held_back = self.model.tokenizer.stream(), ""
-        longest = max(map(len, self.stop), default=1) - 1
-        tokens = self._tokens(generation)
-        while (token := self._next(tokens)) is not None:
-            if token in self.model.tokenizer.end_ids:
-                generation.finish_reason = "stop"
-                break
-            text = held_back + stream.push(token)
-            at = min((i for s in self.stop if (i := text.find(s)) >= 0), default=-1)
-            if at >= 0:
-                generation.finish_reason = "stop"
-                yield Piece(token, text[:at])
-                return
-            keep = _begun(text, self.stop, longest)
-            held_back = text[len(text) - keep :]
-            yield Piece(token, text[: len(text) - keep])
-        else:
-            generation.finish_reason = "length"
-        if rest := held_back + stream.flush():
-            yield Piece(-1, rest)
-
-    def _next(self, tokens: Iterator[int]) -> int | None:
-        with faults_of(self.model.plan.device):
-            return next(tokens, None)
-
-    def _tokens(self, generation: Generation) -> Iterator[int]:
-        """Yield tokens, at most `most`; the model remembers what the executor holds."""
-        executor, ids = self.model.executor, list(self.ids)
-        generation.n_cached = cached = self.model.begin(self, ids)
-        executor.sample(self.sampling, ids)
-        executor.begin(ids, cached)
-        if self.model.proposer is not None and not self.sampling.penalized:
-            yield from self._proposed(self.model.proposer, generation, ids)
-            return
-        tokens = executor.follow(self.most)
-        for _ in range(self.most):
-            self.model.hold(self, ids)
-            token = self._checked(next(tokens))
-            yield token
-            ids.append(token)
-
-    def _proposed(
-        self, proposer: Proposer, generation: Generation, ids: list[int]
-    ) -> Iterator[int]:
-        """Yield tokens, several of a pass where the proposer guessed them."""
-        executor, end = self.model.executor, len(ids) + self.most
-        proposer.begin(self.sampling)
-        if self.most:
-            self.model.hold(self, ids)
-            ids.append(self._checked(executor.token()))
-            yield ids[-1]
-        while len(ids) < end:
-            self.model.hold(self, ids[:-1])
-            room = min(executor.most_verified, end - len(ids)) - 1
-            proposed = proposer.propose(ids, room) if room else []
-            drawn = executor.verify([ids[-1], *proposed], len(ids) - 1)
-            pairs = zip(proposed, drawn, strict=False)
-            right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-            generation.n_proposed += len(proposed)
-            generation.n_accepted += right
-            for token in drawn[: right + 1]:
-                self.model.hold(self, ids)
-                yield self._checked(token)
-                ids.append(token)
-
-    def _checked(self, token: int) -> int:
-        if token < 0:
-            raise BadInput(
-                f"{self.model.header.network.gguf.path}: its logits are no numbers; the file is "
-                "damaged, or a kernel is wrong (orinbench check tells)"
-            )
-        return token
-
-
-def _begun(text: str, stop: tuple[str, ...], longest: int) -> int:
-    """Return how many last characters may be the beginning of a stop text."""
-    return next(
-        (
-            n
-            for n in range(min(longest, len(text)), 0, -1)
-            if any(s.startswith(text[-n:]) for s in stop)
-        ),
-        0,
-    )
+    share = Share(slots=1)
+    return Draft(make_runner(network, plan_network(network, device), general, share, say))

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.draws import slot_bytes
-from orinllm.launch import Graph
-from orinllm.launches.sample import SampleBuffers, sample_constants, sample_tokens
-from orinllm.sampling import Sampling, candidates
+from orinllm.choose.sampling import Sampling, candidates
+from orinllm.gpu.draws import slot_bytes
+from orinllm.gpu.kernels.sample import SampleBuffers, sample_constants, sample_tokens
+from orinllm.gpu.launch import Graph
 
 SLOTS = 1000
 

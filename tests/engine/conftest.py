@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from orinbench.synth import write_synthetic
-from orinllm.arch import config_of
-from orinllm.fused import FusedExecutor
-from orinllm.gguf import GGUF
-from orinllm.launches.buffers import F16, PAGE, KeyType
-from orinllm.memory import make_memory
-from orinllm.plan import make_plan
-from orinllm.weights import Weights
+from orinllm.file.gguf import GGUF
+from orinllm.gpu import device as devices
+from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType
+from orinllm.gpu.memory import make_memory
+from orinllm.gpu.plan import make_plan
+from orinllm.gpu.weights import Weights
+from orinllm.network.arch import config_of
 
 Load = Callable[..., FusedExecutor]
 
@@ -24,6 +25,21 @@ def graphs_are_freed_here() -> Iterator[None]:
     """Free a module's graphs: in tinygrad's CPU thread one would wait for that thread itself."""
     yield
     gc.collect()
+
+
+@pytest.fixture
+def plain_null(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A device NULL that runs no kernels, for one test.
+
+    Whoever compiles for a GPU in this process lets it stand for one.
+    """
+    others = {kind: chain for kind, chain in devices._TOOLCHAINS.items() if kind != "NULL"}
+    monkeypatch.setattr(devices, "_TOOLCHAINS", others)
+    for answers in (devices.multiprocessors, devices.unsupported):
+        answers.cache_clear()
+    yield
+    for answers in (devices.multiprocessors, devices.unsupported):
+        answers.cache_clear()
 
 
 @pytest.fixture

@@ -204,6 +204,7 @@ static inline void cp_async16(Shared dst, const unsigned char* src) {
   emu::fibers[emu::current].copies.push_back({dst, src, emu::fibers[emu::current].group});
 }
 alignas(16) static const unsigned char zeros[16] = {};
+static inline void cp_async16_of_256(Shared dst, const unsigned char* src) { cp_async16(dst, src); }
 static inline void cp_async16_or_zero(Shared dst, const unsigned char* src, bool there) { cp_async16(dst, there ? src : zeros); }
 static inline void prefetch_l2(const void* p) { emu::prefetched.push_back(p); }
 extern "C" EXPORTED size_t emulated_prefetched(const void** out, size_t n) {
@@ -220,6 +221,8 @@ static inline float h2f(unsigned short h) { _Float16 x; memcpy(&x, &h, 2); retur
 static inline unsigned short f2h(float f) { _Float16 x = (_Float16)f; unsigned short h; memcpy(&h, &x, 2); return h; }
 static inline unsigned f2h2(float lo, float hi) { return f2h(lo) | ((unsigned)f2h(hi) << 16); }
 static inline unsigned hsub2(unsigned a, unsigned b) { return f2h2(h2f(a) - h2f(b), h2f(a >> 16) - h2f(b >> 16)); }
+static inline unsigned twice_low(unsigned a) { return (a & 0xffff) * 0x10001u; }
+static inline unsigned twice_high(unsigned a) { return (a >> 16) * 0x10001u; }
 static inline unsigned hmul2(unsigned a, unsigned b) { return f2h2(h2f(a) * h2f(b), h2f(a >> 16) * h2f(b >> 16)); }
 static inline unsigned hfma2(unsigned a, unsigned b, unsigned c) {
   return f2h2(h2f(a) * h2f(b) + h2f(c), h2f(a >> 16) * h2f(b >> 16) + h2f(c >> 16));
@@ -228,7 +231,7 @@ static inline float exp2_(float x) { return exp2f(x); }
 static inline float divide(float a, float b) { return fabsf(b) > 0x1p126f ? 0.f : a / b; }
 static inline int thread_again() { return emu::tid.x; }
 static inline int block_again() { return emu::bid.x; }
-static inline int token_block_again() { return emu::bid.y; }
+static inline int second_block_again() { return emu::bid.y; }
 static inline int load_again(const int* p) { return *p; }
 static inline int load_acquire(const int* p) { return *p; }
 static inline void add_release(int* p, int n) { *p += n; }
@@ -238,6 +241,8 @@ static inline void still_waiting() {
   emu::postponed = true;
   emu::yield();
 }
+static inline unsigned long long cycles() { return 0; }
+static inline void stop_the_gpu() { emu::fail("a wait did not end"); }
 // ldmatrix.x4: lane 8 i + r has the address of row r of matrix i
 template<bool ACROSS> static inline void load_matrices_of(unsigned* r, Shared row) {
   if ((uintptr_t)row % 16) emu::fail("misaligned ldmatrix");

@@ -4,6 +4,7 @@ Kernels that tinygrad generates itself run on it through its CPU renderer, so a 
 both ways on the same buffers. `cuda_emulation.h` says what the emulation is strict about.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,7 +18,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from orinllm.device import Toolchain, register
+from orinllm.gpu.device import Toolchain, register
 
 HEADER = Path(__file__).with_suffix(".h")
 MULTIPROCESSORS = 2  # few, so that every warp has several rows and blocks share the work unevenly
@@ -31,10 +32,32 @@ def cxx() -> list[str]:
 
 
 @functools.cache
-def half_flags() -> list[str]:
-    """Flags of a processor that converts halves itself; a function's call takes far longer."""
+def flags() -> list[str]:
+    """Flags of the compiler, for kernels and for their header."""
+    # Hidden: shared memory of a template is the process's else, of the first kernel's size.
+    found = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-fPIC", "-fvisibility=hidden"]
     cpuinfo = Path("/proc/cpuinfo")
-    return ["-mf16c"] if cpuinfo.exists() and " f16c " in cpuinfo.read_text() else []
+    if cpuinfo.exists() and " f16c " in cpuinfo.read_text():
+        found.append("-mf16c")  # halves by the processor: a function's call takes far longer
+    return found
+
+
+@functools.cache
+def precompiled() -> Path:
+    """The emulation's header with what g++ made of it beside it: half of a kernel's compilation."""
+    text = HEADER.read_bytes()
+    key = hashlib.sha256(text + " ".join([*cxx(), *flags()]).encode()).hexdigest()
+    folder = CACHE / key
+    if not folder.exists():
+        CACHE.mkdir(exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=CACHE))
+        (made / HEADER.name).write_bytes(text)
+        if "ziglang" not in cxx():
+            header = made / HEADER.name
+            subprocess.run([*cxx(), *flags(), "-x", "c++-header", header], check=True)
+        with contextlib.suppress(OSError):  # another process was first
+            made.rename(folder)
+    return folder / HEADER.name
 
 
 @functools.cache
@@ -47,7 +70,7 @@ def compile_emulated(source: str) -> bytes:
     ]
     casts = ", ".join(f"({p[: p.rindex('*') + 1]})a[{i}]" for i, p in enumerate(params))
     text = (
-        f'#include "{HEADER}"\n{source}\n'
+        f'#include "{precompiled()}"\n{source}\n'
         f"static void emulated_call(void* p) {{ void** a = (void**)p; {name}({casts}); }}\n"
         'extern "C" EXPORTED void emulated_launch(void** a, const int* grid, const int* block)'
         " { emu::run(emulated_call, a, grid, block); }\n"
@@ -59,10 +82,7 @@ def compile_emulated(source: str) -> bytes:
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             src, so = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
             src.write_text(text)
-            # Hidden: shared memory of a template is the process's else, of the first kernel's size.
-            flags = ["-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
-            flags += ["-fvisibility=hidden", *half_flags()]
-            subprocess.run([*cxx(), *flags, "-o", so, src], check=True)
+            subprocess.run([*cxx(), *flags(), "-shared", "-o", so, src], check=True)
             so.rename(out)
     return str(out).encode()
 

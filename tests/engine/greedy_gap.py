@@ -1,9 +1,9 @@
-"""Gap of two logits where the fused kernels and the general path decode differently.
+"""Gap of two logits where the fused kernels and the CPU path decode differently.
 
     DEV=CUDA python tests/engine/greedy_gap.py MODEL [TOKENS] [--float64]
 
-The fused path decodes greedily; the general path, and with --float64 a float64 model, then see the
-same tokens. Prints, for each token on which the two paths differ, the general path's gap between
+The fused path decodes greedily; the CPU path, and with --float64 a float64 model, then see the
+same tokens. Prints, for each token on which the two paths differ, the CPU path's gap between
 the two candidates and the largest difference of any logit; then the errors, relative to the spread
 of the logits. Exit status 1 if a gap is wider than twice the difference.
 """
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device
 
+from orinbench.check.reference import Reference
+from orinbench.measure.backends.tinygrad_paths import Executor, OneSequence, make_network_runner
 from orinbench.model import open_model
-from orinbench.reference import Reference
-from orinllm.executor import Executor
-from orinllm.network import Network, make_executor, plan_network
+from orinllm.loader import Network, make_runner, plan_network
 
 FIRST = 5  # the token that all begin with
 
@@ -45,14 +45,15 @@ def main() -> int:
     plan = plan_network(network, str(Device.DEFAULT))
     if not plan.fused:
         parser.error(f"{options.model}: the fused kernels do not take it on {plan.device}")
-    executor = make_executor(network, plan)
+    executor = OneSequence(make_network_runner(network))
     tokens = [FIRST]
     executor.step(FIRST, 0)
     for _ in range(options.tokens):
         tokens.append(executor.token())
         executor.step()
     found = {"fused": logits_of(executor, tokens[:-1])}
-    found["general"] = logits_of(make_executor(network, plan, general=True), tokens[:-1])
+    cpu = OneSequence(make_runner(network, plan_network(network, "CPU")))
+    found["cpu"] = logits_of(cpu, tokens[:-1])
     if options.float64:
         reference = Reference(open_model(options.model))
         found["float64"] = reference.logits(tokens[:-1], last=options.tokens)
@@ -62,11 +63,11 @@ def main() -> int:
 
 def compare(found: dict[str, NDArray[np.float64]], n: int) -> int:
     """Print where the paths differ and by how much; return the exit status."""
-    fused, general = found["fused"], found["general"]
-    spread, wide = general.std(axis=-1).mean(), 0
-    for i in np.flatnonzero(general.argmax(-1) != fused.argmax(-1)):
-        a, b = int(fused[i].argmax()), int(general[i].argmax())
-        gap, error = general[i, b] - general[i, a], np.abs(fused[i] - general[i]).max()
+    fused, cpu = found["fused"], found["cpu"]
+    spread, wide = cpu.std(axis=-1).mean(), 0
+    for i in np.flatnonzero(cpu.argmax(-1) != fused.argmax(-1)):
+        a, b = int(fused[i].argmax()), int(cpu[i].argmax())
+        gap, error = cpu[i, b] - cpu[i, a], np.abs(fused[i] - cpu[i]).max()
         wide += gap > 2 * error
         exact = ""
         if "float64" in found:

@@ -5,7 +5,7 @@
 Run with llama-cpp-python, which is no dependency of the tests, installed beside orinllm. Every
 engine reads the same file and the same prompt on a CPU, with keys and values in halves: llama.cpp,
 the fused kernels on the emulated GPU (the prompt in a chunk, its last token as a token) and the
-general path. The error is the rms over the logits of a position, of their spread; of the positions
+CPU path. The error is the rms over the logits of a position, of their spread; of the positions
 the median, so that a tie of experts (`routing`) at one of them does not stand for all.
 """
 
@@ -17,26 +17,29 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.benchmarks import llama_cpp_golden
+from tests.benchmarks.check import llama_cpp_golden
 from tests.engine import cuda_emulation
 from tests.engine.conftest import load_emulated
 from tinygrad import Context
 
+from orinbench.check.reference import Reference
+from orinbench.measure.backends.tinygrad_paths import OneSequence
 from orinbench.model import open_model
-from orinbench.reference import Reference
 from orinbench.synth import write_synthetic
-from orinllm.compiler import compiler_path
-from orinllm.executor import Executor
-from orinllm.network import Network, make_executor, plan_network
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.runner import Runner
+from orinllm.gpu.compiler import compiler_path
+from orinllm.loader import Network, make_runner, plan_network
 
 CONTEXT = 512
 POSITIONS = (7, 24, 60, 95)
 Floats = NDArray[np.float64]
 
 
-def logits_of(executor: Executor) -> Floats:
+def logits_of(runner: Runner) -> Floats:
     """Return the logits of an engine's executor after the positions of the prompt."""
     tokens, found = llama_cpp_golden.prompt(), []
+    executor = OneSequence(runner)
     for position in POSITIONS:
         executor.fill(tokens, 0, position)
         executor.step(tokens[position], position)
@@ -44,17 +47,17 @@ def logits_of(executor: Executor) -> Floats:
     return np.stack(found)
 
 
-def general(path: Path) -> Floats:
-    """Return the general path's logits."""
+def on_a_cpu(path: Path) -> Floats:
+    """Return the CPU path's logits."""
     network = Network.read(path, CONTEXT)
-    return logits_of(make_executor(network, plan_network(network, "CPU"), general=True))
+    return logits_of(make_runner(network, plan_network(network, "CPU")))
 
 
 def fused(path: Path) -> Floats:
     """Return the fused kernels' logits, on the emulated GPU."""
     cuda_emulation.install()
     with Context(DEV="EMU"):
-        return logits_of(load_emulated(path, CONTEXT))
+        return logits_of(FusedRunner(load_emulated(path, CONTEXT), 1))
 
 
 def llama_cpp(path: Path) -> Floats:
@@ -74,8 +77,8 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=sorted(llama_cpp_golden.CASES))
     parser.add_argument("--quant", default="Q4_K_M")
     options = parser.parse_args()
-    engines: tuple[Callable[[Path], Floats], ...] = (llama_cpp, fused, general)
-    print("| model | type | llama.cpp | fused kernels | general path |\n|---|---|---:|---:|---:|")
+    engines: tuple[Callable[[Path], Floats], ...] = (llama_cpp, fused, on_a_cpu)
+    print("| model | type | llama.cpp | fused kernels | CPU path |\n|---|---|---:|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= compiler_path(Path(folder), os.environ)
         for shape in options.shapes:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orinllm.gguf import GGUF
-from orinllm.tokenizer import Tokenizer
+from orinllm.file.gguf import GGUF
+from orinllm.text.tokenizer import Tokenizer
 
 LLAMA_CPP = Path(sys.prefix) / "models"
 

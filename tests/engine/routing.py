@@ -18,14 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 from tinygrad import Device
 
-from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, UNQUANTIZED, tolerance
+from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, UNQUANTIZED
+from orinbench.check.arithmetic import RoundedReference
+from orinbench.check.judgement import MOST_WIDE
+from orinbench.check.reference import Reference, Routed
 from orinbench.model import open_model
-from orinbench.reference import Reference, Routed
-from orinllm.fused import FusedExecutor
-from orinllm.launch import Graph, Launch
-from orinllm.launches.buffers import PAGE
-from orinllm.network import Network, make_executor, plan_network
-from orinllm.token_list import copy_ints
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.kernels.buffers import PAGE
+from orinllm.gpu.launch import Graph, Launch
+from orinllm.gpu.steps.tokens import copy_ints
+from orinllm.loader import Network, make_runner, plan_network
 
 Ids = NDArray[np.intp]
 Routing = dict[int, Ids]  # by layer: (tokens, used)
@@ -139,9 +142,10 @@ def main() -> int:
     parser.add_argument("--tokens-only", action="store_true", help="no chunks")
     options = parser.parse_args()
     network = Network.read(options.model, -(-options.tokens // PAGE) * PAGE + PAGE)
-    executor = make_executor(network, plan_network(network, str(Device.DEFAULT)))
-    if not isinstance(executor, FusedExecutor):
+    runner = make_runner(network, plan_network(network, str(Device.DEFAULT)))
+    if not isinstance(runner, FusedRunner):
         parser.error(f"{options.model}: the fused kernels do not take it on {Device.DEFAULT}")
+    executor = runner.executor
     model = open_model(options.model)
     draw = np.random.default_rng(options.seed)
     tokens = draw.integers(3, model.vocab_size, options.tokens).tolist()
@@ -150,9 +154,12 @@ def main() -> int:
     own = off(executor, reference.logits(tokens)[-1])
     for layer, position, gap in flips(routing, reference.routed):
         print(f"layer {layer}, token {position}: another expert, {gap:.1e} behind")
-    same = off(executor, reference.logits(tokens, forced=forced(routing))[-1])
+    wanted = reference.logits(tokens, forced=forced(routing))[-1]
+    same = off(executor, wanted)
     exact = all(tensor.type in UNQUANTIZED for tensor in model.tensors.values())
-    limit = tolerance(model, HALF_WEIGHTS if exact else EIGHT_BIT_ACTIVATIONS)
+    arithmetic = HALF_WEIGHTS if exact else EIGHT_BIT_ACTIVATIONS
+    rounded = RoundedReference(model, arithmetic, executor.context).like(reference, tokens, 1)[-1]
+    limit = MOST_WIDE * float(np.sqrt(np.mean((rounded - wanted) ** 2)) / wanted.std())
     print(
         f"logits off by {own:.1e} of their spread, with the same experts {same:.1e} ({limit:.1e})"
     )

@@ -1,6 +1,6 @@
 """The kernels' sources as one text, for compilers that read no files."""
 
-from orinllm.ggml import CUDA
+from orinllm.file.ggml import CUDA
 
 
 def flat(*names: str) -> str:

@@ -3,19 +3,22 @@
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tinygrad import helpers
 from tinygrad.device import CompileError
 from tinygrad.helpers import Context
 
-from orinllm import device as devices
-from orinllm.ahead import compile_ahead, target
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.fused import FusedExecutor
-from orinllm.network import Network, make_executor, plan_network
-from orinllm.sampling import Sampling
+from orinllm.gpu import device as devices
+from orinllm.gpu.ahead import compile_ahead, target
+from orinllm.loader import Network, make_runner, plan_network
 
 
 class Remembering:
@@ -32,6 +35,7 @@ class Remembering:
         return source.encode()[:16]
 
 
+@pytest.mark.usefixtures("plain_null")
 @pytest.mark.parametrize("arch", ["sm_87", "sm_90"])
 def test_a_start_with_cubins_compiles_nothing(
     synthetic: Callable[[str, str], Path],
@@ -40,7 +44,7 @@ def test_a_start_with_cubins_compiles_nothing(
     arch: str,
 ) -> None:
     monkeypatch.setattr(devices, "NVRTCCompiler", Remembering)
-    monkeypatch.setattr("orinllm.fused._SHORT", 0)  # the tiny model is a large one
+    monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)  # the tiny model is a large one
     network, gpu = Network.read(synthetic("tiny", "Q6_K"), 256), target(arch, None)
     n = compile_ahead(network, gpu, tmp_path)
     assert len(list(tmp_path.glob("*.cubin"))) == n + 1  # with the probe
@@ -56,8 +60,9 @@ def test_a_start_with_cubins_compiles_nothing(
     monkeypatch.setenv(devices.CUBINS, str(tmp_path))
     plan = plan_network(network, "NULL")
     assert plan.fused
-    executor = make_executor(network, plan)
-    assert isinstance(executor, FusedExecutor)
+    runner = make_runner(network, plan)
+    assert isinstance(runner, FusedRunner)
+    executor = runner.executor
     executor.fill(list(range(3, 40)), 0, 36)
     executor.fill_piece(list(range(3, 40)), 0, 36)
     executor.sample(Sampling(), [1])
@@ -92,7 +97,7 @@ def test_no_compiler_for_a_gpu_is_one_line(
 
 def test_a_wheels_nvrtc_is_taken_where_tinygrad_finds_none() -> None:
     program = (
-        "from orinllm.device import PROBE, nvrtc\n"
+        "from orinllm.gpu.device import PROBE, nvrtc\n"
         "print(nvrtc('sm_87', ptx=True).compile(PROBE).decode())"
     )
     # As a folder that does not exist, NVRTC_PATH finds nothing; neither does what is left.
@@ -100,3 +105,21 @@ def test_a_wheels_nvrtc_is_taken_where_tinygrad_finds_none() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=bare, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert ".target sm_87" in done.stdout
+
+
+def test_threads_use_the_cache_of_kernels_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever came first made tinygrad's one connection, which SQLite refuses to every other thread.
+    monkeypatch.setattr(helpers, "CACHEDB", str(tmp_path / "new" / "cache.db"))
+    monkeypatch.setattr(helpers, "_db_tables", set())
+    monkeypatch.setattr(devices, "_connected", threading.local())
+
+    def use(thread: int) -> bool:
+        for i in range(20):
+            helpers.diskcache_put("kernels", f"{thread} {i}", i)
+        return all(helpers.diskcache_get("kernels", f"{thread} {i}") == i for i in range(20))
+
+    with Context(CCACHE=1), ThreadPoolExecutor(8) as pool:
+        assert use(-1) and all(pool.map(use, range(8)))
+        assert use(-1)

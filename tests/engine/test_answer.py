@@ -1,16 +1,18 @@
 import functools
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.engine.models import LLAMA_CPP, tokenizer
+from tests.engine.models import LLAMA_CPP, templates, tokenizer
 
-from orinllm.answer import AnswerParser, AnswerReader, Delta
-from orinllm.template import ChatTemplate
-from orinllm.toolcalls import ToolCall
+from orinllm.text.answer import AnswerParser, AnswerReader, Delta
+from orinllm.text.reasoning import TAGS
+from orinllm.text.template import ChatTemplate
+from orinllm.text.tools import ToolCall
 
 _TOOLS = [
     {
@@ -327,8 +329,110 @@ def test_control_tokens_reach_the_parser_that_knows_them_and_no_reader() -> None
     assert _read_tokens(_QWEN3, "qwen2", "<|im_start|>é🦙") == Delta("é🦙")
 
 
-def test_an_answer_that_ends_within_a_character_says_so() -> None:
+def test_of_a_character_that_is_cut_nothing_is_shown() -> None:
     source = tokenizer("gpt-2")
     reader = AnswerReader(source, AnswerParser.for_template(_template(_QWEN3)))
     half = source.encode("🦙")[:1]
-    assert _sum([*(reader.push(token) for token in half), reader.flush()]) == Delta("\ufffd")
+    assert _sum([*(reader.push(token) for token in half), reader.flush()]) == Delta()
+
+
+# -- every template of llama.cpp's that takes tools reads its own calls ----------------------------
+
+_BARE = {"name": "now", "description": "Says the time.", "parameters": {"type": "object"}}
+_BOTH: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "book_table",
+            "description": "Books.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "place": {"type": "string", "description": "p"},
+                    "seats": {"type": "integer", "description": "s"},
+                    "who": {"type": "array", "items": {"type": "string"}, "description": "w"},
+                },
+                "required": ["place", "seats"],
+            },
+        },
+    },
+    {"type": "function", "function": {**_BARE, "parameters": {"type": "object", "properties": {}}}},
+]
+# Templates without a place for tools: these get them in plain JSON.
+_WITHOUT = {
+    "HuggingFaceTB-SmolLM3-3B",
+    "deepseek-ai-DeepSeek-R1-Distill-Llama-8B",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-ai-DeepSeek-V3.1",
+    "google-gemma-2-2b-it",
+    "llama-cpp-rwkv-world",
+    "microsoft-Phi-3.5-mini-instruct",
+}
+# Those that list tools, but drop the calls of the past.
+_SILENT = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"}
+_LFM2 = "<|tool_call_start|>[book_table(place='Zur Post', seats=4)]<|tool_call_end|>"
+_SAID = {
+    "LFM2-8B-A1B": _LFM2,
+    "LFM2.5-Instruct": _LFM2,
+    "ibm-granite-granite-3.3-2B-Instruct": '<|tool_call|>[{"name": "book_table", '
+    '"arguments": {"place": "Zur Post", "seats": 4}}]',
+}
+
+
+def _calls_of(*pairs: tuple[str, Any]) -> dict[str, Any]:
+    calls = [
+        {
+            "type": "function",
+            "id": f"call0000{index}",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+        for index, (name, arguments) in enumerate(pairs)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _own_words(template: ChatTemplate, message: dict[str, Any]) -> str:
+    """Return what a template writes of an answer, from where it is no more the prompt."""
+    asked = template.render([_USER], tools=_BOTH)
+    text = template.render([_USER, message], tools=_BOTH, add_generation_prompt=False)
+    plain = template.render(
+        [_USER, {"role": "assistant", "content": "orinsaid"}],
+        tools=_BOTH,
+        add_generation_prompt=False,
+    )
+    pairs = enumerate(zip(asked, text, strict=False))
+    same = next((i for i, (a, b) in pairs if a != b), min(len(asked), len(text)))
+    if (begun := text.rfind("<", 0, same)) >= 0 and ">" not in text[begun:same]:
+        same = begun  # two marks begin alike
+    end = plain.rpartition("orinsaid")[2]
+    return text[same:].removesuffix(end).rstrip()
+
+
+@pytest.mark.parametrize("path", templates(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("name", ["book_table", "now"])
+def test_every_template_reads_its_own_calls(path: Path, name: str) -> None:
+    template = _template(path.stem)
+    assert template.takes_tools == (path.stem not in _WITHOUT)
+    arguments: dict[str, Any] = {"place": "Zur Post, 7", "seats": 4, "who": ["Ann", "Bo"]}
+    if path.stem == "MiniMax-M3":  # writes arrays in tags of their own
+        del arguments["who"]
+    if name == "now":
+        arguments = {}
+    if path.stem in _WITHOUT:
+        text = f'{{"name": "{name}", "arguments": {json.dumps(arguments)}}}'
+    elif path.stem in _SILENT:
+        text, name = _SAID[path.stem], "book_table"
+        arguments = {"place": "Zur Post", "seats": 4}
+    else:
+        text = _own_words(template, _calls_of((name, arguments)))
+    if template.starts_in_reasoning(tools=_BOTH):  # past answers may leave thoughts out
+        close = next(tag.close for tag in TAGS if tag.close in template.source)
+        text = text if close in text else f"I see.{close}{text}"
+    prompt = template.render([_USER], tools=_BOTH)
+    assert "book_table" in prompt
+    for size in (len(text), 1, 7):
+        parser = AnswerParser.for_template(template, _BOTH)
+        found = _sum([parser.push(text[i : i + size]) for i in range(0, len(text), size)])
+        found += parser.flush()
+        calls = [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
+        assert calls == [(name, arguments)], text

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,23 @@ import pytest
 
 from orinbench.shapes import QUANTS, SHAPES, Draw
 from orinbench.synth import write_synthetic
-from orinllm.arch import ARCHITECTURES, config_of, wanted_tensors
-from orinllm.config import Activation, Config, Gating
 from orinllm.errors import BadInput
-from orinllm.gguf import GGUF
+from orinllm.file.gguf import GGUF
+from orinllm.network.arch import ARCHITECTURES, config_of, wanted_tensors
+from orinllm.network.config import Config
+from orinllm.network.layer import (
+    Activation,
+    Add,
+    Attend,
+    Experts,
+    Gate,
+    Gating,
+    Layer,
+    Linear,
+    Norm,
+    Operation,
+    X,
+)
 
 TINY = sorted(name for name in SHAPES if name.startswith("tiny"))
 
@@ -73,7 +86,7 @@ def test_every_synthetic_shape_has_a_config(shape: str) -> None:
     assert len(config.layers) == wanted.n_layers
     assert config.vocab_size == wanted.vocab_size
     assert config.general_only is None
-    attention = config.layers[0].attention
+    attention = config.attentions[0]
     assert (attention.heads, attention.kv_heads) == (wanted.n_heads, wanted.n_kv_heads)
 
 
@@ -89,34 +102,54 @@ def test_the_file_on_the_disk_gives_the_same(tmp_path: Path, shape: str) -> None
     assert read <= set(gguf.tensors)
     config = File(shape).config()
     for layer, other in zip(found.layers, config.layers, strict=True):
-        assert layer.feed_forward == other.feed_forward
-        assert (layer.attention.window, layer.attention.sinks, layer.attention.qk_norm) == (
-            other.attention.window,
-            other.attention.sinks,
-            other.attention.qk_norm,
+        # But for frequencies, which this File makes of numbers of its own.
+        assert plain(layer) == plain(other)
+
+
+def experts_of(config: Config) -> Experts:
+    mix = config.layers[0].mixture
+    assert mix is not None
+    return mix.experts
+
+
+def plain(layer: Layer) -> list[Operation]:
+    """Return a layer's operations without the frequencies of its positions; scales as F32."""
+    return [
+        replace(
+            op,
+            attention=replace(op.attention, rope=None, scale=float(np.float32(op.attention.scale))),
         )
+        if isinstance(op, Attend)
+        else op
+        for op in layer.operations
+    ]
 
 
 def test_each_kind_of_layer() -> None:
-    assert File("tiny").config().layers[0].feed_forward.activation is Activation.SILU
+    gates = [op for op in File("tiny").config().layers[0].operations if isinstance(op, Gate)]
+    assert [gate.activation for gate in gates] == [Activation.SILU]
     smollm3 = File("tiny-smollm3").config()
-    assert [layer.attention.rope is None for layer in smollm3.layers] == [0, 0, 0, 1, 0]
+    assert [a.rope is None for a in smollm3.attentions.values()] == [0, 0, 0, 1, 0]
     gemma = File("tiny-gemma3").config()
-    assert [layer.attention.window for layer in gemma.layers] == [24] * 5 + [0, 24]
-    near, far = (gemma.layers[index].attention.rope for index in (0, 5))
+    assert [a.window for a in gemma.attentions.values()] == [24] * 5 + [0, 24]
+    near, far = (gemma.attentions[index].rope for index in (0, 5))
     assert near is not None and far is not None
     assert near.frequencies[1] == pytest.approx(10000.0 ** (-2 / 64))
     assert far.frequencies[:2] == pytest.approx((1 / 8, 1e6 ** (-2 / 64) / 8))
-    assert gemma.embedding_scale == 16 and gemma.layers[0].post_norms
+    posts = [step.post and step.post.weight for step in gemma.layers[0].steps]
+    assert gemma.embedding_scale == 16
+    assert posts == [None, None, "post_attention_norm", None, "post_ffw_norm"]
     oss = File("tiny-gptoss").config()
-    assert [layer.attention.window for layer in oss.layers] == [24, 0, 24, 0]
-    assert oss.ffn_norm == "post_attention_norm" and oss.layers[0].attention.sinks
-    experts = oss.layers[0].feed_forward.experts
-    assert experts is not None and experts.biased
+    assert [a.window for a in oss.attentions.values()] == [24, 0, 24, 0]
+    mix = oss.layers[0].steps[-1]
+    assert mix.norm is not None and mix.norm.weight == "post_attention_norm"
+    experts = experts_of(oss)
+    assert oss.attentions[0].sinks and experts.biased
     assert experts.gating is Gating.SOFTMAX_OF_CHOSEN and not experts.normalized
     granite = File("tiny-granite").config()
-    assert (granite.embedding_scale, granite.residual_scale) == (6, 0.5)
-    assert (granite.logit_scale, granite.layers[0].attention.scale) == (0.25, 0.05)
+    adds = [op.scale for op in granite.layers[0].operations if isinstance(op, Add)]
+    assert (granite.embedding_scale, adds) == (6, [0.5, 0.5])
+    assert (granite.logit_scale, granite.attentions[0].scale) == (0.25, 0.05)
 
 
 def test_the_27b_of_gemma_scales_scores_by_its_width() -> None:
@@ -128,8 +161,8 @@ def test_the_27b_of_gemma_scales_scores_by_its_width() -> None:
         for part, shape in (("attn_q", (128, 256)), ("attn_output", (256, 128))):
             file.tensors[f"blk.{index}.{part}.weight"] = Tensor(shape)
     file.set("attention.head_count", 2)
-    assert file.config().layers[0].attention.scale == (256 // 2) ** -0.5
-    assert File("tiny-gemma3").config().layers[0].attention.scale == 64**-0.5
+    assert file.config().attentions[0].scale == (256 // 2) ** -0.5
+    assert File("tiny-gemma3").config().attentions[0].scale == 64**-0.5
 
 
 def test_fused_tensors_are_parts_of_rows() -> None:
@@ -144,14 +177,14 @@ def test_fused_tensors_are_parts_of_rows() -> None:
 
 def test_longrope_takes_the_list_of_the_configured_context() -> None:
     file = File("tiny-phi3")
-    short, long = (file.config(n).layers[0].attention.rope for n in (256, 257))
+    short, long = (file.config(n).attentions[0].rope for n in (256, 257))
     assert short is not None and long is not None
     assert short.frequencies[-1] / long.frequencies[-1] == pytest.approx(3)
     assert len(long.frequencies) == 24 and long.magnitude == pytest.approx(1.1902)
 
 
 def test_llama_3s_factors_divide_the_frequencies() -> None:
-    plain, scaled = (File(n).config().layers[0].attention.rope for n in ("tiny", "tiny-llama3"))
+    plain, scaled = (File(n).config().attentions[0].rope for n in ("tiny", "tiny-llama3"))
     assert plain is not None and scaled is not None
     assert plain.frequencies[-1] / scaled.frequencies[-1] == pytest.approx(3)
 
@@ -160,49 +193,53 @@ def test_yarn_by_hand() -> None:
     """Pairs between those that turn 32 times and once over 4,096 tokens are mixed in a line."""
     file = File("tiny-yarn").set("rope.freq_base", 10000.0).set("rope.scaling.factor", 32.0)
     file.set("rope.scaling.original_context_length", 4096)
-    rope = file.config().layers[0].attention.rope
+    rope = file.config().attentions[0].rope
     # 64 ln(4096 / (32 * 2 pi)) / (2 ln 10000) = 10.5, and with one turn 22.5.
     assert rope is not None and len(rope.frequencies) == 32
     for pair, kept in ((10, 1.0), (11, 1 - 1 / 13), (22, 1 - 12 / 13), (23, 0.0), (24, 0.0)):
         plain = 10000 ** (-2 * pair / 64)
         assert rope.frequencies[pair] == pytest.approx(plain * (kept + (1 - kept) / 32))
     assert rope.magnitude == pytest.approx(1 + 0.1 * math.log(32))
-    scaled = file.set("rope.scaling.yarn_log_multiplier", 0.5).config().layers[0].attention.rope
+    scaled = file.set("rope.scaling.yarn_log_multiplier", 0.5).config().attentions[0].rope
     assert scaled is not None
     assert scaled.magnitude == pytest.approx((1 + 0.1 * math.log(32)) / (1 + 0.05 * math.log(32)))
 
 
 def test_keys_that_files_leave_out_or_set_to_nothing() -> None:
-    windows = File("tiny-gptoss").set("attention.sliding_window_pattern", 0).config().layers
-    assert all(layer.attention.window for layer in windows)
+    oss = File("tiny-gptoss").set("attention.sliding_window_pattern", 0).config()
+    assert all(attention.window for attention in oss.attentions.values())
     granite = File("tiny-granite").set("rope.scaling.finetuned", False).config()
-    assert granite.layers[0].attention.rope is None
+    assert granite.attentions[0].rope is None
     file = File("tiny-qwen3moe").set("feed_forward_length", 1024).set("expert_weights_scale", 0.0)
     del file.metadata["qwen3moe.expert_feed_forward_length"]
-    experts = file.config().layers[0].feed_forward.experts
-    assert experts is not None and (experts.hidden, experts.scale) == (256, 1.0)
+    experts = experts_of(file.config())
+    assert (experts.hidden, experts.scale) == (256, 1.0)
 
 
 def test_a_pattern_of_windows_may_be_a_list() -> None:
     flags = [True, False, False, True]
-    layers = File("tiny-gptoss").set("attention.sliding_window_pattern", flags).config().layers
-    assert [bool(layer.attention.window) for layer in layers] == flags
+    oss = File("tiny-gptoss").set("attention.sliding_window_pattern", flags).config()
+    assert [bool(attention.window) for attention in oss.attentions.values()] == flags
     with pytest.raises(BadInput, match="has 1 entries; 4, one a layer, were expected"):
         File("tiny-gptoss").set("attention.sliding_window_pattern", [True]).config()
 
 
-def test_a_soft_cap_is_for_the_general_path() -> None:
-    config = File("tiny-gemma3").set("final_logit_softcapping", 30.0).config()
-    assert config.logit_softcap == 30 and config.general_only == "its logits are soft-capped"
+def test_soft_caps() -> None:
+    assert File("tiny-gemma3").set("final_logit_softcapping", 30.0).config().logit_softcap == 30
+    file = File("tiny-gemma2")
+    for key in ("attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window"):
+        del file.metadata[f"gemma2.{key}"]
+    config = file.config()
+    assert config.logit_softcap == 30
+    assert [(a.softcap, a.window) for a in config.attentions.values()] == [(50, 4096), (50, 0)] * 2
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
     [
-        ("mistral3", "queries scaled by their position"),
+        ("mistral4", "latent attention"),
         ("qwen2vl", "positions on three axes"),
-        ("granitehybrid", "Mamba-2 layers"),
-        ("gemma2", "soft-capped scores"),
+        ("gemma3n", "embeddings by layer"),
         ("mamba", ""),
         (None, ""),
         (7, ""),
@@ -227,7 +264,7 @@ def test_other_networks_are_refused_by_name(name: object, hint: str) -> None:
         ("tiny", "attention.layer_norm_rms_epsilon", float("nan"), "a finite number"),
         ("tiny", "attention.value_length", 32, "values of another length than keys"),
         ("tiny", "attention.head_count_kv", 3, "no multiple of attention.head_count_kv, 3"),
-        ("tiny", "attention.head_count", [4], "2 whole numbers above 0, one a layer"),
+        ("tiny", "attention.head_count", [4], "2 whole numbers of at least 1, one a layer"),
         ("tiny", "attention.head_count", "4", "a whole number of at least 1 was expected"),
         ("tiny", "block_count", True, "a whole number of at least 1 was expected"),
         ("tiny", "block_count", 10**15, "block_count is 1000000000000000, more than the file's"),
@@ -235,7 +272,7 @@ def test_other_networks_are_refused_by_name(name: object, hint: str) -> None:
         ("tiny", "block_count", 1, "tensor blk.1.attn_q.weight (and 8 more) is not part of"),
         ("tiny", "attention.temperature_scale", 0.1, "a scale of queries by position"),
         ("tiny-granite", "logit_scale", 0.0, "a number other than 0 was expected"),
-        ("tiny-granitemoe", "expert_shared_feed_forward_length", 512, "a shared expert"),
+        ("tiny-qwen3moe", "expert_shared_feed_forward_length", 512, "a shared expert"),
         ("tiny-mixtral", "expert_used_count", 9, "at most 8 was expected"),
         ("tiny-qwen3moe", "expert_group_count", 4, "groups are not supported"),
         ("tiny-qwen3moe", "leading_dense_block_count", 1, "dense layers before the experts"),
@@ -305,3 +342,24 @@ def test_every_quantization_of_a_narrow_model_is_read(quant: str) -> None:
     for name, dims in matrices:
         file.tensors[name] = Tensor(dims, int(QUANTS[quant].fitting(name, shape, dims[-1])))
     assert file.config().dim == 896
+
+
+@pytest.mark.parametrize(
+    ("operations", "says"),
+    [
+        ((Add("out"),), "does not follow what it reads"),
+        ((Linear("out", X, (("w", 8),)), Norm("normed", "out", "n")), "is followed by no sum"),
+    ],
+)
+def test_a_layer_that_no_lowering_computes_is_refused(
+    operations: tuple[Operation, ...], says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        _ = Layer(operations).steps
+
+
+def test_a_norm_of_x_is_none_of_the_next_x() -> None:
+    one = Linear("out", "normed", (("w", 8),))
+    before, after = Layer((Norm("normed", X, "n"), one, Add("out"), one)).steps
+    assert (before.source, before.norm) == (X, Norm("normed", X, "n"))
+    assert (after.source, after.norm) == ("normed", None)

@@ -15,11 +15,9 @@ from tests.engine import cuda_emulation
 from tests.engine.emulated_buffers import Array, buffer, read
 from tinygrad.device import Buffer
 
-from orinllm.config import Attention, Rope
-from orinllm.device import compile_cuda
-from orinllm.ggml import kernel_types
-from orinllm.launch import Graph, Launch, shared_bytes
-from orinllm.launches.attention import (
+from orinllm.file.ggml import kernel_types
+from orinllm.gpu.device import compile_cuda
+from orinllm.gpu.kernels.attention import (
     AttentionInputs,
     attend_chunk,
     attend_token,
@@ -27,7 +25,7 @@ from orinllm.launches.attention import (
     rotate_chunk,
     store_keys,
 )
-from orinllm.launches.buffers import (
+from orinllm.gpu.kernels.buffers import (
     CHUNK,
     F16,
     FEW,
@@ -39,8 +37,10 @@ from orinllm.launches.buffers import (
     Parts,
     Weight,
 )
-from orinllm.launches.gemv import Product, products
-from orinllm.launches.joined import join_neighbours
+from orinllm.gpu.kernels.gemv import Product, products
+from orinllm.gpu.kernels.joined import join_neighbours
+from orinllm.gpu.launch import Graph, Launch, shared_bytes
+from orinllm.network.layer import Attention, Rope
 
 pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-6
@@ -413,7 +413,7 @@ def test_splits_fill_a_machine(
     machine: int, sequences: int, splits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four blocks on each multiprocessor, of a large machine two."""
-    monkeypatch.setattr("orinllm.launches.attention.multiprocessors", lambda device: machine)
+    monkeypatch.setattr("orinllm.gpu.kernels.attention.multiprocessors", lambda device: machine)
     heads = Heads(Case(64, 8, 4).attention(), 65536, sequences)
     assert most_splits("EMU", heads) == splits
     short = replace(heads, context=128)

@@ -12,18 +12,19 @@ from tests.engine.conftest import Load
 from tests.engine.emulated_buffers import Array, buffer, read
 from tests.engine.sources import flat
 
+from orinbench.check.reference import Reference
 from orinbench.model import open_model
-from orinbench.reference import Reference
 from orinllm.errors import BadInput
-from orinllm.fused import FusedExecutor, size_classes
-from orinllm.ggml import kernel_types
-from orinllm.launch import Graph
-from orinllm.launches.batch import ArgmaxScratch, argmax, batch_products
-from orinllm.launches.buffers import PAGE, Q8_0, Weight
-from orinllm.launches.gemm import RowProduct
-from orinllm.launches.gemv import Product, Tail, products
-from orinllm.memory import make_memory, most_pages, pages_of, pages_that_fit
-from orinllm.network import Network, make_executor, plan_network
+from orinllm.file.ggml import kernel_types
+from orinllm.gpu.fused import FusedExecutor, size_classes
+from orinllm.gpu.kernels.batch import ArgmaxScratch, argmax, batch_products
+from orinllm.gpu.kernels.buffers import PAGE, Q8_0, Weight
+from orinllm.gpu.kernels.gemm import RowProduct
+from orinllm.gpu.kernels.gemv import Product, Tail, products
+from orinllm.gpu.kernels.rows import gate
+from orinllm.gpu.launch import Graph
+from orinllm.gpu.memory import make_memory, most_pages, pages_of, pages_that_fit
+from orinllm.loader import Network, make_runner, plan_network
 
 pytestmark = pytest.mark.usefixtures("emulation")
 BY_NAME = {t.name: t for t in kernel_types().values()}
@@ -114,6 +115,23 @@ def test_two_matrices_that_are_gated(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(got, want, rtol=0.01, atol=0.02)
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("halves", [False, True])
+def test_a_gate_of_its_own(halves: bool, rows: int, rng: np.random.Generator) -> None:
+    """SILU of one product times the other, where their matrices have different types."""
+    cols = 300  # more than a block has threads, and no multiple of them
+    both = rng.standard_normal((rows, 2, cols)).astype(np.float32)
+    out = buffer(np.full((rows, cols), np.nan, np.float16 if halves else np.float32))
+    (launch,) = launches = [gate(out, buffer(both), cols, "SILU", rows)]
+    assert launch.file == "gate.cu"
+    Graph("EMU", launches).run()
+    a, b = both[:, 0].astype(np.float64), both[:, 1].astype(np.float64)
+    got = read(out, np.float16 if halves else np.float32).astype(np.float64).reshape(rows, cols)
+    np.testing.assert_allclose(
+        got / (HIDDEN_SCALE if halves else 1), a / (1 + np.exp(-a)) * b, rtol=1e-3, atol=1e-4
+    )
+
+
 def test_the_most_likely_tokens(rng: np.random.Generator) -> None:
     """The first of equals; an idle slot is left alone; no number leaves no token."""
     rows = 5000
@@ -147,7 +165,7 @@ def test_of_equal_rows_the_first_is_the_next_token(
 ) -> None:
     """Of a head's rows, whichever warps and blocks have them: more blocks than a warp has lanes."""
     rows, cols, n, sms = 3000, 64, 2, 40
-    monkeypatch.setattr("orinllm.launches.gemv.multiprocessors", lambda device: sms)
+    monkeypatch.setattr("orinllm.gpu.kernels.gemv.multiprocessors", lambda device: sms)
     packed, best = np.zeros((rows, cols), np.float16), rng.integers(0, rows, (cols, 40))
     for column, equal in enumerate(best):
         packed[equal, column] = 1
@@ -199,7 +217,7 @@ MODELS = [
     ("tiny", "Q6_K", 8),
     ("tiny", "Q4_K", 32),
     ("tiny-qwen2", "F16", 16),  # biases
-    ("tiny-gemma3", "F16", 8),  # windows, norms behind the parts
+    ("tiny-gemma2", "F16", 8),  # windows, norms behind the parts, soft caps
     ("tiny-gptoss", "MXFP4", 8),  # sinks, experts with biases
     ("tiny-qwen3moe", "Q4_K_M", 8),
 ]
@@ -280,9 +298,9 @@ def test_the_last_page_that_kernels_address(
     ctypes.CDLL(lib.decode()).emulated_launch(pointers, three(1, 1, 1), three(32, 1, 1))
     # Halves of 64 elements; behind the last keys come the values of two heads.
     assert out.tolist() == [2**33 - 128 - 2 * PAGE * 128, 2**33 - 128]
-    monkeypatch.setattr("orinllm.memory._MOST_ELEMENTS", 2**32 // most)
+    monkeypatch.setattr("orinllm.gpu.memory._MOST_ELEMENTS", 2**32 // most)
     with pytest.raises(BadInput, match=r"of 128 tokens; the fused kernels address those of 64 at"):
-        make_executor(network, plan_network(network, "EMU"))
+        make_runner(network, plan_network(network, "EMU"))
 
 
 def test_a_pool_of_pages(synthetic: Callable[[str, str], Path]) -> None:

@@ -1,5 +1,6 @@
 """The command `orinllm` as its user sees it: what it prints where, and its exit codes."""
 
+import json
 import os
 import pty
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.engine.models import smollm2
 
-ORINLLM = [sys.executable, "-m", "orinllm.cli"]
+ORINLLM = [sys.executable, "-m", "orinllm.command.cli"]
 MODEL = str(smollm2())
 PARIS = "The capital of France is Paris."
 FRANCE = "What is the capital of France?"
@@ -36,7 +37,7 @@ def orinllm(
 def test_run_prints_the_answer_and_nothing_else() -> None:
     code, out, talk = orinllm("run", MODEL, "-p", FRANCE, "--temperature", "0", *SMALL)
     assert (code, out) == (0, f"{PARIS}\n")
-    assert "general path on CPU, context of 512 tokens" in talk
+    assert "cpu path on CPU, context of 512 tokens" in talk
     assert re.search(
         r"^\[7 tokens, [\d.]+ tok/s; prompt of 37 tokens, first token after", talk, re.M
     )
@@ -66,6 +67,23 @@ def test_guesses_that_cannot_be(flags: list[str], why: str) -> None:
     assert (code, out) == (2, "")
     (line,) = talk.splitlines()  # and no word of a model that was loaded before
     assert line.startswith(f"orinllm: {why}")
+
+
+def test_the_form_of_an_answer_and_what_the_template_is_told(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    name = {"type": "string", "maxLength": 12}
+    schema.write_text(
+        json.dumps({"type": "object", "properties": {"city": name}, "required": ["city"]})
+    )
+    words = ["run", MODEL, *SMALL, "--temperature", "0", "-n", "40", "-p", FRANCE]
+    code, out, talk = orinllm(*words, "--json-schema", f"@{schema}", "--system", "Be brief.")
+    assert code == 0 and isinstance(json.loads(out)["city"], str), talk
+    penalties = ["--presence-penalty", "0.5", "--frequency-penalty", "0.5"]
+    code, out, talk = orinllm(*words, *penalties, "--grammar", 'root ::= "Rome" | "Oslo"')
+    assert (code, out) in ((0, "Rome\n"), (0, "Oslo\n")), talk
+    code, out, talk = orinllm(*words, "--no-think")
+    assert (code, out) == (2, "")
+    assert "--no-think: this model's template cannot be told so" in talk
 
 
 def test_run_reads_standard_input_and_continues_text() -> None:
@@ -122,6 +140,13 @@ def test_a_conversation_that_is_too_long_goes_on_after_reset() -> None:
         (["run", MODEL, "-p", " "], "-p: the prompt is empty; a question was expected"),
         (["run", MODEL, "-p", "x", "--top-p", "2"], "--top-p: 2.0 is not from 0 to 1"),
         (["run", MODEL, "-p", "x", "--seed", "-1"], "seed: -1 is not from 0 to"),
+        (["run", MODEL, "-p", "x", "--json-schema", "{"], "--json-schema: is no JSON: Expecting"),
+        (["run", MODEL, "-p", "x", "--grammar", "@/no"], "--grammar @/no: No such file"),
+        (
+            ["run", MODEL, "-p", "x", "--grammar", "a", "--json-schema", "{}"],
+            "--json-schema, --grammar: two forms of one answer; leave one out",
+        ),
+        (["run", MODEL, "-p", "x", "--raw", "--no-think"], "--raw: continues text, without --sy"),
         (["run", MODEL, "-p", "x", "-n", "0"], "'-n' / '--max-tokens': 0 is not in the range"),
         (
             ["run", MODEL, "-p", "x", "-c", "0"],
@@ -177,12 +202,12 @@ def test_nobody_waits_for_a_device_that_hangs() -> None:
     """Ctrl-C ends a start while the device opens, and bad input does."""
     program = """
 import sys, time
-import orinllm.cli, orinllm.device
+import orinllm.command.cli, orinllm.gpu.device
 def hang(name):
     print("opens", file=sys.stderr, flush=True)
     time.sleep(1e6)
-orinllm.device.open_device = hang
-orinllm.cli.main()
+orinllm.gpu.device.open_device = hang
+orinllm.command.cli.main()
 """
     for words, code, says in (("chat", 130, ""), ("run -p ''", 2, "orinllm: -p: the prompt is")):
         process = subprocess.Popen(
@@ -205,11 +230,12 @@ def test_a_start_imports_what_it_needs() -> None:
     """A device begins to open before tinygrad is there; fused kernels need no general path."""
     program = """
 import sys
-import orinllm.cli
-print(*sys.modules.keys() & {"tinygrad", "numpy", "tokenizers", "rich", "orinllm.device"})
-import orinllm.model, orinllm.conversation
+import orinllm.command.cli
+print(*sys.modules.keys() & {"tinygrad", "numpy", "tokenizers", "rich", "orinllm.gpu.device"})
+import orinllm.model, orinllm.text.conversation
 print(*sys.modules.keys() & {"gguf", "yaml", "sentencepiece", "jinja2", "llguidance",
-    "orinllm.general", "orinllm.cpu_executor", "orinllm.launches.experts", "orinllm.server"})
+    "orinllm.other.tinygrad_llm", "orinllm.cpu.executor", "orinllm.gpu.kernels.experts",
+    "orinllm.server"})
 """
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
     assert said == b"\n\n"
@@ -218,16 +244,16 @@ print(*sys.modules.keys() & {"gguf", "yaml", "sentencepiece", "jinja2", "llguida
 def test_a_device_that_fails_is_one_line() -> None:
     program = """
 import sys
-import orinllm.cli
-from orinllm.sequential import Sequential
-token, asked = Sequential.token, []
+import orinllm.command.cli
+from orinllm.batching.cpu_runner import CpuRunner
+collect, asked = CpuRunner.collect, []
 def fails(self):
     asked.append(self)
     if len(asked) == 3:
         raise RuntimeError("CUDA Error 700, an illegal memory access\\n  SM 3 fault")
-    return token(self)
-Sequential.token = fails
-orinllm.cli.main()
+    return collect(self)
+CpuRunner.collect = fails
+orinllm.command.cli.main()
 """
     for words in (["run", "-p", FRANCE], ["chat"]):
         done = subprocess.run(
@@ -278,10 +304,8 @@ def test_show_says_what_a_model_is() -> None:
     code, out, talk = orinllm("show", MODEL, "--device", "CPU")
     assert (code, talk) == (0, "")
     assert "architecture  llama, 30 layers, width 576" in out
-    assert "164.6 MB of weights, as bytes and scales" in out
-    assert re.search(
-        r"^blk\.0\.ffn_down\.weight +Q4_1 +576 x 1536 +552,960 +general path: ", out, re.M
-    )
+    assert "96.5 MB of weights, as they lie in the file" in out
+    assert re.search(r"^blk\.0\.ffn_down\.weight +Q4_1 +576 x 1536 +552,960 +cpu path: ", out, re.M)
 
 
 class Terminal:

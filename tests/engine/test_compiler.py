@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orinllm.compiler import (
+from orinllm.errors import BadInput
+from orinllm.gpu.compiler import (
     PROBE,
     compiler_hint,
     compiler_note,
@@ -16,7 +17,6 @@ from orinllm.compiler import (
     provide_compiler,
     write_clang,
 )
-from orinllm.errors import BadInput
 
 
 def clang_in(folder: Path, script: str) -> Path:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 import pytest
 from tests.engine.models import LLAMA_CPP, smollm2, tokenizer
 
-from orinllm.answer import Delta
-from orinllm.conversation import Conversation
 from orinllm.errors import BadInput
-from orinllm.gguf import GGUF
-from orinllm.template import ChatTemplate
-from orinllm.tokenizer import Tokenizer
+from orinllm.file.gguf import GGUF
+from orinllm.text.answer import Delta
+from orinllm.text.conversation import Conversation
+from orinllm.text.template import ChatTemplate
+from orinllm.text.tokenizer import Tokenizer
 
 
 @functools.cache

@@ -11,10 +11,10 @@ from tests.engine import chi_square, cuda_emulation
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.draws import Draws
+from orinllm.choose.sampling import Sampling, sample
 from orinllm.errors import BadInput
-from orinllm.launch import Graph
-from orinllm.sampling import Sampling, sample
+from orinllm.gpu.draws import Draws
+from orinllm.gpu.launch import Graph
 
 CONTEXT, SLOTS = 256, 5
 PLAIN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

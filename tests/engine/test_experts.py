@@ -14,11 +14,9 @@ from tests.engine.emulated_buffers import Array, buffer, read
 from tinygrad import dtypes
 from tinygrad.device import Buffer
 
-from orinllm.config import Activation, Experts, Gating
-from orinllm.ggml import KernelType, kernel_types
-from orinllm.launch import Graph
-from orinllm.launches.buffers import CHUNK
-from orinllm.launches.experts import (
+from orinllm.file.ggml import KernelType, kernel_types
+from orinllm.gpu.kernels.buffers import CHUNK
+from orinllm.gpu.kernels.experts import (
     Choice,
     Groups,
     Router,
@@ -34,7 +32,9 @@ from orinllm.launches.experts import (
     rows_hidden,
     rows_parts,
 )
-from orinllm.launches.rows import Norm
+from orinllm.gpu.kernels.rows import Norm
+from orinllm.gpu.launch import Graph
+from orinllm.network.layer import Activation, Experts, Gating
 
 pytestmark = pytest.mark.usefixtures("emulation")
 EPS = 1e-5

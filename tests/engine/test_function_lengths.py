@@ -2,7 +2,7 @@
 
 import re
 
-from orinllm.ggml import CUDA
+from orinllm.file.ggml import CUDA
 
 LONGEST_FUNCTION, LONGEST_FILE = 60, 500
 SOURCES = [*CUDA.glob("*.cu*"), *CUDA.glob("*.h"), *(CUDA.parent / "cpu").glob("*.c")]

@@ -9,11 +9,13 @@ import pytest
 from tests.engine.conftest import Load
 from tests.engine.emulated_buffers import read
 
+from orinbench.check.reference import Reference
+from orinbench.measure.backends.tinygrad_paths import EngineLoop
 from orinbench.model import open_model
-from orinbench.reference import Reference
-from orinllm.fused import FusedExecutor
-from orinllm.launches.buffers import PAGE, Q8_0
-from orinllm.sampling import Sampling
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.fused import FusedExecutor
+from orinllm.gpu.kernels.buffers import PAGE, Q8_0
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(70)]
 # Error of 8-bit activations in the logits, of their norm; halves leave a tenth of it.
@@ -26,8 +28,10 @@ SHAPES = [
         "tiny-llama3",
         "tiny-qwen2",
         "tiny-qwen3",
+        "tiny-mistral3",
         "tiny-smollm3",
         "tiny-granite",
+        "tiny-gemma2",
         "tiny-gemma3",
     ),
     *("tiny-phi3", "tiny-mixtral", "tiny-qwen3moe", "tiny-gptoss"),
@@ -81,7 +85,7 @@ def test_tokens_that_the_host_reads_later(
         logits, token = executor.logits(), executor.token()
         executor.begin(PROMPT, len(PROMPT) - 1)
         assert (executor.logits() == logits).all()
-        followed = list(executor.follow(7))
+        ((followed,),) = EngineLoop(FusedRunner(executor, 1)).answer([PROMPT], 7, [how])[2:]
         # Of the token behind the last one nothing was computed.
         state = executor.decoder().list.state
         assert read(state, np.int32)[1] == len(PROMPT) + 7 - 1
@@ -98,8 +102,8 @@ def test_tokens_that_the_host_reads_later(
 def kept(executor: FusedExecutor, tokens: int) -> list[np.ndarray]:
     """Keys and values of a sequence's tokens, by layer: (2, KV heads, tokens, head dimension)."""
     found = []
-    for layer, cache in zip(executor.memory.config.layers, executor.memory.caches, strict=True):
-        attention = layer.attention
+    attentions = executor.memory.config.attentions.values()
+    for attention, cache in zip(attentions, executor.memory.caches, strict=True):
         shape = (-1, 2, attention.kv_heads, PAGE, attention.head_dim)
         raw = memoryview(bytearray(cache.nbytes))
         pages = np.frombuffer(cache.copyout(raw), np.float16).reshape(shape)
@@ -146,9 +150,9 @@ def test_pieces_beside_answers(
     emulated: Load, synthetic: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a model that is large for an H200 they have tiles of their own."""
-    for module in ("orinllm.fused", "orinllm.launches.gemm", "orinllm.chunk_list"):
+    for module in ("orinllm.gpu.fused", "orinllm.gpu.kernels.gemm", "orinllm.gpu.steps.prompt"):
         monkeypatch.setattr(f"{module}.multiprocessors", lambda device: 132)
-    monkeypatch.setattr("orinllm.fused._SHORT", 0)
+    monkeypatch.setattr("orinllm.gpu.fused._SHORT", 0)
     path = synthetic("tiny-gptoss", "F16")
     executor = emulated(path)
     executor.fill(PROMPT, 0, len(PROMPT) - 1)

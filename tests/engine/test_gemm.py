@@ -13,12 +13,12 @@ from gguf import GGMLQuantizationType, quants
 from tests.engine.emulated_buffers import Array, buffer, read
 from tests.engine.test_types import ROWS, TYPES, close, random_rows
 
-from orinllm.ggml import KernelType
-from orinllm.launch import Graph
-from orinllm.launches.buffers import CHUNK, Weight, ceil_div
-from orinllm.launches.gemm import RowProduct, Splits, neighbours, tiled
-from orinllm.launches.tile import PIECE_TOKENS, Tile, piece_tile, tile_for
-from orinllm.launches.tile import TILES as ALL_TILES
+from orinllm.file.ggml import KernelType
+from orinllm.gpu.kernels.buffers import CHUNK, Weight, ceil_div
+from orinllm.gpu.kernels.gemm import RowProduct, Splits, neighbours, tiled
+from orinllm.gpu.kernels.tile import PIECE_TOKENS, Tile, piece_tile, tile_for
+from orinllm.gpu.kernels.tile import TILES as ALL_TILES
+from orinllm.gpu.launch import Graph
 
 pytestmark = pytest.mark.usefixtures("emulation")
 NAMED = {t.name: t for t in TYPES}

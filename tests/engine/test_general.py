@@ -1,7 +1,8 @@
-"""The general path against the float64 reference: every architecture and type."""
+"""The CPU and the general path against the float64 reference: every architecture and type."""
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,15 +13,17 @@ from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 from tests.engine.models import smollm2
 
+from orinbench.check.reference import Reference, log_softmax
 from orinbench.model import open_model
-from orinbench.reference import Reference, log_softmax
 from orinbench.shapes import QUANTS, SHAPES
 from orinbench.synth import write_synthetic
-from orinllm.arch import config_of
-from orinllm.compiler import compiler_path
-from orinllm.config import Config
+from orinllm.batching.cpu_runner import CpuRunner
 from orinllm.errors import BadInput
-from orinllm.gguf import GGUF
+from orinllm.file.gguf import GGUF
+from orinllm.gpu.compiler import compiler_path
+from orinllm.loader import Network, make_runner, plan_network
+from orinllm.network.arch import config_of
+from orinllm.network.config import Config
 
 TINY = sorted(name for name in SHAPES if name.startswith("tiny"))
 CONTEXT, N_TOKENS = 512, 80
@@ -68,9 +71,9 @@ def logprobs(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def error_on_a_cpu(path: Path, gguf: GGUF, config: Config, cut: int = 71) -> float:
     """The largest error of a log-probability: a prompt of `cut` tokens, then token by token."""
-    from orinllm.general import general_executor
+    from orinllm.cpu.executor import CpuExecutor
 
-    executor, tokens = general_executor(gguf, config, "CPU", CONTEXT), prompt()
+    executor, tokens = CpuExecutor(gguf, config, CONTEXT), prompt()
     got = [executor.prefill(tokens[:cut])]
     got += [executor.decode(tokens[i], i) for i in range(cut, N_TOKENS)]
     want = wanted(path, tokens, N_TOKENS - cut + 1)
@@ -91,7 +94,7 @@ def test_every_type_on_a_cpu(opened: Open, quant: str) -> None:
 @pytest.mark.parametrize("quant", ["F16", "Q3_K", "Q2_K", "Q8_0", "Q4_1"])
 def test_a_token_alone_and_among_others(opened: Open, quant: str) -> None:
     """One of each layout: bytes times scales, and floats made of them, to the last bit."""
-    from orinllm.cpu_executor import CpuExecutor
+    from orinllm.cpu.executor import CpuExecutor
 
     executor = CpuExecutor(*opened("tiny-qwen3", quant)[1:], CONTEXT)
     together = executor.rows(prompt()[:4], 0)
@@ -105,34 +108,20 @@ def test_prompts_of_odd_sizes(opened: Open, cut: int) -> None:
     assert error_on_a_cpu(*opened("tiny-gptoss"), cut) < 1e-2
 
 
-@pytest.mark.parametrize("shape", ["tiny-gemma3", "tiny-gptoss", "tiny-phi3", "tiny-granitemoe"])
-def test_plain_tensors_agree_with_the_reference(opened: Open, shape: str) -> None:
-    from tinygrad import dtypes
-
-    from orinllm.general import TensorExecutor
-
-    path, gguf, config = opened(shape)
-    executor, tokens = TensorExecutor(gguf, config, "CPU", CONTEXT, dtypes.float32), prompt()
-    got = [executor.prefill(tokens[:71])]
-    got += [executor.decode(tokens[i], i) for i in range(71, 75)]
-    want = wanted(path, tokens[:75], 5)
-    assert np.abs(logprobs(np.stack(got)) - want).max() < 1e-4
-
-
 def test_a_soft_cap(opened: Open) -> None:
-    from orinllm.general import general_executor
+    from orinllm.cpu.executor import CpuExecutor
 
     _, gguf, config = opened("tiny-gemma3")
-    plain = general_executor(gguf, config, "CPU", CONTEXT).prefill(prompt())
-    capped = general_executor(gguf, replace(config, logit_softcap=2.0), "CPU", CONTEXT)
+    plain = CpuExecutor(gguf, config, CONTEXT).prefill(prompt())
+    capped = CpuExecutor(gguf, replace(config, logit_softcap=2.0), CONTEXT)
     np.testing.assert_allclose(capped.prefill(prompt()), 2 * np.tanh(plain / 2), rtol=1e-5)
 
 
 def test_a_sequence_can_go_back(opened: Open) -> None:
-    from orinllm.general import general_executor
+    from orinllm.cpu.executor import CpuExecutor
 
     _, gguf, config = opened("tiny-gemma3")
-    executor, tokens = general_executor(gguf, config, "CPU", CONTEXT), prompt()
+    executor, tokens = CpuExecutor(gguf, config, CONTEXT), prompt()
     first = executor.prefill(tokens)
     executor.prefill([7] * 50, 20)
     np.testing.assert_array_equal(executor.prefill(tokens[20:], 20), first)
@@ -145,7 +134,7 @@ def test_the_number_of_cores_changes_nothing(
 ) -> None:
     from tinygrad import Context
 
-    from orinllm.cpu_executor import CpuExecutor
+    from orinllm.cpu.executor import CpuExecutor
 
     _, gguf, config = opened("tiny-qwen3moe")
     alone = CpuExecutor(gguf, config, CONTEXT).prefill(prompt())
@@ -176,7 +165,7 @@ def test_an_expert_that_gets_all_tokens_and_one_that_gets_none(
 
 
 def test_tinygrads_own_transformer_agrees_too(opened: Open) -> None:
-    from orinllm.upstream import UpstreamExecutor
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
 
     path, gguf, config = opened("tiny")
     executor, tokens = UpstreamExecutor(gguf, config, "CPU", CONTEXT), prompt()
@@ -185,7 +174,7 @@ def test_tinygrads_own_transformer_agrees_too(opened: Open) -> None:
 
 
 def test_tinygrads_own_transformer_refuses_what_it_would_ignore(opened: Open) -> None:
-    from orinllm.upstream import UpstreamExecutor
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
 
     _, gguf, config = opened("tiny")
     gguf.tensors["blk.0.attn_sinks.weight"] = gguf.tensors["output_norm.weight"]
@@ -193,23 +182,51 @@ def test_tinygrads_own_transformer_refuses_what_it_would_ignore(opened: Open) ->
         UpstreamExecutor(gguf, config, "CPU", CONTEXT)
 
 
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ("tiny-gemma3", "does not know gemma3"),
+        ("tiny-mixtral", "does not normalize the weights of a llama's experts"),
+        ("tiny-yarn", "has no scaling of rotary positions"),
+    ],
+)
+def test_tinygrads_own_transformer_refuses_what_it_would_compute_wrong(
+    opened: Open, shape: str, why: str
+) -> None:
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
+
+    _, gguf, config = opened(shape)
+    with pytest.raises(BadInput, match=f"tinygrad.llm's network .--path general. {why}"):
+        UpstreamExecutor(gguf, config, "CPU", CONTEXT)
+
+
+@pytest.mark.parametrize("shape", ["tiny-llama3", "tiny-qwen2", "tiny-qwen3moe"])
+def test_tinygrads_own_transformer_knows_what_it_does_not_refuse(opened: Open, shape: str) -> None:
+    from orinllm.other.tinygrad_llm import UpstreamExecutor
+
+    path, gguf, config = opened(shape)
+    executor, tokens = UpstreamExecutor(gguf, config, "CPU", CONTEXT), prompt()[:12]
+    error = np.abs(logprobs(executor.prefill(tokens)) - wanted(path, tokens, 1)[0]).max()
+    assert error < 2e-2
+
+
 def test_what_does_not_fit_is_one_line(opened: Open) -> None:
-    from orinllm.general import general_executor
+    from orinllm.cpu.executor import CpuExecutor
 
     _, gguf, config = opened("tiny")
-    executor = general_executor(gguf, config, "CPU", 64)
+    executor = CpuExecutor(gguf, config, 64)
     for tokens, start in (([1] * 65, 0), ([1], 64), ([], 0)):
         with pytest.raises(BadInput, match=f"{len(tokens)} tokens from position {start} on do not"):
             executor.prefill(tokens, start)
     with pytest.raises(BadInput, match="tokens of context would") as caught:
-        general_executor(gguf, config, "CPU", 1 << 40)
+        CpuExecutor(gguf, config, 1 << 40)
     fitting = int(str(caught.value).split("; ")[1].split()[0])
     per_token = 2 * 2 * 2 * 2 * 64
     assert 0 < fitting < (1 << 40) // per_token
 
 
 def test_a_real_model_gives_the_references_tokens() -> None:
-    from orinllm.general import general_executor
+    from orinllm.cpu.executor import CpuExecutor
 
     path = smollm2()
     gguf = GGUF.open(path)
@@ -218,7 +235,7 @@ def test_a_real_model_gives_the_references_tokens() -> None:
     words = ["<|im_start|>", "user", "Ċ", "What", "Ġis", "Ġthe", "Ġcapital", "Ġof", "ĠFrance", "?"]
     words += ["<|im_end|>", "Ċ", "<|im_start|>", "ass", "istant", "Ċ"]
     ids = [tokens.index(word) for word in words]
-    executor = general_executor(gguf, config, "CPU", CONTEXT)
+    executor = CpuExecutor(gguf, config, CONTEXT)
     logits, answer = executor.prefill(ids), list[int]()
     for position in range(len(ids), len(ids) + 8):
         answer.append(int(logits.argmax()))
@@ -229,3 +246,20 @@ def test_a_real_model_gives_the_references_tokens() -> None:
     assert "The capital of France is Paris" in text
     assert math.isfinite(float(logits.max()))
     assert gguf.tensors["token_embd.weight"].type == GGMLQuantizationType.Q8_0
+
+
+@pytest.mark.usefixtures("plain_null")
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [("tiny-granite", "does not know granite"), ("tiny-yarn", "has no scaling of rotary positi")],
+)
+def test_what_runs_on_the_cpu_alone_is_told_so(shape: str, why: str, opened: Open) -> None:
+    """On a device without fused kernels; and what the line advises is right."""
+    network = Network.read(opened(shape)[0], 64)
+    with pytest.raises(BadInput, match=rf"NULL is neither CUDA nor NV\), and .* {why}") as found:
+        make_runner(network, plan_network(network, "NULL"))
+    advice = re.search("; --device (CPU) runs it$", str(found.value))
+    assert advice is not None
+    runner = make_runner(network, plan_network(network, advice[1]))
+    assert isinstance(runner, CpuRunner) and runner.name == "cpu"
+    assert np.isfinite(runner.path.prefill([1, 2, 3])).all()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orinllm.errors import BadInput
-from orinllm.gguf import GGUF
+from orinllm.file.gguf import GGUF
 
 MATRIX = np.arange(64, dtype=np.float32).reshape(2, 32)
 

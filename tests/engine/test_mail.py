@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tinygrad.runtime.autogen import cuda
 
-from orinllm import mail
+from orinllm.gpu import mail
 
 
 class _Buffer:

@@ -1,11 +1,16 @@
 """`Model.load(path).generate(...)`: a real model and synthetic ones, on a CPU."""
 
+import gc
 import itertools
 import re
 import shutil
 import struct
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,11 +18,14 @@ import pytest
 from tests.engine.models import smollm2
 from tinygrad.helpers import Context
 
+from orinbench.check.reference import Reference
 from orinbench.model import open_model
-from orinbench.reference import Reference
-from orinllm.errors import BadInput
-from orinllm.model import Model
-from orinllm.sampling import Sampling
+from orinllm.batching.cache import SlotStore
+from orinllm.batching.runner import Drawn
+from orinllm.choose.sampling import Sampling
+from orinllm.errors import BadInput, DeviceFault
+from orinllm.loader import make_store
+from orinllm.model import Generation, Model
 
 GREEDY = Sampling(temperature=0)
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -31,7 +39,7 @@ def smol() -> Model:
 
 def fresh(model: Model) -> None:
     """Let the model forget what it knows."""
-    model.begin(None, [-1])
+    model._scheduler.store = make_store(model.runner, model.header.network)
 
 
 def test_a_real_model_says_what_the_reference_says(smol: Model) -> None:
@@ -96,9 +104,43 @@ def test_stop_texts_may_lie_across_tokens(smol: Model, stop: str | list[str], wa
     assert answer.finish_reason == "stop"
 
 
-def test_an_empty_stop_text_is_none(smol: Model) -> None:
-    with pytest.raises(BadInput, match="stop: an empty text"):
-        smol.generate(QUESTION, GREEDY, stop=["a", ""])
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"stop": ["a", ""]}, "stop: an empty text"),
+        ({"stop": ["a", 5]}, "stop: a text or several were expected, not int"),
+        ({"stop": 5}, "stop: a text or several were expected, not int"),
+        ({"max_tokens": 0}, "max_tokens: 0 was given; 1 or more"),
+        ({"max_tokens": "3"}, "max_tokens: 3 was given; 1 or more"),
+        ({"max_tokens": 2.5}, "max_tokens: 2.5 was given; 1 or more"),
+    ],
+)
+def test_what_ends_an_answer_is_checked(smol: Model, asked: Any, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        smol.generate(QUESTION, GREEDY, **asked)
+
+
+def test_an_answer_whose_text_cannot_be_read_ends(
+    smol: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader is told, and nobody else's answer ends."""
+    said = list[str]()
+
+    def read(answer: Generation) -> None:
+        try:
+            said.append(answer.text)
+        except RuntimeError as error:
+            said.append(str(error))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("orinllm.model.StopTexts.push", lambda self, text: 1 // 0)
+        reader = threading.Thread(target=read, args=(smol.generate(QUESTION),), daemon=True)
+        reader.start()
+        reader.join(60)
+    assert said == [
+        "the answer could not be read: ZeroDivisionError: integer division or modulo by zero"
+    ]
+    assert smol.generate(QUESTION, GREEDY, max_tokens=3).text == "The capital of"
 
 
 def test_max_tokens(smol: Model) -> None:
@@ -127,19 +169,104 @@ def test_cancel_ends_at_the_next_piece(smol: Model) -> None:
     assert smol.generate(QUESTION, GREEDY).text == "The capital of France is Paris."
 
 
-def test_one_answer_at_a_time(smol: Model) -> None:
-    """An answer begun first cannot go on with another's keys and values."""
+def test_answers_that_are_asked_for_together(smol: Model) -> None:
+    """One that is read later was computed meanwhile; one that nobody has any more is not."""
     fresh(smol)
     first, second = smol.generate(QUESTION, GREEDY), smol.generate("Once upon", GREEDY)
     pieces = iter(first)
-    next(pieces)
-    next(iter(second))
-    with pytest.raises(BadInput, match="another answer of this model began"):
-        next(pieces)
-    # Begun later than made: what is known is looked up then.
+    early = next(pieces).text
+    del second
+    gc.collect()
     late = smol.generate(QUESTION, GREEDY)
     assert smol.generate("Twice upon a time", GREEDY, max_tokens=2).text
-    assert late.text == "The capital of France is Paris."
+    assert late.text == early + first.text == "The capital of France is Paris."
+
+
+def test_many_threads_ask_one_model(smol: Model) -> None:
+    """Every call is answered or refused; a text is the one that each gives alone."""
+    sampling = [GREEDY, Sampling(seed=4), Sampling(temperature=1.5, seed=2)]
+    want = [smol.generate(QUESTION, how, max_tokens=6).text for how in sampling]
+    seconds: list[float] = []
+
+    def ask(n: int) -> str:
+        if n % 5 == 4:
+            start = time.monotonic()
+            with pytest.raises(BadInput):
+                smol.generate([n, -1])
+            seconds.append(time.monotonic() - start)
+            return ""
+        said = smol.generate(QUESTION, sampling[n % 3], max_tokens=6)
+        if n % 7 == 6:
+            next(iter(said))
+            said.cancel()
+            return ""
+        return said.text
+
+    with ThreadPoolExecutor(16) as pool:
+        for n, text in enumerate(pool.map(ask, range(48))):
+            assert text in ("", want[n % 3])
+    assert max(seconds) < 1
+
+
+def test_a_model_that_is_closed(smol: Model) -> None:
+    """Answers under way end, and later calls are refused."""
+    other = Model(smol.header, smol.plan, smol.runner, SlotStore(1, 512))
+    said = other.generate(QUESTION, GREEDY)
+    next(iter(said))
+    other.close()
+    assert len(list(said)) <= 10
+    assert said.finish_reason == "cancelled"
+    with pytest.raises(RuntimeError, match="the model was closed"):
+        other.generate(QUESTION)
+
+
+def test_a_device_that_fails_ends_every_answer(
+    smol: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that wait, too, and those that come later."""
+    other = Model(smol.header, smol.plan, smol.runner, SlotStore(1, 512))
+
+    asked = threading.Event()
+
+    def fails() -> None:
+        assert asked.wait(60)
+        raise RuntimeError("an illegal memory access")
+
+    monkeypatch.setattr(smol.runner, "collect", fails)
+    answers = [other.generate(QUESTION, GREEDY) for _ in range(3)]
+    asked.set()
+    for answer in answers:
+        with pytest.raises(DeviceFault, match=r"^CPU: failed: an illegal memory access"):
+            answer.text  # noqa: B018
+    with pytest.raises(DeviceFault, match=r"^CPU: failed: an illegal memory access"):
+        other.generate(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says"),
+    [
+        ([5, *QUESTION], "has a message at 1, among tokens"),
+        ([*QUESTION, 5], "has a int at 1, among messages"),
+        ([5, 6.0], "has a float at 1"),
+        ([5, "x"], "has a str at 1"),
+        (np.ones((2, 2), np.int64), "has a ndarray at 0"),
+        (np.ones(2), "has a float64 at 0"),
+        (b"text", "is of type bytes"),
+        (QUESTION[0], "is of type dict"),
+        (None, "is of type NoneType"),
+        (np.int64(5), "is of type int64"),
+    ],
+)
+def test_prompts_that_are_none(smol: Model, prompt: Any, says: str) -> None:
+    with pytest.raises(BadInput, match=f"^the prompt {says}.*; a text, a list or an array of tok"):
+        smol.generate(prompt)
+
+
+def test_an_array_of_tokens(smol: Model) -> None:
+    ids = smol.encode(QUESTION)
+    for kind in (np.int32, np.uint16):
+        assert smol.encode(np.array(ids, kind)) == ids
+    assert smol.encode(iter(ids)) == ids
 
 
 def test_the_context_ends_an_answer(smol: Model, synthetic: Synthetic) -> None:
@@ -201,13 +328,13 @@ def test_bad_metadata_is_one_line(tmp_path: Path, key: str, value: str, says: st
 
 @pytest.mark.parametrize(
     ("free", "says"),
-    [(320_000_000, "0.3 GB that CPU has free: 6720 tokens fit"), (150_000_000, "not even its wei")],
+    [(220_000_000, "0.2 GB that CPU has free: 5312 tokens fit"), (90_000_000, "not even its wei")],
 )
 def test_a_context_larger_than_memory(
     monkeypatch: pytest.MonkeyPatch, free: int, says: str
 ) -> None:
-    """On a CPU the weights are bytes and scales: 165 MB."""
-    monkeypatch.setattr("orinllm.network.free_memory", lambda device: free)
+    """On a CPU the weights lie as in the file: 96.5 MB."""
+    monkeypatch.setattr("orinllm.loader.free_memory", lambda device: free)
     with pytest.raises(BadInput, match=says):
         Model.load(smollm2(), device="CPU", context=8192)
 
@@ -248,14 +375,14 @@ def test_a_device_that_does_not_open_says_each_reason(monkeypatch: pytest.Monkey
 
 
 def test_a_model_without_a_template_takes_no_messages(smol: Model) -> None:
-    plain = Model(smol.header, smol.plan, smol.executor)
+    plain = Model(smol.header, smol.plan, smol.runner, SlotStore(1, 512))
     plain.template = None
     with pytest.raises(BadInput, match="has no chat template; it continues text"):
         plain.encode(QUESTION)
 
 
 def test_logits_that_are_no_numbers(smol: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smol.executor, "token", lambda: -1)
+    monkeypatch.setattr(smol.runner, "collect", lambda: [Drawn(-1)])
     for sampling in (GREEDY, Sampling()):
         with pytest.raises(BadInput, match="its logits are no numbers"):
             next(iter(smol.generate(QUESTION, sampling)))

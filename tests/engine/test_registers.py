@@ -9,13 +9,16 @@ from tests.engine.sources import flat
 from tests.patches.conftest import wheel_file
 from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
 
-from orinbench import sass
-from orinllm.launch import Launch, included
+from orinbench.measure.profiling import sass
+from orinllm.gpu.launch import Launch, included
 
-# On an Orin one type of each way of unpacking, on the GPU of the benchmarks the commonest two.
+# On an Orin one type of each way of unpacking, on the GPU of the benchmarks the commonest.
 CASES = [
-    *((quant, "sm_87") for quant in ("Q6_K", "Q4_K", "Q8_0", "F16", "Q4_0", "IQ4_XS", "MXFP4")),
-    *((quant, "sm_90") for quant in ("Q6_K", "Q4_K")),
+    *(
+        (quant, "sm_87")
+        for quant in ("Q6_K", "Q4_K", "Q5_K", "Q8_0", "F16", "Q4_0", "IQ4_XS", "MXFP4")
+    ),
+    ("Q6_K", "sm_90"),
 ]
 ENTRY = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads"
@@ -25,12 +28,13 @@ ENTRY = re.compile(
 
 
 def launches(quant: str, arch: str) -> list[Launch]:
-    """Different kernels of one, four and a batch; what no weight is in, with Q6_K alone."""
-    batches = [("1b", 32)] + ([("1b", 8), ("1b", 16)] if quant == "Q6_K" else [])
-    cases = [(shape, sequences) for shape in ("1b", "8b") for sequences in (1, 4)]
+    """Different kernels of one, four and a batch; of Q6_K each at both sizes and of all files."""
+    cases = [("8b", 1), ("1b", 4), ("1b", 32)]
+    if quant == "Q6_K":
+        cases += [("1b", 1), ("8b", 4), ("1b", 8), ("1b", 16)]
     found = {
         launch.source: launch
-        for shape, sequences in cases + batches
+        for shape, sequences in cases
         for launch in sass.launches(shape, quant, arch, sequences)
         if quant == "Q6_K"
         or launch.file in ("joined.cu", "gemv.cu", "gemm.cu", "batch.cu", "embed.cu")
@@ -87,7 +91,8 @@ def test_what_a_product_is_added_to_is_read_before_it(role: str, part: int) -> N
     (kernel,) = (kernel for kernel in kernels if kernel.name.startswith("joined_"))
     assert kernel.name.startswith("joined_qkv_attention_out_gate_up_down_")
     ptx = NVRTCCompiler("sm_87", ptx=True, cache_key="none").compile(kernel.source).decode()
-    own = ptx.split("ld.acquire")[part]  # what is behind the wait for the part before
+    # Behind the wait for the part before; a wait loads once, and again in its loop.
+    own = ptx.split("ld.acquire")[2 * part]
     products = own[own.index("dp4a") :]
     assert "ld.global.f32" not in products[: products.index("st.global.f32")], role
     assert "ld.global.f32" in own[: -len(products)]

@@ -11,8 +11,8 @@ import pytest
 from tests.engine.models import tokenizer
 
 from orinllm.errors import BadInput
-from orinllm.rendering import Renderer
-from orinllm.template import ChatTemplate
+from orinllm.text.render import Renderer
+from orinllm.text.template import ChatTemplate
 
 MEMORY = 256 << 20
 
@@ -52,6 +52,10 @@ LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% end
         ("{% for a in b %}" * 3000, "RecursionError: maximum recursion"),
         ("{{ " + "(" * 20000 + "1" + ")" * 20000 + " }}", "RecursionError: maximum recursion"),
         ("{{ raise_exception('no\nway') }}", "no way"),
+        ("{% set l = [0] %}{% for x in l %}{{ l.append(x) }}{% endfor %}", "more than 1 s"),
+        ("{% set l = [0] %}{% for i in range(60) %}{{ l.extend(l) }}{% endfor %}", "256 MB of"),
+        ("{% set l = [] %}{{ l.append(l) }}{{ l | tojson }}", "Circular reference"),
+        ("{{ raise_exception('x' * 2000000) }}", "x" * 1000),
     ],
 )
 def test_a_template_that_takes_too_much_is_one_line(
@@ -60,14 +64,31 @@ def test_a_template_that_takes_too_much_is_one_line(
     with pytest.raises(BadInput) as found:
         renderer.run(job(source, messages=[{"role": "user"}]))
     assert says in str(found.value) and "\n" not in str(found.value)
+    assert len(str(found.value)) <= 1000
     assert renderer.run(job("{{ a }}, {{ strftime_now('%H') }}", a="b")) == "b, 12"
+
+
+CHANGES = (
+    "{% set l = [1] %}{{ l.append(2) }}{% macro f(a=[]) %}{{ a.append(1) }}{{ a }}{% endmacro %}"
+    "{{ f() }}{{ l }}{{ messages.append(3) }}{{ messages[0].update(role='system') }}{{ messages }}"
+    "{{ namespace.x }}{{ cycler.x }}{% set range = 3 %}{% set raise_exception = 4 %}"
+    "{% set dict = {} %}{{ dict.update(a=1) }}{{ dict }}"
+)
+
+
+def test_what_a_template_changes_is_gone_with_its_job(renderer: Renderer) -> None:
+    first = renderer.run(job(CHANGES, messages=[{"role": "user"}]))
+    assert first.startswith("NoneNone[1][1, 2]None") and "system" in first
+    assert renderer.run(job(CHANGES, messages=[{"role": "user"}])) == first
+    later = "{{ range(2) | list }}{{ dict(a=1) }}{{ messages }}"
+    assert renderer.run(job(later, messages=[])) == "[0, 1]{'a': 1}[]"
 
 
 def test_a_process_that_is_gone_comes_back(renderer: Renderer) -> None:
     process = renderer.start()
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    with pytest.raises(BadInput, match="the process that renders it ended with status -9"):
+    with pytest.raises(BadInput, match="the process that works on it ended with status -9"):
         renderer.run(job("a"))
     assert renderer.run(job("a")) == "a"
 

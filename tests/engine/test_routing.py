@@ -7,8 +7,8 @@ import pytest
 from tests.engine import routing
 from tests.engine.conftest import Load
 
+from orinbench.check.reference import Reference
 from orinbench.model import open_model
-from orinbench.reference import Reference
 
 TOKENS = [(53 * i) % 1000 + 3 for i in range(20)]
 HALVES = 0.005  # what halves leave in the logits, of their spread

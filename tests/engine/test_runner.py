@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 from tests.engine.conftest import Load
 
-from orinllm.batch import Draw, FusedRunner, Row
-from orinllm.launches.buffers import PAGE
-from orinllm.sampling import Sampling, sample
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.runner import Draw, Row
+from orinllm.choose.sampling import Sampling, sample
+from orinllm.gpu.kernels.buffers import PAGE
 
 
 class Request:
@@ -114,7 +115,7 @@ def test_penalties_count_the_text_of_their_own_request(
 class Asked:
     """An executor that notes what it is asked to fill, and how."""
 
-    chunk, beside = 512, 64
+    chunk, beside, context, vocab_size = 512, 64, 1024, 100
 
     def __init__(self) -> None:
         self.filled: list[tuple[str, int]] = []

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from orinllm.choose.sampling import Sampling, candidates, sample
 from orinllm.errors import BadInput
-from orinllm.sampling import Sampling, candidates, sample
 
 # log of 1, 2, 4, 8, 16: probabilities of 1/31 to 16/31.
 LOGITS = np.log(np.array([4, 16, 1, 8, 2], np.float64)).astype(np.float32)

@@ -14,7 +14,7 @@ import pytest
 from tests.patches.conftest import COMPILERS, CUDA_HEADER, wheel_file
 
 from orinbench.synth import write_synthetic
-from orinllm.compiler import compiler_path
+from orinllm.gpu.compiler import compiler_path
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -55,7 +55,7 @@ def test_tiny_model_on_the_modelled_orin(tmp_path: Path, shape: str, quant: str,
 DRAWS = """
 import numpy as np
 from tests.engine import chi_square
-from orinllm.sampling import Sampling, sample
+from orinllm.choose.sampling import Sampling, sample
 
 chi_square.SLOTS = 2
 for size, how in (
@@ -97,10 +97,10 @@ ANSWERS = """
 import json, sys
 from tests.engine.server.test_batch import PAGES, run
 from tests.engine.server.test_scheduler import ear, job
-from orinllm.batch import FusedRunner, SingleRunner
-from orinllm.launches.buffers import PAGE
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import Model
-from orinllm.sampling import Sampling
+from orinllm.choose.sampling import Sampling
 
 one = Model.load(sys.argv[1], device=sys.argv[2], context=PAGES * PAGE)
 greedy = Sampling(temperature=0)
@@ -110,18 +110,20 @@ def said(prompt, n):
     return [p.token for p in one.generate(prompt, greedy, max_tokens=n) if p.token >= 0]
 
 answers = [said(prompt, 8)]
-left = iter(one.generate(prompt, greedy))
+left = iter(one.generate(prompt, greedy, max_tokens=8))
 early = [next(left).token for _ in range(2)]
 assert early == answers[0][:2], early
 answers.append(said([*prompt, early[0], 77], 3))  # while the third token of `left` is computed
-fused = one.executor.name == "fused"
-runner = FusedRunner(one.executor, 2) if fused else SingleRunner(one.executor)
+fused, runner = one.runner.name == "fused", one.runner
+for _ in left:  # it grew on, in the one thread that touches the runner
+    pass
+one.close()
 if fused:
     runner.warm()
 jobs = [job(prompt[:2], 3), job(prompt[3:5], 4)]
 run(runner, jobs)
 answers += [ear(one).heard for one in jobs]
-print(one.executor.name, json.dumps(answers))
+print(runner.name, json.dumps(answers))
 """
 
 
@@ -133,7 +135,7 @@ def test_answers_whose_next_token_is_under_way(tiny: Path) -> None:
     program = (sys.executable, "-c", ANSWERS, str(tiny))
     late = ("--delay", "3", "--order", "--write-back", "--seed", "13")
     modelled = (sys.executable, "-m", "nvgpusim", "--strict", "--quiet", *late, "--")
-    fused, general = (
+    fused, cpu = (
         subprocess.run(
             command,
             capture_output=True,
@@ -145,20 +147,20 @@ def test_answers_whose_next_token_is_under_way(tiny: Path) -> None:
         for command in ((*modelled, *program, "NV"), (*program, "CPU"))
     )
     assert fused.returncode == 0, fused.stdout + fused.stderr[-2000:]
-    assert general.stdout.startswith("general "), general.stderr[-2000:]
-    assert fused.stdout == general.stdout.replace("general", "fused")
+    assert cpu.stdout.startswith("cpu "), cpu.stderr[-2000:]
+    assert fused.stdout == cpu.stdout.replace("cpu", "fused")
 
 
 FAULT = """
 import sys, time
 from orinllm.model import Model
-from orinllm.sampling import Sampling
-from orinllm.token_list import copy_ints
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.steps.tokens import copy_ints
 
 one = Model.load(sys.argv[1], device="NV", context=64)
 answer = iter(one.generate([5, 6, 7], Sampling(temperature=0)))
 next(answer)
-copy_ints(one.executor.decoder().list.table, [20_011])  # keys and values where nothing is
+copy_ints(one.runner.executor.decoder().list.table, [20_011])  # keys and values where nothing is
 start, error = time.perf_counter(), ""
 try:
     for piece in answer:

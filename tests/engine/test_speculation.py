@@ -7,12 +7,13 @@ import pytest
 from tests.engine.conftest import Load
 from tests.engine.models import smollm2, tokenizer
 
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.proposers import Draft, Lookup, Proposer
+from orinllm.choose.sampling import Sampling
 from orinllm.errors import BadInput
-from orinllm.fused import FusedExecutor
+from orinllm.gpu.fused import FusedExecutor
+from orinllm.loader import Network, make_store, plan_network
 from orinllm.model import Header, Model
-from orinllm.network import Network, plan_network
-from orinllm.sampling import Sampling
-from orinllm.speculation import Draft, Lookup, Proposer
 
 PROMPT = [(37 * i) % 1000 + 3 for i in range(66)]
 GREEDY, DRAWN = Sampling(temperature=0), Sampling(temperature=9.0, seed=5)
@@ -48,13 +49,20 @@ def test_lookup_finds_what_came_after() -> None:
 def model(path: Path, executor: FusedExecutor) -> Model:
     network = Network.read(path, 128)
     plan = plan_network(network, "EMU")
-    return Model(Header(network, tokenizer("gpt-2"), None), plan, executor)
+    runner = FusedRunner(executor, 1)
+    header = Header(network, tokenizer("gpt-2"), None)
+    return Model(header, plan, runner, make_store(runner, network))
+
+
+def fresh(model: Model) -> None:
+    """Let a model forget what it knows."""
+    model._scheduler.store = make_store(model.runner, model.header.network)
 
 
 def answer(model: Model, how: Sampling, proposer: Proposer | None) -> tuple[list[int], int, int]:
     """The tokens of an answer, how many were proposed and how many of them right."""
     model.speculate(proposer)
-    model.begin(None, [-1])
+    fresh(model)
     said = model.generate(PROMPT, how, max_tokens=11)
     assert [piece.token for piece in said if piece.token >= 0] == said.tokens
     return said.tokens, said.n_proposed, said.n_accepted
@@ -73,7 +81,7 @@ def test_fused_text_is_the_same(
         guessed, proposed, right = answer(one, how, Oracle([*PROMPT, *alone]))
         assert guessed == alone
         assert 0 < right < proposed
-        again, proposed, right = answer(one, how, Draft(emulated(path)))
+        again, proposed, right = answer(one, how, Draft(FusedRunner(emulated(path), 1)))
         assert again == alone
         assert right == proposed > 0  # the same model, which draws by the same numbers
     penalized = Sampling(temperature=0, repeat_penalty=1.5)
@@ -91,7 +99,7 @@ def test_a_real_model_says_the_same(smol: Model, how: Sampling) -> None:
     texts = []
     for proposer in (None, Lookup()):
         smol.speculate(proposer)
-        smol.begin(None, [-1])
+        fresh(smol)
         said = smol.generate(question, how, max_tokens=16)
         texts.append(said.text)
     assert texts[0] == texts[1]

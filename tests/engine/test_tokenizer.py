@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.engine.models import metadata, smollm2, tokenizer, vocabularies, wanted
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Sequence as SplitSequence
+from tokenizers.pre_tokenizers import Split
 
 from orinllm.errors import BadInput
-from orinllm.gguf import GGUF
-from orinllm.pretokenizers import PRE_TOKENIZERS
-from orinllm.tokenizer import GUARD, Tokenizer, WholeFinder
+from orinllm.file.gguf import GGUF
+from orinllm.text.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
+from orinllm.text.tokenizer import GUARD, Tokenizer, WholeFinder
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6
 
@@ -335,6 +338,28 @@ def test_decoding_gives_the_text_back(name: str, text: str) -> None:
     assert b"".join(_texts(source, ids)).decode() in (text, f" {text}")
 
 
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [  # by the expressions of llama.cpp 0.5.0's llama-vocab.cpp, read by hand
+        ("kimi-k2", ["a", " w", "Ord", " ", "123", "4", " ", "中文", "b", "!\n", "  ", " c"]),
+        ("superbpe", ["a wOrd ", "1", "234", " 中文b!\n   c"]),
+        ("chameleon", ["a", " wOrd", " ", *"1234", " 中文b", "!", "\n", "  ", " c"]),
+        ("afmoe", ["a", " wOrd", " ", "1", "234", " ", "中文", "b", "!\n", "  ", " c"]),
+        ("spark2_5", ["a", " wOrd", " ", *"1234", " ", "中文", "b", "!", "\n", "  ", " c"]),
+        ("jais-2", ["a", " wOrd", " ", "123", "4", " 中文b", "!\n", "  ", " c"]),
+        ("sarvam-moe", ["a wOrd 1234 中文b!", "\n", "   c"]),
+        (
+            "granite-embed-multi-97m",
+            ["a", " w", "Ord", " ", "123", "4", " 中文b", "!\n", "  ", " c"],
+        ),
+    ],
+)
+def test_how_text_is_cut(name: str, pieces: list[str]) -> None:
+    splits = [Split(Regex(split), "isolated") for split in pre_tokenizer(name).splits]
+    cut = SplitSequence(splits).pre_tokenize_str("a wOrd 1234 中文b!\n   c")
+    assert [piece for piece, _ in cut] == pieces
+
+
 def test_control_tokens_are_left_out_unless_asked_for() -> None:
     source = tokenizer("llama-bpe")
     ids = source.encode("a<|eot_id|>b", special=True)
@@ -412,6 +437,7 @@ def _without(keys: dict[str, Any], key: str) -> dict[str, Any]:
         (_byte_level([], ["a b"], model="rwkv"), "'rwkv' is not supported; supported are gpt2"),
         (_without(_byte_level([], []), "model"), "tokenizer.ggml.model: '' is not supported"),
         (_byte_level([], ["a b"], pre="gpt-9"), "'gpt-9' is no pre-tokenizer known here; known"),
+        (_byte_level([], ["a b"], pre="\x1b[2J"), r"'\x1b[2J' is no pre-tokenizer known here"),
         (_byte_level([], []), "tokenizer.ggml.merges: missing"),
         (_byte_level([], "a b"), "tokenizer.ggml.merges: str, an array is needed"),  # type: ignore[arg-type]
         (_byte_level([], [1]), "tokenizer.ggml.merges: an array of int, one of str is needed"),  # type: ignore[list-item]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.engine import cuda_emulation
 from tests.engine.sources import flat
 
-from orinllm.ggml import GgmlType, KernelType, kernel_types
+from orinllm.file.ggml import GgmlType, KernelType, kernel_types
 
 Array = NDArray[Any]
 TYPES = sorted(kernel_types().values(), key=lambda t: t.id)

@@ -226,7 +226,7 @@ def write(path: Path, name: str) -> None:
 
 def main() -> None:
     """Write llama.cpp's logits of the last position, rounded."""
-    from tests.benchmarks import llama_cpp_golden
+    from tests.benchmarks.check import llama_cpp_golden
 
     golden = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,25 +1,40 @@
-// A language model on a CPU: a list of operations, each shared out among the cores. rows.c precedes
-// this file in one text.
+// A language model on a CPU: a list of operations, each shared out among the cores. packed.c,
+// rows.c and recurrent.c precede this file in one text.
 //
-// Layout: activations are float, one row a token; weights as in rows.c; keys and values are 16-bit
-//   floats, [kv head][position][dimension].
+// Layout: activations are float, one row a token; weights as in packed.c; keys and values are
+// 16-bit
+//   floats, [slot][kv head][position][dimension]. The tokens of a run may be of several sequences,
+//   each in a slot of its own; those of one sequence are in order.
 // Roles: an operation is so many units: rows of a matrix, heads or tokens. A core claims one after
 //   the other, and goes on when all are done: no core waits for one that the system lets sleep
 //   unless that one holds a unit. What a core needs alone lies in its `scratch`.
 // Units: sizes count elements; positions count tokens.
-// The structs are mirrored by ctypes in ../cpu_executor.py.
+// The structs are mirrored by ctypes in program.py.
 #define UNIT_ROWS 16  // rows of a matrix that are claimed at once
 #define MAX_HEAD 512  // dimensions of a head
-#define MAX_CHUNK 32  // tokens of a run
+#define MAX_CHUNK 512  // tokens of a run, of all sequences
 #define MAX_USED 32   // experts of a token
 
-enum { EMBED, MATMUL, KEYS, ATTEND, NORM_ADD, EXPERTS_GATED, EXPERTS_DOWN };
-enum { STORE, ADD, SILU, GELU, GPT_OSS };
+enum {
+  EMBED,
+  MATMUL,
+  KEYS,
+  ATTEND,
+  NORM_ADD,
+  EXPERTS_GATED,
+  EXPERTS_DOWN,
+  RECURRENT,
+  NORM_GROUPS,
+  ACTIVATE,
+  SCALE,
+  LAYERS
+};
+enum { STORE, ADD, RELU_SQUARED, SILU, GELU, GPT_OSS };  // from SILU on there is a gate
 enum { SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN };
 
 // A matrix, its bias (or 0), and where its products go: out[token * stride + row].
 typedef struct {
-  const signed char* weights;
+  const u8* weights;
   const float* bias;
   float* out;
   i64 rows, stride;
@@ -29,51 +44,36 @@ typedef struct {
 typedef struct {
   i64 kind;
   const float *in, *norm;  // rows of `cols` at in[token * in_stride]; norm: RMS norm of each, or 0
-  i64 in_stride, cols, n_parts, epilogue, last_only;
+  i64 in_stride, cols, n_parts, epilogue, wanted_only;
   Part parts[3];
-  double scale, eps;
+  double scale, eps, softcap;  // softcap: of scores, or 0
   // Attention. in: queries or keys; second: values; table: cos and sin by position.
   const float *second, *table, *sinks;
   half *keys, *values;
   i64 heads, kv_heads, head_dim, length, window, pairs, interleaved;
+  const float* factors;  // of scores, one for each `every` positions; or 0
+  i64 every;
   // Experts. router: logits, one row a token.
   const float* router;
   i64 experts, used, gating, normalized;
+  const float* choice;             // of experts: added to what they are chosen by; or 0
+  i64 head_stride, gated, v_norm;  // head_stride: of queries, which a gate may follow
+  const float* by;                 // of ADD: the sigmoid of its elements is a factor; or 0
+  i64 by_stride;
+  const Recurrent* recurrent;
 } Op;
 
 typedef struct {
-  i64 n_tokens, start, n_ops;
+  i64 n_tokens, n_wanted, n_ops;
   const Op* ops;
   int* progress;   // of each operation: units claimed, units done; zeros at the start
-  float* scratch;  // of core c: from c * scratch_size on: normed inputs or scores, then rows
-  i64 scratch_size, rows_at;  // rows_at: where in it the float rows of weights begin
-  i64 tokens[MAX_CHUNK];
+  float* scratch;  // of core c: from c * scratch_size on: inputs or scores
+  i64 scratch_size;
+  i64 tokens[MAX_CHUNK];  // below 0: its embedding is there already, a picture's
+  i64 positions[MAX_CHUNK], slots[MAX_CHUNK];
+  i64 wanted[MAX_CHUNK];  // which tokens' logits, in this order
+  i64 ahead[MAX_CHUNK];   // tokens behind it that it sees, too: a picture's
 } Run;
-
-// e^x to 1e-7: 2^n from the exponent bits, the rest by its series.
-static inline float exp_of(float x) {
-  x = x < -87.f ? -87.f : x > 88.f ? 88.f : x;
-  const float n = __builtin_floorf(x * 1.44269504f + 0.5f);
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.f / 5040;
-  p = p * r + 1.f / 720;
-  p = p * r + 1.f / 120;
-  p = p * r + 1.f / 24;
-  p = p * r + 1.f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1;
-  p = p * r + 1;
-  const int bits = ((int)n + 127) << 23;
-  float power;
-  __builtin_memcpy(&power, &bits, 4);
-  return p * power;
-}
-
-static inline float rms_scale(const float* x, i64 n, float eps) {
-  float sum = 0;
-  for (i64 i = 0; i < n; i++) sum += x[i] * x[i];
-  return 1.f / __builtin_sqrtf(sum / n + eps);
-}
 
 static inline void give_way(int spins) {
 #if defined(__x86_64__)
@@ -91,114 +91,94 @@ static inline void give_way(int spins) {
 #endif
 }
 
-static inline float activated(i64 epilogue, float g, float u) {
-  if (epilogue == SILU) return g / (1 + exp_of(-g)) * u;
+INLINED float8 activated(i64 epilogue, float8 g, float8 u) {
+  if (epilogue == RELU_SQUARED) return within(u, 0, 3.4e38f) * within(u, 0, 3.4e38f);
+  if (epilogue == SILU) return g / (1 + exps_of(-g)) * u;
   if (epilogue == GELU) {
-    const float z = 0.7978845608f * (g + 0.044715f * g * g * g);
-    return 0.5f * g * (2 - 2 / (exp_of(2 * z) + 1)) * u;  // tanh z = 1 - 2 / (e^2z + 1)
+    const float8 z = 0.7978845608f * (g + 0.044715f * g * g * g);
+    return 0.5f * g * (2 - 2 / (exps_of(2 * z) + 1)) * u;  // tanh z = 1 - 2 / (e^2z + 1)
   }
-  g = g > 7 ? 7 : g;
-  u = u > 7 ? 7 : u < -7 ? -7 : u;
-  return g / (1 + exp_of(-1.702f * g)) * (u + 1);
+  g = within(g, -3.4e38f, 7);
+  return g / (1 + exps_of(-1.702f * g)) * (within(u, -7, 7) + 1);
 }
 
 // What one matrix, or gate and up together, is multiplied by, and where the products go.
 typedef struct {
   i64 n;  // rows of activations
-  const float* in[MAX_CHUNK];
+  Input in[MAX_CHUNK];
   i64 out[MAX_CHUNK];       // which row of `out` each goes to
   float factor[MAX_CHUNK];  // of ADD
 } Batch;
 
-static inline void finish(const Op* op, float* to, float y, float g, float f) {
-  if (op->epilogue == STORE)
-    *to = y;
-  else if (op->epilogue == ADD)
-    *to += f * y;
-  else
-    *to = activated(op->epilogue, g, y);
-}
-
-// Four rows of a part, from `row` on; those of several tokens also as floats.
-typedef struct {
-  const Part* part;
-  const signed char* packed[ROWS];
-  float* floats;
-} Rows;
-
-static Rows rows_of(const Op* op, const Part* part, i64 expert, i64 row, float* floats) {
-  Rows rows = {part, {0}, floats};
+// sums[row of activations] of 8 rows of a part, from `row` on, with their biases.
+static void sums_of(const Part* part, const Batch* batch, i64 expert, i64 row, i64 cols,
+                    float8* sums) {
+  const u8* rows[ROWS];
+  float8 bias = {0};
   for (int r = 0; r < ROWS; r++) {
-    const i64 at = row + r < part->rows ? row + r : part->rows - 1;
-    rows.packed[r] = part->weights + (expert * part->rows + at) * part->layout.row_bytes;
-    if (floats) unpack(&part->layout, rows.packed[r], op->cols, floats + r * op->cols);
+    const i64 at = expert * part->rows + (row + r < part->rows ? row + r : part->rows - 1);
+    rows[r] = part->weights + at * part->layout.row_bytes;
+    if (part->bias) bias[r] = part->bias[at];
   }
-  return rows;
-}
-
-static void sums_of(const Rows* rows, const float* const* x, i64 n, i64 cols,
-                    float (*sums)[TOKENS]) {
-  if (n > 1)
-    with_four(rows->floats, x, cols, sums);
-  else
-    with_one(&rows->part->layout, rows->packed, x[0], cols, sums);
+  tile(&part->layout, rows, batch->in, batch->n, cols, sums);
+  if (part->bias)
+    for (i64 t = 0; t < batch->n; t++) sums[t] += bias;
 }
 
 // Rows of one unit of part `index`, of expert `expert` in a stack. With an activation the part is
-// up, and the one before it gate. `space` holds 2 * ROWS rows of floats.
-static void product(const Op* op, int index, const Batch* batch, i64 expert, i64 unit,
-                    float* space) {
-  const int gated = op->epilogue >= SILU;
+// up, and the one before it gate.
+static void product(const Op* op, int index, const Batch* batch, i64 expert, i64 unit) {
+  const int gated = op->epilogue >= SILU, adds = op->epilogue == ADD;
   const Part* part = &op->parts[index];
-  const i64 rows = part->rows, at = expert * rows;
-  const i64 end = (unit + 1) * UNIT_ROWS < rows ? (unit + 1) * UNIT_ROWS : rows;
+  const i64 end = (unit + 1) * UNIT_ROWS < part->rows ? (unit + 1) * UNIT_ROWS : part->rows;
   for (i64 first = unit * UNIT_ROWS; first < end; first += ROWS) {
-    float* floats = batch->n > 1 ? space : 0;
-    const Rows w = rows_of(op, part, expert, first, floats);
-    Rows gate;
-    if (gated) gate = rows_of(op, part - 1, expert, first, floats ? space + ROWS * op->cols : 0);
-    for (i64 i = 0; i < batch->n; i += TOKENS) {
-      const i64 n = batch->n - i < TOKENS ? batch->n - i : TOKENS;
-      const float* x[TOKENS];
-      float sums[ROWS][TOKENS], gates[ROWS][TOKENS];
-      for (int t = 0; t < TOKENS; t++) x[t] = batch->in[t < n ? i + t : i];
-      sums_of(&w, x, n, op->cols, sums);
-      if (gated) sums_of(&gate, x, n, op->cols, gates);
-      for (int r = 0; r < ROWS && first + r < rows; r++)
-        for (int t = 0; t < n; t++) {
-          const i64 row = first + r;
-          const float y = sums[r][t] + (part->bias ? part->bias[at + row] : 0);
-          float g = 0;
-          if (gated) g = gates[r][t] + (part[-1].bias ? part[-1].bias[at + row] : 0);
-          float* to = part->out + batch->out[i + t] * part->stride + row;
-          finish(op, to, y, g, batch->factor[i + t]);
-        }
+    const i64 rows = end - first < ROWS ? end - first : ROWS;
+    float8 sums[MAX_CHUNK], gates[MAX_CHUNK];
+    sums_of(part, batch, expert, first, op->cols, sums);
+    if (gated) sums_of(part - 1, batch, expert, first, op->cols, gates);
+    for (i64 t = 0; t < batch->n; t++) {
+      float* to = part->out + batch->out[t] * part->stride + first;
+      float8 y = sums[t];
+      if (op->epilogue >= RELU_SQUARED) y = activated(op->epilogue, gated ? gates[t] : y, y);
+      for (i64 r = 0; r < rows; r++) to[r] = adds ? to[r] + batch->factor[t] * y[r] : y[r];
     }
   }
 }
 
-// The inputs of all tokens, normed into the core's scratch where the operation has a norm.
-static i64 inputs(const Op* op, const Run* run, float* scratch, const float** in) {
-  const i64 first = op->last_only ? run->n_tokens - 1 : 0;
-  for (i64 t = first; t < run->n_tokens; t++) {
-    const float* x = op->in + t * op->in_stride;
+static int any_packed(const Op* op) {
+  int found = 0;
+  for (int i = 0; i < op->n_parts; i++) found |= op->parts[i].layout.type != HALVES;
+  return found;
+}
+
+// The inputs of all tokens, or of the wanted ones; in the core's scratch they are normed where the
+// operation has a norm, and rounded where rows are packed.
+static i64 inputs(const Op* op, const Run* run, float* scratch, Input* in) {
+  const i64 n = op->wanted_only ? run->n_wanted : run->n_tokens;
+  const int packed = any_packed(op);
+  for (i64 t = 0; t < n; t++, scratch += op->cols + input_size(op->cols)) {
+    const float* x = op->in + (op->wanted_only ? run->wanted[t] : t) * op->in_stride;
     if (op->norm) {
-      float* normed = scratch + (t - first) * op->cols;
       const float scale = rms_scale(x, op->cols, op->eps);
-      for (i64 i = 0; i < op->cols; i++) normed[i] = x[i] * scale * op->norm[i];
-      x = normed;
+      for (i64 i = 0; i < op->cols; i++) scratch[i] = x[i] * scale * op->norm[i];
+      x = scratch;
     }
-    in[t - first] = x;
+    in[t] = packed ? rounded(x, op->cols, scratch + op->cols) : (Input){x, 0, 0, 0};
   }
-  return run->n_tokens - first;
+  return n;
 }
 
 static i64 units_of(const Part* part) { return (part->rows + UNIT_ROWS - 1) / UNIT_ROWS; }
 
-static void matmul(const Op* op, const Batch* batch, i64 unit, float* space) {
+static void matmul(const Op* op, const Batch* batch, i64 unit) {
   int index = op->epilogue >= SILU;
   while (unit >= units_of(&op->parts[index])) unit -= units_of(&op->parts[index++]);
-  product(op, index, batch, 0, unit, space);
+  product(op, index, batch, 0, unit);
+}
+
+// What an expert is chosen by: its logit, or its weight and a bias.
+static inline float choosing(const Op* op, const float* logits, i64 e) {
+  return op->choice ? sigmoid(logits[e]) + op->choice[e] : logits[e];
 }
 
 // Experts and weights of one token, from its router's logits.
@@ -212,11 +192,10 @@ static void route(const Op* op, const float* logits, i64* chosen, float* weights
     for (i64 e = 0; e < op->experts; e++) {
       int taken = 0;
       for (i64 j = 0; j < k; j++) taken |= chosen[j] == e;
-      if (!taken && (best < 0 || logits[e] > logits[best])) best = e;
+      if (!taken && (best < 0 || choosing(op, logits, e) > choosing(op, logits, best))) best = e;
     }
     chosen[k] = best;
-    weights[k] =
-        op->gating == SIGMOID ? 1 / (1 + exp_of(-logits[best])) : exp_of(logits[best] - most);
+    weights[k] = op->gating == SIGMOID ? sigmoid(logits[best]) : exp_of(logits[best] - most);
     sum += weights[k];
   }
   const int divided = op->normalized || op->gating == SOFTMAX_OF_CHOSEN;
@@ -238,7 +217,7 @@ static void prepare(const Op* op, const Run* run, float* scratch, Prepared* to) 
   if (op->kind == MATMUL)
     for (i64 t = 0; t < batch->n; t++) {
       batch->out[t] = t;
-      batch->factor[t] = op->scale;
+      batch->factor[t] = op->scale * (op->by ? sigmoid(op->by[t * op->by_stride]) : 1);
     }
   if (op->kind == EXPERTS_GATED || op->kind == EXPERTS_DOWN)
     for (i64 t = 0; t < run->n_tokens; t++)
@@ -248,8 +227,8 @@ static void prepare(const Op* op, const Run* run, float* scratch, Prepared* to) 
 // Rows of one unit of gate and up of the chosen experts, one row of out a token and slot; or of
 // down, added to the token.
 static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 unit,
-                    float* space) {
-  const int down = op->kind == EXPERTS_DOWN;
+                    float* scratch) {
+  const int down = op->kind == EXPERTS_DOWN, packed = any_packed(op);
   for (i64 e = 0; e < op->experts; e++) {
     Batch batch;
     batch.n = 0;
@@ -257,11 +236,16 @@ static void mixture(const Op* op, const Run* run, const Prepared* prepared, i64 
       for (i64 k = 0; k < op->used; k++)
         if (prepared->chosen[t][k] == e) {
           const i64 slot = t * op->used + k;
-          batch.in[batch.n] = down ? op->in + slot * op->in_stride : prepared->batch.in[t];
+          batch.in[batch.n] = prepared->batch.in[t];
+          if (down) {
+            const float* x = op->in + slot * op->in_stride;
+            float* space = scratch + batch.n * input_size(op->cols);
+            batch.in[batch.n] = packed ? rounded(x, op->cols, space) : (Input){x, 0, 0, 0};
+          }
           batch.out[batch.n] = down ? t : slot;
           batch.factor[batch.n++] = prepared->weights[t][k];
         }
-    if (batch.n) product(op, down ? 0 : 1, &batch, e, unit, space);
+    if (batch.n) product(op, op->n_parts - 1, &batch, e, unit);
   }
 }
 
@@ -279,15 +263,22 @@ static void turned(const Op* op, const float* x, i64 position, float* out) {
   }
 }
 
+// Where a token's sequence has its keys, or its values, of a head.
+static i64 at_of(const Op* op, const Run* run, i64 t, i64 h) {
+  return (run->slots[t] * op->kv_heads + h) * op->length * op->head_dim;
+}
+
 static void keys(const Op* op, const Run* run, i64 unit) {
-  const i64 t = unit / op->kv_heads, h = unit % op->kv_heads, position = run->start + t;
+  const i64 t = unit / op->kv_heads, h = unit % op->kv_heads, position = run->positions[t];
   const i64 from = t * op->in_stride + h * op->head_dim;
-  const i64 to = (h * op->length + position) * op->head_dim;
+  const i64 to = at_of(op, run, t, h) + position * op->head_dim;
   float key[MAX_HEAD];
+  const float* value = op->second + from;
+  const float scale = op->v_norm ? rms_scale(value, op->head_dim, op->eps) : 1;
   turned(op, op->in + from, position, key);
   for (i64 i = 0; i < op->head_dim; i++) {
     op->keys[to + i] = (half)key[i];
-    op->values[to + i] = (half)op->second[from + i];
+    op->values[to + i] = (half)(value[i] * scale);
   }
 }
 
@@ -300,32 +291,52 @@ static float score(const float* q, const half* key, i64 n) {
   return sum;
 }
 
+// c tanh(x / c); tanh z = 1 - 2 / (e^2z + 1)
+static inline float capped(float x, float c) { return c - 2 * c / (exp_of(2 * x / c) + 1); }
+
+// x[i] = e^(x[i] - most); up to 7 floats behind the n are written, too.
+static void exps(float* x, i64 n, float most) {
+  for (i64 i = 0; i < n; i += 8) {
+    float8 v;
+    __builtin_memcpy(&v, x + i, sizeof v);
+    v = exps_of(v - most);
+    __builtin_memcpy(x + i, &v, sizeof v);
+  }
+}
+
 static void attend(const Op* op, const Run* run, float* scores, i64 unit) {
   const i64 size = op->head_dim, group = op->heads / op->kv_heads;
-  const i64 t = unit / op->heads, h = unit % op->heads, position = run->start + t;
-  const i64 base = h / group * op->length * size;
+  const i64 t = unit / op->heads, h = unit % op->heads, position = run->positions[t];
+  const i64 last = position + run->ahead[t];
+  const i64 base = at_of(op, run, t, h / group);
   const i64 first = op->window && position >= op->window ? position - op->window + 1 : 0;
   float q[MAX_HEAD], mixed[MAX_HEAD], most = op->sinks ? op->sinks[h] : -3.4e38f;
-  turned(op, op->in + t * op->in_stride + h * size, position, q);
-  for (i64 p = first; p <= position; p++) {
-    scores[p - first] = score(q, op->keys + base + p * size, size) * (float)op->scale;
+  const float scale = (float)op->scale * (op->factors ? op->factors[position / op->every] : 1);
+  const float* query = op->in + t * op->in_stride + h * op->head_stride;
+  turned(op, query, position, q);
+  for (i64 p = first; p <= last; p++) {
+    scores[p - first] = score(q, op->keys + base + p * size, size) * scale;
+    if (op->softcap) scores[p - first] = capped(scores[p - first], op->softcap);
     most = scores[p - first] > most ? scores[p - first] : most;
   }
   float sum = op->sinks ? exp_of(op->sinks[h] - most) : 0;
+  exps(scores, last - first + 1, most);
   for (i64 i = 0; i < size; i++) mixed[i] = 0;
-  for (i64 p = first; p <= position; p++) {
-    const float weight = exp_of(scores[p - first] - most);
+  for (i64 p = first; p <= last; p++) {
+    const float weight = scores[p - first];
     const half* value = op->values + base + p * size;
     sum += weight;
     for (i64 i = 0; i < size; i++) mixed[i] += weight * (float)value[i];
   }
   float* out = op->parts[0].out + t * op->parts[0].stride + h * size;
-  for (i64 i = 0; i < size; i++) out[i] = mixed[i] / sum;
+  for (i64 i = 0; i < size; i++)
+    out[i] = mixed[i] / sum * (op->gated ? sigmoid(query[size + i]) : 1);
 }
 
 static void embed(const Op* op, const Run* run, i64 t) {
   const Part* part = &op->parts[0];
   float* out = part->out + t * part->stride;
+  if (run->tokens[t] < 0) return;
   unpack(&part->layout, part->weights + run->tokens[t] * part->layout.row_bytes, op->cols, out);
   for (i64 i = 0; i < op->cols; i++) out[i] *= (float)op->scale;
 }
@@ -337,14 +348,82 @@ static void norm_add(const Op* op, i64 t) {
   for (i64 i = 0; i < op->cols; i++) out[i] += x[i] * scale * op->norm[i];
 }
 
+// out = the activation of one token's elements, of those of `second` where there is one.
+static void activate(const Op* op, i64 t) {
+  const float* x = op->in + t * op->in_stride;
+  float* out = op->parts[0].out + t * op->parts[0].stride;
+  for (i64 i = 0; i < op->cols; i++) {
+    const float u = op->second ? op->second[t * op->by_stride + i] : x[i];
+    out[i] = activated(op->epilogue, (float8){0} + x[i], (float8){0} + u)[0];
+  }
+}
+
+static void scale_row(const Op* op, i64 t) {
+  float* out = op->parts[0].out + t * op->parts[0].stride;
+  for (i64 i = 0; i < op->cols; i++) out[i] *= (float)op->scale;
+}
+
+// A token's embeddings for each layer: those of a table, `second`, and those that a matrix made of
+// its embedding, normed by layer, whose sum is times 1 / sqrt(2).
+static void layers(const Op* op, i64 t) {
+  float* out = op->parts[0].out + t * op->parts[0].stride;
+  for (i64 first = 0; first < op->parts[0].stride; first += op->cols) {
+    float* x = out + first;
+    const float* table = op->second + t * op->parts[0].stride + first;
+    const float scale = rms_scale(x, op->cols, (float)op->eps);
+    for (i64 i = 0; i < op->cols; i++)
+      x[i] = 0.70710678f * (x[i] * scale * op->norm[i] + (float)op->scale * table[i]);
+  }
+}
+
 static i64 all_units(const Op* op, const Run* run) {
   i64 units = 0;
-  if (op->kind == EMBED || op->kind == NORM_ADD) return run->n_tokens;
+  if (op->wanted_only && !run->n_wanted) return 0;
+  if (op->kind == RECURRENT) return recurrent_units(op->recurrent);
+  if (op->kind == EMBED || op->kind == NORM_ADD || op->kind > RECURRENT) return run->n_tokens;
   if (op->kind == KEYS) return run->n_tokens * op->kv_heads;
   if (op->kind == ATTEND) return run->n_tokens * op->heads;
   for (int index = op->epilogue >= SILU; index < op->n_parts; index++)
     units += units_of(&op->parts[index]);
   return units;
+}
+
+static void compute(const Op* op, const Run* run, float* scratch, const Prepared* mine, i64 unit) {
+  const Tokens tokens = {run->n_tokens, run->positions, run->slots};
+  switch (op->kind) {
+    case EMBED:
+      embed(op, run, unit);
+      break;
+    case MATMUL:
+      matmul(op, &mine->batch, unit);
+      break;
+    case KEYS:
+      keys(op, run, unit);
+      break;
+    case ATTEND:
+      attend(op, run, scratch, unit);
+      break;
+    case NORM_ADD:
+      norm_add(op, unit);
+      break;
+    case RECURRENT:
+      recurrent(op->recurrent, &tokens, unit);
+      break;
+    case NORM_GROUPS:
+      norm_groups(op->recurrent, unit);
+      break;
+    case ACTIVATE:
+      activate(op, unit);
+      break;
+    case SCALE:
+      scale_row(op, unit);
+      break;
+    case LAYERS:
+      layers(op, unit);
+      break;
+    default:
+      mixture(op, run, mine, unit, scratch);
+  }
 }
 
 // The only symbol that is not static: tinygrad's loader begins at the start of the code.
@@ -359,18 +438,7 @@ void decoder(Run* run, int core) {
       const i64 unit = __atomic_fetch_add(claimed, 1, __ATOMIC_RELAXED);
       if (unit >= units) break;
       if (!prepared++) prepare(op, run, scratch, &mine);
-      if (op->kind == EMBED)
-        embed(op, run, unit);
-      else if (op->kind == MATMUL)
-        matmul(op, &mine.batch, unit, scratch + run->rows_at);
-      else if (op->kind == KEYS)
-        keys(op, run, unit);
-      else if (op->kind == ATTEND)
-        attend(op, run, scratch, unit);
-      else if (op->kind == NORM_ADD)
-        norm_add(op, unit);
-      else
-        mixture(op, run, &mine, unit, scratch + run->rows_at);
+      compute(op, run, scratch, &mine, unit);
       __atomic_fetch_add(done, 1, __ATOMIC_RELEASE);
     }
     for (int spins = 0; __atomic_load_n(done, __ATOMIC_ACQUIRE) < units; spins++) give_way(spins);

@@ -1,16 +1,22 @@
-// Rows of weights on a CPU, times one token or four: the inner loops of decoder.c, which follows
-// this file in one text.
+// Rows of weights on a CPU, times one token or several: the inner loops of decoder.c. packed.c
+// precedes this file in one text, decoder.c follows.
 //
-// Layout: a row is 16-bit floats; or `cols` signed bytes, then a float scale for each `group` of
-//   them, then, with `minima`, a float for each group: weight = scale * byte + minimum. Bytes have
-//   whole groups in a row, and rows follow each other without a gap.
-// Roles: with_one reads rows as they lie; with_four takes those that `unpack` made floats. Both add
-//   the same products in the same order, so that a token alone has the sums of a token among many.
+// Layout: activations are floats, and for packed rows also whole numbers of 16 bits, of which 32
+//   share a scale (`Input`).
+// Roles: a tile is 8 rows. tile_of_one reads packed rows for a token, tile_of_many turns each group
+//   into pairs of all rows for many. Both add the same whole numbers, and floats in the same order,
+//   so that a token alone has the sums of a token among many. Rows of 16-bit floats have functions
+//   of their own, of which the same is true.
 // Units: columns count weights; `ahead` counts bytes.
-typedef long long i64;
-typedef _Float16 half;
+#define TOKENS 4   // that rows of 16-bit floats are multiplied by at once
+#define HALF 4     // rows of those
+#define LINE 64    // bytes of a cache line
+#define SHARED 32  // activations that share a scale
+// Rows of at most so many bytes are fetched a tile ahead: the hardware's own prefetch starts anew
+// in each row.
+#define SHORT_ROW 4096
 
-// Lanes of a vector and tokens of a tile, so that the sums of 4 rows fit the registers.
+// Lanes of a vector, so that the sums of 4 rows and 4 tokens fit the registers.
 #if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
@@ -18,34 +24,205 @@ typedef _Float16 half;
 #else
 #define LANES 4
 #endif
-#define ROWS 4
-#define TOKENS 4
-#define LINE 64  // bytes of a cache line
-// Rows of at most so many bytes are fetched four ahead: the hardware's own prefetch starts anew in
-// each row. Where four fill the first cache it is faster alone.
-#define SHORT_ROW 4096
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef half half_vec __attribute__((vector_size(2 * LANES)));
-typedef signed char byte_vec __attribute__((vector_size(LANES)));
+typedef int int16 __attribute__((vector_size(64)));
 
-// How a matrix lies. group: 16 or 32 bytes that share a scale; 0: 16-bit floats.
+// How a matrix lies. type: a GGML type, or 0 for 16-bit floats.
 typedef struct {
-  i64 row_bytes, group, minima;
+  i64 row_bytes, type;
 } Layout;
 
-#define INLINED static inline __attribute__((always_inline))
+// What a row is multiplied by. Activation c is values[c] * scales[c / 32]; sums: of 16 activations.
+typedef struct {
+  const float* floats;
+  const short* values;
+  const float *scales, *sums;
+} Input;
 
-INLINED vec load_half(const half* p) {
+// Floats that an Input's values, scales and sums take.
+INLINED i64 input_size(i64 cols) { return cols / 2 + 3 * (cols / SHARED + 1) + 16; }
+
+// 16 activations times `by`, rounded to whole numbers.
+INLINED int16 whole_of(float16 x, float by) {
+  const float16 at = x * by;
+  const int16 halves = ((int16)at & (int)0x80000000) | 0x3f000000;  // 0.5 with the sign of each
+  return __builtin_convertvector(at + (float16)halves, int16);
+}
+
+// Activations as whole numbers, in `space`; columns come by 32.
+static Input rounded(const float* x, i64 cols, float* space) {
+  short* values = (short*)space;
+  float *scales = space + cols / 2, *sums = scales + cols / SHARED;
+  for (i64 c = 0; c < cols; c += SHARED) {
+    float16 parts[2];
+    __builtin_memcpy(parts, x + c, sizeof parts);
+    // The bits of the largest size; of what is no number they are larger than all others.
+    const int16 first = (int16)parts[0] & 0x7fffffff, second = (int16)parts[1] & 0x7fffffff;
+    const int bits = __builtin_reduce_max(__builtin_elementwise_max(first, second));
+    const int finite = bits < 0x7f800000;
+    float most;
+    __builtin_memcpy(&most, &bits, sizeof most);
+    const float by = finite && most > 1e-30f ? 32767 / most : 0;
+    const float scale = finite ? most / 32767 : __builtin_nanf("");
+    for (int i = 0; i < 2; i++) {
+      const int16 whole = finite ? whole_of(parts[i], by) : (int16){0};
+      const short16 stored = __builtin_convertvector(whole, short16);
+      __builtin_memcpy(values + c + 16 * i, &stored, sizeof stored);
+      sums[c / 16 + i] = scale * (float)__builtin_reduce_add(whole);
+    }
+    scales[c / SHARED] = scale;
+  }
+  return (Input){x, values, scales, sums};
+}
+
+INLINED short16 load_short(const short* p) {
+  short16 v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// Each lane of sum + the products of a pair of neighbours.
+INLINED int8 products(int8 sum, short16 a, short16 b) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+  return (int8)__builtin_ia32_vpdpwssd256(sum, a, b);
+#elif defined(__AVX2__)
+  return sum + (int8)__builtin_ia32_pmaddwd256(a, b);
+#else
+  const int16 all = __builtin_convertvector(a, int16) * __builtin_convertvector(b, int16);
+  return sum + __builtin_shufflevector(all, all, 0, 2, 4, 6, 8, 10, 12, 14) +
+         __builtin_shufflevector(all, all, 1, 3, 5, 7, 9, 11, 13, 15);
+#endif
+}
+
+// The sum of each row's lanes.
+INLINED int8 sums_of_rows(const int8* rows) {
+#if defined(__AVX2__)
+  int8 pairs[4], fours[2];
+#pragma unroll
+  for (int i = 0; i < 4; i++)
+    pairs[i] = (int8)__builtin_ia32_phaddd256(rows[2 * i], rows[2 * i + 1]);
+#pragma unroll
+  for (int i = 0; i < 2; i++)
+    fours[i] = (int8)__builtin_ia32_phaddd256(pairs[2 * i], pairs[2 * i + 1]);
+  return __builtin_shufflevector(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11) +
+         __builtin_shufflevector(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
+#else
+  int8 sums;
+#pragma unroll
+  for (int r = 0; r < ROWS; r++) sums[r] = __builtin_reduce_add(rows[r]);
+  return sums;
+#endif
+}
+
+// Pair i of the 16 values of each row: lane r has values 2 i and 2 i + 1 of row r.
+INLINED void pairs_of(const short16* rows, int8* pairs) {
+  int8 a[8], b[8];
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    const int8 one = (int8)rows[2 * i], two = (int8)rows[2 * i + 1];
+    a[2 * i] = __builtin_shufflevector(one, two, 0, 8, 1, 9, 4, 12, 5, 13);
+    a[2 * i + 1] = __builtin_shufflevector(one, two, 2, 10, 3, 11, 6, 14, 7, 15);
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i += 4)
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+      b[i + 2 * j] = __builtin_shufflevector(a[i + j], a[i + j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      b[i + 2 * j + 1] =
+          __builtin_shufflevector(a[i + j], a[i + j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    pairs[i] = __builtin_shufflevector(b[i], b[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    pairs[i + 4] = __builtin_shufflevector(b[i], b[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+}
+
+// What a group adds to the sums of 8 rows: its whole numbers, and what its minima make of the
+// activations' sum. `c` is the group's first column.
+INLINED float8 added(float8 sums, int8 whole, int type, float8 scale, float8 minimum, Input x,
+                     i64 c) {
+  if (has_minima(type)) {
+    const float sum =
+        group_values(type) == 16 ? x.sums[c / 16] : x.sums[c / 16] + x.sums[c / 16 + 1];
+    sums += minimum * sum;
+  }
+  return sums + __builtin_convertvector(whole, float8) * (scale * x.scales[c / SHARED]);
+}
+
+INLINED void fetch(const u8* next, int bytes) {
+#pragma unroll
+  for (int at = 0; at < bytes; at += LINE) __builtin_prefetch(next + at);
+}
+
+INLINED float8 tile_of_one(const u8* const* rows, Input x, i64 cols, int type) {
+  const int step = block_values(type), bytes = block_bytes(type), group = group_values(type);
+  const i64 row_bytes = rows[1] - rows[0];
+  const u8* next = rows[0] + ROWS * row_bytes;
+  const int fetched = row_bytes <= SHORT_ROW;
+  float8 sums = {0};
+  for (i64 c = 0, from = 0; c < cols; c += step, from += bytes, next += ROWS * bytes) {
+    float8 scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
+    if (fetched) fetch(next, ROWS * bytes);
+    scales_of(rows, from, type, scales, minima);
+#pragma unroll
+    for (int g = 0; g < step / group; g++) {
+      int8 whole[ROWS];
+#pragma unroll
+      for (int r = 0; r < ROWS; r++) {
+        whole[r] = (int8){0};
+#pragma unroll
+        for (int at = g * group; at < (g + 1) * group; at += 16)
+          whole[r] = products(whole[r], values_of(rows[r] + from, type, at),
+                              load_short(x.values + c + at));
+      }
+      sums = added(sums, sums_of_rows(whole), type, scales[g], minima[g], x, c + g * group);
+    }
+  }
+  return sums;
+}
+
+INLINED void tile_of_many(const u8* const* rows, const Input* x, i64 n, i64 cols, int type,
+                          float8* sums) {
+  const int step = block_values(type), bytes = block_bytes(type), group = group_values(type);
+  const i64 row_bytes = rows[1] - rows[0];
+  const u8* next = rows[0] + ROWS * row_bytes;
+  for (i64 t = 0; t < n; t++) sums[t] = (float8){0};
+  for (i64 c = 0, from = 0; c < cols; c += step, from += bytes, next += ROWS * bytes) {
+    float8 scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
+    fetch(next, ROWS * bytes);
+    scales_of(rows, from, type, scales, minima);
+#pragma unroll
+    for (int g = 0; g < step / group; g++) {
+      int8 pairs[16];
+#pragma unroll
+      for (int at = 0; at < group; at += 16) {
+        short16 values[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) values[r] = values_of(rows[r] + from, type, g * group + at);
+        pairs_of(values, pairs + at / 2);
+      }
+      for (i64 t = 0; t < n; t++) {
+        const i64 first = c + g * group;
+        int8 whole[2] = {{0}, {0}};
+#pragma unroll
+        for (int i = 0; i < group / 2; i++) {
+          int pair;
+          __builtin_memcpy(&pair, x[t].values + first + 2 * i, sizeof pair);
+          whole[i % 2] = products(whole[i % 2], (short16)pairs[i], (short16)((int8){0} + pair));
+        }
+        sums[t] = added(sums[t], whole[0] + whole[1], type, scales[g], minima[g], x[t], first);
+      }
+    }
+  }
+}
+
+INLINED vec load_half(const void* p) {
   half_vec h;
   __builtin_memcpy(&h, p, sizeof h);
   return __builtin_convertvector(h, vec);
-}
-
-INLINED vec load_bytes(const signed char* p) {
-  byte_vec b;
-  __builtin_memcpy(&b, p, sizeof b);
-  return __builtin_convertvector(b, vec);
 }
 
 INLINED vec load_float(const float* p) {
@@ -62,108 +239,75 @@ INLINED float sum_of(vec v) {
   return v[0];
 }
 
-// Weights c to c + LANES of a row.
-INLINED vec load_weights(const signed char* row, i64 cols, i64 c, int group, int minima) {
-  if (!group) return load_half((const half*)row + c);
-  const float *scales = (const float*)(row + cols), *least = scales + cols / group;
-  if (minima) return load_bytes(row + c) * scales[c / group] + least[c / group];
-  return load_bytes(row + c) * scales[c / group];
-}
-
-// Only 16-bit floats have columns behind the last whole vector.
-INLINED float last_weight(const signed char* row, i64 c) { return (float)((const half*)row)[c]; }
-
-INLINED void one_token(const signed char* const* rows, const float* x, i64 cols, int group,
-                       int minima, float (*sums)[TOKENS]) {
-  const i64 step = group ? group : LANES, row_bytes = rows[1] - rows[0];
-  const i64 ahead = ROWS * (group ? group + 4 + 4 * minima : 2 * LANES);  // of one step
-  const int fetched = row_bytes <= SHORT_ROW;
-  const signed char* next = rows[0] + ROWS * row_bytes;
-  vec acc[ROWS];
+// sums[token][row] of 4 rows of 16-bit floats and up to 4 tokens.
+INLINED void halves(const u8* const* rows, const Input* x, int n, i64 cols, float8* sums, int row) {
+  vec acc[HALF][TOKENS];
 #pragma unroll
-  for (int r = 0; r < ROWS; r++) acc[r] = (vec){0};
-  i64 c = 0;
-  for (; c + step <= cols; c += step, next += ahead) {
-    if (fetched) {
+  for (int r = 0; r < HALF; r++)
 #pragma unroll
-      for (i64 at = 0; at < ahead; at += LINE) __builtin_prefetch(next + at);
-    }
-#pragma unroll
-    for (i64 at = 0; at < step; at += LANES) {
-      const vec column = load_float(x + c + at);
-#pragma unroll
-      for (int r = 0; r < ROWS; r++)
-        acc[r] += load_weights(rows[r], cols, c + at, group, minima) * column;
-    }
-  }
-#pragma unroll
-  for (int r = 0; r < ROWS; r++) sums[r][0] = sum_of(acc[r]);
-  for (; c < cols; c++)
-    for (int r = 0; r < ROWS; r++) sums[r][0] += last_weight(rows[r], c) * x[c];
-}
-
-// sums[row][0] of 4 rows with one token.
-static void with_one(const Layout* layout, const signed char* const* rows, const float* x, i64 cols,
-                     float (*sums)[TOKENS]) {
-  if (!layout->group)
-    one_token(rows, x, cols, 0, 0, sums);
-  else if (layout->group == 16 && layout->minima)
-    one_token(rows, x, cols, 16, 1, sums);
-  else if (layout->group == 16)
-    one_token(rows, x, cols, 16, 0, sums);
-  else if (layout->minima)
-    one_token(rows, x, cols, 32, 1, sums);
-  else
-    one_token(rows, x, cols, 32, 0, sums);
-}
-
-INLINED void as_floats(const signed char* row, i64 cols, int group, int minima, float* out) {
-  i64 c = 0;
-  for (; c + LANES <= cols; c += LANES) {
-    const vec v = load_weights(row, cols, c, group, minima);
-    __builtin_memcpy(out + c, &v, sizeof v);
-  }
-  for (; c < cols; c++) out[c] = last_weight(row, c);
-}
-
-// A row of weights as floats.
-static void unpack(const Layout* layout, const signed char* row, i64 cols, float* out) {
-  if (!layout->group)
-    as_floats(row, cols, 0, 0, out);
-  else if (layout->group == 16 && layout->minima)
-    as_floats(row, cols, 16, 1, out);
-  else if (layout->group == 16)
-    as_floats(row, cols, 16, 0, out);
-  else if (layout->minima)
-    as_floats(row, cols, 32, 1, out);
-  else
-    as_floats(row, cols, 32, 0, out);
-}
-
-// sums[row][token] of 4 rows of floats, which follow each other, with 4 tokens.
-static void with_four(const float* rows, const float* const* x, i64 cols, float (*sums)[TOKENS]) {
-  vec acc[ROWS][TOKENS];
-#pragma unroll
-  for (int r = 0; r < ROWS; r++)
-#pragma unroll
-    for (int t = 0; t < TOKENS; t++) acc[r][t] = (vec){0};
+    for (int t = 0; t < n; t++) acc[r][t] = (vec){0};
   i64 c = 0;
   for (; c + LANES <= cols; c += LANES) {
     vec column[TOKENS];
 #pragma unroll
-    for (int t = 0; t < TOKENS; t++) column[t] = load_float(x[t] + c);
+    for (int t = 0; t < n; t++) column[t] = load_float(x[t].floats + c);
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-      const vec row = load_float(rows + r * cols + c);
+    for (int r = 0; r < HALF; r++) {
+      const vec weights = load_half(rows[r] + 2 * c);
 #pragma unroll
-      for (int t = 0; t < TOKENS; t++) acc[r][t] += row * column[t];
+      for (int t = 0; t < n; t++) acc[r][t] += weights * column[t];
     }
   }
 #pragma unroll
-  for (int r = 0; r < ROWS; r++)
+  for (int r = 0; r < HALF; r++)
 #pragma unroll
-    for (int t = 0; t < TOKENS; t++) sums[r][t] = sum_of(acc[r][t]);
+    for (int t = 0; t < n; t++) sums[t][row + r] = sum_of(acc[r][t]);
   for (; c < cols; c++)
-    for (int r = 0; r < ROWS; r++)
-      for (int t = 0; t < TOKENS; t++) sums[r][t] += rows[r * cols + c] * x[t][c];
+    for (int r = 0; r < HALF; r++)
+      for (int t = 0; t < n; t++) sums[t][row + r] += half_at(rows[r] + 2 * c) * x[t].floats[c];
+}
+
+static void tile_of_halves(const u8* const* rows, const Input* x, i64 n, i64 cols, float8* sums) {
+  for (int row = 0; row < ROWS; row += HALF) {
+    i64 t = 0;
+    for (; t + TOKENS <= n; t += TOKENS) halves(rows + row, x + t, TOKENS, cols, sums + t, row);
+    for (; t < n; t++) halves(rows + row, x + t, 1, cols, sums + t, row);
+  }
+}
+
+// sums[token] of 8 rows of a layout.
+static void tile(const Layout* layout, const u8* const* rows, const Input* x, i64 n, i64 cols,
+                 float8* sums) {
+#define ONE(type) sums[0] = tile_of_one(rows, x[0], cols, type)
+#define MANY(type) tile_of_many(rows, x, n, cols, type, sums)
+  if (layout->type == HALVES)
+    tile_of_halves(rows, x, n, cols, sums);
+  else if (n == 1)
+    BY_TYPE(layout->type, ONE)
+  else
+    BY_TYPE(layout->type, MANY)
+}
+
+INLINED void as_floats(const u8* row, i64 cols, int type, float* out) {
+  const int step = block_values(type), group = group_values(type);
+  const u8* const rows[ROWS] = {row, row, row, row, row, row, row, row};
+  for (i64 c = 0, from = 0; c < cols; c += step, from += block_bytes(type)) {
+    float8 scales[MAX_GROUPS], minima[MAX_GROUPS] = {{0}};
+    scales_of(rows, from, type, scales, minima);
+#pragma unroll
+    for (int at = 0; at < step; at += 16) {
+      const float16 values = __builtin_convertvector(values_of(row + from, type, at), float16);
+      const float16 v = values * scales[at / group][0] + minima[at / group][0];
+      __builtin_memcpy(out + c + at, &v, sizeof v);
+    }
+  }
+}
+
+// A row of weights as floats.
+static void unpack(const Layout* layout, const u8* row, i64 cols, float* out) {
+#define AS_FLOATS(type) as_floats(row, cols, type, out)
+  if (layout->type == HALVES)
+    for (i64 c = 0; c < cols; c++) out[c] = half_at(row + 2 * c);
+  else
+    BY_TYPE(layout->type, AS_FLOATS)
 }

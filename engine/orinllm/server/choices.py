@@ -8,21 +8,26 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orinllm.answer import AnswerReader, Delta
-from orinllm.batch import Logprobs
-from orinllm.tokenizer import Tokenizer
-from orinllm.toolcalls import ToolCall
+from orinllm.batching.runner import Logprobs
+from orinllm.text.answer import AnswerReader, Delta, StopTexts
+from orinllm.text.tokenizer import Tokenizer
+from orinllm.text.tools import ToolCall
 
 
 @dataclass(frozen=True)
 class Event:
-    """A step's text of a choice. finish: OpenAI's reason, at its end. error: why it failed."""
+    """A step's text of a choice.
+
+    finish: OpenAI's reason, at its end. stop: the text of the request's that ended it.
+    error: why it failed.
+    """
 
     choice: int
     delta: Delta = field(default_factory=Delta)
     token: int = -1
     logprobs: Logprobs | None = None
     finish: str | None = None
+    stop: str = ""
     error: str | None = None
 
 
@@ -47,37 +52,6 @@ class Post:
 def _deliver(bag: "list[tuple[asyncio.Queue[Event], Event]]") -> None:
     for queue, event in bag:
         queue.put_nowait(event)
-
-
-class StopTexts:
-    """Ends a text before the first of some texts, and shows nothing that may become one."""
-
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops, self._held = stops, ""
-        self._longest = max(map(len, stops), default=1) - 1
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """Take more; return what can be shown, and whether a stop text came."""
-        if not self._stops:
-            return text, False
-        text = self._held + text
-        at = min((i for stop in self._stops if (i := text.find(stop)) >= 0), default=-1)
-        if at >= 0:
-            self._held = ""
-            return text[:at], True
-        keep = next(
-            (n for n in range(min(self._longest, len(text)), 0, -1) if self._may(text, n)), 0
-        )
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep], False
-
-    def flush(self) -> str:
-        """Return what was held back."""
-        held, self._held = self._held, ""
-        return held
-
-    def _may(self, text: str, n: int) -> bool:
-        return any(stop.startswith(text[-n:]) for stop in self._stops)
 
 
 class Choice:
@@ -116,7 +90,7 @@ class Choice:
         finish = "length" if reason in ("length", "cut") else "stop"
         if self._calls and finish == "stop":
             finish = "tool_calls"
-        self._put(Event(self.index, rest, finish=finish))
+        self._put(Event(self.index, rest, finish=finish, stop=self._stops.found))
 
     def _read(self, token: int) -> tuple[Delta, bool]:
         """Return what a token adds, and whether that is enough."""
@@ -144,7 +118,7 @@ class TextChoice(Choice):
         return Delta(self._stream.push(token)), False
 
     def _rest(self) -> Delta:
-        return Delta(self._stream.flush())
+        return Delta()  # of a character that was cut nothing is shown
 
 
 class ChatChoice(Choice):

@@ -3,28 +3,35 @@
 import time
 from dataclasses import dataclass, field
 
-from orinllm.batch import FusedRunner, Runner, SingleRunner
-from orinllm.cache import OneStore, PagedStore, Store
-from orinllm.device import free_memory, open_device
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.guesses import SpeculatingRunner
+from orinllm.batching.proposers import Lookup, Proposer
+from orinllm.batching.runner import Runner
+from orinllm.batching.scheduler import Scheduler
+from orinllm.batching.watch import Watch
+from orinllm.choose.states import Pooling, pooling_of
 from orinllm.errors import BadInput
-from orinllm.executor import SamplingExecutor
-from orinllm.fused import SIZE_CLASSES, FusedExecutor
-from orinllm.grammar import Grammars
-from orinllm.launches.buffers import KEY_TYPES, PAGE
-from orinllm.memory import pages_of, pages_that_fit
+from orinllm.file.identity import Identity
+from orinllm.gpu.device import free_memory, open_device
+from orinllm.gpu.kernels.buffers import KEY_TYPES, PAGE
+from orinllm.gpu.memory import pages_of, pages_that_fit
+from orinllm.gpu.plan import Plan
+from orinllm.gpu.weights import Say, quiet
+from orinllm.loader import (
+    MOST_SLOTS,
+    Network,
+    Share,
+    make_runner,
+    make_store,
+    most_slots,
+    plan_network,
+)
 from orinllm.model import Header, load_draft
-from orinllm.network import Network, make_executor, plan_network
-from orinllm.plan import Plan
-from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.options import EngineOptions
-from orinllm.speculating import SpeculatingRunner
-from orinllm.speculation import Lookup, Proposer
-from orinllm.states import Pooling, pooling_of
-from orinllm.template import KEY, ChatTemplate
-from orinllm.tokenizer import Tokenizer
-from orinllm.weights import Say, quiet
-
-_MOST_SLOTS = SIZE_CLASSES[-1]
+from orinllm.sight import encoder_bytes, let_see, with_pictures
+from orinllm.text.grammar import Grammars
+from orinllm.text.template import KEY, ChatTemplate
+from orinllm.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -40,12 +47,15 @@ class Engine:
     width: int  # numbers of an embedding
     pooling: Pooling  # of states to an embedding
     description: str  # one line
+    file: Identity = field(default_factory=Identity)
+    image_hosts: tuple[str, ...] = ()  # of which pictures are fetched
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 
 
 def read_header(options: EngineOptions) -> tuple[Header, ChatTemplate | None]:
     """Read a file and its template; raises BadInput, one line, for what cannot be served."""
-    header = Header.read(options.model, options.context, KEY_TYPES[options.kv])
+    network = Network.read(options.model, options.context, KEY_TYPES[options.kv])
+    header = Header.of(with_pictures(network, options.mmproj))
     if options.template is None:
         return header, header.template
     try:
@@ -64,15 +74,20 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
     plan = plan_network(network, open_device(options.device))
     proposer = _proposer(options, header, plan, say)
     pages = pages_of(network.context)
-    if plan.fused and not options.general:
+    if plan.path != "general" and not options.general:
         pages = _pages(options, plan, network)
     elif options.slots not in (None, 1):
         raise BadInput(
             f"--slots {options.slots}: the general path answers one at a time; leave it out"
         )
-    executor = make_executor(network, plan, options.general, say, pages)
-    plain, store = _shared(executor, options, pages, bool(network.config.layers))
-    runner: Runner = plain if proposer is None else _guessed(plain, proposer, plan)
+    share = Share(options.slots or MOST_SLOTS, pages, options.deterministic)
+    plain = make_runner(network, plan, options.general, share, say)
+    if isinstance(plain, FusedRunner):
+        plain.warm(verifies=proposer is not None)
+    runner = plain if proposer is None else _guessed(plain, proposer, plan)
+    if options.mmproj is not None:
+        let_see(template, options.mmproj, network, plan.device)
+    store = make_store(plain, network)
     say("vocabulary: prepared for grammars")
     header.tokenizer.longest  # noqa: B018  (looked up once, and not by the first request)
     size = network.config.vocab_size
@@ -86,9 +101,11 @@ def load(options: EngineOptions, watch: Watch, say: Say = quiet) -> Engine:
         size,
         network.config.dim,
         pooling,
-        f"{options.model.name}: {executor.name} path on {plan.device}, {runner.slots} "
+        f"{options.model.name}: {runner.name} path on {plan.device}, {runner.slots} "
         f"slot{'s'[: runner.slots != 1]}, context of {network.context} tokens, {store.total} pages "
         f"of {PAGE} tokens",
+        Identity.of(network.gguf),
+        options.image_hosts,
     )
 
 
@@ -99,15 +116,13 @@ def _proposer(options: EngineOptions, header: Header, plan: Plan, say: Say) -> P
         raise BadInput(f"{flag}: steps of several sizes, which --deterministic excludes")
     if options.draft is None:
         return Lookup() if options.lookup else None
-    general = options.general or not plan.fused
+    general = options.general or plan.path == "general"
     draft = load_draft(header, options.draft, plan.device, general, say)
     plan_network(header.network, plan.device)  # raises where the model does not fit beside it
     return draft
 
 
-def _guessed(
-    runner: FusedRunner | SingleRunner, proposer: Proposer, plan: Plan
-) -> SpeculatingRunner:
+def _guessed(runner: Runner, proposer: Proposer, plan: Plan) -> Runner:
     if runner.most_verified == 1:
         raise BadInput(
             f"--lookup, --draft: the general path on {plan.device} takes one token at a time; the "
@@ -116,27 +131,19 @@ def _guessed(
     return SpeculatingRunner(runner, proposer)
 
 
-def _shared(
-    executor: SamplingExecutor, options: EngineOptions, pages: int, resumable: bool
-) -> tuple[FusedRunner | SingleRunner, Store]:
-    """Return what several sequences share an executor with."""
-    if not isinstance(executor, FusedExecutor):
-        return SingleRunner(executor), OneStore(executor.context, resumable)
-    runner = FusedRunner(executor, options.slots or _MOST_SLOTS, options.deterministic)
-    runner.warm(verifies=options.lookup or options.draft is not None)
-    return runner, PagedStore(pages)
-
-
 def _pages(options: EngineOptions, plan: Plan, network: Network) -> int:
     """Return the pages that there is memory for, which sequences share as they need it.
 
     One sequence's whole context at least, and no more than all slots' whole contexts.
     """
-    slots = options.slots or _MOST_SLOTS
-    if slots > _MOST_SLOTS:
-        raise BadInput(f"--slots {slots}: at most {_MOST_SLOTS}")
+    most = most_slots(plan)
+    slots = options.slots or most
+    if slots > most:
+        raise BadInput(f"--slots {slots}: at most {most} on the {plan.path} path")
     one, free = pages_of(network.context), free_memory(plan.device)
     if free is None:
         return slots * one
+    if options.mmproj is not None:
+        free -= encoder_bytes(options.mmproj)
     room = int((free - plan.weight_bytes) * options.memory)
     return max(one, min(slots * one, pages_that_fit(network.config, room, network.kv)))

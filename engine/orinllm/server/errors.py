@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API answers them."""
+"""Errors, in the words of the protocol that was asked."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,9 +23,13 @@ class ApiError(Exception):
         self.message, self.param = _sendable(message), param and _sendable(param)
         self.headers = dict(headers or {})
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """The error object."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """Return the error object of a path's protocol, which is OpenAI's by default."""
+        if path.startswith("/v1/messages"):
+            kind = _ANTHROPIC.get(self.status, "api_error")
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
+        if path.startswith("/api/"):
+            return {"error": self.message}
         return {
             "error": {
                 "message": self.message,
@@ -35,9 +39,9 @@ class ApiError(Exception):
             }
         }
 
-    def response(self) -> JSONResponse:
-        """Return the answer."""
-        return JSONResponse(self.body, self.status, self.headers)
+    def response(self, path: str = "") -> JSONResponse:
+        """Return the answer of a path."""
+        return JSONResponse(self.body(path), self.status, self.headers)
 
 
 # Characters at each end of a text that may be megabytes of a client's own words.
@@ -52,6 +56,16 @@ def _sendable(text: str) -> str:
 
 
 _TYPES = {429: "rate_limit_error", 403: "permission_error"}
+# Anthropic's names; others of theirs are no answers of this server.
+_ANTHROPIC = {
+    **dict.fromkeys((400, 405, 408, 415), "invalid_request_error"),
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 def _type(status: int) -> str:

@@ -1,22 +1,56 @@
-"""Reads a JSON object's fields, exactly: a field that nobody asked for is an error."""
+"""Reads a JSON object's fields: wrong values are errors, and what is not read is noted.
+
+A field that only hints at something, or that nobody knows, changes no answer. It is noted, and the
+client hears its name in a header. `--strict` makes it an error.
+"""
 
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
+from urllib.parse import quote
 
 from orinllm.server.errors import ApiError, invalid, unsupported
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # As JSON writes one; a pair of them is a character.
 _ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")
+# Names in a header, and characters of one: clients allow heads of 8 KiB and more.
+_MOST_NAMED, _LONGEST_NAME = 32, 96
+
+
+class Notes:
+    """The names of a request's fields that have no effect. strict: there must be none."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self.ignored: dict[str, None] = {}
+
+    def ignore(self, path: str, why: str, code: str = "unsupported_parameter") -> None:
+        """Note a field that is ignored; raises ApiError if `strict`."""
+        if self.strict:
+            raise invalid(path, why, code)
+        self.ignored[path] = None
+
+    @property
+    def header(self) -> str:
+        """Return the names for a header: ASCII, others' bytes as %XX, and not all of thousands."""
+        names = [
+            quote(name[:_LONGEST_NAME], safe="[]$@/:") for name in islice(self.ignored, _MOST_NAMED)
+        ]
+        left = len(self.ignored) - len(names)
+        return ", ".join([name[:_LONGEST_NAME] for name in names] + [f"{left} more"] * (left > 0))
 
 
 class Fields:
-    """The fields of a request, or of an object in it (`where`). A null is as good as none."""
+    """The fields of a request, or of an object in it (`where`). A null is as good as none.
 
-    def __init__(self, body: Any, where: str = "") -> None:
-        self._where = where
+    `notes` hears which have no effect.
+    """
+
+    def __init__(self, body: Any, where: str = "", notes: Notes | None = None) -> None:
+        self._where, self.notes = where, Notes() if notes is None else notes
         if not isinstance(body, Mapping):
             if not where:
                 raise ApiError(400, "the body is no JSON object", code="invalid_json")
@@ -113,7 +147,19 @@ class Fields:
     def part(self, name: str) -> "Fields | None":
         """Return an object's fields, or None."""
         value = self.mapping(name)
-        return None if value is None else Fields(value, self.path(name))
+        return None if value is None else Fields(value, self.path(name), self.notes)
+
+    def parts(self, name: str) -> "list[Fields]":
+        """Return the fields of an array's objects."""
+        path = self.path(name)
+        items = enumerate(self.sequence(name) or ())
+        return [Fields(item, f"{path}[{index}]", self.notes) for index, item in items]
+
+    def hint(self, name: str, harmless: Sequence[Any], why: str) -> None:
+        """Note a field whose value asks for what changes no answer, or would not make it wrong."""
+        value = self.take(name)
+        if value is not None and value not in harmless:
+            self.notes.ignore(self.path(name), why)
 
     def only(self, name: str, harmless: Sequence[Any], why: str) -> None:
         """Refuse a field whose value asks for what cannot be done."""
@@ -122,10 +168,10 @@ class Fields:
             raise unsupported(self.path(name), why)
 
     def done(self) -> None:
-        """Refuse fields that were not read."""
+        """Note fields that were not read."""
         for name, value in self._body.items():
             if name not in self._read and value is not None:
-                raise invalid(self.path(name), "unknown field", "unknown_parameter")
+                self.notes.ignore(self.path(name), "unknown field", "unknown_parameter")
 
 
 def parse_json(raw: bytes) -> Any:

@@ -5,20 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llguidance import LLMatcher
-
-from orinllm.answer import AnswerParser, AnswerReader
+from orinllm.batching.scheduler import ClosedError, QueueFullError
+from orinllm.batching.sequence import Sequence as Job
 from orinllm.errors import BadInput
-from orinllm.grammar import call_schema
-from orinllm.reasoning import TAGS
-from orinllm.scheduler import ClosedError, QueueFullError
-from orinllm.sequence import Sequence as Job
 from orinllm.server.choices import CallChoice, ChatChoice, Choice, Event, Post, TextChoice
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
-from orinllm.server.protocol import ChatRequest, Common, CompletionRequest, TokenizeRequest
-from orinllm.template import ChatTemplate
-from orinllm.toolcalls import format_of
+from orinllm.server.forms import Form, chat_form, constraint, form_of_shape
+from orinllm.server.pictures import fetched
+from orinllm.server.protocols.common import ChatRequest, Common, CompletionRequest
+from orinllm.server.protocols.tokens import TokenizeRequest
+from orinllm.text.answer import AnswerParser, AnswerReader
+from orinllm.text.template import ChatTemplate, Guarded
 
 Put = Callable[[Event], None]
 # Names that a template gets from the request itself.
@@ -43,32 +41,13 @@ class Run:
         return sum(sequence.n_cached for sequence in self.sequences if sequence.after is None)
 
 
-@dataclass(frozen=True)
-class _Form:
-    """The form of answers. opening: begins the answer, and is not the model's choice."""
-
-    matcher: LLMatcher | None = None
-    after: str = ""  # what comes before this text is free
-    opening: str = ""
-    call: bool = False
-    name: str | None = None  # of the function, if the answer is only its arguments
-
-
 def prepare_chat(engine: Engine, request: ChatRequest, client: str, post: Post) -> Run:
     """Return a chat's sequences; raises ApiError for what cannot be."""
-    template = engine.template
-    if template is None:
-        raise ApiError(400, "this model has no chat template; use /v1/completions", param="model")
     _refuse_too_many(engine, 1, request.common.n)
-    _refuse_long_messages(engine, request.messages)
+    template, ids, variables = _chat_prompt(engine, request)
     tools = list(request.tools.tools) or None
-    variables = _variables(template.for_tools(tools), request)
-    source = template.for_tools(tools).source
-    if tools and "<|channel|>" not in source and format_of(source, tools) is None:
-        raise unsupported("tools", "the chat template of this model takes none")
     try:
-        ids = template.encode(_known_roles(template, request.messages), tools=tools, **variables)
-        form = _form(engine, template, request, variables)
+        form = chat_form(engine, template, request, variables)
     except BadInput as error:
         raise ApiError(400, str(error), param="messages") from None
     ids += engine.tokenizer.encode(form.opening, special=True) if form.opening else []
@@ -84,6 +63,35 @@ def prepare_chat(engine: Engine, request: ChatRequest, client: str, post: Post) 
     return _run(engine, request.common, [ids], "messages", client, (form, choice, post))
 
 
+def tokens_of_chat(engine: Engine, request: ChatRequest) -> list[int]:
+    """Return a chat's prompt; raises ApiError for what cannot be."""
+    return _chat_prompt(engine, request)[1]
+
+
+def _chat_prompt(
+    engine: Engine, request: ChatRequest
+) -> tuple[ChatTemplate, list[int], dict[str, Any]]:
+    """Return a chat's template, its prompt, and what the template was told beside messages."""
+    template = engine.template
+    if template is None:
+        raise ApiError(400, "this model has no chat template; use /v1/completions", param="model")
+    _refuse_long_messages(engine, request.messages)
+    tools = list(request.tools.tools) or None
+    variables = _variables(template.for_tools(tools), request)
+    messages = fetched(_known_roles(template, request.messages), engine.image_hosts)
+    try:
+        rendered = template.guarded(messages, tools=tools, **variables)
+        return template, _tokens_of_text(engine, template, rendered), variables
+    except BadInput as error:
+        raise ApiError(400, str(error), param="messages") from None
+
+
+def _tokens_of_text(engine: Engine, template: ChatTemplate, rendered: Guarded) -> list[int]:
+    """Return a chat's tokens; what cannot fit, as tools of megabytes, is not cut into tokens."""
+    refuse_too_long(engine, rendered.text, "messages")
+    return template.tokens(rendered)
+
+
 def prepare_completion(engine: Engine, request: CompletionRequest, client: str, post: Post) -> Run:
     """Return a completion's sequences; raises ApiError for what cannot be."""
     _refuse_too_many(engine, len(request.prompts), request.common.n)
@@ -92,7 +100,12 @@ def prepare_completion(engine: Engine, request: CompletionRequest, client: str, 
     def choice(index: int, put: Put) -> Choice:
         return TextChoice(index, request.common.stop, put, engine.tokenizer)
 
-    return _run(engine, request.common, prompts, "prompt", client, (_Form(), choice, post))
+    form = Form()
+    if request.shape is not None:
+        form = form_of_shape(engine, request.shape, request.common.notes)
+    if request.echo and request.common.top is not None and request.common.max_tokens == 1:
+        form = replace(form, whole=True)
+    return _run(engine, request.common, prompts, "prompt", client, (form, choice, post))
 
 
 def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
@@ -103,11 +116,12 @@ def tokens_of_request(engine: Engine, asked: TokenizeRequest) -> list[int]:
         raise ApiError(400, "this model has no chat template", param="messages")
     _refuse_long_messages(engine, asked.prompt)
     try:
-        return engine.template.encode(
-            asked.prompt,
+        rendered = engine.template.guarded(
+            fetched(asked.prompt, engine.image_hosts),
             tools=list(asked.tools) or None,
             add_generation_prompt=asked.add_generation_prompt,
         )
+        return _tokens_of_text(engine, engine.template, rendered)
     except BadInput as error:
         raise ApiError(400, str(error), param="messages") from None
 
@@ -164,7 +178,9 @@ def _refuse_too_many(engine: Engine, n_prompts: int, n: int) -> None:
 
 
 def _texts(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return (
+        content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    )
 
 
 def submit(engine: Engine, run: Run, goes_on: bool = False) -> None:
@@ -195,7 +211,7 @@ def _run(
     prompts: list[list[int]],
     param: str,
     client: str,
-    how: tuple[_Form, Callable[[int, Put], Choice], Post],
+    how: tuple[Form, Callable[[int, Put], Choice], Post],
 ) -> Run:
     form, make_choice, post = how
     for ids in prompts:
@@ -208,6 +224,8 @@ def _run(
             raise invalid("logit_bias", f"token {token} is not from 0 to {engine.vocab_size - 1}")
     if common.ignore_eos and form.matcher is not None:
         raise unsupported("ignore_eos", "cannot go with an answer of a given form")
+    check_tokens(engine, common.stop_ids, "stop_token_ids")
+    ends = frozenset(engine.tokenizer.end_ids) | frozenset(common.stop_ids)
     run = Run([])
 
     def put(event: Event) -> None:
@@ -221,12 +239,10 @@ def _run(
             job = Job(
                 list(ids),
                 replace(common.sampling, seed=(seed + n) % (1 << 64)),
-                min(common.max_tokens or room, room),
-                frozenset() if common.ignore_eos else frozenset(engine.tokenizer.end_ids),
+                room if common.max_tokens is None else min(common.max_tokens, room),
+                frozenset() if common.ignore_eos or form.whole else ends,
                 make_choice(len(run.sequences), put),
-                None
-                if form.matcher is None
-                else engine.grammars.constraint(form.matcher, form.after),
+                constraint(engine, form, common.min_tokens, ends),
                 common.top,
                 common.reuse,
                 common.client or client,
@@ -239,20 +255,30 @@ def _run(
 
 def _variables(template: ChatTemplate, request: ChatRequest) -> dict[str, Any]:
     """Return what the request tells the template beside messages and tools."""
-    variables = dict(request.template_variables)
-    for name in variables:
+    variables, notes = dict[str, Any](), request.common.notes
+    for name, value in request.template_variables.items():
         if name in _RESERVED:
             raise invalid("chat_template_kwargs", f"'{name}' comes from the request itself")
-        if name not in template.reads:
-            raise unsupported("chat_template_kwargs", f"this model's template reads no '{name}'")
-    effort = request.reasoning_effort
-    if effort is None:
-        return variables
-    if "reasoning_effort" in template.reads and effort not in ("none", "minimal"):
-        return {"reasoning_effort": effort, **variables}
-    if "enable_thinking" in template.reads:
-        return {"enable_thinking": effort not in ("none", "minimal"), **variables}
-    raise unsupported("reasoning_effort", f"this model's template knows no '{effort}'")
+        if name in template.reads:
+            variables[name] = value
+        else:
+            notes.ignore(f"chat_template_kwargs.{name}", "this model's template does not read it")
+    effort, thinking = request.effort, request.thinking
+    if effort is not None:
+        if "reasoning_effort" in template.reads and effort not in ("none", "minimal"):
+            return {"reasoning_effort": _EFFORTS.get(effort, effort), **variables}
+        thinking = effort not in ("none", "minimal")
+        if "enable_thinking" not in template.reads:
+            notes.ignore("reasoning_effort", f"this model's template knows no '{effort}'")
+    if thinking is not None:
+        for name in ("enable_thinking", "thinking"):  # DeepSeek's templates say the second
+            if name in template.reads:
+                return {name: thinking, **variables}
+    return variables
+
+
+# What templates know is OpenAI's older scale.
+_EFFORTS = {"xhigh": "high", "max": "high"}
 
 
 def _known_roles(
@@ -262,51 +288,3 @@ def _known_roles(
     if "developer" in template.source:
         return list(messages)
     return [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
-
-
-def _form(
-    engine: Engine, template: ChatTemplate, request: ChatRequest, variables: Mapping[str, Any]
-) -> _Form:
-    tools = list(request.tools.tools) or None
-    thinks = template.starts_in_reasoning(tools=tools, **variables)
-    close = next((tag.close for tag in TAGS if tag.close in template.for_tools(tools).source), "")
-    if request.schema is not None:
-        param = "response_format"
-        try:
-            matcher = engine.grammars.of_schema(request.schema, param)
-        except BadInput as error:
-            raise invalid(param, str(error).removeprefix(f"{param}: "), "invalid_schema") from None
-        if "<|channel|>" in template.source and "<|message|>" in template.source:
-            return _Form(matcher, opening="<|channel|>final<|message|>")
-        return _Form(matcher, after=close if thinks else "")
-    if not request.tools.forced:
-        return _Form()
-    opening, name, key = _opening(template.for_tools(tools).source, request.tools.forced)
-    schema = call_schema(request.tools.forced, key)
-    if name is not None:
-        schema = schema["properties"][key]
-    try:
-        matcher = engine.grammars.of_schema(schema, "tools")
-    except BadInput as error:
-        raise invalid("tools", str(error).removeprefix("tools: "), "invalid_schema") from None
-    return _Form(matcher, opening=f"{close}\n\n" * thinks + opening, call=True, name=name)
-
-
-def _opening(source: str, forced: Sequence[Mapping[str, Any]]) -> tuple[str, str | None, str]:
-    """Return what begins a call of a family, the function if that says it, and arguments' name.
-
-    Families that write calls in no JSON are given JSON all the same.
-    """
-    name = forced[0]["function"]["name"] if len(forced) == 1 else None
-    if "<|channel|>" in source and "<|message|>" in source and name:
-        start = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
-        return start, name, "arguments"
-    if "[TOOL_CALLS]" in source:
-        if "[ARGS]" in source and name:
-            return f"[TOOL_CALLS]{name}[ARGS]", name, "arguments"
-        return "[TOOL_CALLS][", None, "arguments"
-    if "<tool_call>" in source:
-        return "<tool_call>\n", None, "arguments"
-    if "<|start_header_id|>" in source:
-        return "", None, "parameters"
-    return "", None, "arguments"

@@ -1,13 +1,14 @@
 """Figures of the server for Prometheus, in vLLM's and llama-server's terms."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from orinboard.energy import Reader
-from orinllm.scheduler import Scheduler
-from orinllm.sequence import Sequence as Job
+from orinboard.sampling import Reader
+from orinllm.batching.scheduler import Scheduler
+from orinllm.batching.sequence import Sequence as Job
 from orinllm.server.energy import PhaseEnergy, measure
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -17,6 +18,15 @@ _GAP = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 
 _WHOLE = (0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960)
 
 
+#: Fields of the protocols that only hint. Clients' own words are no labels: there would be no end.
+HINTS = frozenset(
+    "annotations cache_control include include_obfuscation keep_alive metadata output_config "
+    "prediction prompt_cache_key prompt_cache_retention reasoning_effort refusal "
+    "safety_identifier service_tier store stream_options summary thinking truncation type "
+    "verbosity".split()
+)
+
+
 class Metrics:
     """Counts what the scheduler tells, and asks it for the rest when somebody reads."""
 
@@ -24,6 +34,7 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._energy: PhaseEnergy | None = None
+        self._busy: Callable[[], bool] = lambda: False
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"orinllm_{name}", text, labels, registry=registry)
@@ -35,6 +46,9 @@ class Metrics:
             return Histogram(f"orinllm_{name}", text, buckets=borders, registry=registry)
 
         self.requests = counter("requests", "HTTP requests by path and status.", "path", "status")
+        self._ignored = counter(
+            "ignored_fields", "Fields of requests that had no effect, by name.", "field"
+        )
         self._ended = counter(
             "request_success", "Answers by the reason for their end.", "finished_reason"
         )
@@ -76,10 +90,21 @@ class Metrics:
         self._running.set_function(lambda: scheduler.running)
         self._waiting.set_function(lambda: scheduler.waiting)
         self._usage.set_function(lambda: scheduler.store.used / scheduler.store.total)
+        self._busy = lambda: scheduler.running + scheduler.waiting > 0
+        if self._energy is not None:
+            self._energy.watch(self._busy)
 
     def measure(self, readers: Sequence[Reader] | None = None) -> None:
         """Count joules too, if this machine has power rails; takes up to a second."""
         self._energy = measure(self._registry, readers)
+        if self._energy is not None:
+            self._energy.watch(self._busy)
+
+    def ignore(self, names: Iterable[str]) -> None:
+        """Count a request's fields that have no effect; those of no protocol are one."""
+        for name in names:
+            last = re.sub(r"\[\d+\]", "", name).rpartition(".")[2]
+            self._ignored.labels(last if last in HINTS else "other").inc()
 
     def text(self) -> bytes:
         """Return all in Prometheus' format."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from orinllm.choose.states import Pooling
 from orinllm.errors import BadInput
-from orinllm.states import Pooling
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,8 @@ class EngineOptions:
     """The options for loading and sharing a model.
 
     memory: share of the free memory, 0 to 1. pooling: of embeddings; None: the file's, or the mean.
-    lookup, draft: what guesses tokens while one answer runs alone.
+    lookup, draft: what guesses tokens while one answer runs alone. mmproj: how the model sees.
+    image_hosts: hosts, in small letters, of which pictures are fetched.
     """
 
     model: Path
@@ -28,11 +29,17 @@ class EngineOptions:
     kv: str = "f16"  # a name of KEY_TYPES
     lookup: bool = False
     draft: Path | None = None
+    mmproj: Path | None = None
+    image_hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Who may ask, and where. grace: seconds that answers get to end when the server is stopped."""
+    """Address of the server, and clients that may ask it.
+
+    grace: seconds that answers get to end when the server is stopped.
+    strict: fields that have no effect are errors. key_file: where the keys are read again.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -41,6 +48,8 @@ class HttpOptions:
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
     grace: float = 30.0
+    strict: bool = False
+    key_file: Path | None = None
 
 
 def seconds(value: float) -> float:

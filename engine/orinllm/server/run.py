@@ -7,30 +7,27 @@ import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from orinllm.batching.watch import Watch
 from orinllm.errors import BadInput
-from orinllm.scheduler import Watch
+from orinllm.file.gguf import GGUF
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine, load, read_header
-from orinllm.server.errors import ApiError
-from orinllm.server.jobs import stopping
-from orinllm.server.metrics import Metrics
-from orinllm.server.notify import Watchdog, tell_systemd
 from orinllm.server.options import EngineOptions, HttpOptions
-from orinllm.server.security import is_loopback
 from orinllm.server.service import Service
+from orinllm.server.web.connection import CLIENT_SECONDS, Patient
+from orinllm.server.web.lease import Leases
+from orinllm.server.web.notify import Watchdog, tell_systemd
+from orinllm.server.web.security import Keys, is_loopback, read_keys
 
 #: Exit code where the model does not load, or the engine fails.
 EXIT_FAILED = 1
-# Seconds that a connection may take from its beginning, or the end of an answer, to the last byte
-# of a request's head and body.
-_CLIENT_SECONDS = 60.0
 # Clients that may wait to be accepted.
 _BACKLOG = 512
 # Seconds for answers that were cut off to reach who reads them, and for the thread to end.
@@ -38,93 +35,8 @@ _LAST_SECONDS = 5.0
 # Seconds for what is under way to hear that its client is gone.
 _LAST_MOMENT = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Descriptors that connections leave for everything else.
-_OTHER_DESCRIPTORS = 64
 
 Tell = Callable[[str], None]
-
-
-class Patient(H11Protocol):
-    """A connection whose client has a while to ask; of too many, the oldest idle one goes."""
-
-    metrics: Metrics  # of the server; `counted_in` says which
-    _deadline: asyncio.TimerHandle
-
-    @classmethod
-    def counted_in(cls, metrics: Metrics) -> type["Patient"]:
-        """Return the class of a server's connections."""
-        return type(cls.__name__, (cls,), {"metrics": metrics})
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin."""
-        super().connection_made(transport)
-        self._rearm()
-        if len(self.connections) <= most_connections():
-            return
-        idle = [
-            other
-            for other in self.connections
-            if isinstance(other, Patient) and other is not self and not other.busy
-        ]
-        if idle:
-            min(idle, key=lambda other: other._deadline.when()).transport.abort()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP as everything else that is wrong."""
-        if self.cycle is None or self.cycle.response_complete:
-            self.metrics.requests.labels("other", "400").inc()
-        # Otherwise a request is under way: its path counts it as one whose client left.
-        self._end_with(ApiError(400, msg, code="invalid_http"))
-
-    def shutdown(self) -> None:
-        """End, as soon as a request that is here is answered; the rest of one is not waited for."""
-        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
-            self._end_with(stopping())
-        else:
-            super().shutdown()
-
-    def _end_with(self, error: ApiError) -> None:
-        reply = error.response()
-        headers = [*reply.raw_headers, (b"connection", b"close")]
-        for event in (
-            h11.Response(status_code=error.status, headers=headers),
-            h11.Data(data=bytes(reply.body)),
-            h11.EndOfMessage(),
-        ):
-            self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
-
-    @property
-    def busy(self) -> bool:
-        """Say whether it waits for us, and not for its client."""
-        cycle = self.cycle
-        return cycle is not None and not cycle.response_complete and not cycle.more_body
-
-    def on_response_complete(self) -> None:
-        """Let the client ask again."""
-        self._rearm()
-        super().on_response_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
-        self._deadline.cancel()
-        super().connection_lost(exc)
-
-    def _rearm(self) -> None:
-        if hasattr(self, "_deadline"):
-            self._deadline.cancel()
-        self._deadline = self.loop.call_later(_CLIENT_SECONDS, self._expire)
-
-    def _expire(self) -> None:
-        if self.busy:
-            self._rearm()
-        else:
-            self.transport.abort()
-
-
-def most_connections() -> int:
-    """Return how many connections the descriptors of this process allow."""
-    return max(8, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _OTHER_DESCRIPTORS)
 
 
 class _Server(uvicorn.Server):
@@ -144,6 +56,11 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
             "--api-key-file FILE, or say --insecure"
         )
     header, _ = read_header(options)
+    files = [*header.network.gguf.paths]
+    if options.draft is not None:
+        files += GGUF.open(options.draft).paths
+    if options.mmproj is not None:
+        files.append(options.mmproj)
     name = header.network.gguf.path.stem if http.alias is None else http.alias
     if not name.isprintable() or name != name.strip() or not name:
         raise BadInput(
@@ -153,9 +70,11 @@ def serve(options: EngineOptions, http: HttpOptions, insecure: bool, tell: Tell)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with _listen(http) as listening:
         try:
-            return asyncio.run(_Process(options, http, name, tell).run(listening))
+            process = _Process(options, http, name, tell)
+            process.files = files
+            return asyncio.run(process.run(listening))
         finally:  # the exit code is known; Python gives up our handlers while it ends, not these
-            for number in _SIGNALS:
+            for number in (*_SIGNALS, signal.SIGHUP, signal.SIGIO):
                 signal.signal(number, signal.SIG_IGN)
 
 
@@ -168,6 +87,7 @@ def _listen(http: HttpOptions) -> socket.socket:
         listening = socket.socket(family, kind, number)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        listening.listen(_BACKLOG)  # who reads the address may come before the loop runs
     except OSError as error:
         raise BadInput(
             f"--host {http.host} --port {http.port}: {error.strerror or error}; a free address of "
@@ -184,11 +104,13 @@ class _Process:
 
     def __init__(self, options: EngineOptions, http: HttpOptions, name: str, tell: Tell) -> None:
         self._http, self._tell, self._name = http, tell, name
-        self._options = options
+        self._options, self._keys = options, Keys(http.keys)
+        self.files: list[Path] = []  # of the models
+        self._leases: Leases | None = None
         self._service = Service(self._load, Watchdog())
         self._service.loaded, self._service.failed = self._loaded, self._failed
         config = uvicorn.Config(
-            make_app(self._service, http, name),
+            make_app(self._service, http, name, self._keys),
             http=Patient.counted_in(self._service.metrics),
             ws="none",
             lifespan="off",
@@ -197,7 +119,7 @@ class _Process:
             server_header=False,
             proxy_headers=False,
             backlog=_BACKLOG,
-            timeout_keep_alive=int(_CLIENT_SECONDS),
+            timeout_keep_alive=int(CLIENT_SECONDS),
         )
         self._server, self._url = _Server(config), ""
         self._code, self._mendable, self._signals = 0, "", 0
@@ -208,6 +130,14 @@ class _Process:
         # Not the loop's own handlers, which go with it: a signal behind the end changes no code.
         for number in _SIGNALS:
             signal.signal(number, self._heard)
+        signal.signal(signal.SIGHUP, self._heard)
+        signal.signal(signal.SIGIO, self._heard)
+        self._leases = Leases(self.files)
+        for path, why in self._leases.missing.items():
+            self._tell(
+                f"{path}: whoever overwrites it in place ends this server without a word ({why}); "
+                "rename a new file over it instead"
+            )
         host, port = listening.getsockname()[:2]
         self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._tell(f"loading {self._name}; {self._url}/health says when it is ready")
@@ -243,8 +173,40 @@ class _Process:
         self._end_within(_LAST_SECONDS)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
+        others: dict[int, Callable[[], None]] = {
+            signal.SIGHUP: self._reload,
+            signal.SIGIO: self._replaced,
+        }
+        what = others.get(number, self._stop)
         with contextlib.suppress(RuntimeError):  # the loop is closed: this is the end
-            self._loop.call_soon_threadsafe(self._stop)
+            self._loop.call_soon_threadsafe(what)
+
+    def _reload(self) -> None:
+        """Read the keys again; where that fails, the old ones stay."""
+        path = self._http.key_file
+        if path is None:
+            self._tell("SIGHUP: there is no --api-key-file to read again")
+            return
+        tell_systemd(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            keys = read_keys(path, self._tell)
+        except BadInput as error:
+            self._tell(f"{error}; the keys are what they were")
+        else:
+            self._keys.replace(keys)
+            self._tell(f"--api-key-file {path}: {len(keys)} key{'s'[: len(keys) != 1]} read again")
+        tell_systemd("READY=1")
+
+    def _replaced(self) -> None:
+        """End while the model's file is still whole: its pages go when it is overwritten."""
+        if self._leases is None or (path := self._leases.broken) is None or self._signals:
+            return
+        self._tell(
+            f"{path}: another program overwrites this file, which is in use; the server ends. "
+            "Write a new file beside it, and rename that"
+        )
+        self._code = EXIT_FAILED
+        self._stop()
 
     def _stop(self) -> None:
         """End in order; a second signal cuts answers off, a third waits for nobody."""

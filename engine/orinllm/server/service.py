@@ -5,14 +5,14 @@ import threading
 import traceback
 from collections.abc import Callable
 
+from orinllm.batching.watch import Watch
 from orinllm.errors import BadInput
-from orinllm.scheduler import Watch
 from orinllm.server.choices import Post
 from orinllm.server.engine import Engine
 from orinllm.server.errors import ApiError
 from orinllm.server.jobs import stopping
 from orinllm.server.metrics import Metrics
-from orinllm.server.notify import Watchdog
+from orinllm.server.web.notify import Watchdog
 
 # Seconds after which somebody who came while the model loads may try again.
 _RETRY_SECONDS = 5
@@ -89,11 +89,17 @@ class Service:
             return
         scheduler = engine.scheduler
         scheduler.alive, scheduler.handed = self._watchdog.alive, self.post.flush
-        scheduler.failed = lambda why: self._tell(self.failed, why, False)
+        scheduler.failed = self._scheduler_failed
         self.metrics.watch(scheduler)
         self._engine = engine
         self._tell(self.loaded, engine)
         scheduler.run()
+
+    def _scheduler_failed(self, why: str) -> None:
+        assert self._engine is not None
+        if (failure := self._engine.scheduler.failure) is not None:
+            traceback.print_exception(failure)
+        self._tell(self.failed, why, False)
 
     def _tell(self, call: Callable[..., None], *values: object) -> None:
         assert self._loop is not None

@@ -17,13 +17,13 @@ import httpx
 import openai
 import uvicorn
 
-from orinllm.scheduler import Watch
+from orinllm.batching.watch import Watch
 from orinllm.server.app import make_app
 from orinllm.server.engine import Engine
-from orinllm.server.notify import Watchdog
 from orinllm.server.options import HttpOptions
-from orinllm.server.run import Patient
 from orinllm.server.service import Service
+from orinllm.server.web.connection import Patient
+from orinllm.server.web.notify import Watchdog
 
 #: Seconds that a test waits for what must come.
 PATIENCE = 60.0
@@ -85,7 +85,7 @@ def live(load: Callable[[Watch], Engine], wait: bool = True, **options: Any) -> 
         http=Patient.counted_in(service.metrics),
         ws="none",
         lifespan="off",
-        log_level="error",
+        log_level="warning",
         timeout_graceful_shutdown=5,
     )
     server = uvicorn.Server(config)
@@ -140,7 +140,7 @@ def command(
 def start(
     model: Path, log: Path, *flags: str, environment: dict[str, str] | None = None
 ) -> Started:
-    line = [sys.executable, "-m", "orinllm.cli", "serve", str(model), "--device", "CPU"]
+    line = [sys.executable, "-m", "orinllm.command.cli", "serve", str(model), "--device", "CPU"]
     with log.open("w") as out:
         process = subprocess.Popen(
             [*line, "--port", "0", *flags],

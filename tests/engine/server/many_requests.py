@@ -89,7 +89,7 @@ def talk(url: str, first: int) -> int:
             if i == first + KEPT - 1:
                 client.ask({**given, "stream": True, "max_tokens": 50}, leave=True)
             elif i % 7 == 0:
-                assert client.ask({**given, "bad": 1}) == 400
+                assert client.ask({**given, "temperature": 9}) == 400
             else:
                 assert client.ask({**given, "stream": i % 3 == 0}) == 200
     finally:

@@ -2,8 +2,8 @@
 
 from tests.engine.server.test_scheduler import prompt
 
-from orinllm.cache import OneStore, PagedStore
-from orinllm.launches.buffers import PAGE
+from orinllm.batching.cache import Lease, PagedStore, SlotStore
+from orinllm.gpu.kernels.buffers import PAGE
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
@@ -57,23 +57,67 @@ def test_a_page_is_known_by_its_tokens_and_all_before_them() -> None:
     assert store.used == 4
 
 
-def test_one_sequence_keeps_what_it_held() -> None:
-    store = OneStore(100)
-    first = store.begin([1, 2, 3, 4], 4)
-    assert first is not None and first.cached == 0
-    assert store.begin([1], 1) is None
-    store.commit(first, [1, 2, 3, 4, 5], 5)
+def test_the_last_page_is_kept_for_who_goes_on_behind_all_of_it() -> None:
+    store, ids = PagedStore(3), prompt(1, PAGE + 9)
+
+    def begin(tokens: list[int], room: int = 2 * PAGE) -> Lease | None:
+        return store.begin(tokens, room)
+
+    def known(tokens: list[int], done: int = 0) -> int:
+        lease = begin(tokens)
+        assert lease is not None
+        if done:
+            store.commit(lease, tokens, done)
+        store.end(lease)
+        return lease.cached
+
+    assert known(ids, PAGE + 5) == 0
+    assert known(ids[: PAGE + 5]) == PAGE  # the last token of a prompt is always computed
+    # Who guesses some of it does not hear how many were right.
+    assert known([*ids[: PAGE + 4], -1, -1]) == PAGE
+    assert begin(ids, 4 * PAGE) is None  # and that costs nobody anything
+    first = begin(ids)
+    assert first is not None and first.cached == PAGE + 5
+    # It has one user; another one gets a page of its own.
+    second = begin(ids)
+    assert second is not None and second.cached == PAGE and second.pages[1] != first.pages[1]
+    store.commit(first, ids, PAGE + 6)
+    store.commit(second, ids, PAGE + 8)
     store.end(first)
-    second = store.begin([1, 2, 3, 9], 4)
-    assert second is not None and second.cached == 3
     store.end(second)
+    assert known(ids) == PAGE + 8  # the one that ended last is found
+    other = begin(prompt(2, 5), 3 * PAGE)
+    assert other is not None and store.free == 0
+    store.end(other)
+    assert known(ids) == 0
+
+
+def test_one_sequence_keeps_what_it_held() -> None:
+    store, asked = SlotStore(1, 4 * PAGE), prompt(1, PAGE + 20)
+    said = [*asked, *prompt(2, PAGE)]
+
+    def known(ids: list[int], computed: int = 0) -> int:
+        lease = store.begin(ids, len(ids))
+        assert lease is not None and store.begin([1], 1) is None
+        if computed:
+            store.commit(lease, ids, computed)
+        store.end(lease)
+        return lease.cached
+
+    assert known(asked) == 0
+    lease = store.begin(asked, len(asked))
+    assert lease is not None
+    store.commit(lease, said, len(said))
+    store.end(lease)
+    assert known([*said, 5], len(said) + 1) == len(said)  # a chat goes on behind all of it
+    assert known([*said, 5]) == len(said)  # asked again
     # Overwritten pages are forgotten, even if the request never ran.
-    third = store.begin([1, 2, 3, 4, 5], 5)
-    assert third is not None and third.cached == 3
-    store.end(third)
-    fourth = store.begin([1, 2, 3], 3)  # the last token is computed again
-    assert fourth is not None and fourth.cached == 2
-    recurrent = OneStore(100, resumable=False)
+    assert known([*said, 6]) == len(said)
+    # Who guesses some of it does not hear how many were right.
+    for right in (PAGE, PAGE + 1, PAGE + 19, len(said) - 1):
+        known([*said, 5], len(said) + 1)
+        assert known([*said[:right], -1, -1]) == right // PAGE * PAGE
+    recurrent = SlotStore(1, 100, resumable=False)
     lease = recurrent.begin([1, 2], 2)
     assert lease is not None
     recurrent.commit(lease, [1, 2, 3], 3)

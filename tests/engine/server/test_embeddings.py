@@ -21,18 +21,18 @@ from tests.engine.server.live import Live, Started, live, metric, wait_until
 from tests.engine.server.test_clients import runner
 from tests.engine.server.toy import toy
 
+from orinbench.check.reference import Reference
 from orinbench.model import open_model
-from orinbench.reference import Reference
-from orinllm.batch import FusedRunner
-from orinllm.compiler import compiler_path
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.sequence import Sequence
+from orinllm.choose.states import Pool, pooling_of
+from orinllm.cpu.program import CHUNK
 from orinllm.errors import BadInput
-from orinllm.general import CHUNK, TensorExecutor
-from orinllm.gguf import GGUF
+from orinllm.file.gguf import GGUF
+from orinllm.gpu.compiler import compiler_path
+from orinllm.loader import Network
 from orinllm.model import Header
-from orinllm.network import Network
-from orinllm.sequence import Sequence
-from orinllm.states import Pool, pooling_of
-from orinllm.upstream import UpstreamExecutor
+from orinllm.other.tinygrad_llm import UpstreamExecutor
 
 TEXTS = ["The capital of France is Paris.", "Un café, s'il vous plaît."]
 # Keys and values of the CPU's path are 16-bit floats.
@@ -93,7 +93,6 @@ def test_base64_is_of_little_endian_floats(smol: Started) -> None:
         ({"input": "a " * 513}, "input", "maximum context length is 512 tokens"),
         ({"input": "a " * 10**6}, "input", "at least"),
         ({"input": [[1]] * 2049}, "input", "2049 texts; at most 2048"),
-        ({"truncate": True}, "truncate", "unknown field"),
     ],
 )
 def test_what_cannot_be_is_named(
@@ -104,6 +103,12 @@ def test_what_cannot_be_is_named(
     error = reply.json()["error"]
     assert (reply.status_code, error["param"]) == (400, param)
     assert says in error["message"]
+
+
+def test_a_field_that_nobody_knows_is_named(smol: Started) -> None:
+    body = {"model": MODEL, "input": "Hi", "truncate": True}
+    reply = httpx.post(f"{smol.url}/v1/embeddings", json=body, timeout=60)
+    assert (reply.status_code, reply.headers["x-ignored-fields"]) == (200, "truncate")
 
 
 def test_a_text_may_fill_the_context(smol: Started, api: openai.OpenAI) -> None:
@@ -250,9 +255,7 @@ def test_states_of_the_fused_kernels(emulated: Load, synthetic: Callable[[str, s
     assert np.abs(slow - want[:2]).max() / np.abs(want).max() < HALVES * 5
 
 
-@pytest.mark.parametrize("kind", [TensorExecutor, UpstreamExecutor])
-def test_states_of_the_general_paths(
-    kind: type[TensorExecutor] | type[UpstreamExecutor],
+def test_states_of_the_general_path(
     synthetic: Callable[[str, str], Path],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -263,7 +266,7 @@ def test_states_of_the_general_paths(
     path = synthetic("tiny", "F16")
     network = Network.read(path, 64)
     tokens = [(37 * i) % 1000 + 3 for i in range(CHUNK + 4)]
-    executor = kind(network.gguf, network.config, "CPU", 64)
+    executor = UpstreamExecutor(network.gguf, network.config, "CPU", 64)
     want = Reference(open_model(path), context=64).states(tokens)
     executor.prefill(tokens[:3])
     found = executor.states(tokens[3:], 3)

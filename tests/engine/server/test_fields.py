@@ -2,14 +2,17 @@
 
 import json
 import math
+import re
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import openai
 import pytest
 from tests.engine.models import smollm2
 from tests.engine.server.conftest import MODEL
-from tests.engine.server.live import Started, metric
+from tests.engine.server.live import Live, Started, live, metric
+from tests.engine.server.toy import toy
 
 from orinllm.model import Header
 
@@ -253,22 +256,27 @@ def refused(fields: dict[str, Any]) -> dict[str, Any]:
         ({"max_tokens": 0}, "max_tokens", "0 is not from 1"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "differs"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
-        ({"stop": [""]}, "stop", "none of them empty"),
         ({"stop": 5}, "stop", "neither a string"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21 is not from 0 to 20"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "unclosed"),
+        ({"grammar": "root ::= ("}, "grammar", "no GBNF"),
+        (
+            {"grammar": 'root ::= "a"', "structured_outputs": {"choice": ["a"]}},
+            "grammar",
+            "ask for two forms",
+        ),
+        ({"logit_processors": [1]}, "logit_processors", "not supported"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is no token"),
         ({"logit_bias": {"99999999": 1}}, "logit_bias", "token 99999999 is not from 0 to"),
-        ({"stream_options": {}}, "stream_options", "needs stream"),
-        ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
         ({"messages": []}, "messages", "at least one message"),
         ({"messages": "hello"}, "messages", "a string where an array was expected"),
         ({"messages": [{"role": "boss", "content": ""}]}, "messages[0].role", "'boss' is none of"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages[0].content[0].type",
-            "reads text only",
+            "reads text and pictures only",
         ),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "surrogate"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'xml' is none of"),
@@ -282,18 +290,9 @@ def refused(fields: dict[str, Any]) -> dict[str, Any]:
             "response_format",
             "Invalid type: nothing",
         ),
-        (
-            {"tools": [{"type": "function", "function": {"name": "f"}}]},
-            "tools",
-            "template of this model takes none",
-        ),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "knows no 'high'"),
-        ({"chat_template_kwargs": {"foo": 1}}, "chat_template_kwargs", "reads no 'foo'"),
         ({"modalities": ["audio"]}, "modalities", "text only"),
         ({"functions": [{"name": "f"}]}, "functions", "was replaced by tools"),
-        ({"store": True}, "store", "stores nothing"),
-        ({"best_off": 1}, "best_off", "unknown field"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
@@ -311,6 +310,126 @@ def test_what_is_not_supported_is_refused_by_name(
     assert error["type"] == "invalid_request_error"
 
 
+# What only hints: the fields, the name that the header says, and what --strict says of it.
+HINTS: Any = [
+    ({"stop": ["", "Z"]}, "stop", "none of them empty"),
+    ({"stream_options": {}}, "stream_options", "needs stream"),
+    ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown field"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "not supported",
+    ),
+    ({"reasoning_effort": "high"}, "reasoning_effort", "knows no 'high'"),
+    ({"reasoning_effort": "utmost"}, "reasoning_effort", "none of none, minimal"),
+    ({"chat_template_kwargs": {"foo": 1}}, "chat_template_kwargs.foo", "does not read it"),
+    ({"store": True}, "store", "stores nothing"),
+    ({"metadata": {"a": "b"}}, "metadata", "stores nothing"),
+    ({"service_tier": "flex"}, "service_tier", "one tier"),
+    ({"verbosity": "low"}, "verbosity", "unknown field"),
+    ({"prediction": {"type": "content", "content": "x"}}, "prediction", "unknown field"),
+    ({"prompt_cache_key": "k"}, "prompt_cache_key", "unknown field"),
+    ({"prompt_cache_retention": "24h"}, "prompt_cache_retention", "unknown field"),
+    ({"safety_identifier": "u"}, "safety_identifier", "unknown field"),
+    ({"best_off": 1}, "best_off", "unknown field"),
+    ({"Größe\r\nx: 1": 1}, "Gr%C3%B6%C3%9Fe%0D%0Ax:%201", "unknown field"),
+    (
+        {"messages": [{"role": "user", "content": "Hi", "id": "m1"}]},
+        "messages[0].id",
+        "unknown field",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+                    ],
+                }
+            ]
+        },
+        "messages[0].content[0].cache_control",
+        "unknown field",
+    ),
+    (
+        {
+            "tools": [{"type": "web_search"}, {"type": "function", "function": {"name": "f"}}],
+        },
+        "tools[0].type",
+        "only functions",
+    ),
+]
+
+
+def post(url: str, fields: dict[str, Any]) -> httpx.Response:
+    raw = json.dumps({"max_tokens": 1, **refused(fields)})
+    headers = {"Content-Type": JSON}
+    return httpx.post(f"{url}/v1/chat/completions", content=raw, headers=headers, timeout=60)
+
+
+@pytest.mark.parametrize(("fields", "name", "says"), HINTS)
+def test_what_only_hints_is_answered_and_named(
+    smol: Started, fields: dict[str, Any], name: str, says: str
+) -> None:
+    reply = post(smol.url, fields)
+    assert (reply.status_code, reply.headers.get("x-ignored-fields")) == (200, name)
+
+
+@pytest.fixture(scope="module")
+def strict() -> Any:
+    with live(toy(), strict=True) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("fields", "name", "says"), HINTS)
+def test_strict_refuses_what_only_hints(
+    strict: Live, fields: dict[str, Any], name: str, says: str
+) -> None:
+    reply = post(strict.url, {**fields, "model": "test"})
+    error = reply.json()["error"]
+    assert (reply.status_code, quote(error["param"], safe="[]:")) == (400, name)
+    assert says in error["message"]
+
+
+def test_ignored_fields_are_counted_and_labels_are_few(smol: Started) -> None:
+    def counted(name: str) -> float:
+        return metric(smol.url, f'orinllm_ignored_fields_total{{field="{name}"}}')
+
+    before = [counted(name) for name in ("store", "cache_control", "other")]
+    many = {f"own{i}": 1 for i in range(40)}
+    reply = post(smol.url, {**many, "store": True, **HINTS[-2][0]})
+    assert reply.headers["x-ignored-fields"].endswith(", 10 more")
+    after = [counted(name) for name in ("store", "cache_control", "other")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1, 40]
+    assert "own1" not in httpx.get(f"{smol.url}/metrics").text
+    assert "x-ignored-fields" not in post(smol.url, {}).headers
+
+
+def test_names_of_vllm_and_llama_server(api: openai.OpenAI, words: Header) -> None:
+    assert text(api, extra_body={"repetition_penalty": 1.0, "max_tokens": -1}) == ANSWER
+    wanted = complete(api, "a a a a a a a a", extra_body={"repeat_penalty": 5}).choices[0].text
+    found = complete(api, "a a a a a a a a", extra_body={"repetition_penalty": 5})
+    assert found.choices[0].text == wanted
+    longer = ask(api, max_tokens=20, extra_body={"min_tokens": 15}).usage
+    assert longer.completion_tokens >= 15
+    (of,) = words.tokenizer.encode(" of")
+    assert text(api, extra_body={"stop_token_ids": [of]}) == "The capital"
+    for more, wanted in (
+        ({"structured_outputs": {"choice": ["red", "blue+"]}}, r"red|blue\+"),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, "[0-9]{3}"),
+        ({"guided_regex": "x[ab]"}, "x[ab]"),
+        ({"grammar": 'root ::= "yes" | "no"'}, "yes|no"),
+        ({"structured_outputs": {"grammar": 'start: "a" | "b"'}}, "a|b"),
+        ({"structured_outputs": {"json": {"enum": [3, 4]}}}, "3|4"),
+        ({"json_schema": {"enum": [5, 6]}}, "5|6"),
+        ({"response_format": {"type": "json_object", "schema": {"const": 7}}}, "7"),
+    ):
+        assert re.fullmatch(wanted, text(api, extra_body=more, max_tokens=20)), more
+        if "response_format" not in more:
+            assert re.fullmatch(wanted, complete(api, "It is", extra_body=more).choices[0].text)
+
+
 def test_errors_as_the_client_sees_them(api: openai.OpenAI, smol: Started) -> None:
     with pytest.raises(openai.NotFoundError, match="model 'gpt-9' does not exist"):
         ask(api, model="gpt-9")
@@ -320,7 +439,7 @@ def test_errors_as_the_client_sees_them(api: openai.OpenAI, smol: Started) -> No
     assert "512 tokens" in str(large.value) and "has 63" in str(large.value)
     with pytest.raises(openai.BadRequestError, match="token 99999999 is not from"):
         complete(api, [99999999])
-    for wrong in ({"suffix": "x"}, {"best_of": 3}, {"echo": True, "logprobs": 1}):
+    for wrong in ({"suffix": "x"}, {"best_of": 3}):
         with pytest.raises(openai.BadRequestError) as unsupported:
             complete(api, "x", **wrong)
         assert unsupported.value.code == "unsupported_parameter"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -68,9 +69,9 @@ def test_systemd_hears_when_it_answers_and_when_it_stops(systemd: Systemd, tmp_p
 def broken(systemd: Systemd, folder: Path, how: str) -> tuple["subprocess.Popen[bytes]", Path]:
     """Start a server whose first token does something else; return it, and its log."""
     program = (
-        "from orinllm.batch import SingleRunner\n"
-        f"SingleRunner.collect = lambda self: {how}\n"
-        "from orinllm.cli import main\n"
+        "from orinllm.batching.cpu_runner import CpuRunner\n"
+        f"CpuRunner.collect = lambda self: {how}\n"
+        "from orinllm.command.cli import main\n"
         "main()\n"
     )
     line = [sys.executable, "-c", program, "serve", str(smollm2()), "--device", "CPU"]
@@ -102,17 +103,22 @@ def test_an_engine_that_fails_is_exit_code_1(systemd: Systemd, tmp_path: Path) -
 def test_the_watchdog_hears_nothing_from_a_thread_that_hangs(
     systemd: Systemd, tmp_path: Path
 ) -> None:
-    """The signs come from the scheduler, and not from the part that only talks HTTP."""
-    process, log = broken(systemd, tmp_path, "__import__('time').sleep(1000)")
+    """The signs come from the scheduler, and not from the part that only talks HTTP.
+
+    systemd hears in order, so a sign behind the thread's last word is one too many, however late
+    the thread came to it.
+    """
+    last = "__import__('orinllm.server.web.notify').server.web.notify.tell_systemd('HANGS')"
+    process, log = broken(systemd, tmp_path, f"({last}, __import__('time').sleep(1000))")
     try:
         wait_until(lambda: "READY=1" in systemd.heard, "READY=1")
         wait_until(lambda: systemd.heard.count("WATCHDOG=1") > 1, "the watchdog's sign")
         url = log.read_text().split("; ")[1].split("/health")[0]
         with pytest.raises(openai.APITimeoutError):
             client(url).chat.completions.create(**ASK, timeout=1)
-        heard = systemd.heard.count("WATCHDOG=1")
-        time.sleep(1.5)
-        assert systemd.heard.count("WATCHDOG=1") == heard
+        wait_until(lambda: "HANGS" in systemd.heard, "the thread's last word")
+        time.sleep(1.5)  # six signs' time
+        assert "WATCHDOG=1" not in systemd.heard[systemd.heard.index("HANGS") :]
         assert httpx.get(f"{url}/health").status_code == 200
     finally:
         process.kill()
@@ -121,7 +127,7 @@ def test_the_watchdog_hears_nothing_from_a_thread_that_hangs(
 
 def test_grace_cuts_what_takes_too_long(tmp_path: Path) -> None:
     """Running requests end with what they have, waiting ones are told; both get an answer."""
-    with command(smollm2(), tmp_path / "log", *FLAGS, "--grace", "0.5") as started:
+    with command(smollm2(), tmp_path / "log", *FLAGS, "--slots", "1", "--grace", "0.5") as started:
         stream = iter(started.client().chat.completions.create(**ENDLESS, stream=True))
         next(stream)
         errors: list[openai.APIStatusError] = []
@@ -244,7 +250,7 @@ def fails(
     *flags: str, model: Path | str | None = None, environment: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """Return exit code and standard error of a server that does not start."""
-    line = [sys.executable, "-m", "orinllm.cli", "serve", str(model or smollm2())]
+    line = [sys.executable, "-m", "orinllm", "serve", str(model or smollm2())]
     done = subprocess.run(
         [*line, "--device", "CPU", "--port", "0", *flags],
         env={**os.environ, **(environment or {})},
@@ -263,7 +269,8 @@ def fails(
         (("--api-key-file", "/none"), "--api-key-file /none: No such file"),
         (("--api-key-file", "/dev/null"), "--api-key-file /dev/null: holds no key"),
         (("--memory", "0%"), "--memory 0%: a share such as 70%"),
-        (("--slots", "2"), "--slots 2: the general path answers one at a time"),
+        (("--slots", "9"), "--slots 9: at most 8 on the cpu path"),
+        (("--slots", "2", "--path", "general"), "--slots 2: the general path answers one at a"),
         (("--context", "99999999"), "the model was trained for 1 to 8192"),
         (("--chat-template", "/none"), "--chat-template /none: No such file"),
         (("--grace", "nan"), "--grace nan: seconds from 0 to 86400 were expected"),
@@ -288,7 +295,78 @@ def test_a_wrong_model_is_one_line(tmp_path: Path, synthetic: Synthetic) -> None
 
 
 def test_a_device_that_does_not_open_is_found_while_loading(tmp_path: Path) -> None:
-    line = [sys.executable, "-m", "orinllm.cli", "serve", str(smollm2()), "--device", "CUDA:77"]
+    line = [
+        sys.executable,
+        "-m",
+        "orinllm.command.cli",
+        "serve",
+        str(smollm2()),
+        "--device",
+        "CUDA:77",
+    ]
     done = subprocess.run([*line, "--port", "0"], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 2
     assert "--device CUDA:77: does not open" in done.stderr.splitlines()[-1]
+
+
+def test_sighup_reads_the_keys_again(tmp_path: Path) -> None:
+    """No request fails meanwhile; a file that is wrong changes nothing."""
+    keys = tmp_path / "keys"
+    keys.write_text("first\n")
+    keys.chmod(0o600)
+    log = tmp_path / "log"
+    with command(smollm2(), log, *FLAGS, "--api-key-file", str(keys)) as started:
+
+        def status(key: str) -> int:
+            return httpx.get(
+                f"{started.url}/v1/models", headers={"Authorization": f"Bearer {key}"}
+            ).status_code
+
+        asked = {**ENDLESS, "max_tokens": 30}
+        stream = iter(client(started.url, "first").chat.completions.create(**asked, stream=True))
+        next(stream)
+        assert (status("first"), status("second")) == (200, 401)
+        keys.write_text("first\nsecond\n")
+        started.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: status("second") == 200, "the second key")
+        assert status("first") == 200
+        keys.write_text("second\n")
+        started.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: status("first") == 401, "the first key's end")
+        keys.write_text("# none\n")
+        started.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "the keys are what they were" in log.read_text(), "the line")
+        assert status("second") == 200
+        assert list(stream)[-1].choices[0].finish_reason == "length"
+
+
+def test_a_model_that_is_overwritten_ends_the_server_with_a_word(tmp_path: Path) -> None:
+    """Its answers come first; a rename disturbs nobody."""
+    model, log = tmp_path / "model.gguf", tmp_path / "log"
+    shutil.copyfile(smollm2(), model)
+    with command(model, log, *FLAGS) as started:
+        shutil.copyfile(smollm2(), tmp_path / "new")
+        (tmp_path / "new").rename(model)
+        assert health(started) == 200
+    with command(model, log, *FLAGS) as started:
+        asked = {**ENDLESS, "max_tokens": 20}
+        stream = iter(started.client().chat.completions.create(**asked, stream=True))
+        next(stream)
+        writer = threading.Thread(target=shutil.copyfile, args=(smollm2(), model))
+        writer.start()
+        assert list(stream)[-1].choices[0].finish_reason == "length"
+        assert started.process.wait(PATIENCE) == 1
+        writer.join(PATIENCE)
+        assert "another program overwrites this file" in log.read_text()
+
+
+def test_a_model_without_a_lease_is_said_at_the_start(tmp_path: Path) -> None:
+    """Here it is open to write, as scp has it."""
+    model, log = tmp_path / "model.gguf", tmp_path / "log"
+    shutil.copyfile(smollm2(), model)
+    with model.open("r+b"), command(model, log, *FLAGS):
+        said = [line for line in log.read_text().splitlines() if "without a word" in line]
+    assert said == [
+        f"{model}: whoever overwrites it in place ends this server without a word (a program has "
+        "it open to write); rename a new file over it instead"
+    ]

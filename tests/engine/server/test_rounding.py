@@ -10,11 +10,11 @@ from tests.engine.server.batch_rounding import Found, Said, asker, compare, prom
 from tests.engine.server.live import live
 from tests.engine.server.toy import header
 
-from orinllm.batch import FusedRunner
-from orinllm.cache import PagedStore
-from orinllm.grammar import Grammars
-from orinllm.scheduler import Scheduler
+from orinllm.batching.cache import PagedStore
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.scheduler import Scheduler
 from orinllm.server.engine import Engine
+from orinllm.text.grammar import Grammars
 
 PAGES, VOCABULARY, WIDTH = 10, 1019, 64
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 from tests.engine.server.live import wait_until
-from tests.engine.server.toy import NoWatch, ToyRunner, toy_logits
+from tests.engine.server.many_clients import worlds
+from tests.engine.server.toy import ToyRunner, toy_logits
 
-from orinllm.batch import Draw, Logprobs, draw
-from orinllm.cache import PagedStore
-from orinllm.fused import piece_beside
-from orinllm.launches.buffers import PAGE
-from orinllm.sampling import Sampling
-from orinllm.scheduler import QueueFullError, Scheduler
-from orinllm.sequence import Sequence
+from orinllm.batching.cache import PagedStore
+from orinllm.batching.runner import Draw, Logprobs, draw
+from orinllm.batching.scheduler import QueueFullError, Scheduler
+from orinllm.batching.sequence import Sequence
+from orinllm.batching.watch import Unwatched
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.fused import piece_beside
+from orinllm.gpu.kernels.buffers import PAGE
 
 VOCABULARY = 32000
 GREEDY = Sampling(temperature=0)
@@ -77,7 +79,7 @@ class Running:
     def __init__(self, runner: ToyRunner, queue: int = 64, reserve: bool = False) -> None:
         self.runner, self.store = runner, PagedStore(runner.pages)
         self.preemptions = 0
-        self.watch = NoWatch()
+        self.watch = Unwatched()
         self.watch.preempted = self._count  # type: ignore[method-assign]
         self.scheduler = Scheduler(runner, self.store, self.watch, queue, reserve)
         self._thread = threading.Thread(target=self.scheduler.run, daemon=True)
@@ -97,25 +99,6 @@ class Running:
 
 def runner(slots: int = 4, pages: int = 64) -> ToyRunner:
     return ToyRunner(slots, pages, VOCABULARY)
-
-
-@pytest.mark.parametrize("together", [2, 8, 32])
-def test_answers_are_those_that_each_gives_alone(together: int) -> None:
-    """Slots, chunks of prompts, prefixes and queueing change no token."""
-    lengths = [1, 2, 64, 65, 130, 300, 17, 129]
-    jobs = [
-        job(prompt(i % 5, lengths[i % 8]), 20 + i, replace(SEEDED, seed=i) if i % 2 else GREEDY)
-        for i in range(together)
-    ]
-    with Running(runner(slots=8, pages=80)) as it:
-        for one in jobs:
-            it.scheduler.submit([one])
-        wait(*jobs)
-        for i, one in enumerate(jobs):
-            assert ear(one).heard == alone(one.ids[: one.n_prompt], one.sampling, 20 + i)
-            assert ear(one).reason == "length"
-        assert it.runner.widest == min(together, 8)
-        assert it.store.used == 0
 
 
 def test_memory_that_runs_out_preempts_who_came_last() -> None:
@@ -162,7 +145,7 @@ def test_who_began_first_is_never_preempted() -> None:
     assert before[-1] == 0  # nobody who was preempted waits when the last one begins
 
 
-@pytest.mark.parametrize("most", range(1, 8))
+@pytest.mark.parametrize("most", [1, 4, 5])
 def test_who_has_enough_while_preempted_is_gone(most: int) -> None:
     """A stop text may come with the very token after which another takes the memory."""
     first, second = job(prompt(1, 60), 100), job(prompt(2, 60), 100)
@@ -186,35 +169,17 @@ def test_a_beginning_that_is_known_is_not_computed_again() -> None:
         wait(second)
         assert second.n_cached == 3 * PAGE
         assert it.runner.computed == 202 + 200 - 3 * PAGE
-        # A chat that grows finds the answer, too.
+        # A chat that grows finds the answer, too, but for the last token, which was never read.
         longer = job([*first.ids, 11, 12], 4)
         it.scheduler.submit([longer])
         wait(longer)
-        assert longer.n_cached == (203 + 70 - 1) // PAGE * PAGE
+        assert longer.n_cached == 203 + 70 - 1
         assert ear(longer).heard == alone([*first.ids, 11, 12], GREEDY, 4)
         fresh = job([*system, 9], 4, reuse=False)
         it.scheduler.submit([fresh])
         wait(fresh)
         assert fresh.n_cached == 0
         assert ear(fresh).heard == ear(second).heard
-
-
-def test_a_page_that_two_share_stays_while_one_runs() -> None:
-    shared = prompt(1, 129)
-    it = Running(runner(slots=3, pages=8))
-    it.runner.step_seconds = 0.005
-    long, short = job([*shared, 5], 150), job([*shared, 6], 1)
-    other = job(prompt(9, 200), 100)
-    with it:
-        it.scheduler.submit([long])
-        wait_until(lambda: len(ear(long).heard) > 1, "a token")
-        it.scheduler.submit([short])
-        wait(short)
-        assert short.n_cached == 2 * PAGE
-        it.scheduler.submit([other])
-        wait(other, long)
-    assert ear(long).heard == alone([*shared, 5], GREEDY, 150)
-    assert ear(other).heard == alone(other.ids[:200], GREEDY, 100)
 
 
 def test_what_is_known_makes_room_the_oldest_first() -> None:
@@ -333,7 +298,7 @@ def test_the_queue_is_fair_and_ends() -> None:
         wait(*greedy, goes_on)
 
 
-def test_who_has_its_last_token_is_told_of_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_has_its_last_token_is_told_of_a_failure() -> None:
     it, failures = Running(runner(slots=2)), list[str]()
     it.scheduler.failed = failures.append
     launch = it.runner.launch
@@ -349,10 +314,10 @@ def test_who_has_its_last_token_is_told_of_a_failure(capsys: pytest.CaptureFixtu
         it.scheduler.submit([short, long])
         wait_until(lambda: bool(failures), "the failure")
     assert (ear(short).reason, ear(long).reason) == ("error", "error")
-    assert "the device is gone" in capsys.readouterr().err
+    assert isinstance(it.scheduler.failure, OSError)
 
 
-@pytest.mark.parametrize("where", ["take", "end"])
+@pytest.mark.parametrize("where", ["take", "end", "everywhere"])
 def test_an_answer_that_cannot_be_read_ends_alone(
     where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,8 +332,14 @@ def test_an_answer_that_cannot_be_read_ends_alone(
             raise RecursionError("too deep")
         end(reason, error)
 
-    replaced = take if where == "take" else only_errors
-    setattr(ear(bad), where, replaced)
+    def deaf(reason: str, error: str | None) -> None:
+        end(reason, error)
+        raise RecursionError("too deep")
+
+    if where != "end":
+        ear(bad).take = take  # type: ignore[method-assign]
+    if where != "take":
+        ear(bad).end = only_errors if where == "end" else deaf  # type: ignore[method-assign]
     with Running(runner()) as it:
         it.scheduler.submit([bad, good])
         wait(bad, good)
@@ -446,3 +417,71 @@ def test_the_piece_beside_answers_depends_on_machine_and_model(
     sms: int, weights: float, tokens: int
 ) -> None:
     assert piece_beside(sms, int(2 * weights)) == tokens
+
+
+def test_a_prompt_ends_with_its_first_token_where_nobody_answers() -> None:
+    """A pass less; where somebody answers, or another prompt ends too, a step is due anyway."""
+    ids = prompt(4, 300)
+    with Running(runner()) as it:
+        first = job(ids, 5, SEEDED)
+        it.scheduler.submit([first])
+        wait(first)
+        assert (it.runner.begun, it.runner.steps) == (1, 5)
+        assert ear(first).heard == alone(ids, SEEDED, 5)
+        pair = [job(prompt(seed, 30), 5, SEEDED) for seed in (5, 6)]
+        it.scheduler.submit(pair)
+        wait(*pair)
+        assert it.runner.begun == 1
+        # A prompt that ends while another goes on being read.
+        both = [job(prompt(7, 20), 15, SEEDED), job(prompt(8, 400), 5, SEEDED)]
+        it.scheduler.submit(both)
+        wait(*both)
+        assert it.runner.begun == 2
+        for one in [*pair, *both]:
+            assert ear(one).heard == alone(one.ids[: one.n_prompt], SEEDED, one.most)
+
+
+def test_a_first_token_is_heard_before_the_second_is_started() -> None:
+    """The second step's launches may have to be made."""
+    it = Running(runner())
+    one, launch = job(prompt(1, 30), 3), it.runner.launch
+    heard: list[int] = []
+
+    def noted(rows: Any) -> None:
+        heard.append(len(ear(one).heard))
+        launch(rows)
+
+    it.runner.launch = noted  # type: ignore[method-assign]
+    with it:
+        it.scheduler.submit([one])
+        wait(one)
+    assert heard[:2] == [0, 1]
+
+
+def test_a_cancelled_prompt_leaves_no_step_behind() -> None:
+    """Its end was started, and nobody collects it."""
+    it = Running(runner())
+    gone, next_ = job(prompt(1, 30), 3), job(prompt(2, 40), 6, SEEDED)
+    begin = it.runner.begin
+
+    def cancelled(row: Any, start: int) -> None:
+        begin(row, start)
+        if row.draw.before is gone.ids:
+            it.scheduler.cancel([gone])
+
+    it.runner.begin = cancelled  # type: ignore[method-assign]
+    with it:
+        it.scheduler.submit([gone])
+        wait_until(lambda: gone.over, "the end")
+        it.scheduler.submit([next_])
+        wait(next_)
+    assert ear(gone).heard == []
+    assert ear(next_).heard == alone(next_.ids[:40], SEEDED, 6)
+    assert it.store.used == 0
+
+
+def test_a_million_tokens_of_random_clients() -> None:
+    """As many_clients.py draws them: each answer is that of the model alone, whoever else asks."""
+    happened = worlds(1_000_000)
+    assert happened["preemptions"] >= 1000
+    assert min(happened[what] for what in ("guessed", "steps ahead", "reused", "cancelled")) > 1000

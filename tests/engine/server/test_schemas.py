@@ -1,12 +1,25 @@
 """Answers of a given schema: 30 kinds, each answer of a real model validated."""
 
+import datetime
+import decimal
+import enum
 import json
-from typing import Any
+import os
+import pathlib
+import uuid
+from typing import Annotated, Any, Literal
 
+import httpx
 import jsonschema
 import openai
+import pydantic
 import pytest
 from tests.engine.server.conftest import MODEL
+from tests.engine.server.live import live
+from tests.engine.server.toy import header, toy
+
+from orinllm.errors import BadInput
+from orinllm.text.grammar import Grammars, MatcherConstraint
 
 
 def obj(**properties: Any) -> dict[str, Any]:
@@ -88,7 +101,7 @@ def test_a_schema_that_nothing_fits_is_refused(api: openai.OpenAI, schema: Any) 
     with pytest.raises(openai.BadRequestError) as refused:
         api.chat.completions.create(model=MODEL, messages=messages, response_format=form)
     assert (refused.value.param, refused.value.code) == ("response_format", "invalid_schema")
-    assert "no JSON fits" in refused.value.message or "Unsatisfiable" in refused.value.message
+    assert "no text fits" in refused.value.message or "Unsatisfiable" in refused.value.message
 
 
 def test_there_are_thirty() -> None:
@@ -126,3 +139,163 @@ def test_without_a_schema_it_is_no_json(api: openai.OpenAI) -> None:
     ).choices[0]
     with pytest.raises(json.JSONDecodeError):
         json.loads(answer.message.content or "")
+
+
+class _Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class _Point(pydantic.BaseModel):
+    x: int
+    y: float = 0.0
+
+
+class _Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: int
+
+
+class _Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    name: str
+
+
+# Twenty kinds of fields, as people write them for structured outputs.
+FIELDS: dict[str, Any] = {
+    "int": int,
+    "bounded": Annotated[int, pydantic.Field(ge=-(2**63), le=2**63 - 1)],
+    "float": float,
+    "decimal": decimal.Decimal,
+    "bool": bool,
+    "str": Annotated[str, pydantic.Field(min_length=1, max_length=9)],
+    "pattern": Annotated[str, pydantic.Field(json_schema_extra={"pattern": r"^(?!x)[a-c]{2}\b$"})],
+    "email": Annotated[str, pydantic.Field(json_schema_extra={"format": "email"})],
+    "url": pydantic.AnyUrl,
+    "path": pathlib.Path,
+    "secret": pydantic.SecretStr,
+    "uuid": uuid.UUID,
+    "date and time": datetime.datetime,
+    "span": datetime.timedelta,
+    "bytes": bytes,
+    "enum": _Colour,
+    "optional": _Point | None,
+    "set": set[Literal["a", "b", "c"]],
+    "mapping": dict[Annotated[str, pydantic.Field(pattern="^k")], int],
+    "tagged": Annotated[_Cat | _Dog, pydantic.Field(discriminator="kind")],
+    "tuple": tuple[int, str],
+    "any": Any,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(header().tokenizer, header().network.config.vocab_size)
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("mode", ["validation", "serialization"])
+def test_pydantic_s_field_types(grammars: Grammars, name: str, mode: Any) -> None:
+    model = pydantic.create_model("Form", value=(FIELDS[name], ...))
+    loose = list[str]()
+    grammars.matcher("schema", model.model_json_schema(mode=mode), "schema", loose.append)
+    # What the answer is not held to is said.
+    said = {"pattern": ".pattern", "bounded": "mum", "set": "uniqueItems"}
+    assert name not in said or any(said[name] in path for path in loose), loose
+
+
+@pytest.mark.parametrize(
+    ("schema", "loose"),
+    [
+        (True, ""),
+        ({"type": "string", "format": "color-hex"}, "Unknown format"),
+        ({"type": "array", "items": {}, "uniqueItems": True}, "uniqueItems"),
+        ({"type": "object", "propertyNames": {"pattern": "^a"}}, "propertyNames"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 2, "type": "number"}]}, "oneOf"),
+        ({"properties": {"a": True, "b": False}}, ""),
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**64}, ".minimum"),
+        ({"type": "number", "maximum": 1e300}, ".maximum"),
+        ({"if": {"type": "string"}, "then": {"minLength": 2}}, "if"),
+        ({"not": {"type": "null"}}, "not"),
+    ],
+)
+def test_keywords_that_cannot_be_held_are_named(
+    grammars: Grammars, schema: Any, loose: str
+) -> None:
+    found = list[str]()
+    grammars.matcher("schema", schema, "response_format", found.append)
+    assert loose in " ".join(found) and bool(loose) == bool(found)
+    assert all(path.startswith("response_format") for path in found)
+
+
+def _deep(levels: int) -> Any:
+    schema: Any = {"type": "integer"}
+    for _ in range(levels):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+BOMBS: dict[str, tuple[str, Any]] = {
+    "nested": ("schema", _deep(300)),
+    "quantifiers": ("regex", "((a{0,999}b{0,999}){0,999}c{0,999}){0,999}"),
+    "automaton": ("regex", "(a|b)*a(a|b){400}"),
+    "lengths": ("schema", {"type": "string", "minLength": 10**9, "maxLength": 10**10}),
+    "itself": ("schema", {"$ref": "#"}),
+    "mutual": (
+        "schema",
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    ),
+    "many": ("schema", {"allOf": [{"pattern": f"{i}.*x{{1,50}}"} for i in range(200)]}),
+    "alternatives": ("schema", {"enum": [f"{i}" * 40 for i in range(20000)]}),
+    "unicode": ("regex", r"(\p{L}|\p{N}){0,5000}\p{Lu}{5000}"),
+    "brackets": ("regex", "(" * 5000 + "a" + ")" * 5000),
+    "gbnf": ("gbnf", "root ::= " + "(" * 3000 + '"a"' + ")" * 3000),
+    "lark": ("lark", 'start: start start | "a" | ""'),
+    "false": ("schema", False),
+    "remote": ("schema", {"$ref": "https://example.com/x.json"}),
+    "bad pattern": ("schema", {"type": "string", "pattern": "(((("}),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_or_harmless(grammars: Grammars, name: str) -> None:
+    """Nothing raises but BadInput, in one line, and the process that compiles comes back."""
+    kind, value = BOMBS[name]
+    began = os.times()
+    try:
+        grammars.matcher(kind, value, "response_format")
+    except BadInput as error:
+        assert str(error).startswith("response_format: ") and "\n" not in str(error)
+    spent = os.times()
+    assert spent.user + spent.system - began.user - began.system < 1  # in this process
+    assert grammars.matcher("regex", "a", "grammar") is not None
+
+
+def test_a_grammar_that_gives_up_ends_with_an_error_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream has its 200 by then; the last event says why."""
+    words, calls = MatcherConstraint.words, list[int]()
+
+    def gives_up(constraint: MatcherConstraint) -> Any:
+        calls.append(1)
+        found = words(constraint)
+        return found if len(calls) < 4 else found * 0
+
+    monkeypatch.setattr(MatcherConstraint, "words", gives_up)
+    with live(toy()) as server:
+        asked: Any = {"model": "test", "messages": [{"role": "user", "content": "x"}]}
+        asked["extra_body"] = {"json_schema": {"type": "string", "minLength": 200}}
+        stream = server.client().chat.completions.create(**asked, stream=True)
+        with pytest.raises(openai.APIError, match="no token fits the response_format"):
+            list(stream)
+        assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_bomb_is_not_in_the_next_ones_way(grammars: Grammars) -> None:
+    """The vocabulary is read once: another process would have to read it again."""
+    grammars.matcher("regex", "b", "grammar")
+    process = grammars._child.start()
+    for _ in range(2):
+        with pytest.raises(BadInput, match=r"^response_format: it takes more than 0\.6 s"):
+            grammars.matcher(*BOMBS["many"], "response_format")
+    grammars.matcher("regex", "c", "grammar")
+    assert grammars._child.start() is process and process.poll() is None

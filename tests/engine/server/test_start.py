@@ -9,7 +9,7 @@ from orinllm.errors import BadInput
 from orinllm.server.engine import read_header
 from orinllm.server.options import EngineOptions, HttpOptions, seconds, share
 from orinllm.server.run import serve
-from orinllm.server.security import check_host, check_origin, read_keys
+from orinllm.server.web.security import check_host, check_origin, read_keys
 
 
 def keys(path: Path, raw: bytes, mode: int = 0o600) -> tuple[tuple[str, ...], list[str]]:

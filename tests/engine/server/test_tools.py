@@ -1,15 +1,20 @@
 """Calls of tools, end to end: what families write, what clients get, and calls that are forced."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jsonschema
 import openai
 import pytest
 from tests.engine.models import LLAMA_CPP, smollm2
+from tests.engine.server.conftest import MODEL
 from tests.engine.server.live import command, live
 from tests.engine.server.toy import header, toy
+
+from orinllm.text.template import ChatTemplate
 
 WEATHER: Any = {
     "type": "function",
@@ -186,3 +191,52 @@ def test_files_that_are_no_template(tmp_path: Path) -> None:
 
     with pytest.raises(BadInput, match=r"--chat-template .*none: "):
         read_header(EngineOptions(smollm2(), template=tmp_path / "none"))
+
+
+def test_a_small_model_uses_a_result(api: openai.OpenAI) -> None:
+    """It has no template for tools: the result says its function, and the call is not repeated."""
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    }
+    function = {"name": "weather", "description": "Says the weather of a city."}
+    tool = {"type": "function", "function": {**function, "parameters": parameters}}
+    asked: list[Any] = [
+        {"role": "system", "content": "Use the weather tool, then answer."},
+        {"role": "user", "content": "What is the weather in Paris?"},
+    ]
+    more: Any = {"model": MODEL, "tools": [tool], "temperature": 0, "max_tokens": 60}
+    create = api.chat.completions.create
+    call = create(messages=asked, tool_choice="required", **more).choices[0].message
+    (made,) = call.tool_calls
+    assert json.loads(made.function.arguments) == {"city": "Paris"}
+    result: Any = {
+        "role": "tool",
+        "tool_call_id": made.id,
+        "content": "It is sunny in Paris, 21 degrees.",
+    }
+    said = create(messages=[*asked, call.model_dump(exclude_none=True), result], **more)
+    assert said.choices[0].finish_reason == "stop" and said.choices[0].message.tool_calls is None
+    assert "sunny" in (said.choices[0].message.content or "")
+
+
+def test_every_template_s_model_must_call_what_it_must() -> None:
+    """With tool_choice "required" a grammar holds whatever model: here one that talks at random."""
+    on = {"properties": {"on": {"type": "boolean"}}, "required": ["on"]}
+    lamp = {"type": "object", **on, "additionalProperties": False}
+    tool: Any = {"type": "function", "function": {"name": "lamp", "parameters": lamp}}
+    stems, refused = sorted(p.stem for p in (LLAMA_CPP / "templates").glob("*.jinja")), []
+    with live(toy(pages=512, context=16384)) as server:
+        for stem in stems:
+            made = ChatTemplate(template(stem), header().tokenizer)
+            server.service._engine = replace(server.engine, template=made)
+            more = {"tools": [tool], "tool_choice": "required", "max_tokens": 150}
+            asked = {"model": "test", "messages": QUESTION, **more}
+            reply = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60)
+            answer = reply.json()
+            message = answer.get("choices", [{"message": answer}])[0]["message"]
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            if [(c["name"], set(json.loads(c["arguments"]))) for c in calls] != [("lamp", {"on"})]:
+                refused.append((stem, message))
+    assert len(stems) > 50 and not refused, refused

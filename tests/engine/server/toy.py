@@ -13,16 +13,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from tests.engine.models import smollm2
 
-from orinllm.batch import Draw, Drawn, Logprobs, Row, draw
-from orinllm.cache import PagedStore
-from orinllm.executor import Floats
-from orinllm.grammar import Grammars
-from orinllm.launches.buffers import PAGE
+from orinllm.batching.cache import PagedStore
+from orinllm.batching.runner import Draw, Drawn, Floats, Logprobs, Row, draw
+from orinllm.batching.scheduler import Scheduler
+from orinllm.batching.watch import Watch
+from orinllm.choose.states import Pooling
+from orinllm.gpu.kernels.buffers import PAGE
 from orinllm.model import Header
-from orinllm.scheduler import Scheduler, Watch
 from orinllm.server.engine import Engine
-from orinllm.states import Pooling
-from orinllm.template import ChatTemplate
+from orinllm.text.grammar import Grammars
+from orinllm.text.template import ChatTemplate
 
 #: Number of tokens with a probability above zero.
 CANDIDATES = 24
@@ -44,16 +44,20 @@ class ToyRunner:
 
     slots: int
     pages: int
-    vocabulary: int
+    vocab_size: int
     chunk: int = 128
     beside: int = 64
     step_seconds: float = 0.0
+    pace: Callable[[], None] = lambda: None  # called before a step's tokens are there
     script: Callable[[int], int] | None = None
     computed: int = 0  # tokens of prompts
     steps: int = 0
     verified: int = 0  # steps that took several tokens of one sequence
     ahead: int = 0
+    name: str = "toy"
+    context: int = 2048
     under_way: int = 2
+    begun: int = 0  # prompts whose end was computed with the token behind it
     followed: int = 0  # steps that began before the tokens of the one before were collected
     widest: int = 0  # most rows of a step
     _cells: list[int] = field(default_factory=list)
@@ -70,11 +74,24 @@ class ToyRunner:
             self._cells[pages[position // PAGE] * PAGE + position % PAGE] = tokens[position]
         self.computed += end - start
 
+    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+        """There are no recurrent states."""
+
+    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+        """There are none."""
+
     def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
         """Each state tells of its token, its place and the one before, as they lie in the pages."""
         self.fill(pages, tokens, start, end)
         held = [self._cells[pages[i // PAGE] * PAGE + i % PAGE] for i in range(end)]
         return np.array([[held[i], i, held[max(0, i - 1)]] for i in range(start, end)], np.float32)
+
+    def begin(self, row: Row, start: int) -> None:
+        assert start <= row.position == len(row.draw.before) - 1
+        self._steps.clear()  # what was not collected is not wanted
+        self.fill(row.pages, row.draw.before, start, row.position)
+        self.begun += 1
+        self.launch([row])
 
     def launch(self, rows: Sequence[Row]) -> None:
         assert 0 < len(rows) <= self.slots
@@ -93,7 +110,11 @@ class ToyRunner:
 
     def collect(self) -> list[Drawn]:
         time.sleep(self.step_seconds)
+        self.pace()
         return self._steps.popleft()
+
+    def logits(self) -> Floats:
+        raise AssertionError("nobody checks the toy")
 
     @property
     def most_verified(self) -> int:
@@ -121,18 +142,7 @@ class ToyRunner:
             self._cells[row.pages[i // PAGE] * PAGE + i % PAGE] for i in range(row.position + 1)
         ]
         how = replace(row.draw, before=[*row.draw.before[: row.position], token])
-        return draw(toy_logits(held, self.vocabulary), how)
-
-
-class NoWatch:
-    """`Watch` that counts nothing."""
-
-    def began(self, sequence: object, waited: float) -> None: ...
-    def token(self, sequence: object, gap: float, first: bool) -> None: ...
-    def ended(self, sequence: object, reason: str, seconds: float) -> None: ...
-    def preempted(self) -> None: ...
-    def worked(self, phase: str, seconds: float) -> None: ...
-    def speculated(self, guessed: int, right: int) -> None: ...
+        return draw(toy_logits(held, self.vocab_size), how)
 
 
 HEADER: list[Header] = []

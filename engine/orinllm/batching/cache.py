@@ -1,0 +1,336 @@
+"""Owners of the pages of keys and values, and pages that a new prompt finds done already.
+
+A full page is known by its tokens and by all before them (a chain of hashes). It stays when the
+last sequence that uses it ends, until a page is needed: then the one that was used longest ago
+goes. The last page of a text, which is not full, is kept for one that goes on behind all of it, as
+a chat's next question does.
+"""
+
+import hashlib
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from orinllm.batching.checkpoints import Checkpoints
+from orinllm.gpu.kernels.buffers import PAGE
+from orinllm.gpu.memory import pages_of
+
+
+@dataclass
+class Lease:
+    """The pages of a running sequence.
+
+    cached: tokens whose keys and values were there when it began. ids, done: those of ids[:done]
+    are there now. resumes: the checkpoint of recurrent states that it begins with; None: they are
+    in their place, or there are none. under_way: a step that goes on behind
+    ids[:done] was started.
+    """
+
+    pages: list[int]
+    cached: int
+    ids: Sequence[int] = ()
+    done: int = 0
+    names: list[bytes] = field(default_factory=list)  # of its full pages, as far as they are known
+    resumes: int | None = None
+    under_way: bool = False
+
+
+class Store(Protocol):
+    """Memory for keys and values of several sequences."""
+
+    total: int  # pages
+
+    @property
+    def used(self) -> int:
+        """Pages that running sequences have."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """Pages that a sequence can get, those that are kept for later prompts among them."""
+        ...
+
+    def spare(self, sequences: int) -> bool:
+        """Say whether each of so many running sequences can still get a page."""
+        ...
+
+    def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+        """Lease room for `tokens` tokens to a sequence that begins with `ids`; None: no room.
+
+        The last of `ids` is never cached: its logits are wanted. `reuse` False looks up nothing.
+        """
+        ...
+
+    def grow(self, lease: Lease, tokens: int) -> bool:
+        """Make room for so many tokens; False: there is none."""
+        ...
+
+    def commit(self, lease: Lease, ids: Sequence[int], done: int) -> None:
+        """Say that keys and values of ids[:done] are computed, or will be before anything else."""
+        ...
+
+    def end(self, lease: Lease) -> None:
+        """Give the pages back."""
+        ...
+
+    def stop(self, lease: Lease, start: int, end: int) -> int:
+        """Return where a piece from `start` on stops that may go to `end`: at the next place where
+        recurrent states are kept."""
+        ...
+
+    def keep(self, lease: Lease) -> int | None:
+        """Return the checkpoint that is to have the sequence's states behind ids[:done], if any."""
+        ...
+
+    def resume(self, lease: Lease) -> int | None:
+        """Return the checkpoint that a sequence begins with, if any; at the first call alone."""
+        ...
+
+
+class PagedStore:
+    """`Store` of pages that sequences share.
+
+    A page that is not full has one user, who writes behind its tokens. It is found by a prompt that
+    begins with all of them: parts of it would tell a stranger token by token what another one said.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._users = [0] * total
+        self._name_of: dict[int, bytes] = {}
+        self._page_of: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # known, of no sequence; oldest first
+        self._ends: dict[int, Sequence[int]] = {}  # idle pages that are not full, and their tokens
+
+    @property
+    def used(self) -> int:
+        """See `Store`."""
+        return self.total - self.free
+
+    @property
+    def free(self) -> int:
+        """See `Store`."""
+        return len(self._free) + len(self._idle)
+
+    def spare(self, sequences: int) -> bool:
+        """See `Store`."""
+        return self.free >= sequences
+
+    def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+        """See `Store`."""
+        lease = Lease([], 0)
+        for name in _names(ids, (len(ids) - 1) // PAGE) if reuse else ():
+            if (page := self._page_of.get(name)) is None:
+                break
+            self._use(page)
+            lease.pages.append(page)
+            lease.names.append(name)
+        lease.cached = len(lease.pages) * PAGE
+        if reuse:
+            self._go_on(lease, ids)
+        lease.ids, lease.done = ids, lease.cached
+        if self.grow(lease, tokens):
+            return lease
+        self.end(lease)
+        return None
+
+    def grow(self, lease: Lease, tokens: int) -> bool:
+        """See `Store`."""
+        missing = pages_of(tokens) - len(lease.pages)
+        if missing > self.free:
+            return False
+        for _ in range(missing):
+            page = self._free.pop() if self._free else self._forget(next(iter(self._idle)))
+            self._users[page] = 1
+            lease.pages.append(page)
+        return True
+
+    def commit(self, lease: Lease, ids: Sequence[int], done: int) -> None:
+        """See `Store`."""
+        lease.ids, lease.done = ids, done
+        known = len(lease.names)
+        if done // PAGE == known:
+            return
+        last = lease.names[-1] if lease.names else b""
+        for name in _names(ids, done // PAGE, known, last):
+            page = lease.pages[len(lease.names)]
+            lease.names.append(name)
+            # Two that began together have a page each; the first one's is found.
+            if name not in self._page_of:
+                self._page_of[name], self._name_of[page] = page, name
+
+    def end(self, lease: Lease) -> None:
+        """See `Store`; the sequence's last pages are the first to go."""
+        if tokens := lease.ids[len(lease.names) * PAGE : lease.done]:
+            page, name = lease.pages[len(lease.names)], _end_name(lease)
+            if (older := self._page_of.get(name)) is not None:
+                self._forget(older)
+                self._free.append(older)
+            self._page_of[name], self._name_of[page], self._ends[page] = page, name, tokens
+        for page in reversed(lease.pages):
+            self._users[page] -= 1
+            if self._users[page]:
+                continue
+            if page in self._name_of:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+        lease.pages.clear()
+
+    def stop(self, lease: Lease, start: int, end: int) -> int:
+        """See `Store`; there are no recurrent states."""
+        return end
+
+    def keep(self, lease: Lease) -> int | None:
+        """See `Store`."""
+        return None
+
+    def resume(self, lease: Lease) -> int | None:
+        """See `Store`."""
+        return None
+
+    def _go_on(self, lease: Lease, ids: Sequence[int]) -> None:
+        """Add the page behind the full ones of a text that ends there, and that `ids` continue."""
+        page = self._page_of.get(_end_name(lease))
+        if page is None:
+            return
+        tokens, start = self._ends[page], lease.cached
+        end = start + len(tokens)
+        if end < len(ids) and ids[start:end] == tokens:
+            self._forget(page)
+            self._use(page)
+            lease.pages.append(page)
+            lease.cached = end
+
+    def _use(self, page: int) -> None:
+        self._idle.pop(page, None)
+        self._users[page] += 1
+
+    def _forget(self, page: int) -> int:
+        """Return an idle page, which is not known any more."""
+        del self._idle[page], self._page_of[self._name_of.pop(page)]
+        self._ends.pop(page, None)
+        return page
+
+
+class SlotStore:
+    """`Store` of a piece of memory for each slot, which keeps what its last sequence left.
+
+    A prompt gets the free slot that knows most of its beginning; of equals, the one that was used
+    longest ago. It goes on behind all that the slot holds, behind the prompt of that, or behind
+    whole pages: else `cached` would tell a stranger token by token what another one said.
+    `resumable`: it may; else only behind all, or where one of `checkpoints` is (recurrent states do
+    not go back).
+    """
+
+    def __init__(
+        self, slots: int, context: int, resumable: bool = True, checkpoints: int = 0
+    ) -> None:
+        self._each, self._context, self._resumable = pages_of(context), context, resumable
+        self.total = slots * self._each
+        self._held: list[list[int]] = [[] for _ in range(slots)]
+        self._asked = [0] * slots  # tokens of the prompts, without their last
+        self._checkpoints = Checkpoints(checkpoints)
+        self._live = [True] * slots  # its states are those behind what it holds
+        self._free = list(range(slots))  # the one that was used longest ago is first
+
+    @property
+    def used(self) -> int:
+        """See `Store`."""
+        return self.total - self.free
+
+    @property
+    def free(self) -> int:
+        """See `Store`."""
+        return len(self._free) * self._each
+
+    def spare(self, sequences: int) -> bool:
+        """See `Store`; a slot has room for a whole context."""
+        return True
+
+    def begin(self, ids: Sequence[int], tokens: int, reuse: bool = True) -> Lease | None:
+        """See `Store`."""
+        if not self._free or tokens > self._context:
+            return None
+        known = {slot: self._known(slot, ids) if reuse else (0, None) for slot in self._free}
+        slot = max(self._free, key=lambda slot: known[slot][0])
+        cached, checkpoint = known[slot]
+        self._free.remove(slot)
+        del self._held[slot][cached:]
+        self._checkpoints.cut(slot, cached)
+        if checkpoint is not None:
+            self._checkpoints.pin(checkpoint)
+        self._asked[slot] = len(ids) - 1
+        first = slot * self._each
+        pages = list(range(first, first + self._each))
+        return Lease(pages, cached, ids, cached, resumes=checkpoint)
+
+    def _known(self, slot: int, ids: Sequence[int]) -> tuple[int, int | None]:
+        """Return how many tokens of a prompt a slot spares, and from which checkpoint on."""
+        held = self._held[slot]
+        pairs = zip(ids, held, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        known = min(same, len(ids) - 1)
+        if known == len(held) and (self._resumable or self._live[slot]):
+            return known, None
+        if not self._resumable:
+            return self._checkpoints.best(slot, known)
+        asked = self._asked[slot]
+        return max(known // PAGE * PAGE, asked if asked <= known else 0), None
+
+    def grow(self, lease: Lease, tokens: int) -> bool:
+        """See `Store`."""
+        return tokens <= self._context
+
+    def commit(self, lease: Lease, ids: Sequence[int], done: int) -> None:
+        """See `Store`."""
+        held = self._held[self._slot(lease)]
+        held += ids[len(held) : done]
+        lease.ids, lease.done, lease.under_way = ids, done, False
+
+    def end(self, lease: Lease) -> None:
+        """See `Store`."""
+        slot = self._slot(lease)
+        self._live[slot] = not lease.under_way and (self.resume(lease) is None)
+        self._free.append(slot)
+
+    def stop(self, lease: Lease, start: int, end: int) -> int:
+        """See `Store`."""
+        return (
+            self._checkpoints.stop(start, end, len(lease.ids)) if self._checkpoints.total else end
+        )
+
+    def keep(self, lease: Lease) -> int | None:
+        """See `Store`."""
+        if not lease.done or lease.done % PAGE or not self._checkpoints.total:
+            return None
+        return self._checkpoints.take(self._slot(lease), lease.done)
+
+    def resume(self, lease: Lease) -> int | None:
+        """See `Store`."""
+        checkpoint, lease.resumes = lease.resumes, None
+        if checkpoint is not None:
+            self._checkpoints.unpin(checkpoint)
+        return checkpoint
+
+    def _slot(self, lease: Lease) -> int:
+        return lease.pages[0] // self._each
+
+
+def _end_name(lease: Lease) -> bytes:
+    """Return the name of the page behind a lease's full ones; full pages have other names."""
+    return (lease.names[-1] if lease.names else b"") + b"end"
+
+
+def _names(ids: Sequence[int], pages: int, first: int = 0, last: bytes = b"") -> Iterator[bytes]:
+    """Yield names of the pages from `first` on, whose predecessor's name is `last`."""
+    name = last
+    for page in range(first, pages):
+        tokens = np.array(ids[page * PAGE : (page + 1) * PAGE], np.int64)
+        name = hashlib.blake2b(name + tokens.tobytes(), digest_size=16).digest()
+        yield name

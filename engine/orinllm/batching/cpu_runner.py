@@ -1,0 +1,82 @@
+"""The CPU's program as a runner: a step is one pass over the weights for all who take part."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from orinllm.batching.runner import Drawn, Floats, Row, draw
+from orinllm.choose.sampling import sample
+from orinllm.cpu.executor import CpuExecutor
+from orinllm.cpu.program import CHUNK, MOST_ROWS
+from orinllm.gpu.memory import pages_of
+
+# Tokens of a prompt that are computed before it is looked whether they are still wanted.
+_CHUNK = 4 * CHUNK
+
+
+class CpuRunner:
+    """Sequences in the slots of a `SlotStore`; steps are computed when they are collected."""
+
+    chunk, beside, ahead, under_way = _CHUNK, CHUNK, 0, 1
+
+    def __init__(self, path: CpuExecutor) -> None:
+        self.path, self.name, self.context = path, path.name, path.context
+        self.vocab_size, self.slots = path.vocab_size, path.slots
+        # Recurrent states would have to go back to where a guess was wrong.
+        self.most_verified = 1 if path.config.state_size else MOST_ROWS
+        self._each = pages_of(path.context)  # pages of a slot
+        self._rows: Sequence[Row] = ()
+        self._start = -1  # of what is left of one row's prompt; -1: nothing is
+        self._logits: Floats = np.empty((0, self.vocab_size), np.float32)
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Runner`."""
+        if end > start:
+            self.path.fill(tokens[start:end], start, self._slot(pages))
+
+    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+        self.path.keep(self._slot(pages), checkpoint)
+
+    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+        self.path.resume(self._slot(pages), checkpoint)
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """See `Runner`."""
+        return self.path.states(tokens[start:end], start, self._slot(pages))
+
+    def begin(self, row: Row, start: int) -> None:
+        """See `Runner`."""
+        self._rows, self._start = [row], start
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """See `Runner`."""
+        self._rows, self._start = rows, -1
+
+    def collect(self) -> list[Drawn]:
+        """See `Runner`."""
+        rows = self._rows
+        tokens = [row.token for row in rows if row.token is not None]
+        slots = [self._slot(row.pages) for row in rows]
+        if self._start < 0:
+            self._logits = self.path.step(tokens, [row.position for row in rows], slots)
+        else:
+            (row,), start = rows, self._start
+            text = [*row.draw.before[start : row.position], *tokens]
+            self._logits = self.path.prefill(text, start, *slots)[None]
+        return [draw(each, row.draw) for each, row in zip(self._logits, rows, strict=True)]
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """See `Runner`."""
+        assert row.token is not None
+        rows = self.path.rows([row.token, *guesses], row.position, self._slot(row.pages))
+        how = row.draw.sampling
+        return [sample(each, how, (), at) for at, each in enumerate(rows, row.position + 1)]
+
+    def logits(self) -> Floats:
+        """See `Runner`."""
+        return self._logits
+
+    def _slot(self, pages: Sequence[int]) -> int:
+        return pages[0] // self._each

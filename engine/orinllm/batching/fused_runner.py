@@ -1,0 +1,185 @@
+"""The fused kernels as a runner: what several sequences share a GPU with."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orinllm.batching.runner import Drawn, Floats, Row, draw
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.fused import (
+    SIZE_CLASSES,
+    UNDER_WAY,
+    VERIFIED,
+    Decoder,
+    FusedExecutor,
+    size_classes,
+)
+
+
+class FusedRunner:
+    """The fused kernels. `deterministic`: every step has the same shape, whoever takes part."""
+
+    name, ahead, under_way = "fused", 0, UNDER_WAY
+
+    def __init__(self, executor: FusedExecutor, slots: int, deterministic: bool = False) -> None:
+        self.executor, self.chunk = executor, executor.chunk
+        self.context, self.vocab_size = executor.context, executor.vocab_size
+        self._pieces = self._begins = not deterministic
+        self.beside = executor.beside
+        self.slots = min(slots, SIZE_CLASSES[-1])
+        self._sizes = list(size_classes(self.slots))
+        if deterministic:
+            del self._sizes[:-1]
+        self._placed: dict[int, list[tuple[int, ...]]] = {}
+        self._draws: dict[int, list[_Held]] = {}  # by size: what each slot draws like
+        self._steps = deque[_Step]()  # under way
+        self._last: _Step | None = None  # that was collected
+        self._alone: tuple[tuple[int, ...], Sampling] | None = None  # what `verify` goes on with
+
+    def warm(self, verifies: bool = False) -> None:
+        """Compile what pieces of prompts and steps of every size need, and `verify`, if used."""
+        self._pieces = self._pieces and self.executor.has_pieces
+        if verifies:
+            for how in (Sampling(), Sampling(temperature=0)):
+                self.executor.sample(how, ())
+                for size in VERIFIED:
+                    self.executor.verify([0] * size, 0)
+        for size in self._sizes:
+            decoder = self.executor.decoder(size)
+            decoder.sample(0, Sampling())
+            decoder.sample(0, None)
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Runner`."""
+        if end > start:
+            self._place(pages)
+            small = self._pieces and end - start <= self.beside
+            (self.executor.fill_piece if small else self.executor.fill)(tokens, start, end)
+
+    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`; there are no recurrent states, and no store has checkpoints."""
+
+    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """See `Runner`."""
+        self._place(pages)
+        return self.executor.states(tokens, start, end)
+
+    def _place(self, pages: Sequence[int]) -> None:
+        # The executor's own decoder of one sequence is placed anew with it, and so are verifiers.
+        # It computes a few tokens of a prompt, too, and counts what it draws behind them.
+        self._placed.pop(1, None)
+        self._draws[1] = [_Held(held.how) for held in self._draws.get(1, [_Held()])]
+        self._alone = None
+        self.executor.place(pages)
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most."""
+        return self.executor.most_verified
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """Compute a row's token and guesses behind it; return the token that follows each."""
+        assert row.token is not None
+        how, pages = row.draw.sampling, tuple(row.pages)
+        if self._alone != (pages, how):
+            self._place(pages)
+            self.executor.sample(how, row.draw.before)
+            # That told the decoder of one sequence, too.
+            self._draws[1] = [_Held(None if how.greedy else how)]
+            self._alone = pages, how
+        return self.executor.verify([row.token, *guesses], row.position)
+
+    def begin(self, row: Row, start: int) -> None:
+        """See `Runner`; where every step has the same shape, the last token is one of its own."""
+        tokens, pages = row.draw.before, tuple(row.pages)
+        if not self._begins or self.chunk == 1:
+            self.fill(pages, tokens, start, row.position)
+            self.launch([row])
+            return
+        self._place(pages)
+        decoder = self.executor.decoder()
+        self._placed[1] = [pages]
+        self._sample(decoder, [row])
+        self.executor.begin(tokens, start)
+        self._steps.clear()
+        self._steps.append(_Step([row], decoder, decoder.sent()))
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """See `Runner`."""
+        size = min(size for size in self._sizes if size >= len(rows))
+        decoder, idle = self.executor.decoder(size), size - len(rows)
+        self._place_rows(decoder, [tuple(row.pages) for row in rows] + [()] * idle)
+        self._sample(decoder, rows)
+        tokens = [row.token for row in rows if row.token is not None]
+        if tokens:
+            self._steps.clear()  # what was not collected is not wanted
+            decoder.step(tokens + [0] * idle, [row.position for row in rows] + [-1] * idle)
+        else:
+            decoder.step()
+        self._steps.append(_Step(rows, decoder, decoder.sent()))
+
+    def collect(self) -> list[Drawn]:
+        """See `Runner`."""
+        step = self._last = self._steps.popleft()
+        tokens = step.arrived()
+        if not self._steps:
+            self.executor.settle()  # waits no more
+        return [
+            Drawn(tokens[i]) if row.draw.on_device else draw(step.decoder.logits_of(i), row.draw)
+            for i, row in enumerate(step.rows)
+        ]
+
+    def logits(self) -> Floats:
+        """See `Runner`."""
+        assert self._last is not None
+        return self._last.decoder.logits()[: len(self._last.rows)]
+
+    def _place_rows(self, decoder: Decoder, pages: list[tuple[int, ...]]) -> None:
+        """Copy what changed of a table of pages: mostly one slot's, which got a page."""
+        before = self._placed.get(decoder.sequences, [])
+        changed = [slot for slot, was in enumerate(before) if was != pages[slot]]
+        if not before or len(changed) > 1:
+            decoder.place(pages)
+        elif changed:
+            decoder.place_slot(changed[0], pages[changed[0]])
+        self._placed[decoder.sequences] = pages
+
+    def _sample(self, decoder: Decoder, rows: Sequence[Row]) -> None:
+        """Tell the device how each slot draws; what needs logits or masks is drawn here."""
+        size = decoder.sequences
+        held = self._draws.setdefault(size, [_Held()] * size)
+        for slot, row in enumerate(rows):
+            draw, was = row.draw, held[slot]
+            how = draw.sampling if draw.on_device and not draw.sampling.greedy else None
+            if how != was.how:
+                decoder.sample(slot, how)
+            if how is not None and how.penalized:
+                goes_on = how == was.how and draw.before is was.text
+                if not goes_on or row.position != was.position + 1:
+                    decoder.remember(slot, draw.before)
+            held[slot] = _Held(how, draw.before, row.position)
+        for slot in range(len(rows), size):
+            if held[slot].how is not None:
+                decoder.sample(slot, None)
+                held[slot] = _Held()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step under way: its rows, whose logits it leaves, and what waits for its tokens."""
+
+    rows: Sequence[Row]
+    decoder: Decoder
+    arrived: Callable[[], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A slot of a decoder as it was last told: its sampling, and the text that it counts."""
+
+    how: Sampling | None = None
+    text: Sequence[int] = ()
+    position: int = -1  # of the text's last token

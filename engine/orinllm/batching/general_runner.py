@@ -1,0 +1,81 @@
+"""A path of one sequence as a runner: its logits come to the host, which draws."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from orinllm.batching.runner import Drawn, Floats, Row, draw
+from orinllm.network.config import Config
+
+# Tokens of a prompt that are computed before it is looked whether they are still wanted.
+_CHUNK = 128
+
+
+class GeneralPath(Protocol):
+    """A model whose tokens come one after the other; of one sequence."""
+
+    name: str
+    config: Config
+    context: int  # tokens that a sequence may have
+
+    def prefill(self, tokens: Sequence[int], start: int = 0) -> Floats:
+        """Append tokens from position `start` on; return the logits after the last one."""
+        ...
+
+    def states(self, tokens: Sequence[int], start: int) -> Floats:
+        """Append tokens; return what the last norm makes of each: (tokens, width)."""
+        ...
+
+
+class GeneralRunner:
+    """One sequence, whose steps are computed when they are collected."""
+
+    slots, chunk, beside, ahead, under_way, most_verified = 1, _CHUNK, _CHUNK, 0, 1, 1
+
+    def __init__(self, path: GeneralPath) -> None:
+        self.path, self.name, self.context = path, path.name, path.context
+        self.vocab_size = path.config.vocab_size
+        self._row: Row | None = None
+        self._start = 0  # of the row's tokens that are not computed
+        self._logits: Floats = np.empty(0, np.float32)
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Runner`; one sequence has all pages."""
+        if end > start:
+            self.path.prefill(tokens[start:end], start)
+
+    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`; there are no recurrent states, and no store has checkpoints."""
+
+    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """See `Runner`."""
+        return self.path.states(tokens[start:end], start)
+
+    def begin(self, row: Row, start: int) -> None:
+        """See `Runner`."""
+        self._row, self._start = row, start
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """See `Runner`."""
+        (self._row,) = rows
+        self._start = self._row.position
+
+    def collect(self) -> list[Drawn]:
+        """See `Runner`."""
+        row = self._row
+        assert row is not None and row.token is not None
+        tokens = row.draw.before[self._start : row.position] if self._start < row.position else []
+        self._logits = self.path.prefill([*tokens, row.token], self._start)
+        return [draw(self._logits, row.draw)]
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """See `Runner`; nobody asks, since `most_verified` is 1."""
+        raise NotImplementedError
+
+    def logits(self) -> Floats:
+        """See `Runner`."""
+        return self._logits[None]

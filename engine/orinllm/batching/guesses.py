@@ -1,0 +1,96 @@
+"""A runner whose tokens are guessed while one sequence runs alone: several a step.
+
+With two or more, a step reads the weights once for all of them anyway, so nothing is guessed.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from orinllm.batching.proposers import Proposer
+from orinllm.batching.runner import Drawn, Floats, Row, Runner
+
+
+class SpeculatingRunner:
+    """`Runner` of another one and of a proposer. Texts are those of the other one alone.
+
+    `proposer` may be changed between two answers; None guesses nothing.
+    """
+
+    def __init__(self, runner: Runner, proposer: Proposer | None = None) -> None:
+        self._runner, self.proposer = runner, proposer
+        self.name, self.context, self.vocab_size = runner.name, runner.context, runner.vocab_size
+        self.slots, self.chunk, self.beside = runner.slots, runner.chunk, runner.beside
+        self._text: Sequence[int] | None = None  # what the proposer goes on with
+        self._asked: Proposer | None = None  # who began with it
+        self._rows: Sequence[Row] = ()
+        self._guesses: list[int] = []
+
+    @property
+    def under_way(self) -> int:
+        """See `Runner`; what is guessed depends on all tokens before."""
+        return self._runner.under_way if self.proposer is None else 1
+
+    @property
+    def ahead(self) -> int:
+        """See `Runner`."""
+        return 0 if self.proposer is None else self._runner.most_verified - 1
+
+    @property
+    def most_verified(self) -> int:
+        """See `Runner`."""
+        return self._runner.most_verified
+
+    def begin(self, row: Row, start: int) -> None:
+        """See `Runner`."""
+        self._guesses = []
+        self._runner.begin(row, start)
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """See `Runner`."""
+        return self._runner.verify(row, guesses)
+
+    def logits(self) -> Floats:
+        """See `Runner`."""
+        return self._runner.logits()
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Runner`."""
+        self._runner.fill(pages, tokens, start, end)
+
+    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+        self._runner.keep(pages, checkpoint)
+
+    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+        """See `Runner`."""
+        self._runner.resume(pages, checkpoint)
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """See `Runner`."""
+        return self._runner.states(pages, tokens, start, end)
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """See `Runner`."""
+        self._rows, self._guesses = rows, self._guess(rows)
+        if not self._guesses:
+            self._runner.launch(rows)
+
+    def collect(self) -> list[Drawn]:
+        """See `Runner`."""
+        if not self._guesses:
+            return self._runner.collect()
+        drawn = self._runner.verify(self._rows[0], self._guesses)
+        pairs = zip(self._guesses, drawn, strict=False)
+        right = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        return [Drawn(drawn[0], None, tuple(drawn[1 : right + 1]), len(self._guesses))]
+
+    def _guess(self, rows: Sequence[Row]) -> list[int]:
+        row, draw, proposer = rows[0], rows[0].draw, self.proposer
+        # Penalties depend on the tokens before, masks and logarithms are the host's.
+        if proposer is None or not row.room or not draw.on_device or draw.sampling.penalized:
+            return []
+        if draw.before is not self._text or proposer is not self._asked:
+            proposer.begin(draw.sampling)
+            self._text, self._asked = draw.before, proposer
+        guesses = proposer.propose(draw.before, row.room)
+        return list(itertools.takewhile(lambda token: token >= 0, guesses))  # no rows of pictures

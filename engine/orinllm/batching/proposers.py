@@ -1,0 +1,107 @@
+"""Speculation: tokens that are proposed by something cheap, and computed together by the model.
+
+A proposal never changes the text. The model computes the proposed tokens in one pass and draws
+after each the token that it would have drawn anyway (the draw depends on seed and position alone);
+those that were proposed right are kept, and the first one that was not ends the pass. So greedy
+text is the same, and drawn text too.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Protocol
+
+from orinllm.batching.runner import Draw, Row, Runner
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.memory import pages_of
+
+# Tokens that must have come before for what followed them to be proposed, the longest first.
+_GRAMS = (4, 3, 2)
+
+
+class Proposer(Protocol):
+    """A guesser of the next tokens of a text."""
+
+    def begin(self, how: Sampling) -> None:
+        """Begin an answer that is drawn like this."""
+        ...
+
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` tokens that may follow a text, which grows from call to call."""
+        ...
+
+
+class Lookup:
+    """Proposes what followed the same few tokens earlier in the text."""
+
+    def __init__(self) -> None:
+        self._text: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # tokens -> where what follows them begins
+
+    def begin(self, how: Sampling) -> None:
+        """Forget the last text."""
+        self._text, self._after = [], {}
+
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        """Return what followed the text's last four, three or two tokens the last time."""
+        for end in range(len(self._text), len(text)):
+            # The tokens before this one have it behind them, from now on.
+            for n in _GRAMS:
+                if end >= n:
+                    self._after[tuple(text[end - n : end])] = end
+        self._text = list(text)
+        for n in _GRAMS:
+            start = self._after.get(tuple(text[-n:]))
+            if start is not None and len(text) >= n:
+                return list(text[start : start + most])
+        return []
+
+
+class Draft:
+    """Proposes what a smaller model of the same vocabulary says, which has one sequence."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self._pages = runner, range(pages_of(runner.context))
+        self._how = Sampling(temperature=0)
+        self._held: list[int] = []  # tokens whose keys and values it has
+
+    def begin(self, how: Sampling) -> None:
+        """Draw as the answer is drawn: by the same numbers, the same token is often drawn."""
+        self._how = how
+
+    def propose(self, text: Sequence[int], most: int) -> list[int]:
+        """Return the smaller model's next tokens, as far as its context goes."""
+        room = min(most, self._runner.context - len(text))
+        if room <= 0 or min(text) < 0:  # below 0: rows of pictures, which it does not see
+            return []
+        pairs = zip(text[:-1], self._held, strict=False)
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._read(text[:-1], same)
+        proposed = self._answer(text, room)
+        self._held = [*text, *proposed[:-1]]
+        return proposed
+
+    def _read(self, text: Sequence[int], start: int) -> None:
+        """Compute a text from `start` on; a prompt as the model's own is, for the same numbers."""
+        if len(text) - start >= self._runner.most_verified:
+            row = Row(text[-1], len(text) - 1, self._pages, Draw(self._how, text))
+            self._runner.begin(row, start)
+            self._runner.collect()
+        else:
+            self._runner.fill(self._pages, text, start, len(text))
+
+    def _answer(self, text: Sequence[int], most: int) -> list[int]:
+        """Return up to `most` tokens; the next one is started before one is looked at."""
+        runner, draw = self._runner, Draw(self._how, text)
+        found: list[int] = []
+        runner.launch([Row(text[-1], len(text) - 1, self._pages, draw)])
+        for at in range(len(text), len(text) + most):
+            goes_on = at + 1 < len(text) + most
+            if goes_on and runner.under_way > 1:
+                runner.launch([Row(None, at, self._pages, draw)])
+            token = runner.collect()[0].token
+            if token < 0:
+                break
+            found.append(token)
+            if goes_on and runner.under_way == 1:
+                runner.launch([Row(token, at, self._pages, draw)])
+        return found

@@ -1,0 +1,171 @@
+"""All that the scheduler calls on a path: prompts piece by piece, and a token of many sequences.
+
+`Runner` is all that a path has to offer, and all that is called on one. `FusedRunner`
+(fused_runner.py) is the CUDA kernels, `CpuRunner` (cpu_runner.py) the CPU's program,
+`GeneralRunner` (general_runner.py) what runs everywhere.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinllm.choose.sampling import Sampling, sample
+
+Floats = NDArray[np.float32]
+Words = NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Logprobs:
+    """Natural logarithms of probabilities before any sampling: the token's, and the best ones'."""
+
+    own: float
+    best: tuple[tuple[int, float], ...]  # the most likely first
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The way a sequence's next token is drawn."""
+
+    sampling: Sampling
+    before: Sequence[int]  # prompt and answer so far
+    mask: Callable[[], Words] | None = None  # a bit for each token that is allowed
+    top: int | None = None  # how many of `Logprobs.best`; None: no logarithms are wanted
+
+    @property
+    def on_device(self) -> bool:
+        """Say whether a token is all that is wanted: no mask, which comes late, and no logits."""
+        return self.mask is None and self.top is None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence's part of a step: its last token, where it is, and how the next one is drawn.
+
+    token: None for the one that the step under way draws; `draw.before` is without it.
+    room: tokens behind the next one that it may get, while it runs alone.
+    """
+
+    token: int | None
+    position: int
+    pages: Sequence[int]
+    draw: Draw
+    room: int = 0
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A new token; -1 where logits are no numbers, or a mask allows none.
+
+    more: tokens that follow it, of `guessed` ones that were proposed.
+    """
+
+    token: int
+    logprobs: Logprobs | None = None
+    more: tuple[int, ...] = ()
+    guessed: int = 0
+
+
+class Runner(Protocol):
+    """A model on a device that several sequences share. One thread calls it.
+
+    Work is done in the order in which it was asked for, so pages may be given away while a step
+    that writes to them is under way. A sequence's keys and values lie in its `pages`, of PAGE
+    tokens each: which of them it has says a `Store` (cache.py), and a path whose memory is a piece
+    for each slot has a store that leases whole pieces.
+    """
+
+    name: str  # of the path: fused, cpu or general
+    context: int  # tokens of a sequence at most
+    vocab_size: int  # logits
+    slots: int  # sequences of a step at most
+    chunk: int  # tokens that a `fill` takes in one go
+    beside: int  # tokens of prompts between two steps of others
+
+    @property
+    def under_way(self) -> int:
+        """Steps that may be started before the first of them is collected."""
+        ...
+
+    @property
+    def ahead(self) -> int:
+        """Tokens behind the next one that a row alone may get in a step."""
+        ...
+
+    @property
+    def most_verified(self) -> int:
+        """Tokens that `verify` takes at most; 1: there is nothing to be gained by it."""
+        ...
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        """Start keys and values of tokens[start:end] at their positions, in a sequence's pages."""
+        ...
+
+    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+        """Copy a sequence's recurrent states to a checkpoint, for a store that has some."""
+        ...
+
+    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+        """Copy a checkpoint to a sequence's recurrent states."""
+        ...
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Floats:
+        """Do as `fill`, and return the tokens' states before the logits: (tokens, width)."""
+        ...
+
+    def begin(self, row: Row, start: int) -> None:
+        """Start the end of a prompt and the token behind it: a step of one row.
+
+        The tokens are `row.draw.before` from `start` on, `row.token` the last of them. No other
+        step is under way.
+        """
+        ...
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """Start a token of each row; rows without tokens are those of the step under way."""
+        ...
+
+    def collect(self) -> list[Drawn]:
+        """Wait for the tokens of the first step under way.
+
+        A step that nobody wants any more is not collected; the next one takes its place.
+        """
+        ...
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        """Compute a row's token and guesses behind it; return the token that follows each.
+
+        The sampling has no penalties: those would depend on the tokens before.
+        """
+        ...
+
+    def logits(self) -> Floats:
+        """Return the logits of the last step that was collected: (rows, vocabulary)."""
+        ...
+
+
+def draw(logits: Floats, how: Draw) -> Drawn:
+    """Draw a token from logits on the host."""
+    if not np.isfinite(logits.max()):
+        return Drawn(-1)
+    allowed = logits
+    if how.mask is not None:
+        bits = np.unpackbits(how.mask().view(np.uint8), bitorder="little")[: len(logits)]
+        if not bits.any():
+            return Drawn(-1)
+        allowed = np.where(bits.astype(bool), logits, np.float32(-np.inf))
+    token = sample(allowed, how.sampling, how.before, len(how.before))
+    return Drawn(token, None if how.top is None else logprobs(logits, token, how.top))
+
+
+def logprobs(logits: Floats, token: int, top: int) -> Logprobs:
+    """Return a token's logarithm of probability, and the `top` best ones'."""
+    values = logits.astype(np.float64)
+    highest = values.max()
+    values -= highest + np.log(np.exp(values - highest).sum())
+    best = np.argpartition(-values, top - 1)[:top] if top else np.empty(0, np.int64)
+    best = best[np.lexsort((best, -values[best]))]
+    return Logprobs(float(values[token]), tuple((int(i), float(values[i])) for i in best))

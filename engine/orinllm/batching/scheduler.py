@@ -1,0 +1,493 @@
+"""Continuous batching: one thread that owns a model and shares it among all who ask.
+
+A turn takes the tokens of the step in flight, computes a piece of the prompts that wait, starts the
+next step of all that run, and only then, while the device works, hands the tokens out. Where the
+same sequences surely go on, it starts the next step first. So a long prompt delays others' tokens
+by a piece of it, a sequence begins and ends at any step, and nobody who listens slowly holds the
+device up. The end of a prompt that no step of others waits for is computed with the token behind
+it; that token is handed out at once.
+
+`orinllm serve`, `Model.generate` (so `run` and `chat`) and `orinbench llama-bench` are its clients.
+"""
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orinllm.batching.cache import Store
+from orinllm.batching.runner import Logprobs, Row, Runner
+from orinllm.batching.sequence import FairQueue, Sequence
+from orinllm.batching.watch import Watch
+from orinllm.network.vision.pictures import uncut
+
+#: Why an answer fails whose logits cannot be compared.
+NO_NUMBERS = "the model's logits are no numbers"
+# Prompts of which a turn computes something, at most: each costs a pass over the weights.
+_PROMPTS = 4
+# Seconds after which a thread without work says that it is alive.
+_HEARTBEAT = 1.0
+
+
+class QueueFullError(Exception):
+    """Too many wait already. `seconds`: when it may be worth another try."""
+
+    def __init__(self, waiting: int, seconds: int) -> None:
+        super().__init__(f"{waiting} requests wait already")
+        self.waiting, self.seconds = waiting, seconds
+
+
+class ClosedError(Exception):
+    """The scheduler takes no more."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step in flight: who takes part. `begins`: it is the end of a prompt, of one sequence."""
+
+    sequences: list[Sequence]
+    begins: bool = False
+
+
+class Scheduler:
+    """Shares a runner and its memory.
+
+    A sequence is in one of these states::
+
+        submit                  _admit (a slot, and memory)
+          |                         |
+          v                         v       _fill, piece by piece
+        waiting ----------------> filling -----------------------+
+                                   ^   |                         |
+          _admit, first of all     |   |  the prompt's end,      |  the prompt but
+               +-------------------+   |  where nobody answers   |  for its last token
+               |                       v                         v
+           preempted               beginning -------------> answering <-+
+               ^                        its first token       |  |  |   |  a token a step
+               |                                              |  |  +---+
+               +-- out of pages: the one that began last -----+  |
+                                                                 v
+        any state -- cancel, cut, error ----------------------> over      stop, length
+
+    waiting: `_waiting`; preempted: `_again`; filling, beginning, answering: `_running`, with a
+    lease, and `filled` below `len(ids) - 1`, or in a step that `begins`, or `ready`. One that is
+    over has no lease; its last token and its end reach its sink in the same turn (`_news`), those
+    that were cancelled hear nothing more. A step in flight keeps who is over in its list until it
+    is collected.
+
+    queue: requests that may wait. `alive` is called from the thread while it gets on, `handed`
+    after the tokens of a turn went to their sinks, `failed` with one line if the thread ends by an
+    error, which is `failure`.
+    """
+
+    def __init__(
+        self, runner: Runner, store: Store, watch: Watch, queue: int, reserve: bool = False
+    ) -> None:
+        self.runner, self.store = runner, store
+        self.alive: Callable[[], None] = lambda: None
+        self.handed: Callable[[], None] = lambda: None
+        self.failed: Callable[[str], None] = lambda why: None
+        self.failure: Exception | None = None
+        self._watch, self._most_waiting, self._reserve = watch, queue, reserve
+        self._wake = threading.Condition()
+        self._waiting, self._again = FairQueue(), deque[Sequence]()
+        self._cancelled: list[Sequence] = []
+        self._cutting = self._closed = False
+        self._running: list[Sequence] = []  # the one that began last is last
+        self._flight = deque[_Step]()  # the steps under way
+        self._news: list[tuple[Sequence, int, Logprobs | None, str | None]] = []
+        self._mean_seconds = 1.0  # of a request
+        self._mark = 0.0  # when the last step ended, or work began
+        self._step_seconds = 0.0  # of a step without prompts, on average
+        self._filled = False  # prompts were computed since the last step
+        self._ended = False
+
+    @property
+    def running(self) -> int:
+        """Sequences that have memory."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that have none."""
+        return len(self._waiting) + len(self._again)
+
+    @property
+    def most_at_once(self) -> int:
+        """Sequences that an idle scheduler takes."""
+        return self._most_waiting + self.runner.slots
+
+    def submit(self, sequences: list[Sequence], goes_on: bool = False) -> None:
+        """Queue sequences, all or none; raises QueueFullError or ClosedError.
+
+        goes_on: of a request that was let in already; it is not turned away any more.
+        """
+        with self._wake:
+            if self._closed:
+                raise ClosedError
+            free = self.runner.slots - len(self._running)
+            room = self._most_waiting + max(0, free)
+            if self.waiting + len(sequences) > room and not goes_on:
+                turns = 1 + self.waiting // self.runner.slots
+                raise QueueFullError(self.waiting, max(1, round(turns * self._mean_seconds)))
+            for sequence in sequences:
+                self._waiting.push(sequence)
+            self._wake.notify()
+
+    def cancel(self, sequences: list[Sequence]) -> None:
+        """End sequences before the next step; their sinks hear nothing more."""
+        with self._wake:
+            self._cancelled += [sequence for sequence in sequences if not sequence.over]
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Take no more requests; those that were taken go on."""
+        with self._wake:
+            self._closed = True
+
+    def cut(self) -> None:
+        """End all that runs, with what it has, and all that waits."""
+        with self._wake:
+            self._closed = self._cutting = True
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Let `run` return, once all are over."""
+        with self._wake:
+            self._closed = self._ended = True
+            self._wake.notify()
+
+    def run(self) -> None:
+        """Work until `stop`: the one thread that touches the runner."""
+        try:
+            while not (self._ended and not self._busy()):
+                self.alive()
+                with self._wake:
+                    if not self._busy():
+                        if self._filled:
+                            self._count_time(stepped=False)
+                        self._wake.wait(_HEARTBEAT)
+                        self._mark = time.monotonic()
+                    cancelled, self._cancelled = self._cancelled, []
+                    cutting, self._cutting = self._cutting, False
+                    self._drop(cancelled)
+                    if cutting:
+                        self._cut()
+                    self._admit()
+                self._turn()
+        except Exception as error:
+            with self._wake:
+                self.failure, self._closed = error, True
+                everyone = self._running + self._waiting.remove(lambda _: True) + list(self._again)
+            # Who has the last token already, and was not told yet.
+            everyone += [s for s, _, _, reason in self._news if reason and not s.over]
+            why = f"the engine failed: {type(error).__name__}: {error}"
+            for sequence in everyone:
+                _fail(sequence, why)
+            self.handed()
+            self.failed(" ".join(why.split()))
+
+    def _busy(self) -> bool:
+        return bool(self._running or self._cancelled or self._cutting or self.waiting)
+
+    def _turn(self) -> None:
+        followed, begun = self._follow(), any(step.begins for step in self._flight)
+        if self._flight and self._collect():
+            self._count_time(stepped=not begun)
+        if begun:  # the next step's launches may have to be made: a first token waits for nothing
+            self._hand_out()
+        if not followed:
+            self._resume()
+            self._filled |= self._fill()
+            self._launch()
+        self._hand_out()
+
+    def _count_time(self, stepped: bool = True) -> None:
+        """Tell prompts' time from tokens'.
+
+        The device is waited for once a turn, so a turn with a prompt is taken to be a step without
+        one, and the rest the prompt's; all of it where nothing `stepped`.
+        """
+        now = time.monotonic()
+        passed, self._mark = now - self._mark, now
+        decode = min(passed, self._step_seconds or passed) if self._filled else passed
+        decode *= stepped
+        if not self._filled:
+            mean = self._step_seconds or passed
+            self._step_seconds = mean + 0.1 * (passed - mean)
+        self._filled = False
+        self._watch.worked("prefill", passed - decode)
+        self._watch.worked("decode", decode)
+
+    def _drop(self, cancelled: list[Sequence]) -> None:
+        for sequence in cancelled:
+            self._retire(sequence, "cancelled")
+        if cancelled:
+            self._waiting.remove(lambda s: s.over)
+
+    def _cut(self) -> None:
+        waiting = self._waiting.remove(lambda _: True)
+        again, self._again = list(self._again), deque()
+        for sequence in [*self._running, *again, *waiting]:
+            self._finish(sequence, "cut")
+
+    def _retire(self, sequence: Sequence, reason: str) -> None:
+        """Note that a sequence is over."""
+        if not sequence.over:
+            sequence.over = True
+            self._release(sequence)
+            self._watch.ended(sequence, reason, time.monotonic() - sequence.asked)
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take memory and slot from a sequence that needs no more steps."""
+        if sequence.lease is not None:
+            self.store.end(sequence.lease)
+            sequence.lease = None
+            self._running.remove(sequence)
+            self._mean_seconds += 0.1 * (time.monotonic() - sequence.asked - self._mean_seconds)
+        elif sequence in self._again:
+            self._again.remove(sequence)
+
+    def _finish(self, sequence: Sequence, reason: str, error: str | None = None) -> None:
+        self._retire(sequence, reason)
+        try:
+            sequence.sink.end(reason, error)
+        except Exception as bug:  # one answer that cannot be read is no reason to end the others
+            _fail(sequence, _unreadable(bug))
+
+    def _admit(self) -> None:
+        """Give slots and memory to who waits, who was preempted first."""
+        while len(self._running) < self.runner.slots:
+            again = bool(self._again)
+            sequence = self._again[0] if again else self._waiting.peek()
+            if sequence is None:
+                return
+            first = sequence.after
+            if first is not None and not first.over and not first.ready:
+                return
+            tokens = sequence.n_prompt + sequence.most if self._reserve else len(sequence.ids)
+            lease = self.store.begin(sequence.ids, tokens, sequence.reuse and not self._reserve)
+            if lease is None:
+                return
+            # Who runs already gets the next page first.
+            if not self._reserve and not self.store.spare(len(self._running)):
+                self.store.end(lease)
+                return
+            if again:
+                self._again.popleft()
+            else:
+                self._waiting.pop()
+            sequence.lease, sequence.filled = lease, lease.cached
+            self._running.append(sequence)
+            if not sequence.began:
+                sequence.began, sequence.n_cached = True, lease.cached
+                self._watch.began(sequence, time.monotonic() - sequence.asked)
+
+    def _collect(self) -> bool:
+        """Take the tokens of the first step in flight; False: all who took part are over.
+
+        Who is over meanwhile, or gave its memory up, takes none.
+        """
+        step = self._flight.popleft()
+        if all(sequence.over for sequence in step.sequences):
+            return False
+        for sequence, drawn in zip(step.sequences, self.runner.collect(), strict=True):
+            self._advance(sequence, drawn.token, drawn.logprobs)
+            right = 0
+            for token in drawn.more if sequence.lease is not None else ():
+                self._advance(sequence, token, None)
+                right += 1
+                if sequence.lease is None:  # the answer ended within the guess
+                    break
+            if drawn.guessed:
+                sequence.n_guessed += drawn.guessed
+                sequence.n_right += right
+                self._watch.speculated(drawn.guessed, right)
+        return True
+
+    def _advance(self, sequence: Sequence, token: int, logprobs: Logprobs | None) -> None:
+        """Note a sequence's new token; it is handed out once the next step is under way."""
+        if sequence.over or sequence.lease is None:
+            return
+        sequence.filled = len(sequence.ids)
+        self.store.commit(sequence.lease, sequence.ids, sequence.filled)
+        if token < 0:
+            why = NO_NUMBERS
+            if sequence.constraint is not None:
+                why = "no token fits the response_format or the tool's schema any more"
+            self._finish(sequence, "error", why)
+            return
+        done = sequence.constraint is not None and sequence.constraint.take(token)
+        if token in sequence.end_ids:
+            self._release(sequence)
+            self._news.append((sequence, -1, None, "stop"))
+            return
+        now = time.monotonic()
+        first = sequence.n_answer == 0
+        self._watch.token(sequence, now - (sequence.asked if first else sequence.last), first)
+        sequence.last = now
+        sequence.ids.append(token)
+        reason = "stop" if done else "length" if sequence.n_answer >= sequence.most else None
+        if reason:
+            self._release(sequence)
+        self._news.append((sequence, token, logprobs, reason))
+
+    def _resume(self) -> None:
+        """Copy the recurrent states with which sequences begin, once no step of others is left
+        in their slots; one whose checkpoint is its whole prompt but the last token fills nothing.
+        """
+        for sequence in self._running:
+            assert sequence.lease is not None
+            if (checkpoint := self.store.resume(sequence.lease)) is not None:
+                self.runner.resume(sequence.lease.pages, checkpoint)
+
+    def _fill(self) -> bool:
+        """Compute a piece of the prompts that wait for it; the one that began first is first.
+
+        The piece is smaller while others wait for their next token. What is left of it goes to
+        prompts whose rest fits: a part more would cost them a pass over the weights more. A prompt
+        that ends, if no step is due beside, ends with its answer's first token. A picture is
+        computed in one piece.
+        """
+        answering = any(sequence.ready for sequence in self._running)
+        left = self.runner.beside if answering else self.runner.chunk
+        pieces: list[tuple[Sequence, int]] = []
+        for sequence in self._running:
+            missing = self._end(sequence) - sequence.filled
+            fits = not pieces or missing <= left
+            if sequence.ready or not fits or len(pieces) == _PROMPTS:
+                continue
+            pieces.append((sequence, self._piece(sequence, min(left, missing))))
+            left -= pieces[-1][1]
+        ends = [s for s, n in pieces if s.states is None and s.filled + n == self._end(s)]
+        for sequence, n in pieces:
+            if not answering and ends == [sequence]:
+                self.runner.begin(self._row(sequence), sequence.filled)
+                self._flight.append(_Step(ends, begins=True))
+            else:
+                self._fill_some(sequence, sequence.filled + n)
+        return bool(pieces)
+
+    def _piece(self, sequence: Sequence, most: int) -> int:
+        """Return how many tokens of a prompt are computed next: up to where states are kept."""
+        assert sequence.lease is not None
+        start = sequence.filled
+        end = self.store.stop(sequence.lease, start, start + most)
+        return uncut(sequence.ids, start, end) - start
+
+    @staticmethod
+    def _end(sequence: Sequence) -> int:
+        """Return where a prompt ends; its last token is computed with its answer."""
+        return len(sequence.ids) - (sequence.states is None)
+
+    def _fill_some(self, sequence: Sequence, end: int) -> None:
+        """Compute a prompt's tokens before `end`."""
+        start, lease = sequence.filled, sequence.lease
+        assert lease is not None
+        if sequence.states is None:
+            self.runner.fill(lease.pages, sequence.ids, start, end)
+        else:
+            sequence.states(start, self.runner.states(lease.pages, sequence.ids, start, end))
+        sequence.filled = end
+        self.store.commit(lease, sequence.ids, end)
+        if (checkpoint := self.store.keep(lease)) is not None:
+            self.runner.keep(lease.pages, checkpoint)
+        if sequence.states is not None and end == len(sequence.ids):
+            self._release(sequence)
+            self._news.append((sequence, -1, None, "stop"))
+
+    def _launch(self) -> None:
+        """Start the next token of all whose prompt is computed and whose answer goes on."""
+        going = [sequence for sequence in self._running if sequence.ready]
+        for sequence in going:
+            self._make_room(sequence)
+        going = [sequence for sequence in going if sequence.lease is not None]
+        if going:
+            rows = [self._row(sequence, self._room(sequence)) for sequence in going]
+            self.runner.launch(rows)
+            self._flight.append(_Step(going))
+
+    def _follow(self) -> bool:
+        """Start the step behind the one in flight before its tokens are known; False: it must wait.
+
+        Whoever ends with a token of the one in flight takes part in vain.
+        """
+        going = list(self._running)
+        if not self._flight or len(self._flight) >= self.runner.under_way:
+            return False
+        first = self._flight[0]
+        if first.begins or first.sequences != going or not all(map(self._goes_on, going)):
+            return False
+        self.runner.launch([self._row(sequence, known=False) for sequence in going])
+        self._flight.append(_Step(going))
+        return True
+
+    def _goes_on(self, sequence: Sequence) -> bool:
+        """Say whether a sequence wants two tokens, the host draws neither, and both have room."""
+        assert sequence.lease is not None
+        return (
+            sequence.n_answer + 1 < sequence.most
+            and sequence.draw.on_device
+            and self.store.grow(sequence.lease, len(sequence.ids) + 1)
+        )
+
+    def _make_room(self, sequence: Sequence) -> None:
+        """Get a sequence the page for its next token, from the one that began last if need be."""
+        while sequence.lease is not None and not self.store.grow(sequence.lease, len(sequence.ids)):
+            newest = self._running.pop()
+            assert newest.lease is not None
+            self.store.end(newest.lease)
+            newest.lease, newest.filled = None, 0
+            self._again.appendleft(newest)
+            self._watch.preempted()
+
+    def _room(self, sequence: Sequence) -> int:
+        """Return how many tokens behind the next one a sequence alone may get, which have pages."""
+        if len(self._running) > 1 or not self.runner.ahead:
+            return 0
+        assert sequence.lease is not None
+        room = min(self.runner.ahead, sequence.most - sequence.n_answer - 1)
+        fits = room > 0 and self.store.grow(sequence.lease, len(sequence.ids) + room)
+        return room if fits else 0
+
+    @staticmethod
+    def _row(sequence: Sequence, room: int = 0, known: bool = True) -> Row:
+        """Return a sequence's part of a step that starts, behind its last token or one that is not
+        `known`."""
+        assert sequence.lease is not None
+        sequence.lease.under_way = True
+        ids = sequence.ids
+        token, position = (ids[-1], len(ids) - 1) if known else (None, len(ids))
+        return Row(token, position, sequence.lease.pages, sequence.draw, room)
+
+    def _hand_out(self) -> None:
+        """Give the tokens of the last step to their sinks, while the device computes the next."""
+        news, self._news = self._news, []
+        for sequence, token, logprobs, reason in news:
+            if sequence.over:
+                continue
+            try:
+                if token >= 0 and sequence.sink.take(token, logprobs):
+                    reason = "stop"
+            except Exception as bug:
+                self._finish(sequence, "error", _unreadable(bug))
+                continue
+            if reason:
+                self._finish(sequence, reason)
+        self.handed()
+
+
+def _fail(sequence: Sequence, why: str) -> None:
+    """Tell a sink that its answer failed; where it cannot hear that, all others still do."""
+    try:
+        sequence.sink.end("error", why)
+    except Exception as bug:
+        traceback.print_exception(bug)
+
+
+def _unreadable(bug: Exception) -> str:
+    """Write a sink's failure down; return one line for its client."""
+    traceback.print_exception(bug)
+    return " ".join(f"the answer could not be read: {type(bug).__name__}: {bug}".split())

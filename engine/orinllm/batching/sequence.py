@@ -1,0 +1,123 @@
+"""A request for one answer as the scheduler keeps it, who hears of it, and how those wait."""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from orinllm.batching.cache import Lease
+from orinllm.batching.runner import Draw, Floats, Logprobs, Words
+from orinllm.choose.sampling import Sampling
+from orinllm.network.vision.pictures import Picture, pictures_in
+
+
+class Sink(Protocol):
+    """The taker of a sequence's tokens, in the scheduler's thread. Neither call may wait."""
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        """Take a token; True ends the answer here."""
+        ...
+
+    def end(self, reason: str, error: str | None) -> None:
+        """Learn that it is over: stop, length, cut or error; `error` says why for the last."""
+        ...
+
+
+class Constraint(Protocol):
+    """Limits of an answer's text."""
+
+    def words(self) -> Words:
+        """Return a bit for each token that is allowed now."""
+        ...
+
+    def take(self, token: int) -> bool:
+        """Take the token that was drawn; True says that the answer is complete."""
+        ...
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request for one answer.
+
+    ids: prompt, then prompt and answer so far; numbers below 0 are rows of pictures, which it keeps
+      (network/vision/pictures.py). most: tokens of the answer at most.
+    client: whose turn it is in the queue. after: begins once that one's prompt is computed.
+    states: takes the first position and the states of neighbours of the prompt, which has no answer
+      then; it hears position 0 again where memory ran out meanwhile.
+    """
+
+    ids: list[int]
+    sampling: Sampling
+    most: int
+    end_ids: frozenset[int]
+    sink: Sink
+    constraint: Constraint | None = None
+    top: int | None = None
+    reuse: bool = True
+    client: str = ""
+    after: "Sequence | None" = None
+    states: Callable[[int, Floats], None] | None = None
+    n_prompt: int = field(init=False)
+    draw: Draw = field(init=False)
+    pictures: tuple[Picture, ...] = field(init=False)
+    n_cached: int = 0  # tokens of the prompt that were known when it began
+    n_guessed: int = 0  # tokens that were guessed, and those of them that were right
+    n_right: int = 0
+    asked: float = field(default_factory=time.monotonic)
+    last: float = 0.0  # when its last token came
+    lease: Lease | None = None
+    filled: int = 0  # tokens whose keys and values are computed, or under way
+    began: bool = False
+    over: bool = False
+
+    def __post_init__(self) -> None:
+        self.n_prompt, self.pictures = len(self.ids), pictures_in(self.ids)
+        mask = None if self.constraint is None else self.constraint.words
+        self.draw = Draw(self.sampling, self.ids, mask, self.top)
+
+    @property
+    def n_answer(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.ids) - self.n_prompt
+
+    @property
+    def ready(self) -> bool:
+        """Say whether all but its last token is computed, and it goes on by tokens."""
+        return self.states is None and self.filled >= len(self.ids) - 1
+
+
+class FairQueue:
+    """The requests that wait: each client's in order, clients in turns."""
+
+    def __init__(self) -> None:
+        self._of: OrderedDict[str, deque[Sequence]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of.values()))
+
+    def push(self, sequence: Sequence) -> None:
+        """Append to a client's requests."""
+        self._of.setdefault(sequence.client, deque()).append(sequence)
+
+    def peek(self) -> Sequence | None:
+        """Return who is next."""
+        return next(iter(self._of.values()))[0] if self._of else None
+
+    def pop(self) -> None:
+        """Remove who is next; its client's other requests are behind all other clients'."""
+        client, waiting = self._of.popitem(last=False)
+        waiting.popleft()
+        if waiting:
+            self._of[client] = waiting
+
+    def remove(self, over: Callable[[Sequence], bool]) -> list[Sequence]:
+        """Remove and return all of a kind."""
+        gone = [s for waiting in self._of.values() for s in waiting if over(s)]
+        for client, waiting in list(self._of.items()):
+            kept = deque(s for s in waiting if not over(s))
+            if kept:
+                self._of[client] = kept
+            else:
+                del self._of[client]
+        return gone

@@ -1,0 +1,1 @@
+"""The choice of the next token from logits, and states that become embeddings."""

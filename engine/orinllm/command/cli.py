@@ -1,0 +1,477 @@
+"""The command `orinllm`: chat, run, serve, show, compile, list, rm.
+
+What takes time to import is imported where it is used: the first answer waits for the device, which
+opens beside those imports.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from orinllm.command.opening import is_opening, opening
+from orinllm.command.options import (
+    ModelFile,
+    Source,
+    read_sampling,
+    with_conversation,
+    with_form,
+    with_keys,
+    with_model,
+    with_sampling,
+    with_server,
+    with_speculation,
+)
+from orinllm.command.streams import argument, prepare
+from orinllm.command.terminal import print_answer, say, standard_input, talk, tokens_of, typed_lines
+from orinllm.errors import BadInput, DeviceFault
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from orinllm.choose.sampling import Sampling
+    from orinllm.text.conversation import Conversation
+
+#: Exit codes: of a system's fault, of bad input, and of Ctrl-C (128 + SIGINT).
+EXIT_OTHER, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+# What `orinllm chat` knows beside questions.
+_COMMANDS = (
+    "/reset forgets the conversation, /system TEXT also sets the instruction, /image FILE shows a "
+    "picture, /quit or Ctrl-D ends"
+)
+
+
+def _speculate(model: Any, lookup: bool, draft: Path | None) -> None:
+    """Let a loaded model have its tokens guessed, if that is asked for."""
+    from orinllm.batching.proposers import Lookup
+
+    if draft is not None:
+        with talk().status(f"loading {draft.name}") as status:
+            model.speculate(model.draft(draft, lambda text: status.update(text)))
+    elif lookup:
+        model.speculate(Lookup())
+
+
+def _check_speculation(lookup: bool, draft: Path | None, sampling: Sampling) -> None:
+    if lookup and draft is not None:
+        raise BadInput("--lookup, --draft: two ways to guess tokens; leave one out")
+    if (lookup or draft is not None) and sampling.penalized:
+        flag = "--lookup" if lookup else "--draft"
+        raise BadInput(f"{flag}: guesses no tokens under penalties; leave --*-penalty out")
+    if draft is not None:
+        from orinllm.file.gguf import GGUF
+
+        GGUF.open(draft)  # says what is wrong with it before the model takes its time
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Run GGUF language models on tinygrad: an Orin's GPU, any NVIDIA GPU, or the CPU."""
+
+
+def _load(source: Source, opened: Future[str]) -> Any:
+    from orinllm.gpu.kernels.buffers import KEY_TYPES
+    from orinllm.model import Model
+
+    started = time.perf_counter()
+    with talk().status(f"loading {source.model.name}") as status:
+        loaded = Model.load(
+            source.model,
+            device=opened.result,
+            context=source.context,
+            general=source.general,
+            kv=KEY_TYPES[source.kv],
+            mmproj=source.mmproj,
+            say=lambda text: status.update(text),
+        )
+    seconds = time.perf_counter() - started
+    say(
+        f"{source.model.name}: {loaded.runner.name} path on {loaded.plan.device}, context of "
+        f"{loaded.header.network.context} tokens, loaded in {seconds:.1f} s",
+        "dim",
+    )
+    return loaded
+
+
+@cli.command()
+@with_model
+@with_sampling
+@with_speculation
+@with_conversation
+@with_form
+@click.option("-p", "--prompt", required=True, help="The prompt; - reads standard input.")
+@click.option(
+    "--raw", is_flag=True, help="Continue the prompt as plain text, without the chat template."
+)
+@click.option(
+    "--image",
+    "images",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A picture before the prompt; may be repeated. The model sees with --mmproj.",
+)
+def run(
+    source: Source,
+    prompt: str,
+    raw: bool,
+    images: tuple[Path, ...],
+    max_tokens: int | None,
+    lookup: bool,
+    draft: Path | None,
+    **given: Any,
+) -> None:
+    """Answer one prompt: orinllm run model.gguf -p "What is a GPU?"."""
+    opened = opening(source.device)
+    from orinllm.command.forms import form_of, thinking_of
+    from orinllm.text.answer import Delta
+    from orinllm.text.conversation import Conversation
+
+    system, thinking = given.pop("system"), given.pop("thinking")
+    form = form_of(given.pop("json_schema"), given.pop("grammar"))
+    if raw and (system is not None or thinking is not None):
+        raise BadInput("--raw: continues text, without --system and --think; leave one out")
+    parameters = read_sampling(given)
+    _check_speculation(lookup, draft, parameters)
+    text = standard_input() if prompt == "-" else argument("-p", prompt)
+    if not text.strip():
+        raise BadInput("-p: the prompt is empty; a question was expected, or - for standard input")
+    pictures = _read_images(source, images, raw)
+    loaded = _load(source, opened)
+    _speculate(loaded, lookup, draft)
+    if raw or loaded.template is None:
+        limit = form.constraint(loaded) if form else None
+        generation = loaded.generate(text, parameters, max_tokens=max_tokens, constraint=limit)
+        print_answer(generation, (Delta(piece.text) for piece in generation))
+    else:
+        told = thinking_of(loaded.template, thinking)
+        conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)
+        ids = conversation.ask(text, pictures)
+        limit = form.constraint(loaded, told) if form else None
+        generation = loaded.generate(ids, parameters, max_tokens=max_tokens, constraint=limit)
+        print_answer(generation, conversation.answer(tokens_of(generation)))
+    if generation.finish_reason == "cancelled":
+        raise KeyboardInterrupt
+
+
+def _read_images(source: Source, images: tuple[Path, ...], raw: bool) -> list[bytes]:
+    """Return the bytes of pictures before the model takes its time; raises BadInput."""
+    if not images:
+        return []
+    if source.mmproj is None:
+        raise BadInput(f"--image {images[0]}: the model sees with --mmproj FILE, which is missing")
+    if raw:
+        raise BadInput("--image: --raw continues plain text; a picture needs the chat template")
+    from orinllm.sight import read_picture
+
+    try:
+        return [read_picture(image) for image in images]
+    except BadInput as error:
+        raise BadInput(f"--image {error}") from None
+
+
+@cli.command()
+@with_model
+@with_sampling
+@with_speculation
+@with_conversation
+def chat(
+    source: Source,
+    system: str | None,
+    thinking: bool | None,
+    max_tokens: int | None,
+    lookup: bool,
+    draft: Path | None,
+    **sampling: Any,
+) -> None:
+    """Talk to a model. Ctrl-C stops an answer, Ctrl-D ends.
+
+    Reads questions from standard input, one a line; piped ones work as typed ones do.
+    """
+    opened = opening(source.device)
+    from orinllm.text.conversation import Conversation
+
+    parameters = read_sampling(sampling)
+    _check_speculation(lookup, draft, parameters)
+    loaded = _load(source, opened)
+    _speculate(loaded, lookup, draft)
+    if loaded.template is None:
+        raise BadInput(f"{source.model}: has no chat template; try orinllm run --raw")
+    from orinllm.command.forms import thinking_of
+
+    told = thinking_of(loaded.template, thinking)
+    conversation = Conversation(loaded.template, loaded.tokenizer, system, **told)
+    if sys.stdin.isatty():
+        say(_COMMANDS, "dim")
+    pictures: list[bytes] = []  # for the next question
+    for line in typed_lines():
+        if line == "/quit":
+            return
+        if line.startswith("/"):
+            _command(conversation, line, pictures)
+        elif line:
+            try:
+                asked, pictures = (line, pictures), []
+                _ask(loaded, conversation, asked, parameters, max_tokens)
+            except KeyboardInterrupt:
+                if conversation.messages[-1:] and conversation.messages[-1]["role"] == "user":
+                    conversation.messages.pop()
+                say("stopped", "dim")
+
+
+def _command(conversation: Conversation, line: str, pictures: list[bytes]) -> None:
+    """Do what a line says; `pictures` are those of the next question."""
+    name, _, text = line.partition(" ")
+    if name == "/image":
+        from orinllm.sight import read_picture
+
+        try:
+            pictures.append(read_picture(text.strip()))
+            conversation.check_pictures()
+            say("the next question has this picture", "dim")
+        except BadInput as error:
+            pictures.clear()
+            say(f"/image {error}")
+    elif name == "/reset":
+        pictures.clear()
+        conversation.reset()
+        say("conversation forgotten", "dim")
+    elif name == "/system":
+        conversation.system = text.strip() or None
+        conversation.reset()
+        done = "set" if conversation.system else "removed"
+        say(f"instruction {done}, conversation forgotten", "dim")
+    else:
+        say(f"{name}: no such command; {_COMMANDS}")
+
+
+def _ask(
+    loaded: Any,
+    conversation: Conversation,
+    asked: tuple[str, list[bytes]],
+    parameters: Sampling,
+    max_tokens: int | None,
+) -> None:
+    try:
+        ids = conversation.ask(*asked)
+    except BadInput as error:
+        say(str(error))
+        return
+    try:
+        generation = loaded.generate(ids, parameters, max_tokens=max_tokens)
+    except BadInput as error:
+        conversation.messages.pop()
+        say(f"{error}; /reset forgets the conversation")
+        return
+    print_answer(generation, conversation.answer(tokens_of(generation)))
+
+
+@cli.command()
+@with_model
+@with_speculation
+@with_server
+def serve(source: Source, **given: Any) -> None:
+    """Serve a model with OpenAI's HTTP API.
+
+    Listens on this machine alone unless --host says otherwise. SIGTERM lets answers under way end
+    for --grace seconds.
+    """
+    from orinllm.choose.sampling import Sampling
+    from orinllm.server.options import EngineOptions, HttpOptions, seconds, share
+    from orinllm.server.run import serve as run_server
+    from orinllm.server.web.security import check_host, check_origin, read_keys
+
+    options = EngineOptions(
+        source.model,
+        source.device,
+        source.general,
+        source.context,
+        given["slots"],
+        share(given["memory"]),
+        given["queue"],
+        given["deterministic"],
+        given["template"],
+        given["pooling"],
+        source.kv,
+        given["lookup"],
+        given["draft"],
+        source.mmproj,
+        tuple(host.lower() for host in given["allow_image_host"]),
+    )
+    _check_speculation(options.lookup, options.draft, Sampling())
+    keys = read_keys(given["api_key_file"], say) if given["api_key_file"] else ()
+    http = HttpOptions(
+        given["host"],
+        given["port"],
+        given["alias"],
+        keys,
+        tuple(map(check_host, given["allow_host"])),
+        tuple(map(check_origin, given["allow_origin"])),
+        seconds(given["grace"]),
+        given["strict"],
+        given["api_key_file"],
+    )
+    sys.exit(run_server(options, http, given["insecure"], say))
+
+
+@cli.command()
+@with_model
+def show(source: Source) -> None:
+    """Describe a model, and which path computes each tensor.
+
+    The reason stands beside each path.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from orinllm.gpu.device import open_device
+    from orinllm.gpu.kernels.buffers import KEY_TYPES
+    from orinllm.gpu.plan import cache_bytes, make_plan, type_name
+    from orinllm.model import Header
+
+    header = Header.read(source.model, source.context, KEY_TYPES[source.kv])
+    network = header.network
+    plan = make_plan(network.gguf, network.config, open_device(source.device), network.kv)
+    for line in _summary(header, plan, cache_bytes(plan, network.context)):
+        print(line)
+    if source.mmproj is not None:
+        from orinllm.sight import describe
+
+        for line in describe(source.mmproj, network):
+            print(line)
+    table = Table("tensor", "type", "shape", "bytes", "path", box=None, pad_edge=False)
+    for tensor in network.gguf.tensors.values():
+        reason = "asked for" if source.general else plan.reason(tensor.name)
+        path = "general" if source.general else plan.path
+        taken = "fused kernels" if reason is None else f"{path} path: {reason}"
+        shape = " x ".join(map(str, tensor.shape))
+        table.add_row(tensor.name, type_name(tensor), shape, f"{tensor.n_bytes:,}", taken)
+    Console(width=None if sys.stdout.isatty() else 160, highlight=False).print(table)
+
+
+def _summary(header: Any, plan: Any, cache: int) -> Iterator[str]:
+    network = header.network
+    config, gguf = network.config, network.gguf
+    yield f"file          {gguf.path}, {gguf.size_bytes / 1e6:,.1f} MB of tensors"
+    n_layers = len(config.layers) or "unknown"
+    yield f"architecture  {config.architecture}, {n_layers} layers, width {config.dim}"
+    yield f"vocabulary    {header.tokenizer.vocab_size} tokens, {config.vocab_size} logits"
+    yield f"template      {'yes' if header.template else 'no: it continues text'}"
+    yield f"context       {network.context} tokens (trained for {config.trained_context})"
+    yield f"memory        {plan.weight_bytes / 1e6:,.1f} MB of weights, as {plan.weights_as}"
+    yield f"              {cache / 1e6:,.1f} MB of keys and values"
+    yield f"device        {plan.device}: {plan.path} path"
+    for what, why in plan.obstacles.items():
+        yield f"              {what}: {why}"
+    if plan.prompt_obstacle:
+        yield f"prompts       token by token: {plan.prompt_obstacle}"
+
+
+@cli.command(name="list")
+def list_() -> None:
+    """List the models of the hub's cache, by the names that other commands take."""
+    from orinllm.file.hub import kept_models
+
+    for kept in kept_models():
+        print(f"{kept.size_bytes / 1e6:10,.1f} MB  {kept.name}")
+
+
+@cli.command()
+@click.argument("name")
+def rm(name: str) -> None:
+    """Remove a model from the hub's cache: orinllm rm hf.co/OWNER/REPO:QUANT."""
+    from orinllm.file.hub import remove
+
+    kept = remove(name)
+    say(f"{kept.name}: removed, {kept.size_bytes / 1e6:,.1f} MB")
+
+
+@cli.command(name="compile")
+@click.argument("model", type=ModelFile())
+@click.option("--arch", required=True, help="Architecture of the GPU: sm_87 is an Orin's.")
+@click.option(
+    "--sms",
+    type=click.IntRange(1),
+    help="Multiprocessors of the GPU. Default: known for sm_87 and sm_90.",
+)
+@click.option("-c", "--context", type=int, help="Maximum tokens, as the later run has them.")
+@with_keys
+@click.option(
+    "--slots",
+    default=1,
+    type=click.IntRange(1, 32),
+    help="Also the kernels of a server with N slots, 1 to 32.",
+)
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Folder to write the kernels to.",
+)
+def compile_(**given: Any) -> None:
+    """Compile a model's kernels ahead of time.
+
+    A later start with ORINLLM_CUBINS=FOLDER compiles none of them.
+    """
+    from orinllm.gpu.ahead import compile_ahead, target
+    from orinllm.gpu.kernels.buffers import KEY_TYPES
+    from orinllm.loader import Network
+
+    network = Network.read(given["model"], given["context"], KEY_TYPES[given["kv"]])
+    out = given["out"]
+    gpu = target(given["arch"], given["sms"])
+    with talk().status("compiling") as status:
+        n = compile_ahead(network, gpu, out, given["slots"], lambda text: status.update(text))
+    say(f"{n} kernels in {out}; start with ORINLLM_CUBINS={out}")
+
+
+def main() -> None:
+    """Run the command; bad input is one line and exit code 2."""
+    prepare()
+    try:
+        cli(prog_name="orinllm", standalone_mode=False)
+    except BadInput as error:
+        _leave(EXIT_BAD_INPUT, f"orinllm: {error}")
+    except click.UsageError as error:
+        command = error.ctx.command_path if error.ctx else "orinllm"
+        said = error.format_message().rstrip(".")
+        _leave(EXIT_BAD_INPUT, f"orinllm: {said}; {command} --help lists what there is")
+    except click.ClickException as error:
+        _leave(EXIT_BAD_INPUT, f"orinllm: {error.format_message()}")
+    except (click.Abort, KeyboardInterrupt):
+        _leave(EXIT_INTERRUPTED)
+    except DeviceFault as error:
+        _leave(EXIT_OTHER, f"orinllm: {error}", at_once=True)
+    except OSError as error:  # a disk that is full behind standard output, for instance
+        _leave(EXIT_OTHER, f"orinllm: {error.filename or 'standard output'}: {error.strerror}")
+
+
+def _leave(code: int, text: str = "", at_once: bool = False) -> NoReturn:
+    """End with a code, and without a device that is still being opened: its driver may hang.
+
+    `at_once`: without a device that has failed, which would fail again.
+    """
+    if text:
+        from orinllm.server.web.notify import tell_systemd
+
+        print(text, file=sys.stderr)
+        tell_systemd(f"STATUS={text}")
+    if at_once or is_opening():
+        with suppress(OSError):
+            sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

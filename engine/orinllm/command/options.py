@@ -1,0 +1,324 @@
+"""Options that commands of `orinllm` share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orinllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from orinllm.choose.sampling import Sampling
+
+Command = Callable[..., None]
+
+
+class ModelFile(click.Path):
+    """A GGUF file, by its path or by its name on the hub, which is fetched if it is not here."""
+
+    name = "MODEL"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        """Return the file's path; raises BadInput for a name that the hub does not know."""
+        from orinllm.file.hub import model_file
+
+        return model_file(value, lambda text: click.echo(text, err=True))
+
+
+def with_sampling(command: Command) -> Command:
+    """Add the options of how tokens are drawn."""
+    options = (
+        click.option(
+            "--temperature",
+            default=0.8,
+            show_default=True,
+            help="Randomness: 0 takes the most likely token.",
+        ),
+        click.option(
+            "--top-k",
+            default=40,
+            show_default=True,
+            help="Draw from this many of the likeliest tokens; 0: from all.",
+        ),
+        click.option(
+            "--top-p",
+            default=0.95,
+            show_default=True,
+            help="Draw from the likeliest tokens that have this probability together.",
+        ),
+        click.option(
+            "--min-p",
+            default=0.05,
+            show_default=True,
+            help="Leave out tokens below this share of the likeliest one's probability.",
+        ),
+        click.option(
+            "--repeat-penalty",
+            default=1.0,
+            show_default=True,
+            help="Above 1, tokens that came before become less likely.",
+        ),
+        click.option(
+            "--presence-penalty",
+            default=0.0,
+            show_default=True,
+            help="Above 0, tokens that came before become less likely, however often.",
+        ),
+        click.option(
+            "--frequency-penalty",
+            default=0.0,
+            show_default=True,
+            help="Above 0, tokens become less likely with each time that they came before.",
+        ),
+        click.option(
+            "--seed",
+            default=0,
+            show_default=True,
+            help="Seed of the draw: the same seed gives the same text.",
+        ),
+        click.option(
+            "-n",
+            "--max-tokens",
+            type=click.IntRange(1),
+            help="Maximum tokens of an answer. Default: what the context holds.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_sampling(given: dict[str, Any]) -> Sampling:
+    """Return what the options of `with_sampling` ask for; BadInput names the flag."""
+    from orinllm.choose.sampling import Sampling
+
+    try:
+        return Sampling(**given)
+    except BadInput as error:
+        name, _, wrong = str(error).partition(":")
+        raise BadInput(f"--{name.replace('_', '-')}:{wrong}") from None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model, and how it is loaded. kv: the type of keys and values. mmproj: how it sees."""
+
+    model: Path
+    context: int | None
+    device: str | None
+    general: bool
+    kv: str
+    mmproj: Path | None = None
+
+
+# Types of keys and values: KEY_TYPES of launches/buffers.py, which is slow to import.
+_KEYS = click.Choice(["f16", "q8_0"])
+
+
+def with_keys(command: Command) -> Command:
+    """Add llama.cpp's options; the command is given `kv`."""
+
+    @functools.wraps(command)
+    def with_kv(cache_type_k: str, cache_type_v: str, **given: Any) -> None:
+        if cache_type_k != cache_type_v:
+            raise BadInput(
+                f"-ctk {cache_type_k}, -ctv {cache_type_v}: keys and values are of one type; "
+                "give both the same"
+            )
+        command(kv=cache_type_k, **given)
+
+    keys = click.option(
+        "-ctk",
+        "--cache-type-k",
+        type=_KEYS,
+        default="f16",
+        show_default=True,
+        help="Type of the keys in the cache.",
+    )
+    values = click.option(
+        "-ctv",
+        "--cache-type-v",
+        type=_KEYS,
+        default="f16",
+        show_default=True,
+        help="Type of the values in the cache; as -ctk.",
+    )
+    return keys(values(with_kv))
+
+
+def with_model(command: Command) -> Command:
+    """Add the options of every command that loads a model, which is given a `Source`."""
+
+    @functools.wraps(command)
+    def with_source(
+        model: Path, context: int | None, device: str | None, path_: str, kv: str, **given: Any
+    ) -> None:
+        mmproj = given.pop("mmproj")
+        command(Source(model, context, device, path_ == "general", kv, mmproj), **given)
+
+    whole: Command = with_keys(with_source)
+    options = (
+        click.argument("model", type=ModelFile()),
+        click.option(
+            "-c",
+            "--context",
+            type=int,
+            help="Maximum tokens of prompt and answer together. Default: 8192, or the model's.",
+        ),
+        click.option("--device", help="Device: NV, CUDA or CPU. Default: the best that opens."),
+        click.option(
+            "--mmproj",
+            metavar="FILE",
+            type=ModelFile(),
+            help="File with which the model sees pictures: llama.cpp's mmproj of the same model.",
+        ),
+        click.option(
+            "--path",
+            "path_",
+            type=click.Choice(["auto", "general"]),
+            default="auto",
+            show_default=True,
+            help="auto uses the fused CUDA kernels if they support the model; general never does.",
+        ),
+    )
+    for option in reversed(options):
+        whole = option(whole)
+    return whole
+
+
+def with_speculation(command: Command) -> Command:
+    """Add the options of who guesses tokens."""
+    options = (
+        click.option(
+            "--lookup",
+            is_flag=True,
+            help="Guess tokens from earlier text; same answer.",
+        ),
+        click.option(
+            "--draft",
+            metavar="MODEL",
+            type=ModelFile(),
+            help="Guess tokens with a smaller model of the same vocabulary; same answer.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def with_conversation(command: Command) -> Command:
+    """Add the options of what a template is told beside the messages."""
+    system = click.option("--system", help="System message that begins the conversation.")
+    thinking = click.option(
+        "--think/--no-think",
+        "thinking",
+        default=None,
+        help="Let the model think before it answers, or not. Default: the template's.",
+    )
+    return system(thinking(command))
+
+
+def with_form(command: Command) -> Command:
+    """Add the options of the form that an answer has."""
+    schema = click.option(
+        "--json-schema",
+        metavar="SCHEMA",
+        help="Answer in JSON of this schema: its text, or @FILE.",
+    )
+    grammar = click.option(
+        "--grammar",
+        metavar="GRAMMAR",
+        help="Answer in texts of this grammar, GBNF or Lark: its text, or @FILE.",
+    )
+    return schema(grammar(command))
+
+
+def with_server(command: Command) -> Command:
+    """Add the options of how a model is served."""
+    options = (
+        click.option(
+            "--host", default="127.0.0.1", show_default=True, help="Address to listen on."
+        ),
+        click.option(
+            "--port",
+            type=click.IntRange(0, 65535),
+            default=8000,
+            show_default=True,
+            help="Port to listen on.",
+        ),
+        click.option(
+            "--api-key-file",
+            type=click.Path(path_type=Path),
+            help="File of accepted keys, one a line.",
+        ),
+        click.option("--insecure", is_flag=True, help="Listen for other machines without a key."),
+        click.option(
+            "--strict", is_flag=True, help="Refuse fields of requests that have no effect."
+        ),
+        click.option(
+            "--allow-host", multiple=True, help="Another name of this server; may be repeated."
+        ),
+        click.option(
+            "--allow-origin",
+            multiple=True,
+            help="Origin of web pages that may ask (CORS); may be repeated.",
+        ),
+        click.option(
+            "--allow-image-host",
+            multiple=True,
+            metavar="HOST",
+            help="Host of which pictures are fetched for requests; may be repeated.",
+        ),
+        click.option(
+            "--alias", help="Name of the model in the API. Default: the file's, without .gguf."
+        ),
+        click.option(
+            "--chat-template",
+            "template",
+            type=click.Path(path_type=Path),
+            help="Jinja file to use instead of the model's template.",
+        ),
+        click.option(
+            "--pooling",
+            type=click.Choice(["mean", "last"]),
+            help="Pooling of embeddings. Default: the file's, else mean.",
+        ),
+        click.option(
+            "--slots",
+            type=click.IntRange(1),
+            help="Answers computed at once. Default: 32, on a CPU 8; the general path has 1.",
+        ),
+        click.option(
+            "--memory",
+            default="70%",
+            show_default=True,
+            help="Share of the free memory that keys and values may take.",
+        ),
+        click.option(
+            "--queue",
+            type=click.IntRange(0),
+            default=64,
+            show_default=True,
+            help="Requests that may wait; others get status 429.",
+        ),
+        click.option(
+            "--grace",
+            type=float,
+            default=30.0,
+            show_default=True,
+            help="Seconds that running answers may take after SIGTERM.",
+        ),
+        click.option(
+            "--deterministic",
+            is_flag=True,
+            help="Give the same answer whatever other requests run; slower.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

@@ -1,0 +1,115 @@
+"""The terminal: what is said to a person, the lines that a person types, an answer as it grows."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from orinllm.errors import BadInput
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from orinllm.text.answer import Delta
+
+
+@functools.cache
+def talk() -> Console:
+    """Return the console for people: standard error."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line for people, which is not folded."""
+    talk().print(text, style=style, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _cancelled_by_interrupt(generation: Any) -> Iterator[None]:
+    """Let the first Ctrl-C end the answer and not the program."""
+
+    def cancel(number: int, frame: FrameType | None) -> None:
+        generation.cancel()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, cancel)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def print_answer(generation: Any, deltas: Iterable[Delta]) -> None:
+    """Print an answer while it grows, and its speed: thoughts to stderr, what it says to stdout."""
+    started, first, thinking = time.perf_counter(), 0.0, False
+    with _cancelled_by_interrupt(generation):
+        for delta in deltas:
+            first = first or time.perf_counter()
+            if delta.reasoning:
+                thinking = True
+                talk().out(delta.reasoning, style="dim", highlight=False, end="")
+            if delta.content:
+                if thinking:
+                    thinking = False
+                    talk().out("")
+                print(delta.content, end="", flush=True)
+    print(flush=True)
+    n, seconds = len(generation.tokens), time.perf_counter() - first
+    rate = f", {(n - 1) / seconds:.1f} tok/s" if first and n > 1 else ""
+    known = f", {generation.n_cached} of them known" if generation.n_cached else ""
+    guessed = ""
+    if generation.n_proposed:
+        guessed = f", {generation.n_accepted} of {generation.n_proposed} guessed tokens right"
+    say(
+        f"[{n} token{'s'[: n != 1]}{rate}{guessed}; prompt of {generation.n_prompt} tokens{known}, "
+        f"first token after {(first or time.perf_counter()) - started:.2f} s; ended by "
+        f"{_ENDED[generation.finish_reason]}]",
+        "dim",
+    )
+
+
+_ENDED = {
+    "stop": "the model",
+    "length": "the limit of tokens",
+    "cancelled": "Ctrl-C",
+}
+
+
+def tokens_of(generation: Any) -> Iterator[int]:
+    """Yield an answer's tokens; a last piece of text without one is left to the reader."""
+    return (piece.token for piece in generation if piece.token >= 0)
+
+
+def standard_input() -> str:
+    """Read all of standard input; raises BadInput if it is not UTF-8."""
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError:
+        raise BadInput("standard input: is not UTF-8; text was expected") from None
+
+
+def typed_lines() -> Iterator[str]:
+    """Yield the lines that a person types; Ctrl-C forgets a line, Ctrl-D ends."""
+    typed = sys.stdin.isatty()
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401  (gives input() its arrow keys and its history)
+    while True:
+        try:
+            yield input("> " if typed else "").strip()
+        except KeyboardInterrupt:
+            print()
+        except UnicodeDecodeError:
+            raise BadInput("standard input: is not UTF-8; text was expected") from None
+        except EOFError:
+            if typed:
+                print()
+            return

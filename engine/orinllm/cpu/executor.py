@@ -1,0 +1,250 @@
+"""The CPU path: one program of cpu/decoder.c, which runs a list of operations.
+
+tinygrad's own graph of a token is a hundred small kernels there, each sent by Python to its
+threads; this is one call a token. Weights stay as they lie in the file (weights.py).
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tinygrad import Device, dtypes
+from tinygrad.device import Buffer
+from tinygrad.helpers import CPU_COUNT
+
+from orinllm.choose.states import normed
+from orinllm.cpu.program import CHUNK, MOST_CHUNK, Op, Program, Run
+from orinllm.cpu.weights import LAYER_TABLE, input_size, weight_bytes
+from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
+from orinllm.network.config import Config, check_room
+from orinllm.network.layer import Delta
+from orinllm.network.vision.pictures import ahead, pieces, rows_of
+
+# Dimensions of a head and experts of a token, at most (MAX_HEAD and MAX_USED).
+_MAX_HEAD, _MAX_USED = 512, 32
+_SOURCES = [
+    Path(__file__).parent / name for name in ("packed.c", "rows.c", "recurrent.c", "decoder.c")
+]
+
+Floats = NDArray[np.float32]
+
+
+@cache
+def _program() -> Any:
+    device = Device["CPU"]
+    binary = device.compiler.compile_cached("".join(path.read_text() for path in _SOURCES))
+    # The index of core_id among the values that follow the buffers.
+    return device.runtime("decoder", binary, runtimevars={"core_id": 0})
+
+
+class CpuExecutor:
+    """A model on tinygrad's CPU device.
+
+    `max_context` is how many tokens a sequence may have, `slots` how many sequences have room for
+    them; the system gives memory as it is written. `uncut` is how many rows of a picture see each
+    other. Raises BadInput for what the program does not hold, and where weights and the contexts of
+    all slots do not fit the free memory.
+    """
+
+    name = "cpu"
+
+    def __init__(
+        self, gguf: GGUF, config: Config, max_context: int, slots: int = 1, uncut: int = 0
+    ) -> None:
+        self.config, self.context, self.slots = config, max_context, slots
+        self._gguf = gguf
+        self._most = max(CHUNK, uncut)
+        self._check()
+        self._program, self._cores = _program(), int(CPU_COUNT.value)
+        self._lowered = program = Program(gguf, config, max_context, slots, self._most)
+        self._checkpoints: dict[int, tuple[int, Floats]] = {}  # tokens, and recurrent states
+        self._lengths = [0] * slots  # tokens that each slot's recurrent states have seen
+        array = (Op * len(program.operations))(*program.operations)
+        self._run_buffer = Buffer("CPU", ctypes.sizeof(Run), dtypes.uint8).allocate()
+        self._state = Run.from_address(self._run_buffer._buf.va_addr)
+        self._state.ops = program.address("ops", ctypes.sizeof(array))
+        ctypes.memmove(self._state.ops, array, ctypes.sizeof(array))
+        # A core's inputs, or its scores of all positions.
+        widest = max(op.cols for op in array)
+        size = max(self._most * (widest + input_size(widest)), max_context) + 64
+        self._state.scratch = program.floats("scratch", size * self._cores)
+        self._state.scratch_size, self._state.n_ops = size, len(array)
+        self._state.progress = program.address("progress", 8 * len(array))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits."""
+        return self.config.vocab_size
+
+    def fill(self, tokens: Sequence[int], start: int, slot: int = 0) -> None:
+        """Append tokens to a slot from position `start` on; nobody wants their logits.
+
+        Raises BadInput where they do not fit the context.
+        """
+        check_room(tokens, start, self.context)
+        for at, end in self._pieces(tokens):
+            self._append(tokens[at:end], start + at, slot, last=0)
+
+    def prefill(self, tokens: Sequence[int], start: int = 0, slot: int = 0) -> Floats:
+        """Append tokens as `fill` does; return the logits after the last one."""
+        check_room(tokens, start, self.context)
+        *before, (at, end) = self._pieces(tokens)
+        for first, behind in before:
+            self._append(tokens[first:behind], start + first, slot, last=0)
+        self._append(tokens[at:end], start + at, slot, last=1)
+        logits: Floats = self._read(1)[0]
+        return logits
+
+    def rows(self, tokens: Sequence[int], start: int, slot: int = 0) -> Floats:
+        """Append up to MOST_ROWS tokens; return the logits after each: (tokens, vocabulary)."""
+        self._append(tokens, start, slot, last=len(tokens))
+        return self._read(len(tokens))
+
+    def step(self, tokens: Sequence[int], positions: Sequence[int], slots: Sequence[int]) -> Floats:
+        """Append a token to each of up to MOST_ROWS slots; return the logits after each."""
+        self._compute(tokens, positions, slots, range(len(tokens)))
+        return self._read(len(tokens))
+
+    def states(self, tokens: Sequence[int], start: int, slot: int = 0) -> Floats:
+        """Append tokens to a slot; return what the last norm makes of each: (tokens, width)."""
+        check_room(tokens, start, self.context)
+        pieces, width = [], self.config.dim
+        for at in range(0, len(tokens), CHUNK):
+            n = len(tokens[at : at + CHUNK])
+            self._append(tokens[at : at + CHUNK], start + at, slot, last=0)
+            raw = (ctypes.c_float * (n * width)).from_address(self._lowered.x)
+            pieces.append(np.array(raw, np.float32).reshape(n, width))
+        norm = self._gguf.vector(f"{self.config.final_norm}.weight")
+        return normed(np.concatenate(pieces), norm, self.config.norm_eps)
+
+    def _pieces(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        return list(pieces(tokens, 0, len(tokens), CHUNK, self.config.whole_pictures))
+
+    def _append(self, tokens: Sequence[int], start: int, slot: int, last: int) -> None:
+        """Append neighbours to a slot; the logits of the `last` ones are wanted."""
+        n = len(tokens)
+        self._compute(tokens, range(start, start + n), [slot] * n, range(n - last, n))
+
+    def _compute(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        wanted: Sequence[int],
+    ) -> None:
+        """Append a piece's tokens, each at its position of a slot."""
+        if self.config.state_size:
+            self._go_on(positions, slots)
+        if self.config.layer_embedding:
+            self._read_layer_rows(tokens)
+        state = self._state
+        state.n_tokens, state.n_wanted = len(tokens), len(wanted)
+        given = {"tokens": tokens, "positions": positions, "slots": slots, "wanted": wanted}
+        for name, values in given.items():
+            getattr(state, name)[: len(values)] = values
+        self._see(tokens)
+        ctypes.memset(state.progress, 0, 8 * state.n_ops)
+        self._program(
+            self._run_buffer._buf, global_size=(self._cores, 1, 1), vals=(None,), wait=True
+        )
+
+    def _see(self, tokens: Sequence[int]) -> None:
+        """Put rows of pictures where the others are embedded, and say what they see."""
+        n, width = len(tokens), self.config.dim
+        whole = self.config.whole_pictures
+        self._state.ahead[:n] = ahead(tokens) if whole else [0] * n
+        if any(token < 0 for token in tokens):
+            raw = (ctypes.c_float * (n * width)).from_address(self._lowered.x)
+            places, rows = rows_of(tokens)
+            np.ctypeslib.as_array(raw).reshape(n, width)[places] = rows
+
+    def _read_layer_rows(self, tokens: Sequence[int]) -> None:
+        """Bring the tokens' rows of the table of embeddings by layer."""
+        from gguf.quants import dequantize  # whose import takes longer than the rest of a start
+
+        tensor = self._gguf.tensors[LAYER_TABLE]
+        packed = self._gguf.bytes(LAYER_TABLE).reshape(tensor.shape[0], -1)[list(tokens)]
+        rows = np.ascontiguousarray(dequantize(packed, tensor.type), np.float32)
+        ctypes.memmove(self._lowered.layer_rows, rows.ctypes.data, rows.nbytes)
+
+    def _go_on(self, positions: Sequence[int], slots: Sequence[int]) -> None:
+        """Note that tokens follow; raises BadInput where recurrent states would have to go back."""
+        for position, slot in zip(positions, slots, strict=True):
+            if position not in (0, self._lengths[slot]):
+                raise BadInput(f"{self.config.architecture} cannot go back to position {position}")
+            self._lengths[slot] = position + 1
+
+    def keep(self, slot: int, checkpoint: int) -> None:
+        """Copy a slot's recurrent states to a checkpoint."""
+        held = np.array(self._states(slot), np.float32)
+        self._checkpoints[checkpoint] = self._lengths[slot], held
+
+    def resume(self, slot: int, checkpoint: int) -> None:
+        """Copy a checkpoint to a slot's recurrent states."""
+        self._lengths[slot], held = self._checkpoints[checkpoint]
+        self._states(slot)[:] = held
+
+    def _states(self, slot: int) -> Floats:
+        size = self.config.state_size
+        raw = (ctypes.c_float * size).from_address(self._lowered.states + 4 * size * slot)
+        return np.ctypeslib.as_array(raw)
+
+    def _read(self, rows: int) -> Floats:
+        n = self.config.vocab_size
+        raw = (ctypes.c_float * (rows * n)).from_address(self._lowered.logits)
+        logits: Floats = np.array(raw, np.float32).reshape(rows, n)
+        logits *= np.float32(self.config.logit_scale)
+        cap = self.config.logit_softcap
+        if cap:
+            np.tanh(logits / np.float32(cap), out=logits)
+            logits *= np.float32(cap)
+        return logits
+
+    def decode(self, token: int, position: int) -> Floats:
+        """Append one token at `position`; return the logits after it."""
+        return self.prefill([token], position)
+
+    def _check(self) -> None:
+        attentions = self.config.attentions.values()
+        mixes = [layer.mixture for layer in self.config.layers]
+        if self._most > MOST_CHUNK:
+            raise BadInput(
+                f"pictures of {self._most} rows that see each other; a CPU computes {MOST_CHUNK} "
+                "at most together"
+            )
+        operations = [op for layer in self.config.layers for op in layer.operations]
+        sizes = [attention.head_dim for attention in attentions]
+        sizes += [op.size for op in operations if isinstance(op, Delta)]
+        if any(size > _MAX_HEAD for size in sizes) or any(
+            mix.experts.used > _MAX_USED for mix in mixes if mix is not None
+        ):
+            raise BadInput(
+                f"{self._gguf.path}: heads of more than {_MAX_HEAD} dimensions and more than "
+                f"{_MAX_USED} experts a token do not run on a CPU"
+            )
+        weights = weight_bytes(self._gguf)
+        per_token = self.slots * 2 * max(1, self.config.kept_per_token)
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _reclaimable()
+        if weights + per_token * self.context > free:
+            fitting = max(0, (free - weights) // per_token)
+            raise BadInput(
+                f"{self._gguf.path}: {weights / 1e9:.1f} GB of weights and "
+                f"{per_token * self.context / 1e9:.1f} GB of context do not fit the "
+                f"{free / 1e9:.1f} GB of free memory; {fitting} tokens of context would"
+            )
+
+
+def _reclaimable() -> int:
+    """Return the bytes of cached files that the system would give up; 0 if it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    sizes = {name: int(rest.split()[0]) << 10 for name, rest in (x.split(":") for x in lines)}
+    return max(0, sizes.get("MemAvailable", 0) - sizes.get("MemFree", 0))

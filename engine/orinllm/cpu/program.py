@@ -1,0 +1,435 @@
+"""A model as the list of operations that cpu/decoder.c runs: its layers, lowered for a CPU."""
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from orinllm.cpu.recurrent import Recurrent, lower
+from orinllm.cpu.weights import PACKED, lies_in_file, row_bytes
+from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
+from orinllm.network.config import LAYERS, Config
+from orinllm.network.layer import (
+    Activate,
+    Activation,
+    Attend,
+    Attention,
+    Gating,
+    Layer,
+    Linear,
+    Mix,
+    Norm,
+    Recurrence,
+    Rope,
+    Scale,
+    Scan,
+    Step,
+    Temperature,
+    X,
+    state_size,
+)
+
+#: Tokens that go through at once, of a prompt or of several sequences, and those that may: rows of
+#: a picture that see each other (MAX_CHUNK of cpu/decoder.c).
+CHUNK, MOST_CHUNK = 32, 512
+#: Tokens at most whose logits are all wanted: sequences of a step, and guesses of one.
+MOST_ROWS = 8
+# Weights that are dequantized at once.
+_PIECE = 8 << 20
+
+_EMBED, _MATMUL, _KEYS, _ATTEND, _NORM_ADD, _EXPERTS_GATED, _EXPERTS_DOWN = range(7)
+_RECURRENT, _NORM_GROUPS, _ACTIVATE, _SCALE, _LAYERS = range(7, 12)
+_STORE, _ADD = 0, 1
+_EPILOGUES = {
+    Activation.RELU_SQUARED: 2,
+    Activation.SILU: 3,
+    Activation.GELU: 4,
+    Activation.GPT_OSS: 5,
+}
+_HALVES = 0  # the type of Part's weights that are no packed ones
+_GATINGS = {Gating.SOFTMAX: 0, Gating.SIGMOID: 1, Gating.SOFTMAX_OF_CHOSEN: 2}
+
+_I64, _POINTER = ctypes.c_int64, ctypes.c_uint64
+
+
+class Part(ctypes.Structure):
+    """Part of cpu/decoder.c."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("weights", "bias", "out")),
+        *((name, _I64) for name in ("rows", "stride", "row_bytes", "type")),
+    )
+
+
+class Op(ctypes.Structure):
+    """Op of cpu/decoder.c."""
+
+    _fields_ = (
+        ("kind", _I64),
+        *((name, _POINTER) for name in ("in", "norm")),
+        *((name, _I64) for name in ("in_stride", "cols", "n_parts", "epilogue", "wanted_only")),
+        ("parts", Part * 3),
+        *((name, ctypes.c_double) for name in ("scale", "eps", "softcap")),
+        *((name, _POINTER) for name in ("second", "table", "sinks", "keys", "values")),
+        *((name, _I64) for name in ("heads", "kv_heads", "head_dim", "length", "window")),
+        *((name, _I64) for name in ("pairs", "interleaved")),
+        ("factors", _POINTER),
+        ("every", _I64),
+        ("router", _POINTER),
+        *((name, _I64) for name in ("experts", "used", "gating", "normalized")),
+        ("choice", _POINTER),
+        *((name, _I64) for name in ("head_stride", "gated", "v_norm")),
+        ("by", _POINTER),
+        ("by_stride", _I64),
+        ("recurrent", _POINTER),
+    )
+
+
+class Run(ctypes.Structure):
+    """Run of cpu/decoder.c."""
+
+    _fields_ = (
+        *((name, _I64) for name in ("n_tokens", "n_wanted", "n_ops")),
+        *((name, _POINTER) for name in ("ops", "progress", "scratch")),
+        ("scratch_size", _I64),
+        *(
+            (name, _I64 * MOST_CHUNK)
+            for name in ("tokens", "positions", "slots", "wanted", "ahead")
+        ),
+    )
+
+
+def memory(n_bytes: int) -> tuple[mmap.mmap, int]:
+    """Return a mapping of zeros, and its address; the system gives pages as they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapped = mmap.mmap(-1, max(n_bytes, 1), flags=flags)
+    return mapped, ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+class Program:
+    """The operations of a model over `most` tokens at most, and the memory that they work on.
+
+    `slots` sequences have room for the keys and values of `context` tokens each.
+    `x` and `logits` are addresses of floats: what the last layer leaves, one row a token, and the
+    logits of MOST_ROWS tokens at most.
+    """
+
+    def __init__(self, gguf: GGUF, config: Config, context: int, slots: int, most: int) -> None:
+        self.config, self.context, self._gguf = config, context, gguf
+        self._held: dict[str, tuple[mmap.mmap, int]] = {}
+        self._tables: dict[Rope, int] = {}
+        self._slots, self._most = slots, most
+        self.x = self.floats(X, most * config.dim)
+        self.logits = self.floats("logits", MOST_ROWS * config.vocab_size)
+        # Of each slot: all recurrent states, one after the other.
+        self.states = self.floats("states", slots * config.state_size)
+        self._states_used = 0
+        self.operations = [self._embed(), *self._layer_embeddings()]
+        for index, layer in enumerate(config.layers):
+            self.operations += self._layer(index, layer)
+        self.operations.append(self._head())
+
+    def address(self, name: str, n_bytes: int) -> int:
+        """Return the address of memory of a name, which is made at the first call."""
+        if name not in self._held:
+            self._held[name] = memory(n_bytes)
+        return self._held[name][1]
+
+    def floats(self, name: str, count: int) -> int:
+        """Return the address of so many floats of a name."""
+        return self.address(name, 4 * count)
+
+    def value(self, name: str) -> int:
+        """Return the address of a value of the layers, as wide as it is in the widest of them."""
+        return self.x if name == X else self.floats(name, self._most * self.config.widths[name])
+
+    def _embed(self) -> Op:
+        dim, scale = self.config.dim, self.config.embedding_scale
+        return self._op(_EMBED, 0, dim, [self._part("token_embd", self.x, dim)], scale=scale)
+
+    def _layer_embeddings(self) -> list[Op]:
+        """Return what makes the embeddings of each layer; their table's rows come with a run."""
+        config, each = self.config, self.config.layer_embedding
+        if not each:
+            return []
+        wide, scale = each * len(config.layers), config.dim**-0.5
+        out = self.value(LAYERS)
+        product = self._part("per_layer_model_proj", out, wide)
+        norm = self._vector("per_layer_proj_norm.weight")
+        both = self._op(
+            *(_LAYERS, out, each, [Part(0, 0, out, wide, wide)]),
+            norm=norm,
+            second=self.layer_rows,
+            scale=each**0.5,
+        )
+        # The matrix' products are times `scale` before their norm.
+        both.eps = config.norm_eps / scale**2
+        return [self._op(_MATMUL, self.x, config.dim, [product]), both]
+
+    @property
+    def layer_rows(self) -> int:
+        """The address of a run's rows of the table of embeddings by layer, as floats."""
+        wide = self.config.layer_embedding * len(self.config.layers)
+        return self.floats("rows of per_layer_token_embd", self._most * wide)
+
+    def _head(self) -> Op:
+        head = "output" if "output.weight" in self._gguf.tensors else "token_embd"
+        norm = self._vector(f"{self.config.final_norm}.weight")
+        part = self._part(head, self.logits)
+        return self._op(_MATMUL, self.x, self.config.dim, [part], norm=norm, wanted_only=1)
+
+    def _layer(self, index: int, layer: Layer) -> list[Op]:
+        """Return the operations of a layer, step by step."""
+        prefix, found = f"blk.{index}.", list[Op]()
+        widths = layer.widths(self.config.dim)
+        for step in layer.steps:
+            match step.operation:
+                case Linear():
+                    found += self._linear(prefix, step, step.operation, widths)
+                case Attend():
+                    found += self._attend(prefix, step, step.operation.attention, widths)
+                case Mix():
+                    found += self._mix(prefix, step, step.operation)
+                case Activate():
+                    found.append(self._activate(step.operation, widths))
+                case Scale():
+                    to = Part(0, 0, self.x, self.config.dim, self.config.dim)
+                    factor = float(self._gguf.vector(f"{prefix}{step.operation.weight}.weight")[0])
+                    found.append(self._op(_SCALE, self.x, self.config.dim, [to], scale=factor))
+                case _:
+                    found += self._recurrent(prefix, step.operation, widths)
+        return found
+
+    def _activate(self, activate: Activate, widths: dict[str, int]) -> Op:
+        width, out = widths[activate.out], self.value(activate.out)
+        more: dict[str, Any] = {"epilogue": _EPILOGUES[activate.activation]}
+        if activate.by is not None:
+            more["second"] = self.value(activate.by) + 4 * activate.first
+            more["by_stride"] = self.config.widths[activate.by]
+        to = Part(0, 0, out, width, width)
+        return self._op(_ACTIVATE, self.value(activate.of), width, [to], **more)
+
+    def _recurrent(self, prefix: str, operation: Recurrence, widths: dict[str, int]) -> list[Op]:
+        """Return a recurrence, whose state is behind those of the ones before."""
+        lowered = lower(operation, prefix, self, widths)
+        lowered.state = self.states + 4 * self._states_used
+        lowered.slot_stride, lowered.eps = self.config.state_size, self.config.norm_eps
+        self._states_used += state_size(operation)
+        address = self.address(f"{prefix}{operation.out}", ctypes.sizeof(Recurrent))
+        ctypes.memmove(address, ctypes.addressof(lowered), ctypes.sizeof(Recurrent))
+        kinds = (_RECURRENT, _NORM_GROUPS) if isinstance(operation, Scan) else (_RECURRENT,)
+        return [self._op(kind, 0, 0, [], recurrent=address) for kind in kinds]
+
+    def _norm(self, prefix: str, norm: Norm | None) -> int:
+        return self._vector(f"{prefix}{norm.weight}.weight") if norm else 0
+
+    def _linear(self, prefix: str, step: Step, linear: Linear, widths: dict[str, int]) -> list[Op]:
+        norm, cols = self._norm(prefix, step.norm), widths[step.source]
+        out, width = self.value(linear.out if step.post else step.out), widths[linear.out]
+        parts, row = [], 0
+        for name, rows in linear.matrices:
+            gated = step.gate is not None
+            parts.append(self._part(prefix + name, out + 4 * row, rows if gated else width))
+            row += 0 if gated else rows
+        more: dict[str, Any] = {"norm": norm}
+        if step.gate is not None:
+            more["epilogue"] = _EPILOGUES[step.gate.activation]
+        elif step.add is not None and step.post is None:
+            more |= {"epilogue": _ADD, "scale": step.add.scale}
+            if step.add.by is not None:
+                more |= {"by": self.value(step.add.by), "by_stride": widths[step.add.by]}
+        found = [self._op(_MATMUL, self.value(step.source), cols, parts, **more)]
+        if step.add is not None and step.post is not None:
+            to = Part(0, 0, self.x, width, width)
+            vector = self._norm(prefix, step.post)
+            scale = step.add.scale
+            found.append(self._op(_NORM_ADD, out, width, [to], norm=vector, scale=scale))
+        return found
+
+    def _attend(
+        self, prefix: str, step: Step, attention: Attention, widths: dict[str, int]
+    ) -> list[Op]:
+        q_width, kv_width, qkv = attention.q_width, attention.kv_width, widths[step.source]
+        q = self.value(step.source)
+        k = q + 4 * attention.q_rows
+        v = k + 4 * kv_width
+        of = prefix if attention.reads is None else f"blk.{attention.reads}."
+        cache = 2 * kv_width * self.context * self._slots
+        heads: dict[str, Any] = {
+            **self._heads(attention),
+            "keys": self.address(f"{of}keys", cache),
+            "values": self.address(f"{of}values", cache),
+            "in_stride": qkv,
+        }
+        k_norm, q_norm = (self._vector(f"{prefix}attn_{n}_norm.weight") for n in "kq")
+        sinks = self._vector(f"{prefix}attn_sinks.weight")
+        mixed = Part(0, 0, self.value(step.out), q_width, q_width)
+        more = {
+            "norm": q_norm,
+            "sinks": sinks,
+            "scale": attention.scale,
+            "softcap": attention.softcap,
+        }
+        if attention.temperature is not None:
+            more["factors"] = self._factors(attention.temperature)
+            more["every"] = attention.temperature.length
+        more |= {"head_stride": attention.q_rows // attention.heads, "gated": attention.gated}
+        attend = self._op(_ATTEND, q, q_width, [mixed], **heads, **more)
+        if attention.reads is not None:
+            return [attend]
+        heads["v_norm"] = attention.v_norm
+        return [self._op(_KEYS, k, kv_width, [], second=v, norm=k_norm, **heads), attend]
+
+    def _factors(self, temperature: Temperature) -> int:
+        """Return the address of what scores are times, by how often its length has passed."""
+        passed = np.arange(self.context // temperature.length + 1)
+        factors = (1 + temperature.scale * np.log(1 + passed)).astype(np.float32)
+        address = self.floats(f"factors of {temperature}", factors.size)
+        ctypes.memmove(address, factors.ctypes.data, factors.nbytes)
+        return address
+
+    def _mix(self, prefix: str, step: Step, mix: Mix) -> list[Op]:
+        experts, dim, x = mix.experts, self.config.dim, self.value(step.source)
+        if step.add is None or step.post is not None:
+            raise BadInput(f"{self._gguf.path}: experts with norms behind them do not run on a CPU")
+        norm = self._norm(prefix, step.norm)
+        hidden = self.floats(
+            f"experts of {experts.hidden}", self._most * experts.hidden * experts.used
+        )
+        router = self.floats("router", self._most * self._most_experts)
+        routing: dict[str, Any] = {
+            "router": router,
+            "experts": experts.count,
+            "used": experts.used,
+            "gating": _GATINGS[experts.gating],
+            "normalized": int(experts.normalized),
+            "choice": self._vector(f"{prefix}exp_probs_b.bias"),
+        }
+        high, low = self._router(f"{prefix}ffn_gate_inp", router)
+        names = ("gate", "up") if experts.gated else ("up",)
+        parts = [self._part(f"{prefix}ffn_{name}_exps", hidden) for name in names]
+        down = self._part(f"{prefix}ffn_down_exps", self.x, dim)
+        epilogue, scale = _EPILOGUES[mix.activation], experts.scale * step.add.scale
+        return [
+            self._op(_MATMUL, x, dim, [high], norm=norm),
+            self._op(_MATMUL, x, dim, [low], norm=norm, epilogue=_ADD),
+            self._op(_EXPERTS_GATED, x, dim, parts, norm=norm, epilogue=epilogue, **routing),
+            self._op(
+                *(_EXPERTS_DOWN, hidden, experts.hidden, [down]),
+                epilogue=_ADD,
+                scale=scale,
+                **routing,
+            ),
+        ]
+
+    @property
+    def _most_experts(self) -> int:
+        mixes = (layer.mixture for layer in self.config.layers)
+        return max(mix.experts.count for mix in mixes if mix is not None)
+
+    def values(self, name: str, values: np.ndarray) -> int:
+        """Return the address of numbers of a name, as floats."""
+        floats = np.ascontiguousarray(values, np.float32)
+        address = self.floats(name, floats.size)
+        ctypes.memmove(address, floats.ctypes.data, floats.nbytes)
+        return address
+
+    def tensor(self, name: str) -> np.ndarray | None:
+        """Return a small tensor of the file, in its shape; None: the file has none."""
+        if name not in self._gguf.tensors:
+            return None
+        return self._gguf.vector(name).reshape(self._gguf.tensors[name].shape)
+
+    def _vector(self, name: str) -> int:
+        """Return the address of a vector, or 0 if the file has none of that name."""
+        if name not in self._gguf.tensors:
+            return 0
+        if name not in self._held:
+            values = np.ascontiguousarray(self._gguf.vector(name), np.float32)
+            ctypes.memmove(self.address(name, values.nbytes), values.ctypes.data, values.nbytes)
+        return self._held[name][1]
+
+    def _matrix(self, name: str) -> int:
+        """Return the address of a matrix: where the file is mapped, or of 16-bit floats."""
+        tensor = self._gguf.tensors[name]
+        if lies_in_file(tensor):
+            return int(self._gguf.bytes(name).ctypes.data)
+        if name in self._held:
+            return self._held[name][1]
+        from gguf.quants import dequantize  # whose import takes longer than the rest of a start
+
+        cols = tensor.shape[-1]
+        rows = tensor.n_elements // cols
+        address = self.address(name, 2 * tensor.n_elements)
+        raw = (ctypes.c_uint16 * tensor.n_elements).from_address(address)
+        out = np.ctypeslib.as_array(raw).view(np.float16).reshape(rows, cols)
+        packed = self._gguf.bytes(name).reshape(rows, -1)
+        step = max(1, _PIECE // cols)
+        for at in range(0, rows, step):
+            out[at : at + step] = dequantize(packed[at : at + step], tensor.type)
+        return address
+
+    def _part(self, name: str, out: int, stride: int | None = None) -> Part:
+        where = self.config.matrix(name)
+        tensor = self._gguf.tensors[where.tensor]
+        rows = where.rows or (tensor.shape[-2] if len(tensor.shape) > 1 else 1) - where.first_row
+        size = row_bytes(tensor)
+        weights, bias = self._matrix(where.tensor), self._vector(f"{name}.bias")
+        type_ = int(tensor.type) if tensor.type in PACKED else _HALVES
+        width = rows if stride is None else stride
+        return Part(weights + where.first_row * size, bias, out, rows, width, size, type_)
+
+    def _op(self, kind: int, source: int, cols: int, parts: Sequence[Part], **more: Any) -> Op:
+        op = Op(kind=kind, in_stride=cols, cols=cols, n_parts=len(parts), scale=1.0)
+        setattr(op, "in", source)
+        op.eps = self.config.norm_eps
+        for index, part in enumerate(parts):
+            op.parts[index] = part
+        for name, value in more.items():
+            setattr(op, name, value)
+        return op
+
+    def _heads(self, attention: Attention) -> dict[str, int]:
+        rope = attention.rope
+        return {
+            "heads": attention.heads,
+            "kv_heads": attention.kv_heads,
+            "head_dim": attention.head_dim,
+            "length": self.context,
+            "window": attention.window,
+            "pairs": len(rope.frequencies) if rope else 0,
+            "interleaved": int(rope.interleaved) if rope else 0,
+            "table": self._table(rope) if rope else 0,
+        }
+
+    def _table(self, rope: Rope) -> int:
+        """Return the address of cos and sin of every position."""
+        if rope not in self._tables:
+            angles = np.arange(self.context)[:, None] * np.asarray(rope.frequencies)
+            table = np.stack((np.cos(angles), np.sin(angles)), axis=1) * rope.magnitude
+            values = np.ascontiguousarray(table, np.float32)
+            address = self.address(f"table {len(self._tables)}", values.nbytes)
+            ctypes.memmove(address, values.ctypes.data, values.nbytes)
+            self._tables[rope] = address
+        return self._tables[rope]
+
+    def _router(self, name: str, out: int) -> tuple[Part, Part]:
+        """Return the router as the sum of two matrices of 16-bit floats.
+
+        A rounded router could choose other experts.
+        """
+        from gguf.quants import dequantize
+
+        tensor = self._gguf.tensors[f"{name}.weight"]
+        values = dequantize(self._gguf.bytes(tensor.name).reshape(tensor.shape[0], -1), tensor.type)
+        high = values.astype(np.float16)
+        parts = []
+        for kind, part in (("high", high), ("low", (values - high).astype(np.float16))):
+            address = self.address(f"{name} {kind}", part.nbytes)
+            ctypes.memmove(address, np.ascontiguousarray(part).ctypes.data, part.nbytes)
+            parts.append(Part(address, 0, out, len(part), len(part), part.strides[0]))
+        parts[0].bias = self._vector(f"{name}.bias")
+        return parts[0], parts[1]

@@ -1,0 +1,269 @@
+"""Models by name: hf.co/OWNER/REPO[:QUANT], through huggingface_hub and its cache.
+
+Its environment counts here too: HF_HOME says where files lie, HF_TOKEN who asks, HF_HUB_OFFLINE
+that nobody may be asked, HF_ENDPOINT which server it is.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orinllm.errors import BadInput
+
+#: Prefixes of a name; a file of that path on this machine comes first.
+PREFIXES = ("hf.co/", "https://hf.co/", "https://huggingface.co/", "huggingface.co/")
+# Taken where no type is named and the repository has it, as llama.cpp's -hf does.
+_USUAL = "Q4_K_M"
+_EXPECTED = "want hf.co/OWNER/REPO or hf.co/OWNER/REPO:QUANT, such as hf.co/owner/model-GGUF:Q4_K_M"
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Bytes that are hashed at once.
+_PIECE = 1 << 22
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository of the hub, and the type of the weights if one is named."""
+
+    repository: str
+    quant: str | None = None
+
+    @staticmethod
+    def read(text: str) -> "HubName | None":
+        """Return the name that a text is, None for a path; raises BadInput for half a name."""
+        prefix = next((prefix for prefix in PREFIXES if text.startswith(prefix)), None)
+        if prefix is None:
+            return None
+        rest, _, quant = text.removeprefix(prefix).partition(":")
+        parts = rest.split("/")
+        if len(parts) != 2 or not all(re.fullmatch(r"[\w.-]+", part) for part in parts):
+            raise BadInput(f"{text!a}: is no model of the hub; {_EXPECTED}")
+        if ":" in text.removeprefix(prefix) and not re.fullmatch(r"[\w.-]+", quant):
+            raise BadInput(f"{text!a}: names no type behind the colon; {_EXPECTED}")
+        return HubName(rest, quant or None)
+
+    def __str__(self) -> str:
+        return f"hf.co/{self.repository}" + (f":{self.quant}" if self.quant else "")
+
+
+def model_file(given: str | Path, say: Say) -> Path:
+    """Return the file of a path, or of a model's name, which is fetched if it is not here yet.
+
+    Progress goes to standard error, and `say` gets a line where the cache answers for the hub.
+    Raises BadInput, one line, for a name that is none, a hub that fails, and bytes that are not
+    those that the hub promised.
+    """
+    path = Path(given)
+    if path.exists() or (name := HubName.read(str(given))) is None:
+        return path
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    try:
+        with _faults(name):
+            wanted = choose(name, _hub_files(name))
+    except _NoAnswerError as error:
+        if not (cached := _cached_files(name)):
+            raise BadInput(str(error)) from None
+        files = [cached[file] for file in choose(name, cached)]
+        if not isinstance(error.__cause__, OfflineModeIsEnabled):
+            say(f"{error}; using the copy that is here")
+        return files[0]
+    try:
+        with _faults(name):
+            paths = [_fetched(name, file) for file in wanted]
+    except _NoAnswerError as error:
+        raise BadInput(f"{error}; what has arrived is kept, the same command goes on") from None
+    return paths[0]
+
+
+def choose(name: HubName, files: Iterable[str]) -> list[str]:
+    """Return the files of the wanted model in a repository: one, or all parts in order.
+
+    Raises BadInput where there is none, naming what there is.
+    """
+    found = sorted(
+        file
+        for file in files
+        if file.endswith(".gguf") and file.isprintable() and "mmproj" not in file.lower()
+        if _is_first(file)
+    )
+    if not found:
+        raise BadInput(f"{name}: has no GGUF file; {_EXPECTED}")
+    asked = name.quant or _USUAL
+    pattern = re.compile(rf"(?:^|[-._/]){re.escape(asked)}(?=[-./])", re.IGNORECASE)
+    matching = [file for file in found if pattern.search(file)]
+    if not matching:
+        if name.quant is not None or len(found) > 1:
+            asking = (
+                f"no {asked}" if name.quant else f"no {asked}, which is taken unless one is named"
+            )
+            raise BadInput(f"{name}: has {asking}; it has {', '.join(found[:12])}")
+        matching = found
+    first = min(matching, key=len)
+    if not (part := _PART.search(first)):
+        return [first]
+    stem, count = first[: part.start()], int(part[2])
+    parts = [f"{stem}-{index:05}-of-{part[2]}.gguf" for index in range(1, count + 1)]
+    if missing := set(parts) - set(files):
+        raise BadInput(f"{name}: lacks a part of its model: {min(missing)}")
+    return parts
+
+
+def _is_first(file: str) -> bool:
+    part = _PART.search(file)
+    return part is None or int(part[1]) == 1
+
+
+class _NoAnswerError(Exception):
+    """The hub did not answer, or not to the end."""
+
+
+@contextmanager
+def _faults(name: HubName) -> Iterator[None]:
+    """Turn the hub's errors into one line each."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.OfflineModeIsEnabled as error:
+        raise _NoAnswerError(f"{name}: is not here, and HF_HUB_OFFLINE forbids to ask") from error
+    except errors.GatedRepoError:
+        raise BadInput(
+            f"{name}: its owner asks for an agreement; accept it on the hub, then set HF_TOKEN"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise BadInput(
+            f"{name}: the hub has no such repository, or HF_TOKEN may not read it"
+        ) from None
+    except errors.EntryNotFoundError as error:
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            raise _NoAnswerError(f"{name}: the hub does not answer") from error
+        raise BadInput(f"{name}: the hub lists a file that it does not have") from None
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "an error"
+        raise _NoAnswerError(f"{name}: the hub answers {status}") from error
+    # Of httpx or httpx2, as huggingface_hub has it.
+    except (errors.HTTPError, ConnectionError, TimeoutError) as error:  # type: ignore[attr-defined]
+        raise _NoAnswerError(f"{name}: the hub does not answer: {type(error).__name__}") from error
+    except OSError as error:
+        if error.errno is None:  # huggingface_hub's word for sizes that do not agree
+            raise _NoAnswerError(f"{name}: the hub sent fewer bytes than it promised") from error
+        raise BadInput(f"{name}: cannot be kept: {error.strerror}") from None
+
+
+def _hub_files(name: HubName) -> list[str]:
+    from huggingface_hub import HfApi
+
+    return [entry.rfilename for entry in HfApi().model_info(name.repository).siblings or ()]
+
+
+def _fetched(name: HubName, file: str) -> Path:
+    """Return a file of a repository, fetched where the cache has not its newest version."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    before = try_to_load_from_cache(name.repository, file)
+    path = Path(hf_hub_download(name.repository, file))
+    if str(path) != before:
+        _check_bytes(name, file, path)
+    return path
+
+
+def _check_bytes(name: HubName, file: str, path: Path) -> None:
+    """Compare a large file with its checksum, which is its name in the hub's cache."""
+    blob = path.resolve()
+    if not _SHA256.fullmatch(blob.name):
+        return
+    digest = hashlib.sha256()
+    with blob.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            digest.update(piece)
+    if digest.hexdigest() != blob.name:
+        path.unlink()
+        blob.unlink()
+        raise BadInput(
+            f"{name}: {file} arrived with other bytes than the hub promised (SHA-256); it is "
+            "removed, the same command fetches it again"
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A model of the cache: its name, its bytes, and what holds them."""
+
+    name: HubName
+    size_bytes: int
+    files: tuple[Path, ...]
+
+
+def _cached_files(name: HubName) -> dict[str, Path]:
+    """Return the files of a repository that the cache has, newest version last."""
+    return {file: path for repository, file, path in _cached() if repository == name.repository}
+
+
+def _cached() -> Iterator[tuple[str, str, Path]]:
+    """Yield repository, file and path of each GGUF file in the cache, oldest versions first."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda found: found.repo_id):
+        for revision in sorted(repository.revisions, key=lambda found: found.last_modified):
+            for file in sorted(revision.files, key=lambda found: found.file_name):
+                if file.file_name.endswith(".gguf"):
+                    inside = file.file_path.relative_to(revision.snapshot_path).as_posix()
+                    yield repository.repo_id, inside, file.file_path
+
+
+def kept_models() -> list[Kept]:
+    """Return the models of the cache, a model of several parts as one."""
+    models: dict[str, dict[str, Path]] = {}
+    for repository, file, path in _cached():
+        stem = _PART.sub("", file).removesuffix(".gguf")
+        models.setdefault(f"{repository}\0{stem}", {})[file] = path
+    found = []
+    for key, files in models.items():
+        repository, stem = key.split("\0")
+        name = HubName(repository, _quant_of(stem))
+        found.append(
+            Kept(name, sum(p.stat().st_size for p in files.values()), tuple(files.values()))
+        )
+    return found
+
+
+def _quant_of(stem: str) -> str | None:
+    """Return the type in a file's name, as people write it behind a colon."""
+    found = re.findall(
+        r"(?:UD-)?(?:I?Q\d\w*|MXFP4\w*|BF16|F16|F32)(?=$|[-./])", stem, re.IGNORECASE
+    )
+    return found[-1] if found else None
+
+
+def remove(text: str) -> Kept:
+    """Remove a model from the cache, all its versions; raises BadInput where it is not there."""
+    name = HubName.read(text)
+    if name is None:
+        raise BadInput(f"{text}: is no name of the hub; {_EXPECTED}")
+    found = [kept for kept in kept_models() if kept.name.repository == name.repository]
+    matching = [k for k in found if name.quant in (None, k.name.quant)]
+    if len(matching) != 1:
+        there = ", ".join(str(kept.name) for kept in found) or "nothing of it"
+        what = "is not here" if not matching else "names several"
+        raise BadInput(f"{name}: {what}; here is {there} (orinllm list)")
+    (kept,) = matching
+    versions = [
+        path
+        for repository, file, path in _cached()
+        if repository == name.repository and path.name in {p.name for p in kept.files}
+    ]
+    for path in versions:
+        blob = path.resolve()
+        path.unlink(missing_ok=True)
+        blob.unlink(missing_ok=True)
+    return kept

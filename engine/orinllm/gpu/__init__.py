@@ -1,0 +1,1 @@
+"""The fused path: kernels, their launches, and the memory that they share."""

@@ -1,0 +1,91 @@
+"""Cubins made ahead: every kernel of a model, compiled for a GPU that need not be here."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from orinllm.errors import BadInput
+from orinllm.gpu.device import (
+    OLDEST_SM,
+    PROBE,
+    Target,
+    compile_all,
+    compile_cuda,
+    compile_for,
+    cubin_name,
+)
+from orinllm.gpu.draws import Draws
+from orinllm.gpu.fused import VERIFIED, behind_chunk, list_of_tokens, piece_of, size_classes
+from orinllm.gpu.kernels.buffers import PAGE, round_up
+from orinllm.gpu.launch import Launch
+from orinllm.gpu.memory import make_memory
+from orinllm.gpu.plan import make_plan
+from orinllm.gpu.steps.prompt import ChunkList
+from orinllm.gpu.steps.tokens import TokenList
+from orinllm.gpu.weights import Say, Weights, quiet
+from orinllm.loader import Network
+
+#: Multiprocessors of the GPUs that kernels are made for: AGX Orin 64GB, H200 (their datasheets).
+MULTIPROCESSORS = {"sm_87": 16, "sm_90": 132}
+
+
+def target(arch: str, multiprocessors: int | None) -> Target:
+    """Return a GPU to compile for.
+
+    Raises BadInput where its multiprocessors are not known, or the kernels do not run on it.
+    """
+    named = re.fullmatch(r"sm_([0-9]{2,3})[af]?", arch)
+    if named is None or int(named[1]) < OLDEST_SM:
+        raise BadInput(
+            f"--arch {arch}: an architecture from sm_{OLDEST_SM} on was expected, as sm_87"
+        )
+    sms = multiprocessors or MULTIPROCESSORS.get(arch)
+    if sms is None:
+        raise BadInput(f"--arch {arch}: give its number of multiprocessors with --sms")
+    return Target(arch, sms)
+
+
+def launches_for(
+    network: Network, gpu: Target, *sequences: int, served: bool = False
+) -> Iterator[Launch]:
+    """Yield every launch of a drawn token of so many sequences, and of a prompt's chunk, on `gpu`.
+
+    `sequences` are the sizes of batches, `served` adds guessed tokens and small pieces of prompts.
+    Raises BadInput for a model that the fused kernels do not run.
+    """
+    device = compile_for(gpu)
+    plan = make_plan(network.gguf, network.config, device, network.kv)
+    if not plan.fused:
+        what, why = next(iter(plan.obstacles.items()))
+        raise BadInput(f"{network.gguf.path}: the fused kernels do not run it: {what}: {why}")
+    weights = Weights(network.gguf, network.config, device)
+    context = round_up(network.context, PAGE)
+    pages = context // PAGE
+    memory = make_memory(network.config, weights, device, context, pages, network.kv)
+    lists = [list_of_tokens(memory, n, plan.prompt_obstacle is None) for n in sequences]
+    lists += [TokenList(memory, n, together=True) for n in VERIFIED if served]
+    for tokens in lists:
+        yield from tokens.launches
+        mail = tokens.mail.buffer if tokens.mail else None
+        yield from Draws(tokens.logits, tokens.state, tokens.sequences, context, mail).launches
+    if plan.prompt_obstacle is None:
+        chunk = ChunkList(memory)
+        yield from (*chunk.launches, *chunk.rest)
+        yield from behind_chunk(TokenList(memory, 1), chunk)[:1]
+        piece = piece_of(chunk) if served else None
+        yield from () if piece is None else piece.launches
+
+
+def compile_ahead(
+    network: Network, gpu: Target, folder: Path, slots: int = 1, say: Say = quiet
+) -> int:
+    """Write the cubins of a model of so many slots into a folder; return how many there are."""
+    launches = launches_for(network, gpu, *size_classes(slots), served=True)
+    sources = list(dict.fromkeys(launch.source for launch in launches))
+    say(f"{len(sources)} kernels for {gpu.arch} with {gpu.multiprocessors} multiprocessors")
+    compile_all("NULL", sources)
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in (PROBE, *sources):
+        path = folder / cubin_name(gpu.arch, source)
+        path.write_bytes(compile_cuda("NULL", source))
+    return len(sources)

@@ -1,0 +1,234 @@
+// Flash attention of a prompt's chunk on tensor cores.
+//
+// A block of 4 warps: 64 rows (token, head of GT heads of one KV head), 16 a warp, against all keys
+// up to theirs, or the last WINDOW of these, TK at a time. Grid: (token blocks, the longest first;
+// KV heads * head groups). q and out: halves (T, heads, HD). Scores are in base 2. chunk: as in
+// rope_rows. ahead: of models whose pictures' rows see all of their picture, how many tokens behind
+// its own each sees; a chunk has whole pictures.
+//
+// Shared memory: two stages of TK keys and TK values, each a row of PITCH halves: an odd number of
+// 16 bytes, so that the eight rows of a matrix lie in different banks. One stage is copied while
+// the other is multiplied. A warp's rows of q stay in registers.
+#include "cache.cuh"
+#include "softcap.cuh"
+
+template<typename P> struct Head : P {
+  static constexpr int HD = P::HEAD_DIM, GT = P::HEADS_PER_BLOCK, TPB = 64 / GT, KS = HD / 16,
+                       NH = P::KV_HEADS * P::GROUP, PITCH = HD + 8,
+                       TK = HD <= 80    ? 64
+                            : HD <= 128 ? 32
+                                        : 16;
+  static_assert(P::PAGE % TK == 0, "keys that are read at once are of one page");
+  typedef u16 Stage[2][TK * PITCH];  // keys, values
+  typedef float Sums[HD / 8][4];
+};
+// A block's place: its first token, the heads that it has, the keys that are there.
+struct Place {
+  int t0, tokens, kvh, head, pos0, keys;
+};
+// What a lane knows of its rows, lane / 4 and 8 more: the largest score and the sum of powers.
+struct Softmax {
+  float m[2], l[2];
+  int last[2];  // key
+  int own[2];   // key of its own token
+};
+
+// Starts the copy of the keys from k0 on, and of their values; what is not there is zero.
+template<typename P>
+DI void copy_keys(typename Head<P>::Stage stage, const Cached<P>& cache, const int* table,
+                  const Place& at, int k0) {
+  constexpr int HD = P::HEAD_DIM, PITCH = Head<P>::PITCH;
+  const u32 key0 = key_offset<P>(table[k0 / P::PAGE], at.kvh, k0);
+#pragma unroll
+  for (int c = threadIdx.x; c < Head<P>::TK * HD / 8; c += 128) {
+    const int p = c / (HD / 8), d = c % (HD / 8) * 8;
+    const bool there = k0 + p < at.keys;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const u32 from = key0 + (there ? p * HD + d : 0) + i * value_offset<P>();
+      u16* to = stage[i] + p * PITCH + d;
+      if constexpr (scaled<P>()) {
+        Share<P, HD / 8> run;  // this lane's is the only one of a row that HD / 8 lanes share
+        run.load(cache, from - d, d / 8, there);
+        *(int4*)to =
+            make_int4((int)run.pair(0), (int)run.pair(1), (int)run.pair(2), (int)run.pair(3));
+      } else {
+        cp_async16_or_zero(shared_address(to), (const u8*)(cache.elements + from), there);
+      }
+    }
+  }
+  cp_async_commit();
+}
+
+// A lane's part of 16 rows of q; rows beyond the last token repeat it.
+template<typename P> DI void load_q(u32 q[][4], const u16* from, const Place& at) {
+  typedef Head<P> H;
+  const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5) * 16 + (lane >> 2);
+  const u16* rows[2];
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int r = row + 8 * i,
+              t = at.t0 + r / H::GT < at.tokens ? at.t0 + r / H::GT : at.tokens - 1;
+    rows[i] = from + ((u64)t * H::NH + at.head + r % H::GT) * H::HD + 2 * (lane & 3);
+  }
+#pragma unroll
+  for (int k = 0; k < H::KS; k++)
+#pragma unroll
+    for (int i = 0; i < 4; i++) q[k][i] = *(const u32*)(rows[i & 1] + k * 16 + (i >> 1) * 8);
+}
+
+// Scores of a warp's rows and the keys of a stage.
+template<typename P> DI void score(float s[][4], const u32 q[][4], const u16* keys) {
+  typedef Head<P> H;
+  const int lane = threadIdx.x & 31;
+  const Shared from = shared_address(
+      (void*)(keys + ((lane >> 4) * 8 + (lane & 7)) * H::PITCH + ((lane >> 3) & 1) * 8));
+#pragma unroll
+  for (int i = 0; i < H::TK / 8; i++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) s[i][c] = 0.f;
+#pragma unroll
+  for (int k = 0; k < H::KS; k++)
+#pragma unroll
+    for (int i = 0; i < H::TK / 8; i += 2) {
+      u32 b[4];
+      load_matrices(b, from + (i * 8 * H::PITCH + k * 16) * 2);
+      mma16816(s[i], q[k][0], q[k][1], q[k][2], q[k][3], b[0], b[1]);
+      mma16816(s[i + 1], q[k][0], q[k][1], q[k][2], q[k][3], b[2], b[3]);
+    }
+}
+
+// Scores to powers in halves, less the largest so far; sums of the past are made smaller alike.
+template<typename P>
+DI void weigh(u32 p[][2], float s[][4], typename Head<P>::Sums acc, Softmax& row, int k0,
+              bool masked) {
+  typedef Head<P> H;
+  const int j = threadIdx.x & 3;
+  float top[2] = {row.m[0], row.m[1]}, less[2];
+#pragma unroll
+  for (int i = 0; i < H::TK / 8; i++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      if constexpr (P::SOFTCAP != 0.f) s[i][c] = softcap(s[i][c], P::SOFTCAP * LOG2E);
+      if (masked) {
+        const int key = k0 + i * 8 + 2 * j + (c & 1), last = row.last[c >> 1],
+                  own = P::AHEAD ? row.own[c >> 1] : last;
+        if (key > last || (P::WINDOW && key <= own - P::WINDOW)) s[i][c] = NEG_INF;
+      }
+      top[c >> 1] = fmaxf(top[c >> 1], s[i][c]);
+    }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 1));
+    top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffffu, top[r], 2));
+    // without a window key 0 is in the first tile of every row, so top is finite
+    if (P::WINDOW && top[r] == NEG_INF) top[r] = 0.f;
+    less[r] = exp2_(row.m[r] - top[r]);
+    row.m[r] = top[r];
+    row.l[r] *= less[r];
+  }
+#pragma unroll
+  for (int i = 0; i < H::TK / 8; i++) {
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+      s[i][c] = exp2_(s[i][c] - top[c >> 1]);
+      row.l[c >> 1] += s[i][c];
+    }
+    p[i][0] = f2h2(s[i][0], s[i][1]);
+    p[i][1] = f2h2(s[i][2], s[i][3]);
+  }
+#pragma unroll
+  for (int i = 0; i < H::HD / 8; i++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) acc[i][c] *= less[c >> 1];
+}
+
+// Adds the values of a stage, times their powers.
+template<typename P>
+DI void add_values(typename Head<P>::Sums acc, const u32 p[][2], const u16* values) {
+  typedef Head<P> H;
+  const int lane = threadIdx.x & 31;
+  const Shared from = shared_address((void*)(values + (lane & 15) * H::PITCH + (lane >> 4) * 8));
+#pragma unroll
+  for (int k = 0; k < H::TK / 16; k++)
+#pragma unroll
+    for (int i = 0; i < H::HD / 8; i += 2) {
+      u32 b[4];
+      load_matrices_across(b, from + (k * 16 * H::PITCH + i * 8) * 2);
+      const u32 *a = p[2 * k], *c = p[2 * k + 1];
+      mma16816(acc[i], a[0], a[1], c[0], c[1], b[0], b[1]);
+      mma16816(acc[i + 1], a[0], a[1], c[0], c[1], b[2], b[3]);
+    }
+}
+
+// Sums to the result, divided by the sums of powers.
+template<typename P>
+DI void write_rows(u16* out, typename Head<P>::Sums acc, Softmax& row, const Place& at) {
+  typedef Head<P> H;
+  const int lane = threadIdx.x & 31, first = (threadIdx.x >> 5) * 16 + (lane >> 2);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    row.l[r] += __shfl_xor_sync(0xffffffffu, row.l[r], 1);
+    row.l[r] += __shfl_xor_sync(0xffffffffu, row.l[r], 2);
+    const int i = first + r * 8, t = at.t0 + i / H::GT;
+    if (i >= H::TPB * H::GT || t >= at.tokens) continue;
+    const float inv = 1.f / row.l[r];
+    u16* to = out + ((u64)t * H::NH + at.head + i % H::GT) * H::HD + 2 * (lane & 3);
+#pragma unroll
+    for (int d = 0; d < H::HD / 8; d++)
+      *(u32*)(to + d * 8) = f2h2(acc[d][2 * r] * inv, acc[d][2 * r + 1] * inv);
+  }
+}
+
+template<typename P>
+DI void attention_rows(u16* out, const Cached<P>& cache, const u16* q, const float* sinks,
+                       const int* chunk, const int* table, const int* ahead) {
+  typedef Head<P> H;
+  constexpr int TK = H::TK, WINDOW = P::WINDOW;
+  __shared__ typename H::Stage __align__(16) stages[2];
+  const int lane = threadIdx.x & 31, first_row = (threadIdx.x >> 5) * 16 + (lane >> 2),
+            n = chunk[1], pos0 = chunk[0], block = (n - 1) / H::TPB - (int)blockIdx.x;
+  if (block < 0) return;
+  constexpr int GROUPS = P::GROUP / H::GT;
+  const int t0 = block * H::TPB, last_t = t0 + H::TPB - 1 < n ? t0 + H::TPB - 1 : n - 1,
+            kvh = blockIdx.y / GROUPS;
+  const int keys = pos0 + last_t + 1 + (P::AHEAD ? ahead[last_t] : 0);
+  const Place at = {t0, n, kvh, kvh * P::GROUP + (int)(blockIdx.y % GROUPS) * H::GT, pos0, keys};
+  Softmax row;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int i = first_row + r * 8;
+    row.last[r] = pos0 + t0 + i / H::GT;
+    if constexpr (P::AHEAD) {
+      row.own[r] = row.last[r];
+      if (t0 + i / H::GT < n) row.last[r] += ahead[t0 + i / H::GT];
+    }
+    // a sink is one key more, of no value; a row's four lanes are summed at the end
+    row.m[r] = P::SINKS ? sinks[at.head + i % H::GT] * LOG2E : NEG_INF;
+    row.l[r] = P::SINKS && (lane & 3) == 0 ? 1.f : 0.f;
+  }
+  typename H::Sums acc;
+#pragma unroll
+  for (int i = 0; i < H::HD / 2; i++) acc[i / 4][i % 4] = 0.f;
+  const int oldest = pos0 + t0 + 1 - WINDOW, first = WINDOW && oldest > 0 ? oldest / TK * TK : 0;
+  copy_keys<P>(stages[0], cache, table, at, first);
+  u32 mine[H::KS][4];
+  load_q<P>(mine, q, at);
+  int now = 0;
+#pragma unroll 1
+  for (int k0 = first; k0 < at.keys; k0 += TK, now ^= 1) {
+    cp_async_wait<0>();
+    __syncthreads();
+    if (k0 + TK < at.keys) copy_keys<P>(stages[now ^ 1], cache, table, at, k0 + TK);
+    float s[TK / 8][4];
+    u32 p[TK / 8][2];
+    score<P>(s, mine, stages[now][0]);
+    const bool masked = k0 + TK > pos0 + t0 + 1 || (WINDOW && k0 <= pos0 + last_t - WINDOW);
+    if (masked)
+      weigh<P>(p, s, acc, row, k0, true);
+    else
+      weigh<P>(p, s, acc, row, k0, false);
+    add_values<P>(acc, p, stages[now][1]);
+  }
+  write_rows<P>(out, acc, row, at);
+}

@@ -1,0 +1,44 @@
+// The rotation of one head by its position, after an optional RMS norm (qwen3), by one warp.
+#pragma once
+#include "gpu.cuh"
+
+// What scores of the query at a position are times (Temperature of network/layer.py).
+template<typename P> DI float temperature(int position) {
+  if constexpr (P::TEMPERATURE == 0.f) return 1.f;
+  return 1.f + P::TEMPERATURE * logf((float)(1 + position / P::TEMPERATURE_LENGTH));
+}
+
+// put(i, x): x is element i of src (HD) normed, its first ROTATED dimensions turned, times mul.
+// freqs: cosines and sines,
+// ROTATED / 2 each, of this position. Dimensions i and i + ROTATED/2 pair up; INTERLEAVED rows hold
+// the pair side by side (llama), and leave here apart: keys and queries alike.
+template<typename P, typename Put>
+DI void rope_head(Put put, const float* src, const float* freqs, const float* norm, float eps,
+                  float mul, int lane) {
+  constexpr int HD = P::HEAD_DIM, HALF = P::ROTATED / 2;
+  float rs = 1.f;
+  if constexpr (P::QK_NORM) {
+    float ss = 0.f;
+    for (int i = lane; i < HD; i += 32) ss += src[i] * src[i];
+    rs = rsqrtf(warp_sum(ss) * (1.f / HD) + eps);
+  }
+  for (int i = lane; i < HALF; i += 32) {
+    const int at = P::INTERLEAVED ? 2 * i : i, with = P::INTERLEAVED ? 2 * i + 1 : i + HALF;
+    float a = src[at], b = src[with];
+    if constexpr (P::QK_NORM) {
+      a *= rs * norm[at];
+      b *= rs * norm[with];
+    }
+    const float c = freqs[i], s = freqs[HALF + i];
+    put(i, (a * c - b * s) * mul);
+    put(i + HALF, (b * c + a * s) * mul);
+  }
+  for (int i = 2 * HALF + lane; i < HD; i += 32)
+    put(i, P::QK_NORM ? src[i] * rs * norm[i] * mul : src[i] * mul);
+}
+// The same to dst (HD).
+template<typename P>
+DI void rope_head(float* dst, const float* src, const float* freqs, const float* norm, float eps,
+                  float mul, int lane) {
+  rope_head<P>([dst](int i, float x) { dst[i] = x; }, src, freqs, norm, eps, mul, lane);
+}

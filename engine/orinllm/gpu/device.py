@@ -1,0 +1,381 @@
+"""The parts of a tinygrad device that the kernels depend on, and how CUDA C becomes a program."""
+
+import ctypes
+import hashlib
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tinygrad import Device, helpers
+from tinygrad.device import Buffer, CompileError
+from tinygrad.helpers import diskcache_get, diskcache_put, mv_address
+from tinygrad.runtime.autogen import nvrtc as library
+from tinygrad.runtime.support.compiler_cuda import NVRTCCompiler
+
+from orinllm.errors import BadInput, DeviceFault
+from orinllm.gpu.compiler import cuda_wheel_file
+from orinllm.gpu.mail import CudaMail, Mail, NvMail
+
+#: Folders, separated like PATH, of cubins that were made ahead by `orinllm compile`.
+CUBINS = "ORINLLM_CUBINS"
+#: What must compile on a device that shall run the kernels.
+PROBE = 'extern "C" __global__ void probe() {}'
+#: The oldest architecture with cp.async and the mma.sync forms that the kernels use.
+OLDEST_SM = 80
+#: Blocks of a GEMV that share a multiprocessor, where its shared memory is split for several.
+SHARING = 2
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """The way kernels become programs of one kind of device, and how many run at once."""
+
+    compiler: Callable[[str], Any]  # of a device's name: an object like tinygrad's Compiler
+    multiprocessors: Callable[[str], int]  # of a device's name
+    blocks_per_sm: Callable[[str], int]  # of a device's name: of a GEMV on a multiprocessor
+    unsupported: Callable[[str], str | None] = lambda device: None
+    # Of a device's name: the architecture whose cubins made ahead it takes; None: it takes none.
+    ahead: Callable[[str], str | None] = lambda device: None
+    free_memory: Callable[[str], int | None] = lambda device: None  # bytes; None: not known
+    mail: Callable[[str, int], Mail] = Mail  # of a device's name and a number of sequences
+    # Copies to a buffer while another thread uses the device; None: one thread at a time does.
+    copy_beside: Callable[[Buffer, memoryview], None] | None = None
+
+
+_TOOLCHAINS: dict[str, Toolchain] = {}
+
+
+def register(kind: str, toolchain: Toolchain) -> None:
+    """Let the kernels run on a kind of device, such as "CUDA"."""
+    _TOOLCHAINS[kind] = toolchain
+    multiprocessors.cache_clear()
+    unsupported.cache_clear()
+
+
+def plan_for(kind: str, multiprocessors: Callable[[str], int]) -> None:
+    """Plan launches on a kind of device for other multiprocessors than it has, an Orin's say.
+
+    `multiprocessors` takes a device's name. Blocks per multiprocessor are what NV launches on an
+    Orin. Comes before a device of this kind is opened.
+    """
+    _TOOLCHAINS[kind] = replace(
+        _TOOLCHAINS[kind], multiprocessors=multiprocessors, blocks_per_sm=lambda device: SHARING
+    )
+
+
+def _toolchain(device: str) -> Toolchain:
+    return _TOOLCHAINS[device.split(":")[0]]
+
+
+# What a person may name: the kinds of `_TOOLCHAINS` beside it, and a number as in CUDA:1.
+_CPU, _NAME = "CPU", re.compile(r"([A-Za-z]+)(:[0-9]+)?")
+
+
+def open_device(name: str | None) -> str:
+    """Open a tinygrad device, None for the best that opens; return its name.
+
+    Raises BadInput, one line, for one that does not open, or cannot run a model.
+    """
+    flag = f"DEV={os.environ.get('DEV')}" if name is None else f"--device {name}"
+    if name is not None:
+        found = _NAME.fullmatch(name)
+        if found is None or found[1].upper() not in (_CPU, *_TOOLCHAINS):
+            raise BadInput(f"{flag}: no such device; CPU, CUDA, NV or CUDA:1 was expected")
+    without = "DEV" if name is None else "--device"
+    try:
+        opened: str = Device[name or Device.DEFAULT].device
+    except Exception as error:  # each device raises what its libraries do
+        raise BadInput(
+            f"{flag}: does not open: {_why(error)}; CPU always opens; without {without}, the "
+            "best device that opens is taken"
+        ) from None
+    return opened
+
+
+@contextmanager
+def faults_of(device: str) -> Iterator[None]:
+    """Let what a device failed of in the body be a DeviceFault: libraries raise a RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:
+            raise
+        said = "; ".join(dict.fromkeys(map(str.strip, str(error).splitlines())))
+        raise DeviceFault(f"{device}: failed: {said}") from error
+
+
+def _why(error: Exception) -> str:
+    """Return an error's first line; of several errors each one's."""
+    if isinstance(error, ExceptionGroup):
+        return "; ".join(dict.fromkeys(map(_why, error.exceptions)))
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@cache
+def unsupported(device: str) -> str | None:
+    """Say why the kernels cannot run on a tinygrad device such as "CUDA", or None."""
+    if device.split(":")[0] not in _TOOLCHAINS:
+        return f"{device} is neither CUDA nor NV"
+    return _toolchain(device).unsupported(device)
+
+
+@cache
+def multiprocessors(device: str) -> int:
+    """Return the number of multiprocessors that a device reports."""
+    return _toolchain(device).multiprocessors(device)
+
+
+def blocks_per_sm(device: str) -> int:
+    """Return how many blocks of a GEMV may share a multiprocessor."""
+    return _toolchain(device).blocks_per_sm(device)
+
+
+def mail_of(device: str, sequences: int) -> Mail:
+    """Return what a device's launches leave the tokens of so many sequences in for the host."""
+    return _toolchain(device).mail(device, sequences)
+
+
+def copy_beside(device: str) -> Callable[[Buffer, memoryview], None] | None:
+    """Return what copies to a device's buffer beside other threads, and waits; None: nothing."""
+    return _toolchain(device).copy_beside
+
+
+def free_memory(device: str) -> int | None:
+    """Return the bytes that a model may take on a device; None where nobody knows.
+
+    Devices that compute in the host's memory have what the kernel calls available.
+    """
+    toolchain = _TOOLCHAINS.get(device.split(":")[0])
+    return _available() if toolchain is None else toolchain.free_memory(device)
+
+
+def _available() -> int | None:
+    """Return MemAvailable of /proc/meminfo (proc(5)), in bytes."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
+def cubin_name(arch: str, source: str) -> str:
+    """Return the file name of a compiled kernel: it depends on architecture and source alone."""
+    return hashlib.sha256(f"{arch}\n{source}".encode()).hexdigest() + ".cubin"
+
+
+@cache
+def _made_ahead(arch: str, source: str) -> bytes | None:
+    name = cubin_name(arch, source)
+    for folder in filter(None, os.environ.get(CUBINS, "").split(os.pathsep)):
+        path = Path(folder, name)
+        if path.is_file():
+            return path.read_bytes()
+    return None
+
+
+def compile_cuda(device: str, source: str) -> bytes:
+    """Compile CUDA C for a device; a cubin made ahead is taken, the rest tinygrad's cache keeps.
+
+    Raises tinygrad's CompileError, with the compiler's log.
+    """
+    arch = _toolchain(device).ahead(device)
+    found = None if arch is None else _made_ahead(arch, source)
+    return (
+        bytes(_toolchain(device).compiler(device).compile_cached(source))
+        if found is None
+        else found
+    )
+
+
+_connect, _connecting, _connected = helpers.db_connection, threading.Lock(), threading.local()
+
+
+def _connection_of_this_thread() -> sqlite3.Connection:
+    """Return a thread's own connection to tinygrad's cache of compiled kernels.
+
+    tinygrad makes one, which SQLite lets the first thread alone use. One for all threads would let
+    two of them begin a transaction on it at a time, which is an error.
+    """
+    if not hasattr(_connected, "connection"):
+        with _connecting:
+            helpers._db_connection = None
+            _connected.connection = _connect()
+    connection: sqlite3.Connection = _connected.connection
+    return connection
+
+
+# Before any thread loads: whoever loads a model, or answers, need not be who used tinygrad first.
+helpers.db_connection = _connection_of_this_thread
+
+
+def compile_all(device: str, sources: Iterable[str]) -> None:
+    """Compile what neither cubins made ahead nor the cache have, on all cores at once."""
+    arch, missing = _toolchain(device).ahead(device), list(dict.fromkeys(sources))
+    if arch is not None:
+        missing = [source for source in missing if _made_ahead(arch, source) is None]
+    compiler = _toolchain(device).compiler(device) if missing else None
+    if compiler is None or compiler.cachekey is None:
+        return
+    missing = [source for source in missing if diskcache_get(compiler.cachekey, source) is None]
+    if len(missing) < 2:
+        return
+    # NVRTC releases the interpreter's lock; the cache is one thread's.
+    with ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool:
+        for source, binary in zip(missing, pool.map(compiler.compile, missing), strict=True):
+            diskcache_put(compiler.cachekey, source, binary)
+
+
+def _arch(device: str) -> str:
+    return str(Device[device].renderer.target.arch)
+
+
+def _unusable(device: str) -> str | None:
+    arch = _arch(device)
+    if int(arch.removeprefix("sm_")) < OLDEST_SM:
+        return f"{arch} is older than sm_{OLDEST_SM}"
+    try:
+        compile_cuda(device, PROBE)
+    except CompileError as error:
+        return f"CUDA C does not compile: {error}"
+    return None
+
+
+def _simulated(device: str) -> bool:
+    """Say whether the device is the simulated board, which runs PTX."""
+    return str(Device[device].renderer.target.interface).startswith("MOCK")
+
+
+def nvrtc(arch: str, ptx: bool = False) -> NVRTCCompiler:
+    """Return the compiler of CUDA C for an architecture, to a cubin or to PTX.
+
+    It is the NVRTC that tinygrad found, else that of a wheel. Raises CompileError without either.
+    """
+    missing = not hasattr(library.dll, "nvrtcVersion")
+    if missing and (found := cuda_wheel_file("lib/libnvrtc.so.12")):
+        library.dll.__init__("nvrtc", [str(found)])
+    try:
+        return NVRTCCompiler(arch, ptx=ptx, cache_key="orinllm_" + ("ptx" if ptx else "cubin"))
+    except AttributeError:  # how tinygrad's loader says that there is no such library
+        raise CompileError(
+            "NVRTC, which compiles CUDA C, is missing: let NVRTC_PATH name libnvrtc.so.12, of the "
+            "CUDA toolkit or of PyPI's nvidia-cuda-nvrtc-cu12"
+        ) from None
+
+
+@cache
+def _nvrtc(device: str) -> NVRTCCompiler:
+    return nvrtc(_arch(device), ptx=_simulated(device))
+
+
+def _cuda_multiprocessors(device: str) -> int:
+    from tinygrad.runtime.autogen import cuda
+
+    count = ctypes.c_int()
+    status = cuda.cuDeviceGetAttribute(
+        ctypes.byref(count),
+        cuda.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        Device[device].cu_device,
+    )
+    if status:
+        raise RuntimeError(f"{device} does not say how many multiprocessors it has: error {status}")
+    return count.value
+
+
+def _nv_multiprocessors(device: str) -> int:
+    return int(Device[device].num_sms)
+
+
+def _nv_blocks_per_sm(device: str) -> int:
+    """NV splits an Orin's shared memory for all blocks of a launch, another GPU's for one."""
+    return SHARING if Device[device].arch == "sm_87" else 1
+
+
+def _nv_free_memory(device: str) -> int | None:
+    """Return what TegraIface would still allocate; None where a board has memory of its own."""
+    ask = getattr(Device[device].iface, "memory_available", None)
+    return None if ask is None else int(ask())
+
+
+def _cuda_free_memory(device: str) -> int | None:
+    from tinygrad.runtime.autogen import cuda
+
+    cuda.cuCtxSetCurrent(Device[device].context)  # another thread may have opened the device
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    if cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)):
+        return None
+    return free.value
+
+
+def _cuda_copy(buffer: Buffer, data: memoryview) -> None:
+    """Copy by the driver alone: without tinygrad's pinned memory, and without Python meanwhile."""
+    from tinygrad.runtime.autogen import cuda
+    from tinygrad.runtime.ops_cuda import check
+
+    check(cuda.cuCtxSetCurrent(Device[buffer.device].context))
+    check(cuda.cuMemcpyHtoD_v2(buffer._buf, mv_address(data), data.nbytes))
+
+
+register(
+    "CUDA",
+    Toolchain(
+        _nvrtc,
+        _cuda_multiprocessors,
+        lambda device: SHARING,
+        _unusable,
+        _arch,
+        _cuda_free_memory,
+        CudaMail,
+        _cuda_copy,
+    ),
+)
+register(
+    "NV",
+    Toolchain(
+        _nvrtc,
+        _nv_multiprocessors,
+        _nv_blocks_per_sm,
+        _unusable,
+        lambda device: None if _simulated(device) else _arch(device),
+        _nv_free_memory,
+        NvMail,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU that is not here, to compile for: its architecture and multiprocessors."""
+
+    arch: str  # such as sm_87
+    multiprocessors: int
+
+
+def compile_for(target: Target) -> str:
+    """Let the device NULL, which computes nothing, stand for a GPU; return its name.
+
+    Raises BadInput where no compiler is here, or none that knows the GPU's architecture.
+    """
+    try:
+        compiler = nvrtc(target.arch)
+        compiler.compile_cached(PROBE)
+    except CompileError as error:
+        raise BadInput(f"{target.arch}: {' '.join(str(error).split())}") from None
+    register(
+        "NULL",
+        Toolchain(
+            lambda device: compiler,
+            lambda device: target.multiprocessors,
+            lambda device: SHARING,
+        ),
+    )
+    return "NULL"

@@ -1,0 +1,125 @@
+"""One token of each of many sequences on tensor cores: cuda/batch.cu, and cuda/argmax.cu."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tinygrad.device import Buffer
+
+from orinllm.gpu.device import blocks_per_sm, multiprocessors
+from orinllm.gpu.kernels.gemm import Neighbours, RowProduct, neighbours
+from orinllm.gpu.launch import Argument, Constants, Launch
+
+# Columns that a warp takes at once, so that columns / 128 warps at most have some.
+_STEP = 128
+# Warps of a block: the more where every block has one item alone.
+_ALONE_WARPS, _WARPS = 16, 8
+# Of the choice of the most likely token.
+_ARGMAX_BLOCKS, _ARGMAX_THREADS = 8, 256
+
+
+@dataclass(frozen=True)
+class BatchConstants(Constants):
+    """P of batch()."""
+
+    type: str
+    cols: int
+    out_stride: int
+    mode: str
+    activation: str
+    warps: int
+    parts: int
+    sequences: int
+    items: int
+    grid: int
+
+
+@dataclass(frozen=True)
+class ArgmaxConstants(Constants):
+    """P of argmax()."""
+
+    rows: int
+    blocks: int
+    threads: int
+    softcap: float
+
+
+def batch_products(device: str, product: RowProduct) -> Iterator[Launch]:
+    """Yield the launches of a batch's product, one for neighbours of one type."""
+    for group in neighbours(product):
+        yield _launch(device, group)
+
+
+def _launch(device: str, group: Neighbours) -> Launch:
+    product, (rows, cols) = group.product, group.shape
+    type_, sequences = group.members[0][0].type, product.count
+    parts, items = group.parts(group.warp_rows)
+    sms = multiprocessors(device)
+    most = _ALONE_WARPS if items <= sms else _WARPS
+    # A power of two: threads are whole rows of an item.
+    warps = 1 << (min(most, max(1, cols // _STEP)).bit_length() - 1)
+    per_sm = max(1, _ALONE_WARPS // max(warps, _WARPS))
+    grid = min(items, sms * min(per_sm, blocks_per_sm(device)))
+    assert isinstance(sequences, int)
+    return Launch(
+        name=f"batch_{product.role}_{type_.name.lower()}_{rows}x{cols}_{sequences}",
+        file="batch.cu",
+        constants=(
+            BatchConstants(
+                *(type_.name, cols, product.stride, product.mode, product.activation),
+                *(warps, len(parts), sequences, items, grid),
+            ),
+        ),
+        arguments=group.arguments,
+        body=group.body("batch<P0>(Batch", parts),
+        grid=(grid, 1, 1),
+        block=warps * 32,
+        writes=("out",),
+        operations=2 * sequences * rows * cols,
+        n_bytes=group.n_bytes,
+        per_sm=per_sm,
+    )
+
+
+@dataclass(frozen=True)
+class ArgmaxScratch:
+    """Scratch of the most likely tokens of so many sequences."""
+
+    part_v: Buffer  # floats
+    part_i: Buffer  # int32
+    counters: Buffer  # int32, one a sequence, zero between launches
+
+    @staticmethod
+    def sizes(sequences: int) -> tuple[int, int]:
+        """Return the elements of each part, and of the counters."""
+        return sequences * _ARGMAX_BLOCKS, sequences
+
+
+def argmax(
+    logits: Buffer, scratch: ArgmaxScratch, state: Buffer, mail: Buffer, softcap: float = 0.0
+) -> Launch:
+    """Return the choice of each sequence's token, which moves its position on in `state`.
+
+    Logits are soft-capped behind it where `softcap` is not 0.
+    """
+    sequences = mail.size // 2
+    rows, written = logits.size // sequences, ("logits",) if softcap else ()
+    return Launch(
+        name=f"argmax_{rows}_{sequences}",
+        file="argmax.cu",
+        constants=(ArgmaxConstants(rows, _ARGMAX_BLOCKS, _ARGMAX_THREADS, softcap),),
+        arguments=(
+            Argument("float* logits" if softcap else "const float* logits", logits),
+            Argument("float* part_v", scratch.part_v),
+            Argument("int* part_i", scratch.part_i),
+            Argument("int* state", state),
+            Argument("int* counters", scratch.counters),
+            Argument("int* mail", mail),
+        ),
+        body=(
+            f"  argmax<P0>(Argmax{{logits, part_v, part_i, state, state + {sequences}, counters, "
+            "mail});"
+        ),
+        grid=(_ARGMAX_BLOCKS, sequences, 1),
+        block=_ARGMAX_THREADS,
+        writes=(*written, "part_v", "part_i", "state", "counters", "mail"),
+    )

@@ -1,0 +1,132 @@
+"""The parts of launches: packed matrices on the device, heads, and a cache of pages."""
+
+from dataclasses import dataclass
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+from tinygrad.dtype import DType
+
+from orinllm.file.ggml import KernelType
+from orinllm.network.layer import Attention
+
+#: Tokens of a page of keys and values.
+PAGE = 64
+#: Splits of a context, at most, that the reader of attention's result combines (parts.cuh).
+FEW = 4
+#: Warps of a block of a token's attention that is a launch of its own.
+ALONE_WARPS = 4
+#: Static shared memory of a block, bytes: NV has no other.
+SHARED_MEMORY = 48 << 10
+#: Tokens of a prompt that go through at once.
+CHUNK = 512
+#: Sequences of a launch at most: their sums fit the static shared memory of a block.
+MOST_SEQUENCES = 32
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A packed matrix on the device: y = W x, W (rows, cols)."""
+
+    buffer: Buffer
+    type: KernelType
+    rows: int
+    cols: int
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that a product reads."""
+        return self.rows * self.cols // self.type.block_values * self.type.block_bytes
+
+
+@dataclass(frozen=True)
+class KeyType:
+    """Layout of keys and values in memory: `name` is llama.cpp's."""
+
+    name: str
+    element: str  # of cuda/cache.cuh
+    dtype: DType
+    group: int  # elements that share a scale of 2 bytes, 0: none do
+
+    def bytes_of(self, elements: int) -> int:
+        """Return the bytes of so many elements, and of their scales."""
+        scales = 2 * elements // self.group if self.group else 0
+        return elements * int(self.dtype.itemsize) + scales
+
+
+#: Halves, and bytes of which 32 share a scale: SCALED of cuda/cache.cuh.
+F16 = KeyType("f16", "u16", dtypes.uint16, 0)
+Q8_0 = KeyType("q8_0", "s8", dtypes.int8, 32)
+KEY_TYPES = {kind.name: kind for kind in (F16, Q8_0)}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention of one layer as its kernels see it. `context` is in tokens, whole pages."""
+
+    attention: Attention
+    context: int
+    sequences: int
+    kv: KeyType = F16
+
+    @property
+    def group(self) -> int:
+        """Query heads of a key-value head."""
+        return self.attention.heads // self.attention.kv_heads
+
+    @property
+    def per_block(self) -> int:
+        """Query heads of one block, which share its keys: columns of a tensor core's operand."""
+        return max(n for n in range(1, 9) if self.group % n == 0)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of all heads of a sequence."""
+        return self.attention.heads // self.per_block
+
+    @property
+    def rotated(self) -> int:
+        """Dimensions that are turned."""
+        rope = self.attention.rope
+        return 0 if rope is None else 2 * len(rope.frequencies)
+
+    @property
+    def attended(self) -> int:
+        """Tokens that are read for a query at most: a window in whole pages (cache.cuh)."""
+        window = self.attention.window
+        return min(window + PAGE - 1, self.context) if window else self.context
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keys and values of one layer, and where each sequence's pages are (cache.cuh)."""
+
+    heads: Heads
+    buffer: Buffer
+    scales: Buffer | None  # of types that have them
+    table: Buffer  # int32 (sequences, pages)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Attention's result in parts, for the product that reads it (parts.cuh)."""
+
+    heads: Heads
+    splits: int
+    part: Buffer
+    part_ml: Buffer
+    warps: int = ALONE_WARPS  # of a block
+
+
+def most_tokens(chunk: Buffer) -> int:
+    """Return the tokens that a chunk has room for, behind its first position and their number."""
+    return int(chunk.size) - 2
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return a / b, rounded up."""
+    return -(-a // b)
+
+
+def round_up(n: int, multiple: int) -> int:
+    """Return the least multiple that is not below n."""
+    return ceil_div(n, multiple) * multiple

@@ -1,0 +1,181 @@
+"""Products of rows of halves on tensor cores; of a prompt's chunk: cuda/gemm.cu."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tinygrad.device import Buffer
+
+from orinllm.gpu.device import multiprocessors
+from orinllm.gpu.kernels.buffers import Weight, ceil_div, most_tokens
+from orinllm.gpu.kernels.tile import PIECE, Tile, TileConstants, piece_tile, tile_for
+from orinllm.gpu.launch import Argument, Launch
+
+#: The multiple that columns must be (tile.cuh).
+COLUMN_STEP = 64
+# Rows of a warp: of each matrix in GATED, else of one.
+_GATED_ROWS, _ROWS = 8, 16
+
+
+@dataclass(frozen=True)
+class GemmConstants(TileConstants):
+    """P of gemm()."""
+
+    out_stride: int
+    activation: str
+    parts: int
+
+
+@dataclass(frozen=True)
+class RowProduct:
+    """Matrices that meet the same rows of halves: out (count, rows) = mode(inp W^T)."""
+
+    role: str
+    mode: str  # STORE, ADD or GATED (epilogue.cuh)
+    weights: tuple[Weight, ...]
+    out: Buffer
+    inp: Buffer
+    count: int | Buffer  # of rows of halves: a number, or a chunk that says it
+    biases: tuple[Buffer | None, ...] = ()
+    factor: float = 1.0
+    activation: str = "SILU"
+    of_hidden: bool = False  # inp is what GATED left
+
+    @property
+    def gated(self) -> bool:
+        """Say whether the first matrix is gated with the second."""
+        return self.mode == "GATED"
+
+    @property
+    def stride(self) -> int:
+        """Elements of a row of the result."""
+        return self.weights[0].rows if self.gated else sum(w.rows for w in self.weights)
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Matrices of one type beside each other, which one launch multiplies."""
+
+    product: RowProduct
+    members: tuple[tuple[Weight, Buffer | None], ...]  # with their biases
+    first_row: int  # of the product's
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of each matrix that the 16 rows of a warp's tensor cores hold."""
+        return _GATED_ROWS if self.product.gated else _ROWS
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of all matrices, and their columns."""
+        return sum(weight.rows for weight, _ in self.members), self.members[0][0].cols
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all matrices."""
+        return sum(weight.n_bytes for weight, _ in self.members)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The arguments of both kernels: out, in, and each w and b."""
+        gated = self.product.gated
+        found = [
+            Argument("u16* out" if gated else "float* out", self.product.out),
+            Argument("const u16* in", self.product.inp),
+        ]
+        for i, (weight, bias) in enumerate(self.members):
+            found.append(Argument(f"const u8* w{i}", weight.buffer))
+            if bias is not None:
+                found.append(Argument(f"const float* b{i}", bias))
+        return tuple(found)
+
+    def parts(self, block_rows: int) -> tuple[list[str], int]:
+        """Return the initialisers of matrix.cuh's Parts, and the blocks of so many rows."""
+        found, blocks, row = [], 0, self.first_row
+        members = self.members[:1] if self.product.gated else self.members
+        for i, (weight, bias) in enumerate(members):
+            given = "0" if bias is None else f"b{i}"
+            found.append(f"{{out + {row}, w{i}, {given}, {weight.rows}, {blocks}}}")
+            blocks += ceil_div(weight.rows, block_rows)
+            row += weight.rows
+        return found, blocks
+
+    def body(self, call: str, parts: list[str], chunk: str = "", scratch: str = "") -> str:
+        """Return the kernel's body; `call` names the function and its arguments' struct."""
+        undo = "1.f / HIDDEN_SCALE" if self.product.of_hidden else "1.f"
+        return (
+            f"  const Part parts[] = {{{', '.join(parts)}}};\n"
+            f"  {call}{{parts, in, {'w1' if self.product.gated else '0'}, {chunk}{undo}, "
+            f"{self.product.factor!r}f{scratch}}});"
+        )
+
+
+def neighbours(product: RowProduct) -> Iterator[Neighbours]:
+    """Yield a product's matrices, those of one type that stand beside each other together."""
+    biases = product.biases or (None,) * len(product.weights)
+    pairs = list(zip(product.weights, biases, strict=True))
+    row = 0
+    for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].type):
+        members = tuple(group)
+        yield Neighbours(product, members, row)
+        row += sum(weight.rows for weight, _ in members)
+
+
+def chunk_products(product: RowProduct) -> Iterator[Launch]:
+    """Yield the launches of a chunk's product, one for neighbours of one type."""
+    assert isinstance(product.count, Buffer)
+    sms, most = multiprocessors(product.out.device), most_tokens(product.count)
+    for group in neighbours(product):
+        yield tiled(group, tile_for(sms, *group.shape, most))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Scratch of products whose columns several blocks share (cuda/gemm.cu)."""
+
+    sums: Buffer  # floats
+    arrived: Buffer  # int32, zero between launches
+
+    @staticmethod
+    def sizes(multiprocessors: int) -> tuple[int, int]:
+        """Return the elements of `sums` and of `arrived` for pieces."""
+        blocks = PIECE.per_sm * multiprocessors
+        return blocks * PIECE.rows * PIECE.tokens, blocks
+
+
+def piece_products(product: RowProduct, splits: Splits) -> Iterator[Launch]:
+    """Yield the launches of a product of a piece, PIECE_TOKENS at most."""
+    sms = multiprocessors(product.out.device)
+    for group in neighbours(product):
+        _, blocks = group.parts(PIECE.rows // 2 if product.gated else PIECE.rows)
+        yield tiled(group, piece_tile(sms, blocks, group.shape[1]), splits)
+
+
+def tiled(group: Neighbours, tile: Tile, splits: Splits | None = None) -> Launch:
+    """Return the launch of a chunk's product in tiles of one kind; `splits` where it has some."""
+    product, (rows, cols) = group.product, group.shape
+    type_ = group.members[0][0].type
+    parts, blocks = group.parts(tile.rows // 2 if product.gated else tile.rows)
+    assert isinstance(product.count, Buffer)
+    most, shared = most_tokens(product.count), tuple[Argument, ...]()
+    if tile.splits > 1:
+        assert splits is not None and most <= tile.tokens
+        shared = Argument("float* sums", splits.sums), Argument("int* arrived", splits.arrived)
+    return Launch(
+        name=f"gemm_{product.role}_{type_.name.lower()}_{rows}x{cols}",
+        file="gemm.cu",
+        constants=(
+            GemmConstants(
+                *(type_.name, cols, product.mode, *tile.constants),
+                *(product.stride, product.activation, len(parts)),
+            ),
+        ),
+        arguments=(*group.arguments, Argument("const int* chunk", product.count), *shared),
+        body=group.body("gemm<P0>(Gemm", parts, "chunk, ", ", sums, arrived" if shared else ""),
+        grid=(ceil_div(most, tile.tokens), blocks, tile.splits),
+        block=tile.threads,
+        writes=("out", *(argument.name for argument in shared)),
+        operations=2 * most * rows * cols,
+        n_bytes=group.n_bytes,
+        per_sm=tile.per_sm,
+    )

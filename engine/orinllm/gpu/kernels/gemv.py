@@ -1,0 +1,422 @@
+"""Products of one token of each sequence: cuda/gemv.cu."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tinygrad.device import Buffer
+
+from orinllm.file.ggml import KernelType
+from orinllm.gpu.device import blocks_per_sm, multiprocessors
+from orinllm.gpu.kernels.buffers import (
+    FEW,
+    PAGE,
+    SHARED_MEMORY,
+    Cache,
+    Parts,
+    Weight,
+    ceil_div,
+    round_up,
+)
+from orinllm.gpu.launch import Argument, Constants, Launch
+
+# Shared memory that the kernel itself takes beside what `shared_memory` counts.
+_RESERVED = 256
+# Weights that a warp takes at once (dot.cuh), and the weights of one activation scale.
+_UNIT, _SCALED = 1024, 32
+# Bytes of a quantized activation's scale, and of a copy of cp.async.
+_FLOAT, _COPY = 4, 16
+#: So few multiprocessors leave each warp a long stream, which rings of 3 units serve: on 16 of an
+#: H200's a token of 8B takes 10.80 ms and 10.87 with 2 units, one of 1B 2.056 and 2.052.
+FEW_SMS = 32
+# An Orin's L2 has 256 KB for each multiprocessor: a quarter of it is asked for ahead.
+_AHEAD_BYTES_PER_SM = 64 << 10
+
+
+@dataclass(frozen=True)
+class GemvConstants(Constants):
+    """P of gemv()."""
+
+    type: str
+    cols: int
+    rows_per_item: int
+    depth: int
+    mode: str
+    activation: str
+    segments: int
+    warps: int
+    grid: int
+    norm: bool
+    columns: int
+    first_row: int  # of out
+    out_stride: int
+    softcap: float
+
+
+@dataclass(frozen=True)
+class AttendedConstants(Constants):
+    """P of attended_by()."""
+
+    cols: int
+    head_dim: int
+    splits: int
+    few: int
+    window: int
+    page: int
+    columns: int
+    first: int  # of all sequences
+    sequences: int
+
+
+@dataclass(frozen=True)
+class AheadConstants(Constants):
+    """P of CacheAhead."""
+
+    element: str
+    head_dim: int
+    kv_heads: int
+    page: int
+    pages: int
+    window: int
+    sequences: int
+    tokens: int
+    threads: int
+    grid: int
+
+
+@dataclass(frozen=True)
+class TailConstants(Constants):
+    """P of tail_of()."""
+
+    first: int
+    sequences: int
+    mailed: bool
+    signals: int
+
+
+@dataclass(frozen=True)
+class GemvPlan:
+    """The spread of one product over the machine."""
+
+    warps: int  # of a block
+    rows_per_item: int  # a warp sums them together
+    depth: int  # units of 1024 weights in a warp's ring; 0: they do not fit shared memory
+    grid: int  # blocks
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Scratch of the head's argmax."""
+
+    part_v: Buffer
+    part_i: Buffer
+    mail: Buffer | None = None  # mail.py
+    signals: Buffer | None = None  # of all joined launches (joined.py): 0 when a token is over
+
+
+@dataclass(frozen=True)
+class Product:
+    """Matrices that meet the same activations: out (sequences, stride) = mode(W x)."""
+
+    role: str
+    mode: str  # STORE, ADD, GATED or ARGMAX (epilogue.cuh)
+    weights: tuple[Weight, ...]
+    out: Buffer
+    x: Buffer
+    state: Buffer  # tokens, positions, counters (attention.cu)
+    biases: tuple[Buffer | None, ...] = ()
+    norm: Buffer | None = None
+    eps: float = 0.0
+    factor: float = 1.0
+    softcap: float = 0.0  # of ARGMAX: what is stored, 0: as it is
+    activation: str = "SILU"
+    sequences: int = 1
+    first_row: int = 0  # of out
+    stride: int = 0  # floats of a sequence's row of out
+    parts: Parts | None = None  # what x may still be in
+    ahead: Cache | None = None  # what the next kernel reads
+    tail: Tail | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the result."""
+        return self.weights[0].rows if self.mode == "GATED" else sum(w.rows for w in self.weights)
+
+    @property
+    def read_rows(self) -> int:
+        """Rows of all matrices."""
+        return sum(w.rows for w in self.weights)
+
+
+def shared_memory(type_: KernelType, cols: int, plan: GemvPlan, columns: int) -> int:
+    """Return the bytes of shared memory that a block takes."""
+    padded = round_up(cols, _UNIT)
+    activations = padded * type_.activation_bytes + padded // _SCALED * _FLOAT
+    # A unit may start anywhere in its first 16 bytes; 16 more are spare.
+    unit_bytes = _UNIT // type_.block_values * type_.block_bytes
+    slot = round_up(unit_bytes + _COPY - 2, _COPY) + _COPY
+    sums = round_up(plan.warps * columns, 4) * _FLOAT
+    return activations * columns + sums + plan.warps * plan.depth * plan.rows_per_item * slot
+
+
+def plan_gemv(
+    device: str, mode: str, type_: KernelType, shape: tuple[int, int], columns: int = 1
+) -> GemvPlan:
+    """Plan a product of a matrix (rows, cols) with so many columns of activations."""
+    sms = multiprocessors(device)
+    gated, (total, cols) = mode == "GATED", shape
+    # Two rows an item save activation loads, but only once every warp of the machine has an item.
+    rows = 2 if gated or total >= 32 * sms else 1
+    # A block quantizes its activations once for all its warps: more of them where rows are long.
+    warp_counts = (16, 8, 4) if rows == 1 and cols >= 4096 else (8, 4)
+    plan = GemvPlan(4, rows, 0, 0)
+    for warps, rows_ in itertools.product(warp_counts, (rows,) if gated else range(rows, 0, -1)):
+        for depth in range(3 if sms <= FEW_SMS else 2, 0, -1):
+            tried = GemvPlan(warps, rows_, depth, 0)
+            if shared_memory(type_, cols, tried, columns) <= SHARED_MEMORY - _RESERVED:
+                grid = min(ceil_div(total, rows_ * warps), sms * blocks_per_sm(device))
+                return replace(tried, grid=grid)
+        plan = GemvPlan(warps, rows_, 0, 0)
+    return plan
+
+
+def fits(device: str, mode: str, type_: KernelType, shape: tuple[int, ...]) -> bool:
+    """Say whether a matrix's rows fit shared memory beside one column of activations."""
+    return plan_gemv(device, mode, type_, (shape[0], shape[-1])).depth > 0
+
+
+def products(device: str, product: Product) -> Iterator[Launch]:
+    """Yield the launches of a product.
+
+    One for neighbours that meet the same activations, halves or int8, and for as many sequences as
+    shared memory holds the activations of.
+    """
+    first_row = product.first_row
+    stride = product.stride or product.rows
+    biases = product.biases or (None,) * len(product.weights)
+    pairs = zip(product.weights, biases, strict=True)
+    for _, group in itertools.groupby(pairs, key=lambda pair: pair[0].type.activation_bytes):
+        weights, group_biases = zip(*group, strict=True)
+        part = replace(
+            product, weights=weights, biases=group_biases, first_row=first_row, stride=stride
+        )
+        columns = columns_at_once(device, part)
+        for at in range(0, product.sequences, columns):
+            n = min(columns, product.sequences - at)
+            ahead = None if first_row != product.first_row or at else product.ahead
+            yield _launch(device, replace(part, ahead=ahead), at, n)
+        first_row += part.rows
+
+
+def columns_at_once(device: str, product: Product) -> int:
+    """Return how many sequences' activations a launch takes; 0 if not even one's fit."""
+    total = product.read_rows
+
+    def all_fit(n: int) -> bool:
+        plans = (
+            plan_gemv(device, product.mode, w.type, (total, w.cols), n) for w in product.weights
+        )
+        return all(plan.depth for plan in plans)
+
+    return next((n for n in range(product.sequences, 0, -1) if all_fit(n)), 0)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Neighbours of one type in a launch, and the number of the first."""
+
+    weights: tuple[Weight, ...]
+    plan: GemvPlan
+    first: int
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of a launch that it may have: its arguments, constants and expression."""
+
+    arguments: tuple[Argument, ...] = ()
+    constants: tuple[Constants, ...] = ()
+    expression: str = "Nothing{}"
+
+
+def _launch(device: str, product: Product, first: int, columns: int) -> Launch:
+    """Return the launch of `columns` sequences from `first` on."""
+    p, groups = product, _groups(device, product, columns)
+    plan, cols = groups[0].plan, p.weights[0].cols
+    names = iter(f"P{i}" for i in itertools.count(len(groups)))
+    source = _source(p, first, columns, names)
+    ahead = _ahead(device, p, plan, names)
+    tail = _tail(p, first, names)
+    x, out = (_columns_of(p, buffer, first, columns) for buffer in (p.x, p.out))
+    pieces = (source, ahead, tail)
+    optional = (
+        *(() if p.norm is None else (Argument("const float* norm", p.norm),)),
+        *(Argument(f"const u8* w{i}", weight.buffer) for i, weight in enumerate(p.weights)),
+        *(Argument(f"const float* b{i}", b) for i, b in enumerate(p.biases) if b is not None),
+        *((Argument("int* state", p.state),) if p.tail or p.parts or p.ahead else ()),
+    )
+    types = "_".join(dict.fromkeys(w.type.name.lower() for w in p.weights))
+    some = f"_{first}_{columns}" if p.sequences > 1 else ""
+    return Launch(
+        name=f"gemv_{p.role}_{types}_{p.read_rows}x{cols}{some}",
+        file="gemv.cu",
+        constants=(
+            *(_constants(p, group, columns) for group in groups),
+            *(constants for piece in pieces for constants in piece.constants),
+        ),
+        arguments=(
+            Argument("float* out", out),
+            Argument("const float* x", x),
+            *optional,
+            *(argument for piece in pieces for argument in piece.arguments),
+        ),
+        body=_body(p, groups, pieces),
+        grid=(plan.grid, 1, 1),
+        block=plan.warps * 32,
+        writes=("out", *_written(p.tail)),
+        operations=2 * p.read_rows * cols * columns,
+        n_bytes=sum(w.n_bytes for w in p.weights),
+        per_sm=max(1, 16 // plan.warps) if columns > 1 else 1,
+        shared=max(shared_memory(g.weights[0].type, cols, g.plan, columns) for g in groups),
+        step=p.role,
+    )
+
+
+def _groups(device: str, product: Product, columns: int) -> tuple[_Group, ...]:
+    """Return the groups of a launch, all for as many warps and blocks."""
+    found, first = list[_Group](), 0
+    for _, group in itertools.groupby(product.weights, key=lambda weight: weight.type):
+        weights = tuple(group)
+        shape = (sum(w.rows for w in weights), weights[0].cols)
+        plan = plan_gemv(device, product.mode, weights[0].type, shape, columns)
+        found.append(_Group(weights, plan, first))
+        first += len(weights)
+    warps, grid = min(g.plan.warps for g in found), max(g.plan.grid for g in found)
+    return tuple(replace(g, plan=replace(g.plan, warps=warps, grid=grid)) for g in found)
+
+
+def _constants(p: Product, group: _Group, columns: int) -> GemvConstants:
+    return GemvConstants(
+        type=group.weights[0].type.name,
+        cols=group.weights[0].cols,
+        rows_per_item=group.plan.rows_per_item,
+        depth=group.plan.depth,
+        mode=p.mode,
+        activation=p.activation,
+        segments=len(group.weights),
+        warps=group.plan.warps,
+        grid=group.plan.grid,
+        norm=p.norm is not None,
+        columns=columns,
+        first_row=p.first_row + sum(w.rows for w in p.weights[: group.first]),
+        out_stride=p.stride,
+        softcap=p.softcap,
+    )
+
+
+def _columns_of(product: Product, buffer: Buffer, first: int, columns: int) -> Buffer:
+    """Return the part of a buffer that belongs to these sequences."""
+    if columns == product.sequences:
+        return buffer
+    size, n_bytes = (n // product.sequences for n in (buffer.size, buffer.nbytes))
+    view = buffer.view(size * columns, buffer.dtype, n_bytes * first)
+    return view.ensure_allocated()
+
+
+def _source(p: Product, first: int, columns: int, names: Iterator[str]) -> _Piece:
+    """Return where activations come from."""
+    cols = p.weights[0].cols
+    if p.parts is None:
+        return _Piece(expression="Plain<P0::COLS>{x}")
+    heads, name = p.parts.heads, next(names)
+    arguments = (
+        Argument("const float* part", p.parts.part),
+        Argument("const float* part_ml", p.parts.part_ml),
+    )
+    constants = AttendedConstants(
+        cols=cols,
+        head_dim=heads.attention.head_dim,
+        splits=p.parts.splits,
+        few=FEW,
+        window=heads.attention.window,
+        page=PAGE,
+        columns=columns,
+        first=first,
+        sequences=p.sequences,
+    )
+    return _Piece(arguments, (constants,), f"attended_by<{name}>(x, part, part_ml, state)")
+
+
+def _ahead(device: str, p: Product, plan: GemvPlan, names: Iterator[str]) -> _Piece:
+    """Return what is asked of memory ahead."""
+    if p.ahead is None:
+        return _Piece()
+    cache, heads, name = p.ahead, p.ahead.heads, next(names)
+    attention = heads.attention
+    token_bytes = 2 * heads.sequences * attention.kv_width * heads.kv.dtype.itemsize
+    arguments = (
+        Argument(f"const {heads.kv.element}* cache", cache.buffer),
+        Argument("const int* table", cache.table),
+    )
+    constants = AheadConstants(
+        element=heads.kv.element,
+        head_dim=attention.head_dim,
+        kv_heads=attention.kv_heads,
+        page=PAGE,
+        pages=heads.context // PAGE,
+        window=attention.window,
+        sequences=heads.sequences,
+        tokens=multiprocessors(device) * _AHEAD_BYTES_PER_SM // token_bytes,
+        threads=plan.warps * 32,
+        grid=plan.grid,
+    )
+    expression = f"CacheAhead<{name}>{{cache, state + {name}::SEQUENCES, table, block}}"
+    return _Piece(arguments, (constants,), expression)
+
+
+def _tail(p: Product, first: int, names: Iterator[str]) -> _Piece:
+    """Return the head's argmax."""
+    if p.tail is None:
+        return _Piece()
+    mail, signals, name = p.tail.mail, p.tail.signals, next(names)
+    arguments = (
+        Argument("float* part_v", p.tail.part_v),
+        Argument("int* part_i", p.tail.part_i),
+        *(() if mail is None else (Argument("int* mail", mail),)),
+        *(() if signals is None else (Argument("int* signals", signals),)),
+    )
+    n_signals = 0 if signals is None else int(signals.size)
+    constants = TailConstants(first, p.sequences, mail is not None, n_signals)
+    given = f"{0 if mail is None else 'mail'}, {0 if signals is None else 'signals'}"
+    expression = f"tail_of<{name}>(best.of, part_v, part_i, state, {given})"
+    return _Piece(arguments, (constants,), expression)
+
+
+def _written(tail: Tail | None) -> tuple[str, ...]:
+    """Return the arguments that the head's argmax writes."""
+    if tail is None:
+        return ()
+    mail = () if tail.mail is None else ("mail",)
+    signals = () if tail.signals is None else ("signals",)
+    return ("part_v", "part_i", "state", *mail, *signals)
+
+
+def _body(p: Product, groups: tuple[_Group, ...], pieces: tuple[_Piece, ...]) -> str:
+    """Return the kernel's body: the groups as data, and gemv.cu's function that takes them."""
+    source, ahead, tail = (piece.expression for piece in pieces)
+    lines = []
+    for index, group in enumerate(groups):
+        ids = range(group.first, group.first + len(group.weights))
+        segments = ", ".join(f"{{w{i}, {p.weights[i].rows}}}" for i in ids)
+        biases = ", ".join("0" if p.biases[i] is None else f"b{i}" for i in ids)
+        lines.append(f"  const Group<P{index}> g{index} = {{{{{segments}}}, {{{biases}}}}};")
+    norm = "0" if p.norm is None else "norm"
+    named = ", ".join(f"g{i}" for i in range(len(groups)))
+    lines += [
+        "  Bests<P0::COLUMNS> best;",
+        f"  const Gemvs gemvs = {{smem, out, {norm}, {p.eps!r}f, {p.factor!r}f, best.of, block}};",
+        f"  all_groups(gemvs, {source}, {ahead}, before, {named});",
+    ]
+    if p.tail is not None:
+        lines.append(f"  argmax_tail<P0>({tail});")
+    return "\n".join(lines)

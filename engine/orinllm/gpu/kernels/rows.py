@@ -1,0 +1,172 @@
+"""Embeddings and norms: cuda/embed.cu, norm_rope.cu."""
+
+from dataclasses import dataclass
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.gpu.kernels.buffers import Weight, ceil_div, most_tokens
+from orinllm.gpu.launch import Argument, Constants, Launch
+
+_THREADS = 256
+#: Rows of norms are whole vectors of four floats, and GEMV takes eight at once.
+COLUMNS = 8
+
+
+def count_of(rows: int | Buffer) -> tuple[str, int, tuple[Argument, ...]]:
+    """Return the expression, the most and the arguments of a number of rows, or of a chunk's."""
+    if isinstance(rows, int):
+        return str(rows), rows, ()
+    return "chunk[1]", most_tokens(rows), (Argument("const int* chunk", rows),)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """An RMS norm: its weights (cols) and epsilon."""
+
+    weight: Buffer
+    eps: float
+
+
+@dataclass(frozen=True)
+class EmbedConstants(Constants):
+    """P of embed() and embed_rows()."""
+
+    type: str
+    cols: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class RowConstants(Constants):
+    """P of norm_rows(), add_norm() and last_row()."""
+
+    cols: int
+    threads: int
+
+
+def embed_tokens(table: Weight, x: Buffer, state: Buffer, sequences: int, scale: float) -> Launch:
+    """Return the embedding of a token of each sequence: x (sequences, cols)."""
+    row_bytes = table.n_bytes // table.rows
+    return Launch(
+        name=f"embed_{table.type.name.lower()}_{table.cols}",
+        file="embed.cu",
+        constants=(EmbedConstants(table.type.name, table.cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const u8* table", table.buffer),
+            Argument("const int* state", state),
+        ),
+        body=(
+            f"  embed<P0>(x + blockIdx.y * {table.cols}, table, state + blockIdx.y, {scale!r}f);"
+        ),
+        grid=(ceil_div(table.cols, _THREADS), sequences, 1),
+        block=_THREADS,
+        writes=("x",),
+        operations=table.cols * sequences,
+        n_bytes=row_bytes * sequences,
+    )
+
+
+def embed_chunk(table: Weight, x: Buffer, chunk: Buffer, scale: float) -> Launch:
+    """Return the embedding of a chunk: x (tokens, cols)."""
+    return Launch(
+        name=f"embed_rows_{table.type.name.lower()}_{table.cols}",
+        file="embed.cu",
+        constants=(EmbedConstants(table.type.name, table.cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const u8* table", table.buffer),
+            Argument("const int* chunk", chunk),
+        ),
+        body=f"  embed_rows<P0>(x, table, chunk, {scale!r}f);",
+        grid=(ceil_div(table.cols, _THREADS), most_tokens(chunk), 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+def last_row(x: Buffer, rows: Buffer, chunk: Buffer) -> Launch:
+    """Return the copy of a chunk's last row: x (cols)."""
+    return Launch(
+        name=f"last_row_{x.size}",
+        file="embed.cu",
+        constants=(RowConstants(x.size, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const float* rows", rows),
+            Argument("const int* chunk", chunk),
+        ),
+        body="  last_row<P0>(x, rows, chunk);",
+        grid=(ceil_div(x.size, _THREADS), 1, 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+def norm_rows(norm: Norm, out: Buffer, x: Buffer, rows: int | Buffer) -> Launch:
+    """Return the norm of `rows` rows, or of the chunk's: out in halves (rows, cols)."""
+    cols, (count, most, more) = norm.weight.size, count_of(rows)
+    return Launch(
+        name=f"norm_rows_{cols}",
+        file="norm_rope.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(
+            Argument("u16* out", out),
+            Argument("const float* x", x),
+            Argument("const float* norm", norm.weight),
+            *more,
+        ),
+        body=f"  norm_rows<P0>(out, x, norm, {norm.eps!r}f, {count});",
+        grid=(most, 1, 1),
+        block=_THREADS,
+        writes=("out",),
+    )
+
+
+def add_norm(norm: Norm, x: Buffer, y: Buffer, factor: float, rows: int | Buffer) -> Launch:
+    """Return x += factor * norm(y), for `rows` rows or as many as the chunk has."""
+    cols, (count, most, more) = norm.weight.size, count_of(rows)
+    return Launch(
+        name=f"add_norm_{cols}",
+        file="norm_rope.cu",
+        constants=(RowConstants(cols, _THREADS),),
+        arguments=(
+            Argument("float* x", x),
+            Argument("const float* y", y),
+            Argument("const float* norm", norm.weight),
+            *more,
+        ),
+        body=f"  add_norm<P0>(x, y, norm, {norm.eps!r}f, {factor!r}f, {count});",
+        grid=(most, 1, 1),
+        block=_THREADS,
+        writes=("x",),
+    )
+
+
+@dataclass(frozen=True)
+class GateConstants(Constants):
+    """P of gate() and gate_rows()."""
+
+    cols: int
+    threads: int
+    activation: str
+
+
+def gate(out: Buffer, inp: Buffer, cols: int, activation: str, rows: int | Buffer) -> Launch:
+    """Return out = gate(inp), floats or halves as `out` is, of `rows` rows or of the chunk's."""
+    halves, (count, most, more) = out.dtype == dtypes.uint16, count_of(rows)
+    return Launch(
+        name=f"gate_{cols}",
+        file="gate.cu",
+        constants=(GateConstants(cols, _THREADS, activation),),
+        arguments=(
+            Argument("u16* out" if halves else "float* out", out),
+            Argument("const float* in", inp),
+            *more,
+        ),
+        body=f"  gate_rows<P0>(out, in, {count});" if halves else "  gate<P0>(out, in);",
+        grid=(ceil_div(cols, _THREADS), most, 1),
+        block=_THREADS,
+        writes=("out",),
+    )

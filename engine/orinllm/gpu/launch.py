@@ -1,0 +1,212 @@
+"""Kernels as data: the constants, arguments and shape of a launch, and what tinygrad runs of it.
+
+A launch's constants are a frozen dataclass whose fields become the constants of a CUDA struct, so
+that `rows_per_item=2` in Python is `P::ROWS_PER_ITEM` in cuda/*.cu.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any
+
+from tinygrad import Device, dtypes
+from tinygrad.device import Buffer
+from tinygrad.engine.jit import create_graph_call
+from tinygrad.engine.realize import get_graph_runtime, run_linear
+from tinygrad.helpers import JIT
+from tinygrad.renderer import Estimates
+from tinygrad.uop.ops import KernelInfo, Ops, ProgramInfo, UOp
+
+from orinllm.file.ggml import CUDA
+from orinllm.gpu.device import compile_cuda
+
+_INCLUDE = re.compile(r'^#include "([\w.]+)"$', re.MULTILINE)
+# Blocks of so many threads on one multiprocessor leave 128 registers a thread; BOUNDS_126 in
+# cuda/gpu.cuh says why the bound is 126.
+_TWO_OF_256 = 512
+
+
+# What the body of a launch without parts has for the number of its block and whom it waits for.
+ALONE = "  const int block = blockIdx.x;\n  const Nobody before{};\n"
+
+
+def shared_bytes(n: int) -> str:
+    """Return the declaration of `smem`."""
+    return f"  __shared__ u8 __align__(16) smem[{n}];\n"
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Base of a launch's constants. A str is a name of cuda/*, such as Q6_K or STORE."""
+
+    def declared(self, name: str) -> str:
+        """Return the CUDA struct `name`."""
+        lines = []
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.name == "element":
+                lines.append(f"  typedef {value} Element;")
+                continue
+            kind, shown = "int", value
+            if isinstance(value, bool):
+                kind, shown = "bool", str(value).lower()
+            elif isinstance(value, float):
+                kind, shown = "float", f"{value!r}f"
+            lines.append(f"  static constexpr {kind} {entry.name.upper()} = {shown};")
+        return "\n".join([f"struct {name} {{", *lines, "};"])
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A pointer that a kernel is given: its C declaration and the buffer behind it."""
+
+    declaration: str
+    buffer: Buffer = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """The parameter's name."""
+        return self.declaration.rsplit(None, 1)[1]
+
+    @property
+    def type(self) -> str:
+        """The parameter's type."""
+        return self.declaration.rsplit(None, 1)[0]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel of a list: its code, its arguments and its shape."""
+
+    name: str
+    file: str  # of cuda/
+    constants: tuple[Constants, ...]  # P0, P1, ... in the body
+    arguments: tuple[Argument, ...]
+    body: str
+    grid: tuple[int, int, int]
+    block: int  # threads
+    writes: tuple[str, ...]  # names of the arguments that it writes
+    operations: int = 0  # floating-point, for tinygrad's estimates
+    n_bytes: int = 0  # of weights that it reads
+    per_sm: int = 1  # blocks that must fit a multiprocessor: bounds the registers
+    shared: int = 0  # bytes of `smem`
+    step: str = ""  # a name, of what may be a part of a launch (joined.py)
+
+    @property
+    def source(self) -> str:
+        """All of the CUDA C that the compiler sees."""
+        bounds = "BOUNDS_126" if self.block * self.per_sm == _TWO_OF_256 else "__launch_bounds__"
+        parameters = ", ".join(argument.declaration for argument in self.arguments)
+        structs = "\n".join(c.declared(f"P{i}") for i, c in enumerate(self.constants))
+        own = f"{shared_bytes(self.shared)}{ALONE}" if self.shared else ""
+        return (
+            f"{included(self.file)}\n{structs}\n"
+            f'extern "C" __global__ void {bounds}({self.block}, {self.per_sm}) '
+            f"{self.name}({parameters}) {{\n{own}{self.body}\n}}\n"
+        )
+
+    @property
+    def shape(self) -> "Shape":
+        """The part of the launch that a compiled program keeps."""
+        names = [argument.name for argument in self.arguments]
+        written = tuple(names.index(name) for name in self.writes)
+        estimates = Estimates(self.operations, self.n_bytes, self.n_bytes)
+        return Shape(self.name, self.grid, self.block, len(names), written, estimates)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A launch without code and buffers."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: int
+    n_arguments: int
+    written: tuple[int, ...]
+    estimates: Any
+
+
+@cache
+def included(file: str) -> str:
+    """Return a file of cuda/ with its includes in place, each header once where it says so."""
+    seen: set[str] = set()
+
+    def resolve(name: str) -> str:
+        text = (CUDA / name).read_text()
+        if "#pragma once" in text:
+            if name in seen:
+                return ""
+            seen.add(name)
+            text = text.replace("#pragma once\n", "")
+        return _INCLUDE.sub(lambda match: resolve(match[1]), text)
+
+    return resolve(file)
+
+
+@cache
+def _program(device: str, source: str, shape: Shape) -> UOp:
+    arguments = tuple(range(shape.n_arguments))
+    info = ProgramInfo(
+        shape.name, shape.grid, (shape.block, 1, 1), (), arguments, shape.written, arguments
+    )
+    sink = UOp(Ops.SINK, dtypes.void, (), KernelInfo(name=shape.name, estimates=shape.estimates))
+    parts = (
+        sink,
+        UOp(Ops.DEVICE, arg=device),
+        UOp(Ops.LINEAR, dtypes.void, ()),
+        UOp(Ops.SOURCE, arg=source),
+        UOp(Ops.BINARY, arg=compile_cuda(device, source)),
+    )
+    return UOp(Ops.PROGRAM, dtypes.void, parts, arg=info)
+
+
+class Graph:
+    """Launches in their order, as one graph launch where the device has graphs.
+
+    turns: runs that may be under way at once. HCQ waits for a graph's last run before it starts it
+    anew, so each of them has a graph of its own.
+    """
+
+    def __init__(self, device: str, launches: Sequence[Launch], turns: int = 1) -> None:
+        self._device, self.launches = device, tuple(launches)
+        self._linears: list[UOp] = [self._linear()]
+        self._turns, self._runs = turns, 0
+
+    @property
+    def linear(self) -> UOp:
+        """The calls that tinygrad runs in the first turn."""
+        return self._linears[0]
+
+    def _linear(self) -> UOp:
+        device, uops = self._device, dict[int, UOp]()
+
+        def uop(buffer: Buffer) -> UOp:
+            if id(buffer) not in uops:
+                uops[id(buffer)] = UOp.from_buffer(buffer)
+            return uops[id(buffer)]
+
+        calls = [
+            _program(device, launch.source, launch.shape).call(
+                *(uop(argument.buffer) for argument in launch.arguments)
+            )
+            for launch in self.launches
+        ]
+        graphed = Device[device].graph is not None and JIT == 1
+        return UOp(
+            Ops.LINEAR, dtypes.void, (create_graph_call(calls),) if graphed else tuple(calls)
+        )
+
+    def prepare(self) -> None:
+        """Load the programs of the first turn and make its graph, which `run` would else do."""
+        for call in self.linear.src:
+            if call.src[0].op is Ops.CUSTOM_FUNCTION:
+                get_graph_runtime(call.src[0], ())
+
+    def run(self) -> None:
+        """Start the launches; nothing is waited for but more than `turns` runs."""
+        turn = self._runs % self._turns
+        if turn == len(self._linears):
+            self._linears.append(self._linear())
+        self._runs += 1
+        run_linear(self._linears[turn], jit=True)

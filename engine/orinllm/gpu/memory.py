@@ -1,0 +1,128 @@
+"""Buffers that all lists of a model's launches share: weights, keys and values, rotation tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tinygrad import dtypes
+from tinygrad.device import Buffer, BufferSpec
+from tinygrad.dtype import DType
+
+from orinllm.gpu.kernels.buffers import F16, PAGE, Cache, Heads, KeyType, ceil_div
+from orinllm.gpu.weights import Weights, floats
+from orinllm.network.config import Config
+from orinllm.network.layer import Rope
+
+# The elements that 32 bits address.
+_MOST_ELEMENTS = 1 << 32
+# Of what the GPU alone reads and writes: an Orin's L2 may keep lines of it (docs/tegra-iface.md).
+_GPU_ONLY = BufferSpec(gpu_only=True)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Buffers of a model on a device. `context` is in tokens, whole pages, of one sequence.
+
+    All sequences have their keys and values in one pool of `pages` pages, in each layer's cache.
+    """
+
+    device: str
+    config: Config
+    weights: Weights
+    context: int
+    pages: int
+    caches: tuple[Buffer, ...]  # one a layer that has attention
+    rotations: dict[Rope | None, Buffer]
+    kv: KeyType = F16
+    scales: tuple[Buffer, ...] = ()  # of the caches, where the type has them
+
+    def empty(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
+        """Return an uninitialised buffer of `size` elements."""
+        return Buffer(self.device, size, dtype).allocate()
+
+    def scratch(self, size: int, dtype: DType = dtypes.float32) -> Buffer:
+        """Return an uninitialised buffer of `size` elements that the host never touches."""
+        return Buffer(self.device, size, dtype, options=_GPU_ONLY).allocate()
+
+    def zeros(self, size: int) -> Buffer:
+        """Return a buffer of `size` ints, all 0."""
+        buffer = self.empty(size, dtypes.int32)
+        return buffer.copyin(memoryview(bytearray(buffer.nbytes)))
+
+    def table_row(self, pages: Sequence[int]) -> list[int]:
+        """Return a sequence's row of a table of pages; raises ValueError for pages not there."""
+        width = self.context // PAGE
+        if len(pages) > width:
+            raise ValueError(f"{len(pages)} pages; a sequence of {self.context} tokens has {width}")
+        if pages and not 0 <= min(pages) <= max(pages) < self.pages:
+            raise ValueError(f"pages {min(pages)} to {max(pages)} of a pool of {self.pages}")
+        return [*pages, *[0] * (width - len(pages))]
+
+    def heads(self, layer: int, sequences: int) -> Heads:
+        """Return the heads of a layer that has attention."""
+        return Heads(self.config.attentions[layer], self.context, sequences, self.kv)
+
+    def cache(self, layer: int, sequences: int, table: Buffer) -> Cache:
+        """Return a layer's keys and values as a list of launches sees them."""
+        index = list(self.config.attentions).index(layer)
+        scales = self.scales[index] if self.scales else None
+        return Cache(self.heads(layer, sequences), self.caches[index], scales, table)
+
+
+def pages_of(tokens: int) -> int:
+    """Return the pages that hold so many tokens."""
+    return ceil_div(tokens, PAGE)
+
+
+def pages_that_fit(config: Config, n_bytes: int, kv: KeyType = F16) -> int:
+    """Return how many pages of keys and values a pool of so many bytes has; none below one page.
+
+    Kernels address a layer's cache by 32 bits (cache.cuh), so that more bytes may be of no use.
+    """
+    return min(n_bytes // kv.bytes_of(sum(_page_elements(config))), most_pages(config))
+
+
+def most_pages(config: Config) -> int:
+    """Return the pages that kernels can address in each layer's cache."""
+    return _MOST_ELEMENTS // max(_page_elements(config))
+
+
+def _page_elements(config: Config) -> list[int]:
+    """Return the elements of a page in each layer's cache."""
+    return [attention.kept_width * PAGE for attention in config.attentions.values()]
+
+
+def make_memory(
+    config: Config,
+    weights: Weights,
+    device: str,
+    context: int,
+    pages: int,
+    kv: KeyType = F16,
+) -> Memory:
+    """Allocate a model's shared buffers, `pages` pages of keys and values for all sequences.
+
+    Raises ValueError for fewer than one page, and for more than the kernels can address.
+    """
+    elements = _page_elements(config)
+    if not 1 <= pages <= (most := most_pages(config)):
+        raise ValueError(f"a pool of {pages} pages; 1 to {most} are possible")
+    caches = tuple(
+        Buffer(device, pages * size, kv.dtype, options=_GPU_ONLY).allocate() for size in elements
+    )
+    groups = [pages * size // kv.group for size in elements] if kv.group else []
+    scales = tuple(
+        Buffer(device, size, dtypes.uint16, options=_GPU_ONLY).allocate() for size in groups
+    )
+    ropes = dict.fromkeys(attention.rope for attention in config.attentions.values())
+    rotations = {rope: _rotation(device, rope, context) for rope in ropes}
+    return Memory(device, config, weights, context, pages, caches, rotations, kv, scales)
+
+
+def _rotation(device: str, rope: Rope | None, context: int) -> Buffer:
+    """Return cosines and sines of each position: (context, 2 * frequencies)."""
+    if rope is None:
+        return floats(device, np.zeros(1, np.float32))
+    angles = np.arange(context)[:, None] * np.array(rope.frequencies, np.float64)
+    both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * rope.magnitude
+    return floats(device, both.astype(np.float32))

@@ -1,0 +1,175 @@
+"""Which path a model takes on a device, tensor by tensor, and what stands in the way."""
+
+from dataclasses import dataclass
+
+from orinllm.file.ggml import kernel_types
+from orinllm.file.gguf import GGUF, TensorInfo
+from orinllm.gpu.device import unsupported
+from orinllm.gpu.kernels.attention import HEAD_DIMS
+from orinllm.gpu.kernels.buffers import F16, PAGE, KeyType, round_up
+from orinllm.gpu.kernels.gemm import COLUMN_STEP
+from orinllm.gpu.kernels.gemv import fits
+from orinllm.gpu.kernels.rows import COLUMNS as NORM_COLUMNS
+from orinllm.network.config import Config
+from orinllm.network.layer import Activate, Add, Convolve, Delta, Mix, Recurrence, Scale, Scan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A model on a device."""
+
+    device: str
+    path: str  # fused, cpu or general: that of tinygrad.llm
+    obstacles: dict[str, str]  # tensor or part -> why the fused kernels cannot run it
+    prompt_obstacle: str | None  # why prompts go through token by token
+    weight_bytes: int  # in the device's memory, as `weights_as` says
+    weights_as: str  # how weights lie there, in words
+    cache_bytes_per_token: int
+
+    @property
+    def fused(self) -> bool:
+        """Say whether the fused kernels run the model."""
+        return self.path == "fused"
+
+    def reason(self, tensor: str) -> str | None:
+        """Return why a tensor is not on the fused kernels, or None."""
+        if tensor in self.obstacles:
+            return self.obstacles[tensor]
+        return next((f"{what}: {why}" for what, why in self.obstacles.items()), None)
+
+
+# Matrices that may be floats: routers.
+_FLOATS = (".ffn_gate_inp.weight",)
+
+
+def make_plan(gguf: GGUF, config: Config, device: str, kv: KeyType = F16) -> Plan:
+    """Plan a model for a tinygrad device such as "CUDA" or "NV"; `kv` is of keys and values."""
+    why = unsupported(device)
+    obstacles = {"device": why} if why else _of_model(config) | _of_tensors(gguf, config, device)
+    on_cpu = device.split(":")[0] == "CPU" and config.layers
+    path = "fused" if not obstacles else "cpu" if on_cpu else "general"
+    size, how = _weights(gguf, path)
+    return Plan(
+        device=device,
+        path=path,
+        obstacles=obstacles,
+        prompt_obstacle=None if obstacles else _of_prompts(gguf),
+        weight_bytes=size,
+        weights_as=how,
+        cache_bytes_per_token=sum(
+            kv.bytes_of(attention.kept_width) for attention in config.attentions.values()
+        ),
+    )
+
+
+def _weights(gguf: GGUF, path: str) -> tuple[int, str]:
+    """Return the bytes of the weights on a device, and how they lie there."""
+    if path != "cpu":
+        return gguf.size_bytes, "they lie in the file"
+    from orinllm.cpu.weights import lies_in_file, weight_bytes
+
+    matrices = [tensor for tensor in gguf.tensors.values() if len(tensor.shape) > 1]
+    return weight_bytes(gguf), (
+        "they lie in the file" if all(map(lies_in_file, matrices)) else "16-bit floats in part"
+    )
+
+
+def cache_bytes(plan: Plan, context: int) -> int:
+    """Return the bytes of keys and values of a context of so many tokens."""
+    return plan.cache_bytes_per_token * round_up(context, PAGE)
+
+
+def _of_model(config: Config) -> dict[str, str]:
+    found = {}
+    if config.general_only is not None:
+        found["model"] = config.general_only
+    if config.dim % NORM_COLUMNS:
+        found["model"] = f"its width {config.dim} is no multiple of {NORM_COLUMNS}"
+    found |= _not_fused(config)
+    for attention in config.attentions.values():
+        if attention.head_dim not in HEAD_DIMS:
+            known = ", ".join(map(str, HEAD_DIMS))
+            found["attention"] = f"head dimension {attention.head_dim} is none of {known}"
+    for step in (step for layer in config.layers for step in layer.steps):
+        if isinstance(step.operation, Mix):
+            from orinllm.gpu.kernels.experts import MOST_USED  # dense models do not wait for it
+
+            if step.post is not None:
+                found["experts"] = "have norms of their own behind them"
+            elif step.operation.experts.used > MOST_USED:
+                used = step.operation.experts.used
+                found["experts"] = f"{used} for each token, more than {MOST_USED}"
+    return found
+
+
+def _not_fused(config: Config) -> dict[str, str]:
+    """Return what of a network no launch computes."""
+    found = {}
+    operations = [op for layer in config.layers for op in layer.operations]
+    for op in operations:
+        if isinstance(op, Recurrence | Activate | Scale):
+            found[_NOT_FUSED[type(op)]] = "has no kernels"
+        elif isinstance(op, Add) and op.by is not None:
+            found["shared expert"] = "its gate has no kernels"
+        elif isinstance(op, Mix) and (op.experts.choice_bias or not op.experts.gated):
+            found["experts"] = "chosen by a bias, or without a gate, they have no kernels"
+    for attention in config.attentions.values():
+        if attention.gated or attention.v_norm or attention.reads is not None:
+            found["attention"] = "gates, norms of values and shared caches have no kernels"
+    return found
+
+
+_NOT_FUSED = {
+    Convolve: "short convolution",
+    Delta: "gated delta net",
+    Scan: "Mamba-2",
+    Activate: "activation without a gate of its own",
+    Scale: "scale of a layer",
+}
+
+
+def _of_tensors(gguf: GGUF, config: Config, device: str) -> dict[str, str]:
+    found = {}
+    for tensor in gguf.tensors.values():
+        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+        if not is_matrix or tensor.name.endswith(_FLOATS):
+            continue
+        if (why := _of_matrix(tensor, device)) is not None:
+            found[tensor.name] = why
+    for index, layer in enumerate(config.layers):
+        if layer.mixture is not None:
+            gate, up = (
+                gguf.tensors[config.matrix(f"blk.{index}.ffn_{name}_exps").tensor]
+                for name in ("gate", "up")
+            )
+            if gate.type != up.type:
+                found[up.name] = f"its type is not that of {gate.name}, with which it is launched"
+    return found
+
+
+def _of_matrix(tensor: TensorInfo, device: str) -> str | None:
+    type_ = kernel_types().get(int(tensor.type))
+    if type_ is None:
+        return "no kernel for its type"
+    cols = tensor.shape[-1]
+    row_bytes = cols // type_.block_values * type_.block_bytes
+    if cols % 32:
+        return f"its rows of {cols} are no multiple of 32"
+    if tensor.offset % type_.alignment or row_bytes % type_.alignment:
+        return f"its rows are not aligned to {type_.alignment} bytes"
+    if not fits(device, "GATED" if "ffn_gate" in tensor.name else "STORE", type_, tensor.shape):
+        return f"its rows of {cols} do not fit shared memory"
+    return None
+
+
+def _of_prompts(gguf: GGUF) -> str | None:
+    for tensor in gguf.tensors.values():
+        is_matrix = len(tensor.shape) > 1 and tensor.name.endswith(".weight")
+        if is_matrix and tensor.shape[-1] % COLUMN_STEP:
+            return f"{tensor.name} has rows of {tensor.shape[-1]}, no multiple of {COLUMN_STEP}"
+    return None
+
+
+def type_name(tensor: TensorInfo) -> str:
+    """Return the name of a tensor's type, for people."""
+    return tensor.type.name

@@ -1,0 +1,199 @@
+"""The lowering of a layer to launches: the walk over its steps, the same for all kinds of rows."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+from tinygrad.dtype import DType
+
+from orinllm.gpu.kernels.attention import AttentionInputs
+from orinllm.gpu.kernels.buffers import ALONE_WARPS, Cache, Heads, Parts, Weight
+from orinllm.gpu.kernels.rows import Norm, add_norm, count_of, gate
+from orinllm.gpu.launch import Launch
+from orinllm.gpu.memory import Memory
+from orinllm.network import layer as network
+from orinllm.network.layer import Attend, Linear, Mix, Step, X
+
+if TYPE_CHECKING:
+    from orinllm.gpu.steps.mixtures import Mixtures
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The product that kernels are to make: out = mode(W x) (epilogue.cuh)."""
+
+    mode: str  # STORE, ADD or GATED
+    out: Buffer
+    factor: float = 1.0
+    activation: str = "SILU"
+
+
+class Lowering(ABC):
+    """Launches of layers over `count` rows, a number of tokens or a chunk that says it.
+
+    Values that products read are of type `inputs`, all others floats. What is gated or normed as
+    soon as it is made lies in one buffer, whatever its name.
+    """
+
+    def __init__(self, memory: Memory, count: int | Buffer, inputs: DType) -> None:
+        self.memory, self.count = memory, count
+        _, self._rows, _ = count_of(count)
+        steps = [step for layer in memory.config.layers for step in layer.steps]
+        self._inputs, self._read = (
+            inputs,
+            {s.source for s in steps if isinstance(s.operation, Linear)},
+        )
+        self._gated = {step.gate.out for step in steps if step.gate}
+        self._values = {X: memory.empty(self._rows * memory.config.dim)}
+        for step in steps:
+            self._make(step)
+        widths = memory.config.widths
+        brief = [widths[step.operation.out] for step in steps if step.gate or step.post]
+        self._aside = memory.scratch(self._rows * max(brief, default=1))
+
+    def _make(self, step: Step) -> None:
+        """Make the buffer of a step's result, if there is none."""
+        self._buffer_of(step.out)
+
+    def _buffer_of(self, name: str) -> Buffer:
+        if name not in self._values:
+            type_ = self._inputs if name in self._read else dtypes.float32
+            size = self._rows * self.memory.config.widths[name]
+            self._values[name] = self.memory.scratch(size, type_)
+        return self._values[name]
+
+    @property
+    def x(self) -> Buffer:
+        """The residual stream: floats (rows, width)."""
+        return self._values[X]
+
+    @functools.cached_property
+    def mixtures(self) -> Mixtures:
+        """Scratch of mixtures of experts, which dense models do not wait for."""
+        from orinllm.gpu.steps.mixtures import Mixtures
+
+        return Mixtures(self.memory, self._rows, rows=self._inputs == dtypes.uint16)
+
+    @property
+    @abstractmethod
+    def cache_view(self) -> tuple[int, Buffer]:
+        """Return how many sequences there are, and the table of their pages."""
+
+    @abstractmethod
+    def product(self, layer: int, step: Step, wanted: Wanted) -> Iterator[Launch]:
+        """Yield the launches of a step's matrices."""
+
+    @abstractmethod
+    def store(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield what stores keys and values where attention does not do it."""
+
+    @abstractmethod
+    def attend(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield a layer's attention."""
+
+    @abstractmethod
+    def mix(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield x += a layer's mixture of experts."""
+
+    def layer(self, layer: int) -> tuple[list[Launch], list[Launch]]:
+        """Return a layer's launches up to the last that keeps something, and those behind it."""
+        launches, kept = list[Launch](), 0
+        for step in self.memory.config.layers[layer].steps:
+            match step.operation:
+                case Linear():
+                    launches += self._linear(layer, step)
+                case Attend():
+                    launches += self.store(layer, step)
+                    kept = len(launches)
+                    launches += self.attend(layer, step)
+                case Mix():
+                    launches += self.mix(layer, step)
+        return launches[:kept], launches[kept:]
+
+    def _linear(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield a product, and what becomes of it where its own kernel cannot do that."""
+        if step.gate is not None:
+            activation, out = step.gate.activation.name, self._values[step.out]
+            if gated_together(self.weights(layer, step)):
+                yield from self.product(layer, step, Wanted("GATED", out, activation=activation))
+                return
+            aside = Wanted("STORE", self._aside, activation=activation)
+            yield from self.product(layer, step, aside)
+            hidden = self.memory.config.layers[layer].widths(self.memory.config.dim)[step.out]
+            yield gate(out, self._aside, hidden, activation, self.count)
+        elif step.add is None:
+            yield from self.product(layer, step, Wanted("STORE", self._values[step.out]))
+        elif step.post is None:
+            yield from self.product(layer, step, Wanted("ADD", self.x, step.add.scale))
+        else:
+            yield from self.product(layer, step, Wanted("STORE", self._aside))
+            norm = self.norm(layer, step.post)
+            yield add_norm(norm, self.x, self._aside, step.add.scale, self.count)
+
+    def _names(self, layer: int, step: Step) -> list[str]:
+        assert isinstance(step.operation, Linear)
+        return [f"blk.{layer}.{name}" for name, _ in step.operation.matrices]
+
+    def weights(self, layer: int, step: Step) -> tuple[Weight, ...]:
+        """Return the matrices of a step."""
+        return tuple(self.memory.weights.matrix(name) for name in self._names(layer, step))
+
+    def biases(self, layer: int, step: Step) -> tuple[Buffer | None, ...]:
+        """Return the bias of each matrix of a step that the file has one for."""
+        return tuple(self.memory.weights.bias(name) for name in self._names(layer, step))
+
+    def norm(self, layer: int, norm: network.Norm | None) -> Norm:
+        """Return the weights of a norm."""
+        assert norm is not None
+        vector = self.memory.weights.vector(f"blk.{layer}.{norm.weight}.weight")
+        return Norm(vector, self.memory.config.norm_eps)
+
+    def cache(self, layer: int) -> Cache:
+        """Return a layer's keys and values."""
+        return self.memory.cache(layer, *self.cache_view)
+
+    def attention_inputs(self, layer: int, step: Step) -> AttentionInputs:
+        """Return what a layer's attention reads."""
+        memory, prefix = self.memory, f"blk.{layer}."
+        weights = memory.weights
+        return AttentionInputs(
+            self.cache(layer),
+            self._values[step.source],
+            memory.rotations[memory.config.attentions[layer].rope],
+            weights.optional(f"{prefix}attn_q_norm.weight"),
+            weights.optional(f"{prefix}attn_k_norm.weight"),
+            weights.optional(f"{prefix}attn_sinks.weight"),
+            memory.config.norm_eps,
+        )
+
+
+class PartsBuffers:
+    """Scratch for the parts of a token's attention, of the layer that needs most of it."""
+
+    def __init__(self, memory: Memory, heads: dict[int, Heads], splits: dict[int, int]) -> None:
+        counts = {
+            layer: h.sequences * h.attention.heads * splits[layer] for layer, h in heads.items()
+        }
+        wide = max(count * heads[layer].attention.head_dim for layer, count in counts.items())
+        self._part, self._part_ml = memory.scratch(wide), memory.scratch(2 * max(counts.values()))
+
+    def of(self, heads: Heads, splits: int, warps: int = ALONE_WARPS) -> Parts:
+        """Return the parts of one layer."""
+        return Parts(heads, splits, self._part, self._part_ml, warps)
+
+
+def gated_together(weights: tuple[Weight, ...]) -> bool:
+    """True if one launch can gate two matrices: they are of one type."""
+    return len({weight.type.id for weight in weights}) == 1
+
+
+def head_matrix(memory: Memory) -> Weight:
+    """Return the matrix that makes logits: the embedding table where a file has no other."""
+    weights = memory.weights
+    return weights.matrix("output" if weights.has("output.weight") else "token_embd")

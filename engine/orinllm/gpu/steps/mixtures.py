@@ -1,0 +1,122 @@
+"""The feed-forward part of a layer that is a mixture of experts, of tokens and of chunks."""
+
+from collections.abc import Iterator
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.gpu.kernels.experts import (
+    Choice,
+    Groups,
+    RowExperts,
+    TokenExperts,
+    choose_experts,
+    combine,
+    expert_hidden,
+    expert_parts,
+    group_by_expert,
+    most_tiles,
+    rows_hidden,
+    rows_parts,
+)
+from orinllm.gpu.kernels.rows import Norm
+from orinllm.gpu.launch import Launch
+from orinllm.gpu.memory import Memory
+from orinllm.network.layer import Experts, Mix, Step
+
+
+class _Scratch:
+    """Buffers of one mixture over `tokens` tokens at most; `rows`: of halves, by expert."""
+
+    def __init__(self, memory: Memory, experts: Experts, tokens: int, rows: bool) -> None:
+        used = tokens * experts.used
+        self.choice = Choice(
+            memory.scratch(used, dtypes.int32),
+            memory.scratch(used),
+            memory.scratch(tokens * experts.count),
+            memory.zeros(tokens),
+        )
+        self.hidden = memory.scratch(
+            used * experts.hidden, dtypes.uint16 if rows else dtypes.float32
+        )
+        self.parts = memory.scratch(used * memory.config.dim)
+        self.groups = Groups(
+            memory.scratch(used, dtypes.int32),
+            memory.scratch(4 * (most_tiles(experts, tokens) + 1), dtypes.int32),
+        )
+
+
+class Mixtures:
+    """The mixtures of a list of launches over `tokens` tokens at most.
+
+    `rows`: over rows of halves. Layers of one shape share their scratch.
+    """
+
+    def __init__(self, memory: Memory, tokens: int, rows: bool) -> None:
+        self._memory, self._tokens, self._rows = memory, tokens, rows
+        self._scratch: dict[Experts, _Scratch] = {}
+
+    def _of(self, mix: Mix) -> tuple[Experts, _Scratch]:
+        if mix.experts not in self._scratch:
+            tokens, rows = self._tokens, self._rows
+            self._scratch[mix.experts] = _Scratch(self._memory, mix.experts, tokens, rows)
+        return mix.experts, self._scratch[mix.experts]
+
+    def _norm(self, layer: int, step: Step) -> Norm:
+        assert step.norm is not None
+        vector = self._memory.weights.vector(f"blk.{layer}.{step.norm.weight}.weight")
+        return Norm(vector, self._memory.config.norm_eps)
+
+    def of_tokens(self, layer: int, step: Step, x: Buffer, state: Buffer) -> Iterator[Launch]:
+        """Yield x += the mixture of x, for a token of each sequence that is not idle."""
+        assert isinstance(step.operation, Mix) and step.add is not None
+        memory, weights, prefix = self._memory, self._memory.weights, f"blk.{layer}."
+        experts, scratch = self._of(step.operation)
+        norm = self._norm(layer, step)
+        router = weights.router(f"{prefix}ffn_gate_inp", norm, experts)
+        yield choose_experts(router, x, scratch.choice, self._tokens, state)
+        chosen = TokenExperts(
+            weights.stack(f"{prefix}ffn_gate_exps"),
+            weights.stack(f"{prefix}ffn_up_exps"),
+            weights.stack(f"{prefix}ffn_down_exps"),
+            step.operation.activation,
+            norm,
+            scratch.choice,
+            experts.used,
+            self._tokens,
+        )
+        yield expert_hidden(memory.device, chosen, scratch.hidden, x)
+        yield expert_parts(memory.device, chosen, scratch.parts, scratch.hidden)
+        yield combine(x, scratch.parts, experts.used, step.add.scale, self._tokens)
+
+    def of_rows(
+        self,
+        layer: int,
+        step: Step,
+        rows: tuple[Buffer, Buffer],
+        count: int | Buffer,
+        state: Buffer | None = None,
+    ) -> Iterator[Launch]:
+        """Yield x += the mixture of x for `count` rows; `rows` are x, and its norm in halves.
+
+        Rows that `state` has as idle are left out.
+        """
+        assert isinstance(step.operation, Mix) and step.add is not None
+        weights, prefix, (x, normed) = self._memory.weights, f"blk.{layer}.", rows
+        experts, scratch = self._of(step.operation)
+        router = weights.router(f"{prefix}ffn_gate_inp", self._norm(layer, step), experts)
+        yield choose_experts(router, x, scratch.choice, count, state)
+        yield group_by_expert(experts, scratch.groups, scratch.choice, count)
+        chosen = RowExperts(
+            weights.stack(f"{prefix}ffn_gate_exps"),
+            weights.stack(f"{prefix}ffn_up_exps"),
+            weights.stack(f"{prefix}ffn_down_exps"),
+            step.operation.activation,
+            scratch.choice,
+            scratch.groups,
+            experts,
+            self._tokens,
+        )
+        yield rows_hidden(chosen, scratch.hidden, normed)
+        yield rows_parts(chosen, scratch.parts, scratch.hidden)
+        yield combine(x, scratch.parts, experts.used, step.add.scale, count)

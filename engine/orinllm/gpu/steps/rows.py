@@ -1,0 +1,75 @@
+"""The layers of a model over rows of halves on tensor cores: a prompt's chunk, or a batch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.gpu.kernels.gemm import RowProduct
+from orinllm.gpu.kernels.rows import norm_rows
+from orinllm.gpu.launch import Launch
+from orinllm.gpu.memory import Memory
+from orinllm.gpu.steps.lowering import Lowering, Wanted
+from orinllm.network.layer import Step
+
+
+class RowList(Lowering):
+    """Scratch of `count` rows, a number or a chunk that says it, and the launches of a layer.
+
+    Norms are launches, which leave halves: what products read.
+    """
+
+    def __init__(self, memory: Memory, count: int | Buffer) -> None:
+        super().__init__(memory, count, dtypes.uint16)
+
+    def _make(self, step: Step) -> None:
+        super()._make(step)
+        if step.norm is not None:
+            self.halves(step.norm.out, self.memory.config.widths[step.source])
+
+    def halves(self, name: str, width: int) -> Buffer:
+        """Return the halves that a norm leaves for products."""
+        if name not in self._values:
+            self._values[name] = self.memory.scratch(self._rows * width, dtypes.uint16)
+        return self._values[name]
+
+    @abstractmethod
+    def products(self, product: RowProduct) -> Iterator[Launch]:
+        """Yield the launches of a product."""
+
+    def product(self, layer: int, step: Step, wanted: Wanted) -> Iterator[Launch]:
+        """Yield the norm before a step, if it has one, and its product."""
+        yield from self._norm_before(layer, step)
+        product = RowProduct(
+            step.operation.out,
+            wanted.mode,
+            self.weights(layer, step),
+            wanted.out,
+            self._values[step.norm.out if step.norm else step.source],
+            self.count,
+            biases=self.biases(layer, step),
+            factor=wanted.factor,
+            activation=wanted.activation,
+            of_hidden=step.source in self._gated,
+        )
+        yield from self.products(product)
+
+    def _norm_before(self, layer: int, step: Step) -> Iterator[Launch]:
+        if step.norm is not None:
+            norm, out = self.norm(layer, step.norm), self._values[step.norm.out]
+            yield norm_rows(norm, out, self._values[step.source], self.count)
+
+    def mix(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield x += the mixture of all rows that are not idle."""
+        assert step.norm is not None
+        yield from self._norm_before(layer, step)
+        normed = self._values[step.norm.out]
+        yield from self.mixtures.of_rows(layer, step, (self.x, normed), self.count, self.idle)
+
+    @property
+    def idle(self) -> Buffer | None:
+        """The state (attention.cu) that says which rows are idle; None where none is."""
+        return None

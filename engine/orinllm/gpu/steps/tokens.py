@@ -1,0 +1,144 @@
+"""The launches of one token of each of N sequences: embed; four or more a layer; head."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Iterator
+
+from tinygrad import dtypes
+from tinygrad.device import Buffer
+
+from orinllm.gpu.device import mail_of, multiprocessors
+from orinllm.gpu.kernels.attention import (
+    attend_token,
+    most_splits,
+    store_keys,
+    warps_beside_gemvs,
+)
+from orinllm.gpu.kernels.buffers import PAGE, Parts
+from orinllm.gpu.kernels.gemv import Product, Tail, products
+from orinllm.gpu.kernels.joined import join_neighbours
+from orinllm.gpu.kernels.rows import embed_tokens
+from orinllm.gpu.launch import Launch
+from orinllm.gpu.memory import Memory
+from orinllm.gpu.steps.lowering import Lowering, PartsBuffers, Wanted, head_matrix
+from orinllm.network.layer import Attend, Step
+
+
+class TokenList(Lowering):
+    """Scratch of N sequences, and the launches over it, in order.
+
+    `together`: the N tokens are neighbours in one sequence, computed as if one after another.
+    `state` holds N tokens, N positions, and counters (cuda/attention.cu); `table` the pages of each
+    sequence; `logits` is (N, vocabulary), `x` (N, width), at the end the last norm's input.
+    `ending`, the last launches, begin with `x` before the last layer; `mail` takes the tokens,
+    except where they are `together`. Norms are parts of the products behind them.
+    """
+
+    def __init__(self, memory: Memory, sequences: int, together: bool = False) -> None:
+        super().__init__(memory, sequences, dtypes.float32)
+        self.sequences, self._together = sequences, together
+        config, n = memory.config, sequences
+        heads = {layer: memory.heads(layer, n) for layer in config.attentions}
+        split = {layer: memory.heads(layer, 1) for layer in heads} if together else heads
+        self._warps = {layer: warps_beside_gemvs(memory.device, h) for layer, h in split.items()}
+        self._splits = {
+            layer: most_splits(memory.device, h, self._warps[layer]) for layer, h in split.items()
+        }
+        self._parts = PartsBuffers(memory, heads, self._splits)
+        self._left: dict[str, Parts] = {}  # in parts, of the layer that is lowered
+        self._head = head_matrix(memory)
+        self.logits = memory.empty(n * self._head.rows)
+        # Each block of the head leaves its best; there are at most two on a multiprocessor.
+        blocks = 2 * multiprocessors(memory.device)
+        self.state = memory.zeros(2 * n + 1 + n * max(h.blocks for h in heads.values()))
+        self.mail = None if together else mail_of(memory.device, n)
+        self.table = memory.zeros(n * memory.context // PAGE)
+        apart = [(*itertools.chain(*self.layer(i)),) for i in range(len(config.layers))]
+        signals = memory.zeros(sum(map(len, apart)))
+        self._tail = Tail(
+            memory.scratch(n * blocks),
+            memory.scratch(n * blocks, dtypes.int32),
+            None if self.mail is None else self.mail.buffer,
+            signals,
+        )
+        embeddings = memory.weights.matrix("token_embd")
+        embed = embed_tokens(embeddings, self.x, self.state, n, config.embedding_scale)
+        at = itertools.accumulate(map(len, apart), initial=0)
+        *before, last = [
+            join_neighbours(layer, signals, first) for layer, first in zip(apart, at, strict=False)
+        ]
+        self.ending = (*last, *self._choose())
+        self.launches = (embed, *itertools.chain(*before), *self.ending)
+
+    def _choose(self) -> Iterator[Launch]:
+        memory, config, n = self.memory, self.memory.config, self.sequences
+        head = Product(
+            "head",
+            "ARGMAX",
+            (self._head,),
+            self.logits,
+            self.x,
+            self.state,
+            norm=memory.weights.vector(f"{memory.config.final_norm}.weight"),
+            eps=config.norm_eps,
+            factor=config.logit_scale,
+            softcap=config.logit_softcap,
+            sequences=n,
+            tail=self._tail,
+        )
+        yield from products(memory.device, head)
+
+    @property
+    def cache_view(self) -> tuple[int, Buffer]:
+        """Return the sequences and their table."""
+        return self.sequences, self.table
+
+    def product(self, layer: int, step: Step, wanted: Wanted) -> Iterator[Launch]:
+        """Yield GEMVs, which norm what they read, and combine attention's parts."""
+        product = Product(
+            step.operation.out,
+            wanted.mode,
+            self.weights(layer, step),
+            wanted.out,
+            self._values[step.source],
+            self.state,
+            biases=self.biases(layer, step),
+            norm=self.norm(layer, step.norm).weight if step.norm else None,
+            eps=self.memory.config.norm_eps,
+            factor=wanted.factor,
+            activation=wanted.activation,
+            sequences=self.sequences,
+            parts=self._left.get(step.source),
+            ahead=self.cache(layer) if self._attended_next(layer, step) else None,
+        )
+        yield from products(self.memory.device, product)
+
+    def _attended_next(self, layer: int, step: Step) -> bool:
+        steps = self.memory.config.layers[layer].steps
+        return any(s.source == step.out and isinstance(s.operation, Attend) for s in steps)
+
+    def store(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield what neighbours in one sequence need; attention of others stores their own."""
+        if self._together:
+            inputs = self.attention_inputs(layer, step)
+            yield store_keys(inputs, self._splits[layer], self.state)
+
+    def attend(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield attention of each sequence at its own position, whose parts its reader combines."""
+        inputs = self.attention_inputs(layer, step)
+        parts = self._parts.of(inputs.cache.heads, self._splits[layer], self._warps[layer])
+        self._left[step.out] = parts
+        out = self._values[step.out]
+        yield attend_token(out, inputs, parts, self.state, stored=self._together)
+
+    def mix(self, layer: int, step: Step) -> Iterator[Launch]:
+        """Yield x += the mixture of each token of a sequence that is not idle."""
+        return self.mixtures.of_tokens(layer, step, self.x, self.state)
+
+
+def copy_ints(buffer: Buffer, values: list[int]) -> None:
+    """Copy ints to the start of a buffer."""
+    view = buffer.view(len(values), dtypes.int32, 0).ensure_allocated()
+    view.copyin(memoryview(bytearray(struct.pack(f"<{len(values)}i", *values))))

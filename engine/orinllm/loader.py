@@ -1,0 +1,223 @@
+"""A file's network on a device, without its text: what benchmarks time and models answer with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orinllm.batching.cache import PagedStore, SlotStore, Store
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.runner import Runner
+from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
+from orinllm.gpu.device import free_memory
+from orinllm.gpu.fused import SIZE_CLASSES, FusedExecutor
+from orinllm.gpu.kernels.buffers import CHUNK, F16, PAGE, KeyType, round_up
+from orinllm.gpu.memory import make_memory, most_pages, pages_of
+from orinllm.gpu.plan import Plan, cache_bytes, make_plan
+from orinllm.gpu.weights import Say, Weights, check_types, quiet
+from orinllm.network.arch import config_of
+from orinllm.network.config import Config
+
+#: Tokens of a sequence where nobody says how many.
+DEFAULT_CONTEXT = 8192
+#: Sequences that the fused kernels compute at once, at most.
+MOST_SLOTS = SIZE_CLASSES[-1]
+
+
+# Copies of recurrent states: as many as fit so many bytes, within limits.
+_CHECKPOINT_BYTES, _LEAST_CHECKPOINTS, _MOST_CHECKPOINTS = 256 << 20, 2, 32
+
+
+@dataclass(frozen=True)
+class Share:
+    """The way sequences share the fused kernels or a CPU; the general path has one at a time.
+
+    pages: of keys and values of all together (memory.py: pages_of, pages_that_fit); None: of one
+    sequence's context, on a CPU of as many as half of the free memory holds. deterministic: every
+    step has the same shape, whoever takes part.
+    """
+
+    slots: int = MOST_SLOTS
+    pages: int | None = None
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Network:
+    """A file, what it computes, how many tokens a sequence may have, and as what it keeps them."""
+
+    gguf: GGUF
+    config: Config
+    context: int
+    kv: KeyType = F16  # of keys and values
+    pictures: int = 0  # rows of a picture that see each other, or go together; 0: it sees none
+
+    @staticmethod
+    def read(path: str | Path, context: int | None = None, kv: KeyType = F16) -> "Network":
+        """Read a file; raises BadInput, one line that begins with the path, for a bad one."""
+        gguf = GGUF.open(path)
+        try:
+            trained = config_of(gguf.metadata, gguf.tensors, gguf.vector).trained_context
+            length = _context(context, trained)
+            config = config_of(gguf.metadata, gguf.tensors, gguf.vector, length)
+        except BadInput as error:
+            raise BadInput(f"{path}: {error}") from None
+        return Network(gguf, config, length, kv)
+
+
+def _context(asked: int | None, trained: int) -> int:
+    if asked is None:
+        return min(trained, DEFAULT_CONTEXT)
+    if not 1 <= asked <= trained:
+        raise BadInput(
+            f"a context of {asked} tokens (-c) was given; the model was trained for 1 to {trained}"
+        )
+    return asked
+
+
+def most_slots(plan: Plan) -> int:
+    """Return how many sequences the fused kernels or the CPU's program compute at once, at most."""
+    if plan.fused:
+        return MOST_SLOTS
+    from orinllm.cpu.program import MOST_ROWS
+
+    return MOST_ROWS
+
+
+def plan_network(network: Network, device: str) -> Plan:
+    """Plan a network for a device; raises BadInput for types and sizes that cannot be."""
+    if network.config.layers:
+        check_types(network.gguf)
+    plan = make_plan(network.gguf, network.config, device, network.kv)
+    _check_memory(network, plan)
+    return plan
+
+
+def make_runner(
+    network: Network,
+    plan: Plan,
+    general: bool = False,
+    share: Share | None = None,
+    say: Say = quiet,
+) -> Runner:
+    """Return what runs a network: the plan's path, or with `general` tinygrad.llm's network.
+
+    Raises BadInput for a type of keys and values that the model or its path does not take.
+    """
+    share = Share() if share is None else share
+    gguf, config = network.gguf, network.config
+    _check_keys(network, plan, general or not plan.fused)
+    _check_pictures(network, plan, general)
+    if general or not plan.fused:
+        return _on_any_device(network, plan, general or plan.path == "general", share)
+    context = round_up(network.context, PAGE)
+    pool = pages_of(context) if share.pages is None else share.pages
+    if pool > (most := most_pages(config)):
+        raise BadInput(
+            f"{gguf.path}: keys and values of {pool * PAGE} tokens; the fused kernels address "
+            f"those of {most * PAGE} at most (-c, --context)"
+        )
+    weights = Weights(gguf, config, plan.device)
+    with weights.arriving(say):
+        say("kernels: compiled or taken from the cache")
+        memory = make_memory(config, weights, plan.device, context, pool, network.kv)
+        executor = FusedExecutor(memory, chunked=plan.prompt_obstacle is None)
+        return FusedRunner(executor, share.slots, share.deterministic)
+
+
+def make_store(runner: Runner, network: Network) -> Store:
+    """Return who says which sequence has which of a runner's pages."""
+    if isinstance(runner, FusedRunner):
+        return PagedStore(runner.executor.memory.pages)
+    config = network.config
+    if runner.name != "cpu":  # tinygrad.llm's networks may have recurrent states
+        resumable = bool(config.layers) and not config.state_size
+        return SlotStore(runner.slots, network.context, resumable)
+    checkpoints = most_checkpoints(config)
+    return SlotStore(runner.slots, network.context, not config.state_size, checkpoints)
+
+
+def most_checkpoints(config: Config) -> int:
+    """Return how many copies of its recurrent states a model keeps for later prompts."""
+    if not (size := 4 * config.state_size):
+        return 0
+    return min(_MOST_CHECKPOINTS, max(_LEAST_CHECKPOINTS, _CHECKPOINT_BYTES // size))
+
+
+def _on_any_device(network: Network, plan: Plan, general: bool, share: Share) -> Runner:
+    """Return the CPU's or the general path, whose modules the fused kernels do not wait for."""
+    from orinllm.gpu.compiler import provide_compiler
+
+    if plan.device.split(":")[0] == "CPU":
+        provide_compiler()
+    file = network.gguf, network.config
+    if general:
+        from orinllm.batching.general_runner import GeneralRunner
+        from orinllm.other.tinygrad_llm import UpstreamExecutor, unknown
+
+        if plan.path == "general" and (why := unknown(*file)) is not None:
+            what, obstacle = next(iter(plan.obstacles.items()))
+            raise BadInput(
+                f"{network.gguf.path}: the fused kernels on {plan.device} cannot run it ({what}: "
+                f"{obstacle}), and tinygrad.llm {why}; --device CPU runs it"
+            )
+        return GeneralRunner(UpstreamExecutor(*file, plan.device, network.context))
+    from orinllm.batching.cpu_runner import CpuRunner
+    from orinllm.cpu.executor import CpuExecutor
+
+    slots = _slots(network, plan, share)
+    return CpuRunner(CpuExecutor(*file, network.context, slots, network.pictures))
+
+
+def _slots(network: Network, plan: Plan, share: Share) -> int:
+    """Return how many sequences a CPU computes at once: each slot has room for a whole context."""
+    pages = share.pages
+    if pages is None:
+        free = (free_memory(plan.device) or 0) - plan.weight_bytes
+        pages = free // 2 // cache_bytes(plan, PAGE)
+    return max(1, min(share.slots, most_slots(plan), pages // pages_of(network.context)))
+
+
+def _check_keys(network: Network, plan: Plan, general: bool) -> None:
+    """Raise BadInput where keys and values cannot be of the type that is asked for."""
+    kv = network.kv
+    if kv == F16:
+        return
+    said = f"{network.gguf.path}: keys and values of type {kv.name} (-ctk, -ctv)"
+    if general:
+        what, why = next(iter(plan.obstacles.items()), ("--path", "general is asked for"))
+        raise BadInput(f"{said} need the fused kernels, which cannot run ({what}: {why}); take f16")
+    for attention in network.config.attentions.values():
+        if (dim := attention.head_dim) % kv.group:
+            raise BadInput(
+                f"{said} share a scale by {kv.group}, and its heads have {dim} elements; take f16"
+            )
+
+
+def _check_pictures(network: Network, plan: Plan, general: bool) -> None:
+    """Raise BadInput where a path takes no pictures, or not as many rows together."""
+    if not network.pictures:
+        return
+    said = f"{network.gguf.path}: pictures (--mmproj)"
+    if general or plan.path == "general":
+        raise BadInput(f"{said} need the fused kernels or the CPU's path; leave --path general out")
+    if plan.fused and plan.prompt_obstacle is not None:
+        raise BadInput(f"{said} need prompts in chunks; here {plan.prompt_obstacle}")
+    if network.config.whole_pictures and network.pictures > CHUNK:
+        raise BadInput(f"{said} of {network.pictures} rows; {CHUNK} at most are computed together")
+
+
+def _check_memory(network: Network, plan: Plan) -> None:
+    """Raise BadInput where weights and context exceed what the device has free."""
+    free = free_memory(plan.device)
+    if free is None or not network.config.layers:
+        return
+    cache = cache_bytes(plan, network.context)
+    if plan.weight_bytes + cache <= free:
+        return
+    fit = max(0, free - plan.weight_bytes) // plan.cache_bytes_per_token // PAGE * PAGE
+    room = f"{fit} tokens fit" if fit else "not even its weights fit"
+    raise BadInput(
+        f"{network.gguf.path}: weights of {plan.weight_bytes / 1e9:.1f} GB and a context of "
+        f"{network.context} tokens, {cache / 1e9:.1f} GB, do not fit the {free / 1e9:.1f} GB that "
+        f"{plan.device} has free: {room}"
+    )

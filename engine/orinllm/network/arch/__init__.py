@@ -1,0 +1,125 @@
+"""The architecture table: what the networks are that GGUF files name.
+
+`config_of` makes a Config of a file's metadata and tensors, or raises BadInput: what is not in the
+table, and what would be computed wrong, is refused by name.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orinllm.errors import BadInput
+from orinllm.network.arch.check import Wanted, check_tensors, wanted_tensors
+from orinllm.network.arch.gemma import gemma2, gemma3
+from orinllm.network.arch.gemma4 import gemma4
+from orinllm.network.arch.gpt_oss import gpt_oss
+from orinllm.network.arch.header import Header, TensorShape, Vector
+from orinllm.network.arch.lfm2 import lfm2
+from orinllm.network.arch.llama import granite, llama, mistral3, smollm3
+from orinllm.network.arch.nemotron_h import nemotron_h
+from orinllm.network.arch.phi import phi3
+from orinllm.network.arch.qwen import qwen2, qwen3, qwen3moe
+from orinllm.network.arch.qwen35 import qwen35
+from orinllm.network.arch.tinygrad_llm import upstream
+from orinllm.network.config import Config
+
+__all__ = [
+    "ARCHITECTURES",
+    "TensorShape",
+    "Vector",
+    "Wanted",
+    "config_of",
+    "wanted_tensors",
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Makes a Config of a header; `rope_tensors`: the file may scale positions by tensors.
+
+    `reads`: keys of _FOREIGN_KEYS that it knows.
+    """
+
+    config: Callable[[Header], Config]
+    rope_tensors: bool = False
+    reads: tuple[str, ...] = ()
+
+
+ARCHITECTURES: Mapping[str, Family] = {
+    "llama": Family(llama, rope_tensors=True),
+    "mistral3": Family(mistral3, rope_tensors=True, reads=("attention.temperature_scale",)),
+    "smollm3": Family(smollm3),
+    "granite": Family(granite, rope_tensors=True),
+    "granitemoe": Family(granite, rope_tensors=True),
+    "qwen2": Family(qwen2),
+    "qwen3": Family(qwen3),
+    "qwen3moe": Family(qwen3moe),
+    # Of Qwen3-VL what computes text, whose positions are the same on all three axes.
+    "qwen3vl": Family(qwen3),
+    "qwen3vlmoe": Family(qwen3moe),
+    "gemma2": Family(gemma2, reads=("attn_logit_softcapping",)),
+    "gemma3": Family(gemma3),
+    "phi3": Family(phi3, rope_tensors=True),
+    "gpt-oss": Family(gpt_oss),
+    "lfm2": Family(lfm2),
+    "lfm2moe": Family(lfm2),
+    "qwen35": Family(qwen35),
+    "qwen35moe": Family(qwen35),
+    "nemotron_h": Family(nemotron_h),
+    "nemotron_h_moe": Family(nemotron_h),
+    "granitehybrid": Family(granite, rope_tensors=True),
+    "gemma4": Family(gemma4, rope_tensors=True),
+    **dict.fromkeys(("olmoe", "deepseek2", "glm4moe"), Family(upstream)),
+}
+
+# Names close to supported ones that stand for another network, and what it has.
+_OTHER_NETWORKS = {
+    "mistral4": "latent attention",
+    "qwen2moe": "a gated shared expert",
+    "qwen2vl": "positions on three axes",
+    "qwen3next": "a gated delta net",
+    "gemma": "norms and a head of its own",
+    "gemma3n": "embeddings by layer",
+    "phi2": "layers in parallel",
+    "phimoe": "experts and layer norms",
+    "llama4": "chunked attention",
+}
+# Keys that would change the network, whatever the architecture.
+_FOREIGN_KEYS = {
+    "attention.temperature_scale": "a scale of queries by position",
+    "attn_logit_softcapping": "soft-capping of scores",
+    "rope.scaling.alpha": "a scaling of the rotary base",
+    "rope.scaling.yarn_ext_factor": "YaRN's extrapolation factor",
+    "rope.scaling.yarn_attn_factor": "YaRN's attention factor",
+}
+
+
+def config_of(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, TensorShape],
+    vector: Vector,
+    max_context: int | None = None,
+) -> Config:
+    """Return what a file's network computes.
+
+    `metadata` has the file's key-values as Python values, `tensors` shapes and types by name,
+    `vector` returns the values of a small F32 tensor. `max_context` is how many tokens a sequence
+    may have (None: as many as trained), on which longrope's frequencies depend. Raises BadInput,
+    one line, for what is not supported or not a language model.
+    """
+    name = metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        reason = f" ({_OTHER_NETWORKS[name]})" if name in _OTHER_NETWORKS else ""
+        raise BadInput(
+            f"architecture {name!r}{reason} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+    header = Header(metadata, tensors, vector, max_context or 0)
+    trained = header.count("context_length")
+    header = Header(metadata, tensors, vector, trained if max_context is None else max_context)
+    family = ARCHITECTURES[name]
+    header.without({k: why for k, why in _FOREIGN_KEYS.items() if k not in family.reads})
+    config = family.config(header)
+    if config.layers:
+        check_tensors(config, tensors, family.rope_tensors, header.count("block_count"))
+    return config

@@ -1,0 +1,124 @@
+"""gemma4, text only and without experts. Source: src/models/gemma4.cpp of llama.cpp 0.5.0."""
+
+from dataclasses import replace
+
+from orinllm.errors import BadInput
+from orinllm.network.arch.decoder import FeedForward, Heads, config_with, heads_of, windows_of
+from orinllm.network.arch.header import Header
+from orinllm.network.arch.rope import rope_of
+from orinllm.network.config import LAYERS, Config
+from orinllm.network.layer import (
+    Activate,
+    Activation,
+    Add,
+    Attend,
+    Attention,
+    Layer,
+    Linear,
+    Norm,
+    Operation,
+    Rope,
+    Scale,
+    X,
+)
+
+
+def gemma4(header: Header) -> Config:
+    """Return the Config of a Gemma 4: embeddings by layer, and layers that share caches."""
+    if header.count("expert_count", 0, least=0):
+        raise BadInput(
+            f"{header.architecture}.expert_count is {header.count('expert_count')}: the experts of "
+            "Gemma 4, which stand beside a dense part, are not supported"
+        )
+    each = header.count("embedding_length_per_layer_input", 0, least=0)
+    dim, hidden = header.count("embedding_length"), header.counts("feed_forward_length")
+    attentions = _attentions(header)
+
+    def layer(index: int) -> Layer:
+        feed_forward = FeedForward(Activation.GELU, hidden[index])
+        scaled = f"blk.{index}.layer_output_scale.weight" in header.tensors
+        return Layer(
+            (
+                Norm("normed", X, "attn_norm"),
+                *_attend(header, index, attentions[index], dim),
+                *_added("out", "post_attention_norm"),
+                Norm("normed", X, "ffn_norm"),
+                *feed_forward.operations("normed", dim, lambda of, by: _added(of, "post_ffw_norm")),
+                *(_of_layer(index, each, dim) if each else ()),
+                *((Scale("layer_output_scale"),) if scaled else ()),
+            )
+        )
+
+    config = config_with(header, tuple(layer(index) for index in range(header.n_layers)))
+    cap = header.number("final_logit_softcapping", 0.0)
+    return replace(config, embedding_scale=dim**0.5, logit_softcap=cap, layer_embedding=each)
+
+
+def _added(of: str, norm: str) -> tuple[Operation, ...]:
+    return (Norm(f"{of}_normed", of, norm), Add(f"{of}_normed"))
+
+
+def _of_layer(index: int, each: int, dim: int) -> tuple[Operation, ...]:
+    """Return how a layer's own embedding of the token comes in."""
+    return (
+        Linear("chosen", X, (("inp_gate", each),)),
+        Activate("gated", "chosen", Activation.GELU, by=LAYERS, first=index * each),
+        Linear("layered", "gated", (("proj", dim),)),
+        *_added("layered", "post_norm"),
+    )
+
+
+def _attend(header: Header, index: int, attention: Attention, dim: int) -> tuple[Operation, ...]:
+    # Keys are the values, too, where a layer has no matrix for these.
+    value = "attn_v" if f"blk.{index}.attn_v.weight" in header.tensors else "attn_k"
+    kv = attention.kv_width
+    own = (("attn_k", kv), (value, kv)) if attention.reads is None else ()
+    return (
+        Linear("qkv", "normed", (("attn_q", attention.q_width), *own)),
+        Attend("attended", "qkv", attention),
+        Linear("out", "attended", (("attn_output", dim),)),
+    )
+
+
+def _attentions(header: Header) -> list[Attention]:
+    """Return the attention of each layer: near ones have windows, and heads of their own size."""
+    header.get("attention.sliding_window_pattern")  # has no default
+    windows, heads = windows_of(header, 0), heads_of(header)
+    near_size = header.count("attention.key_length_swa", heads.head_dim)
+    shared = header.count("attention.shared_kv_layers", 0, least=0)
+    own = header.n_layers - shared
+    near, far = _near(header, near_size), rope_of(header, heads.head_dim, interleaved=False)
+
+    def attention(index: int, heads: Heads) -> Attention:
+        is_near = windows[index] > 0
+        alike = [i for i in range(own) if (windows[i] > 0) == is_near]
+        if index >= own and not alike:
+            raise BadInput(
+                f"{header.architecture}.attention.shared_kv_layers is {shared}: layer {index} has "
+                "no layer of its kind before them whose keys it could read"
+            )
+        return Attention(
+            heads=heads.heads[index],
+            kv_heads=heads.kv_heads[index],
+            head_dim=near_size if is_near else heads.head_dim,
+            scale=1.0,
+            rope=near if is_near else far,
+            window=windows[index],
+            qk_norm=True,
+            v_norm=True,
+            reads=alike[-1] if index >= own else None,
+        )
+
+    return [attention(index, heads) for index in range(header.n_layers)]
+
+
+def _near(header: Header, size: int) -> Rope:
+    """Return the positions of layers with a window, which rope_freqs does not change."""
+    turned = header.count("rope.dimension_count_swa", size)
+    if turned % 2 or turned > size:
+        raise BadInput(
+            f"{header.architecture}.rope.dimension_count_swa is {turned}; "
+            f"an even number up to the head's {size} was expected"
+        )
+    base = header.positive("rope.freq_base_swa", 10000.0)
+    return Rope(tuple(base ** (-pair / turned) for pair in range(0, turned, 2)), False)

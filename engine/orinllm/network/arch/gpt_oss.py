@@ -1,0 +1,45 @@
+"""gpt-oss. Source: src/models/openai-moe.cpp of llama.cpp 0.5.0."""
+
+from orinllm.network.arch.decoder import (
+    Heads,
+    LayerParts,
+    decoder,
+    experts_of,
+    heads_of,
+    mixture,
+    windows_of,
+)
+from orinllm.network.arch.header import Header
+from orinllm.network.arch.rope import rope_of
+from orinllm.network.config import Config
+from orinllm.network.layer import Activation, Attention, Gating
+
+# Layers 0, 2, 4, ... have the window.
+_PATTERN = 2
+
+
+def gpt_oss(header: Header) -> Config:
+    """Return the Config of a gpt-oss: YaRN, sinks, windows, and biases everywhere."""
+    head_dim = heads_of(header).head_dim
+    windows = windows_of(header, _PATTERN)
+    far = rope_of(header, head_dim, interleaved=False)
+    base = header.positive("rope.freq_base", 10000.0)
+    near = rope_of(
+        header, head_dim, interleaved=False, base=header.positive("rope.freq_base_swa", base)
+    )
+    hidden = header.count("expert_feed_forward_length")
+    experts = experts_of(header, hidden, Gating.SOFTMAX_OF_CHOSEN, normalized=False, biased=True)
+
+    def attention(index: int, heads: Heads) -> Attention:
+        return Attention(
+            heads=heads.heads[index],
+            kv_heads=heads.kv_heads[index],
+            head_dim=heads.head_dim,
+            scale=heads.scale,
+            rope=near if windows[index] else far,
+            window=windows[index],
+            sinks=True,
+        )
+
+    mixed = mixture(experts, Activation.GPT_OSS)
+    return decoder(header, LayerParts(attention, mixed, ffn_norm="post_attention_norm"))

@@ -1,0 +1,144 @@
+"""A file's metadata, read by architecture: typed, with defaults, and one line for what is wrong.
+
+Defaults are those of llama.cpp 0.5.0 (src/llama-model.cpp, load_hparams).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinllm.errors import BadInput
+
+
+class TensorShape(Protocol):
+    """A tensor as the architecture table sees it."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, rows first: (out_features, in_features)."""
+
+    @property
+    def type(self) -> int:
+        """GGML id of the type."""
+
+
+Vector = Callable[[str], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Header:
+    """Metadata and tensors of a file. `max_context` is how many tokens a sequence may have."""
+
+    metadata: Mapping[str, Any]
+    tensors: Mapping[str, TensorShape]
+    vector: Vector  # the values of a small F32 tensor, by name
+    max_context: int
+
+    @property
+    def architecture(self) -> str:
+        """The file's general.architecture."""
+        return str(self.metadata["general.architecture"])
+
+    def has(self, key: str) -> bool:
+        """Return whether the file has ARCHITECTURE.key."""
+        return f"{self.architecture}.{key}" in self.metadata
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of ARCHITECTURE.key; without a default a missing key is BadInput."""
+        name = f"{self.architecture}.{key}"
+        value = self.metadata.get(name, default)
+        if value is None:
+            raise BadInput(f"{name} is missing from the file's metadata; a value was expected")
+        return value
+
+    def count(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """Return a whole number of at least `least`."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise BadInput(self._wrong(key, value, f"a whole number of at least {least}"))
+        return int(value)
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """Return a finite number."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise BadInput(self._wrong(key, value, "a number"))
+        if not np.isfinite(value):
+            raise BadInput(self._wrong(key, value, "a finite number"))
+        return float(value)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Return a number above 0."""
+        if (value := self.number(key, default)) <= 0:
+            raise BadInput(self._wrong(key, value, "a number above 0"))
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        """Return a string."""
+        value = self.get(key, default)
+        if not isinstance(value, str):
+            raise BadInput(self._wrong(key, value, "a string"))
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a boolean."""
+        value = self.get(key, default)
+        if not isinstance(value, bool | np.bool_):
+            raise BadInput(self._wrong(key, value, "true or false"))
+        return bool(value)
+
+    def counts(
+        self, key: str, default: Sequence[int] | None = None, least: int = 1
+    ) -> tuple[int, ...]:
+        """Return a whole number of at least `least` by layer, from one or an array of them."""
+        name, layers = f"{self.architecture}.{key}", self.n_layers
+        value = self.metadata.get(name)
+        if value is None and default is not None:
+            return tuple(default)
+        if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+            return (self.count(key, least=least),) * layers
+        if len(value) < layers or any(int(item) != item or item < least for item in value):
+            wanted = f"{layers} whole numbers of at least {least}, one a layer"
+            raise BadInput(self._wrong(key, list(value), wanted))
+        return tuple(int(item) for item in value[:layers])
+
+    @property
+    def proposing(self) -> int:
+        """Blocks at the end that propose later tokens, which nothing here computes."""
+        return self.count("nextn_predict_layers", 0, least=0)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers; each has tensors of its own.
+
+        Blocks at the end that propose later tokens are none of them.
+        """
+        layers = self.count("block_count") - self.proposing
+        if layers < 1:
+            raise BadInput(
+                f"{self.architecture}.nextn_predict_layers is {self.proposing} of "
+                f"{self.count('block_count')} blocks; fewer were expected"
+            )
+        if layers > len(self.tensors):
+            raise BadInput(
+                f"{self.architecture}.block_count is {layers}, more than the file's "
+                f"{len(self.tensors)} tensors"
+            )
+        return layers
+
+    def without(self, keys: Mapping[str, str]) -> None:
+        """Refuse the file if one of `keys` is set and not 0; each says what it would stand for."""
+        for key, meaning in keys.items():
+            if self.has(key) and np.any(np.asarray(self.get(key)) != 0):
+                raise BadInput(
+                    f"{self.architecture}.{key} is {self.get(key)}: {meaning} is not supported"
+                )
+
+    def _wrong(self, key: str, value: object, expected: str) -> str:
+        return (
+            f"{self.architecture}.{key} is {value!r} in the file's metadata; "
+            f"{expected} was expected"
+        )

@@ -1,0 +1,48 @@
+"""lfm2, dense and of experts. Source: src/models/lfm2.cpp of llama.cpp 0.5.0."""
+
+from dataclasses import replace
+
+from orinllm.network.arch.decoder import (
+    FeedForward,
+    LayerParts,
+    decoder,
+    dense,
+    experts_of,
+    heads_of,
+    plain_attention,
+)
+from orinllm.network.arch.header import Header
+from orinllm.network.arch.rope import rope_of
+from orinllm.network.config import Config
+from orinllm.network.layer import Activation, Convolve, Gating, Linear, Operation
+
+
+def lfm2(header: Header) -> Config:
+    """Return the Config of an LFM2: layers without key-value heads have a short convolution."""
+    heads, dim = heads_of(header, least=0), header.count("embedding_length")
+    rope = rope_of(header, heads.head_dim, interleaved=False)
+    taps = header.count("shortconv.l_cache", least=2)
+
+    def mixer(index: int) -> tuple[Operation, ...] | None:
+        if heads.kv_heads[index]:
+            return None
+        return (
+            Linear("projected", "normed", (("shortconv.in_proj", 3 * dim),)),
+            Convolve("convolved", "projected", "shortconv.conv", dim, taps, gated=True),
+            Linear("out", "convolved", (("shortconv.out_proj", dim),)),
+        )
+
+    feed_forward = dense(header, Activation.SILU)
+    if header.architecture == "lfm2moe":
+        first = header.count("leading_dense_block_count", 0, least=0)
+        hidden = header.count("expert_feed_forward_length")
+        reads = ("leading_dense_block_count",)
+        experts = experts_of(header, hidden, Gating.SIGMOID, normalized=True, reads=reads)
+        mixed = FeedForward(Activation.SILU, experts=replace(experts, choice_bias=True))
+        plain = feed_forward
+
+        def feed_forward(index: int) -> FeedForward:
+            return plain(index) if index < first else mixed
+
+    parts = LayerParts(plain_attention(rope, qk_norm=True), feed_forward, mixer=mixer)
+    return replace(decoder(header, parts, least_heads=0), final_norm="token_embd_norm")

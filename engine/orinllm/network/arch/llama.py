@@ -1,0 +1,112 @@
+"""llama and what is made of it: Mistral and Ministral, SmolLM2 and 3, Mixtral, Granite.
+
+Source: src/models/{llama,mistral3,smollm3,granite,granite-hybrid}.cpp of llama.cpp 0.5.0.
+"""
+
+from dataclasses import replace
+
+from orinllm.errors import BadInput
+from orinllm.network.arch.decoder import (
+    SHARED,
+    FeedForward,
+    Heads,
+    LayerParts,
+    Mixer,
+    decoder,
+    dense,
+    experts_of,
+    heads_of,
+    plain_attention,
+)
+from orinllm.network.arch.header import Header
+from orinllm.network.arch.nemotron_h import mamba2
+from orinllm.network.arch.rope import rope_of
+from orinllm.network.config import Config
+from orinllm.network.layer import Activation, Attention, Gating, Temperature
+
+# In SmolLM3 every fourth layer has no positions; its file has no key for that.
+_SMOLLM3_STEP = 4
+
+
+def llama(header: Header) -> Config:
+    """Return the Config of a llama; with experts it is a Mixtral."""
+    return decoder(header, _parts(header))
+
+
+def mistral3(header: Header) -> Config:
+    """Return the Config of a Ministral 3: queries beyond the original context are scaled."""
+    parts, scale = _parts(header), header.number("attention.temperature_scale", 0.0)
+    if scale == 0:
+        return decoder(header, parts)
+    trained = header.count("context_length")
+    length = header.count("rope.scaling.original_context_length", trained)
+    temperature = Temperature(scale, length)
+
+    def attention(index: int, heads: Heads) -> Attention:
+        return replace(parts.attention(index, heads), temperature=temperature)
+
+    return decoder(header, replace(parts, attention=attention))
+
+
+def smollm3(header: Header) -> Config:
+    """Return the Config of a SmolLM3."""
+    with_rope = plain_attention(rope_of(header, heads_of(header).head_dim, interleaved=True))
+
+    def attention(index: int, heads: Heads) -> Attention:
+        plain = with_rope(index, heads)
+        return replace(plain, rope=None) if (index + 1) % _SMOLLM3_STEP == 0 else plain
+
+    return decoder(header, LayerParts(attention, dense(header, Activation.SILU)))
+
+
+def granite(header: Header) -> Config:
+    """Return the Config of a Granite, dense or of experts."""
+    logit_scale = header.number("logit_scale")
+    if logit_scale == 0:
+        raise BadInput(
+            f"{header.architecture}.logit_scale is 0; a number other than 0 was expected"
+        )
+    header.without({"deepstack_mapping": "a vision model's projector"})
+    parts = _parts(
+        header,
+        scale=header.number("attention.scale", 0.0) or None,
+        # Dense files turn positions off by the key that says that a scaling was trained.
+        has_rope=header.architecture == "granitemoe" or header.flag("rope.scaling.finetuned", True),
+    )
+    if header.architecture == "granitehybrid":
+        parts = replace(parts, mixer=_mamba2_layers(header))
+    parts = replace(parts, residual_scale=header.number("residual_scale", 0.0) or 1.0)
+    return replace(
+        decoder(header, parts, least_heads=int(header.architecture != "granitehybrid")),
+        embedding_scale=header.number("embedding_scale", 0.0) or 1.0,
+        logit_scale=1 / logit_scale,
+    )
+
+
+def _mamba2_layers(header: Header) -> Mixer:
+    """Return the Mamba-2 of layers without key-value heads."""
+    kv_heads, net = heads_of(header, least=0).kv_heads, mamba2(header)
+    return lambda index: None if kv_heads[index] else net
+
+
+def _parts(header: Header, scale: float | None = None, has_rope: bool = True) -> LayerParts:
+    hybrid = header.architecture == "granitehybrid"
+    head_dim = heads_of(header, least=int(not hybrid)).head_dim
+    rope = rope_of(header, head_dim, interleaved=True) if has_rope else None
+    if rope is not None and 2 * len(rope.frequencies) != head_dim:
+        raise BadInput(
+            f"{header.architecture}.rope.dimension_count is {2 * len(rope.frequencies)}; "
+            f"the whole head, {head_dim}, was expected"
+        )
+    if header.count("expert_count", 0, least=0):
+        hidden = set(header.counts("feed_forward_length"))
+        if len(hidden) > 1:
+            raise BadInput(f"{header.architecture}: experts of different widths are not supported")
+        is_granite = header.architecture.startswith("granite")
+        reads, shared = SHARED if is_granite else (), "expert_shared_feed_forward_length"
+        width = hidden.pop()
+        experts = experts_of(header, width, Gating.SOFTMAX, normalized=True, reads=reads)
+        wide = header.count(shared, 0, least=0) if is_granite else 0
+        part = FeedForward(Activation.SILU, 0, experts, wide)
+        return LayerParts(plain_attention(rope, scale=scale), lambda index: part)
+    return LayerParts(plain_attention(rope, scale=scale), dense(header, Activation.SILU))

@@ -1,0 +1,34 @@
+"""qwen2, qwen3 and qwen3moe. Source: src/models/{qwen2,qwen3,qwen3moe}.cpp of llama.cpp 0.5.0."""
+
+from orinllm.network.arch.decoder import LayerParts, decoder, dense, experts_of, heads_of, mixture
+from orinllm.network.arch.decoder import plain_attention as attention
+from orinllm.network.arch.header import Header
+from orinllm.network.arch.rope import rope_of
+from orinllm.network.config import Config
+from orinllm.network.layer import Activation, Gating, Rope
+
+
+def qwen2(header: Header) -> Config:
+    """Return the Config of a Qwen2 or 2.5: biases of q, k and v are tensors of the file."""
+    return decoder(header, LayerParts(attention(_rope(header)), dense(header, Activation.SILU)))
+
+
+def qwen3(header: Header) -> Config:
+    """Return the Config of a dense Qwen3: q and k are normed by head."""
+    parts = LayerParts(attention(_rope(header), qk_norm=True), dense(header, Activation.SILU))
+    return decoder(header, parts)
+
+
+def qwen3moe(header: Header) -> Config:
+    """Return the Config of a Qwen3 of experts."""
+    # llama.cpp takes the dense width, shared by the experts in use, for files without the key.
+    used = header.count("expert_used_count")
+    default = header.count("feed_forward_length", least=0) // used
+    hidden = header.count("expert_feed_forward_length", default)
+    experts = experts_of(header, hidden, Gating.SOFTMAX, normalized=True)
+    parts = LayerParts(attention(_rope(header), qk_norm=True), mixture(experts, Activation.SILU))
+    return decoder(header, parts)
+
+
+def _rope(header: Header) -> Rope:
+    return rope_of(header, heads_of(header).head_dim, interleaved=False)

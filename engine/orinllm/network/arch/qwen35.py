@@ -1,0 +1,101 @@
+"""qwen35 and qwen35moe: Qwen3.5 and 3.6. Source: src/models/qwen35{,moe}.cpp of llama.cpp 0.5.0.
+
+Value heads lie in the order in which llama.cpp's converter leaves them: the first ones of all key
+heads, then the second ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from orinllm.errors import BadInput
+from orinllm.network.arch.decoder import (
+    SHARED,
+    FeedForward,
+    Heads,
+    LayerParts,
+    decoder,
+    dense,
+    experts_of,
+    heads_of,
+    plain_attention,
+)
+from orinllm.network.arch.header import Header
+from orinllm.network.arch.rope import rope_of
+from orinllm.network.config import Config
+from orinllm.network.layer import (
+    Activation,
+    Attention,
+    Convolve,
+    Delta,
+    Gating,
+    Linear,
+    Operation,
+)
+
+# Every fourth layer has attention, where the file does not say which.
+_INTERVAL = 4
+
+
+def qwen35(header: Header) -> Config:
+    """Return the Config of a Qwen3.5: gated delta nets, and attention with gates."""
+    heads, recurrent = heads_of(header), _recurrent(header)
+    plain = plain_attention(rope_of(header, heads.head_dim, interleaved=False), qk_norm=True)
+    net = _delta_net(header)
+
+    def attention(index: int, heads: Heads) -> Attention:
+        return replace(plain(index, heads), gated=True)
+
+    def mixer(index: int) -> tuple[Operation, ...] | None:
+        return net if recurrent[index] else None
+
+    of_experts = header.architecture == "qwen35moe"
+    feed_forward = _mixture(header) if of_experts else dense(header, Activation.SILU)
+    norm = "post_attention_norm"
+    return decoder(header, LayerParts(attention, feed_forward, ffn_norm=norm, mixer=mixer))
+
+
+def _recurrent(header: Header) -> tuple[bool, ...]:
+    """Return which layers have a delta net."""
+    if not header.has("attention.recurrent_layers"):
+        interval = header.count("full_attention_interval", _INTERVAL)
+        return tuple((index + 1) % interval != 0 for index in range(header.n_layers))
+    given = [bool(item) for item in np.asarray(header.get("attention.recurrent_layers")).flat]
+    if len(given) < header.n_layers:
+        raise BadInput(
+            f"{header.architecture}.attention.recurrent_layers has {len(given)} entries; "
+            f"{header.n_layers}, one a layer, were expected"
+        )
+    return tuple(given[: header.n_layers])
+
+
+def _delta_net(header: Header) -> tuple[Operation, ...]:
+    """Return a gated delta net of the value "normed"."""
+    size, taps = header.count("ssm.state_size"), header.count("ssm.conv_kernel", least=2)
+    heads, key_heads = header.count("ssm.time_step_rank"), header.count("ssm.group_count")
+    inner, name = header.count("ssm.inner_size"), header.architecture
+    if inner != heads * size or heads % key_heads:
+        raise BadInput(
+            f"{name}.ssm.inner_size is {inner}, ssm.time_step_rank {heads}, ssm.group_count "
+            f"{key_heads}: an inner size of {heads * size}, and heads that groups divide, were "
+            "expected"
+        )
+    channels, dim = (2 * key_heads + heads) * size, header.count("embedding_length")
+    return (
+        Linear("projected", "normed", (("attn_qkv", channels), ("attn_gate", inner))),
+        Linear("gates", "normed", (("ssm_alpha", heads), ("ssm_beta", heads))),
+        Convolve("convolved", "projected", "ssm_conv1d", channels, taps),
+        Delta(*("mixed", "convolved", "projected"), channels, "gates", heads, key_heads, size),
+        Linear("out", "mixed", (("ssm_out", dim),)),
+    )
+
+
+def _mixture(header: Header) -> Callable[[int], FeedForward]:
+    # llama.cpp's defaults: the dense width for the shared expert, shared by those in use else.
+    width = header.count("feed_forward_length", 0, least=0)
+    hidden = header.count("expert_feed_forward_length", width // header.count("expert_used_count"))
+    shared = header.count("expert_shared_feed_forward_length", width)
+    experts = experts_of(header, hidden, Gating.SOFTMAX, normalized=True, reads=SHARED)
+    part = FeedForward(Activation.SILU, 0, experts, shared, shared_gate=True)
+    return lambda index: part

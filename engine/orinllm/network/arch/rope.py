@@ -1,0 +1,113 @@
+"""Rotary positions of a file: every scaling becomes frequencies and one magnitude.
+
+The formulas are those of llama.cpp 0.5.0 (ggml/src/ggml-cpu/ops.cpp, rope_yarn and its callers;
+src/llama-context.cpp for the magnitudes), computed in float64.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinllm.errors import BadInput
+from orinllm.network.arch.header import Header
+from orinllm.network.layer import Rope
+
+_SCALINGS = ("none", "linear", "yarn", "longrope")
+# Turns of a dimension over the trained context above which YaRN leaves it alone, and below which
+# it interpolates it in full (defaults of llama.cpp's yarn_beta_fast and yarn_beta_slow).
+_BETA_FAST, _BETA_SLOW = 32.0, 1.0
+
+
+def rope_of(
+    header: Header,
+    head_dim: int,
+    interleaved: bool,
+    base: float | None = None,
+    factor: float | None = None,
+) -> Rope:
+    """Return the file's rotary positions for heads of `head_dim`.
+
+    `base` and `factor` stand in for the file's frequency base and scaling factor, for layers that
+    have their own. Raises BadInput for a scaling that is not supported and for odd sizes.
+    """
+    turned = header.count("rope.dimension_count", head_dim)
+    if turned % 2 or turned > head_dim:
+        raise BadInput(
+            f"{header.architecture}.rope.dimension_count is {turned}; "
+            f"an even number up to the head's {head_dim} was expected"
+        )
+    scaling = header.text("rope.scaling.type", "linear")
+    if scaling not in _SCALINGS:
+        raise BadInput(
+            f"{header.architecture}.rope.scaling.type is {scaling!r}, which is not supported; "
+            f"supported are {', '.join(_SCALINGS)}"
+        )
+    base = header.positive("rope.freq_base", 10000.0) if base is None else base
+    factor = _factor(header, scaling) if factor is None else factor
+    plain = base ** (-np.arange(0, turned, 2) / turned) / _divisors(header, turned // 2)
+    magnitude = header.positive("rope.scaling.attn_factor", 1.0)
+    if scaling != "yarn":
+        return Rope(_tuple(plain / factor), interleaved, magnitude)
+    kept = _yarn_kept(header, turned, base)
+    magnitude *= _yarn_magnitude(header, factor)
+    return Rope(_tuple(plain * (kept + (1 - kept) / factor)), interleaved, magnitude)
+
+
+def _tuple(values: NDArray[np.float64]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _factor(header: Header, scaling: str) -> float:
+    """Return what positions are divided by; `rope.scale_linear` is the key of old files."""
+    if scaling == "none":
+        return 1.0
+    for key in ("rope.scaling.factor", "rope.scale_linear"):
+        if header.has(key) and header.number(key) != 0:
+            return header.positive(key)
+    return 1.0
+
+
+def _divisors(header: Header, pairs: int) -> NDArray[np.float64]:
+    """Return what each frequency is divided by: Llama 3's factors, or longrope's.
+
+    longrope has two lists. Which one holds depends on the context that sequences may use, not on
+    how long they are, so that keys of one sequence agree with each other.
+    """
+    name = "rope_freqs.weight"
+    if name not in header.tensors:
+        trained = header.count("context_length")
+        original = header.count("rope.scaling.original_context_length", trained)
+        kind = "long" if header.max_context > original else "short"
+        name = f"rope_factors_{kind}.weight"
+    if name not in header.tensors:
+        return np.ones(pairs)
+    factors = np.asarray(header.vector(name), dtype=np.float64).reshape(-1)
+    if len(factors) != pairs or not np.all(np.isfinite(factors)) or np.any(factors <= 0):
+        raise BadInput(f"tensor {name} has {len(factors)} values; {pairs} above 0 were expected")
+    return factors
+
+
+def _yarn_kept(header: Header, turned: int, base: float) -> NDArray[np.float64]:
+    """Return how much of each plain frequency YaRN keeps: 1 all of it, 0 none."""
+    trained = header.count("context_length")
+    original = header.count("rope.scaling.original_context_length", trained)
+    fast = header.positive("rope.scaling.yarn_beta_fast", _BETA_FAST)
+    slow = header.positive("rope.scaling.yarn_beta_slow", _BETA_SLOW)
+
+    def dimension(turns: float) -> float:
+        """Return the dimension pair that turns so often over the original context."""
+        return turned * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(0, math.floor(dimension(fast)))
+    high = min(turned - 1, math.ceil(dimension(slow)))
+    ramp = (np.arange(turned // 2) - low) / max(0.001, high - low)
+    return 1 - np.clip(ramp, 0, 1)
+
+
+def _yarn_magnitude(header: Header, factor: float) -> float:
+    def scale(weight: float) -> float:
+        return 1 + 0.1 * weight * math.log(factor) if factor > 1 else 1.0
+
+    weight = header.number("rope.scaling.yarn_log_multiplier", 0.0)
+    return scale(1.0) / scale(weight) if weight else scale(1.0)

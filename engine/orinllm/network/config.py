@@ -1,0 +1,90 @@
+"""A model's shape as the executors need it: its layers (layer.py), free of file formats.
+
+An architecture (`arch/`) makes one from a file's metadata. Every scaling of rotary positions ends
+as plain frequencies and one magnitude, so that executors know nothing of YaRN or its peers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from orinllm.errors import BadInput
+from orinllm.network.layer import Attention, Layer
+
+#: The value that has what Config.layer_embedding says, of all layers one after the other.
+LAYERS = "layers"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Rows of one tensor of the file: `rows` rows from `first_row`, None for all of them.
+
+    Of stacked experts (3-D tensors) rows are those of each expert.
+    """
+
+    tensor: str
+    first_row: int = 0
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Config:
+    """A decoder-only transformer."""
+
+    architecture: str  # general.architecture of the file
+    dim: int
+    vocab_size: int  # rows of the head; the tokenizer may know fewer
+    trained_context: int  # tokens
+    norm_eps: float
+    layers: tuple[Layer, ...]
+    embedding_scale: float = 1.0  # times the token's embedding
+    logit_scale: float = 1.0  # times the logits
+    whole_pictures: bool = False  # rows of a picture see those behind them, too
+    logit_softcap: float = 0.0  # c: logits become c * tanh(logits / c); 0: they stay
+    # Fused tensors of the file by logical name, such as blk.0.attn_q:
+    # Matrix("blk.0.attn_qkv.weight", 0, 3072). A logical name without an entry is the tensor
+    # NAME.weight itself.
+    matrices: dict[str, Matrix] = field(default_factory=dict)
+    final_norm: str = "output_norm"  # the vector of the norm before the logits
+    # Elements of an embedding of each token for each layer, which the value LAYERS has; 0: none.
+    layer_embedding: int = 0
+    # Why the fused kernels cannot run it, or None; the general path may.
+    general_only: str | None = None
+
+    @cached_property
+    def attentions(self) -> dict[int, Attention]:
+        """The layers that have attention, by their number."""
+        found = ((index, layer.attention) for index, layer in enumerate(self.layers))
+        return {index: attention for index, attention in found if attention is not None}
+
+    @cached_property
+    def kept_per_token(self) -> int:
+        """The elements of a token's keys and values in all layers."""
+        return sum(attention.kept_width for attention in self.attentions.values())
+
+    @cached_property
+    def state_size(self) -> int:
+        """The floats of a sequence's recurrent states in all layers; 0: it has none."""
+        return sum(layer.state_size for layer in self.layers)
+
+    @cached_property
+    def widths(self) -> dict[str, int]:
+        """The elements of each value of a token, of the layer where it is widest."""
+        found = {LAYERS: self.layer_embedding * len(self.layers)} if self.layer_embedding else {}
+        for layer in self.layers:
+            for name, width in layer.widths(self.dim).items():
+                found[name] = max(width, found.get(name, 0))
+        return found
+
+    def matrix(self, name: str) -> Matrix:
+        """Return where the matrix of a logical name, such as blk.0.attn_q, is in the file."""
+        return self.matrices.get(name, Matrix(f"{name}.weight"))
+
+
+def check_room(tokens: Sequence[int], start: int, context: int) -> None:
+    """Raise BadInput where tokens from position `start` on do not fit a context."""
+    if not tokens or start + len(tokens) > context:
+        raise BadInput(
+            f"{len(tokens)} tokens from position {start} on do not fit a context of "
+            f"{context} tokens"
+        )

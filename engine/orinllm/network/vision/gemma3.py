@@ -1,0 +1,44 @@
+"""Gemma 3: SigLIP, patches pooled to 256 rows a picture, which see each other.
+
+Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; the text around a picture is that of
+`transformers`' Gemma3Processor, on which the model was trained.
+"""
+
+from orinllm.errors import BadInput
+from orinllm.network.layer import Linear, Norm
+from orinllm.network.vision.encoder import Pool, Projector, vit_layers
+from orinllm.network.vision.header import ClipHeader
+
+_BEGIN, _END = "<start_of_image>", "<end_of_image>"
+
+
+def gemma3(header: ClipHeader) -> Projector:
+    """Return the projector of a Gemma 3."""
+    shape, pool = header.shape(), header.count("projector.scale_factor", 4)
+    if shape.side % pool:
+        raise BadInput(
+            f"clip.vision.projector.scale_factor is {pool}; a divisor of {shape.side} patches a "
+            "side was expected"
+        )
+    out = header.tensor("mm.input_projection.weight")[1]
+    operations = [
+        *vit_layers(shape),
+        Pool("pooled", "seen", pool),
+        Norm("normed rows", "pooled", "mm.soft_emb_norm"),
+        Linear("rows", "normed rows", (("mm.input_projection", out),)),
+    ]
+    encoder = header.encoder(
+        shape, range(shape.side**2), operations, out, across=("mm.input_projection",)
+    )
+    return Projector(
+        kind="gemma3",
+        encoder=encoder,
+        way="square",
+        sizes={"size": shape.size},
+        n_rows=(shape.side // pool) ** 2,
+        marker=_BEGIN,
+        slot=_BEGIN,
+        kept=True,
+        text=lambda grid: f"\n\n{_BEGIN}{_END}\n\n",
+        whole=True,
+    )

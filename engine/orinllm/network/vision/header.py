@@ -1,0 +1,138 @@
+"""The header of an mmproj file: the keys `clip.vision.*`, typed, and one line for what is wrong."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
+from orinllm.network.layer import Add, Linear, Norm
+from orinllm.network.vision.encoder import Encoder, LayerNorm, Operation, Shape
+
+# Sizes that no encoder has: a file that says so is damaged.
+_MOST = 1 << 16
+
+
+class ClipHeader:
+    """Metadata and tensors of a file."""
+
+    def __init__(self, gguf: GGUF) -> None:
+        self._metadata, self._tensors = gguf.metadata, gguf.tensors
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return clip.vision.KEY; without a default a missing key is BadInput."""
+        name = f"clip.vision.{key}"
+        value = self._metadata.get(name, default)
+        if value is None:
+            raise BadInput(f"{name} is missing from the file's metadata; a value was expected")
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """Return a whole number above 0."""
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
+            raise BadInput(f"clip.vision.{key} is {value!r}; a number from 1 on was expected")
+        return value
+
+    def floats(self, key: str) -> tuple[float, ...]:
+        """Return the numbers of three channels."""
+        value = self.get(key)
+        if not isinstance(value, list) or len(value) != 3:
+            raise BadInput(f"clip.vision.{key} is {value!r}; three numbers were expected")
+        return tuple(map(float, value))
+
+    def shape(self) -> Shape:
+        """Return the encoder's shape. In older files the names of up and down are exchanged."""
+        width, hidden = self.count("embedding_length"), self.count("feed_forward_length")
+        exchanged = hidden != width and self.tensor("v.blk.0.ffn_up.weight") == (width, hidden)
+        shape = Shape(
+            self.count("image_size"),
+            self.count("patch_size"),
+            width,
+            hidden,
+            self.count("attention.head_count"),
+            self.count("block_count"),
+            not self._metadata.get("clip.use_gelu", False),
+            *(("ffn_down", "ffn_up") if exchanged else ("ffn_up", "ffn_down")),
+        )
+        if self._metadata.get("clip.use_silu", False):
+            raise BadInput("clip.use_silu is true; this projector's encoder was expected with GELU")
+        if shape.width % shape.heads or shape.size < shape.patch:
+            raise BadInput(f"clip.vision.*: sizes that do not fit each other: {shape}")
+        return shape
+
+    def tensor(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's shape, rows first."""
+        if name not in self._tensors:
+            raise BadInput(f"tensor {name} is missing")
+        return self._tensors[name].shape
+
+    def encoder(
+        self,
+        shape: Shape,
+        positions: Iterable[int],
+        operations: Iterable[Operation],
+        out: int,
+        across: Iterable[str] = (),
+    ) -> Encoder:
+        """Return an encoder, whose tensors are there in the shapes that it needs."""
+        encoder = Encoder(
+            shape.size,
+            shape.patch,
+            shape.width,
+            float(self.get("attention.layer_norm_epsilon")),
+            self.floats("image_mean"),
+            self.floats("image_std"),
+            tuple(positions),
+            tuple(operations),
+            "rows",
+            out,
+            frozenset(across),
+        )
+        self._check(encoder, shape)
+        return encoder
+
+    def _check(self, encoder: Encoder, shape: Shape) -> None:
+        width, patch = shape.width, shape.patch
+        self._expect("v.patch_embd.weight", (width, 3, patch, patch))
+        self._expect("v.patch_embd.bias", (width,))
+        rows = self.tensor("v.position_embd.weight")
+        if len(rows) != 2 or rows[1] != width or rows[0] <= max(encoder.positions):
+            raise BadInput(
+                f"tensor v.position_embd.weight has the shape {rows}; more than "
+                f"{max(encoder.positions)} rows of {width} were expected"
+            )
+        widths = {"x": width}
+        for operation in encoder.operations:
+            match operation:
+                case LayerNorm(out, of, weight):
+                    widths[out] = widths[of]
+                    self._expect(f"{weight}.weight", (widths[of],))
+                    self._expect(f"{weight}.bias", (widths[of],))
+                case Norm(out, of, weight):
+                    widths[out] = widths[of]
+                    self._expect(f"{weight}.weight", (widths[of],))
+                case Linear(out, of, matrices):
+                    for name, n in matrices:
+                        wanted = (n, widths[of])
+                        across = name in encoder.across
+                        self._expect(f"{name}.weight", wanted[::-1] if across else wanted)
+                    widths[out] = sum(n for _, n in matrices)
+                case Add():
+                    pass
+                case _:
+                    widths[operation.out] = _width(operation, widths)
+
+    def _expect(self, name: str, shape: tuple[int, ...]) -> None:
+        if (found := self.tensor(name)) != shape:
+            raise BadInput(f"tensor {name} has the shape {found}; {shape} was expected")
+
+
+def _width(operation: Any, widths: dict[str, int]) -> int:
+    """Return the width of what an operation without tensors leaves."""
+    width = widths[operation.of]
+    kind = type(operation).__name__
+    return (
+        width // 3
+        if kind == "AttendAll"
+        else width * (operation.side**2 if kind == "Shuffle" else 1)
+    )

@@ -1,0 +1,65 @@
+"""Idefics 3 and SmolVLM: SigLIP on tiles of a picture, and on all of it as a thumbnail.
+
+Source: tools/mtmd/{clip.cpp,models/siglip.cpp} of llama.cpp; tiles, positions and the text around
+them are those of `transformers`' Idefics3Processor.
+"""
+
+import numpy as np
+
+from orinllm.errors import BadInput
+from orinllm.network.layer import Linear
+from orinllm.network.vision.encoder import Projector, Shuffle, vit_layers
+from orinllm.network.vision.header import ClipHeader
+
+_AROUND, _GLOBAL, _SLOT = "<fake_token_around_image>", "<global-img>", "<image>"
+
+
+def idefics3(header: ClipHeader) -> Projector:
+    """Return the projector of an Idefics 3 or a SmolVLM."""
+    shape, side = header.shape(), header.count("projector.scale_factor")
+    if shape.side % side:
+        raise BadInput(
+            f"clip.vision.projector.scale_factor is {side}; a divisor of {shape.side} patches a "
+            "side was expected"
+        )
+    out = header.tensor("mm.model.fc.weight")[0]
+    operations = [
+        *vit_layers(shape),
+        Shuffle("joined", "seen", side),
+        Linear("rows", "joined", (("mm.model.fc", out),)),
+    ]
+    return Projector(
+        kind="idefics3",
+        encoder=header.encoder(shape, _positions(shape.side), operations, out),
+        way="tiled",
+        sizes={"size": shape.size, "longest": header.count("preproc_image_size", shape.size)},
+        n_rows=(shape.side // side) ** 2,
+        marker=_SLOT,
+        slot=_SLOT,
+        kept=False,
+        text=_text,
+    )
+
+
+def _positions(side: int) -> list[int]:
+    """Return the position of each patch: its place in the tile, as a fraction in single floats.
+
+    Where the fraction is rounded down, two neighbours have one position, as they had in training.
+    """
+    step = np.float32(1) / np.float32(side)
+    borders = np.arange(1 / side, 1.0, 1 / side, dtype=np.float64).astype(np.float32)
+    places = np.minimum(np.arange(side, dtype=np.float32) * step, np.float32(1 - 1e-6))
+    buckets = np.searchsorted(borders, places, side="right")
+    return [int(row * side + column) for row in buckets for column in buckets]
+
+
+def _text(grid: tuple[int, int]) -> str:
+    rows, columns = grid
+    whole = f"{_AROUND}{_GLOBAL}{_SLOT}{_AROUND}"
+    if (rows, columns) == (0, 0):
+        return whole
+    lines = (
+        "".join(f"{_AROUND}<row_{row}_col_{column}>{_SLOT}" for column in range(1, columns + 1))
+        for row in range(1, rows + 1)
+    )
+    return "".join(f"{line}\n" for line in lines) + f"\n{whole}"

@@ -1,0 +1,196 @@
+"""The rows of pictures in a prompt: numbers below 0 among its tokens.
+
+A row's number says which picture of this process it belongs to, and where in it. The same picture
+has the same numbers, so that what keeps keys and values by a prompt's tokens finds them again.
+Numbers of pictures are never given twice.
+"""
+
+import hashlib
+import itertools
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orinllm.errors import BadInput
+
+Floats = NDArray[np.float32]
+Pixels = NDArray[np.uint8]
+#: Rows of a picture at most.
+MOST_ROWS = 1 << 20
+# Bytes of pictures and of their rows that are kept for a prompt that comes again.
+_KEPT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A picture as its model's encoder takes it.
+
+    tiles: (height, width, 3) each. grid: rows and columns of the tiles that it was cut into, before
+    a last one that is all of it; (0, 0): it is one tile.
+    """
+
+    tiles: tuple[Pixels, ...]
+    grid: tuple[int, int] = (0, 0)
+
+
+class Picture:
+    """A picture that an encoder makes `n_rows` rows of, when they are first asked for."""
+
+    def __init__(
+        self, number: int, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
+    ) -> None:
+        self.grid, self.n_rows = prepared.grid, n_rows
+        self.n_tiles = len(prepared.tiles)
+        first = -number * MOST_ROWS - 1
+        self.ids = range(first, first - n_rows, -1)
+        self._encode, self._lock = encode, threading.Lock()
+        self._prepared: Prepared | None = prepared
+        self._rows: Floats | None = None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that it takes."""
+        if self._prepared is not None:
+            return sum(tile.nbytes for tile in self._prepared.tiles)
+        return 0 if self._rows is None else self._rows.nbytes
+
+    @property
+    def rows(self) -> Floats:
+        """Its rows: (n_rows, width of the language model)."""
+        with self._lock:
+            if self._rows is None:
+                assert self._prepared is not None
+                self._rows = np.ascontiguousarray(self._encode(self._prepared), np.float32)
+                self._prepared = None
+            return self._rows
+
+
+class _Known:
+    """The pictures of this process. Those that nobody has any more are kept for a while."""
+
+    def __init__(self) -> None:
+        self._lock, self._numbers = threading.Lock(), itertools.count(1)
+        self._by_number = weakref.WeakValueDictionary[int, Picture]()
+        self._by_name = weakref.WeakValueDictionary[bytes, Picture]()
+        self._recent: OrderedDict[int, Picture] = OrderedDict()
+
+    def add(
+        self, name: bytes, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
+    ) -> Picture:
+        with self._lock:
+            picture = self._by_name.get(name)
+            if picture is None:
+                picture = Picture(next(self._numbers), prepared, n_rows, encode)
+                self._by_name[name] = self._by_number[_number(picture.ids[0])] = picture
+            number = _number(picture.ids[0])
+            self._recent[number] = picture
+            self._recent.move_to_end(number)
+            while len(self._recent) > 1 and _sum(self._recent) > _KEPT_BYTES:
+                self._recent.popitem(last=False)
+            return picture
+
+    def get(self, number: int) -> Picture | None:
+        with self._lock:
+            return self._by_number.get(number)
+
+
+_KNOWN = _Known()
+
+
+def _sum(recent: OrderedDict[int, Picture]) -> int:
+    return sum(picture.n_bytes for picture in recent.values())
+
+
+def _number(row: int) -> int:
+    return (-row - 1) // MOST_ROWS
+
+
+def picture_of(
+    owner: str, prepared: Prepared, n_rows: int, encode: Callable[[Prepared], Floats]
+) -> Picture:
+    """Return the picture of these tiles, which may be known; `owner` names who encodes it."""
+    name = hashlib.blake2b(f"{owner} {prepared.grid}".encode())
+    for tile in prepared.tiles:
+        name.update(f"{tile.shape}".encode())
+        name.update(np.ascontiguousarray(tile).data)
+    return _KNOWN.add(name.digest(), prepared, n_rows, encode)
+
+
+def is_row(token: int) -> bool:
+    """Say whether a number among tokens may be a row of a picture."""
+    return token < -MOST_ROWS
+
+
+def pictures_in(ids: Sequence[int]) -> tuple[Picture, ...]:
+    """Return the pictures of a prompt, which live as long as somebody has this.
+
+    Raises BadInput for rows of a picture that is gone.
+    """
+    found = []
+    for number in sorted({_number(row) for row in ids if row < 0}):
+        picture = _KNOWN.get(number)
+        if picture is None:
+            raise BadInput("the prompt has rows of a picture that is not there any more")
+        found.append(picture)
+    return tuple(found)
+
+
+def rows_of(ids: Sequence[int]) -> tuple[list[int], Floats]:
+    """Return the places of a prompt's piece that are rows of pictures, and these rows.
+
+    Computes those of pictures that are new. Somebody must hold the pictures (`pictures_in`).
+    """
+    places = [at for at, row in enumerate(ids) if row < 0]
+    found = {_number(picture.ids[0]): picture.rows for picture in pictures_in(ids)}
+    rows = [found[_number(ids[at])][(-ids[at] - 1) % MOST_ROWS] for at in places]
+    return places, np.stack(rows) if rows else np.empty((0, 0), np.float32)
+
+
+def ahead(ids: Sequence[int]) -> list[int]:
+    """Return for each token of a prompt's piece how many rows of its own picture follow it."""
+    found = [0] * len(ids)
+    for at in range(len(ids) - 2, -1, -1):
+        if _same(ids, at + 1):
+            found[at] = found[at + 1] + 1
+    return found
+
+
+def uncut(ids: Sequence[int], start: int, end: int) -> int:
+    """Return where a piece ids[start:end] shall end so that it cuts no picture.
+
+    That is before the picture, or behind it where the piece begins in it.
+    """
+    if not start < end < len(ids) or not _same(ids, end):
+        return end
+    first = end
+    while first > start and _same(ids, first):
+        first -= 1
+    if first > start:
+        return first
+    while end < len(ids) and _same(ids, end):
+        end += 1
+    return end
+
+
+def pieces(
+    ids: Sequence[int], start: int, end: int, most: int, whole: bool
+) -> Iterator[tuple[int, int]]:
+    """Yield pieces of ids[start:end], of `most` tokens or fewer; `whole`: none cuts a picture.
+
+    A picture of more rows than `most` is a piece of its own.
+    """
+    while start < end:
+        to = min(start + most, end)
+        to = min(uncut(ids, start, to), end) if whole else to
+        yield start, to
+        start = to
+
+
+def _same(ids: Sequence[int], at: int) -> bool:
+    """Say whether a token is a row of the same picture as the one before it."""
+    return at > 0 and ids[at] < 0 and ids[at] == ids[at - 1] - 1

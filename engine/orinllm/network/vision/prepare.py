@@ -1,0 +1,121 @@
+"""A picture to tiles of pixels, as each model's processor does it. Pillow alone is imported.
+
+Bytes of a client or a file are decoded in a process with limits (text/processes).
+`transformers` judges it (tests/engine/vision).
+"""
+
+import io
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from orinllm.errors import BadInput
+
+#: Kinds of files; others have had decoders with more surprises.
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+#: Bytes of a file, and pixels of a picture, at most.
+MOST_BYTES, MOST_PIXELS = 32 << 20, 50_000_000
+# Sides of a picture after the first step, at most.
+_MOST_SIDE = 4096
+
+Tiles = tuple[list[Image.Image], tuple[int, int]]
+
+
+def decode(data: bytes) -> Image.Image:
+    """Return the first frame of a file, upright, in RGB; raises BadInput for what is none."""
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if width * height > MOST_PIXELS:
+            raise BadInput(
+                f"the picture has {width} x {height} pixels; {MOST_PIXELS:,} at most were expected"
+            )
+        return upright(image)
+    except UnidentifiedImageError:
+        raise BadInput(f"it is no picture: {', '.join(FORMATS)} were expected") from None
+    except Image.DecompressionBombError:
+        raise BadInput(f"the picture has more than {MOST_PIXELS:,} pixels") from None
+    except (OSError, SyntaxError, ValueError) as error:
+        raise BadInput(f"the picture is damaged: {error}") from None
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return a picture turned as its EXIF data say, in RGB; what is transparent is white."""
+    if 0 in image.size:
+        raise BadInput(f"the picture has {image.width} x {image.height} pixels")
+    image = ImageOps.exif_transpose(image)
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def square(image: Image.Image, size: int) -> Tiles:
+    """Gemma 3: the whole picture as a square of `size` pixels."""
+    return [image.resize((size, size), Image.Resampling.BILINEAR)], (0, 0)
+
+
+def tiled(image: Image.Image, size: int, longest: int) -> Tiles:
+    """Idefics 3: tiles of `size` pixels of a picture whose longer side is `longest`, and all of it.
+
+    A picture that is one tile is not cut.
+    """
+    image = _resized(image, *_longest_side(image.size, longest))
+    image = _resized(image, *_whole_tiles(image.size, size))
+    columns, rows = image.width // size, image.height // size
+    if (columns, rows) == (1, 1):
+        return [image], (0, 0)
+    boxes = [
+        (column * size, row * size, (column + 1) * size, (row + 1) * size)
+        for row in range(rows)
+        for column in range(columns)
+    ]
+    return [*map(image.crop, boxes), _resized(image, size, size)], (rows, columns)
+
+
+def _resized(image: Image.Image, width: int, height: int) -> Image.Image:
+    return image.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _longest_side(size: tuple[int, int], longest: int) -> tuple[int, int]:
+    """Return the size with a longer side of `longest`; the other one is even."""
+    width, height = size
+    ratio = width / height
+    if width >= height:
+        width, height = longest, int(longest / ratio)
+        height += height % 2
+    else:
+        width, height = int(longest * ratio), longest
+        width += width % 2
+    width, height = max(width, 1), max(height, 1)
+    ratio = width / height
+    if width >= height and width > _MOST_SIDE:
+        width, height = _MOST_SIDE, int(_MOST_SIDE / ratio)
+    elif height > width and height > _MOST_SIDE:
+        width, height = int(_MOST_SIDE * ratio), _MOST_SIDE
+    return max(width, 1), max(height, 1)
+
+
+def _whole_tiles(size: tuple[int, int], tile: int) -> tuple[int, int]:
+    """Return the size in whole tiles: the longer side first, the other one as the ratio says."""
+    width, height = size
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        height = math.ceil(max(int(width / ratio), 1) / tile) * tile
+    else:
+        height = math.ceil(height / tile) * tile
+        width = math.ceil(max(int(height * ratio), 1) / tile) * tile
+    return width, height
+
+
+#: Ways to prepare a picture, by the name that a projector gives.
+WAYS: Mapping[str, Callable[..., Tiles]] = {"square": square, "tiled": tiled}
+
+
+def prepare(image: Image.Image, way: str, sizes: Mapping[str, Any]) -> Tiles:
+    """Return the tiles of an upright picture, and their grid (pictures.py: Prepared)."""
+    return WAYS[way](image, **sizes)

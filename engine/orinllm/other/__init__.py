@@ -1,0 +1,1 @@
+"""Models that neither the fused nor the CPU path knows."""

@@ -1,0 +1,249 @@
+"""The handlers of the paths."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from orinllm.batching.scheduler import Scheduler
+from orinllm.server.choices import Event
+from orinllm.server.engine import Engine
+from orinllm.server.errors import ApiError
+from orinllm.server.fields import Fields, Notes
+from orinllm.server.jobs import (
+    Run,
+    prepare_chat,
+    prepare_completion,
+    submit,
+    text_of_tokens,
+    tokens_of_request,
+)
+from orinllm.server.metrics import CONTENT_TYPE
+from orinllm.server.protocols.answers import Answer, OpenAiAnswer
+from orinllm.server.protocols.chat import read_chat
+from orinllm.server.protocols.common import ChatRequest, Common, CompletionRequest
+from orinllm.server.protocols.completions import read_completion
+from orinllm.server.protocols.embeddings import Embeddings, read_embeddings
+from orinllm.server.protocols.prompts import PromptScores
+from orinllm.server.protocols.tokens import read_detokenize, read_tokenize
+from orinllm.server.service import Service
+from orinllm.server.web import page
+from orinllm.server.web.bodies import client, read
+
+MakeAnswer = Callable[[Engine, Common, str, Run], Answer]
+#: Names of the header that lists what of a request has no effect.
+IGNORED = "x-ignored-fields"
+
+
+class Api:
+    """The paths of OpenAI's API, one method each, and what those of other protocols share.
+
+    model: its name. strict: nothing of a request may be ignored.
+    """
+
+    def __init__(self, service: Service, model: str, strict: bool) -> None:
+        self.service, self.name, self._strict = service, model, strict
+
+    def notes(self) -> Notes:
+        """Return the notes of a new request."""
+        return Notes(self._strict)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer POST /v1/chat/completions."""
+        return await self.answer_chat(request, read_chat, _openai)
+
+    async def answer_chat(
+        self, request: Request, reader: Callable[[Fields], ChatRequest], make: MakeAnswer
+    ) -> Response:
+        """Answer a chat of any protocol."""
+        return await self.run_chat(request, await read(request, reader, self.notes()), make)
+
+    async def run_chat(self, request: Request, asked: ChatRequest, make: MakeAnswer) -> Response:
+        """Answer a chat that is read."""
+        engine = self.engine_of(asked.common.model)
+        who, post = client(request), self.service.post
+        run = await asyncio.to_thread(prepare_chat, engine, asked, who, post)
+        answer = make(engine, asked.common, self.name, run)
+        return await self._answer(request, engine, asked.common, run, answer)
+
+    async def complete(self, request: Request) -> Response:
+        """Answer POST /v1/completions."""
+        asked = await read(request, read_completion, self.notes())
+        common, engine = asked.common, self.engine_of(asked.common.model)
+        who, post = client(request), self.service.post
+        run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
+        answer = OpenAiAnswer(engine.tokenizer, common, self.name, run, chat=False)
+        if asked.echo:
+            decode = engine.tokenizer.decode
+            texts = [p if isinstance(p, str) else decode(p) for p in asked.prompts]
+            answer.echo = [text for text in texts for _ in range(common.n)]
+            if common.top is not None:
+                await self._score(request, engine, common, run, answer)
+        if common.max_tokens != 0:
+            submit(engine, run, goes_on=asked.echo and common.top is not None)
+        else:  # nothing is left to be computed
+            for index, sequence in enumerate(run.sequences):
+                sequence.over = True
+                run.events.put_nowait(Event(index, finish="length"))
+        return await self._say(request, engine, common, run, answer)
+
+    async def _score(
+        self, request: Request, engine: Engine, common: Common, run: Run, answer: OpenAiAnswer
+    ) -> None:
+        """Give an answer the logarithms of its prompts' tokens, once for all that share one."""
+        firsts = run.sequences[:: common.n]
+        prompts = [list(first.ids) for first in firsts]
+        held = replace(common, client=firsts[0].client)
+        scores = PromptScores(engine, held, prompts, self.service.post)
+        found = await whole(request, engine.scheduler, scores.run, scores.whole())
+        for index in range(len(run.sequences)):
+            answer.echo_with(index, prompts[index // common.n], found[index // common.n])
+
+    async def run_completion(
+        self, request: Request, asked: CompletionRequest, make: MakeAnswer
+    ) -> Response:
+        """Answer a completion that is read."""
+        engine = self.engine_of(asked.common.model)
+        who, post = client(request), self.service.post
+        run = await asyncio.to_thread(prepare_completion, engine, asked, who, post)
+        answer = make(engine, asked.common, self.name, run)
+        return await self._answer(request, engine, asked.common, run, answer)
+
+    async def embed(self, request: Request) -> Response:
+        """Answer POST /v1/embeddings."""
+        asked = await read(request, read_embeddings, self.notes())
+        engine = self.engine_of(asked.model)
+        answer = Embeddings(engine, asked, client(request), self.service.post)
+        found = await whole(request, engine.scheduler, answer.run, answer.whole())
+        return self.reply(found, asked.notes)
+
+    def reply(self, value: Any, notes: Notes) -> Response:
+        """Return an answer; its header names what was ignored."""
+        return JSONResponse(value, headers=self._headers(notes))
+
+    def _headers(self, notes: Notes) -> dict[str, str]:
+        self.service.metrics.ignore(notes.ignored)
+        return {IGNORED: notes.header} if notes.ignored else {}
+
+    async def _answer(
+        self, request: Request, engine: Engine, common: Common, run: Run, answer: Answer
+    ) -> Response:
+        submit(engine, run)
+        return await self._say(request, engine, common, run, answer)
+
+    async def _say(
+        self, request: Request, engine: Engine, common: Common, run: Run, answer: Answer
+    ) -> Response:
+        if common.stream:
+            headers = self._headers(common.notes)
+            return _Events(answer, lambda: engine.scheduler.cancel(run.sequences), headers)
+        found = await whole(request, engine.scheduler, run, answer.whole())
+        return self.reply(found, common.notes)
+
+    def engine_of(self, name: str | None) -> Engine:
+        """Return the model of a name, which need not be said; raises ApiError where it is none."""
+        engine = self.service.engine
+        if name not in (None, self.name):
+            message = f"The model '{name}' does not exist; this server has '{self.name}'."
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return engine
+
+    async def models(self, request: Request) -> Response:
+        """Answer GET /v1/models."""
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def model(self, request: Request) -> Response:
+        """Answer GET /v1/models/NAME."""
+        self.engine_of(request.path_params["name"])
+        return JSONResponse(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        engine = self.service.engine
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": engine.created,
+            "owned_by": "orinllm",
+            "max_model_len": engine.context,
+            "pooling": engine.pooling,
+        }
+
+    async def tokenize(self, request: Request) -> Response:
+        """Answer POST /tokenize."""
+        notes = self.notes()
+        asked = await read(request, read_tokenize, notes)
+        engine = self.engine_of(asked.model)
+        ids = await asyncio.to_thread(tokens_of_request, engine, asked)
+        found = {"tokens": ids, "count": len(ids), "max_model_len": engine.context}
+        return self.reply(found, notes)
+
+    async def detokenize(self, request: Request) -> Response:
+        """Answer POST /detokenize."""
+        notes = self.notes()
+        model, tokens = await read(request, read_detokenize, notes)
+        text = await asyncio.to_thread(text_of_tokens, self.engine_of(model), tokens)
+        return self.reply({"content": text}, notes)
+
+    async def health(self, request: Request) -> Response:
+        """Answer GET /health."""
+        scheduler = self.service.engine.scheduler
+        queue = {"running": scheduler.running, "waiting": scheduler.waiting}
+        return JSONResponse({"status": "ok", **queue})
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer GET /metrics."""
+        return Response(self.service.metrics.text(), media_type=CONTENT_TYPE)
+
+    async def page(self, request: Request) -> Response:
+        """Answer GET /."""
+        return page.render(self.name, secrets.token_urlsafe(16))
+
+
+def _openai(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+    return OpenAiAnswer(engine.tokenizer, common, model, run)
+
+
+class _Events(Response):
+    """A stream of events that ends, with `close`, when its client goes away."""
+
+    def __init__(self, answer: Answer, close: Callable[[], None], headers: dict[str, str]) -> None:
+        self.status_code = 200
+        self._answer, self._close, self._more = answer, close, headers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Proxies that collect a stream would hold it back.
+        headers = {"X-Accel-Buffering": "no", **self._more}
+        body, kind = self._answer.stream(), self._answer.media_type
+        inner = StreamingResponse(body, media_type=kind, headers=headers)
+        try:
+            await inner(scope, receive, send)
+        finally:
+            self._close()
+
+
+async def whole(request: Request, scheduler: Scheduler, run: Run, answer: Any) -> Any:
+    """Wait for an answer, as long as its client does."""
+    done = asyncio.create_task(answer)
+    gone = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({done, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            raise ClientDisconnect
+        return done.result()
+    finally:
+        scheduler.cancel(run.sequences)
+        for task in (done, gone):
+            task.cancel()
+            with suppress(asyncio.CancelledError, ApiError):
+                await task
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,114 @@
+"""The form that an answer is held to: of a schema, of a grammar, of a call."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance import LLMatcher
+
+from orinllm.batching.sequence import Constraint
+from orinllm.errors import BadInput
+from orinllm.server.engine import Engine
+from orinllm.server.errors import invalid
+from orinllm.server.fields import Notes
+from orinllm.server.protocols.common import ChatRequest, Shape
+from orinllm.text.grammar import AtLeast, call_schema
+from orinllm.text.reasoning import TAGS
+from orinllm.text.template import ChatTemplate
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of answers.
+
+    after: what comes before this text is free. opening: begins the answer, and is not the model's
+    choice. call: the answer is a call. name: its function, if the answer is only its arguments.
+    perhaps: the form holds only if the answer begins with it. whole: the answer is one token, and
+    one that ends it counts too: lm-eval takes the last of a prompt's logarithms for the answer's.
+    """
+
+    matcher: LLMatcher | None = None
+    after: str = ""
+    opening: str = ""
+    call: bool = False
+    name: str | None = None
+    perhaps: bool = False
+    whole: bool = False
+
+
+def constraint(
+    engine: Engine, form: Form, min_tokens: int, ends: frozenset[int]
+) -> Constraint | None:
+    """Return what holds one answer to a form, and keeps it from an end before `min_tokens`."""
+    found: Constraint | None = None
+    if form.matcher is not None:
+        found = engine.grammars.constraint(form.matcher, form.after, form.perhaps)
+    return AtLeast(min_tokens, ends, engine.vocab_size, found) if min_tokens else found
+
+
+def form_of_shape(engine: Engine, shape: Shape, notes: Notes) -> Form:
+    """Return the form that a request asks for; raises ApiError for one that cannot be."""
+    return Form(_matcher(engine, shape, notes))
+
+
+def _matcher(engine: Engine, shape: Shape, notes: Notes) -> LLMatcher:
+    def loose(path: str) -> None:
+        notes.ignore(path, "cannot be held")
+
+    try:
+        return engine.grammars.matcher(shape.kind, shape.value, shape.param, loose)
+    except BadInput as error:
+        code = "invalid_schema" if shape.kind == "schema" else "invalid_grammar"
+        raise invalid(shape.param, str(error).removeprefix(f"{shape.param}: "), code) from None
+
+
+def chat_form(
+    engine: Engine, template: ChatTemplate, request: ChatRequest, variables: Mapping[str, Any]
+) -> Form:
+    """Return the form of a chat's answers."""
+    tools, forced = list(request.tools.tools) or None, request.tools.forced
+    notes = request.common.notes
+    if request.shape is None and not forced and (tools is None or template.takes_tools):
+        return Form()
+    thinks = template.starts_in_reasoning(tools=tools, **variables)
+    close = next((tag.close for tag in TAGS if tag.close in template.for_tools(tools).source), "")
+    if request.shape is not None:
+        matcher = _matcher(engine, request.shape, notes)
+        if "<|channel|>" in template.source and "<|message|>" in template.source:
+            return Form(matcher, opening="<|channel|>final<|message|>")
+        return Form(matcher, after=close if thinks else "")
+    if not forced:  # a model that was not trained for calls is at least held to what it begins
+        schema = call_schema(request.tools.tools, "arguments")
+        after = close if thinks else ""
+        return Form(_matcher(engine, Shape("schema", schema, "tools"), notes), after, perhaps=True)
+    opening, name, key = _opening(template, tools or [], forced)
+    schema = call_schema(forced, key)
+    if name is not None:
+        schema = schema["properties"][key]
+    matcher = _matcher(engine, Shape("schema", schema, "tools"), notes)
+    return Form(matcher, opening=f"{close}\n\n" * thinks + opening, call=True, name=name)
+
+
+def _opening(
+    template: ChatTemplate, tools: Sequence[Mapping[str, Any]], forced: Sequence[Mapping[str, Any]]
+) -> tuple[str, str | None, str]:
+    """Return what begins a call of a family, the function if that says it, and arguments' name.
+
+    Families that write calls in no JSON are given JSON all the same.
+    """
+    name = forced[0]["function"]["name"] if len(forced) == 1 else None
+    if not template.takes_tools:
+        return "", None, "arguments"
+    source = template.for_tools(tools).source
+    if "<|channel|>" in source and "<|message|>" in source and name:
+        start = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        return start, name, "arguments"
+    if "[TOOL_CALLS]" in source:
+        if "[ARGS]" in source and name:
+            return f"[TOOL_CALLS]{name}[ARGS]", name, "arguments"
+        return "[TOOL_CALLS][", None, "arguments"
+    if "<tool_call>" in source:
+        return "<tool_call>\n", None, "arguments"
+    if "<|start_header_id|>" in source:
+        return "", None, "parameters"
+    return "", None, "arguments"

@@ -1,0 +1,154 @@
+"""The paths of Anthropic's and Ollama's APIs, and of newer ones of OpenAI's."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from orinllm.server.api import Api, whole
+from orinllm.server.engine import Engine
+from orinllm.server.fields import Fields
+from orinllm.server.jobs import Run, tokens_of_chat
+from orinllm.server.protocols import ollama
+from orinllm.server.protocols.answers import Answer
+from orinllm.server.protocols.common import ChatRequest, Common
+from orinllm.server.protocols.embeddings import EmbeddingRequest, Embeddings
+from orinllm.server.protocols.messages import MessagesAnswer, read_count, read_message
+from orinllm.server.protocols.rerank import ranked, read_rerank
+from orinllm.server.protocols.responses import ResponsesAnswer, read_response
+from orinllm.server.web.bodies import client, read
+
+
+class OtherApis:
+    """Paths of other protocols, on the jobs of an `Api`."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def responses(self, request: Request) -> Response:
+        """Answer POST /v1/responses."""
+        return await self._api.answer_chat(request, read_response, _responses)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer POST /v1/messages."""
+        return await self._api.answer_chat(request, read_message, _messages)
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Answer POST /v1/messages/count_tokens."""
+        asked = await read(request, read_count, self._api.notes())
+        engine = self._api.engine_of(asked.common.model)
+        ids = await asyncio.to_thread(tokens_of_chat, engine, asked)
+        return self._api.reply({"input_tokens": len(ids)}, asked.common.notes)
+
+    async def rerank(self, request: Request) -> Response:
+        """Answer POST /v1/rerank."""
+        asked = await read(request, read_rerank, self._api.notes())
+        found = await self._embedded(request, asked.embeddings)
+        return self._api.reply(ranked(asked, found), asked.embeddings.notes)
+
+    async def _embedded(self, request: Request, asked: EmbeddingRequest) -> Any:
+        engine = self._api.engine_of(asked.model)
+        answer = Embeddings(engine, asked, client(request), self._api.service.post)
+        return await whole(request, engine.scheduler, answer.run, answer.whole())
+
+    async def ollama_chat(self, request: Request) -> Response:
+        """Answer POST /api/chat."""
+        asked = await read(request, ollama.read_chat, self._api.notes())
+        return await self._ollama(request, asked, chat=True)
+
+    async def ollama_generate(self, request: Request) -> Response:
+        """Answer POST /api/generate."""
+        asked = await read(request, ollama.read_generate, self._api.notes())
+        if isinstance(asked, ChatRequest):
+            return await self._ollama(request, asked, chat=False)
+        return await self._api.run_completion(request, asked, _generated)
+
+    async def _ollama(self, request: Request, asked: ChatRequest, chat: bool) -> Response:
+        if not any(message["role"] != "system" for message in asked.messages):
+            self._api.engine_of(asked.common.model)
+            return self._api.reply(ollama.loaded(self._api.name, chat), asked.common.notes)
+        return await self._api.run_chat(request, asked, _chatted if chat else _generated)
+
+    async def ollama_embed(self, request: Request) -> Response:
+        """Answer POST /api/embed."""
+        asked = await read(request, ollama.read_embed, self._api.notes())
+        found = await self._embedded(request, asked)
+        said = {
+            "model": asked.model,
+            "embeddings": [entry["embedding"] for entry in found["data"]],
+            "prompt_eval_count": found["usage"]["prompt_tokens"],
+            "load_duration": 0,
+        }
+        return self._api.reply(said, asked.notes)
+
+    async def ollama_embeddings(self, request: Request) -> Response:
+        """Answer POST /api/embeddings, the older form of /api/embed."""
+        asked = await read(request, ollama.read_embed, self._api.notes())
+        found = await self._embedded(request, asked)
+        return self._api.reply({"embedding": found["data"][0]["embedding"]}, asked.notes)
+
+    async def tags(self, request: Request) -> Response:
+        """Answer GET /api/tags and /api/ps."""
+        engine = self._api.service.engine
+        named = f"{self._api.name}:latest"
+        digest = await asyncio.to_thread(lambda: engine.file.digest)
+        what = {"size": engine.file.size, "digest": digest}
+        card = {"name": named, "model": named, **what, **self._details(engine)}
+        return JSONResponse({"models": [card]})
+
+    async def show(self, request: Request) -> Response:
+        """Answer POST /api/show."""
+
+        def name(fields: Fields) -> str:
+            found = fields.text("model") or fields.need_text("name")
+            fields.boolean("verbose", False)
+            return ollama.plain_name(found)
+
+        engine = self._api.engine_of(await read(request, name, self._api.notes()))
+        can = ["completion", "embedding"] + ["tools"] * (engine.template is not None)
+        if engine.template is not None and "enable_thinking" in engine.template.reads:
+            can.append("thinking")
+        family = engine.file.family
+        info = {
+            "general.architecture": family,
+            "general.parameter_count": engine.file.parameters,
+            f"{family}.context_length": engine.context,
+            f"{family}.embedding_length": engine.width,
+        }
+        source = "" if engine.template is None else engine.template.source
+        more = {"modelfile": "", "parameters": "", "template": source, "capabilities": can}
+        return JSONResponse({**more, **self._details(engine), "model_info": info})
+
+    def _details(self, engine: Engine) -> dict[str, Any]:
+        details = {
+            "format": "gguf",
+            "family": engine.file.family,
+            "families": [engine.file.family],
+            "parameter_size": engine.file.parameter_size,
+            "quantization_level": engine.file.kind,
+            "parent_model": "",
+        }
+        made = datetime.fromtimestamp(engine.file.modified, UTC).isoformat()
+        return {"modified_at": made, "details": details}
+
+    async def version(self, request: Request) -> Response:
+        """Answer GET /api/version."""
+        return JSONResponse({"version": ollama.VERSION})
+
+
+def _responses(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+    return ResponsesAnswer(engine.tokenizer, common, model, run)
+
+
+def _messages(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+    return MessagesAnswer(engine.tokenizer, common, model, run)
+
+
+def _chatted(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+    return ollama.OllamaAnswer(engine.tokenizer, common, model, run)
+
+
+def _generated(engine: Engine, common: Common, model: str, run: Run) -> Answer:
+    return ollama.OllamaAnswer(engine.tokenizer, common, model, run, chat=False)

@@ -1,0 +1,99 @@
+"""Pictures of requests: data in base64, or an address of a host that --allow-image-host names."""
+
+import base64
+import binascii
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from orinllm.network.vision.prepare import MOST_BYTES
+from orinllm.server.errors import ApiError, invalid, unsupported
+
+# Seconds in which a picture of another host must be here.
+_SECONDS = 10.0
+# What all protocols say of other kinds of parts.
+READS = "this server reads text and pictures only"
+
+
+@dataclass(frozen=True)
+class RemotePicture:
+    """A picture that is not fetched yet. param: where a request has its address."""
+
+    url: str
+    param: str
+
+
+def picture_at(url: str, param: str) -> dict[str, Any]:
+    """Return a part of a message for a data URI or an address; raises ApiError."""
+    head, comma, data = url.partition(",")
+    if not head.startswith("data:"):
+        try:
+            scheme = urlsplit(url).scheme
+        except ValueError as error:  # of brackets that are no IPv6 address
+            raise invalid(param, f"is no address: {error}") from None
+        if scheme not in ("http", "https"):
+            raise invalid(param, "neither a data URI nor an http address")
+        return {"type": "image", "image": RemotePicture(url, param)}
+    if not comma or not head.lower().endswith(";base64"):
+        raise invalid(param, "a data URI without base64; data:image/png;base64,... was expected")
+    return picture_of(data, param)
+
+
+def picture_of(data: str, param: str) -> dict[str, Any]:
+    """Return a part of a message for a picture's file in base64; raises ApiError."""
+    try:
+        return {"type": "image", "image": base64.b64decode(data, validate=True)}
+    except (binascii.Error, ValueError):
+        raise invalid(param, "is no base64") from None
+
+
+def fetched(messages: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Return messages with what their addresses lead to; raises ApiError for other hosts."""
+    return [
+        {**message, "content": [_fetched(part, hosts) for part in message["content"]]}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
+
+
+def _fetched(part: Any, hosts: Sequence[str]) -> Any:
+    remote = part.get("image") if isinstance(part, Mapping) else None
+    if not isinstance(remote, RemotePicture):
+        return part
+    host = (urlsplit(remote.url).hostname or "").lower()
+    if host not in hosts:
+        raise unsupported(
+            remote.param,
+            f"this server fetches no picture of '{host}' (--allow-image-host); "
+            "a data URI was expected",
+        )
+    return {"type": "image", "image": _fetch(remote)}
+
+
+def _fetch(remote: RemotePicture) -> bytes:
+    """Return what an address has: without redirects, which could lead to another host."""
+    data, until = bytearray(), time.monotonic() + _SECONDS
+    try:
+        # No proxy of the environment, and nothing that a few bytes could unpack to.
+        with httpx.stream(
+            *("GET", remote.url),
+            headers={"Accept-Encoding": "identity"},
+            timeout=_SECONDS,
+            trust_env=False,
+        ) as answer:
+            if answer.status_code != 200:
+                raise invalid(remote.param, f"its host answers with status {answer.status_code}")
+            for piece in answer.iter_raw():
+                data += piece
+                if time.monotonic() > until:  # a timeout is of each piece alone
+                    raise invalid(remote.param, f"its host took more than {_SECONDS:.0f} seconds")
+                if len(data) > MOST_BYTES:
+                    raise invalid(remote.param, f"the picture has more than {MOST_BYTES} bytes")
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise ApiError(400, f"{remote.param}: {error}", param=remote.param) from None
+    return bytes(data)

@@ -1,0 +1,317 @@
+"""Answers, whole and as they come; OpenAI's are here."""
+
+import asyncio
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from typing import Any
+
+from orinllm.batching.runner import Logprobs
+from orinllm.server.choices import Event
+from orinllm.server.errors import ApiError
+from orinllm.server.jobs import Run
+from orinllm.server.protocols.common import Common
+from orinllm.text.answer import Delta
+from orinllm.text.tokenizer import Tokenizer
+from orinllm.text.tools import ToolCall
+
+# Seconds of silence after which a stream says that it is alive.
+_PING_SECONDS = 15.0
+
+
+class Answer(ABC):
+    """Makes one request's answer, in the words of a protocol.
+
+    Attributes:
+      media_type: Of a stream.
+      ping: Says in a stream that it is alive.
+    """
+
+    media_type = "text/event-stream"
+    ping = b": ping\n\n"
+
+    def __init__(self, tokenizer: Tokenizer, common: Common, model: str, run: Run) -> None:
+        self._tokenizer, self._common, self._model, self._run = tokenizer, common, model, run
+        self._choices = [Said() for _ in run.sequences]
+
+    @abstractmethod
+    def result(self) -> dict[str, Any]:
+        """Return the whole answer."""
+
+    @abstractmethod
+    def opening(self) -> Iterable[bytes]:
+        """Return what begins a stream."""
+
+    @abstractmethod
+    def chunks(self, event: Event) -> Iterable[bytes]:
+        """Return what an event adds to a stream."""
+
+    @abstractmethod
+    def closing(self) -> Iterable[bytes]:
+        """Return what ends a stream."""
+
+    @abstractmethod
+    def failure(self, error: ApiError) -> bytes:
+        """Return the last event of an answer that failed."""
+
+    async def whole(self) -> dict[str, Any]:
+        """Wait for the end; raises ApiError where the request failed."""
+        left = len(self._choices)
+        while left:
+            event = await self._run.events.get()
+            if event.error is not None:
+                raise _failed(event.error)
+            self._choices[event.choice].add(event)
+            left -= event.finish is not None
+        return self.result()
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """Yield pieces of the stream; a failure is one, and the last."""
+        left, began = len(self._choices), False
+        while left:
+            events = await self._next()
+            lines = list[bytes]()
+            if not began and events:
+                began = True
+                lines = list(self.opening())
+            for event in events:
+                if event.error is not None:
+                    yield b"".join(lines) + self.failure(_failed(event.error))
+                    return
+                self._choices[event.choice].add(event)
+                left -= event.finish is not None
+                lines += self.chunks(event)
+            yield b"".join(lines) if events else self.ping
+        yield b"".join(self.closing())
+
+    @property
+    def n_said(self) -> int:
+        """Tokens of the answers; one that ends an answer is not counted."""
+        return sum(choice.n_tokens for choice in self._choices)
+
+    async def _next(self) -> list[Event]:
+        """Wait for events; none within a while is no event."""
+        queue = self._run.events
+        if queue.empty():
+            try:
+                async with asyncio.timeout(_PING_SECONDS):
+                    events = [await queue.get()]
+            except TimeoutError:
+                return []
+        else:
+            events = [queue.get_nowait()]
+        while not queue.empty():
+            events.append(queue.get_nowait())
+        return events
+
+
+class OpenAiAnswer(Answer):
+    """An answer of chat/completions, or (not `chat`) of completions."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, common: Common, model: str, run: Run, chat: bool = True
+    ) -> None:
+        super().__init__(tokenizer, common, model, run)
+        self._chat = chat
+        self._head = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if chat else "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self.echo: list[str] = [""] * len(run.sequences)
+        self.echoed: list[list[_Entry]] = [[] for _ in run.sequences]  # with `logprobs`
+
+    def result(self) -> dict[str, Any]:
+        """See `Answer`."""
+        choices = [
+            self._chat_choice(i) if self._chat else self._text_choice(i)
+            for i in range(len(self._choices))
+        ]
+        return {**self._head, "choices": choices, "usage": self.usage()}
+
+    def usage(self) -> dict[str, Any]:
+        """Return counts of tokens."""
+        prompt, said = self._run.n_prompt, self.n_said
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": said,
+            "total_tokens": prompt + said,
+            "prompt_tokens_details": {"cached_tokens": self._run.n_cached},
+        }
+
+    def closing(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        if self._common.include_usage:
+            yield sse({**self._stream_head(), "choices": [], "usage": self.usage()})
+        yield b"data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> bytes:
+        """See `Answer`."""
+        return sse(error.body())
+
+    def _stream_head(self) -> dict[str, Any]:
+        kind = "chat.completion.chunk" if self._chat else "text_completion"
+        return {**self._head, "object": kind}
+
+    def _line(self, choice: dict[str, Any]) -> bytes:
+        chunk = {**self._stream_head(), "choices": [choice]}
+        return sse({**chunk, "usage": None} if self._common.include_usage else chunk)
+
+    def opening(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        for index in range(len(self._choices)):
+            if self._chat:
+                delta = {"role": "assistant", "content": ""}
+                yield self._line({"index": index, "delta": delta, "finish_reason": None})
+            elif self.echo[index]:
+                text = self.echo[index]
+                logprobs = self._logprobs(self.echoed[index])
+                yield self._line(self._chunk(index, text, logprobs, None))
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """See `Answer`."""
+        said = self._choices[event.choice]
+        logprobs = None
+        if event.logprobs is not None:
+            logprobs = self._logprobs(said.logprobs[-1:], len(self.echo[event.choice]))
+        delta: dict[str, Any] | str = event.delta.content
+        if self._chat:
+            delta = _delta(event.delta, said.n_calls - len(event.delta.tool_calls))
+        if delta or logprobs:
+            yield self._line(self._chunk(event.choice, delta, logprobs, None))
+        if event.finish is not None:
+            end = self._chunk(event.choice, {} if self._chat else "", None, event.finish)
+            yield self._line(end)
+
+    def _chunk(self, index: int, delta: Any, logprobs: Any, finish: str | None) -> dict[str, Any]:
+        what = "delta" if self._chat else "text"
+        chunk = {"index": index, what: delta, "finish_reason": finish}
+        return chunk if self._common.top is None else {**chunk, "logprobs": logprobs}
+
+    def _chat_choice(self, index: int) -> dict[str, Any]:
+        said = self._choices[index]
+        message: dict[str, Any] = {"role": "assistant", "content": said.delta.content or None}
+        if not said.delta.tool_calls:
+            message["content"] = said.delta.content
+        if said.delta.reasoning:
+            message["reasoning_content"] = said.delta.reasoning
+        if said.delta.tool_calls:
+            message["tool_calls"] = [_call(call) for call in said.delta.tool_calls]
+        message["refusal"] = None
+        logprobs = None if self._common.top is None else self._logprobs(said.logprobs)
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": logprobs,
+            "finish_reason": said.finish,
+        }
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        said, logprobs = self._choices[index], None
+        if self._common.top is not None:
+            before, after = (
+                self._logprobs(self.echoed[index]),
+                self._logprobs(said.logprobs, len(self.echo[index])),
+            )
+            logprobs = {name: before[name] + after[name] for name in before}
+        return {
+            "index": index,
+            "text": self.echo[index] + said.delta.content,
+            "logprobs": logprobs,
+            "finish_reason": said.finish,
+        }
+
+    def _logprobs(self, entries: "list[_Entry]", start: int = 0) -> dict[str, Any]:
+        """Return them as they are written; `start`: characters before the answer."""
+        if self._chat:
+            content = [self._entry(token, found) for token, found, _ in entries if found]
+            return {"content": content, "refusal": None}
+        return {
+            "tokens": [self._text(token) for token, _, _ in entries],
+            "token_logprobs": [found and found.own for _, found, _ in entries],
+            "top_logprobs": [
+                found and {self._text(token): value for token, value in found.best}
+                for _, found, _ in entries
+            ],
+            "text_offset": [start + offset for _, _, offset in entries],
+        }
+
+    def echo_with(self, index: int, ids: Sequence[int], found: Sequence[Logprobs]) -> None:
+        """Take the logarithms of a prompt's tokens; the first has none."""
+        stream, offset = self._tokenizer.stream(), 0
+        for token, known in zip(ids, (None, *found), strict=True):
+            self.echoed[index].append((token, known, offset))
+            offset += len(stream.push(token))
+
+    def _entry(self, token: int, found: Logprobs) -> dict[str, Any]:
+        return {
+            **self._token(token, found.own),
+            "top_logprobs": [self._token(other, value) for other, value in found.best],
+        }
+
+    def _token(self, token: int, value: float) -> dict[str, Any]:
+        raw = self._bytes(token)
+        return {"token": self._text(token), "logprob": value, "bytes": list(raw)}
+
+    def _bytes(self, token: int) -> bytes:
+        # Some models have more logits than words.
+        known = token < self._tokenizer.vocab_size
+        return self._tokenizer.token_bytes(token) if known else b""
+
+    def _text(self, token: int) -> str:
+        return self._bytes(token).decode(errors="replace")
+
+
+# A token, its logarithms (a prompt's first has none), and the characters of the text before it.
+_Entry = tuple[int, Logprobs | None, int]
+
+
+class Said:
+    """A choice's text so far. stop: the text of the request's that ended it."""
+
+    def __init__(self) -> None:
+        self.delta, self.finish, self.stop = Delta(), "", ""
+        self.n_tokens = self.n_calls = 0
+        self.logprobs: list[_Entry] = []
+
+    def add(self, event: Event) -> None:
+        """Take an event."""
+        offset = len(self.delta.content)
+        self.delta += event.delta
+        self.n_calls += len(event.delta.tool_calls)
+        self.n_tokens += event.token >= 0
+        if event.logprobs is not None:
+            self.logprobs.append((event.token, event.logprobs, offset))
+        self.finish, self.stop = event.finish or self.finish, event.stop or self.stop
+
+
+def _delta(delta: Delta, first_call: int) -> dict[str, Any]:
+    """Return what a chunk of a chat's stream adds."""
+    said: dict[str, Any] = {}
+    if delta.content:
+        said["content"] = delta.content
+    if delta.reasoning:
+        said["reasoning_content"] = delta.reasoning
+    if delta.tool_calls:
+        said["tool_calls"] = [
+            {"index": first_call + i, **_call(call)} for i, call in enumerate(delta.tool_calls)
+        ]
+    return said
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _failed(why: str) -> ApiError:
+    return ApiError(503 if "shutting down" in why else 500, why, code="failed")
+
+
+def sse(value: dict[str, Any], name: str = "") -> bytes:
+    """Return a server-sent event; those of some protocols have a name."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + text + b"\n\n"

@@ -1,0 +1,207 @@
+"""POST /v1/chat/completions: OpenAI's messages and tools."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from orinllm.server.errors import invalid, unsupported
+from orinllm.server.fields import Fields
+from orinllm.server.pictures import READS, picture_at
+from orinllm.server.protocols.common import (
+    ChatRequest,
+    Tools,
+    read_common,
+    read_length,
+    read_shape,
+    refuse_foreign,
+)
+
+_MOST_TOP = 20  # OpenAI's
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+#: OpenAI's words for how much a model shall reason.
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+def read_chat(fields: Fields) -> ChatRequest:
+    """Read a chat's request; raises ApiError."""
+    n_top = fields.optional_integer("top_logprobs", 0, _MOST_TOP)
+    if fields.boolean("logprobs", False):
+        top = n_top or 0
+    elif n_top:
+        raise invalid("top_logprobs", "needs logprobs to be true")
+    else:
+        top = None
+    newer, older = (read_length(fields, name) for name in ("max_completion_tokens", "max_tokens"))
+    if newer is not None and older is not None and newer != older:
+        raise invalid("max_tokens", "differs from max_completion_tokens, its newer name")
+    common = read_common(fields, older if newer is None else newer, top)
+    tools = read_tools(fields)
+    shape = read_shape(fields)
+    if shape is not None and tools.forced:
+        raise unsupported(shape.param, "cannot go with a tool_choice that forces a call")
+    effort = fields.text("reasoning_effort")
+    if effort is not None and effort not in EFFORTS:
+        fields.notes.ignore("reasoning_effort", f"'{effort}' is none of {', '.join(EFFORTS)}")
+        effort = None
+    request = ChatRequest(
+        common,
+        read_messages(fields),
+        tools,
+        shape,
+        effort,
+        None,
+        fields.mapping("chat_template_kwargs") or {},
+    )
+    refuse_foreign(fields)
+    fields.only("modalities", (["text"],), "this server answers with text only")
+    fields.only("audio", (), "this server answers with text only")
+    fields.only("web_search_options", (), "this server searches nothing")
+    fields.only("functions", ([],), "was replaced by tools")
+    fields.only("function_call", ("none", "auto"), "was replaced by tool_choice")
+    fields.done()
+    return request
+
+
+def read_tools(fields: Fields) -> Tools:
+    """Read OpenAI's tools, and which must be called."""
+    tools, others = [], list[Fields]()
+    for part in fields.parts("tools"):
+        if part.need_text("type") != "function":
+            others.append(part)
+            continue
+        part.need("function")
+        function = part.part("function")
+        assert function is not None
+        tools.append(function_tool(function))
+        part.done()
+    drop_hosted(others, bool(tools))
+    parallel = fields.boolean("parallel_tool_calls", True)
+    choice = fields.take("tool_choice")
+    if choice == "none":
+        return Tools()
+    return Tools(tuple(tools), tuple(_forced(fields, choice, tools)), parallel)
+
+
+def function_tool(function: Fields) -> dict[str, Any]:
+    """Return a function as templates read it."""
+    named: dict[str, Any] = {"name": function.need_text("name")}
+    if (description := function.text("description")) is not None:
+        named["description"] = description
+    if (parameters := function.mapping("parameters")) is not None:
+        named["parameters"] = parameters
+    function.boolean("strict", True)
+    function.done()
+    return {"type": "function", "function": named}
+
+
+def drop_hosted(others: list[Fields], beside: bool) -> None:
+    """Note tools that only their maker's service has; beside functions the model does without."""
+    for part in others:
+        if not beside:
+            raise unsupported(part.path("type"), "only functions are supported")
+        part.notes.ignore(part.path("type"), "only functions are supported")
+
+
+def _forced(fields: Fields, choice: Any, tools: list[Any]) -> list[Mapping[str, Any]]:
+    """Return the tools of which one must be called."""
+    if choice is None or choice == "auto":
+        return []
+    if not tools:
+        raise invalid("tool_choice", "needs tools")
+    if choice in ("required", "any"):
+        return tools
+    if isinstance(choice, str):
+        raise invalid("tool_choice", f"'{choice}' is none of none, auto, required")
+    part = Fields(choice, "tool_choice", fields.notes)
+    if part.need_text("type") != "function":
+        raise unsupported("tool_choice.type", "only functions are supported")
+    # The Responses API has the name where it stands, chats have it one level deeper.
+    function = part.part("function") or part
+    name = function.need_text("name")
+    function.done()
+    part.done()
+    return named_tools(tools, name)
+
+
+def named_tools(tools: list[Any], name: str) -> list[Mapping[str, Any]]:
+    """Return the tool of a name; raises ApiError where none has it."""
+    named = [tool for tool in tools if tool["function"]["name"] == name]
+    if not named:
+        raise invalid("tool_choice", f"no tool is named '{name}'")
+    return named
+
+
+def read_messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """Read a conversation, as templates read it."""
+    fields.need("messages")
+    messages = fields.parts("messages")
+    if not messages:
+        raise invalid("messages", "is empty: at least one message is needed")
+    return tuple(map(_message, messages))
+
+
+def _message(part: Fields) -> dict[str, Any]:
+    part.need("role")
+    role = part.choice("role", _ROLES, None)
+    message: dict[str, Any] = {"role": role}
+    content = part.take("content")
+    if isinstance(content, list):
+        content = [_content(inner) for inner in part.parts("content")]
+    elif content is not None and not isinstance(content, str):
+        raise invalid(part.path("content"), "neither a string nor an array of parts")
+    calls = part.parts("tool_calls") if role == "assistant" else []
+    if content is None and role != "assistant":
+        raise invalid(part.path("content"), "is missing", "missing_required_parameter")
+    # Not every template knows null, and nothing is as good for all.
+    message["content"] = "" if content is None else content
+    if calls:
+        message["tool_calls"] = [_call(call) for call in calls]
+    if (name := part.text("name")) is not None:
+        message["name"] = name
+    if role == "tool":
+        message["tool_call_id"] = part.need_text("tool_call_id")
+    if role == "assistant":
+        thought = part.text("reasoning_content") or part.text("reasoning")
+        if thought:
+            message["reasoning_content"] = thought
+        part.text("reasoning")
+        # What OpenAI's client returns and gets back: empty ones are no loss.
+        for other in ("audio", "function_call"):
+            part.only(other, ([], ""), "is not supported")
+        for other in ("refusal", "annotations"):
+            part.hint(other, ([], ""), "is not supported")
+    part.done()
+    return message
+
+
+def _content(part: Fields) -> dict[str, Any]:
+    kind = part.need_text("type")
+    if kind == "image_url":
+        part.need("image_url")
+        inner = part.part("image_url")
+        assert inner is not None
+        picture = picture_at(inner.need_text("url"), inner.path("url"))
+        inner.text("detail")
+        inner.done()
+        part.done()
+        return picture
+    if kind not in ("text", "refusal"):
+        raise unsupported(part.path("type"), READS)
+    text = part.need_text(kind)
+    part.done()
+    return {"type": "text", "text": text}
+
+
+def _call(part: Fields) -> dict[str, Any]:
+    part.choice("type", ("function",), "function")
+    part.take("index")
+    call: dict[str, Any] = {"type": "function", "id": part.need_text("id")}
+    part.need("function")
+    function = part.part("function")
+    assert function is not None
+    call["function"] = {
+        "name": function.need_text("name"),
+        "arguments": function.need_text("arguments"),
+    }
+    function.done()
+    part.done()
+    return call

@@ -1,0 +1,145 @@
+"""POST /v1/embeddings: a vector of each text, from the states before the logits."""
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from orinllm.batching.sequence import Sequence as Job
+from orinllm.choose.sampling import Sampling
+from orinllm.choose.states import Pool
+from orinllm.errors import BadInput
+from orinllm.server.choices import Event, Post
+from orinllm.server.engine import Engine
+from orinllm.server.errors import ApiError, context_exceeded, invalid, unsupported
+from orinllm.server.fields import Fields, Notes
+from orinllm.server.jobs import Run, check_tokens, refuse_too_long, submit
+from orinllm.server.protocols.common import read_texts
+
+# OpenAI's limit of texts in a request.
+_MOST_TEXTS = 2048
+
+
+@dataclass(frozen=True)
+class EmbeddingRequest:
+    """A request for embeddings. Each text is characters or tokens."""
+
+    model: str
+    texts: tuple[str | tuple[int, ...], ...]
+    base64: bool
+    dimensions: int | None
+    client: str = ""
+    notes: Notes = field(default_factory=Notes)
+
+
+def read_embeddings(fields: Fields) -> EmbeddingRequest:
+    """Read a request; raises ApiError."""
+    texts = read_texts(fields.need("input"), "input")
+    if len(texts) > _MOST_TEXTS:
+        raise invalid("input", f"{len(texts)} texts; at most {_MOST_TEXTS}")
+    request = EmbeddingRequest(
+        fields.need_text("model"),
+        texts,
+        fields.choice("encoding_format", ("float", "base64"), "float") == "base64",
+        fields.optional_integer("dimensions", 1, 1 << 31),
+        fields.text("user") or "",
+        fields.notes,
+    )
+    fields.done()
+    return request
+
+
+class Embeddings:
+    """Makes one request's answer, text by text, each in the queue's turn."""
+
+    def __init__(self, engine: Engine, asked: EmbeddingRequest, client: str, post: Post) -> None:
+        self._engine, self._asked, self._post = engine, asked, post
+        self._client = asked.client or client
+        self.run = Run([])
+        if asked.dimensions not in (None, engine.width):
+            why = f"vectors of this model have {engine.width} numbers, and are not shortened"
+            raise unsupported("dimensions", why)
+
+    def tokens(self) -> list[list[int]]:
+        """Return the texts' tokens; raises ApiError for what cannot be."""
+        return [self._tokens(text) for text in self._asked.texts]
+
+    def _tokens(self, text: str | Sequence[int]) -> list[int]:
+        engine, tokenizer = self._engine, self._engine.tokenizer
+        if isinstance(text, str):
+            refuse_too_long(engine, text, "input")
+            try:
+                ids = tokenizer.encode_whole(text)
+            except BadInput as error:
+                raise invalid("input", str(error)) from None
+        else:
+            check_tokens(engine, text, "input")
+            ids = list(text)
+        if not ids:
+            raise invalid("input", "is empty: at least one token is needed")
+        if len(ids) > engine.context:
+            raise context_exceeded(len(ids), engine.context, "input")
+        return ids
+
+    async def whole(self) -> dict[str, Any]:
+        """Wait for all vectors; raises ApiError where the request failed."""
+        texts, data = await asyncio.to_thread(self.tokens), []
+        for index, ids in enumerate(texts):
+            pool = Pool(self._engine.pooling)
+            self.run.sequences = [self._job(index, ids, pool)]
+            submit(self._engine, self.run, goes_on=index > 0)
+            event = await self.run.events.get()
+            if event.error is not None:
+                raise ApiError(503 if "shutting down" in event.error else 500, event.error)
+            data.append({"object": "embedding", "index": index, "embedding": self._said(pool)})
+        n_tokens = sum(map(len, texts))
+        return {
+            "object": "list",
+            "data": data,
+            "model": self._asked.model,
+            "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens},
+        }
+
+    def _job(self, index: int, ids: list[int], pool: Pool) -> Job:
+        sink = _Sink(index, self._post, self.run)
+        # A mean needs every token's state, and states are not kept.
+        reuse = self._engine.pooling == "last"
+        return Job(
+            ids,
+            Sampling(temperature=0),
+            0,
+            frozenset(),
+            sink,
+            reuse=reuse,
+            client=self._client,
+            states=pool.take,
+        )
+
+    def _said(self, pool: Pool) -> Any:
+        vector = pool.vector
+        if not np.isfinite(vector).all():
+            raise ApiError(500, "the model's states are no numbers", code="failed")
+        if self._asked.base64:
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        # The shortest decimals that give the same float32 back.
+        return [float(str(value)) for value in vector]
+
+
+class _Sink:
+    """Learns that a text's states are there."""
+
+    def __init__(self, index: int, post: Post, run: Run) -> None:
+        self._index, self._post, self._run = index, post, run
+
+    def take(self, token: int, logprobs: object) -> bool:
+        """See `Sink`; there are no tokens."""
+        raise AssertionError("an embedding has no tokens")
+
+    def end(self, reason: str, error: str | None) -> None:
+        """See `Sink`."""
+        if reason == "cut":
+            error = "the server is shutting down"
+        self._post.put(self._run.events, Event(self._index, finish=reason, error=error))

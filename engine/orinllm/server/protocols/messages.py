@@ -1,0 +1,316 @@
+"""POST /v1/messages and its count_tokens: Anthropic's API, as Claude Code uses it."""
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orinllm.choose.sampling import Sampling
+from orinllm.server.choices import Event
+from orinllm.server.errors import ApiError, invalid, unsupported
+from orinllm.server.fields import Fields
+from orinllm.server.jobs import Run
+from orinllm.server.pictures import READS, picture_at, picture_of
+from orinllm.server.protocols.answers import Answer, sse
+from orinllm.server.protocols.chat import EFFORTS, drop_hosted, named_tools
+from orinllm.server.protocols.common import (
+    MOST_TOKENS,
+    ChatRequest,
+    Common,
+    Shape,
+    Tools,
+    new_seed,
+    read_length,
+    read_stop,
+)
+from orinllm.text.tokenizer import Tokenizer
+
+_FINISHES = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def read_message(fields: Fields) -> ChatRequest:
+    """Read a request of POST /v1/messages; raises ApiError."""
+    fields.need("max_tokens")
+    return _read(fields)
+
+
+def read_count(fields: Fields) -> ChatRequest:
+    """Read a request of POST /v1/messages/count_tokens; raises ApiError."""
+    return _read(fields)
+
+
+def _read(fields: Fields) -> ChatRequest:
+    metadata, client = fields.part("metadata"), None
+    if metadata is not None:
+        client = metadata.text("user_id")
+        metadata.done()
+    fields.hint("service_tier", ("auto", "standard_only"), "there is one tier")
+    for name in ("container", "mcp_servers"):
+        fields.only(name, ([],), "this server runs nothing")
+    common = Common(
+        model=fields.need_text("model"),
+        sampling=Sampling(
+            temperature=fields.number("temperature", 1, 0, 2),
+            top_p=fields.number("top_p", 1, 0, 1),
+            top_k=fields.integer("top_k", 0, 0, MOST_TOKENS - 1),
+            min_p=0,
+            seed=new_seed(),
+        ),
+        max_tokens=read_length(fields, "max_tokens"),
+        stop=read_stop(fields, "stop_sequences"),
+        stream=fields.boolean("stream", False),
+        client=client or "",
+        notes=fields.notes,
+    )
+    thinking = _thinking(fields)
+    shape, effort = _output(fields)
+    tools = _tools(fields)
+    request = ChatRequest(common, _messages(fields), tools, shape, effort, thinking)
+    fields.done()
+    return request
+
+
+def _thinking(fields: Fields) -> bool | None:
+    part = fields.part("thinking")
+    if part is None:
+        return None
+    kind = part.choice("type", ("enabled", "disabled", "adaptive"), None)
+    part.hint("budget_tokens", (), "thoughts have no length of their own")
+    part.hint("display", (), "thoughts come as they are")
+    part.done()
+    return None if kind in (None, "adaptive") else kind == "enabled"
+
+
+def _output(fields: Fields) -> tuple[Shape | None, str | None]:
+    part = fields.part("output_config")
+    if part is None:
+        return None, None
+    shape = None
+    if (form := part.part("format")) is not None:
+        form.choice("type", ("json_schema",), None)
+        shape = Shape("schema", form.need("schema"), form.path("schema"))
+        form.done()
+    effort = part.text("effort")
+    if effort is not None and effort not in EFFORTS:
+        fields.notes.ignore(part.path("effort"), f"'{effort}' is none of {', '.join(EFFORTS)}")
+        effort = None
+    part.done()
+    return shape, effort
+
+
+def _tools(fields: Fields) -> Tools:
+    tools, others = [], list[Fields]()
+    for part in fields.parts("tools"):
+        if (part.text("type") or "custom") != "custom":
+            others.append(part)
+            continue
+        function: dict[str, Any] = {"name": part.need_text("name")}
+        if (description := part.text("description")) is not None:
+            function["description"] = description
+        function["parameters"] = part.mapping("input_schema") or {"type": "object"}
+        part.boolean("strict", True)
+        part.done()
+        tools.append({"type": "function", "function": function})
+    drop_hosted(others, bool(tools))
+    choice = fields.part("tool_choice")
+    if choice is None:
+        return Tools(tuple(tools))
+    kind = choice.choice("type", ("auto", "any", "tool", "none"), "auto")
+    parallel = not choice.boolean("disable_parallel_tool_use", False)
+    forced: list[Mapping[str, Any]] = []
+    if kind == "tool":
+        forced = named_tools(tools, choice.need_text("name"))
+    elif kind == "any":
+        forced = [*tools]
+        if not tools:
+            raise invalid("tool_choice", "needs tools")
+    choice.done()
+    return Tools() if kind == "none" else Tools(tuple(tools), tuple(forced), parallel)
+
+
+def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    messages: list[dict[str, Any]] = []
+    if (system := _text(fields, "system")) != "":
+        messages.append({"role": "system", "content": system})
+    fields.need("messages")
+    parts = fields.parts("messages")
+    if not parts:
+        raise invalid("messages", "is empty: at least one message is needed")
+    for part in parts:
+        part.need("role")
+        role = part.choice("role", ("user", "assistant", "system"), None)
+        content = part.need("content")
+        if isinstance(content, str):
+            messages.append({"role": role, "content": content})
+        else:
+            messages += _of_blocks(part, str(role))
+        part.done()
+    return tuple(messages)
+
+
+def _of_blocks(part: Fields, role: str) -> list[dict[str, Any]]:
+    """Return a message's blocks as messages: results of tools stand before what is said."""
+    message: dict[str, Any] = {"role": role, "content": ""}
+    results, calls = [], []
+    parts: list[dict[str, Any]] = []  # texts and pictures
+    for block in part.parts("content"):
+        kind = block.need_text("type")
+        if kind == "text":
+            parts.append({"type": "text", "text": block.need_text("text")})
+        elif kind == "image":
+            parts.append(_picture(block))
+        elif kind == "thinking":
+            message["reasoning_content"] = block.need_text("thinking")
+            block.take("signature")
+        elif kind == "tool_use":
+            arguments = json.dumps(block.mapping("input") or {}, ensure_ascii=False)
+            function = {"name": block.need_text("name"), "arguments": arguments}
+            calls.append({"type": "function", "id": block.need_text("id"), "function": function})
+        elif kind == "tool_result":
+            said = _text(block, "content")
+            if block.boolean("is_error", False):
+                said = f"Error: {said}"
+            told = {"role": "tool", "tool_call_id": block.need_text("tool_use_id")}
+            results.append({**told, "content": said})
+        elif kind == "redacted_thinking":
+            block.hint("data", (), "is another server's")
+        else:
+            raise unsupported(block.path("type"), READS)
+        block.done()
+    seen = any(each["type"] == "image" for each in parts)
+    message["content"] = parts if seen else "\n".join(each["text"] for each in parts)
+    if calls:
+        message["tool_calls"] = calls
+    return [*results, message] if parts or calls or not results else results
+
+
+def _picture(block: Fields) -> dict[str, Any]:
+    block.need("source")
+    source = block.part("source")
+    assert source is not None
+    kind = source.choice("type", ("base64", "url"), None)
+    source.text("media_type")
+    name = "data" if kind == "base64" else "url"
+    picture = (picture_of if kind == "base64" else picture_at)(
+        source.need_text(name), source.path(name)
+    )
+    source.done()
+    return picture
+
+
+def _text(part: Fields, name: str) -> str:
+    """Return a text that may come in blocks."""
+    value = part.take(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts = []
+    for inner in part.parts(name):
+        if inner.need_text("type") != "text":
+            raise unsupported(inner.path("type"), "this server reads text only")
+        texts.append(inner.need_text("text"))
+        inner.done()
+    return "\n".join(texts)
+
+
+class MessagesAnswer(Answer):
+    """An answer as a message of blocks: thinking, text, calls."""
+
+    ping = sse({"type": "ping"}, "ping")
+
+    def __init__(self, tokenizer: Tokenizer, common: Common, model: str, run: Run) -> None:
+        super().__init__(tokenizer, common, model, run)
+        self._id, self._index, self._open = f"msg_{secrets.token_hex(12)}", -1, ""
+
+    def result(self) -> dict[str, Any]:
+        """See `Answer`."""
+        said = self._choices[0]
+        blocks: list[dict[str, Any]] = []
+        if said.delta.reasoning:
+            text = said.delta.reasoning
+            blocks.append({"type": "thinking", "thinking": text, "signature": ""})
+        if said.delta.content:
+            blocks.append({"type": "text", "text": said.delta.content})
+        for call in said.delta.tool_calls:
+            blocks.append({**_call_block(call), "input": json.loads(call.arguments)})
+        return {**self._message(blocks), **self._ended(), "usage": self._usage()}
+
+    def _message(self, blocks: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": blocks,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(),
+        }
+
+    def _ended(self) -> dict[str, Any]:
+        said = self._choices[0]
+        reason = "stop_sequence" if said.stop else _FINISHES[said.finish]
+        return {"stop_reason": reason, "stop_sequence": said.stop or None}
+
+    def _usage(self) -> dict[str, Any]:
+        cached = self._run.n_cached
+        return {
+            "input_tokens": self._run.n_prompt - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self.n_said,
+        }
+
+    def opening(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        yield _event("message_start", message=self._message([]))
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """See `Answer`."""
+        delta = event.delta
+        if delta.reasoning:
+            yield from self._begin("thinking", {"thinking": "", "signature": ""})
+            yield self._grow({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.content:
+            yield from self._begin("text", {"text": ""})
+            yield self._grow({"type": "text_delta", "text": delta.content})
+        for call in delta.tool_calls:
+            yield from self._end()
+            yield from self._begin("tool_use", _call_block(call))
+            yield self._grow({"type": "input_json_delta", "partial_json": call.arguments})
+            yield from self._end()
+
+    def _begin(self, kind: str, block: dict[str, Any]) -> Iterator[bytes]:
+        if self._open == kind:
+            return
+        yield from self._end()
+        self._open, self._index = kind, self._index + 1
+        start = {"type": kind, **block}
+        yield _event("content_block_start", index=self._index, content_block=start)
+
+    def _grow(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _end(self) -> Iterator[bytes]:
+        if self._open == "thinking":
+            yield self._grow({"type": "signature_delta", "signature": ""})
+        if self._open:
+            self._open = ""
+            yield _event("content_block_stop", index=self._index)
+
+    def closing(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        yield from self._end()
+        yield _event("message_delta", delta=self._ended(), usage=self._usage())
+        yield _event("message_stop")
+
+    def failure(self, error: ApiError) -> bytes:
+        """See `Answer`."""
+        return sse(error.body("/v1/messages"), "error")
+
+
+def _call_block(call: Any) -> dict[str, Any]:
+    return {"type": "tool_use", "id": f"toolu_{call.id}", "name": call.name, "input": {}}
+
+
+def _event(name: str, **more: Any) -> bytes:
+    return sse({"type": name, **more}, name)

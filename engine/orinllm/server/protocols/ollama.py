@@ -1,0 +1,273 @@
+"""Ollama's API, as Open WebUI and Home Assistant use it: /api/chat, generate, embed, and lists."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from orinllm.choose.sampling import Sampling
+from orinllm.server.choices import Event
+from orinllm.server.errors import ApiError, invalid
+from orinllm.server.fields import Fields
+from orinllm.server.jobs import Run
+from orinllm.server.pictures import picture_of
+from orinllm.server.protocols.answers import Answer
+from orinllm.server.protocols.chat import read_tools
+from orinllm.server.protocols.common import (
+    MOST_TOKENS,
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    Shape,
+    new_seed,
+    read_stop,
+    read_texts,
+)
+from orinllm.server.protocols.embeddings import EmbeddingRequest
+from orinllm.text.tokenizer import Tokenizer
+
+# Ollama's own defaults of sampling.
+_TEMPERATURE, _TOP_K, _TOP_P, _REPEAT = 0.8, 40, 0.9, 1.1
+#: The protocol's version that clients are told; they compare it with what they need.
+VERSION = "0.12.6"
+
+
+def plain_name(name: str) -> str:
+    """Return a model's name without the tag that Ollama's clients add."""
+    return name.removesuffix(":latest")
+
+
+def read_chat(fields: Fields) -> ChatRequest:
+    """Read POST /api/chat; raises ApiError."""
+    common = _common(fields)
+    thinking, effort = _think(fields)
+    tools = read_tools(fields)
+    messages = _messages(fields)
+    request = ChatRequest(common, messages, tools, _format(fields), effort, thinking)
+    fields.done()
+    return request
+
+
+def read_generate(fields: Fields) -> ChatRequest | CompletionRequest:
+    """Read POST /api/generate, a chat of one message unless it is `raw`; raises ApiError."""
+    common, shape = _common(fields), _format(fields)
+    thinking, effort = _think(fields)
+    prompt, system = fields.text("prompt") or "", fields.text("system")
+    fields.only("suffix", ("",), "this server continues text and fills no gap")
+    fields.only("template", ("",), "the model's own is used")
+    pictures = _pictures(fields)
+    fields.hint("context", ([],), "was replaced by /api/chat")
+    raw = fields.boolean("raw", False)
+    fields.done()
+    if raw and prompt:
+        return CompletionRequest(common, (prompt,), False, shape)
+    messages: list[dict[str, Any]] = []
+    if system:
+        messages.append({"role": "system", "content": system})
+    if prompt or pictures:
+        said = [*pictures, {"type": "text", "text": prompt}] if pictures else prompt
+        messages.append({"role": "user", "content": said})
+    return ChatRequest(common, tuple(messages), shape=shape, effort=effort, thinking=thinking)
+
+
+def read_embed(fields: Fields) -> EmbeddingRequest:
+    """Read POST /api/embed; raises ApiError."""
+    name = "input" if fields.take("input") is not None else "prompt"  # /api/embeddings' name
+    texts = read_texts(fields.need(name), name)
+    fields.hint("truncate", (False,), "texts are not shortened")
+    fields.hint("options", ({},), "have no effect on embeddings")
+    _keep(fields)
+    dimensions = fields.optional_integer("dimensions", 1, MOST_TOKENS)
+    model = plain_name(fields.need_text("model"))
+    fields.done()
+    return EmbeddingRequest(model, texts, False, dimensions, notes=fields.notes)
+
+
+def _keep(fields: Fields) -> None:
+    fields.take("keep_alive")  # the model stays, however long that says
+
+
+def _common(fields: Fields) -> Common:
+    _keep(fields)
+    options = fields.part("options") or Fields({}, "options", fields.notes)
+    common = Common(
+        model=plain_name(fields.need_text("model")),
+        sampling=_sampling(options),
+        max_tokens=_length(options),
+        stop=read_stop(options, "stop"),
+        stream=fields.boolean("stream", True),
+        notes=fields.notes,
+    )
+    for name in ("num_ctx", "num_batch", "num_gpu", "num_thread", "num_keep", "use_mmap"):
+        options.hint(name, (), "is the server's own choice")
+    options.done()
+    return common
+
+
+def _sampling(options: Fields) -> Sampling:
+    seed = options.optional_integer("seed", -(1 << 63), (1 << 64) - 1)
+    return Sampling(
+        temperature=options.number("temperature", _TEMPERATURE, 0, 2),
+        top_k=max(0, options.integer("top_k", _TOP_K, -1, MOST_TOKENS - 1)),
+        top_p=options.number("top_p", _TOP_P, 0, 1),
+        min_p=options.number("min_p", 0, 0, 1),
+        repeat_penalty=options.number("repeat_penalty", _REPEAT, 0.001, 100),
+        presence_penalty=options.number("presence_penalty", 0, -2, 2),
+        frequency_penalty=options.number("frequency_penalty", 0, -2, 2),
+        seed=new_seed() if seed in (None, -1) else int(seed or 0) % (1 << 64),
+    )
+
+
+def _length(options: Fields) -> int | None:
+    """Return how many tokens an answer has at most: -1 is no limit, -2 the whole context."""
+    value = options.optional_integer("num_predict", -2, MOST_TOKENS)
+    return None if value is None or value < 1 else value
+
+
+def _think(fields: Fields) -> tuple[bool | None, str | None]:
+    value = fields.take("think")
+    if value is None or isinstance(value, bool):
+        return value, None
+    if value in ("low", "medium", "high"):
+        return None, value
+    raise invalid("think", "neither a boolean nor one of low, medium, high")
+
+
+def _format(fields: Fields) -> Shape | None:
+    value = fields.take("format")
+    if value in (None, ""):
+        return None
+    if value == "json":
+        return Shape("schema", {"type": "object"}, "format")
+    if not isinstance(value, Mapping):
+        raise invalid("format", "neither json nor a JSON schema")
+    return Shape("schema", value, "format")
+
+
+def _pictures(fields: Fields) -> list[dict[str, Any]]:
+    """Return the parts of a message's pictures."""
+    given = fields.take("images") or []
+    if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+        raise invalid(fields.path("images"), "no list of pictures in base64")
+    return [picture_of(data, f"{fields.path('images')}[{at}]") for at, data in enumerate(given)]
+
+
+def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    messages, called = [], dict[str, str]()
+    for part in fields.parts("messages"):
+        part.need("role")
+        role = part.choice("role", ("system", "user", "assistant", "tool"), None)
+        message: dict[str, Any] = {"role": role, "content": part.text("content") or ""}
+        if pictures := _pictures(part):
+            message["content"] = [*pictures, {"type": "text", "text": message["content"]}]
+        if (thinking := part.text("thinking")) is not None:
+            message["reasoning_content"] = thinking
+        calls = []
+        for call in part.parts("tool_calls"):
+            call_id = call.text("id") or f"call{len(called):05}"
+            call.text("type")
+            inner = call.part("function")
+            if inner is None:
+                raise invalid(call.path("function"), "is missing", "missing_required_parameter")
+            name = inner.need_text("name")
+            arguments = json.dumps(inner.mapping("arguments") or {}, ensure_ascii=False)
+            inner.take("index")
+            inner.done()
+            called[name] = call_id
+            function = {"name": name, "arguments": arguments}
+            calls.append({"type": "function", "id": call_id, "function": function})
+            call.done()
+        if calls:
+            message["tool_calls"] = calls
+        if role == "tool":
+            name = part.text("tool_name") or part.text("name") or ""
+            given = part.text("tool_call_id")
+            message |= {"tool_call_id": given or called.get(name, "call00000")}
+            message |= {"name": name} if name else {}
+        part.done()
+        messages.append(message)
+    return tuple(messages)
+
+
+class OllamaAnswer(Answer):
+    """An answer as lines of JSON; `chat`: of /api/chat, else of /api/generate."""
+
+    media_type = "application/x-ndjson"
+    ping = b"\n"
+
+    def __init__(
+        self, tokenizer: Tokenizer, common: Common, model: str, run: Run, chat: bool = True
+    ) -> None:
+        super().__init__(tokenizer, common, model, run)
+        self._chat, self._began, self._first = chat, time.monotonic(), 0.0
+
+    def result(self) -> dict[str, Any]:
+        """See `Answer`."""
+        said = self._choices[0].delta
+        return {**self._said(said.content, said.reasoning, said.tool_calls), **self._ended()}
+
+    def _said(self, content: str, thinking: str, calls: tuple[Any, ...] = ()) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": now()}
+        if not self._chat:
+            more = {"thinking": thinking} if thinking else {}
+            return {**head, "response": content, **more, "done": False}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = [
+                {"id": c.id, "function": {"name": c.name, "arguments": json.loads(c.arguments)}}
+                for c in calls
+            ]
+        return {**head, "message": message, "done": False}
+
+    def _ended(self) -> dict[str, Any]:
+        whole = time.monotonic() - self._began
+        prompt = self._first - self._began if self._first else whole
+        finish = self._choices[0].finish
+        return {
+            "done": True,
+            "done_reason": "length" if finish == "length" else "stop",
+            "total_duration": int(whole * 1e9),
+            "load_duration": 0,
+            "prompt_eval_count": self._run.n_prompt,
+            "prompt_eval_duration": int(prompt * 1e9),
+            "eval_count": self.n_said,
+            "eval_duration": int((whole - prompt) * 1e9),
+        }
+
+    def opening(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        self._first = time.monotonic()
+        return iter(())
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """See `Answer`."""
+        delta = event.delta
+        if delta.content or delta.reasoning or delta.tool_calls:
+            yield line(self._said(delta.content, delta.reasoning, delta.tool_calls))
+
+    def closing(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        yield line({**self._said("", ""), **self._ended()})
+
+    def failure(self, error: ApiError) -> bytes:
+        """See `Answer`."""
+        return line(error.body("/api/"))
+
+
+def line(value: Any) -> bytes:
+    """Return a line of a stream."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def now() -> str:
+    """Return the time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def loaded(model: str, chat: bool) -> dict[str, Any]:
+    """Return the answer to a request that only wants the model to be loaded."""
+    said = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    return {"model": model, "created_at": now(), **said, "done": True, "done_reason": "load"}

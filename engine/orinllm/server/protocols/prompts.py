@@ -1,0 +1,93 @@
+"""Logarithms of a prompt's own tokens' probabilities: `echo` with `logprobs` of /v1/completions.
+
+A prompt is an answer to its first token that is held to the others, so every path computes them,
+a step a token. lm-eval's loglikelihood tasks ask for nothing else.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from orinllm.batching.runner import Logprobs, Words
+from orinllm.batching.sequence import Sequence as Job
+from orinllm.choose.sampling import Sampling
+from orinllm.server.choices import Event, Post
+from orinllm.server.engine import Engine
+from orinllm.server.errors import ApiError
+from orinllm.server.jobs import Run, submit
+from orinllm.server.protocols.common import Common
+
+
+class PromptScores:
+    """Computes one request's, of all its prompts at once. `run`: what to cancel."""
+
+    def __init__(
+        self, engine: Engine, common: Common, prompts: Sequence[Sequence[int]], post: Post
+    ) -> None:
+        self._engine, self._prompts = engine, prompts
+        self.run = Run([])
+        self._sinks = [_Sink(post, self.run) for _ in prompts]
+        for ids, sink in zip(prompts, self._sinks, strict=True):
+            if len(ids) > 1:
+                self.run.sequences.append(
+                    Job(
+                        [ids[0]],
+                        Sampling(temperature=0),
+                        len(ids) - 1,
+                        frozenset(),
+                        sink,
+                        Held(ids[1:], engine.vocab_size),
+                        common.top,
+                        common.reuse,
+                        common.client,
+                    )
+                )
+
+    async def whole(self) -> list[list[Logprobs]]:
+        """Return those of each prompt but for its first token's; raises ApiError on failure."""
+        if self.run.sequences:
+            submit(self._engine, self.run)
+        for _ in self.run.sequences:
+            event = await self.run.events.get()
+            if event.error is not None:
+                raise ApiError(503 if "shutting down" in event.error else 500, event.error)
+        return [sink.found for sink in self._sinks]
+
+
+class Held:
+    """A constraint that allows one text, token by token."""
+
+    def __init__(self, tokens: Sequence[int], size: int) -> None:
+        self._tokens, self._size, self._at = tokens, size, 0
+
+    def words(self) -> Words:
+        """Return a bit for each token that is allowed now."""
+        words: Words = np.zeros((self._size + 31) // 32, np.uint32)
+        token = self._tokens[self._at]
+        words[token // 32] = 1 << token % 32
+        return words
+
+    def take(self, token: int) -> bool:
+        """Take a token; True says that the answer is complete."""
+        self._at += 1
+        return self._at == len(self._tokens)
+
+
+class _Sink:
+    """Keeps what comes."""
+
+    def __init__(self, post: Post, run: Run) -> None:
+        self._post, self._run = post, run
+        self.found: list[Logprobs] = []
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `Sink`."""
+        assert logprobs is not None
+        self.found.append(logprobs)
+        return False
+
+    def end(self, reason: str, error: str | None) -> None:
+        """See `Sink`."""
+        if reason == "cut":
+            error = "the server is shutting down"
+        self._post.put(self._run.events, Event(0, finish=reason, error=error))

@@ -1,0 +1,374 @@
+"""POST /v1/responses: OpenAI's newer API, as openai-agents and Codex use it."""
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orinllm.server.choices import Event
+from orinllm.server.errors import ApiError, invalid, unsupported
+from orinllm.server.fields import Fields
+from orinllm.server.jobs import Run
+from orinllm.server.pictures import READS, picture_at
+from orinllm.server.protocols.answers import Answer, sse
+from orinllm.server.protocols.chat import EFFORTS, drop_hosted, function_tool, named_tools
+from orinllm.server.protocols.common import (
+    ChatRequest,
+    Common,
+    Shape,
+    Tools,
+    read_length,
+    read_named_schema,
+    read_sampling,
+    read_stop,
+)
+from orinllm.text.tokenizer import Tokenizer
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+
+def read_response(fields: Fields) -> ChatRequest:
+    """Read a request; raises ApiError."""
+    for name in ("previous_response_id", "conversation", "prompt"):
+        fields.only(name, (), "this server stores nothing")
+    fields.only("background", (False,), "this server stores nothing")
+    for name, harmless in (
+        ("store", (True, False)),
+        ("metadata", ({},)),
+        ("service_tier", ("auto", "default")),
+        ("truncation", ("disabled",)),
+        ("include", ([],)),
+        ("top_logprobs", (0,)),
+    ):
+        fields.hint(name, harmless, "has no effect here")
+    options = fields.part("stream_options")
+    if options is not None:
+        options.hint("include_obfuscation", (False,), "is not supported")
+        options.done()
+    common = Common(
+        model=fields.need_text("model"),
+        sampling=read_sampling(fields),
+        max_tokens=read_length(fields, "max_output_tokens"),
+        stop=read_stop(fields, "stop"),
+        stream=fields.boolean("stream", False),
+        client=fields.text("user") or "",
+        notes=fields.notes,
+    )
+    tools, shape = _tools(fields), _shape(fields)
+    if shape is not None and tools.forced:
+        raise unsupported(shape.param, "cannot go with a tool_choice that forces a call")
+    request = ChatRequest(common, _messages(fields), tools, shape, _effort(fields))
+    fields.done()
+    return request
+
+
+def _effort(fields: Fields) -> str | None:
+    part = fields.part("reasoning")
+    if part is None:
+        return None
+    effort = part.text("effort")
+    if effort is not None and effort not in EFFORTS:
+        fields.notes.ignore(part.path("effort"), f"'{effort}' is none of {', '.join(EFFORTS)}")
+        effort = None
+    part.hint("summary", (), "thoughts come as they are")
+    part.done()
+    return effort
+
+
+def _shape(fields: Fields) -> Shape | None:
+    part = fields.part("text")
+    if part is None:
+        return None
+    shape = None
+    if (form := part.part("format")) is not None:
+        kind = form.choice("type", ("text", "json_object", "json_schema"), "text")
+        if kind == "json_object":
+            shape = Shape("schema", {"type": "object"}, "text.format")
+        if kind == "json_schema":
+            shape = Shape("schema", read_named_schema(form), "text.format")
+        form.done()
+    part.hint("verbosity", ("medium",), "models here know none")
+    part.done()
+    return shape
+
+
+def _tools(fields: Fields) -> Tools:
+    """Read tools, which are flatter than in chats."""
+    tools, others = [], list[Fields]()
+    for part in fields.parts("tools"):
+        if part.need_text("type") != "function":
+            others.append(part)
+        else:
+            tools.append(function_tool(part))
+    choice = fields.take("tool_choice")
+    drop_hosted(others, bool(tools))
+    parallel = fields.boolean("parallel_tool_calls", True)
+    if choice == "none":
+        return Tools()
+    forced: list[Mapping[str, Any]] = []
+    if choice == "required":
+        forced = [*tools]
+    elif isinstance(choice, Mapping):
+        part = Fields(choice, "tool_choice", fields.notes)
+        if part.need_text("type") != "function":
+            raise unsupported("tool_choice.type", "only functions are supported")
+        forced = named_tools(tools, part.need_text("name"))
+        part.done()
+    elif choice not in (None, "auto"):
+        raise invalid("tool_choice", f"'{choice}' is none of none, auto, required")
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", "needs tools")
+    return Tools(tuple(tools), tuple(forced), parallel)
+
+
+def _messages(fields: Fields) -> tuple[Mapping[str, Any], ...]:
+    """Return the items of a conversation as messages, calls with the answer that they end."""
+    messages: list[dict[str, Any]] = []
+    if (instructions := fields.text("instructions")) is not None:
+        messages.append({"role": "system", "content": instructions})
+    given = fields.need("input")
+    if isinstance(given, str):
+        return (*messages, {"role": "user", "content": given})
+    for part in fields.parts("input"):
+        _add_item(messages, part)
+        part.done()
+    if not messages:
+        raise invalid("input", "is empty: at least one item is needed")
+    return tuple(messages)
+
+
+def _add_item(messages: list[dict[str, Any]], part: Fields) -> None:
+    kind = part.text("type") or "message"
+    for name in ("id", "status", "phase"):  # an answer's own, which comes back
+        part.take(name)
+    if kind == "message":
+        role = part.choice("role", _ROLES, None)
+        if role is None:
+            raise invalid(part.path("role"), "is missing", "missing_required_parameter")
+        content = _content(part)
+        message = _answer_of(messages, role == "assistant", role)
+        message["content"] = message["content"] + content if isinstance(content, str) else content
+    elif kind == "reasoning":
+        thought = _text(part, "content") or _text(part, "summary")
+        part.take("summary")
+        part.hint("encrypted_content", (), "is another server's")
+        if thought:
+            _answer_of(messages, True, "assistant")["reasoning_content"] = thought
+    elif kind == "function_call":
+        function = {"name": part.need_text("name"), "arguments": part.need_text("arguments")}
+        call = {"type": "function", "id": part.need_text("call_id"), "function": function}
+        _answer_of(messages, True, "assistant").setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        told = {"role": "tool", "tool_call_id": part.need_text("call_id")}
+        messages.append({**told, "content": _text(part, "output")})
+    else:
+        raise unsupported(part.path("type"), f"this server knows no item '{kind}'")
+
+
+def _answer_of(messages: list[dict[str, Any]], joins: bool, role: str) -> dict[str, Any]:
+    """Return the message that an item belongs to: the answer that is not over, or a new one."""
+    last = messages[-1] if messages else {}
+    if not joins or last.get("role") != "assistant" or (last["content"] and role == "message"):
+        messages.append({"role": role, "content": ""})
+    return messages[-1]
+
+
+def _content(part: Fields) -> str | list[dict[str, Any]]:
+    """Return a message's text, or its parts where there are pictures among them."""
+    value = part.take("content")
+    if not isinstance(value, list) or not any(_is_picture(inner) for inner in value):
+        return _text(part, "content")
+    found = []
+    for inner in part.parts("content"):
+        kind = inner.need_text("type")
+        if kind == "input_image":
+            found.append(picture_at(inner.need_text("image_url"), inner.path("image_url")))
+            inner.text("detail")
+        elif kind in _TEXTS:
+            found.append({"type": "text", "text": inner.need_text("text")})
+        else:
+            raise unsupported(inner.path("type"), READS)
+        inner.done()
+    return found
+
+
+def _is_picture(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("type") == "input_image"
+
+
+def _text(part: Fields, name: str) -> str:
+    value = part.take(name)
+    if value is None or isinstance(value, str):
+        return value or ""
+    texts = []
+    for inner in part.parts(name):
+        kind = inner.need_text("type")
+        if kind not in (*_TEXTS, "refusal"):
+            raise unsupported(inner.path("type"), "this server reads text only")
+        texts.append(inner.need_text("refusal" if kind == "refusal" else "text"))
+        inner.take("annotations")
+        inner.take("logprobs")
+        inner.done()
+    return "".join(texts)
+
+
+class ResponsesAnswer(Answer):
+    """An answer as a list of items: thoughts, a message, calls."""
+
+    def __init__(self, tokenizer: Tokenizer, common: Common, model: str, run: Run) -> None:
+        super().__init__(tokenizer, common, model, run)
+        self._id, self._created, self._number = f"resp_{secrets.token_hex(16)}", time.time(), -1
+        self._items: list[dict[str, Any]] = []  # of a stream
+        self._open = ""  # the kind of the last item while it grows
+
+    def result(self) -> dict[str, Any]:
+        """See `Answer`."""
+        said = self._choices[0]
+        items: list[dict[str, Any]] = []
+        if said.delta.reasoning:
+            items.append(_item("reasoning", said.delta.reasoning))
+        if said.delta.content or not said.delta.tool_calls:
+            items.append(_item("message", said.delta.content))
+        items += [_call_item(call) for call in said.delta.tool_calls]
+        return self._response(items, self._status())
+
+    def _status(self) -> str:
+        return "incomplete" if self._choices[0].finish == "length" else "completed"
+
+    def _response(self, items: list[dict[str, Any]], status: str) -> dict[str, Any]:
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        sampling, over = self._common.sampling, status != "in_progress"
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": int(self._created),
+            "status": status,
+            "error": None,
+            "incomplete_details": cut,
+            "instructions": None,
+            "max_output_tokens": self._common.max_tokens,
+            "model": self._model,
+            "output": items,
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "store": False,
+            "temperature": sampling.temperature,
+            "text": {"format": {"type": "text"}},
+            "tool_choice": "auto",
+            "tools": [],
+            "top_p": sampling.top_p,
+            "truncation": "disabled",
+            "usage": self._usage() if over else None,
+            "metadata": {},
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, said = self._run.n_prompt, self.n_said
+        return {
+            "input_tokens": prompt,
+            "input_tokens_details": {"cached_tokens": self._run.n_cached},
+            "output_tokens": said,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt + said,
+        }
+
+    def _event(self, event: str, **more: Any) -> bytes:
+        self._number += 1
+        return sse({"type": event, "sequence_number": self._number, **more}, event)
+
+    def opening(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        for name in ("response.created", "response.in_progress"):
+            yield self._event(name, response=self._response([], "in_progress"))
+
+    def chunks(self, event: Event) -> Iterator[bytes]:
+        """See `Answer`."""
+        delta = event.delta
+        for kind, text in (("reasoning", delta.reasoning), ("message", delta.content)):
+            if text:
+                yield from self._begin(kind)
+                yield self._grow(kind, text)
+        for call in delta.tool_calls:
+            yield from self._end()
+            yield from self._call(_call_item(call))
+
+    def closing(self) -> Iterator[bytes]:
+        """See `Answer`."""
+        if not self._items:
+            yield from self._begin("message")
+        yield from self._end()
+        status = self._status()
+        yield self._event(f"response.{status}", response=self._response(self._items, status))
+
+    def failure(self, error: ApiError) -> bytes:
+        """See `Answer`."""
+        said = {"code": "server_error", "message": error.message}
+        failed = {**self._response(self._items, "failed"), "error": said}
+        return self._event("response.failed", response=failed)
+
+    def _begin(self, kind: str) -> Iterator[bytes]:
+        if self._open == kind:
+            return
+        yield from self._end()
+        self._open = kind
+        item = _item(kind, "")
+        self._items.append(item)
+        index = len(self._items) - 1
+        empty = {**item, "content": [], "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=index, item=empty)
+        yield self._event("response.content_part.added", **self._place(), part=item["content"][0])
+
+    def _place(self) -> dict[str, Any]:
+        index = len(self._items) - 1
+        return {"item_id": self._items[-1]["id"], "output_index": index, "content_index": 0}
+
+    def _grow(self, kind: str, text: str) -> bytes:
+        self._items[-1]["content"][0]["text"] += text
+        name = "output_text" if kind == "message" else "reasoning_text"
+        more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}
+        return self._event(f"response.{name}.delta", **self._place(), delta=text, **more)
+
+    def _end(self) -> Iterator[bytes]:
+        """Close the item that grows."""
+        if not self._open:
+            return
+        item, part = self._items[-1], self._items[-1]["content"][0]
+        name = "output_text" if self._open == "message" else "reasoning_text"
+        more: dict[str, Any] = {"logprobs": []} if self._open == "message" else {}
+        self._open = ""
+        yield self._event(f"response.{name}.done", **self._place(), text=part["text"], **more)
+        yield self._event("response.content_part.done", **self._place(), part=part)
+        index = len(self._items) - 1
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _call(self, item: dict[str, Any]) -> Iterator[bytes]:
+        self._items.append(item)
+        index = len(self._items) - 1
+        place = {"item_id": item["id"], "output_index": index}
+        begun = {**item, "arguments": "", "status": "in_progress"}
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        name, arguments = "response.function_call_arguments", item["arguments"]
+        yield self._event(f"{name}.delta", **place, delta=arguments)
+        yield self._event(f"{name}.done", **place, name=item["name"], arguments=arguments)
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+
+def _item(kind: str, text: str) -> dict[str, Any]:
+    item: dict[str, Any] = {"id": f"{kind[:3]}_{secrets.token_hex(12)}", "type": kind}
+    if kind == "reasoning":
+        return {**item, "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {**item, "status": "completed", "role": "assistant", "content": [part]}
+
+
+def _call_item(call: Any) -> dict[str, Any]:
+    return {
+        "id": f"fc_{secrets.token_hex(12)}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }

@@ -1,0 +1,236 @@
+"""A model that sees: an mmproj file beside a language model's, and pictures as rows of prompts."""
+
+import base64
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from orinllm.errors import BadInput
+from orinllm.file.gguf import GGUF
+from orinllm.loader import Network
+from orinllm.network.config import Config
+from orinllm.network.vision.encoder import Projector
+from orinllm.network.vision.gemma3 import gemma3
+from orinllm.network.vision.header import ClipHeader
+from orinllm.network.vision.idefics3 import idefics3
+from orinllm.network.vision.pictures import Floats, Picture, Pixels, Prepared, picture_of
+from orinllm.network.vision.prepare import MOST_BYTES, MOST_PIXELS, prepare, upright
+from orinllm.text.processes.child import Child
+from orinllm.text.template import ChatTemplate
+
+#: Projectors, by the name that a file has for them.
+PROJECTORS: Mapping[str, Callable[[ClipHeader], Projector]] = {
+    "gemma3": gemma3,
+    "idefics3": idefics3,
+}
+# CPU seconds and bytes of the process that decodes a picture.
+_SECONDS, _MEMORY = 20.0, 2 << 30
+
+#: Makes the rows of a picture's tiles.
+Encode = Callable[[Sequence[Pixels]], Floats]
+
+
+@functools.cache
+def _decoder() -> Child:
+    return Child("orinllm.text.processes.picture_process", _SECONDS, _MEMORY)
+
+
+@dataclass(frozen=True)
+class Sight:
+    """A projector, and what computes its encoder."""
+
+    gguf: GGUF
+    projector: Projector
+    encode: Encode
+
+    @staticmethod
+    def read(path: str | Path, config: Config, gguf: GGUF, device: str) -> "Sight":
+        """Read an mmproj file for a language model on a device; raises BadInput, one line."""
+        clip, projector = read_projector(path)
+        _check(clip, projector, config, gguf)
+        encode: Encode
+        if device.split(":")[0] == "CPU":
+            from orinllm.cpu.encoder import CpuEncoder
+
+            encode = CpuEncoder(clip, projector.encoder)
+        else:
+            from orinllm.gpu.encoder import TensorEncoder
+
+            encode = TensorEncoder(clip, projector.encoder, device)
+        return Sight(clip, projector, encode)
+
+    def picture(self, source: Any) -> Picture:
+        """Return a picture of a file's bytes, of a path, of a PIL image or of an array.
+
+        An array is (height, width), (height, width, 3) or (height, width, 4), of bytes. Raises
+        BadInput for what is none.
+        """
+        if isinstance(source, Picture):
+            return source
+        if isinstance(source, str | Path):
+            source = read_picture(source)
+        prepared = self._decoded(source) if isinstance(source, bytes) else self._prepared(source)
+        n_rows = len(prepared.tiles) * self.projector.n_rows
+        return picture_of(str(self.gguf.path), prepared, n_rows, lambda p: self.encode(p.tiles))
+
+    def _decoded(self, data: bytes) -> Prepared:
+        if len(data) > MOST_BYTES:
+            raise BadInput(
+                f"the picture has {len(data):,} bytes; {MOST_BYTES:,} at most were expected"
+            )
+        projector = self.projector
+        found = _decoder().do(
+            {
+                "data": base64.b64encode(data).decode(),
+                "way": projector.way,
+                "sizes": dict(projector.sizes),
+            }
+        )
+        tiles = tuple(
+            np.frombuffer(base64.b64decode(raw), np.uint8).reshape(height, width, 3)
+            for height, width, raw in found["tiles"]
+        )
+        rows, columns = found["grid"]
+        return Prepared(tiles, (rows, columns))
+
+    def _prepared(self, source: Any) -> Prepared:
+        from PIL import Image
+
+        image = source
+        if not isinstance(image, Image.Image):
+            array = np.asarray(source)
+            grey = array.ndim == 2
+            if array.dtype != np.uint8 or not (grey or array.shape[2:] in ((3,), (4,))):
+                raise BadInput(
+                    f"a picture is {type(source).__name__} of {array.dtype} {array.shape}; bytes "
+                    "of (height, width), (height, width, 3) or (height, width, 4) were expected, "
+                    "or a PIL image"
+                )
+            image = Image.fromarray(array)
+        if image.width * image.height > MOST_PIXELS:
+            raise BadInput(
+                f"the picture has {image.width} x {image.height} pixels; {MOST_PIXELS:,} at most "
+                "were expected"
+            )
+        tiles, grid = prepare(upright(image), self.projector.way, self.projector.sizes)
+        return Prepared(tuple(np.asarray(tile) for tile in tiles), grid)
+
+    def text_of(self, picture: Picture) -> str:
+        """Return what stands for a picture in a prompt's text."""
+        return self.projector.text(picture.grid)
+
+    def placed(self, ids: Sequence[int], slot: int, pictures: Sequence[Picture]) -> list[int]:
+        """Return a prompt's tokens with the rows of its pictures at their slots."""
+        rows, n = self.projector.n_rows, sum(picture.n_tiles for picture in pictures)
+        if (slots := sum(token == slot for token in ids)) != n:
+            raise BadInput(f"the prompt has {slots} places for {n} tiles of pictures")
+        tiles = iter(
+            picture.ids[at : at + rows]
+            for picture in pictures
+            for at in range(0, picture.n_rows, rows)
+        )
+        found: list[int] = []
+        for token in ids:
+            if token != slot or self.projector.kept:
+                found.append(token)
+            if token == slot:
+                found += next(tiles)
+        return found
+
+
+def read_projector(path: str | Path) -> tuple[GGUF, Projector]:
+    """Read an mmproj file; raises BadInput, one line, for a projector that is not supported."""
+    gguf = GGUF.open(path)
+    metadata = gguf.metadata
+    if metadata.get("general.architecture") != "clip":
+        what = metadata.get("general.architecture")
+        raise BadInput(
+            f"{path}: its architecture is {what!r}; clip was expected, of a file that llama.cpp "
+            "calls mmproj"
+        )
+    kind = metadata.get("clip.projector_type") or metadata.get("clip.vision.projector_type")
+    if not isinstance(kind, str) or kind not in PROJECTORS:
+        raise BadInput(
+            f"{path}: projector {kind!r} is not supported; supported are {', '.join(PROJECTORS)}"
+        )
+    try:
+        return gguf, PROJECTORS[kind](ClipHeader(gguf))
+    except BadInput as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def with_pictures(network: Network, mmproj: str | Path | None) -> Network:
+    """Return a network that has room for the pictures of an mmproj file; raises BadInput."""
+    if mmproj is None:
+        return network
+    clip, projector = read_projector(mmproj)
+    _check(clip, projector, network.config, network.gguf)
+    return replace(network, pictures=projector.n_rows)
+
+
+def encoder_bytes(mmproj: str | Path) -> int:
+    """Return the bytes that an encoder takes on a GPU: its matrices as halves."""
+    tensors = GGUF.open(mmproj).tensors.values()
+    return sum(2 * tensor.n_elements for tensor in tensors if len(tensor.shape) > 1)
+
+
+def describe(mmproj: str | Path, network: Network) -> Iterator[str]:
+    """Yield lines of a projector, and of the memory that its encoder takes; raises BadInput."""
+    clip, projector = read_projector(mmproj)
+    _check(clip, projector, network.config, network.gguf)
+    encoder = projector.encoder
+    patches, width = encoder.side**2, encoder.width
+    yield f"pictures      {clip.path}: {projector.kind}, {projector.n_rows} rows a tile"
+    yield (
+        f"              tiles of {encoder.size} x {encoder.size} pixels, {patches} patches of "
+        f"width {width}"
+    )
+    yield (
+        f"              {clip.size_bytes / 1e6:,.1f} MB of weights; as halves on a GPU "
+        f"{encoder_bytes(mmproj) / 1e6:,.1f} MB, from the first picture on"
+    )
+
+
+def let_see(
+    template: ChatTemplate | None, mmproj: str | Path, network: Network, device: str
+) -> None:
+    """Let a model's chats have pictures; raises BadInput where it cannot chat."""
+    if template is None:
+        raise BadInput(
+            f"{network.gguf.path}: has no chat template; pictures (--mmproj) are parts of messages"
+        )
+    sight = Sight.read(mmproj, network.config, network.gguf, device)
+    template.see(sight)
+
+
+def _check(clip: GGUF, projector: Projector, config: Config, gguf: GGUF) -> None:
+    """Raise BadInput where a projector is not of a language model."""
+    if projector.encoder.out_width != config.dim:
+        raise BadInput(
+            f"{clip.path}: its rows have {projector.encoder.out_width} numbers, and tokens of "
+            f"{gguf.path} {config.dim}; an mmproj file of the same model was expected"
+        )
+    if projector.whole != config.whole_pictures:
+        raise BadInput(
+            f"{clip.path}: a projector {projector.kind}, which is not one of "
+            f"{config.architecture}; an mmproj file of the same model was expected"
+        )
+
+
+def read_picture(path: str | Path) -> bytes:
+    """Return the bytes of a picture's file; raises BadInput for one that cannot be read."""
+    path = Path(path)
+    try:
+        if not path.is_file():
+            raise BadInput(f"{path}: no such file; a picture was expected")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror}") from None
+    if len(data) > MOST_BYTES:
+        raise BadInput(f"{path}: is larger than {MOST_BYTES >> 20} MB")
+    return data

@@ -1,0 +1,1 @@
+"""Characters and tokens: vocabularies, templates, answers, tool calls, grammars."""

@@ -1,0 +1,311 @@
+"""A model's answer, taken apart while it grows: what it says, what it thinks, what it calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orinllm.text.reasoning import TAGS, ReasoningTag
+from orinllm.text.template import ChatTemplate
+from orinllm.text.tokenizer import Tokenizer
+from orinllm.text.tools import CallFormat, Tool, ToolCall
+
+
+@dataclass(frozen=True)
+class Delta:
+    """The part of an answer that a piece of text added.
+
+    Attributes:
+      content: For the reader.
+      reasoning: The model's thoughts.
+      tool_calls: Calls that are now complete.
+    """
+
+    content: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+    def __add__(self, later: Delta) -> Delta:
+        """Join what came with what came later."""
+        return Delta(
+            self.content + later.content,
+            self.reasoning + later.reasoning,
+            self.tool_calls + later.tool_calls,
+        )
+
+
+class AnswerParser(ABC):
+    """Reads one answer; nothing of it is lost, and no mark is shown in part.
+
+    Attributes:
+      marks: Texts that mean something to it. In some families they are control tokens, so their
+        text must reach it; other control tokens' must not (`AnswerReader` sees to both).
+    """
+
+    marks: frozenset[str]
+
+    @staticmethod
+    def for_template(
+        template: ChatTemplate, tools: Sequence[Tool] | None = None, /, **variables: Any
+    ) -> AnswerParser:
+        """Return a parser for one answer.
+
+        Args:
+          template: The model's template; the marks in it tell the family.
+          tools: The tools of this conversation; without any, a text is never a call.
+          variables: Those that the prompt was rendered with.
+        """
+        whole, template = template, template.for_tools(tools)
+        if "<|channel|>" in template.source and "<|message|>" in template.source:
+            return _Harmony(bool(tools))
+        calls = whole.call_format(tools) if tools else None
+        found = [tag for tag in TAGS if tag.close in template.source]
+        return _Marked(
+            found[0] if found else None,
+            calls,
+            template.starts_in_reasoning(tools=tools, **variables),
+        )
+
+    def __init__(self) -> None:
+        self._buffer = ""
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: list[ToolCall] = []
+
+    def push(self, text: str) -> Delta:
+        """Take more of the answer; return what is certain by now."""
+        self._buffer += text
+        while self._step(final=False):
+            pass
+        return self._take()
+
+    def flush(self) -> Delta:
+        """End the answer; return what was held back."""
+        while self._step(final=True):
+            pass
+        self._end()
+        return self._take()
+
+    @abstractmethod
+    def _step(self, final: bool) -> bool:
+        """Read up to the next mark; return False if nothing more can be read by now."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Give out what no mark followed."""
+
+    def _take(self) -> Delta:
+        delta = Delta("".join(self._content), "".join(self._reasoning), tuple(self._calls))
+        self._content, self._reasoning, self._calls = [], [], []
+        return delta
+
+    def _until(self, marks: Iterable[str], final: bool) -> tuple[str, str]:
+        """Take the text before the next of `marks` off the buffer; return it and the mark.
+
+        The mark stays in the buffer, and so does, unless `final`, an end that may become one.
+        """
+        found = [(at, -len(mark), mark) for mark in marks if (at := self._buffer.find(mark)) >= 0]
+        if found:
+            at, _, mark = min(found)
+        else:
+            at, mark = len(self._buffer) - (0 if final else _begun(self._buffer, marks)), ""
+        text, self._buffer = self._buffer[:at], self._buffer[at:]
+        return text, mark
+
+
+class AnswerReader:
+    """Reads an answer token by token."""
+
+    def __init__(self, tokenizer: Tokenizer, parser: AnswerParser) -> None:
+        self._tokenizer, self._parser = tokenizer, parser
+        self._stream = tokenizer.stream(special=True)
+        self._shown = {mark.encode() for mark in parser.marks}
+
+    def push(self, token: int) -> Delta:
+        """Take the next token; return what is certain by now."""
+        hidden = self._tokenizer.is_control(token)
+        if hidden and self._tokenizer.token_bytes(token) not in self._shown:
+            return Delta()
+        return self._parser.push(self._stream.push(token))
+
+    def flush(self) -> Delta:
+        """End the answer; return what was held back, and nothing of a character that was cut."""
+        return self._parser.flush()
+
+
+def _begun(text: str, marks: Iterable[str]) -> int:
+    """Return the length of the longest end of a text with which one of `marks` begins."""
+    return max(
+        (
+            size
+            for mark in marks
+            for size in range(1, min(len(mark), len(text) + 1))
+            if text.endswith(mark[:size])
+        ),
+        default=0,
+    )
+
+
+class StopTexts:
+    """Ends a text before the first of some texts, and shows nothing that may become one.
+
+    `found` is the text that came.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops, self._held, self.found = tuple(stops), "", ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """Take more; return what can be shown, and whether a stop text came."""
+        if not self._stops:
+            return text, False
+        text = self._held + text
+        at, self.found = min(
+            ((i, stop) for stop in self._stops if (i := text.find(stop)) >= 0), default=(-1, "")
+        )
+        if at >= 0:
+            self._held = ""
+            return text[:at], True
+        shown = len(text) - _begun(text, self._stops)
+        self._held = text[shown:]
+        return text[:shown], False
+
+    def flush(self) -> str:
+        """Return what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+
+class _Marked(AnswerParser):
+    """Families with one pair of marks around reasoning and a format for calls."""
+
+    def __init__(
+        self, tag: ReasoningTag | None, calls: CallFormat | None, in_reasoning: bool
+    ) -> None:
+        super().__init__()
+        self._tag, self._format = tag, calls
+        self.marks = frozenset((tag or ()) + (calls.marks if calls else ()))
+        self._in_reasoning = in_reasoning and tag is not None
+        self._began = False  # the reader has seen something
+        self._after_mark = self._in_reasoning  # white space that only sets marks apart is dropped
+        self._space = ""  # may stand before a mark, too
+
+    def _step(self, final: bool) -> bool:
+        if self._in_reasoning and self._tag:
+            text, mark = self._until([self._tag.close], final)
+            self._add(self._reasoning, text)
+            return self._pass(mark, reasoning=False) if mark else False
+        text, mark = self._until(self._marks(), final)
+        # The marks that stand at the beginning alone are none once something was said.
+        if text.strip() and not self._began:
+            self._buffer = text + self._buffer
+            self._began = True
+            return True
+        self._add(self._content, text)
+        if not mark:
+            return False
+        if self._tag and mark == self._tag.open:
+            return self._pass(mark, reasoning=True)
+        return self._read_call(mark, final)
+
+    def _marks(self) -> list[str]:
+        marks: list[str] = []
+        if self._tag and not self._began:
+            marks.append(self._tag.open)
+        if self._format and not (self._began and self._format.only_first):
+            marks += self._format.opens
+        return marks
+
+    def _pass(self, mark: str, reasoning: bool) -> bool:
+        self._buffer = self._buffer[len(mark) :]
+        self._in_reasoning, self._after_mark, self._space = reasoning, True, ""
+        return True
+
+    def _read_call(self, mark: str, final: bool) -> bool:
+        assert self._format is not None
+        try:
+            found = self._format.read(self._buffer, final)
+        except (ValueError, RecursionError):
+            self._began = True
+            self._buffer = self._buffer[len(mark) :]
+            self._add(self._content, mark)
+            return True
+        if found is None:
+            return False
+        calls, end = found
+        self._calls += calls
+        return self._pass(self._buffer[:end], reasoning=False)
+
+    def _add(self, where: list[str], text: str) -> None:
+        """Give out a text, but for white space that may turn out to stand before a mark."""
+        text = self._space + text
+        if self._after_mark:
+            text = text.lstrip()
+        said = text.rstrip()
+        self._space = text[len(said) :]
+        if said:
+            self._after_mark = False
+            where.append(said)
+
+    def _end(self) -> None:
+        if not self._in_reasoning:
+            self._content.append(self._space)
+
+
+class _Harmony(AnswerParser):
+    """gpt-oss: messages with a header each, which names a channel and whom they are for."""
+
+    _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
+    _HEADERS = ("<|", "to=", "assistant")  # what a header begins with
+    marks = frozenset({*_ENDS, "<|channel|>", "<|message|>", "<|constrain|>"})
+
+    def __init__(self, has_tools: bool) -> None:
+        super().__init__()
+        self._has_tools = has_tools
+        self._header: str | None = None  # None: between messages, within a header
+        self._body = ""
+
+    def _step(self, final: bool) -> bool:
+        if self._header is None:
+            return self._read_header(final)
+        text, mark = self._until(self._ENDS, final)
+        if self._recipient():
+            self._body += text
+        else:
+            (self._reasoning if "analysis" in self._header else self._content).append(text)
+        if mark:
+            self._finish()
+            self._buffer = self._buffer[len(mark) :]
+        return bool(mark)
+
+    def _read_header(self, final: bool) -> bool:
+        at = self._buffer.find("<|message|>")
+        if at >= 0:
+            self._header = self._buffer[:at]
+            self._buffer = self._buffer[at + len("<|message|>") :]
+            return True
+        # A model that writes no header at all still has something to say.
+        start = self._buffer.lstrip()
+        if not start or any(h.startswith(start[: len(h)]) for h in self._HEADERS):
+            return False
+        self._header = "final"
+        return True
+
+    def _recipient(self) -> str:
+        """Return the function that the message calls; empty if it is for the reader."""
+        header = self._header or ""
+        if not self._has_tools or " to=" not in header:
+            return ""
+        name = header.split(" to=", 1)[1].replace("<|", " <|").split()[0]
+        return name.removeprefix("functions.")
+
+    def _finish(self) -> None:
+        if self._recipient():
+            self._calls.append(ToolCall(self._recipient(), self._body.strip() or "{}"))
+        self._header, self._body = None, ""
+
+    def _end(self) -> None:
+        if self._header is not None:
+            self._finish()

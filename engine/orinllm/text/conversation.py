@@ -1,0 +1,91 @@
+"""A chat's history: from a user's line to the prompt's tokens, from the answer's tokens to text."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any
+
+from orinllm.errors import BadInput
+from orinllm.text.answer import AnswerParser, AnswerReader, Delta
+from orinllm.text.template import ChatTemplate
+from orinllm.text.tokenizer import Tokenizer
+
+
+class Conversation:
+    """The messages so far.
+
+    Attributes:
+      messages: The history, without the system prompt.
+      system: The system prompt; None leaves it to the template.
+    """
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tokenizer: Tokenizer,
+        system: str | None = None,
+        **variables: Any,
+    ) -> None:
+        self._template, self._tokenizer = template, tokenizer
+        self._variables = variables
+        self.system = system
+        self.messages: list[dict[str, Any]] = []
+
+    def check_pictures(self) -> None:
+        """Raise BadInput where the model sees no pictures."""
+        if self._template.sight is None:
+            raise BadInput("the model reads text only; it sees with --mmproj FILE")
+
+    def ask(self, text: str, pictures: Sequence[Any] = ()) -> list[int]:
+        """Add a user's message, with pictures before its text; return the prompt's tokens.
+
+        Raises:
+          BadInput: The template refuses the message, or a picture is none; the history is as it was
+            before.
+        """
+        content: Any = text
+        if pictures:
+            self.check_pictures()
+            sight = self._template.sight
+            assert sight is not None
+            seen = [{"type": "image", "image": sight.picture(each)} for each in pictures]
+            content = [*seen, {"type": "text", "text": text}]
+        self.messages.append({"role": "user", "content": content})
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        try:
+            return self._template.encode([*system, *self.messages], **self._variables)
+        except BadInput:
+            self.messages.pop()
+            raise
+
+    def answer(self, tokens: Iterable[int]) -> Generator[Delta, None, None]:
+        """Yield what the model says, as its tokens come, and add it to the history.
+
+        Tokens after one that ends an answer are not read. An answer that is not read to its end
+        (the user stopped it) is in the history as far as it went, once this iterator is closed.
+        """
+        parser = AnswerParser.for_template(self._template, **self._variables)
+        reader = AnswerReader(self._tokenizer, parser)
+        said = Delta()
+        try:
+            for token in tokens:
+                if token in self._tokenizer.end_ids:
+                    break
+                delta = reader.push(token)
+                said += delta
+                yield delta
+        finally:
+            rest = reader.flush()
+            said += rest
+            self._add(said)
+        yield rest
+
+    def reset(self) -> None:
+        """Forget the history; the system prompt stays."""
+        self.messages.clear()
+
+    def _add(self, said: Delta) -> None:
+        message = {"role": "assistant", "content": said.content}
+        if said.reasoning:
+            message["reasoning_content"] = said.reasoning
+        self.messages.append(message)

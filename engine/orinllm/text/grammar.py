@@ -1,0 +1,228 @@
+"""Answers of a given form: JSON, JSON of a schema, calls of tools; masks are llguidance's.
+
+A grammar is compiled in a process of its own first (grammar_process.py): what takes all time or
+memory, or stack, ends that one.
+"""
+
+import functools
+import json
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+
+from orinllm.batching.runner import Words
+from orinllm.batching.sequence import Constraint
+from orinllm.errors import BadInput
+from orinllm.text.processes.child import Child
+from orinllm.text.processes.grammar_process import matcher_of
+from orinllm.text.tokenizer import Tokenizer
+
+Schema = Mapping[str, Any]
+# CPU seconds and bytes for a grammar: the largest real schemas take 0.2 s here.
+_SECONDS, _BYTES = 0.6, 2 << 30
+# Grammars that are kept; clients ask with the same one again and again.
+_KEPT = 16
+
+
+class Grammars:
+    """Makes matchers for one vocabulary. `size`: number of logits."""
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        self._tokenizer, self._size = tokenizer, size
+        ends = sorted(token for token in tokenizer.end_ids if token < size)
+        self._vocabulary = LLTokenizer(
+            TokenizerWrapper(_Vocabulary(tokenizer)), n_vocab=size, eos_token=ends or None
+        )
+        self._matcher = functools.lru_cache(_KEPT)(self._compiled)
+
+    @functools.cached_property
+    def _child(self) -> Child:
+        words = _Vocabulary(self._tokenizer)
+        first = {
+            "tokens": [b64encode(token).decode() for token in words.tokens],
+            "special": words.special_token_ids,
+            "end": words.eos_token_id,
+            "size": self._size,
+        }
+        return Child("orinllm.text.processes.grammar_process", _SECONDS, _BYTES, first)
+
+    def start(self) -> None:
+        """Start the process that compiles, which the first grammar would else wait for."""
+        self._child.start()
+
+    def matcher(
+        self, kind: str, value: Any, where: str, loose: Callable[[str], None] = lambda path: None
+    ) -> LLMatcher:
+        """Return a matcher; raises BadInput, which names `where`, for what is no grammar.
+
+        Args:
+          kind: schema (JSON's, which `value` is), or regex, lark or gbnf (a text each).
+          value: The grammar.
+          where: The field that holds it.
+          loose: Hears the paths of keywords that the answer is not held to.
+        """
+        try:
+            text, loosened = self._matcher_text(kind, json.dumps(value))
+            matcher = self._matcher(text)
+        except (BadInput, RecursionError) as error:
+            raise BadInput(f"{where}: {_one_line(str(error))}") from None
+        for path in loosened:
+            loose(f"{where}{path}")
+        return matcher
+
+    def _matcher_text(self, kind: str, value: str) -> tuple[str, tuple[str, ...]]:
+        """Return llguidance's grammar, and what it leaves out."""
+        found = self._child.do({"kind": kind, "value": value})
+        return found["grammar"], tuple(found["loose"])
+
+    def _compiled(self, text: str) -> LLMatcher:
+        """Compile what the other process has compiled before."""
+        return matcher_of(self._vocabulary, text)
+
+    def constraint(self, matcher: LLMatcher, after: str = "", perhaps: bool = False) -> Constraint:
+        """Return a constraint of one answer; what comes before the text `after` is free.
+
+        perhaps: an answer that does not begin as the grammar's texts do is free.
+        """
+        made = MatcherConstraint(matcher.deep_copy(), self._size, self._free(after))
+        return PerhapsConstraint(made) if perhaps else made
+
+    def _free(self, after: str) -> Callable[[int], bool] | None:
+        """Return what says, token by token, whether the free part is over; None: there is none."""
+        if not after:
+            return None
+        stream, seen = self._tokenizer.stream(special=True), ""
+
+        def over(token: int) -> bool:
+            nonlocal seen
+            seen = (seen + stream.push(token))[-len(after) - 64 :]
+            return seen.rstrip().endswith(after)
+
+        return over
+
+
+class MatcherConstraint:
+    """The form of an answer, by a matcher."""
+
+    def __init__(self, matcher: LLMatcher, size: int, free: Callable[[int], bool] | None) -> None:
+        self._matcher, self._free = matcher, free
+        self.all: Words = np.full((size + 31) // 32, 0xFFFFFFFF, np.uint32)
+
+    def words(self) -> Words:
+        """Return a bit for each token that is allowed now."""
+        if self._free is not None:
+            return self.all
+        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: len(self.all)]
+        return np.zeros_like(self.all) if self._matcher.is_error() else words
+
+    @property
+    def waits(self) -> bool:
+        """Say whether the answer is in its free part."""
+        return self._free is not None
+
+    def allows(self, token: int) -> bool:
+        """Say whether a token may be the next of the form."""
+        return bool(self._matcher.validate_tokens([token]))
+
+    def take(self, token: int) -> bool:
+        """Take a token; True says that the answer is complete."""
+        if self._free is not None:
+            if self._free(token):
+                self._free = None
+            return False
+        self._matcher.consume_token(token)
+        # One that gave up has no word that is allowed, and the answer fails.
+        return bool(self._matcher.is_stopped()) and not self._matcher.is_error()
+
+
+class PerhapsConstraint:
+    """A constraint that holds once the first token is one of its own."""
+
+    def __init__(self, inner: MatcherConstraint) -> None:
+        self._inner, self._began, self._free = inner, False, False
+
+    def words(self) -> Words:
+        """Return a bit for each token that is allowed now."""
+        return self._inner.words() if self._began else self._inner.all
+
+    def take(self, token: int) -> bool:
+        """Take a token; True says that the answer is complete."""
+        if self._free:
+            return False
+        if not self._began:
+            if self._inner.waits:
+                return self._inner.take(token)
+            self._began = self._inner.allows(token)
+            self._free = not self._began
+        return self._began and self._inner.take(token)
+
+
+class AtLeast:
+    """Keeps an answer from ending before it has `tokens` tokens.
+
+    ends: those that would end it. inner: what holds it beside.
+    """
+
+    def __init__(
+        self, tokens: int, ends: frozenset[int], size: int, inner: Constraint | None
+    ) -> None:
+        self._left, self._inner = tokens, inner
+        self._all: Words = np.full((size + 31) // 32, 0xFFFFFFFF, np.uint32)
+        self._some = self._all.copy()
+        for token in ends:
+            self._some[token // 32] &= ~np.uint32(1 << token % 32)
+
+    def words(self) -> Words:
+        """Return a bit for each token that is allowed now."""
+        found = self._all if self._inner is None else self._inner.words()
+        if self._left <= 0:
+            return found
+        # A form that is complete may only end: it is kept.
+        rest: Words = found & self._some
+        return rest if rest.any() else found
+
+    def take(self, token: int) -> bool:
+        """Take a token; True says that the answer is complete."""
+        self._left -= 1
+        return self._inner is not None and self._inner.take(token)
+
+
+class _Vocabulary:
+    """A vocabulary as llguidance reads it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.bos_token_id = tokenizer.bos_id
+        end = tokenizer.eos_id if tokenizer.eos_id is not None else min(tokenizer.end_ids)
+        self.eos_token_id = end
+        self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        self.special_token_ids = [
+            token for token in range(tokenizer.vocab_size) if tokenizer.is_control(token)
+        ]
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text)
+
+
+def call_schema(tools: Sequence[Mapping[str, Any]], arguments: str) -> Schema:
+    """Return the schema of a call of one of OpenAI's tools; `arguments` is what the family says."""
+    calls = []
+    for tool in tools:
+        function = tool["function"]
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function["name"]}, arguments: parameters},
+                "required": ["name", arguments],
+                "additionalProperties": False,
+            }
+        )
+    return calls[0] if len(calls) == 1 else {"anyOf": calls}
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:400]

@@ -1,0 +1,365 @@
+"""The format of a template's calls, learned from what the template makes of some.
+
+A template writes calls of a conversation's past as its model writes them. Two probes (one call with
+two arguments, and two calls) say where names, keys and values stand, and what stands between them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orinllm.errors import BadInput
+from orinllm.text.tools import (
+    CallFormat,
+    NoCallError,
+    Tool,
+    ToolCall,
+    bare_value,
+    string_arguments,
+)
+
+Render = Callable[[Sequence[Mapping[str, Any]], Sequence[Tool], bool], str]
+_QUESTION, _SAID = "orinllmquestion", "orinllmsaid"
+_NAMES, _KEYS = ("orinllmfirst", "orinllmsecond"), ("orinllmtext", "orinllmnumber")
+_VALUES = ("orinllmvalue", 7351)
+_IDS = ("orinllm01", "orinllm02")  # nine letters and digits, as Mistral's templates want them
+# What may stand in a name, and what an id or a count may be.
+_NAME, _ID = r"(?P<name>[^\s<>\"'{}\[\]|｜]+)", r"[\w.:-]*?"
+_MARK = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
+# Marks of reasoning that may stand before a call in a past answer.
+_THOUGHT = re.compile(
+    r"^.*(?:</think[^>]*>|</mm:think>|\|END_THINKING\|>|<\|close\|>(?:think|response)<\|sep\|>)",
+    re.DOTALL,
+)
+
+
+def _tool(name: str) -> Tool:
+    properties = {_KEYS[0]: {"type": "string"}, _KEYS[1]: {"type": "integer"}}
+    for value in properties.values():
+        value["description"] = "d"
+    parameters = {"type": "object", "properties": properties, "required": list(_KEYS)}
+    function = {"name": name, "description": "d", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+#: Tools for probing a template; the first one's name is seen where they are listed.
+PROBES = tuple(map(_tool, _NAMES))
+PROBE = _NAMES[0]
+
+
+def _past(n_calls: int) -> list[dict[str, Any]]:
+    """Return a question and an answer with calls."""
+    arguments = json.dumps(dict(zip(_KEYS, _VALUES, strict=True)))
+    calls = [
+        {"type": "function", "id": call_id, "function": {"name": name, "arguments": arguments}}
+        for name, call_id in list(zip(_NAMES, _IDS, strict=True))[:n_calls]
+    ]
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    return [{"role": "user", "content": _QUESTION}, answer]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The texts around a call. opens: its first mark; before, middle: around its name.
+
+    array: calls stand in a JSON array. keys: of the name and the arguments, where a call is a JSON
+    object. pair: a regular expression of an argument; None: arguments are a JSON object.
+    closes: the last mark; empty: an answer ends with the call.
+    """
+
+    opens: str
+    closes: str
+    before: str
+    middle: str = ""
+    keys: tuple[str, str] | None = None
+    named: bool = False
+    pair: str | None = None
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Learning:
+    """A learned format. written: one call, and two; shape: what is around them, if it is clear."""
+
+    written: tuple[str, str]
+    shape: Shape | None
+
+    @property
+    def format(self) -> Callable[[Sequence[Tool]], CallFormat] | None:
+        """The maker of the learned format."""
+        shape = self.shape
+        return None if shape is None else lambda tools: Learned(shape, tools)
+
+    def read_by(self, calls: CallFormat) -> bool:
+        """Say if a format reads what the template wrote."""
+        text = self.written[0]
+        at = min((i for mark in calls.opens if (i := text.find(mark)) >= 0), default=-1)
+        try:
+            found = calls.read(text[at:], True) if at >= 0 else None
+        except ValueError:
+            return False
+        arguments = dict(zip(_KEYS, _VALUES, strict=True))
+        read = [] if found is None else found[0]
+        return [(c.name, json.loads(c.arguments)) for c in read] == [(_NAMES[0], arguments)]
+
+
+def learn(render: Render) -> Learning | None:
+    """Learn a template's calls; None: it does not show them."""
+    try:
+        asked = render([{"role": "user", "content": _QUESTION}], PROBES, True)
+        one = render(_past(1), PROBES, False)
+        plain = [{"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _SAID}]
+        said = render(plain, PROBES, False)
+    except BadInput:
+        return None
+    try:
+        two = render(_past(2), PROBES, False)
+    except BadInput:  # as Llama 3's: one call at a time
+        two = one
+    end = said.rpartition(_SAID)[2]
+    first, both = (_answer(text, asked).removesuffix(end) for text in (one, two))
+    if _NAMES[0] not in first or str(_VALUES[1]) not in first:
+        return None
+    turn = frozenset(_marks(said.rpartition(_QUESTION)[2] + asked.rpartition(_QUESTION)[2]))
+    try:
+        shape = _in_json(first, turn) or _by_name(first, both, turn)
+    except ValueError:  # a part is missing, or stands elsewhere
+        shape = None
+    return Learning((first, both), shape)
+
+
+def _answer(text: str, asked: str) -> str:
+    """Return a past answer without the prompt and thoughts before it."""
+    same = 0
+    while same < min(len(text), len(asked)) and text[same] == asked[same]:
+        same += 1
+    # Not from the middle of a mark: prompt and answer may begin with the same letters of two.
+    begun = max(text.rfind("<", 0, same), text.rfind("[", 0, same))
+    if begun >= 0 and not re.search(r"[>\]]", text[begun:same]):
+        same = begun
+    before, name, rest = text[same:].partition(_NAMES[0])
+    if same < len(asked):  # the past answer begins in another way than the prompt ends
+        for mark in _MARK.findall(asked.rpartition(_QUESTION)[2])[-1:]:
+            before = before.rpartition(mark)[2]
+    return _THOUGHT.sub("", before) + name + rest
+
+
+def _marks(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_MARK.findall(text)))
+
+
+def _close(after: str, turn: frozenset[str]) -> str:
+    """Return the mark that closes calls: the last that no answer without calls has."""
+    return next((mark for mark in reversed(_marks(after)) if mark not in turn), "")
+
+
+def _open(before: str) -> str:
+    """Return what of the text before a name begins a call, whatever the call is."""
+    before = re.split("|".join((*_IDS, *_NAMES)), before.lstrip())[0]
+    found = re.search(r"(?<=.)[\s\[{\"]", before)
+    return before[: found.start()] if found else before
+
+
+def _in_json(region: str, turn: frozenset[str]) -> Shape | None:
+    """Return the shape where a call is a JSON object that says the name."""
+    at = region.index(_NAMES[0])
+    for found in re.finditer(r"[\[{]", region[:at]):
+        try:
+            value, end = json.JSONDecoder().raw_decode(region, found.start())
+        except json.JSONDecodeError:
+            continue
+        if end < at:
+            continue
+        call = value[0] if isinstance(value, list) else value
+        before, after = region[: found.start()], region[end:]
+        close = _close(after, turn)
+        shape = {"before": before, "marks": _marks(region)}
+        opens = _open(before)
+        if _NAMES[0] in call:
+            return Shape(opens, close, **shape, named=True)  # type: ignore[arg-type]
+        key = next((key for key, value in call.items() if value == _NAMES[0]), None)
+        arguments = next((key for key, value in call.items() if _KEYS[0] in str(value)), None)
+        if key is not None and arguments is not None:
+            return Shape(opens, close, **shape, keys=(key, arguments))  # type: ignore[arg-type]
+    return None
+
+
+def _by_name(one: str, two: str, turn: frozenset[str]) -> Shape | None:
+    """Return the shape where a name is followed by its arguments, in JSON or one by one."""
+    start = one.rindex(_NAMES[0], 0, one.index(_KEYS[0]))
+    before, after = one[:start], one[start + len(_NAMES[0]) :]
+    first, key = two.find(_NAMES[0]), two.find(_KEYS[0])
+    if first < 0 or _NAMES[1] not in two[key:]:
+        # A template that takes one call at a time: all of it is said once.
+        between = before
+    else:
+        again = two.rindex(_NAMES[1], 0, two.rindex(_KEYS[0]))
+        between = two[two.index(str(_VALUES[1]), key) : again]
+    call = _same_end(before, between)
+    arguments, at = _json_at(after)
+    common = {"opens": _open(before), "before": call, "marks": _marks(one)}
+    if arguments is not None:
+        close = _close(after[at + len(arguments) :], turn)
+        return Shape(closes=close, middle=after[:at], **common)  # type: ignore[arg-type]
+    pair, middle, rest = _pair(after)
+    close = _close(rest, turn)
+    return Shape(closes=close, middle=middle, pair=pair, **common)  # type: ignore[arg-type]
+
+
+def _json_at(text: str) -> tuple[str | None, int]:
+    at = text.find("{")
+    if at < 0:
+        return None, 0
+    try:
+        _, end = json.JSONDecoder().raw_decode(text, at)
+    except json.JSONDecodeError:
+        return None, 0
+    return text[at:end], at
+
+
+def _pair(after: str) -> tuple[str, str, str]:
+    """Return an argument's regular expression, what is between name and arguments, and the end."""
+    value, number = str(_VALUES[0]), str(_VALUES[1])
+    first, rest = after.split(_KEYS[0], 1)
+    to_value, rest = rest.split(value, 1)
+    close, rest = rest.split(_KEYS[1], 1)
+    twice = _KEYS[0] in close  # in tags of its own
+    if twice:
+        tag, close = close.split(_KEYS[0], 1)
+        rest = rest.split(number, 1)[1].split(_KEYS[1], 1)[1]
+        second = to_value
+    else:
+        tag = ""
+        second, rest = rest.split(number, 1)
+    before = _same_end(first, close)
+    close = close.removesuffix(before)
+    key = r"(?P<key>[^<>\"]+?)"
+    inner = _between(to_value, second)
+    last = (_literal(tag) + "(?P=key)" if twice else "") + _literal(close)
+    space = r"\s*?" if re.match(r"[^\n]*\n", to_value[-1:] + " ") else ""
+    pair = f"{_literal(before)}{key}{inner}{space}(?P<value>.*?){last}"
+    middle = first.removesuffix(before)
+    return pair, middle, rest.removeprefix(close)
+
+
+def _between(first: str, second: str) -> str:
+    """Return an expression of a text between key and value, which may say the value's type."""
+    same = 0
+    while same < min(len(first), len(second)) and first[same] == second[same]:
+        same += 1
+    if same == len(first) == len(second):
+        return _literal(first)
+    end = _same_end(first[same:], second[same:])
+    return f"{_literal(first[:same])}[^<>]*?{_literal(end)}"
+
+
+def _same_end(one: str, other: str) -> str:
+    same = 0
+    while same < min(len(one), len(other)) and one[-1 - same] == other[-1 - same]:
+        same += 1
+    return one[len(one) - same :]
+
+
+def _literal(text: str) -> str:
+    """Return an expression of a text: white space as it comes, and ids and counts as any are."""
+    parts = re.split(rf"({'|'.join(_IDS)}|{'|'.join(_NAMES)}|\d+|\s+)", text)
+    out = []
+    for part in parts:
+        if part in (*_IDS, *_NAMES):
+            out.append(_ID)
+        elif part.isdigit():
+            out.append(r"\d+")
+        else:
+            out.append(r"\s*" if part.isspace() else re.escape(part))
+    return "".join(out)
+
+
+class Learned(CallFormat):
+    """Calls of a learned shape."""
+
+    def __init__(self, shape: Shape, tools: Sequence[Tool]) -> None:
+        self.opens, self._shape, self._tools = (shape.opens,), shape, tools
+        if not shape.opens:  # the prompt ends with the mark: an answer begins with a name
+            names = [tool.get("function", tool).get("name") for tool in tools]
+            self.opens, self.only_first = tuple(f"{name}{shape.middle}" for name in names), True
+        self.marks = tuple(filter(None, dict.fromkeys((shape.opens, shape.closes, *shape.marks))))
+        if shape.keys is None and not shape.named:
+            # The section's opening, or the next call's, may stand before each.
+            self._call = re.compile(
+                _literal(shape.before.lstrip()) + _NAME + _literal(shape.middle)
+            )
+        self._pair = re.compile(shape.pair, re.DOTALL) if shape.pair else None
+
+    def read(self, text: str, final: bool) -> tuple[list[ToolCall], int] | None:
+        """See `CallFormat`; a closing mark inside of an argument closes nothing."""
+        closes = self._shape.closes
+        end = text.find(closes, 1) if closes else -1
+        while end >= 0:
+            try:
+                return self._calls(text[:end]), end + len(closes)
+            except ValueError:
+                end = text.find(closes, end + 1)
+        if not final:
+            return None
+        return self._calls(text), len(text)
+
+    def _calls(self, text: str) -> list[ToolCall]:
+        shape = self._shape
+        if shape.keys is not None or shape.named:
+            found = self._of_json(text)
+        else:
+            found = self._of_names(text)
+        if not found:
+            raise NoCallError("no call")
+        return found
+
+    def _of_json(self, text: str) -> list[ToolCall]:
+        found: list[ToolCall] = []
+        at = len(self._shape.opens)
+        while start := re.compile(r"[\[{]").search(text, at):
+            try:
+                value, at = json.JSONDecoder().raw_decode(text, start.start())
+            except json.JSONDecodeError:
+                if found:  # what follows is no call
+                    break
+                raise
+            for call in value if isinstance(value, list) else [value]:
+                found += self._json_call(call)
+        return found
+
+    def _json_call(self, call: Any) -> list[ToolCall]:
+        if not isinstance(call, dict):
+            raise NoCallError("no object")
+        if self._shape.named:
+            return [_call(name, arguments) for name, arguments in call.items()]
+        assert self._shape.keys is not None
+        name, arguments = (call.get(key) for key in self._shape.keys)
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        return [_call(name, {} if arguments is None else arguments)]
+
+    def _of_names(self, text: str) -> list[ToolCall]:
+        found, at = list[ToolCall](), 0
+        while match := self._call.search(text, at):
+            name = match["name"]
+            if self._pair is None:
+                value, at = json.JSONDecoder().raw_decode(text, match.end())
+                found.append(_call(name, value))
+                continue
+            following = self._call.search(text, match.end())
+            at = following.start() if following else len(text)
+            body, strings = text[match.end() : at], string_arguments(self._tools, name)
+            pairs = {m["key"].strip(): m["value"] for m in self._pair.finditer(body)}
+            arguments = {k: bare_value(v, k in strings) for k, v in pairs.items()}
+            found.append(_call(name, arguments))
+        return found
+
+
+def _call(name: Any, arguments: Any) -> ToolCall:
+    if not isinstance(name, str) or not isinstance(arguments, dict):
+        raise NoCallError("no name with an object")
+    return ToolCall(name.strip(), json.dumps(arguments, ensure_ascii=False))

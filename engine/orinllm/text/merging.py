@@ -1,0 +1,148 @@
+"""Vocabularies as objects of the `tokenizers` library: text without whole tokens in, ids out."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Library
+from tokenizers.models import BPE, WordPiece
+
+from orinllm.errors import BadInput
+from orinllm.text.pretokenizers import PreTokenizer
+from orinllm.text.vocabulary import BYTE, CONTROL, UNKNOWN, Vocabulary
+
+Splitter = Callable[[str], list[int]]
+_SPACE = "\u2581"
+# A token whose bytes in the file are no UTF-8; no text has it.
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _splitter(library: Library) -> Splitter:
+    def split(text: str) -> list[int]:
+        ids: list[int] = library.encode(text, add_special_tokens=False).ids
+        return ids
+
+    return split
+
+
+def _words(vocabulary: Vocabulary) -> dict[str, int]:
+    """Return the entries that merges may make: no control token comes out of a user's text."""
+    tokens, kinds = vocabulary.tokens, vocabulary.kinds
+    left_out = {i for i in vocabulary.unusual if kinds[i] in (CONTROL, UNKNOWN)}
+    left_out |= {i for i in vocabulary.end_ids if kinds[i] != BYTE}
+    if _SURROGATE.search("".join(tokens)):
+        left_out |= {i for i, token in enumerate(tokens) if _SURROGATE.search(token)}
+    words = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(words) < len(tokens):  # a text that stands twice: the last one that is a word
+        return {token: i for i, token in enumerate(tokens) if i not in left_out}
+    for i in left_out:
+        del words[tokens[i]]
+    return words
+
+
+def _pairs(merges: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Return the two parts of each merge; raises BadInput for a merge that has not two."""
+    if set(map(str.count, merges, itertools.repeat(" "))) == {1}:
+        parts = " ".join(merges).split(" ")
+    else:
+        parts = list(itertools.chain.from_iterable(map(_halves, merges)))
+    if not all(parts):
+        i = parts.index("") // 2
+        raise BadInput(
+            f"tokenizer.ggml.merges: entry {i} is {merges[i]!r}; two parts with a space between "
+            "them are needed"
+        )
+    return zip(parts[::2], parts[1::2], strict=True)
+
+
+def _halves(merge: str) -> tuple[str, str]:
+    """Cut a merge at its space; a space may itself begin the left part."""
+    at = merge.find(" ", 1)
+    return (merge[:at], merge[at + 1 :]) if at > 0 else (merge, "")
+
+
+def bpe_splitter(vocabulary: Vocabulary, pre: PreTokenizer) -> Splitter:
+    """Build BPE with the file's own merges.
+
+    Raises:
+      BadInput: The file has no merges, or one that is no pair.
+    """
+    if not vocabulary.merges:
+        raise BadInput("tokenizer.ggml.merges: missing; a gpt2 or gemma4 vocabulary needs them")
+    words = _words(vocabulary)
+    pairs = [
+        (left, right)
+        for left, right in _pairs(vocabulary.merges)
+        if left in words and right in words and left + right in words
+    ]
+    library = Library(
+        BPE(words, pairs, byte_fallback=not pre.byte_level, ignore_merges=pre.whole_words)
+    )
+    steps: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(split), "isolated") for split in pre.splits
+    ]
+    if pre.byte_level:
+        steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    else:
+        library.normalizer = normalizers.Replace(" ", _SPACE)
+    library.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return _splitter(library)
+
+
+def sentencepiece_splitter(vocabulary: Vocabulary) -> Splitter:
+    """Build SentencePiece's BPE: the file has scores, from which the merges follow.
+
+    SentencePiece joins the two neighbours whose union has the best score, the leftmost first.
+
+    Raises:
+      BadInput: The file has no scores.
+    """
+    if not vocabulary.scores:
+        raise BadInput("tokenizer.ggml.scores: missing; a llama vocabulary needs them")
+    words = _words(vocabulary)
+    unknown = vocabulary.tokens[vocabulary.unknown_id or 0]
+    merges = list(_merges(vocabulary, words))
+    words.setdefault(unknown, vocabulary.unknown_id or 0)
+    library = Library(BPE(words, merges, byte_fallback=True, unk_token=unknown, fuse_unk=False))
+    library.normalizer = normalizers.Replace(" ", _SPACE)
+    return _splitter(library)
+
+
+def _merges(vocabulary: Vocabulary, words: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Yield the pairs that make a token, best first.
+
+    Of unions with one score the leftmost comes first, which ranks of pairs cannot say. Published
+    vocabularies give one score to several tokens only for runs of spaces; there the longer first
+    does the same: a run grows from its left end.
+    """
+    ranked = []
+    for token, i in words.items():
+        if vocabulary.kinds[i] == BYTE:
+            continue
+        for at in range(1, len(token)):
+            if token[:at] in words and token[at:] in words:
+                key = (-vocabulary.scores[i], -len(token), i)
+                ranked.append((key, (token[:at], token[at:])))
+    ranked.sort()
+    return (pair for _, pair in ranked)
+
+
+def bert_splitter(vocabulary: Vocabulary) -> Splitter:
+    """Build WordPiece, the tokenizer of embedding models of the BERT kind.
+
+    The file marks beginnings of words with U+2581, the library their continuations with ##.
+    """
+    words = {
+        token.removeprefix(_SPACE) if token.startswith(_SPACE) else f"##{token}": i
+        for token, i in _words(vocabulary).items()
+    }
+    unknown = vocabulary.tokens[vocabulary.unknown_id or 0]
+    words[unknown] = vocabulary.unknown_id or 0
+    # No limit to a word's length, as llama.cpp.
+    library = Library(WordPiece(words, unk_token=unknown, max_input_chars_per_word=1 << 30))
+    library.normalizer = normalizers.BertNormalizer()
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _splitter(library)

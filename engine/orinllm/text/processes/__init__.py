@@ -1,0 +1,1 @@
+"""Processes of their own for what a client or a file may make endless."""

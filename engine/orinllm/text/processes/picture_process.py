@@ -1,0 +1,31 @@
+"""The process that decodes pictures, `python -m` with SECONDS and MEMORY (limits.py).
+
+A few bytes may be a picture of gigabytes, and decoders have faults; either ends this process alone.
+"""
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from orinllm.errors import BadInput
+from orinllm.network.vision.prepare import decode, prepare
+from orinllm.text.processes.limits import serve
+
+
+def _answer(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tiles of a job's picture, or what is wrong with it."""
+    try:
+        tiles, grid = prepare(decode(base64.b64decode(job["data"])), job["way"], job["sizes"])
+    except MemoryError:
+        raise
+    except BadInput as error:
+        return {"error": str(error)}
+    except Exception as error:  # what Pillow raises for bytes of a stranger is their fault
+        said = f"the picture is damaged: {type(error).__name__}: {error}"
+        return {"error": " ".join(said[:1000].split())}
+    raw = [[tile.height, tile.width, base64.b64encode(tile.tobytes()).decode()] for tile in tiles]
+    return {"tiles": raw, "grid": grid}
+
+
+if __name__ == "__main__":
+    serve(lambda job, size: _answer(job))

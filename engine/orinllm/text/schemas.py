@@ -1,0 +1,85 @@
+"""JSON schemas as llguidance takes them: what it cannot hold is loosened, and said."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Tell = Callable[[str], None]
+# Bounds beyond 18 digits are beyond llguidance's integers; such a bound is hardly one.
+_BEYOND = 10**18
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+# Keywords whose values are schemas, or hold them by name or in a row; the others' are data.
+_SCHEMAS = frozenset(
+    "additionalItems additionalProperties contains contentSchema else if items not propertyNames "
+    "then unevaluatedItems unevaluatedProperties".split()
+)
+_NAMED = frozenset("$defs definitions dependentSchemas patternProperties properties".split())
+_ROWS = frozenset("allOf anyOf items oneOf prefixItems".split())
+
+
+def loosened(schema: Any, tell: Tell, where: str = "") -> Any:
+    """Return a schema without what llguidance cannot hold; `tell` hears the keywords' paths.
+
+    llguidance drops keywords that it does not know itself (`lenient`).
+    """
+    if not isinstance(schema, Mapping):
+        return {} if schema is True and not where else schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        path = f"{where}.{key}"
+        if key in _NAMED and isinstance(value, Mapping):
+            found[key] = {name: loosened(v, tell, f"{path}.{name}") for name, v in value.items()}
+        elif key in _ROWS and isinstance(value, list):
+            found[key] = [loosened(v, tell, f"{path}[{i}]") for i, v in enumerate(value)]
+        elif key in _SCHEMAS:
+            found[key] = loosened(value, tell, path)
+        elif key in _BOUNDS and _beyond(value):
+            tell(path)
+        elif key == "pattern" and isinstance(value, str):
+            found[key] = without_looks(value)
+            if found[key] != value:
+                tell(path)
+        else:
+            found[key] = value
+    return found
+
+
+def _beyond(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) > _BEYOND
+
+
+_LOOK = re.compile(r"\(\?<?[=!]|\\[bB]")
+
+
+def without_looks(pattern: str) -> str:
+    """Return a pattern without what looks ahead or behind, which no automaton does."""
+    at = 0
+    while found := _LOOK.search(pattern, at):
+        start, end = found.span()
+        escaped = (len(pattern[:start]) - len(pattern[:start].rstrip("\\"))) % 2
+        if escaped:
+            at = end
+            continue
+        if pattern[start] == "(":
+            end = _closes(pattern, start)
+        pattern, at = pattern[:start] + pattern[end:], start
+    return pattern
+
+
+def _closes(pattern: str, start: int) -> int:
+    """Return where the group that begins at `start` has ended."""
+    depth, at, in_class = 0, start, False
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "\\":
+            at += 1
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        else:
+            depth += (char == "(") - (char == ")")
+            if depth == 0:
+                return at + 1
+        at += 1
+    return len(pattern)

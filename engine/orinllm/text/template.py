@@ -1,0 +1,466 @@
+"""Chat templates: a conversation to the one text that a model was trained to continue.
+
+A GGUF file carries its template as Jinja. It is code of whoever made the file, so it runs in a
+process of its own (`rendering`), set up as the `transformers` library does it, and gives the same
+text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from orinllm.errors import BadInput
+from orinllm.text.generic import rewritten
+from orinllm.text.learned import PROBE, PROBES, Learning, learn
+from orinllm.text.reasoning import TAGS
+from orinllm.text.render import renderer
+from orinllm.text.tokenizer import GUARD, Tokenizer
+from orinllm.text.tools import CallFormat, Llama, Tool, known_format
+
+if TYPE_CHECKING:
+    from orinllm.network.vision.pictures import Picture
+    from orinllm.sight import Sight
+
+Message = Mapping[str, Any]
+#: The key-value of a file that holds its template.
+KEY = "tokenizer.chat_template"
+# Names of a message's reasoning; templates read the first, those of gpt-oss the second.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_PROBE = "orinllm-probe"
+# What stands for a picture in templates that know none: a character that no text may have.
+_MARK = {"type": "text", "text": "\ufdd1"}
+
+
+class Guarded(NamedTuple):
+    """A rendered prompt whose messages hold no control tokens, and the pictures in it."""
+
+    text: str
+    pictures: tuple[Picture, ...]
+
+
+class ChatTemplate:
+    """One model's template.
+
+    Attributes:
+      source: The Jinja text.
+      reads: Names of the variables that it reads, messages and tools among them.
+      sight: Makes rows of a prompt of the pictures in messages; None: the model reads text only.
+
+    Args:
+      source: The Jinja text.
+      tokenizer: The model's tokenizer; it says what begins and ends a text.
+      with_tools: Takes the conversations with tools, for models that have two templates.
+    """
+
+    def __init__(
+        self, source: str, tokenizer: Tokenizer, with_tools: ChatTemplate | None = None
+    ) -> None:
+        self.source = source
+        self._with_tools = with_tools
+        self.sight: Sight | None = None
+        self._tokenizer = tokenizer
+        self._bos, self._eos = (
+            "" if token is None else tokenizer.token_bytes(token).decode()
+            for token in (tokenizer.bos_id, tokenizer.eos_id)
+        )
+        try:
+            self.reads = frozenset(self._render(None).split())
+        except BadInput as error:
+            raise BadInput(f"{KEY}: {error}") from None
+
+    def see(self, sight: Sight) -> None:
+        """Let messages have pictures."""
+        slot = self._tokenizer.encode(sight.projector.slot, special=True)
+        if len(slot) != 1:
+            raise BadInput(
+                f"the vocabulary has no token {sight.projector.slot}, which stands for a picture"
+            )
+        for template in (self, self._with_tools):
+            if template is not None:
+                template.sight = sight
+
+    @classmethod
+    def from_metadata(
+        cls, metadata: Mapping[str, Any], tokenizer: Tokenizer, name: str | None = None
+    ) -> ChatTemplate:
+        """Take the template from a GGUF file's key-values.
+
+        Args:
+          metadata: The key-values.
+          tokenizer: The file's tokenizer.
+          name: One of the file's named templates; None is the one without a name, and with it
+            the one named "tool_use" for conversations with tools, if the file has it.
+
+        Raises:
+          BadInput: The file has no such template, or it is no Jinja.
+        """
+        key = f"{KEY}.{name}" if name else KEY
+        source = metadata.get(key)
+        if not isinstance(source, str):
+            names = sorted(k.removeprefix(f"{KEY}.") for k in metadata if k.startswith(f"{KEY}."))
+            others = f"; the file's named ones are {', '.join(names)}" if names else ""
+            raise BadInput(
+                f"{key}: the file has no such chat template{others}; a model without one"
+                " continues text, but does not chat"
+            )
+        tool_use = metadata.get(f"{KEY}.tool_use")
+        if name or not isinstance(tool_use, str):
+            return cls(source, tokenizer)
+        return cls(source, tokenizer, cls(tool_use, tokenizer))
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """Return the prompt's text, as `transformers` renders it.
+
+        A beginning-of-sequence token at its start is left out if the tokenizer adds one.
+
+        Args:
+          messages: OpenAI's messages: role, content (text, parts or None), reasoning_content,
+            tool_calls (arguments as JSON text or as an object).
+          tools: OpenAI's tools, {"type": "function", "function": {...}} each.
+          add_generation_prompt: End with what begins the model's answer.
+          variables: What else the template reads, as enable_thinking or reasoning_effort.
+
+        Raises:
+          BadInput: The template refuses the conversation, or fails on it.
+        """
+        if (template := self.for_tools(tools)) is not self:
+            return template.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+            )
+        if tools and not self.takes_tools:
+            messages, tools = rewritten(_parsed(messages), tools, self._has_system), None
+        prepared = [self._prepare(message) for message in messages]
+        try:
+            text = self._run(prepared, tools, add_generation_prompt, variables)
+        except BadInput:
+            # OpenAI's tools need no description; some templates want one.
+            if tools is None or (whole := list(map(_described, tools))) == list(tools):
+                raise
+            text = self._run(prepared, whole, add_generation_prompt, variables)
+        return text.removeprefix(self._bos) if self._tokenizer.add_bos else text
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """Return the prompt's tokens; the arguments are those of `render`.
+
+        Control tokens are the template's alone: their texts in messages and tools stay words. A
+        part {"type": "image", "image": ...} of a message is a picture, as `Sight.picture` takes it;
+        its rows are numbers below 0 (network/vision/pictures.py).
+
+        Raises:
+          BadInput: As `render`, or for a picture where the model sees none, or that is none.
+        """
+        given = {"tools": tools, "add_generation_prompt": add_generation_prompt, **variables}
+        return self.tokens(self.guarded(messages, **given))
+
+    def guarded(
+        self,
+        messages: Sequence[Message],
+        /,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> Guarded:
+        """Return the text for `tokens`: control tokens are told from their texts in messages."""
+        pictures: list[Picture] = []
+        if any(isinstance(message.get("content"), list) for message in messages):
+            messages = [self._seen(message, pictures) for message in messages]
+        text = self.render(
+            _guarded(list(messages), self._tokenizer.guard),
+            tools=_guarded(tools, self._tokenizer.guard),
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
+        return Guarded(self._placed(text, pictures) if pictures else text, tuple(pictures))
+
+    def tokens(self, rendered: Guarded) -> list[int]:
+        """Return the tokens of a text of `guarded`."""
+        text, pictures = rendered
+        ids = self._tokenizer.encode(text, special=True)
+        if pictures:
+            assert self.sight is not None
+            slot = self._tokenizer.encode(self.sight.projector.slot, special=True)
+            ids = self.sight.placed(ids, slot[0], pictures)
+        bos = self._tokenizer.bos_id
+        return [bos, *ids] if self._tokenizer.add_bos and bos is not None else ids
+
+    def _seen(self, message: Message, pictures: list[Picture]) -> Message:
+        """Add a message's pictures to those before; return it as this template reads it."""
+        parts: list[Any] = []
+        for part in message["content"] if isinstance(message.get("content"), list) else ():
+            if isinstance(part, Mapping) and part.get("type") == "image":
+                if self.sight is None:
+                    raise BadInput(
+                        "the message has a picture, and this model reads text only; a model with "
+                        "an mmproj file sees (--mmproj)"
+                    )
+                pictures.append(self.sight.picture(part["image"]))
+                part = {"type": "image"} if self._reads_pictures else _MARK
+            parts.append(part)
+        return {**message, "content": parts} if parts else message
+
+    def _placed(self, text: str, pictures: Sequence[Picture]) -> str:
+        """Return a prompt's text with that of each picture in the place of its mark."""
+        assert self.sight is not None
+        mark = self.sight.projector.marker if self._reads_pictures else str(_MARK["text"])
+        before, *rest = text.split(mark)
+        if len(rest) != len(pictures):
+            raise BadInput(f"chat template: it has {len(rest)} places for {len(pictures)} pictures")
+        return before + "".join(
+            self.sight.text_of(picture) + behind
+            for picture, behind in zip(pictures, rest, strict=True)
+        )
+
+    @functools.cached_property
+    def _reads_pictures(self) -> bool:
+        """A template that knows no pictures leaves such parts out, or prints something else."""
+        assert self.sight is not None
+        parts = [{"type": "image"}, {"type": "text", "text": _PROBE}]
+        text = self._probe({"role": "user", "content": parts})
+        return text.count(self.sight.projector.marker) == 1 and _PROBE in text
+
+    def for_tools(self, tools: Sequence[Mapping[str, Any]] | None) -> ChatTemplate:
+        """Return the one of a model's templates that conversations with these tools take."""
+        return self._with_tools if tools and self._with_tools else self
+
+    @functools.cached_property
+    def takes_tools(self) -> bool:
+        """Say if the template tells the model of tools, and how their calls look is known."""
+        template = self.for_tools(PROBES)
+        return template._lists_tools and template._format is not None
+
+    def call_format(self, tools: Sequence[Mapping[str, Any]]) -> CallFormat:
+        """Return the format of calls; templates that take no tools get them in plain JSON."""
+        template = self.for_tools(tools)
+        if not self.takes_tools or template._format is None:
+            return Llama(tools)
+        return template._format(tools)
+
+    @functools.cached_property
+    def _lists_tools(self) -> bool:
+        try:
+            return PROBE in self._run([{"role": "user", "content": _PROBE}], PROBES, True, {})
+        except BadInput:
+            return False
+
+    @functools.cached_property
+    def _learned(self) -> Learning | None:
+        """Return the template's text of calls."""
+        return learn(
+            lambda messages, tools, asks: self._run(
+                [self._prepare(message, True) for message in messages], tools, asks, {}
+            )
+        )
+
+    @functools.cached_property
+    def _format(self) -> Callable[[Sequence[Tool]], CallFormat] | None:
+        """The format that reads what the template writes: one that is known, or the learned one."""
+        source = self.source
+        if "<|channel|>" in source and "<|message|>" in source:
+            return lambda tools: Llama(tools)  # harmony's parser reads its calls itself
+        if self._learned is None:  # past calls are not shown: the marks must say it
+            return known_format(source)
+        for make in (known_format(source), self._learned.format):
+            if make is not None and self._learned.read_by(make(PROBES)):
+                return make
+        return None
+
+    def generation_prompt(self, /, **variables: Any) -> str:
+        """Return what the template puts before the model's answer; `render` names `variables`."""
+        question = [{"role": "user", "content": _PROBE}]
+        without = self.render(question, add_generation_prompt=False, **variables)
+        asked = self.render(question, add_generation_prompt=True, **variables)
+        # A conversation that is over may end with a token that one that goes on does not have.
+        without = without.removesuffix(self._eos)
+        same = 0
+        while same < min(len(without), len(asked)) and without[same] == asked[same]:
+            same += 1
+        return asked[same:]
+
+    def starts_in_reasoning(self, /, **variables: Any) -> bool:
+        """Say if the answer's first words are reasoning, because the prompt opened it."""
+        opens = tuple(tag.open.strip() for tag in TAGS)
+        return self.generation_prompt(**variables).rstrip().endswith(opens)
+
+    def _run(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any],
+    ) -> str:
+        given = {
+            "bos_token": self._bos,
+            "eos_token": self._eos,
+            "documents": None,
+            **variables,
+            "messages": messages,
+            "tools": list(tools) if tools else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if "functions" in self.reads:  # FireFunction's name for them
+            given["functions"] = json.dumps(list(tools or ()), indent=4)
+            given["datetime"] = f"{datetime.now():%b %d %Y, %H:%M:%S}"
+        try:
+            return self._render(given)
+        except BadInput as error:
+            raise BadInput(f"chat template: {error}") from None
+
+    def _render(self, variables: Mapping[str, Any] | None) -> str:
+        """Return the template's text; without variables, the names of those that it reads."""
+        now = datetime.now().isoformat()
+        job = {"source": self.source, "guard": GUARD, "variables": variables, "now": now}
+        return renderer().run(job)
+
+    def _prepare(self, message: Message, probing: bool = False) -> dict[str, Any]:
+        """Return a message in the form that this template reads."""
+        if not probing and message.get("tool_calls") and self._learned is None:
+            (message,) = rewritten(
+                _parsed([message]), None, True
+            )  # the template would drop the calls
+        prepared = dict(message)
+        reasoning = next((message[k] for k in _REASONING if message.get(k) is not None), None)
+        if reasoning is not None:
+            prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
+        if prepared.get("tool_calls"):
+            calls = [_parsed_call(call) for call in prepared["tool_calls"]]
+            prepared["tool_calls"] = list(map(_unparsed_call, calls)) if self._wants_text else calls
+        content = prepared.get("content")
+        if isinstance(content, list) and not self._reads_parts:
+            prepared["content"] = "\n".join(_text_of(part) for part in content)
+        elif isinstance(content, str) and not self._reads_text:
+            prepared["content"] = [{"type": "text", "text": content}]
+        elif content is None and "content" in prepared and self._prints_none:
+            prepared["content"] = ""
+        return prepared
+
+    def _probe(self, *messages: Message) -> str:
+        """Return what the template makes of messages, nothing if it refuses them."""
+        try:
+            return self._run(messages, None, False, {})
+        except BadInput:
+            return ""
+
+    @functools.cached_property
+    def _has_system(self) -> bool:
+        text = {"role": "system", "content": _PROBE}
+        return _PROBE in self._probe(text, {"role": "user", "content": "?"})
+
+    @functools.cached_property
+    def _reads_text(self) -> bool:
+        return not self._reads_parts or _PROBE in self._probe({"role": "user", "content": _PROBE})
+
+    @functools.cached_property
+    def _reads_parts(self) -> bool:
+        """A template that only knows text prints the parts as Python's lists."""
+        parts = [{"type": "text", "text": _PROBE}]
+        text = self._probe({"role": "user", "content": parts})
+        return _PROBE in text and repr(parts) not in text and json.dumps(parts) not in text
+
+    @functools.cached_property
+    def _wants_text(self) -> bool:
+        """Functionary's template fails on arguments that are no JSON text."""
+        question, function = {"role": "user", "content": _PROBE}, {"name": "f", "arguments": {}}
+
+        def shown(call: Any) -> bool:
+            return bool(self._probe(question, {"role": "assistant", "content": "", **call}))
+
+        call = {"type": "function", "id": "000000000", "function": function}
+        return not shown({"tool_calls": [call]}) and shown({"tool_calls": [_unparsed_call(call)]})
+
+    @functools.cached_property
+    def _prints_none(self) -> bool:
+        """A template that does not know null prints Python's None, as if the model had said it."""
+        call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+        answer = {"role": "assistant", "content": None, "tool_calls": [{"id": "000000000", **call}]}
+        question = {"role": "user", "content": _PROBE}
+        asked, text = self._probe(question), self._probe(question, answer)
+        # One that refuses the probe may want tools beside it: an empty text is safe in all.
+        return not text or text.count("None") > asked.count("None")
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool that says all that a tool may say."""
+    function = {"description": "", **tool.get("function", {})}
+    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    properties = {
+        name: {"description": "", **value} if isinstance(value, Mapping) else value
+        for name, value in parameters["properties"].items()
+    }
+    return {
+        **tool,
+        "function": {**function, "parameters": {**parameters, "properties": properties}},
+    }
+
+
+def _parsed(messages: Sequence[Message]) -> list[Message]:
+    """Return messages whose calls have arguments that are objects."""
+    return [
+        {**message, "tool_calls": list(map(_parsed_call, message["tool_calls"]))}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _parsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call whose arguments are an object: templates write them in their own way."""
+    function = call.get("function", call)
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str):
+        return dict(call)
+    try:
+        parsed = json.loads(arguments) if arguments.strip() else {}
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise BadInput(
+            f"tool call '{function.get('name')}': its arguments are no JSON: {error}"
+        ) from None
+    if not isinstance(parsed, dict):
+        raise BadInput(f"tool call '{function.get('name')}': its arguments are no JSON object")
+    parsed_function = {**function, "arguments": parsed}
+    return {**call, "function": parsed_function} if "function" in call else parsed_function
+
+
+def _unparsed_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call whose arguments are JSON text again."""
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"])}}
+
+
+def _text_of(part: Any) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text":
+        return str(part.get("text", ""))
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    raise BadInput(f"content part of type '{kind}': this model reads text only")
+
+
+def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
+    """Return the same value with every text in it guarded, names of arguments included."""
+    if isinstance(value, str):
+        # Roles and kinds are plain names, which the template compares.
+        return value if value.isidentifier() else guard(value)
+    if isinstance(value, Mapping):
+        return {_guarded(key, guard): _guarded(item, guard) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_guarded(item, guard) for item in value]
+    return value

@@ -1,0 +1,51 @@
+"""Requests as clients' libraries send them by default, recorded by running them; all are answered.
+
+clients.json holds what each one sent in November 2026, and which fields were ignored then. Of long
+texts only the lengths are there. Home Assistant's were sent by its client's library with what its
+sources give it; Open WebUI's (0.12.4) were written by its sources.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.engine.server.live import Live, live
+from tests.engine.server.toy import toy
+
+RECORDED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "clients.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Live]:
+    with live(toy(slots=4, pages=512, context=8192)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "asked", RECORDED, ids=lambda asked: f"{asked['client']}-{asked['path'].split('?')[0]}"
+)
+def test_what_clients_send_is_answered(server: Live, asked: dict[str, Any]) -> None:
+    body = asked["body"]
+    if isinstance(body, dict):  # the toy says whatever comes; a few tokens of it are enough
+        short = {"/api/chat": "options", "/api/generate": "options"}.get(asked["path"])
+        if short:
+            body = {**body, "options": {**(body.get("options") or {}), "num_predict": 8}}
+        elif asked["path"].startswith("/v1/responses"):
+            body = {**body, "max_output_tokens": 8}
+        elif (
+            asked["path"].startswith(("/v1/chat", "/v1/messages")) and "count" not in asked["path"]
+        ):
+            name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
+            body = {**body, name: 8}
+    reply = httpx.request(asked["method"], f"{server.url}{asked['path']}", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert "error" not in reply.text[:20]
+    ignored = reply.headers.get("x-ignored-fields", "")
+    assert set(ignored.split(", ")) <= set(asked["ignored"].split(", ")) | {""}
+
+
+def test_the_recording_is_of_many_clients() -> None:
+    assert len({asked["client"] for asked in RECORDED}) >= 15

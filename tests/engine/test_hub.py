@@ -1,0 +1,187 @@
+"""Models by name, by the real huggingface_hub against a hub on loopback."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.engine.hub_server import Hub
+
+from orinbench.synth import write_synthetic
+from orinllm.errors import BadInput
+from orinllm.file.hub import HubName, choose
+
+NAME = "hf.co/owner/model-GGUF"
+
+
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("hub") / "model.gguf"
+    write_synthetic(path, "tiny", "Q8_0", 0)
+    return path.read_bytes()
+
+
+def orinllm(*arguments: str, home: Path, url: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return run("orinllm", *arguments, home=home, url=url, **more)
+
+
+def run(
+    package: str, *arguments: str, home: Path, url: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "HF_HOME": str(home),
+        "HF_ENDPOINT": url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "5",
+        **more,
+    }
+    command = [sys.executable, "-m", package, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=300, check=False
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str], says: str) -> None:
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 2, done.stderr
+    assert last.startswith("orinllm: ") and says in last, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("hf.co/a/b", HubName("a/b")),
+        ("hf.co/a/b-GGUF:Q6_K", HubName("a/b-GGUF", "Q6_K")),
+        ("https://huggingface.co/a/b:IQ4_XS", HubName("a/b", "IQ4_XS")),
+        ("models/a.gguf", None),
+        ("/srv/hf.co/a", None),
+    ],
+)
+def test_names(text: str, means: HubName | None) -> None:
+    assert HubName.read(text) == means
+    assert means is None or HubName.read(str(means)) == means
+
+
+@pytest.mark.parametrize(
+    "text", ["hf.co/a", "hf.co/a/b/c", "hf.co//b", "hf.co/a/b:", "hf.co/a/b:\x1b[1m"]
+)
+def test_half_a_name_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match=r"want hf\.co/OWNER/REPO"):
+        HubName.read(text)
+
+
+FILES = [
+    "README.md",
+    "mmproj-model-F16.gguf",
+    "model-Q4_K_M.gguf",
+    "model-Q4_K_S.gguf",
+    "model-IQ4_XS.gguf",
+    "model-Q6_K-00001-of-00002.gguf",
+    "model-Q6_K-00002-of-00002.gguf",
+    "BF16/model-BF16-00001-of-00003.gguf",
+    "BF16/model-BF16-00003-of-00003.gguf",
+]
+
+
+def test_a_type_chooses_its_file_and_all_its_parts() -> None:
+    assert choose(HubName("a/b"), FILES) == ["model-Q4_K_M.gguf"]
+    assert choose(HubName("a/b", "iq4_xs"), FILES) == ["model-IQ4_XS.gguf"]
+    assert choose(HubName("a/b", "Q6_K"), FILES) == [
+        "model-Q6_K-00001-of-00002.gguf",
+        "model-Q6_K-00002-of-00002.gguf",
+    ]
+    assert choose(HubName("a/b"), ["only-Q8_0.gguf", "mmproj.gguf"]) == ["only-Q8_0.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("quant", "files", "says"),
+    [
+        ("Q4_K", FILES, "has no Q4_K; it has"),
+        ("Q8_0", ["model-Q4_K_M.gguf"], "has no Q8_0; it has model-Q4_K_M.gguf"),
+        (None, ["a-Q8_0.gguf", "a-Q6_K.gguf"], "which is taken unless one is named"),
+        ("BF16", FILES, "lacks a part of its model: BF16/model-BF16-00002-of-00003.gguf"),
+        (None, ["mmproj-F16.gguf", "model.safetensors"], "has no GGUF file"),
+    ],
+)
+def test_what_a_repository_lacks_is_said(quant: str | None, files: list[str], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        choose(HubName("a/b", quant), files)
+
+
+def test_a_model_is_fetched_once_listed_and_removed(content: bytes, tmp_path: Path) -> None:
+    hub = Hub({"owner/model-GGUF": {"model-Q8_0.gguf": content, "README.md": b"x"}})
+    with hub as url:
+        done = orinllm("show", NAME, home=tmp_path, url=url)
+        assert done.returncode == 0, done.stderr
+        assert "architecture  llama" in done.stdout
+        assert sum("GET" in line and ".gguf" in line for line in hub.asked) == 1
+        hub.asked.clear()
+        assert orinllm("show", f"{NAME}:Q8_0", home=tmp_path, url=url).returncode == 0
+        assert not [line for line in hub.asked if line.startswith("GET") and ".gguf" in line]
+        offline = orinllm("show", NAME, home=tmp_path, url=url, HF_HUB_OFFLINE="1")
+        assert offline.returncode == 0, offline.stderr
+    gone = orinllm("show", NAME, home=tmp_path, url=url)  # the hub has closed its doors
+    assert gone.returncode == 0, gone.stderr
+    assert "using the copy that is here" in gone.stderr
+    assert f"{NAME}:Q8_0" in orinllm("list", home=tmp_path, url=url).stdout
+    one_line(orinllm("rm", f"{NAME}:Q6_K", home=tmp_path, url=url), "is not here; here is")
+    assert orinllm("rm", f"{NAME}:Q8_0", home=tmp_path, url=url).returncode == 0
+    assert orinllm("list", home=tmp_path, url=url).stdout == ""
+    assert not [p for p in tmp_path.rglob("blobs/*") if p.stat().st_size == len(content)]
+    one_line(orinllm("show", NAME, home=tmp_path, url=url, HF_HUB_OFFLINE="1"), "HF_HUB_OFFLINE")
+
+
+def test_the_bench_takes_llama_cpps_option(content: bytes, tmp_path: Path) -> None:
+    with Hub({"owner/model-GGUF": {"model-Q8_0.gguf": content}}) as url:
+        found = run(
+            *("orinbench", "check", "-hf", "owner/model-GGUF", "-n", "2"),
+            *("--backend", "tinygrad:CPU"),
+            home=tmp_path,
+            url=url,
+        )
+        assert found.returncode == 0 and "model-Q8_0.gguf" in found.stdout, found.stderr
+        for flags, says in ((":Q6_K",), "has no Q6_K"), (("", "--offline"), "HF_HUB_OFFLINE"):
+            name, *more = flags
+            command = ("llama-bench", "-hf", f"owner/model-GGUF{name}", *more)
+            wrong = run("orinbench", *command, home=tmp_path / "empty", url=url)
+            assert wrong.returncode == 2, wrong.stderr
+            assert says in wrong.stderr.splitlines()[-1], wrong.stderr
+
+
+def test_a_hub_that_breaks_off_is_asked_for_the_rest(content: bytes, tmp_path: Path) -> None:
+    whole = content + bytes(30 << 20)  # huggingface_hub writes pieces of 10 MiB
+    hub = Hub({"owner/model-GGUF": {"model-Q8_0.gguf": whole}}, cut=25 << 20)
+    with hub as url:
+        done = orinllm("show", NAME, home=tmp_path, url=url)
+        assert done.returncode == 0, done.stderr
+        assert hub.ranges and hub.ranges[0] != "bytes=0-"
+    with Hub({"owner/model-GGUF": {"model-Q8_0.gguf": content}}, cut=1) as url:
+        broken = orinllm("show", NAME, home=tmp_path / "broken", url=url)
+        one_line(broken, "the same command goes on")
+
+
+def test_a_hub_that_lies_is_caught_and_nothing_of_it_stays(content: bytes, tmp_path: Path) -> None:
+    files = {"owner/model-GGUF": {"model-Q8_0.gguf": content}}
+    with Hub(files, lies=True) as url:
+        one_line(orinllm("show", NAME, home=tmp_path, url=url), "SHA-256")
+        assert orinllm("list", home=tmp_path, url=url).stdout == ""
+    with Hub(files) as url:
+        assert orinllm("show", NAME, home=tmp_path, url=url).returncode == 0
+
+
+def test_a_hub_that_is_slow_refuses_or_fails_is_one_line(content: bytes, tmp_path: Path) -> None:
+    files = {"owner/model-GGUF": {"model-Q8_0.gguf": content}}
+    with Hub(files, token="secret") as url:
+        one_line(orinllm("show", NAME, home=tmp_path, url=url), "set HF_TOKEN")
+        allowed = orinllm("show", NAME, home=tmp_path, url=url, HF_TOKEN="secret")
+        assert allowed.returncode == 0, allowed.stderr
+    with Hub(files, failing=500) as url:
+        one_line(orinllm("show", "hf.co/a/b", home=tmp_path, url=url), "the hub answers 500")
+    with Hub(files, pause=4) as url:  # the list of files has no limit, each of six tries a second
+        slow = orinllm("show", NAME, home=tmp_path / "x", url=url, HF_HUB_DOWNLOAD_TIMEOUT="1")
+        one_line(slow, "does not answer")
+    one_line(orinllm("show", "hf.co/a", home=tmp_path, url=url), "want hf.co/OWNER/REPO")

@@ -1,0 +1,212 @@
+"""Families with recurrent states or shared caches, on a CPU: transformers' logits, and reuse."""
+
+import itertools
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.engine import hybrid_models
+from tests.engine.hybrid_golden import GOLDEN, POSITIONS
+from tests.engine.hybrid_models import CONTEXT, MODELS, PROMPT
+
+from orinbench.check.reference import Reference
+from orinbench.model import open_model
+from orinllm.batching.cache import SlotStore
+from orinllm.batching.checkpoints import Checkpoints
+from orinllm.batching.cpu_runner import CpuRunner
+from orinllm.batching.runner import Logprobs
+from orinllm.batching.scheduler import Scheduler
+from orinllm.batching.sequence import Sequence
+from orinllm.batching.watch import Unwatched
+from orinllm.choose.sampling import Sampling
+from orinllm.errors import BadInput
+from orinllm.gpu.compiler import compiler_path
+from orinllm.loader import Network, Share, make_runner, make_store, plan_network
+
+RECURRENT = [name for name in MODELS if name != "gemma4"]
+Open = Callable[..., tuple[Network, CpuRunner]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for key, value in compiler_path(tmp_path_factory.mktemp("cc"), os.environ).items():
+            patch.setenv(key, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
+    folder = tmp_path_factory.mktemp("hybrid")
+
+    def open_(name: str, slots: int = 3) -> tuple[Network, CpuRunner]:
+        path = folder / f"{name}.gguf"
+        if not path.exists():
+            hybrid_models.write(path, name)
+        network = Network.read(path, CONTEXT)
+        runner = make_runner(network, plan_network(network, "CPU"), share=Share(slots, 99))
+        assert isinstance(runner, CpuRunner) and runner.slots == slots
+        return network, runner
+
+    return open_
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_transformers(opened: Open, name: str) -> None:
+    """Of prompts that are cut anywhere; two slots in turns do not know of each other."""
+    want = np.array(json.loads(GOLDEN.read_text())[name])
+    path = opened(name)[1].path
+    for position, cuts in zip(POSITIONS, ([1], [33, 34, 100]), strict=True):
+        ends = [0, *cuts, position + 1]
+        for start, end in itertools.pairwise(ends):
+            logits = path.prefill(PROMPT[start:end], start, slot=1)
+            path.prefill(PROMPT[40:90], 0, slot=2)
+        error = logits.astype(np.float64) - want[POSITIONS.index(position)]
+        # Keys and values are 16-bit floats: scores of scale 1 (gemma4) magnify that.
+        limit = 3e-3 if name == "gemma4" else 4e-4
+        assert np.sqrt((error**2).mean()) < limit * want.std()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_float64_reference_is_transformers_too(opened: Open, name: str) -> None:
+    want = np.array(json.loads(GOLDEN.read_text())[name])[0]
+    got = Reference(open_model(opened(name)[0].gguf.path)).logits(PROMPT[: POSITIONS[0] + 1])[0]
+    # transformers computes Nemotron-H's last norm in 32 bits.
+    assert np.abs(got - want).max() < (1e-4 if name.startswith("nemotron") else 2e-5)
+
+
+class Listener:
+    """A sink that keeps its tokens; it ends the answer at a length of its own."""
+
+    def __init__(self, stop: int) -> None:
+        self.tokens: list[int] = []
+        self.stop, self.reason = stop, ""
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        self.tokens.append(token)
+        return len(self.tokens) == self.stop
+
+    def end(self, reason: str, error: str | None) -> None:
+        self.reason = error or reason
+
+
+def answers(runner: CpuRunner, store: SlotStore, prompts: list[list[int]]) -> list[Sequence]:
+    """Answer prompts through a scheduler, all at once: greedily, of different lengths."""
+    scheduler = Scheduler(runner, store, Unwatched(), 99)
+    asked = [
+        Sequence(prompt, Sampling(temperature=0), 12, frozenset(), Listener(4 + at % 7))
+        for at, prompt in enumerate(prompts)
+    ]
+    scheduler.submit(asked)
+    scheduler.stop()
+    worker = threading.Thread(target=scheduler.run)
+    worker.start()
+    worker.join(60)
+    assert scheduler.failure is None and all(each.sink.reason for each in asked)  # type: ignore[attr-defined]
+    return asked
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_answers_are_those_of_one_alone(opened: Open, name: str) -> None:
+    """More requests than slots, which begin alike, go on behind answers, and end in between."""
+    network, runner = opened(name)
+    head, rng = list(PROMPT[:130]), np.random.default_rng(5)
+    prompts = [head[: int(rng.integers(1, 130))] for _ in range(4)]
+    prompts += [[*head, *rng.integers(3, 60, 9).tolist()] for _ in range(6)]
+    store = make_store(runner, network)
+    assert isinstance(store, SlotStore)
+    asked = answers(runner, store, [*map(list, prompts)])
+    longer = [[*each.ids, 7, 8, 9] for each in asked[-3:]]
+    asked += answers(runner, store, [*map(list, longer)])
+    assert any(each.n_cached >= 128 for each in asked)  # from a checkpoint, or behind an answer
+    path = runner.path
+    for each in asked:
+        ids, n = each.ids, each.n_prompt
+        for at in range(n, len(ids)):
+            logits = (
+                path.prefill(ids[:at], 0) if at == n else path.prefill(ids[at - 1 : at], at - 1)
+            )
+            best = np.sort(logits)[-2:]
+            assert ids[at] == logits.argmax() or best[1] - best[0] < 1e-3
+
+
+def test_a_prompt_goes_on_from_the_last_checkpoint_before_they_part(opened: Open) -> None:
+    network, runner = opened("lfm2", slots=1)
+    store = make_store(runner, network)
+    assert isinstance(store, SlotStore)
+    first = list(PROMPT)
+    answers(runner, store, [[*first]])
+    (other,) = answers(runner, store, [[*first[:140], 5, 6, 7]])
+    assert other.n_cached == 128
+    (fresh,) = answers(runner, SlotStore(1, CONTEXT, resumable=False), [[*first[:140], 5, 6, 7]])
+    assert (fresh.n_cached, fresh.ids) == (0, other.ids)
+    # The checkpoint spares all but the last token: there is nothing to fill.
+    (whole,) = answers(runner, store, [[*first[:129]]])
+    (fresh,) = answers(runner, SlotStore(1, CONTEXT, resumable=False), [[*first[:129]]])
+    assert (whole.n_cached, fresh.n_cached, whole.ids) == (128, 0, fresh.ids)
+    (none,) = answers(runner, store, [[*first[:100]]])
+    assert none.n_cached == 0
+
+
+def test_checkpoints_are_bounded_and_kept_while_somebody_begins_with_them() -> None:
+    kept = Checkpoints(3)
+    for tokens in (64, 128, 192):
+        assert kept.take(0, tokens) is not None
+    assert kept.take(0, 128) is None  # there is one
+    tokens, checkpoint = kept.best(0, 100)
+    assert tokens == 64 and checkpoint is not None
+    kept.pin(checkpoint)
+    assert kept.best(1, 999) == (0, None)
+    assert [kept.take(1, n) is None for n in (64, 128, 192)] == [False] * 3
+    assert kept.best(0, 999) == (64, checkpoint)
+    kept.unpin(checkpoint)
+    kept.cut(0, 63)
+    assert kept.best(0, 999) == (0, None)
+    # The last border of a prompt, and equal distances of at least eight pages before it.
+    assert kept.stop(0, 1024, 100) == 64
+    many = Checkpoints(32)
+    ends, start = [], 0
+    while start < 20000:
+        start = many.stop(start, 20000, 20000)
+        ends.append(start)
+    assert ends[-2:] == [19968, 20000] and len(ends) < 18 and all(n % 64 == 0 for n in ends[:-1])
+
+
+def test_guesses_would_have_to_go_back(opened: Open) -> None:
+    assert opened("qwen35")[1].most_verified == 1
+    assert opened("gemma4")[1].most_verified > 1
+    path = opened("lfm2")[1].path
+    path.prefill(PROMPT[:9], 0)
+    with pytest.raises(BadInput, match="lfm2 cannot go back to position 5"):
+        path.prefill(PROMPT[5:9], 5)
+
+
+def test_the_gpu_says_what_is_not_fused(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orinllm.gpu.plan.unsupported", lambda device: None)
+    monkeypatch.setattr("orinllm.gpu.plan.fits", lambda *matrix: True)
+    for name, what in (
+        ("lfm2", "short convolution"),
+        ("qwen35", "gated delta net"),
+        ("nemotron_h", "Mamba-2"),
+        ("gemma4", "attention"),
+    ):
+        network = opened(name)[0]
+        plan = plan_network(network, "NULL")
+        assert what in plan.obstacles and not plan.fused
+        if name != "qwen35":  # which tinygrad.llm knows
+            with pytest.raises(BadInput, match="--device CPU runs it"):
+                make_runner(network, plan)
+
+
+def test_blocks_that_propose_tokens_are_left_alone(tmp_path: Path) -> None:
+    """Qwen3.5's files may carry one behind the layers."""
+    keys = {**MODELS["qwen35"][1], "nextn_predict_layers": 1}
+    layers = [*MODELS["qwen35"][2], {"nextn.eh_proj.weight": (64, 128)}]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODELS, "qwen35", ("qwen35", keys, layers))
+        hybrid_models.write(tmp_path / "m.gguf", "qwen35")
+    assert len(Network.read(tmp_path / "m.gguf").config.layers) == 2

@@ -1,0 +1,146 @@
+"""Weights of every type as cpu/packed.c and rows.c read them, against `gguf`'s own dequantization.
+
+They are compiled for this machine, and for older ones whose instructions it has, too.
+"""
+
+import ctypes
+import functools
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from orinllm.cpu import weights
+from orinllm.cpu.weights import PACKED, input_size
+from orinllm.file.ggml import GgmlType
+
+ROWS, COLS, TOKENS = 8, 512, 5
+# Where the 16-bit floats of a block lie; 16 bits drawn at random could be no number.
+HALVES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q6_K": (208,),
+    "MXFP4": (),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+}
+SOURCES = ("packed.c", "rows.c")
+# What a test calls: a row as floats, and a tile of rows times tokens.
+ENTRIES = """
+void row(i64 type, const u8* packed, i64 cols, float* out) {
+  const Layout layout = {0, type};
+  unpack(&layout, packed, cols, out);
+}
+void times(i64 type, const u8* packed, i64 row_bytes, const float* x, i64 n, i64 cols,
+           float* space, float* out) {
+  const Layout layout = {row_bytes, type};
+  const u8* rows[ROWS];
+  Input in[8];
+  float8 sums[8];
+  for (int r = 0; r < ROWS; r++) rows[r] = packed + r * row_bytes;
+  for (i64 t = 0; t < n; t++) in[t] = rounded(x + t * cols, cols, space + t * input_size(cols));
+  tile(&layout, rows, in, n, cols, sums);
+  __builtin_memcpy(out, sums, n * sizeof *sums);
+}
+"""
+
+
+def machines() -> list[str]:
+    """This one, and x86-64 with AVX2 and without, if this one has it: one of each kind of loop."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text() if cpuinfo.exists() else ""
+    older = {"x86-64-v3": "avx2", "x86-64-v2": "ssse3"}
+    return ["native", *(name for name, flag in older.items() if f" {flag} " in flags)]
+
+
+def clang() -> list[str]:
+    found = shutil.which("clang")
+    return [found] if found else [sys.executable, "-m", "ziglang", "clang"]
+
+
+@functools.cache
+def compiled(machine: str) -> ctypes.CDLL:
+    """Compile the sources with ENTRIES, for a machine."""
+    folder = Path(weights.__file__).parent
+    text = "".join((folder / name).read_text() for name in SOURCES) + ENTRIES
+    arm = platform.machine() == "aarch64" and machine == "native"
+    flag = f"-mcpu={machine}" if arm else f"-march={machine}"
+    with tempfile.TemporaryDirectory() as made:
+        source, out = Path(made) / "rows.c", Path(made) / "rows.so"
+        source.write_text(text)
+        flags = ["-O2", "-fPIC", "-shared", "-fno-math-errno", flag]
+        subprocess.run([*clang(), *flags, str(source), "-o", str(out)], check=True)
+        return ctypes.CDLL(str(out))
+
+
+def drawn(type_: GgmlType) -> NDArray[np.uint8]:
+    """Return ROWS rows of COLS random weights."""
+    draws, values = np.random.default_rng(7), type_.block_values
+    blocks = draws.integers(0, 256, (ROWS * COLS // values, type_.block_bytes), np.uint8)
+    for at in HALVES.get(type_.name, (0,)):
+        halves = draws.normal(size=(len(blocks), 1)).astype(np.float16)
+        blocks[:, at : at + 2] = halves.view(np.uint8)
+    if type_.name == "MXFP4":
+        blocks[:, 0] = draws.integers(100, 140, len(blocks))
+    return blocks.reshape(ROWS, -1)
+
+
+def times(
+    machine: str, type_: GgmlType, packed: NDArray[np.uint8], x: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Return rows times tokens: (tokens, rows)."""
+    space = np.zeros(len(x) * input_size(COLS), np.float32)
+    out = np.zeros((len(x), ROWS), np.float32)
+    at = [ctypes.c_void_p(array.ctypes.data) for array in (packed, x, space, out)]
+    sizes = [ctypes.c_int64(n) for n in (type_, packed.shape[1], len(x), COLS)]
+    kind, row_bytes, n, cols = sizes
+    compiled(machine).times(kind, at[0], row_bytes, at[1], n, cols, at[2], at[3])
+    return out
+
+
+@pytest.mark.parametrize("machine", machines())
+def test_every_type(machine: str) -> None:
+    """Floats are exact; a token has the same sums alone and among others, and they are right."""
+    x = np.random.default_rng(3).normal(size=(TOKENS, COLS)).astype(np.float32)
+    x[2, 7] = 1000  # one large activation, as real models have them
+    for type_ in sorted(PACKED):
+        packed = drawn(type_)
+        wanted, got = dequantize(packed, type_), np.zeros((ROWS, COLS), np.float32)
+        for row, out in zip(packed, got, strict=True):
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in (row, out)]
+            cols = ctypes.c_int64(COLS)
+            compiled(machine).row(ctypes.c_int64(type_), pointers[0], cols, pointers[1])
+        np.testing.assert_array_equal(got, wanted, type_.name)
+        together = times(machine, type_, packed, x)
+        alone = [times(machine, type_, packed, one[None])[0] for one in x]
+        np.testing.assert_array_equal(together, alone, type_.name)
+        # Half a step of 16 bits for each activation, of the largest of its 32.
+        steps = np.abs(x).reshape(TOKENS, -1, 32).max(axis=2).repeat(32, axis=1) / 32767
+        most = (0.5 * steps) @ np.abs(wanted.T.astype(np.float64))
+        exact = x.astype(np.float64) @ wanted.T
+        floats = 1e-5 * (np.abs(x) @ np.abs(wanted.T))  # of the sums themselves
+        assert (np.abs(together - exact) <= most + floats).all(), type_.name
+
+
+def test_what_is_no_number_stays_so() -> None:
+    packed = drawn(GgmlType.Q4_K)
+    x = np.ones((3, COLS), np.float32)
+    x[1, 40], x[2, 300] = np.nan, np.inf
+    found = np.isfinite(times("native", GgmlType.Q4_K, packed, x))
+    assert found[0].all() and not found[1:].any()
+
+
+def test_another_processor_compiles_it() -> None:
+    """An Orin's cores: tbl is assembly there."""
+    folder = Path(weights.__file__).parent
+    text = "".join((folder / name).read_text() for name in (*SOURCES, "recurrent.c", "decoder.c"))
+    flags = "--target=aarch64-none-unknown-elf -mcpu=cortex-a78 -ffreestanding -nostdlib -O1"
+    with tempfile.TemporaryDirectory() as made:
+        command = [*clang(), *flags.split(), "-c", "-x", "c", "-", "-o", str(Path(made) / "rows.o")]
+        subprocess.run(command, input=text.encode(), check=True)

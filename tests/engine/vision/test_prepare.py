@@ -1,0 +1,159 @@
+"""Pictures of odd sizes and kinds, against `transformers`' own processors; and what is refused."""
+
+import io
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from tests.engine.vision import tiny
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+from orinllm.errors import BadInput
+from orinllm.network.layer import X
+from orinllm.network.vision.encoder import Encoder
+from orinllm.network.vision.idefics3 import _text
+from orinllm.network.vision.lowering import patches_of
+from orinllm.network.vision.pictures import ahead, pieces, uncut
+from orinllm.network.vision.prepare import decode, prepare
+from orinllm.sight import _decoder, read_projector
+
+TILE, LONGEST = 56, 168
+MEAN, STD = (0.5, 0.4, 0.3), (0.5, 0.6, 0.7)
+SIZES = [(1, 1), (1, 300), (257, 3), (56, 56), (57, 56), (168, 55), (169, 170), (640, 480)]
+
+
+def pictures() -> list[bytes]:
+    """Files of every size and mode, some turned, animated or grey."""
+    rng, found = np.random.default_rng(1), list[bytes]()
+
+    def save(image: Image.Image, kind: str, **more: Any) -> None:
+        file = io.BytesIO()
+        image.save(file, kind, **more)
+        found.append(file.getvalue())
+
+    for width, height in SIZES:
+        rgb = Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+        turned = Image.Exif()
+        turned[0x0112] = int(rng.integers(2, 9))
+        save(rgb, "JPEG", exif=turned)
+        save(rgb.convert("RGBA"), "PNG")
+        save(rgb.quantize(16), "PNG", transparency=3)
+        save(rgb.convert("CMYK"), "TIFF")
+        deep = rng.integers(0, 1 << 16, (height, width), np.uint16)
+        save(Image.fromarray(deep), "PNG")
+    grey = Image.fromarray(rng.integers(0, 256, (40, 50), np.uint8))
+    save(grey, "BMP")
+    save(grey.convert("1"), "PNG")
+    save(grey.convert("LA"), "WEBP", lossless=True)
+    save(grey, "GIF", save_all=True, append_images=[grey.rotate(90)])
+    return found
+
+
+def encoder_of(size: int) -> Encoder:
+    """An encoder that takes a tile as one patch."""
+    return Encoder(size, size, 1, 1e-6, MEAN, STD, (0,), (), X, 1)
+
+
+def normed(tiles: list[Image.Image], size: int) -> np.ndarray:
+    each = [patches_of(encoder_of(size), np.asarray(tile)) for tile in tiles]
+    return np.stack(each).reshape(-1, 3, size, size)
+
+
+def test_tiles_are_those_of_transformers() -> None:
+    size = {"height": TILE, "width": TILE}
+    square = Gemma3ImageProcessorPil(size=size, image_mean=MEAN, image_std=STD)
+    tiled: Any = Idefics3ImageProcessorPil(
+        size={"longest_edge": LONGEST},
+        max_image_size={"longest_edge": TILE},
+        image_mean=MEAN,
+        image_std=STD,
+    )
+    files = pictures()
+    assert len(files) >= 40
+    for at, data in enumerate(files):
+        image, raw = decode(data), ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+        wanted = square(images=[raw], return_tensors="np")["pixel_values"]
+        tiles, _ = prepare(image, "square", {"size": TILE})
+        np.testing.assert_array_equal(normed(tiles, TILE), wanted)
+        told = tiled(images=[[raw]], return_tensors="np", return_row_col_info=True)
+        tiles, grid = prepare(image, "tiled", {"size": TILE, "longest": LONGEST})
+        np.testing.assert_array_equal(normed(tiles, TILE), told["pixel_values"][0], str(at))
+        assert grid == (told["rows"][0][0], told["cols"][0][0])
+
+
+@pytest.mark.parametrize("grid", [(0, 0), (1, 2), (3, 2)])
+def test_the_text_around_tiles_is_that_of_transformers(grid: tuple[int, int]) -> None:
+    said = SimpleNamespace(
+        fake_image_token="<fake_token_around_image>",
+        global_image_tag="<global-img>",
+        image_token="<image>",
+        image_seq_len=1,
+    )
+    inputs = {"rows": [[grid[0]]], "cols": [[grid[1]]]}
+    wanted = Idefics3Processor.replace_image_token(said, inputs, 0)  # type: ignore[arg-type]
+    assert _text(grid) == wanted
+
+
+def png(width: int, height: int) -> bytes:
+    """A file that says it is of a size, and has a row or two of it."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return len(data).to_bytes(4) + name + data + zlib.crc32(name + data).to_bytes(4)
+
+    head = width.to_bytes(4) + height.to_bytes(4) + bytes([8, 2, 0, 0, 0])
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (lambda: b"", "it is no picture"),
+        (lambda: b"%PDF-1.7", "it is no picture: PNG, JPEG"),
+        (lambda: png(40000, 40000), "has more than 50,000,000 pixels"),
+        (lambda: png(9000, 9000), "9000 x 9000 pixels; 50,000,000 at most"),
+        (lambda: png(500, 500), "the picture is damaged"),
+    ],
+)
+def test_what_is_no_picture_is_one_line(data: Callable[[], bytes], said: str) -> None:
+    """In the process with limits, which goes on."""
+    import base64
+
+    job = {"data": base64.b64encode(data()).decode(), "way": "square", "sizes": {"size": 8}}
+    with pytest.raises(BadInput, match=said):
+        _decoder().do(job)
+
+
+def test_a_projector_that_is_not_supported_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mmproj.gguf"
+    tiny.write_mmproj(path, "gemma3")
+    path.write_bytes(path.read_bytes().replace(b"gemma3", b"pixtrl"))
+    with pytest.raises(BadInput, match=r"projector 'pixtrl' is not supported; .* gemma3, idefics3"):
+        read_projector(path)
+    tiny.write_text(path, "gemma3")
+    with pytest.raises(BadInput, match="architecture is 'gemma3'; clip was expected"):
+        read_projector(path)
+
+
+def test_pieces_cut_no_picture() -> None:
+    """Two pictures that touch, of three rows and five, in text."""
+    first, second = (
+        range(-(5 << 20) - 1, -(5 << 20) - 4, -1),
+        range(-(9 << 20) - 1, -(9 << 20) - 6, -1),
+    )
+    ids = [1, 2, *first, *second, 3, 4, 5]
+    assert ahead(ids) == [0, 0, 2, 1, 0, 4, 3, 2, 1, 0, 0, 0, 0]
+    for start in range(len(ids)):
+        for most in range(1, 7):
+            found = list(pieces(ids, start, len(ids), most, whole=True))
+            assert [at for at, _ in found] == [start, *(to for _, to in found[:-1])]
+            assert all(to in (1, 2, 5, 10, 11, 12, 13) for _, to in found)
+            assert all(to - at <= max(most, 5) for at, to in found)
+    assert uncut(ids, 0, 4) == 2 and uncut(ids, 2, 4) == 5 and uncut(ids, 3, 4) == 5

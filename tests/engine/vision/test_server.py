@@ -1,0 +1,110 @@
+"""Pictures over HTTP: the command's server, asked in every protocol."""
+
+import base64
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+from tests.engine.server.live import Started, command
+from tests.engine.vision import tiny
+
+PLAIN = {"temperature": 0, "max_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    folder = tmp_path_factory.mktemp("seeing")
+    tiny.write_text(folder / "tiny.gguf", "gemma3")
+    tiny.write_mmproj(folder / "mmproj.gguf", "gemma3")
+    flags = ("--mmproj", str(folder / "mmproj.gguf"), "--allow-image-host", "127.0.0.1")
+    with command(folder / "tiny.gguf", folder / "log", *flags) as started:
+        yield started
+
+
+def photo(seed: int = 0) -> str:
+    file = io.BytesIO()
+    Image.fromarray(tiny.pictures("gemma3")[seed]).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def post(server: Started, path: str, **body: Any) -> Any:
+    answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    return answer.json() | {"status": answer.status_code}
+
+
+def chat(server: Started, url: str, **more: Any) -> Any:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What?"}]
+    messages = [{"role": "user", "content": parts}]
+    return post(server, "/v1/chat/completions", model="tiny", messages=messages, **PLAIN | more)
+
+
+def test_all_protocols_see_the_same(server: Started) -> None:
+    data = photo()
+    said = chat(server, f"data:image/png;base64,{data}")
+    text, usage = said["choices"][0]["message"]["content"], said["usage"]
+    again = chat(server, f"data:image/png;base64,{data}")
+    assert again["choices"][0]["message"]["content"] == text
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
+    other = chat(server, f"data:image/png;base64,{photo(1)}")
+    assert text and usage["prompt_tokens"] == other["usage"]["prompt_tokens"] > tiny.ROWS
+    assert other["usage"]["prompt_tokens_details"]["cached_tokens"] < tiny.ROWS
+
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    blocks = [{"type": "image", "source": source}, {"type": "text", "text": "What?"}]
+    messages = [{"role": "user", "content": blocks}]
+    told = post(server, "/v1/messages", model="tiny", messages=messages, **PLAIN)
+    assert told["content"][0]["text"] == text
+
+    parts = [
+        {"type": "input_image", "image_url": f"data:image/png;base64,{data}", "detail": "auto"},
+        {"type": "input_text", "text": "What?"},
+    ]
+    given = [{"role": "user", "content": parts}]
+    item = post(
+        server, "/v1/responses", model="tiny", input=given, temperature=0, max_output_tokens=5
+    )
+    assert item["output"][0]["content"][0]["text"] == text
+
+    message = {"role": "user", "content": "What?", "images": [data]}
+    options = {"temperature": 0, "num_predict": 5, "repeat_penalty": 1}
+    found = post(
+        server, "/api/chat", model="tiny", messages=[message], stream=False, options=options
+    )
+    assert found["message"]["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (lambda: "data:image/png;base64,AAAA", "it is no picture"),
+        (lambda: "data:image/png;base64,A", "is no base64"),
+        (lambda: "data:image/png,A", "without base64"),
+        (lambda: "file:///etc/passwd", "neither a data URI nor an http address"),
+        (lambda: "http://example.com/cat.png", "fetches no picture of 'example.com'"),
+        (lambda: "http://127.0.0.1:9/cat.png", "refused"),
+    ],
+)
+def test_what_is_no_picture_is_an_error_400(
+    server: Started, url: Callable[[], str], said: str
+) -> None:
+    answer = chat(server, url())
+    assert answer["status"] == 400 and said in answer["error"]["message"]
+
+
+def test_a_picture_of_a_host_that_is_named_is_fetched(server: Started, tmp_path: Path) -> None:
+    import functools
+    import threading
+    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+    (tmp_path / "photo.png").write_bytes(base64.b64decode(photo()))
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as web:
+        threading.Thread(target=web.serve_forever, daemon=True).start()
+        fetched = chat(server, f"http://127.0.0.1:{web.server_port}/photo.png")
+        web.shutdown()
+    wanted = chat(server, f"data:image/png;base64,{photo()}")
+    assert fetched["choices"][0]["message"] == wanted["choices"][0]["message"]

@@ -1,0 +1,106 @@
+"""Tiny models that see, against what `transformers` makes of the same weights (record.py)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.engine.conftest import load_emulated
+from tests.engine.vision import tiny
+from tinygrad import Context
+
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.choose.sampling import Sampling
+from orinllm.cpu.encoder import CpuEncoder
+from orinllm.gpu.encoder import TensorEncoder
+from orinllm.loader import Network, make_store, plan_network
+from orinllm.model import Header, Model
+from orinllm.sight import Sight, read_projector, with_pictures
+
+GREEDY = Sampling(temperature=0)
+KINDS = ("gemma3", "idefics3")
+RECORDED = np.load(Path(__file__).with_name("recorded.npz"))
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models, and their projectors with old and new names of matrices."""
+    folder = tmp_path_factory.mktemp("vision")
+    for kind in KINDS:
+        tiny.write_text(folder / f"{kind}.gguf", kind)
+        tiny.write_mmproj(folder / f"mmproj-{kind}.gguf", kind)
+        tiny.write_mmproj(folder / f"mmproj-{kind}-old.gguf", kind, old_names=True)
+    return folder
+
+
+def load(files: Path, kind: str, device: str = "CPU") -> Model:
+    return Model.load(files / f"{kind}.gguf", device=device, mmproj=files / f"mmproj-{kind}.gguf")
+
+
+def sight_of(model: Model) -> Sight:
+    assert model.template is not None and model.template.sight is not None
+    return model.template.sight
+
+
+def ids_of(sight: Sight, kind: str) -> list[int]:
+    """The prompt of the record, with rows of its pictures."""
+    seen = [sight.picture(picture) for picture in tiny.pictures(kind)]
+    found: list[int] = []
+    for part in tiny.prompt(kind):
+        if isinstance(part, int):
+            found.append(part)
+        else:
+            picture, tile = part
+            found += seen[picture].ids[tile * tiny.ROWS : (tile + 1) * tiny.ROWS]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_first_logits_and_tokens_are_those_of_transformers(files: Path, kind: str) -> None:
+    model = load(files, kind)
+    ids = ids_of(sight_of(model), kind)
+    answer = model.generate(ids, GREEDY, max_tokens=1)
+    assert [piece.token for piece in answer][:1] == [RECORDED[f"{kind}.tokens"][0]]
+    logits = model.runner.logits()[0]
+    wanted = RECORDED[f"{kind}.logits"]
+    assert np.abs(logits - wanted).max() < 0.01 * np.abs(wanted).max()
+    answer = model.generate(ids, GREEDY, max_tokens=24)
+    assert [piece.token for piece in answer] == list(RECORDED[f"{kind}.tokens"])
+    assert answer.n_cached == len(ids) - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_those_of_transformers(files: Path, kind: str) -> None:
+    """By numpy, by a device's tensors in halves, and of a file with an older converter's names."""
+    model, wanted = load(files, kind), RECORDED[f"{kind}.rows"]
+    sight = sight_of(model)
+    tiles = [tile for picture in tiny.pictures(kind) for tile in sight._prepared(picture).tiles]
+    assert np.abs(sight.encode(tiles) - wanted).max() < 1e-4
+    old, projector = read_projector(files / f"mmproj-{kind}-old.gguf")
+    assert np.abs(CpuEncoder(old, projector.encoder)(tiles) - wanted).max() < 1e-4
+    with Context(DEV="CPU"):
+        halves = TensorEncoder(old, projector.encoder, "CPU")
+        assert np.abs(halves(tiles) - wanted).max() < 0.02
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fused_kernels_see_what_the_cpu_sees(
+    files: Path, kind: str, emulation: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks that would cut pictures, from the start and behind what is known."""
+    monkeypatch.setattr("orinllm.gpu.fused.CHUNK", 40)
+    network = with_pictures(Network.read(files / f"{kind}.gguf"), files / f"mmproj-{kind}.gguf")
+    header, plan = Header.of(network), plan_network(network, "EMU")
+    assert plan.fused, plan.obstacles
+    executor = load_emulated(network.gguf.path, network.context)
+    runner = FusedRunner(executor, 2)
+    sight = Sight.read(files / f"mmproj-{kind}.gguf", network.config, network.gguf, "CPU")
+    model = Model(header, plan, runner, make_store(runner, network))
+    ids, wanted = ids_of(sight, kind), RECORDED[f"{kind}.logits"]
+    for behind in (0, 64):
+        answer = model.generate(ids, GREEDY, max_tokens=4)
+        found = [piece.token for piece in answer]
+        assert found == list(RECORDED[f"{kind}.tokens"][:4]), behind
+        assert answer.n_cached >= behind
+    executor.place(range(len(ids) // 64 + 2))
+    executor.begin(ids, 0)
+    assert np.abs(executor.logits() - wanted).max() < 0.02 * np.abs(wanted).max()
