@@ -97,14 +97,17 @@ class Record:
 
 
 class Abi:
-    """One generation of the interface: `profile` is r35, r36 or r38."""
+    """One generation of the interface: `profile` is r35, r36, r38 or r39."""
 
     def __init__(self, profile: str) -> None:
         table: dict[str, Any] = json.loads(files(__package__).joinpath("abi.json").read_text())
-        variant = table["variants"].get(profile, {})
+        newer = table["variants"].get(profile, {})
+        variant = table["variants"].get(newer.get("like", profile), {})
         self.profile = profile
         self.constants: dict[str, int] = table["constants"] | variant.get("constants", {})
         structs = table["structs"] | variant.get("structs", {})
+        for name, more in newer.get("appended", {}).items():
+            structs[name] = more | {"fields": structs[name]["fields"] | more["fields"]}
         self.structs = {
             name: Struct(name, s["size"], {f: _field(v) for f, v in s["fields"].items()})
             for name, s in structs.items()

@@ -18,9 +18,20 @@ from typing import Any
 import click
 
 from . import report as reports
+from .cuda.cli import cuda, run_source
 from .errors import SimError
 from .inject import Injection
-from .options import BOARDS, CHECKS, KEPT, PLACES, PROFILES, Options, cache_directory
+from .options import (
+    BOARDS,
+    KEPT,
+    L2_POLICIES,
+    MEMORY_ENDS,
+    PLACES,
+    PROFILES,
+    Options,
+    cache_directory,
+    checks,
+)
 from .rules import RULES
 
 _BOOTSTRAP = Path(__file__).parent / "bootstrap"
@@ -67,6 +78,29 @@ _STRICT_EXIT = 3
     "--write-back",
     is_flag=True,
     help="SKED writes its copy of a QMD back some time after the QMD's release.",
+)
+@click.option(
+    "--l2",
+    type=click.Choice(L2_POLICIES),
+    default="keep",
+    show_default=True,
+    help="The GPU's L2 keeps lines of CACHEABLE mappings until a flush, evicts some by --seed, or "
+    "keeps lines of all mappings.",
+)
+@click.option(
+    "--memory-end",
+    type=click.Choice(MEMORY_ENDS),
+    default="release",
+    show_default=True,
+    help="nvmap's answer when memory ends is the profile's, or that of r35.6.3 and r36.4.7: ENOMEM "
+    "while the page cache is full.",
+)
+@click.option(
+    "--page-cache",
+    type=click.IntRange(min=-1),
+    default=-1,
+    metavar="MB",
+    help="Memory that files take at the start (-1: three quarters).",
 )
 @click.option("--warps", is_flag=True, help="Warps of a block run in a random order, from --seed.")
 @click.option(
@@ -131,17 +165,6 @@ def run(command: tuple[str, ...], quiet: bool, **values: Any) -> int:
     with tempfile.TemporaryDirectory(prefix="nvgpusim-") as directory:
         status = _run(argv, options, directory)
         return _conclude(options, Path(directory), status, quiet, command)
-
-
-def checks(text: str) -> tuple[str, ...]:
-    """The list of --sanitize; raises SimError for a name that is none."""
-    names = tuple(filter(None, text.split(",")))
-    if names == ("all",):
-        return CHECKS
-    for name in names:
-        if name not in CHECKS:
-            raise SimError(f"--sanitize {name}: expected some of {','.join(CHECKS)}, or all")
-    return names
 
 
 def python_command(command: tuple[str, ...]) -> list[str]:
@@ -389,34 +412,6 @@ def judge(file: Path, only: str, show: int) -> int:
     return 1 if wrong else 0
 
 
-@click.command("nvgpusim cuda", context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--sanitize",
-    default="",
-    metavar="LIST",
-    help="Watch kernels: race,init,sync,bounds, or all.",
-)
-@click.option("--warps", type=int, metavar="SEED", help="Warps run in an order drawn from SEED.")
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
-def cuda(sanitize: str, warps: int | None, program: tuple[str, ...]) -> int:
-    """Run PROGRAM, a CUDA program, unchanged, on stand-ins for libcudart and libcuda.
-
-    It was made by nvcc -cudart shared -no-compress -gencode arch=compute_87,code=compute_87. The
-    exit status is the program's; 3 where that is 0 and --sanitize found something.
-    """
-    from .cuda.command import run as start
-    from .cuda.server import Server
-
-    server = Server(frozenset(checks(sanitize)), warps)
-    status = start(program, server, os.environ)
-    click.echo(
-        f"nvgpusim: {server.launches} launches, {server.instructions} thread instructions, "
-        f"{len(server.findings)} findings",
-        err=True,
-    )
-    return _STRICT_EXIT if sanitize and server.findings and status == 0 else status
-
-
 @click.command("nvgpusim rules")
 def rules() -> int:
     """List every rule that the model enforces, with its errno and source."""
@@ -433,6 +428,7 @@ _COMMANDS = {
     "recorder": recorder,
     "programs": programs,
     "cuda": cuda,
+    "run": run_source,
     "rules": rules,
 }
 

@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .l2 import CACHEABLE, Lines
+from . import l2
 from .locks import Lock
 from .table import Extents
 
@@ -172,6 +172,7 @@ class DmaBuf:
         self.array: NDArray[np.uint8] = np.zeros(0, np.uint8)
         self.pinned: int | None = None
         self.foreign = False
+        self.lines: l2.Lines | None = None
 
     @property
     def allocated(self) -> bool:
@@ -242,23 +243,24 @@ class Mapping:
     line: str = ""
     stray: bool = False
     """Its ALLOC_SPACE area is gone, the mapping is not."""
-    lines: Lines | None = None
+    lines: l2.Lines | None = None
 
     def __post_init__(self) -> None:
-        if self.flags & CACHEABLE:
-            self.lines = Lines(self.size)
+        if l2.board().keeps(self.flags, self.kernel):
+            self.lines = l2.lines_of(self.buf)
 
-    def seen(self, start: int, size: int) -> NDArray[np.uint8]:
-        """The bytes [start, start + size) as the GPU reads them."""
-        if self.lines is None:
-            start += self.buf_offset
-            return self.buf.array[start : start + size]
-        return self.lines.read(self.array, start, size)
+    def seen(
+        self, start: int, size: int, state: int = l2.KEPT, past: bool = False
+    ) -> NDArray[np.uint8]:
+        """The bytes [start, start + size) as the GPU reads them, or (l2.DIRTY) stores them."""
+        start += self.buf_offset
+        return self.whole(start, size, state, past)[start : start + size]
 
-    def wrote(self, start: int, end: int) -> None:
-        """The GPU writes the bytes [start, end): its L2 keeps nothing older of them."""
-        if self.lines is not None:
-            self.lines.drop(start, end - start)
+    def whole(self, start: int, size: int, state: int, past: bool = False) -> NDArray[np.uint8]:
+        """The buffer; the GPU touches [start, start + size). `past`: past volatile lines."""
+        if self.lines is None or (past and not self.flags & l2.CACHEABLE):
+            return self.buf.array
+        return self.lines.touch(start, size, state)
 
     @property
     def array(self) -> NDArray[np.uint8]:
@@ -370,8 +372,8 @@ class GpuAddressSpace:
 
     # execution side
 
-    def view(self, va: int, size: int, access: Access) -> memoryview:
-        """`size` contiguous bytes at `va`, inside one mapping; raises MmuFault."""
+    def view(self, va: int, size: int, access: Access, past: bool = False) -> memoryview:
+        """`size` contiguous bytes at `va` in one mapping; raises MmuFault. `past`: see `whole`."""
         starts, maps = self._known or self._snapshot()
         at = bisect_right(starts, va) - 1
         if at < 0 or (start := va - (mapping := maps[at]).va) >= mapping.size:
@@ -379,12 +381,10 @@ class GpuAddressSpace:
         if start + size > mapping.size:
             raise self._fault(mapping.end, access)
         if access not in ("write", "atomic"):
-            return mapping.seen(start, size).data.toreadonly()
+            return mapping.seen(start, size, past=past).data.toreadonly()
         if mapping.read_only:
             raise MmuFault(va, access, "read-only", self.describe(va))
-        mapping.wrote(start, start + size)
-        start += mapping.buf_offset
-        return mapping.buf.array[start : start + size].data
+        return mapping.seen(start, size, l2.DIRTY, past).data
 
     def load(
         self, va: NDArray[np.uint64], width: int, access: Access = "read"
@@ -395,11 +395,9 @@ class GpuAddressSpace:
         if n == 0:
             return out
         for mapping, lanes, offsets in self._runs(va, width, access):
-            start, end = 0, mapping.size
-            if mapping.lines is not None:
-                start, end = int(offsets.min()) // 256 * 256, int(offsets.max()) + width
-                offsets = offsets - np.uint64(start)
-            data = mapping.seen(start, end - start)
+            start = int(offsets.min()) // 256 * 256
+            data = mapping.seen(start, int(offsets.max()) + width - start)
+            offsets = offsets - np.uint64(start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
                 typed = data[: len(data) // width * width].view(_WIDE[width])
                 picked = typed[offsets // np.uint64(width)]
@@ -423,12 +421,14 @@ class GpuAddressSpace:
             return
         for mapping, lanes, offsets in self._runs(va, width, access):
             rows = np.ascontiguousarray(data if lanes is None else data[lanes])
-            mapping.wrote(int(offsets.min()), int(offsets.max()) + width)
+            start = int(offsets.min()) // 256 * 256
+            size = min(int(offsets.max()) + width, mapping.size) - start
+            array, offsets = mapping.seen(start, size, l2.DIRTY), offsets - np.uint64(start)
             if width in _WIDE and not (offsets & np.uint64(width - 1)).any():
-                whole = mapping.array[: len(mapping.array) // width * width].view(_WIDE[width])
+                whole = array[: len(array) // width * width].view(_WIDE[width])
                 whole[offsets // np.uint64(width)] = rows.view(_WIDE[width]).reshape(-1)
             else:
-                mapping.array[offsets[:, None] + np.arange(width, dtype=np.uint64)] = rows
+                array[offsets[:, None] + np.arange(width, dtype=np.uint64)] = rows
 
     def describe(self, va: int) -> str:
         """Describe `va` in one line: its mapping, the last one there, and the nearest ones."""

@@ -7,10 +7,16 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from .errors import SimError
+
 KEPT = 2
 """Layout of the kept programs. A compile cache holds code whose PTX lies in such a layout."""
-PROFILES = ("r35", "r36", "r38")
+PROFILES = ("r35", "r36", "r38", "r39")
 PLACES = ("buddy", "low", "high", "random", "windows", "reuse")
+L2_POLICIES = ("keep", "evict", "all")
+"""Policies of the GPU's L2 with lines (see l2.py)."""
+MEMORY_ENDS = ("release", "refuse")
+"""Behaviours of nvmap when memory ends (see kernel/available.py)."""
 CHECKS = ("race", "init", "sync", "bounds")
 """Faults that `--sanitize` can watch kernels for."""
 BOARDS: dict[str, tuple[int, int]] = {
@@ -21,6 +27,21 @@ BOARDS: dict[str, tuple[int, int]] = {
     "nano4": (2, 4),
 }
 """Jetson Orin modules: enabled TPCs (of 2 GPC x 4), GiB of memory [NVIDIA product data]."""
+
+
+CUDA_CHECKS = (*CHECKS, "calls", "leaks")
+"""Checks of CUDA programs: kernels, calls, memory that is never freed."""
+
+
+def checks(text: str, known: tuple[str, ...] = CHECKS) -> tuple[str, ...]:
+    """The list of --sanitize; raises SimError for a name that is none."""
+    names = tuple(filter(None, text.split(",")))
+    if names == ("all",):
+        return known
+    for name in names:
+        if name not in known:
+            raise SimError(f"--sanitize {name}: expected some of {','.join(known)}, or all")
+    return names
 
 
 def cache_directory() -> Path:
@@ -39,7 +60,10 @@ class Options:
     `delay` bounds, in milliseconds, how late the consumer may run (0: at once); `order` delivers
     write-combined stores late unless a barrier stood between; without `prefetch`, entries and
     pushbuffers are read when they are executed, not at the doorbell; with `write_back`, SKED writes
-    its copy of a QMD back some time after the QMD's release; `warps` draws the order of warps;
+    its copy of a QMD back some time after the QMD's release; `l2` is what the GPU's cache does with
+    lines of CACHEABLE mappings (see l2.py); `memory_end` "refuse" is nvmap
+    since October 2025; `page_cache` is what files take of memory, in MB (-1: three quarters);
+    `warps` draws the order of warps;
     `sanitize` lists what kernels are watched for (`strict`: everything); `place` is the allocation
     policy; `poison` fills freed memory; `inject` lists faults (see inject.py); all choices are
     drawn from `seed`. `second_client` is the simulated time of a grid, in milliseconds, while
@@ -52,8 +76,11 @@ class Options:
     order: bool = False
     prefetch: bool = True
     write_back: bool = False
+    l2: str = "keep"
     place: str = "buddy"
     poison: bool = False
+    memory_end: str = "release"
+    page_cache: int = -1
     inject: tuple[str, ...] = field(default=())
     seed: int = 0
     record: str = ""

@@ -19,7 +19,7 @@ from .call_trace import NEW_FDS, IoctlCapture, TraceWriter
 from .seam import Backend, Seam
 
 _PREFIXES = ("/dev/nvgpu/", "/dev/nvhost-", "/dev/nvmap", "/dmabuf", "anon_inode:nv")
-_PROFILES = {312: "r35", 328: "r36", 336: "r38"}
+_PROFILES = {312: "r35", 328: "r36", 336: "r38", 344: "r39"}
 """Size of nvgpu_gpu_characteristics by driver generation."""
 
 

@@ -35,6 +35,7 @@ class Journal:
         self.faults: list[dict[str, Any]] = []
         self.notes: list[str] = []
         self.in_use = 0
+        self.given_up = 0
         self.peak = 0
         self.child = False
 

@@ -3,9 +3,8 @@
 Every refusal of the model names the rule that it follows, so that a report can say which rules a
 run exercised and a test can say which it breaks. `errno` is what the client gets; a rule without
 one is a behaviour that clients must reckon with. `source` says where it is known from: K36 and K35
-are OE4T/linux-nvgpu of that release, N36 OE4T/linux-nv-oot (nvmap), K38 the r38 uapi headers, E an
-AGX Orin, D derived from these and chosen
-strictly.
+are OE4T/linux-nvgpu of that release, N36 OE4T/linux-nv-oot (nvmap), K38 r38's and r39's nvgpu in
+forecr/forecr_xavier_kernel, E an AGX Orin, D derived from these and chosen strictly.
 """
 
 from __future__ import annotations

@@ -91,6 +91,9 @@ class Backend:
     def polled(self, fds: list[int]) -> None:
         """poll or select has reported these fds."""
 
+    def gives_up(self, size: int) -> None:
+        """posix_fadvise told the kernel that a file of `size` bytes need not stay in memory."""
+
     def exiting(self) -> None:
         """os._exit is about to end the process."""
 
@@ -108,6 +111,7 @@ class Seam:
             (os, "open", self._os_open),
             (os, "close", self._os_close),
             (os, "_exit", self._os_exit),
+            (os, "posix_fadvise", self._os_posix_fadvise),
             (os, "stat", self._stat(os.stat)),
             (os, "lstat", self._stat(os.lstat)),
             (os, "access", self._os_access),
@@ -175,6 +179,11 @@ class Seam:
         self.real_os_close(fd)
         self.backend.closed(fd)
         self.backend.closed_after(token)
+
+    def _os_posix_fadvise(self, fd: int, offset: int, length: int, advice: int) -> None:
+        self.real_os_posix_fadvise(fd, offset, length, advice)
+        if advice == os.POSIX_FADV_DONTNEED:
+            self.backend.gives_up(length or os.fstat(fd).st_size)
 
     def _os_exit(self, status: int) -> None:
         self.backend.exiting()

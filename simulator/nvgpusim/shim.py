@@ -62,6 +62,10 @@ class SimBackend(Backend):
         self._event("open", path=path, fd=fd, errno=0)
         return fd
 
+    def gives_up(self, size: int) -> None:
+        """The page cache has so much less."""
+        self.kernel.journal.given_up += size
+
     def closing(self, fd: int) -> Any:
         """Remember what a descriptor was."""
         return self.kernel.lookup(fd), fd

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .l2 import Lines
+from .l2 import LINE, Lines
 
 
 class Shown(Protocol):
@@ -16,6 +16,7 @@ class Shown(Protocol):
 
     va: int
     size: int
+    buf_offset: int
     read_only: bool
     lines: Lines | None
 
@@ -30,8 +31,8 @@ def _at(array: Any) -> int:
 
 
 class Extents:
-    """One row a mapping: start, size, CPU addresses of its memory, the L2's lines of it and which
-    of them are valid (0 without), 1 if it may be written."""
+    """One row a mapping: start, size, CPU addresses of its memory, of the L2's lines of it and of
+    their states (0 without), 1 if it may be written."""
 
     def __init__(self) -> None:
         self.seen: tuple[Sequence[Shown] | None, int] = None, 0
@@ -45,7 +46,10 @@ class Extents:
         for m in maps:
             memory = m.array
             if len(memory) == m.size:
-                kept, valid = (0, 0) if m.lines is None else (_at(m.lines.kept), _at(m.lines.valid))
-                rows.append((m.va, m.size, _at(memory), kept, valid, int(not m.read_only)))
+                kept, state = 0, 0
+                if m.lines is not None:
+                    kept = _at(m.lines.kept) + m.buf_offset
+                    state = _at(m.lines.state) + m.buf_offset // LINE
+                rows.append((m.va, m.size, _at(memory), kept, state, int(not m.read_only)))
         self.seen, self.rows = (maps, moves), np.array(rows, np.uint64).reshape(-1, 6)
         return self.rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import shutil
 import socket
@@ -17,7 +18,7 @@ from ..options import cache_directory
 from .server import BASE, SIZE, Server
 
 HERE = Path(__file__).parent
-SOURCES = ("standin.c", "cudart.c", "cuda.c")
+SOURCES = ("standin.c", "pending.c", "cudart.c", "cuda.c")
 HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
 LIBRARY = "libnvgpusim-cuda.so"
 NAMES = ("libcudart.so", "libcudart.so.12", "libcudart.so.13", "libcuda.so", "libcuda.so.1")
@@ -25,10 +26,13 @@ NAMES = ("libcudart.so", "libcudart.so.12", "libcudart.so.13", "libcuda.so", "li
 
 
 def headers() -> Path:
-    """CUDA's include folder: of CUDA_PATH, or beside the nvcc on PATH. Raises SimError."""
+    """CUDA's include folder: of CUDA_PATH, of the nvcc on PATH, of a wheel. Raises SimError."""
     nvcc, given = shutil.which("nvcc"), os.environ.get("CUDA_PATH")
     places = [Path(given)] if given else []
-    for place in [*places, *([Path(nvcc).resolve().parents[1]] if nvcc else [])]:
+    places += [Path(nvcc).resolve().parents[1]] if nvcc else []
+    spec = importlib.util.find_spec("nvidia")
+    places += [Path(p, "cu13") for p in spec.submodule_search_locations or ()] if spec else []
+    for place in places:
         for include in (Path(place, "include"), Path(place, "targets/x86_64-linux/include")):
             # One of PyPI's wheels has the first file without the second, which it includes.
             if all((include / name).is_file() for name in HEADERS):
@@ -86,7 +90,7 @@ def run(argv: Sequence[str], server: Server, environment: Mapping[str, str]) -> 
     paths = os.pathsep.join(filter(None, (str(folder), environment.get("LD_LIBRARY_PATH"))))
     given = {
         "LD_LIBRARY_PATH": paths,
-        "NVGPUSIM_CUDA": f"{its.fileno()} {server.fd} {BASE:x} {SIZE:x}",
+        "NVGPUSIM_CUDA": f"{its.fileno()} {server.fd} {BASE:x} {SIZE:x} {int(server.late)}",
     }
     with mine, its:
         fds = (its.fileno(), server.fd)
@@ -95,8 +99,11 @@ def run(argv: Sequence[str], server: Server, environment: Mapping[str, str]) -> 
         except OSError as error:
             raise SimError(f"{argv[0]}: {error.strerror}") from error
         its.close()
+        server.lines.program = os.path.realpath(shutil.which(argv[0]) or argv[0])
         thread = threading.Thread(target=server.serve, args=(mine,), daemon=True)
         thread.start()
         status = process.wait()
         thread.join()
+        if status >= 0:
+            server.left()
     return status if status >= 0 else 128 - status

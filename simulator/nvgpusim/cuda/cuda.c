@@ -1,11 +1,13 @@
 // libcuda's stand-in: the driver API for programs that load PTX. See cudart.c.
-#include "standin.h"
 #include <cuda.h>
 #include <unistd.h>
+
+#include "standin.h"
 
 #define API __attribute__((visibility("default")))
 typedef struct {
   uint32_t module;
+  size_t opted;
   Kernel kernel;
 } Function;
 static char context;
@@ -59,7 +61,7 @@ API CUresult cuCtxCreate_v4(CUcontext* c, CUctxCreateParams* params, unsigned fl
   return cuDevicePrimaryCtxRetain(c, device);
 }
 API CUresult cuCtxDestroy_v2(CUcontext c) { return CUDA_SUCCESS; }
-API CUresult cuCtxSynchronize(void) { return CUDA_SUCCESS; }
+API CUresult cuCtxSynchronize(void) { return (CUresult)sim_wait_all(); }
 
 API CUresult cuModuleLoadData(CUmodule* module, const void* image) {
   uint32_t magic, id = 0;
@@ -105,25 +107,38 @@ API CUresult cuModuleGetGlobal_v2(CUdeviceptr* at, size_t* size, CUmodule module
   if (size) *size = found[1];
   return error ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
 }
+API CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute what, int value) {
+  if (what == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)
+    ((Function*)f)->opted = (size_t)value;
+  return CUDA_SUCCESS;
+}
 API CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx,
                             unsigned by, unsigned bz, unsigned shared, CUstream stream, void** args,
                             void** extra) {
   const unsigned grid[] = {gx, gy, gz}, block[] = {bx, by, bz};
   if (extra) return CUDA_ERROR_NOT_SUPPORTED;
-  const int error = sim_launch(&((Function*)f)->kernel, grid, block, shared, args);
+  const Kernel* k = &((Function*)f)->kernel;
+  const size_t fixed = k->shared, plain = fixed < 48 << 10 ? (48 << 10) - fixed : 0;
+  const size_t opted = ((Function*)f)->opted, allowed = opted > plain ? opted : plain;
+  const int error = sim_launch(k, grid, block, shared, allowed, args, (Stream*)stream);
   return error == 9 ? CUDA_ERROR_INVALID_VALUE : (CUresult)error;
 }
 
 API CUresult cuMemAlloc_v2(CUdeviceptr* p, size_t size) {
   if (!size) return CUDA_ERROR_INVALID_VALUE;
-  return (CUresult)sim_malloc((uint64_t*)p, size);
+  return (CUresult)sim_malloc((uint64_t*)p, size, 0);
 }
-API CUresult cuMemFree_v2(CUdeviceptr p) { return (CUresult)sim_free(p); }
+API CUresult cuMemFree_v2(CUdeviceptr p) {
+  const int error = sim_wait_all(), failed = sim_free((uint64_t)p);
+  return (CUresult)(error ? error : failed);
+}
+API CUresult cuMemGetInfo_v2(size_t* free_bytes, size_t* total) {
+  *total = arena_size;
+  return (CUresult)sim_info((uint64_t*)free_bytes);
+}
 static CUresult copy(void* to, const void* from, size_t size, const void* device) {
   if (size && !is_device(device)) return CUDA_ERROR_INVALID_VALUE;
-  memmove(to, from, size);
-  wrote(to, size);
-  return CUDA_SUCCESS;
+  return (CUresult)sim_copy(to, from, size, 1, 0);
 }
 API CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t size) {
   return copy((void*)to, from, size, (void*)to);
@@ -135,27 +150,18 @@ API CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size) {
   return copy((void*)to, (void*)from, size, (void*)from);
 }
 API CUresult cuMemsetD8_v2(CUdeviceptr p, unsigned char value, size_t n) {
-  if (!is_device((void*)p)) return CUDA_ERROR_INVALID_VALUE;
-  memset((void*)p, value, n);
-  wrote((void*)p, n);
-  return CUDA_SUCCESS;
+  return (CUresult)sim_set((void*)p, value, 1, n, 0);
 }
 API CUresult cuMemsetD32_v2(CUdeviceptr p, unsigned value, size_t n) {
-  if (!is_device((void*)p)) return CUDA_ERROR_INVALID_VALUE;
-  for (size_t i = 0; i < n; i++) ((unsigned*)p)[i] = value;
-  wrote((void*)p, 4 * n);
-  return CUDA_SUCCESS;
+  return (CUresult)sim_set((void*)p, value, 4, n, 0);
 }
 
 API CUresult cuStreamCreate(CUstream* s, unsigned flags) {
-  *s = malloc(1);
+  *s = (CUstream)sim_stream(!(flags & CU_STREAM_NON_BLOCKING));
   return CUDA_SUCCESS;
 }
-API CUresult cuStreamSynchronize(CUstream s) { return CUDA_SUCCESS; }
-API CUresult cuStreamDestroy_v2(CUstream s) {
-  free(s);
-  return CUDA_SUCCESS;
-}
+API CUresult cuStreamSynchronize(CUstream s) { return (CUresult)sim_wait_stream((Stream*)s); }
+API CUresult cuStreamDestroy_v2(CUstream s) { return CUDA_SUCCESS; }
 API CUresult cuGetErrorName(CUresult error, const char** name) {
   static char text[32];
   snprintf(text, sizeof text, error ? "CUDA error %d" : "CUDA_SUCCESS", (int)error);

@@ -1,22 +1,24 @@
 // libcudart's stand-in: the runtime API for programs that nvcc has compiled
 // with -cudart shared.
 //
-// Kernels run when they are launched, one after the other, so that streams and
-// events are always ready. What is not here is not modelled: the dynamic linker
-// names it.
-#include "standin.h"
+// When work is done says pending.c. What is not here is not modelled: the
+// dynamic linker names it.
 #include <cuda_runtime_api.h>
-#include <time.h>
+#include <sys/mman.h>
+
+#include "standin.h"
 
 #define API __attribute__((visibility("default")))
-enum { MOST = 4096, CONFIGS = 64 };
-static struct {
+enum { MOST = 4096, CONFIGS = 64, SHARED = 48 << 10 };
+typedef struct {
   const void* host;
   char* name;
   uint32_t module;
   int known;
+  size_t opted;  // bytes of dynamic shared memory that the program has asked for
   Kernel kernel;
-} kernels[MOST];
+} Entry;
+static Entry kernels[MOST];
 static struct {
   const void* host;
   char* name;
@@ -71,14 +73,14 @@ API void __cudaRegisterVar(void** handle, char* host, char* device, const char* 
 
 // Kernels
 
-static int find(const void* host, Kernel** k) {
+static int find(const void* host, Entry** entry) {
   for (int i = 0; i < n_kernels; i++)
     if (kernels[i].host == host || (const void*)&kernels[i] == host) {
       int error = 0;
       if (!kernels[i].known)
         error = sim_kernel(kernels[i].module, kernels[i].name, &kernels[i].kernel);
       kernels[i].known = !error;
-      *k = &kernels[i].kernel;
+      *entry = &kernels[i];
       return error;
     }
   return cudaErrorInvalidDeviceFunction;
@@ -101,10 +103,12 @@ API cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shar
 }
 API cudaError_t cudaLaunchKernel(const void* f, dim3 grid, dim3 block, void** args, size_t shared,
                                  cudaStream_t stream) {
-  Kernel* k;
-  const int error = find(f, &k);
+  Entry* e;
+  const int error = find(f, &e);
   if (error || sticky) return done(error);
-  return done(sim_launch(k, &grid.x, &block.x, shared, args));
+  const size_t fixed = e->kernel.shared, plain = fixed < SHARED ? SHARED - fixed : 0;
+  const size_t allowed = e->opted > plain ? e->opted : plain;
+  return done(sim_launch(&e->kernel, &grid.x, &block.x, shared, allowed, args, (Stream*)stream));
 }
 API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* f) {
   for (int i = 0; i < n_kernels; i++)
@@ -119,31 +123,37 @@ API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, v
   return cudaLaunchKernel((const void*)kernel, grid, block, args, shared, stream);
 }
 API cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes* out, const void* f) {
-  Kernel* k;
-  const int error = find(f, &k);
+  Entry* e;
+  const int error = find(f, &e);
   if (error) return done(error);
+  const Kernel* k = &e->kernel;
   memset(out, 0, sizeof *out);
   out->sharedSizeBytes = k->shared;
   out->localSizeBytes = k->local;
   out->maxThreadsPerBlock = (int)k->most_threads;
   out->ptxVersion = out->binaryVersion = 87;
-  out->maxDynamicSharedSizeBytes = (int)((48u << 10) - k->shared);
+  out->maxDynamicSharedSizeBytes = (int)(e->opted ? e->opted : SHARED - k->shared);
   return done(0);
 }
 API cudaError_t cudaFuncSetAttribute(const void* f, enum cudaFuncAttribute what, int value) {
-  Kernel* k;
-  return done(find(f, &k));
+  Entry* e;
+  const int error = find(f, &e);
+  if (error || what != cudaFuncAttributeMaxDynamicSharedMemorySize) return done(error);
+  if (value < 0 || (size_t)value + e->kernel.shared > 163u << 10)
+    return done(cudaErrorInvalidValue);
+  e->opted = (size_t)value;
+  return done(0);
 }
 API cudaError_t cudaFuncSetCacheConfig(const void* f, enum cudaFuncCache what) {
-  Kernel* k;
-  return done(find(f, &k));
+  Entry* e;
+  return done(find(f, &e));
 }
 API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* n, const void* f, int threads,
                                                               size_t shared) {
-  Kernel* k;
-  const int error = find(f, &k);
+  Entry* e;
+  const int error = find(f, &e);
   if (error || threads < 1) return done(error ? error : cudaErrorInvalidValue);
-  const size_t each = k->shared + shared + 1024;  // 1 KiB of a block is the system's
+  const size_t each = e->kernel.shared + shared + 1024;  // 1 KiB of a block is the system's
   const int by_threads = 1536 / threads, by_shared = (int)((164u << 10) / each);
   *n = by_threads < by_shared ? by_threads : by_shared;
   if (*n > 16) *n = 16;
@@ -157,10 +167,12 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* n, c
 
 // Memory
 
-API cudaError_t cudaMalloc(void** p, size_t size) { return done(sim_malloc((uint64_t*)p, size)); }
+API cudaError_t cudaMalloc(void** p, size_t size) {
+  return done(sim_malloc((uint64_t*)p, size, 0));
+}
 API cudaError_t cudaMallocManaged(void** p, size_t size, unsigned flags) {
-  const int error = sim_malloc((uint64_t*)p, size);
-  if (!error) wrote(*p, size);  // the CPU's stores are not seen
+  const int error = sim_malloc((uint64_t*)p, size, 1);
+  if (!error) sim_pin(*p, size, 1);
   return done(error);
 }
 API cudaError_t cudaMallocAsync(void** p, size_t size, cudaStream_t s) {
@@ -170,11 +182,19 @@ API cudaError_t cudaMallocPitch(void** p, size_t* pitch, size_t width, size_t he
   *pitch = (width + 511) / 512 * 512;
   return cudaMalloc(p, *pitch * height);
 }
-API cudaError_t cudaFree(void* p) { return done(sim_free((uint64_t)p)); }
+API cudaError_t cudaFree(void* p) {
+  const int error = sim_wait_all();
+  const int failed = sim_free((uint64_t)p);
+  if (!failed) sim_unpin(p);
+  return done(error ? error : failed);
+}
 API cudaError_t cudaFreeAsync(void* p, cudaStream_t s) { return cudaFree(p); }
 API cudaError_t cudaMallocHost(void** p, size_t size) {
-  *p = malloc(size ? size : 1);
-  return done(*p ? 0 : cudaErrorMemoryAllocation);
+  // Pages of its own: what happens to them concerns nobody else.
+  *p = mmap(0, size ? size : 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (*p == MAP_FAILED) return done(cudaErrorMemoryAllocation);
+  sim_pin(*p, size ? size : 1, 0);
+  return done(0);
 }
 API cudaError_t cudaHostAlloc(void** p, size_t size, unsigned flags) {
   if (!(flags & cudaHostAllocMapped)) return cudaMallocHost(p, size);
@@ -185,17 +205,24 @@ API cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned fla
   return done(is_device(host) ? 0 : cudaErrorInvalidValue);
 }
 API cudaError_t cudaFreeHost(void* p) {
-  if (is_device(p)) return cudaFree(p);
-  free(p);
-  return done(0);
+  if (is_device(p) || !p) return cudaFree(p);
+  const int error = sim_wait_all();
+  const size_t size = sim_pinned(p);
+  if (sim_unpin(p)) return done(cudaErrorInvalidValue);
+  munmap(p, size);
+  return done(error);
 }
 API cudaError_t cudaHostRegister(void* p, size_t size, unsigned flags) {
   // Memory that is the program's alone is locked already, for all that it can see.
-  return done(flags & cudaHostRegisterMapped ? cudaErrorNotSupported
-              : p                            ? 0
-                                             : cudaErrorInvalidValue);
+  if (!p) return done(cudaErrorInvalidValue);
+  if (flags & cudaHostRegisterMapped) return done(cudaErrorNotSupported);
+  sim_pin(p, size, 0);
+  return done(0);
 }
-API cudaError_t cudaHostUnregister(void* p) { return done(p ? 0 : cudaErrorInvalidValue); }
+API cudaError_t cudaHostUnregister(void* p) {
+  const int error = sim_wait_all();
+  return done(sim_unpin(p) ? cudaErrorHostMemoryNotRegistered : error);
+}
 static int right_way(const void* to, const void* from, enum cudaMemcpyKind kind) {
   const int to_device = is_device(to), from_device = is_device(from);
   return kind == cudaMemcpyHostToDevice     ? to_device
@@ -203,16 +230,18 @@ static int right_way(const void* to, const void* from, enum cudaMemcpyKind kind)
          : kind == cudaMemcpyDeviceToDevice ? to_device && from_device
                                             : 1;
 }
-API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind) {
+static cudaError_t copy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind,
+                        int ready, cudaStream_t s) {
   if (sticky) return done(0);
   if (size && !right_way(to, from, kind)) return done(cudaErrorInvalidValue);
-  memmove(to, from, size);
-  wrote(to, size);
-  return done(0);
+  return done(sim_copy(to, from, size, ready, (Stream*)s));
+}
+API cudaError_t cudaMemcpy(void* to, const void* from, size_t size, enum cudaMemcpyKind kind) {
+  return copy(to, from, size, kind, 1, 0);
 }
 API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind,
                                 cudaStream_t s) {
-  return cudaMemcpy(to, from, size, kind);
+  return copy(to, from, size, kind, 0, s);
 }
 API cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                              size_t width, size_t height, enum cudaMemcpyKind kind) {
@@ -222,19 +251,15 @@ API cudaError_t cudaMemcpy2D(void* to, size_t to_pitch, const void* from, size_t
     error = cudaMemcpy((char*)to + y * to_pitch, (const char*)from + y * from_pitch, width, kind);
   return error;
 }
-API cudaError_t cudaMemset(void* p, int value, size_t size) {
-  if (sticky) return done(0);
-  if (size && !is_device(p)) return done(cudaErrorInvalidValue);
-  memset(p, value, size);
-  wrote(p, size);
-  return done(0);
-}
 API cudaError_t cudaMemsetAsync(void* p, int value, size_t size, cudaStream_t s) {
-  return cudaMemset(p, value, size);
+  return sticky ? done(0) : done(sim_set(p, (unsigned)value, 1, size, (Stream*)s));
+}
+API cudaError_t cudaMemset(void* p, int value, size_t size) {
+  return cudaMemsetAsync(p, value, size, 0);
 }
 API cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total) {
-  *free_bytes = *total = arena_size;
-  return done(0);
+  *total = arena_size;
+  return done(sim_info((uint64_t*)free_bytes));
 }
 static int variable(const void* symbol, uint64_t* found) {  // address and size
   for (int i = 0; i < n_variables; i++)
@@ -276,32 +301,27 @@ API cudaError_t cudaMemcpyFromSymbol(void* to, const void* symbol, size_t size, 
   return symbol_copy(symbol, to, 0, size, offset);
 }
 
-// Streams and events: a stream is its address, an event the time at which it
-// was recorded
+// Streams and events
 
-static double now_ms(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
-API cudaError_t cudaStreamCreate(cudaStream_t* s) {
-  *s = malloc(1);
-  return done(0);
-}
 API cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
-  return cudaStreamCreate(s);
-}
-API cudaError_t cudaStreamDestroy(cudaStream_t s) {
-  free(s);
+  *s = (cudaStream_t)sim_stream(!(flags & cudaStreamNonBlocking));
   return done(0);
 }
-API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return done(0); }
-API cudaError_t cudaStreamQuery(cudaStream_t s) { return done(0); }
+API cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, 0); }
+API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
+  return cudaStreamCreateWithFlags(s, flags);
+}
+API cudaError_t cudaStreamDestroy(cudaStream_t s) { return done(0); }  // its work goes on
+API cudaError_t cudaStreamSynchronize(cudaStream_t s) { return done(sim_wait_stream((Stream*)s)); }
+API cudaError_t cudaStreamQuery(cudaStream_t s) {
+  return sim_stream_ready((Stream*)s) ? done(0) : cudaErrorNotReady;
+}
 API cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags) {
+  sim_follow((Stream*)s, (Event*)e);
   return done(0);
 }
 API cudaError_t cudaEventCreate(cudaEvent_t* e) {
-  *e = calloc(1, sizeof(double));
+  *e = calloc(1, sizeof(Event));
   return done(0);
 }
 API cudaError_t cudaEventCreateWithFlags(cudaEvent_t* e, unsigned flags) {
@@ -312,13 +332,17 @@ API cudaError_t cudaEventDestroy(cudaEvent_t e) {
   return done(0);
 }
 API cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
-  *(double*)e = now_ms();
+  sim_record((Event*)e, (Stream*)s);
   return done(0);
 }
-API cudaError_t cudaEventSynchronize(cudaEvent_t e) { return done(0); }
-API cudaError_t cudaEventQuery(cudaEvent_t e) { return done(0); }
+API cudaError_t cudaEventSynchronize(cudaEvent_t e) { return done(sim_wait_event((Event*)e)); }
+API cudaError_t cudaEventQuery(cudaEvent_t e) {
+  return sim_event_ready((Event*)e) ? done(0) : cudaErrorNotReady;
+}
 API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t a, cudaEvent_t b) {
-  *ms = (float)(*(double*)b - *(double*)a);
+  const Event *from = (Event*)a, *to = (Event*)b;
+  if (!from->recorded || !to->recorded) return done(cudaErrorInvalidResourceHandle);
+  *ms = (float)(to->ms - from->ms);
   return done(0);
 }
 
@@ -337,8 +361,8 @@ API cudaError_t cudaSetDeviceFlags(unsigned flags) { return done(0); }
 API cudaError_t cudaDeviceSetCacheConfig(enum cudaFuncCache what) { return done(0); }
 API cudaError_t cudaProfilerStart(void) { return done(0); }
 API cudaError_t cudaProfilerStop(void) { return done(0); }
-API cudaError_t cudaDeviceSynchronize(void) { return done(0); }
-API cudaError_t cudaDeviceReset(void) { return done(0); }
+API cudaError_t cudaDeviceSynchronize(void) { return done(sim_wait_all()); }
+API cudaError_t cudaDeviceReset(void) { return done(sim_wait_all()); }
 API cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp* p, int device) {
   if (device) return done(cudaErrorInvalidDevice);
   memset(p, 0, sizeof *p);
@@ -405,6 +429,10 @@ static const struct {
     ERROR(cudaErrorMisalignedAddress, "misaligned address"),
     ERROR(cudaErrorAssert, "device-side assert triggered"),
     ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
+    ERROR(cudaErrorNotReady, "device not ready"),
+    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    ERROR(cudaErrorHostMemoryNotRegistered,
+          "pointer does not correspond to a registered memory region"),
     ERROR(cudaErrorNotSupported, "operation not supported"),
 };
 static const char* word(cudaError_t error, int column) {

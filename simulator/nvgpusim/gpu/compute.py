@@ -7,6 +7,7 @@ import struct
 
 import numpy as np
 
+from .. import l2
 from ..memory import MmuFault
 from ..programs import PROGRAMS, R_64, R_HI, R_LO, Program, best
 from ..ptx import KernelFault, Launch, Local, PtxError, private_local
@@ -286,10 +287,14 @@ class Compute:
             if qmd["TARGET_SM_CONFIG_SHARED_MEM_SIZE"] < qmd.best_target():
                 c.gpu.count("launches short of shared memory")
             c.gpu.current = launch
+            l2.board().moment()
+            l2.board().executing += 1
             try:
                 launch.run()
             finally:
                 c.gpu.current = None
+                l2.board().executing -= 1
+                l2.board().moment()
                 c.gpu.count("launches")
                 c.gpu.count("instructions", launch.thread_instrs)
                 c.gpu.count("bytes moved", launch.moved)
@@ -313,6 +318,7 @@ class Compute:
         ntid, nctaid = struct.unpack_from("<3I", zero), struct.unpack_from("<3I", zero, 12)
         shared, local, top = struct.unpack_from("<QQQ", zero, 0x18)
         threads = qmd.block[0] * qmd.block[1] * qmd.block[2]
+        order = c.gpu.block_order()
         launch = Launch(
             code,
             c.vm,
@@ -327,10 +333,13 @@ class Compute:
             bases={"shared": shared, "local": local},
             symbols=self.symbols(qmd, program, banks),
             stopped=lambda: c.stop,
-            shuffle=c.gpu.block_order(),
+            shuffle=order,
             warps=c.gpu.warp_order(),
             watch=c.gpu.watch,
         )
+        if order is not None:  # no more at a time than the SMs hold
+            resident = max(1, qmd.resident_blocks()) * 2 * c.gpu.tpcs
+            launch.chunk_lanes = min(launch.chunk_lanes, resident * threads)
         if code.local_bytes and program.min_stack >= code.local_bytes:
             launch.stack_top = top
             per_tpc = LANES_PER_TPC // (-(-threads // 32) * 32)

@@ -25,15 +25,15 @@ def ptimer() -> int:
 def write_semaphore(vm: GpuAddressSpace, va: int, payload: int, words: int, stamp: bool) -> None:
     """Write `words` dwords of payload; `stamp`: PTIMER at +8 first, so that it is never older."""
     if stamp and words == 2:
-        both = vm.view(va, 16, "write").cast("Q")
+        both = vm.view(va, 16, "write", past=True).cast("Q")
         both[1], both[0] = ptimer(), payload
         return
     if stamp:
-        vm.view(va + 8, 8, "write").cast("Q")[0] = ptimer()
+        vm.view(va + 8, 8, "write", past=True).cast("Q")[0] = ptimer()
     if words == 2:
-        vm.view(va, 8, "write").cast("Q")[0] = payload
+        vm.view(va, 8, "write", past=True).cast("Q")[0] = payload
     else:
-        vm.view(va, 4, "write").cast("I")[0] = payload & 0xFFFFFFFF
+        vm.view(va, 4, "write", past=True).cast("I")[0] = payload & 0xFFFFFFFF
 
 
 def passes(operation: int, memory: int, payload: int, bits: int) -> bool:
@@ -109,4 +109,4 @@ class Host:
             raise mmu(e, semaphore=f"{_NAMES[operation]} at {va:#x}", **c.details()) from e
 
     def _read(self, va: int, size: int) -> int:
-        return int.from_bytes(self.c.vm.view(va, size, "read"), "little")
+        return int.from_bytes(self.c.vm.view(va, size, "read", past=True), "little")

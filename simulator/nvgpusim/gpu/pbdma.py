@@ -76,7 +76,7 @@ class Channel:
         if self.ring_end > 1 << 40:
             base = self.port.gpfifo_va & MASK40  # the register has 40 bits
             try:
-                data = bytes(self.vm.view(base + 8 * index, 8, "fetch"))
+                data = bytes(self.vm.view(base + 8 * index, 8, "fetch", past=True))
             except MmuFault as e:
                 raise mmu(e, ring=f"GPFIFO base {self.port.gpfifo_va:#x} cut to 40 bits") from e
             return int(struct.unpack("<Q", data)[0])
@@ -166,7 +166,7 @@ class Channel:
         if address + 4 * length > MASK40:
             raise pbdma(f"segment {address:#x} + {length} dwords passes 2^40", **self.details())
         try:
-            data = bytes(self.vm.view(address, 4 * length, "fetch"))
+            data = bytes(self.vm.view(address, 4 * length, "fetch", past=True))
         except MmuFault as e:
             raise mmu(e, **self.details()) from e
         if published is not None and published.data != data and published.data is not None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .. import l2
 from ..ctxsw import SecondClient
 from ..extents import EXTENTS
 from ..gpu_api import ChannelPort
@@ -53,6 +54,7 @@ class Gpu:
         self.options = options or Options()
         self.delay, self.tpcs = self.options.delay / 1e3, self.options.tpcs
         self.rng = np.random.default_rng(self.options.seed)
+        l2.power_on(self.options.l2, self.options.seed)
         self.extents = EXTENTS
         checks = self.options.checks
         self.watch = Sanitizer(checks, self.extents) if checks else None

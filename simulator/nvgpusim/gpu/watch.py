@@ -51,14 +51,14 @@ def publish(port: ChannelPort, extents: Extents, index: int) -> Published:
     out = Published(entry, port.submit_line, extents.submitted(port.token))
     length, va = entry >> 42 & 0x1FFFFF, entry & (1 << 40) - 4
     try:
-        out.data = bytes(port.vm.view(va, 4 * length, "read")) if length else b""
+        out.data = bytes(port.vm.view(va, 4 * length, "read", past=True)) if length else b""
     except MmuFault:
         return out
     for pointer in _launches(struct.unpack(f"<{length}I", out.data)):
         va = pointer << 8
         while va and va not in out.qmds and len(out.qmds) < CHAIN_LIMIT:
             try:
-                data = bytes(port.vm.view(va, SIZE, "read"))
+                data = bytes(port.vm.view(va, SIZE, "read", past=True))
                 qmd = Qmd.read(va, data)
                 out.qmds[va] = data, bank0(port.vm, qmd)
             except MmuFault:

@@ -93,7 +93,7 @@ class Vm:
     def unmap(self, mapping: Mapping) -> None:
         """Take a user mapping away at once, whatever its references."""
         self.pages.unmap(mapping, caller())
-        l2.invalidate()
+        l2.board().flush(invalidate=True)
         if not mapping.fixed:
             self.user.free(mapping.va)
 

@@ -15,6 +15,7 @@ from ..abi import Record
 from .address_space import AsFile
 from .channel import ChannelFile
 from .file import Board, File, handler
+from .release import JETPACK7
 from .shape import MAX_GPCS, SMS_PER_TPC, TPCS_PER_GPC
 from .tsg import TsgFile
 from .usermode import SIZE as USERMODE_SIZE
@@ -100,7 +101,7 @@ class CtrlFile(File):
             "num_tpc_per_gpc": TPCS_PER_GPC,
             "bus_type": 32,
             "compression_page_size": 0x10000,
-            "pde_coverage_bit_count": 21 if tables.profile == "r38" else 47,
+            "pde_coverage_bit_count": 21 if tables.profile in JETPACK7 else 47,
             "flags": flags,
             "twod_class": 0x902D,
             "threed_class": 0xC797,
@@ -136,6 +137,7 @@ class CtrlFile(File):
             "max_veid_count_per_tsg": 64,
             "max_gpfifo_entries": 1 << 28,
             "device_instance_id": self.instance_id,
+            "hw_num_channels": 512,
         }
         for name, value in values.items():
             if name in out:
@@ -177,14 +179,14 @@ class CtrlFile(File):
 
     @handler("NVGPU_GPU_IOCTL_FLUSH_L2")
     def flush_l2(self, args: Record) -> None:
-        """Invalidate what the L2 keeps; nothing to flush on a coherent board."""
+        """Write dirty lines of the L2 back and drop its lines; fb_flush alone does neither."""
         if not args["l2_flush"] and not args["fb_flush"]:
             rule = "flush.invalidate" if args["l2_invalidate"] else "flush.none"
             raise self.refuse(rule)
         if args["l2_invalidate"] and not args["l2_flush"]:
             raise self.refuse("flush.invalidate")
-        if args["l2_invalidate"]:
-            l2.invalidate()
+        if args["l2_flush"]:
+            l2.board().flush(bool(args["l2_invalidate"]))
 
     @handler("NVGPU_GPU_IOCTL_GET_TPC_MASKS")
     def tpc_masks(self, args: Record) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .reader import Reader, Token
+from .reader import Reader, Token, shape
 from .tree import (
     Addr,
     Imm,
@@ -16,6 +16,7 @@ from .tree import (
     Reg,
     Special,
     Sym,
+    Variable,
     Vec,
     number,
     type_bits,
@@ -37,6 +38,7 @@ class Body:
         self.renamed: dict[str, str] = {}
         self.end = ""
         self.unique = self.addressed = 0
+        self.prototypes: dict[str, list[str]] = {}
         self.inside: list[str] = []
 
     def scope(self) -> None:
@@ -88,14 +90,29 @@ class Body:
             if p.peek().text == ".branchtargets":
                 p.at += 1
                 self.kernel.tables[tok.text] = list(self._names(";"))
-            elif p.peek().text in (".callprototype", ".calltargets"):
-                while p.next().text != ";":
-                    pass
+            elif p.take(".callprototype"):
+                self.prototypes[tok.text] = self.prototype()
+            elif p.take(".calltargets"):
+                self.prototypes[tok.text] = [n for n in self._names(";") if n in p.functions]
             else:
                 name = self.renamed.get(tok.text, tok.text)
                 self.labels[name] = len(self.kernel.instrs)
         else:
             self.instruction(tok)
+
+    def prototype(self) -> list[str]:
+        """The functions that fit `(results) _ (parameters)`, of those that have an address."""
+        p = self.p
+        lists: list[list[Variable]] = [[], []]
+        if p.peek().text == "(":
+            lists[0] = p.parameters()
+        p.next()
+        if p.peek().text == "(":
+            lists[1] = p.parameters()
+        while p.next().text != ";":
+            pass
+        want = shape(*lists)
+        return [n for n, f in p.functions.items() if n in p.taken and f.shape == want]
 
     def _names(self, end: str) -> Iterator[str]:
         while (tok := self.p.next()).text != end:
@@ -137,15 +154,21 @@ class Body:
         p.take(",")
         tok = p.next()
         given = self.names() if p.take(",") and p.peek().text == "(" else []
-        while not p.take(";"):  # prototype of an indirect call
-            p.next()
+        fits: list[str] | None = None
+        while not p.take(";"):  # prototype or targets of an indirect call
+            word = p.next()
+            if word.kind == "end":
+                raise p.error("call without end", tok)
+            fits = self.prototypes.get(word.text, fits)
         target = self.lookup(tok.text)
         self.unique += 1
         end = f"end@{self.unique}"
         if guard is not None:
             self.emit("bra", (), (Sym(end),), first, guard, not negated)
         if target is not None:
-            self.indirect(target, results, given, end, first)
+            if fits is None:
+                raise p.error("a call by address without its prototype", tok)
+            self.indirect(target, fits, results, given, end, first)
         elif tok.text in p.functions:
             self.inline(tok.text, results, given, tok)
         elif tok.text in _SYSTEM:
@@ -168,17 +191,13 @@ class Body:
         )
 
     def indirect(
-        self, target: Reg, results: list[str], given: list[str], end: str, first: Token
-    ) -> None:
-        """A call by address: every function of as many parameters, where the address is its own.
+        self, target: Reg, fits: list[str], results: list[str], given: list[str], end: str,
+        first: Token,
+    ) -> None:  # fmt: skip
+        """A call by address: every function that fits, where the address is its own.
 
         One that calls itself refuses a launch that gets that far, and no other.
         """
-        fits = [
-            name
-            for name, f in self.p.functions.items()
-            if (len(f.results), len(f.params)) == (len(results), len(given))
-        ]
         for name in fits:
             self.unique += 1
             skip = f"skip@{self.unique}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ def _ignored(site: Site) -> Op:
 for _name in ("nanosleep", "pmevent", "griddepcontrol"):
     _TABLE[_name] = _ignored
 
+T = TypeVar("T")
 END = 1 << 30
 """Number of the block after the last one: the thread is done."""
 
@@ -175,6 +176,14 @@ def _noted(op: Op, instr: Instr, number: int) -> Op:
     return run
 
 
+def _understood(site: Site, lower: Callable[[Site], T]) -> T:
+    """An instruction, lowered; PtxError for a form that nobody has thought of."""
+    try:
+        return lower(site)
+    except (ArithmeticError, LookupError, ValueError, TypeError, AttributeError) as e:
+        raise site.error(f"this form is not supported ({e})") from e
+
+
 def _starts(kernel: Kernel, fine: bool) -> set[int]:
     """Starts of the pieces of code: labels, after jumps, at instructions that lanes meet for."""
     starts = {0, *kernel.labels.values()}
@@ -229,10 +238,10 @@ def compile_kernel(
     for n, at in enumerate(order):
         end = order[n + 1] if n + 1 < len(order) else len(kernel.instrs)
         block = Block()
-        block.meet = _meeting(Site(kernel.instrs[at], kernel, module))
+        block.meet = _understood(Site(kernel.instrs[at], kernel, module), _meeting)
         for instr in kernel.instrs[at:end]:
             site = Site(instr, kernel, module)
-            jump = _jump(site, kernel, number)
+            jump = _understood(site, lambda site: _jump(site, kernel, number))
             if jump is not None:
                 block.jump = jump
                 block.instrs.append(instr)
@@ -242,10 +251,7 @@ def compile_kernel(
                     f"PTX line {instr.line}: unknown instruction {instr.op!r}: {instr.text!r} "
                     f"(kernel {kernel.name})"
                 )
-            try:
-                op = _TABLE[instr.op](site)
-            except (KeyError, ValueError, IndexError, TypeError, AttributeError) as e:
-                raise site.error(f"this form is not supported ({e})") from e
+            op = _understood(site, _TABLE[instr.op])
             if instr.op == "shfl" or (fine and instr.op in _MEMORY):
                 op = _noted(op, instr, sites.index(instr) + 1 if instr in sites else 0)
             if instr.guard is not None:

@@ -1,8 +1,8 @@
 """One grid: geometry, banks, windows; blocks in chunks (see `run` for what a chunk does).
 
-Blocks of different chunks run one chunk after the other: a kernel that spins on a later block
-never ends, and is stopped by its step limit. So blocks of a kernel that wait for others are not
-shuffled: they start in order, as on a GPU.
+Blocks of different chunks run one chunk after the other, as on a GPU that is full: a kernel that
+spins on a block of a later chunk never ends, and is stopped by its step limit. `shuffle` draws the
+order in which blocks start, which no source promises.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .ops_mem import source
 from .ops_warp import ballot
 from .run import Front, Run
 from .spaces import LOCAL_SPAN, SHARED_RESERVED
-from .state import UNWRITTEN, KernelFault, Memory, State
-from .taint import awaits_blocks
+from .state import UNWRITTEN, KernelFault, Lanes, Memory, State
+from .tree import Instr
 
 if TYPE_CHECKING:
     from .sanitize import Sanitizer
@@ -79,7 +79,8 @@ class Launch:
     blocks of t threads. `symbols`: addresses of .global and offsets of .const variables. `warps`:
     seed of the order in which warps run (None: in step). `watch`: the sanitizer; its code is
     compiled with `fine`. `compiled`: run as C from the start (True) or never (False), by default
-    when the kernel has cost more than its compilation.
+    when the kernel has cost more than its compilation. `looks`: while `progress` looks at a group,
+    what it has read; `changes`: how often it has changed memory.
     """
 
     code: Code
@@ -109,6 +110,8 @@ class Launch:
     warps: int | None = None
     watch: Sanitizer | None = None
     compiled: bool | None = None
+    changes: int = 0
+    looks: list[tuple[Instr, str, Any, Lanes]] | None = None
 
     # for compiled instructions
 
@@ -208,6 +211,11 @@ class Launch:
         t = (thread % bx, thread // bx % by, thread // (bx * by))
         return f"block {b}, thread {t}"
 
+    @property
+    def threads(self) -> int:
+        """Threads of the grid."""
+        return int(np.prod(self.grid) * np.prod(self.block))
+
     # running
 
     def check_limits(self) -> None:
@@ -226,7 +234,7 @@ class Launch:
         draws = None if self.warps is None else (self.warps,)
         if self.watch is not None:
             self.watch.begin(self)
-        if self.shuffle is not None and total > 1 and not awaits_blocks(self.code.kernel):
+        if self.shuffle is not None and total > 1:
             order = np.random.default_rng(self.shuffle).permutation(total)
         with np.errstate(all="ignore"):
             for first in range(0, total, per):

@@ -12,7 +12,7 @@ from ..memory import MmuFault
 from . import floats as fl
 from .floats import Value
 from .lower import PRED, U32, U64, Op, Read, Site
-from .spaces import SPACES, aligned, load, parameter, split, store, window_view
+from .spaces import SPACES, aligned, load, parameter, split, store, windows
 from .state import CONTAINER, Async, KernelFault, State
 from .tree import Addr, Reg, Sym
 
@@ -161,8 +161,9 @@ def _wrap_dec(old: Value, b: Value) -> Value:
     return np.where((old == 0) | (old > b), b, old - old.dtype.type(1)).astype(old.dtype)
 
 
-def _halves(fn: Any) -> Any:
-    return lambda a, b: fn(a.view(np.float16), b.view(np.float16)).view(np.uint32)
+def _real(fn: Any, dt: np.dtype[Any]) -> Any:
+    """Of f32, of f16 and of both parts of f16x2, with PTX's NaN."""
+    return lambda a, b: fl.canonical(fn(a.view(dt), b.view(dt))).view(a.dtype)
 
 
 def _bf(a: Value, b: Value) -> Value:
@@ -190,8 +191,8 @@ def atom(site: Site) -> Op:
     third = site.src(at + 2, t) if op == "cas" else None
     put = None if red else site.dst(0, t)
     update = _UPDATE.get(op)
-    if t.name == "f16x2":
-        update = _halves(update)
+    if t.name in ("f16", "f16x2", "f32") and op == "add":
+        update = _real(update, np.dtype(np.float32 if t.name == "f32" else np.float16))
     elif t.name == "bf16x2":
         raise site.error()
     elif t.name == "bf16":
@@ -207,11 +208,15 @@ def atom(site: Site) -> Op:
         aligned(st, where, size)
         old = np.zeros(len(where), t.dt)
         for name, lanes, part in split(st, space, where):
-            data, offsets = window_view(st, name, lanes, part, size, "atomic")
-            table = data[: len(data) // size * size].view(t.dt)
-            index = offsets // size
-            pick = slice(None) if lanes is None else lanes
-            old[pick] = _atomic(table, index, b[pick], None if c is None else c[pick], update)
+            for some, data, offsets in windows(st, name, lanes, part, size, "atomic"):
+                table = data[: len(data) // size * size].view(t.dt)
+                index = offsets // size
+                pick = some if lanes is None else lanes[some]
+                watched = st.launch.looks is not None
+                before = table[index] if watched else None
+                old[pick] = _atomic(table, index, b[pick], None if c is None else c[pick], update)
+                if watched and (table[index] != before).any():
+                    st.launch.changes += 1
         if put is not None:
             put(st, old)
 

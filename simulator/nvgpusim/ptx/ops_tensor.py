@@ -255,9 +255,13 @@ def arrive(site: Site) -> Op:
         if st.shadow is not None:
             st.shadow.fence()
         table, index = _word_at(st, space, addr(st))
+        st.launch.changes += 1
         by = st.spread(given(st)).astype(np.uint64) if given is not None else None
         before = np.empty(len(index), np.uint64)
+        ended: dict[int, int] = {}
         for lane, place in enumerate(index.tolist()):
+            if place in ended and st.shadow is not None:
+                _left_over(st, index, place, ended[place], lane)
             word = before[lane] = table[place]
             step = np.uint64(1) if by is None else by[lane]
             pending, expected = word & _FIELD, (word >> _BITS) & _FIELD
@@ -269,11 +273,19 @@ def arrive(site: Site) -> Op:
                 expected = expected - step
             if pending == 0:
                 pending, phase = expected, phase + np.uint64(1)
+                ended[place] = int(expected)
             table[place] = pending | expected << _BITS | phase << _PHASE
         if put is not None:
             put(st, before)
 
     return run
+
+
+def _left_over(st: State, index: Any, place: int, expected: int, lane: int) -> None:
+    """Arrivals of one instruction are in two phases: nothing says whose is in which."""
+    count = int((index == place).sum())
+    what = f"sync: an mbarrier's phase has {expected} arrivals, but {count} threads arrive together"
+    st.launch.find(st, what, f", {st.who(lane)} among them, for the next phase")
 
 
 def _test(site: Site) -> Op:

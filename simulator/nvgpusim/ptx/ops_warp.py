@@ -18,21 +18,25 @@ from .tree import Pair, Reg
 
 _U8, _U16, _U32 = CONTAINER[8], CONTAINER[16], CONTAINER[32]
 POISON = np.uint32(0xDBDBDBDB)
+Groups = NDArray[np.intp]
 
 
-def members(st: State, mask: Value) -> None:
-    """Trap a membermask that misses the executing lane or names one that is not here."""
+def members(st: State, mask: Value) -> Groups | None:
+    """Lanes that combine: those of a warp that name the same membermask; None: whole warps.
+
+    Traps a membermask that misses the executing lane or names one that is not here.
+    """
     lanes = st.lanes()
     masks = st.spread(mask).astype(np.uint32)
     own = np.uint32(1) << st.lane[lanes]
     if ((masks & own) == 0).any():
         lane = int(np.flatnonzero((masks & own) == 0)[0])
         raise KernelFault(0, f"membermask {int(masks[lane]):#x} misses the executing lane", lane)
-    if st.m is None and st.threads % 32 == 0:
-        return
-    here = ballot(st, np.ones(len(lanes), bool))
+    together = _partners(st, masks) if mask.ndim else None
+    if st.m is None and st.threads % 32 == 0 and together is None:
+        return None
     alive = st.launch.alive_mask(st)
-    missing = masks & ~here & alive
+    missing = masks & ~ballot(st, np.ones(len(lanes), bool)) & alive
     if missing.any():
         lane = int(np.flatnonzero(missing)[0])
         raise KernelFault(
@@ -41,16 +45,38 @@ def members(st: State, mask: Value) -> None:
             f"execute this instruction together with it",
             lane,
         )
+    if together is not None:
+        other = masks & ~ballot(st, np.ones(len(lanes), bool), together) & alive
+        if other.any():
+            lane = int(np.flatnonzero(other)[0])
+            what = (
+                f"sync: membermask {int(masks[lane]):#x} names lanes {int(other[lane]):#x} that "
+                f"give another membermask (undefined)"
+            )
+            st.launch.find(st, what, f", {st.who(lane)}")
+    return together
 
 
-def ballot(st: State, flag: NDArray[np.bool_]) -> NDArray[np.uint32]:
-    """Per active lane: bits of its warp's active lanes whose flag is set."""
+def _partners(st: State, masks: NDArray[np.uint32]) -> Groups | None:
+    """A number for each warp and membermask in it; None where no warp has two."""
+    warp = st.warp[st.lanes()]
+    split = (warp[1:] == warp[:-1]) & (masks[1:] != masks[:-1])
+    if not split.any():
+        return None
+    _, number = np.unique(warp.astype(np.uint64) << np.uint64(32) | masks, return_inverse=True)
+    return np.asarray(number, np.intp)
+
+
+def ballot(st: State, flag: NDArray[np.bool_], groups: Groups | None = None) -> NDArray[np.uint32]:
+    """Per active lane: bits of the active lanes of its warp, or group, whose flag is set."""
     lanes = st.lanes()
-    warp = st.warp[lanes]
+    group, count = st.warp[lanes], int(st.warp[-1]) + 1
+    if groups is not None:
+        group, count = groups, int(groups.max()) + 1
     bits = np.where(flag, np.uint32(1) << st.lane[lanes], np.uint32(0))
-    sums = np.zeros(int(st.warp[-1]) + 1, np.uint32)
-    np.bitwise_or.at(sums, warp, bits)
-    return sums[warp]
+    sums = np.zeros(count, np.uint32)
+    np.bitwise_or.at(sums, group, bits)
+    return sums[group]
 
 
 def reduce_blocks(st: State, reduce: tuple[str, Read, Any], lanes: Lanes) -> None:
@@ -108,15 +134,19 @@ def shfl(site: Site) -> Op:
         same = flat < np.minimum(st.warp_base[lanes] + 32, (lanes // st.threads + 1) * st.threads)
         there = active[flat] & same
         got = value[np.minimum(flat, st.n - 1)]
+        absent, named = ~there, True
+        if mask is not None:
+            masks = st.spread(mask(st)).astype(np.uint32, copy=False)
+            named = (masks >> (j & 31).astype(np.uint32)) & np.uint32(1) != 0
+        if mask is not None and mode in ("up", "down"):  # the ends of a part of a warp
+            absent &= named
+        else:
+            absent |= ~np.asarray(named)
+        if absent.any():
+            who = st.who(int(np.flatnonzero(absent)[0]))
+            what = "sync: shfl reads a lane that does not take part (undefined value)"
+            st.launch.find(st, what, f", {who}")
         if not there.all():
-            absent = ~there
-            if mask is not None and mode in ("up", "down"):  # the ends of a part of a warp
-                named = st.spread(mask(st)).astype(np.uint32, copy=False)
-                absent &= (named >> (j & 31).astype(np.uint32)) & np.uint32(1) != 0
-            if absent.any():
-                who = st.who(int(np.flatnonzero(absent)[0]))
-                what = "sync: shfl reads a lane that does not take part (undefined value)"
-                st.launch.find(st, what, f", {who}")
             got = np.where(there, got, POISON)
         put(st, got)
         if put_ok is not None:
@@ -135,16 +165,15 @@ def vote(site: Site) -> Op:
     put = site.dst(0, U32 if mode == "ballot" else PRED)
 
     def run(st: State) -> None:
-        if mask is not None:
-            members(st, mask(st))
+        groups = None if mask is None else members(st, mask(st))
         flag = st.spread(p(st))
-        yes = ballot(st, flag)
+        yes = ballot(st, flag, groups)
         if mode == "ballot":
             put(st, yes)
         elif mode == "any":
             put(st, yes != 0)
         else:
-            everyone = ballot(st, np.ones(len(flag), bool))
+            everyone = ballot(st, np.ones(len(flag), bool), groups)
             put(st, (yes == everyone) | ((yes == 0) if mode == "uni" else np.bool_(False)))
 
     return run
@@ -167,15 +196,15 @@ def match(site: Site) -> Op:
     unsigned = CONTAINER[t.bits]
 
     def run(st: State) -> None:
-        members(st, mask(st))
+        groups = members(st, mask(st))
         lanes = st.lanes()
         value = st.spread(a(st)).view(unsigned).astype(np.uint64)
         same = np.zeros(len(lanes), np.uint32)
         for v in np.unique(value):
             hit = value == v
-            same[hit] = ballot(st, hit)[hit]
+            same[hit] = ballot(st, hit, groups)[hit]
         if everyone:
-            ok = same == ballot(st, np.ones(len(lanes), bool))
+            ok = same == ballot(st, np.ones(len(lanes), bool), groups)
             put(st, np.where(ok, same, np.uint32(0)))
             if put_ok is not None:
                 put_ok(st, ok)
@@ -202,11 +231,11 @@ def redux(site: Site) -> Op:
     a, mask, put = site.src(1), site.src(2, U32), site.dst()
 
     def run(st: State) -> None:
-        members(st, mask(st))
-        warp = st.warp[st.lanes()]
-        total = np.full(int(st.warp[-1]) + 1, np.int64(start)).astype(t.dt)
-        fn.at(total, warp, st.spread(a(st)))
-        put(st, total[warp])
+        groups = members(st, mask(st))
+        group = st.warp[st.lanes()] if groups is None else groups
+        total = np.full(int(group.max()) + 1, np.int64(start)).astype(t.dt)
+        fn.at(total, group, st.spread(a(st)))
+        put(st, total[group])
 
     return run
 

@@ -6,9 +6,14 @@ names.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .body import Body
-from .reader import Function, Reader
-from .tree import Kernel, Module, PtxError
+from .reader import Function, Reader, shape
+from .taint import compared_reads
+from .tree import Kernel, Module, PtxError, Variable
+
+_LINKAGE = (".visible", ".extern", ".weak", ".common")
 
 
 class Parser(Reader):
@@ -21,6 +26,14 @@ class Parser(Reader):
     # module scope
     def run(self) -> Module:
         """Parse the whole text."""
+        try:
+            return self.text()
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as e:
+            tok = self.toks[min(self.at, len(self.toks) - 1)] if self.toks else self.peek()
+            raise self.error(f"not understood ({e})", tok) from e
+
+    def text(self) -> Module:
+        """The module's directives, one after the other."""
         for at, tok in enumerate(self.toks):
             if tok.text == ".func":
                 self.at = at + 1
@@ -28,6 +41,7 @@ class Parser(Reader):
             elif tok.text == ".file":
                 number, name = self.toks[at + 1].text, self.toks[at + 2].text
                 self.files[int(number)] = name.strip('"')
+        self.addressed_functions()
         self.at = 0
         while (tok := self.peek()).kind != "end":
             if tok.text in (".version", ".target", ".address_size", ".file"):
@@ -39,7 +53,7 @@ class Parser(Reader):
                     self.module.target = words[0]
                 elif tok.text == ".address_size" and words[:1] != ["64"]:
                     raise self.error("only 64-bit addresses exist on this GPU", tok)
-            elif tok.text in (".visible", ".extern", ".weak", ".common"):
+            elif tok.text in _LINKAGE:
                 self.at += 1
             elif tok.text == ".entry":
                 self.at += 1
@@ -84,31 +98,20 @@ class Parser(Reader):
 
     def function(self) -> None:
         """Note where a function's body begins and what its parameters are called."""
-        names: list[list[str]] = [[], []]
+        lists: list[list[Variable]] = [[], []]
         if self.peek().text == "(":
-            names[0] = self.parameters()
+            lists[0] = self.parameters()
         name = self.next().text
         if self.peek().text == "(":
-            names[1] = self.parameters()
+            lists[1] = self.parameters()
         while (tok := self.next()).text not in ("{", ";"):
             if tok.kind == "end":
                 raise self.error("function without body", tok)
         if tok.text == "{":
-            self.functions[name] = Function(names[0], names[1], self.at)
+            results, params = ([v.name for v in some] for some in lists)
+            self.functions[name] = Function(results, params, self.at, shape(*lists))
             if name not in self.module.functions:
                 self.module.functions.append(name)
-
-    def parameters(self) -> list[str]:
-        """Names of a function's (.param ...) list."""
-        self.expect("(")
-        names = []
-        while not self.take(")"):
-            tok = self.next()
-            if tok.text not in (".param", ".reg"):
-                raise self.error("expected .param", tok)
-            names += [v.name for v in self.variable("param", many=False)]
-            self.take(",")
-        return names
 
     # kernel scope
     def entry(self) -> None:
@@ -128,6 +131,19 @@ class Parser(Reader):
             except PtxError:
                 raise e from None
             self.module.kernels[name] = Kernel(name, refusal=f"{e} (kernel {name})")
+
+    def addressed_functions(self) -> None:
+        """Note the functions whose address somebody takes: a call by address can reach them."""
+        head = ""
+        for tok in self.toks:
+            if tok.text == ";" or (tok.text in ("{", "}") and head != "="):
+                head = ""
+            elif tok.text == "=":
+                head = "="
+            elif not head:
+                head = "" if tok.text in _LINKAGE or tok.kind != "id" else tok.text
+            elif tok.text in self.functions and not head.startswith((".func", "call")):
+                self.taken.add(tok.text)
 
     def kernel(self) -> None:
         """Parse an entry."""
@@ -158,6 +174,9 @@ class Parser(Reader):
         body = Body(self, kernel)
         body.scope()
         kernel.labels = body.labels
+        for n in compared_reads(kernel):
+            instr = kernel.instrs[n]
+            kernel.instrs[n] = replace(instr, mods=(*instr.mods, "relaxed"))
         self.module.kernels[kernel.name] = kernel
 
 

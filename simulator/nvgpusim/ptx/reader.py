@@ -14,10 +14,12 @@ _TOKEN = re.compile(
     r"""(?P<nl>\n)|(?P<ws>[ \t\r]+)|(?P<str>"(?:[^"\\]|\\.)*")
   |(?P<num>0[fF][0-9a-fA-F]{8}\b|0[dD][0-9a-fA-F]{16}\b|0[xX][0-9a-fA-F]+U?|0[bB][01]+U?
      |\d+\.\d*(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\d+U?)
-  |(?P<id>\.?[A-Za-z_%$][\w$%]*(?:\.[A-Za-z0-9_]+(?:::[A-Za-z0-9_]+)*)*)
+  |(?P<id>\.[A-Za-z_%$][\w$%]*|[A-Za-z_%$][\w$%]*(?:\.[A-Za-z0-9_]+(?:::[A-Za-z0-9_]+)*)*)
   |(?P<sym>::|[{}\[\](),;:|!@<>+\-=])""",
     re.X,
 )
+MOST_NAMES, MOST_BYTES = 1 << 20, 1 << 40
+"""Registers of one declaration and bytes of one variable: more is a damaged text."""
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
 
@@ -53,15 +55,29 @@ def _tokens(text: str) -> list[Token]:
 
 @dataclass(frozen=True)
 class Function:
-    """A .func: names of results and parameters, index of its body's first token."""
+    """A .func: names of results and parameters, index of its body's first token.
+
+    `shape`: bytes of the results, and of the parameters.
+    """
 
     results: list[str]
     params: list[str]
     at: int
+    shape: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def shape(
+    results: list[Variable], params: list[Variable]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Bytes of results and of parameters: the same for a call and a function that fits it."""
+    return tuple(v.size for v in results), tuple(v.size for v in params)
 
 
 class Reader:
-    """A module's text and a place in it; `functions`: those that calls may name."""
+    """A module's text and a place in it; `functions`: those that calls may name.
+
+    `taken`: functions whose address the module uses.
+    """
 
     def __init__(self, text: str) -> None:
         self.toks = _tokens(text)
@@ -69,6 +85,7 @@ class Reader:
         self.at = 0
         self.files: dict[int, str] = {}
         self.functions: dict[str, Function] = {}
+        self.taken: set[str] = set()
 
     # tokens
     def _skip_lines(self) -> None:
@@ -84,6 +101,8 @@ class Reader:
         """Take the next token."""
         tok = self.peek()
         self.at += 1
+        if tok.kind == "end" and self.at > len(self.toks) + 1:
+            raise self.error("the text ends here", tok)
         if tok.kind == "bad":
             raise PtxError(f"PTX line {tok.line}: cannot read {tok.text!r}")
         return tok
@@ -124,6 +143,18 @@ class Reader:
         return -value if negative else value
 
     # declarations
+    def parameters(self) -> list[Variable]:
+        """A function's (.param ...) list."""
+        self.expect("(")
+        found = []
+        while not self.take(")"):
+            tok = self.next()
+            if tok.text not in (".param", ".reg"):
+                raise self.error("expected .param", tok)
+            found += self.variable("param", many=False)
+            self.take(",")
+        return found
+
     def variable(self, space: str, many: bool = True) -> list[Variable]:
         """Variables of one declaration, without the semicolon."""
         align, bits, count = 0, 0, 1
@@ -146,12 +177,17 @@ class Reader:
                 raise self.error(f"expected a name, found {tok.text!r}", tok)
             names = [tok.text]
             if self.take("<"):
-                names = [f"{tok.text}{i}" for i in range(self.integer())]
+                count_of = self.integer()
+                if not 0 <= count_of <= MOST_NAMES:
+                    raise self.error(f"0 to {MOST_NAMES} registers were expected", tok)
+                names = [f"{tok.text}{i}" for i in range(count_of)]
                 self.expect(">")
             size = max(1, bits // 8) * count
             while self.take("["):
                 size *= 0 if self.peek().text == "]" else self.integer()
                 self.expect("]")
+            if not 0 <= size <= MOST_BYTES:
+                raise self.error(f"a variable of {size} bytes", tok)
             for name in names:
                 out.append(Variable(name, space, size, align or max(1, bits // 8) * count))
             if self.take("="):
@@ -177,7 +213,11 @@ class Reader:
                     self.expect("(")
                     name = self.next().text
                     self.expect(")")
-                variable.references.append((len(data), name))
+                more = 0
+                if self.peek().text in ("+", "-"):
+                    sign = 1 if self.next().text == "+" else -1
+                    more = sign * self.integer()
+                variable.references.append((len(data), name, more))
                 data.extend(bytes(width))
                 return
             negative = self.take("-")

@@ -19,6 +19,7 @@ from ..memory import MmuFault
 from .compile import END, Block, Jump
 from .native.hot import Hot
 from .ops_warp import ballot, reduce_blocks
+from .progress import Progress
 from .state import Grid, KernelFault, Lanes, State, merged
 from .tree import Instr
 
@@ -51,6 +52,7 @@ class Run:
         self.masks = NO_MASKS
         self.spun = False
         self.hot = Hot(self)
+        self.progress = Progress(self)
 
     def go(self, groups: Front) -> None:
         """Run to the end from where `groups` are. Raises KernelFault or MmuFault, `where` told."""
@@ -58,6 +60,8 @@ class Run:
         while True:
             if self.hot.ripe:
                 self.hot.change_over()
+            if self.progress.ripe:
+                self.progress.judge()
             if self.spun and (self.parked or self.waiting or self.meeting):
                 self.reconsider()
                 if self.parked and (go := self.complete()).any():
@@ -111,11 +115,10 @@ class Run:
         if self.rng is None:
             return
         able = [front for front in self.fronts if front]
-        if able:
-            if not self.groups or self.spun or self.rng.random() < 2 * SWITCH:
-                self.groups = able[int(self.rng.integers(len(able)))]
-        else:
+        if not able:
             self.groups = {}
+        elif not self.groups or self.spun or self.rng.random() < 2 * SWITCH:
+            self.groups = able[int(self.rng.integers(len(able)))]
 
     def push(self, at: int, lanes: Lanes | None) -> None:
         """Let lanes continue at block `at`, merged with those already there."""
@@ -129,14 +132,18 @@ class Run:
     def follow(self, at: int) -> None:
         """Run the current group until it splits, waits, ends or meets another."""
         st, launch, blocks, hot = self.st, self.launch, self.blocks, self.hot
+        judging = self.progress.judging
         left, alone = PATIENCE, False
         while True:
             if at >= len(blocks):
                 self.st.exit()
                 return
-            if hot.compiled and hot.compiled[at]:
+            if hot.compiled and hot.compiled[at] and not judging:
                 following = hot.step(at)
                 if following is None:
+                    return
+                if self.progress.due():
+                    self.push(following, st.m)
                     return
                 at, alone = following, hot.rest
                 if not alone:
@@ -153,12 +160,14 @@ class Run:
             launch.thread_instrs += len(block.instrs) * st.count()
             if launch.steps % 16 == 0:
                 launch.check_limits()
-                if hot.due():
+                if hot.due() or self.progress.due():
                     self.push(at, st.m)
                     return
             k = -1
             try:
-                for k, op in enumerate(block.ops):  # noqa: B007 - k names the offender below
+                for k, op in enumerate(block.ops):
+                    if judging:
+                        st.at = block.instrs[k]
                     op(st)
             except (KernelFault, MmuFault) as e:
                 st.name(e, block.instrs[k])
@@ -173,20 +182,20 @@ class Run:
 
     def gives_way(self, at: int, left: int) -> bool:
         """Set the current group aside at block `at` where it is another one's turn."""
+        if self.progress.judging:
+            self.push(at, self.st.m)
+            return True
         if left >= 0 and at in self.hot.inner and at not in self.groups:
             return False
         behind = bool(self.groups) and at >= min(self.groups)
-        tired = left < 0 and (self.rng is not None or self.others())
+        others = self.groups or self.parked or self.waiting or self.meeting
+        tired = left < 0 and (self.rng is not None or bool(others))
         drawn = self.rng is not None and (behind or tired or self.rng.random() < SWITCH)
         if not (behind or tired or drawn):
             return False
         self.spun = left < 0
         self.push(at, self.st.m)
         return True
-
-    def others(self) -> bool:
-        """True if anybody else is there, running or waiting."""
-        return bool(self.groups or self.parked or self.waiting or self.meeting)
 
     def fail(self, what: str, instr: Instr | None, lane: int = 0) -> KernelFault:
         """A fault of synchronization in the current group."""
@@ -209,15 +218,21 @@ class Run:
         if st.m is None and st.live is None and st.threads % 32 == 0:
             return True
         lanes = st.lanes()
-        masks = st.spread(block.meet(st)).astype(np.uint32, copy=False)
-        here = ballot(st, np.ones(len(lanes), bool))
-        missing = masks & ~here & self.launch.alive_mask(st)
+        _, missing = self.lacking(block)
         if not missing.any():
             return True
         ready = missing == 0
         self.meeting[at] = lanes[~ready]
         st.m = lanes[ready]
         return bool(ready.any())
+
+    def lacking(self, block: Block) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Of each active lane the mask that its block asks for, and who of it is not here."""
+        st = self.st
+        assert block.meet is not None
+        masks = st.spread(block.meet(st)).astype(np.uint32, copy=False)
+        here = ballot(st, np.ones(st.count(), bool))
+        return masks, masks & ~here & self.launch.alive_mask(st)
 
     def warp_barrier(self, at: int, jump: Jump) -> int | None:
         """bar.warp.sync: go on when all lanes of the mask wait at one, anywhere."""
@@ -282,11 +297,7 @@ class Run:
             return True
         for at, lanes in list(self.meeting.items()):
             self.st.m = lanes
-            block = self.blocks[at]
-            assert block.meet is not None
-            masks = self.st.spread(block.meet(self.st)).astype(np.uint32, copy=False)
-            here = ballot(self.st, np.ones(len(lanes), bool))
-            if ((masks & ~here & self.launch.alive_mask(self.st)) == 0).any():
+            if (self.lacking(self.blocks[at])[1] == 0).any():
                 del self.meeting[at]
                 self.push(at, lanes)
                 self.again()
@@ -304,10 +315,7 @@ class Run:
         for at, lanes in self.meeting.items():
             instr = self.blocks[at].instrs[0]
             st.m = lanes
-            block = self.blocks[at]
-            assert block.meet is not None
-            masks = st.spread(block.meet(st)).astype(np.uint32, copy=False)
-            missing = masks & ~ballot(st, np.ones(len(lanes), bool)) & self.launch.alive_mask(st)
+            masks, missing = self.lacking(self.blocks[at])
             if instr.op in ("bar", "barrier"):
                 what = f"divergent barrier: lanes {int(missing[0]):#x} of the warp are elsewhere"
             elif "aligned" in instr.mods:

@@ -19,12 +19,16 @@ from .taint import Facts
 
 @dataclass(eq=False)
 class Sanitizer:
-    """The checks of all launches of a GPU; `now`: the moment of the launch's submission."""
+    """The checks of all launches of a GPU; `now`: the moment of the launch's submission.
+
+    `everything`: reads of buffers that nothing writes are recorded, too.
+    """
 
     checks: frozenset[str]
     extents: Extents = field(default_factory=Extents)
     tick: int = 1
     now: int | None = None
+    everything: bool = False
 
     def __post_init__(self) -> None:
         self.memories: WeakKeyDictionary[Any, dict[int, Slots]] = WeakKeyDictionary()
@@ -48,7 +52,7 @@ class Sanitizer:
             )  # fmt: skip
         self.facts = self.known[id(launch.code)][1]
         names = self.facts.written
-        if names is not None:
+        if names is not None and not self.everything:
             self.written = set()
             bank = launch.banks.get(0, b"")
             for name in names:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..l2 import DIRTY
 from .clocks import Watch
 from .ends import at
 from .races import WAITS, Races
@@ -276,12 +277,10 @@ class Shadow(Races):
             slots = self.o.slots(mapping)
             if self._strong():
                 self._publish(np.repeat(lanes, count), slots, index)
+            low = int(offsets.min())
+            memory = mapping.whole(low, int(offsets.max()) + total - low, DIRTY)
             self._write(
-                slots, "global", lanes, index, count, offsets, values, total, mapping.buf.array,
-                mapping,
-            )  # fmt: skip
-            mapping.wrote(
-                int(where.min()) - mapping.va, int(np.maximum.reduce(where)) + total - mapping.va
+                slots, "global", lanes, index, count, offsets, values, total, memory, mapping
             )
         return True
 

@@ -186,6 +186,8 @@ def _load_one(
     st: State, space: str, lanes: Any, addr: Value, dt: np.dtype[Any], count: int
 ) -> list[Value]:
     total = dt.itemsize * count
+    if st.launch.looks is not None and space != "local":
+        st.looks_at(space, lanes, addr)
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, total)
         if st.shadow is not None:
@@ -226,9 +228,27 @@ def store(st: State, space: str, addr: Value, values: list[Value]) -> None:
     aligned(st, addr, total)
     if space in ("param", "const"):
         raise KernelFault(WRONG_SPACE, f"store to .{space}")
+    watched = st.launch.looks is not None
     for name, lanes, where in split(st, space, addr):
+        if watched and _changes(st, name, lanes, where, values, dt):
+            st.launch.changes += 1
         part = values if lanes is None else [v if v.ndim == 0 else v[lanes] for v in values]
         _store_one(st, name, lanes, where, part, dt, total)
+
+
+def _changes(
+    st: State, space: str, lanes: Any, addr: Value, values: list[Value], dt: np.dtype[Any]
+) -> bool:
+    """True if a store changes memory, or fails."""
+    looks, shadow, st.launch.looks, st.shadow = st.launch.looks, st.shadow, None, None
+    try:
+        now = _load_one(st, space, lanes, addr, dt, len(values))
+    except (KernelFault, MmuFault):
+        return True
+    finally:
+        st.launch.looks, st.shadow = looks, shadow
+    part = values if lanes is None else [v if v.ndim == 0 else v[lanes] for v in values]
+    return any((old != new).any() for old, new in zip(now, part, strict=True))
 
 
 def _rows(values: list[Value], n: int, dt: np.dtype[Any]) -> NDArray[Any]:
@@ -291,23 +311,48 @@ def scatter(data: Any, offsets: Any, rows: NDArray[Any], total: int) -> None:
 def window_view(
     st: State, space: str, lanes: Any, addr: NDArray[np.uint64], size: int, access: Access
 ) -> tuple[Any, NDArray[np.int64]]:
-    """Bytes and offsets of a read-modify-write; one mapping only."""
+    """Bytes and offsets of a read-modify-write of shared or local memory, or of one mapping."""
+    ((_, data, offsets),) = windows(st, space, lanes, addr, size, access)
+    return data, offsets
+
+
+def windows(
+    st: State, space: str, lanes: Any, addr: NDArray[np.uint64], size: int, access: Access
+) -> list[tuple[Any, Any, NDArray[np.int64]]]:
+    """For each mapping: which of the accesses are in it (all: a slice), its bytes, the offsets."""
+    if st.launch.looks is not None:
+        st.looks_at(space, lanes, addr)
     if space != "global":
         data, offsets = flat(st, space, lanes, addr, size)
         if st.shadow is not None and access == "atomic" and not st.shadow.again(lanes, offsets):
             st.shadow.atomic(space, lanes, offsets, size)
-        return data, offsets
+        return [(slice(None), data, offsets)]
     low, high = check_global(st, addr)
-    high += size
     if st.shadow is not None and access == "atomic" and not st.shadow.again(lanes, addr):
         st.shadow.reach(lanes, addr, size, "atomic")
         st.shadow.global_atomic(lanes, addr, size)
     try:
-        data = np.frombuffer(st.launch.vm.view(low, high - low, access), np.uint8)
+        data = np.frombuffer(st.launch.vm.view(low, high + size - low, access), np.uint8)
     except MmuFault:
         try:
             st.launch.vm.load(addr, size, access)
         except MmuFault as e:
             raise at_lane(e, lanes) from None
-        raise KernelFault(0, "one atomic instruction touches two mappings; not modelled") from None
-    return data, (addr - np.uint64(low)).astype(np.int64)
+        return _apart(st, np.argsort(addr, kind="stable"), addr, size, access)
+    return [(slice(None), data, (addr - np.uint64(low)).astype(np.int64))]
+
+
+def _apart(
+    st: State, some: NDArray[np.intp], addr: NDArray[np.uint64], size: int, access: Access
+) -> list[tuple[Any, Any, NDArray[np.int64]]]:
+    """Accesses in rising order of address by the mapping that they are in."""
+    where = addr[some]
+    try:
+        span = int(where[-1]) + size - int(where[0])
+        data = np.frombuffer(st.launch.vm.view(int(where[0]), span, access), np.uint8)
+    except MmuFault:
+        cut = int(np.argmax(np.diff(where))) + 1  # mappings lie apart: the widest gap is no loss
+        first = _apart(st, some[:cut], addr, size, access)
+        return first + _apart(st, some[cut:], addr, size, access)
+    order = np.sort(some)  # lanes act in their order
+    return [(order, data, (addr[order] - where[0]).astype(np.int64))]

@@ -133,6 +133,8 @@ class Grid(Protocol):
     compiled: bool | None
     watch: Any
     findings: dict[str, str]
+    changes: int
+    looks: list[tuple[Instr, str, Any, Lanes]] | None
 
     @property
     def code(self) -> Compiled:
@@ -153,6 +155,11 @@ class Grid(Protocol):
 
     def special(self, name: str, st: State) -> Value:
         """A special register of a chunk."""
+
+    @property
+    def threads(self) -> int:
+        """Threads of the grid."""
+        ...
 
     def alive_mask(self, st: State) -> NDArray[np.uint32]:
         """Lanes of each active lane's warp that have not exited."""
@@ -262,6 +269,12 @@ class State:
     def lanes(self) -> Lanes:
         """Indices of the active lanes."""
         return np.arange(self.n) if self.m is None else self.m
+
+    def looks_at(self, space: str, part: Any, addr: Any) -> None:
+        """Tell `progress` what lanes read, if it listens."""
+        if self.launch.looks is not None and self.at is not None and len(self.launch.looks) < 64:
+            lanes = self.lanes() if part is None else self.lanes()[part]
+            self.launch.looks.append((self.at, space, addr, lanes))
 
     def count(self) -> int:
         """Number of active lanes."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from .tree import Addr, Imm, Instr, Kernel, Reg, Sym, registers
+from .tree import Addr, Imm, Instr, Kernel, Operand, Reg, Sym, registers
 
 _WRITES = ("st", "atom", "red", "wmma")
 _ORDERED = {"relaxed", "acquire", "release", "acq_rel"}
+_PURE = ("cvta", "mov", "add", "sub", "mul", "mad", "shl", "cvt", "and")
 _STRONG = _ORDERED | {"volatile", "mmio"}
 
 
@@ -85,10 +86,54 @@ def written_params(kernel: Kernel) -> set[str] | None:
     return out
 
 
-def awaits_blocks(kernel: Kernel) -> bool:
-    """True if an instruction acquires what another block may release in global memory."""
-    own = {"shared", "cta"}
-    return any(i.op == "ld" and "acquire" in i.mods and not own & {*i.mods} for i in kernel.instrs)
+def compared_reads(kernel: Kernel) -> set[int]:
+    """Numbers of plain loads whose value an atom.cas of the same address compares.
+
+    A loop around compare-and-swap begins with such a read, NVIDIA's own atomicAdd of bf16 too. It
+    races with nothing that matters: an old value only costs another turn.
+    """
+    written: dict[int, list[int]] = {}
+    for n, instr in enumerate(kernel.instrs):
+        for index in (
+            registers(instr.args[0]) if instr.args and instr.op not in ("st", "red") else ()
+        ):
+            written.setdefault(index, []).append(n)
+    out: set[int] = set()
+    for instr in kernel.instrs:
+        if instr.op != "atom" or "cas" not in instr.mods or len(instr.args) < 4:
+            continue
+        place = _value(kernel, written, instr.args[1])
+        todo, seen = registers(instr.args[2]), set[int]()
+        while todo:
+            index = todo.pop()
+            if index in seen:
+                continue
+            seen.add(index)
+            for n in written.get(index, []):
+                source = kernel.instrs[n]
+                plain = source.op == "ld" and _STRONG.isdisjoint(source.mods)
+                if source.op == "mov":
+                    todo += registers(source.args[1])
+                elif plain and _value(kernel, written, source.args[1]) == place:
+                    out.add(n)
+    return out
+
+
+def _value(kernel: Kernel, written: dict[int, list[int]], operand: Operand | None) -> object:
+    """An operand's content, so that equal contents are the same; addresses of any space."""
+    if isinstance(operand, Addr):
+        return _value(kernel, written, operand.base), operand.offset
+    if not isinstance(operand, Reg):
+        return operand
+    places = written.get(operand.index, [])
+    if len(places) != 1:
+        return operand
+    instr = kernel.instrs[places[0]]
+    if instr.guard is not None or instr.op not in _PURE:
+        return operand
+    if instr.op in ("cvta", "mov"):
+        return _value(kernel, written, instr.args[1])
+    return instr.op, instr.mods, tuple(_value(kernel, written, a) for a in instr.args[1:])
 
 
 def orders_some(kernel: Kernel) -> bool:

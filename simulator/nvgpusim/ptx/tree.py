@@ -108,7 +108,10 @@ class Instr:
 
 @dataclass
 class Variable:
-    """A variable of a state space; `data` is its initial content (zeros if none given)."""
+    """A variable of a state space; `data` is its initial content (zeros if none given).
+
+    `references`: at which byte the address of which variable or function is added to how much.
+    """
 
     name: str
     space: str
@@ -116,7 +119,7 @@ class Variable:
     align: int
     data: bytes = b""
     offset: int = 0
-    references: list[tuple[int, str]] = field(default_factory=list)
+    references: list[tuple[int, str, int]] = field(default_factory=list)
 
 
 @dataclass

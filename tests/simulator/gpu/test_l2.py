@@ -1,4 +1,4 @@
-"""The L2 keeps lines of CACHEABLE mappings until it is told to drop them."""
+"""The L2 keeps lines of CACHEABLE mappings, and writes back what the GPU has stored in them."""
 
 import numpy as np
 import pytest
@@ -33,18 +33,87 @@ def test_reads_keep_lines(space: tuple[GpuAddressSpace, DmaBuf, bool]) -> None:
     assert pages.view(VA + 128, 1, "read")[0] == old  # the line of byte 200
     assert pages.view(VA + 127, 1, "read")[0] == 2
     assert pages.load(lanes(4100), 4).tolist() == [[old] * 4]
-    l2.invalidate()
+    l2.board().flush(invalidate=True)
     assert pages.view(VA + 128, 1, "read")[0] == 2
     assert pages.load(lanes(4100), 4).tolist() == [[2] * 4]
 
 
-def test_the_gpu_reads_what_it_has_written(space: tuple[GpuAddressSpace, DmaBuf, bool]) -> None:
-    pages, buf, _ = space
+def test_stores_stay_until_they_are_written_back(
+    space: tuple[GpuAddressSpace, DmaBuf, bool],
+) -> None:
+    pages, buf, kept = space
     assert pages.load(lanes(0, 512), 4).tolist() == [[1] * 4] * 2
     pages.store(lanes(512), np.full((1, 4), 3, np.uint8))
     pages.view(VA, 4, "write")[:] = bytes([4]) * 4
     assert pages.load(lanes(0, 512), 4).tolist() == [[4] * 4, [3] * 4]
-    assert buf.array[0] == 4 and buf.array[512] == 3
+    assert buf.array[[0, 512]].tolist() == ([1, 1] if kept else [4, 3])
+    buf.array[[5, 130, 520]] = 9  # the CPU stores into both lines, and between them
+    l2.board().flush(invalidate=False)
+    assert buf.array[[0, 512]].tolist() == [4, 3]
+    assert buf.array[[5, 130, 520]].tolist() == ([1, 9, 1] if kept else [9, 9, 9])
+    buf.array[0] = 7  # the line is clean now, and there
+    assert pages.view(VA, 1, "read")[0] == (4 if kept else 7)
+    l2.board().flush(invalidate=True)
+    assert buf.array[0] == 7 and pages.view(VA, 1, "read")[0] == 7
+
+
+def test_lines_belong_to_the_memory_not_to_a_mapping() -> None:
+    buf = DmaBuf(16384, "buffer")
+    buf.array = np.ones(16384, np.uint8)
+    pages = GpuAddressSpace("space")
+    pages.map(Mapping(VA, 16384, buf, flags=l2.CACHEABLE))
+    pages.map(Mapping(VA + 65536, 8192, buf, buf_offset=8192, flags=l2.CACHEABLE))
+    pages.store(lanes(8192 + 256), np.full((1, 4), 3, np.uint8))
+    assert pages.load(lanes(65536 + 256), 4).tolist() == [[3] * 4]
+    assert buf.array[8192 + 256] == 1
+
+
+def test_evictions_come_from_the_seed() -> None:
+    def after(policy: str, seed: int) -> list[int]:
+        l2.power_on(policy, seed)
+        buf = DmaBuf(1 << 16, "buffer")
+        buf.array = np.ones(1 << 16, np.uint8)
+        pages = GpuAddressSpace("space")
+        pages.map(Mapping(VA, 1 << 16, buf, flags=l2.CACHEABLE))
+        pages.store(lanes(*range(0, 1 << 16, 128)), np.full((512, 4), 3, np.uint8))
+        l2.board().moment()
+        return [int(n) for n in np.flatnonzero(buf.array[::128] == 3)]
+
+    assert after("keep", 1) == []
+    evicted = [after("evict", seed) for seed in range(8)]
+    assert after("evict", 3) == evicted[3]
+    assert {0, 512} <= {0} | {len(found) for found in evicted}  # one seed evicts all at once
+    assert any(0 < len(found) < 64 for found in evicted)  # another one few
+
+
+def test_a_running_grid_loses_nothing_to_a_flush() -> None:
+    l2.power_on("keep", 0)
+    buf = DmaBuf(4096, "buffer")
+    buf.array = np.ones(4096, np.uint8)
+    pages = GpuAddressSpace("space")
+    pages.map(Mapping(VA, 4096, buf, flags=l2.CACHEABLE))
+    held = pages.view(VA, 4, "write")  # as local memory is
+    l2.board().executing += 1
+    l2.board().flush(invalidate=True)
+    held[:] = bytes([5]) * 4
+    l2.board().executing -= 1
+    assert pages.view(VA, 1, "read")[0] == 5
+    l2.board().flush(invalidate=True)
+    assert buf.array[0] == 5
+
+
+def test_the_policy_all_keeps_volatile_lines_but_the_hosts_own() -> None:
+    l2.power_on("all", 0)
+    try:
+        buf = DmaBuf(4096, "buffer")
+        buf.array = np.ones(4096, np.uint8)
+        pages = GpuAddressSpace("space")
+        pages.map(Mapping(VA, 4096, buf))
+        pages.store(lanes(0), np.full((1, 4), 3, np.uint8))
+        pages.view(VA + 256, 4, "write", past=True)[:] = bytes([4]) * 4
+        assert buf.array[[0, 256]].tolist() == [1, 4]
+    finally:
+        l2.power_on("keep", 0)
 
 
 def test_odd_widths_and_places(space: tuple[GpuAddressSpace, DmaBuf, bool]) -> None:

@@ -175,7 +175,7 @@ def _(kernel: Kernel, board: Board) -> None:
     rc.map_buffer(board.as_fd, fd, 0x4 | 0x10)
 
 
-@case("profile.sm-record", profile="r38")
+@case("profile.sm-record", profile="r39")
 def _(kernel: Kernel, board: Board) -> None:
     record = (ctypes.c_uint * 8)()
     out = call(board.tsg, "T", 12, "IIQQ", 0, 0, ctypes.addressof(record), 64)

@@ -238,6 +238,7 @@ def test_profiles_and_boards(tmp_path: Path) -> None:
     path = script(tmp_path, text)
     assert sim("--quiet", "--board", "nano4", "--", path).stdout == "328 4\n"
     assert sim("--quiet", "--profile", "r38", "--", path).stdout == "336 16\n"
+    assert sim("--quiet", "--profile", "r39", "--", path).stdout == "344 16\n"
     assert sim("--quiet", "--profile", "r35", "--", path).returncode == 1
 
 
@@ -246,7 +247,7 @@ def test_profiles_and_boards(tmp_path: Path) -> None:
     [
         ((), "no command: expected nvgpusim [options] -- python3 script.py"),
         (("--nonsense",), "--nonsense"),
-        (("--profile", "r37", "--", "x.py"), "'r37' is not one of 'r35', 'r36', 'r38'"),
+        (("--profile", "r37", "--", "x.py"), "'r37' is not one of 'r35', 'r36', 'r38', 'r39'"),
         (("--delay", "-1", "--", "x.py"), "'--delay'"),
         (("--inject", "WRONG", "--", "-c", "pass"), "unknown fault 'WRONG'"),
         (("--", "/bin/true"), "/bin/true is not a Python program"),

@@ -47,7 +47,7 @@ def live(*options: str, patience: float = 120) -> subprocess.CompletedProcess[st
         ("--delay", "3", "--seed", "5", "--poison"),
         ("--place", "random", "--seed", "2"),
         ("--place", "windows"),
-        ("--board", "nano4", "--profile", "r38"),
+        ("--board", "nano4", "--profile", "r39"),
     ],
 )
 def test_launch_copy_semaphore_teardown(options: tuple[str, ...]) -> None:

@@ -421,6 +421,50 @@ mov.u32 %r7, sm; xor.b32 %r5, %r5, 4; add.u32 %r7, %r7, %r5; ld.shared.b32 %r2, 
     return out
 
 
+def _parts(name: str, parts: int) -> NDArray[np.uint32]:
+    """A membermask for each lane: every warp is dealt into up to `parts` parts."""
+    place = (random_bits(name, 32, LANES) % np.uint64(parts)).reshape(-1, 32)
+    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    out = np.zeros((LANES // 32, 32), np.uint32)
+    for part in range(parts):
+        here = place == part
+        mask = np.where(here, bits, np.uint32(0)).sum(axis=1, dtype=np.uint32)
+        out[here] = np.broadcast_to(mask[:, None], here.shape)[here]
+    return out.reshape(-1)
+
+
+def _masks() -> list[Case]:
+    """Warp-wide instructions of converged lanes that name different membermasks."""
+    head = f"{_at('%ra', 4)} ld.global.b32 %r0, [%ra]; {_at('%rb', 4)} ld.global.b32 %r1, [%rb];"
+    head += "setp.lt.s32 %p0, %r0, 0; and.b32 %r8, %r0, 3; mov.b32 %r3, 0;"
+    store = f"{_at('%ro', 8)} st.global.v2.b32 [%ro], {{%r2, %r3}};"
+    bodies = {
+        "ballot": "vote.sync.ballot.b32 %r2, %p0, %r1;",
+        "any": "vote.sync.any.pred %p1, %p0, %r1; selp.b32 %r2, 1, 0, %p1;",
+        "all": "vote.sync.all.pred %p1, %p0, %r1; selp.b32 %r2, 1, 0, %p1;",
+        "uni": "vote.sync.uni.pred %p1, %p0, %r1; selp.b32 %r2, 1, 0, %p1;",
+        "match.any": "match.any.sync.b32 %r2, %r8, %r1;",
+        "match.all": "match.all.sync.b32 %r2|%p1, %r8, %r1; selp.b32 %r3, 1, 0, %p1;",
+        "shfl": "brev.b32 %r9, %r1; clz.b32 %r9, %r9; shfl.sync.idx.b32 %r2, %r0, %r9, 31, %r1;",
+    }
+    for name in ("add", "min", "max"):
+        bodies[f"redux.{name}"] = (
+            f"redux.sync.{name}.s32 %r2, %r0, %r1; redux.sync.{name}.u32 %r3, %r0, %r1;"
+        )
+    for name in ("and", "or", "xor"):
+        bodies[f"redux.{name}"] = f"redux.sync.{name}.b32 %r2, %r0, %r1;"
+    out = []
+    for parts in (2, 5, 32):
+        for kind, body in bodies.items():
+            name = f"masks{parts}.{kind}"
+            values = random_bits(f"{name}/a", 32, LANES).astype("<u4")
+            if "all" in name:  # or no part would agree
+                values[: LANES // 2] |= np.uint32(0x80000003)
+            data = values, _parts(f"{name}/b", parts)
+            out.append(Case(name, _module(head + body + store), data, 32, 2 * LANES))
+    return out
+
+
 def _mma() -> list[Case]:
     out = []
     shapes = [
@@ -521,4 +565,13 @@ def _tensor() -> list[Case]:
 
 def cases() -> list[Case]:
     """Every case, in a fixed order."""
-    return [*_integer(), *_float(), *_convert(), *_warp(), *_mma(), *_kernels(), *_tensor()]
+    return [
+        *_integer(),
+        *_float(),
+        *_convert(),
+        *_warp(),
+        *_masks(),
+        *_mma(),
+        *_kernels(),
+        *_tensor(),
+    ]

@@ -1,10 +1,11 @@
 """Run the oracle's kernels on an NVIDIA GPU and write oracle.npz or grammar.npz.
 
-    python tests/simulator/ptx/record_oracle.py [--out FILE] [--kernels | --grammar]
+    python tests/simulator/ptx/record_oracle.py [--out FILE] [--kernels | --grammar | --halves PTX]
 
 Needs numpy and the CUDA driver (libcuda.so.1); PTX for sm_80 is compiled by the driver for the GPU
 at hand. `--kernels` instead compiles kernels.cu to kernels.ptx with NVRTC (no GPU needed).
-`--grammar` runs every form of grammar.py that is not in the file's list of refused ones.
+`--grammar` runs every form of grammar.py that is not in the file's list of refused ones, `--halves`
+the functions of cuda_fp16.h and cuda_bf16.h: PTX and FILE.json are of `halves.py` and nvcc.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import argparse
 import ctypes
 import datetime
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 import grammar  # type: ignore[import-not-found]  # noqa: E402
+import halves  # type: ignore[import-not-found]  # noqa: E402
 from oracle_cases import Case, cases  # type: ignore[import-not-found]  # noqa: E402
 
 
@@ -146,12 +150,28 @@ def record_grammar(driver: Driver) -> tuple[dict[str, Any], list[str]]:
     return results, failed
 
 
+def record_halves(driver: Driver, ptx: Path) -> tuple[dict[str, Any], list[str]]:
+    """Results by signature of the functions in the headers beside which the PTX was compiled."""
+    # A driver reads no PTX newer than itself; nothing newer is used.
+    text = re.sub(r"(?m)^\.version .*$", ".version 8.0", ptx.read_text())
+    results: dict[str, Any] = {}
+    failed = []
+    for f in halves.load(ptx.with_suffix(".json")):
+        try:
+            case = Case(f.signature, text, halves.inputs(f), 64, f.words, "u64", entry=f.kernel)
+            results[f.signature] = driver.run(replace(case, grid=1, block=halves.LANES))
+        except RuntimeError as e:
+            failed.append(f"{f.signature}: {e}")
+    return results, failed
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--grammar", action="store_true", help="the forms of grammar.py")
     parser.add_argument("--kernels", action="store_true", help="compile kernels.cu to kernels.ptx")
+    parser.add_argument("--halves", type=Path, metavar="PTX", help="halves.py's kernels")
     args = parser.parse_args()
     if args.kernels:
         compile_kernels()
@@ -161,21 +181,24 @@ def main() -> None:
     failed: list[str] = []
     if args.grammar:
         results, failed = record_grammar(driver)
-    for case in () if args.grammar else cases():
+    elif args.halves:
+        results, failed = record_halves(driver, args.halves)
+    for case in () if args.grammar or args.halves else cases():
         try:
             results[case.name] = driver.run(case)
         except RuntimeError as e:
             failed.append(str(e))
     about = {
         "command": "python tests/simulator/ptx/record_oracle.py"
-        + (" --grammar" if args.grammar else ""),
+        + (" --grammar" if args.grammar else " --halves PTX" if args.halves else ""),
         "machine": driver.name,
         "driver": driver.version,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "failed": failed,
     }
     results["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    out = args.out or HERE / ("grammar.npz" if args.grammar else "oracle.npz")
+    name = "grammar.npz" if args.grammar else "halves.npz" if args.halves else "oracle.npz"
+    out = args.out or HERE / name
     np.savez_compressed(out, allow_pickle=False, **results)
     print(json.dumps(about, indent=1), len(results), "arrays", out.stat().st_size, "bytes")
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -114,6 +116,18 @@ setp.lt.u32 %p0, %r30, 10; @!%p0 bra E; activemask.b32 %r2; vote.sync.ballot.b32
 redux.sync.add.u32 %r4, %r30, %r2; bar.warp.sync %r2; match.any.sync.b32 %r5, %r3, %r2; vote.all.pred %p1, %p0;
 add.u32 %r1, %r2, %r4; @%p1 add.u32 %r1, %r1, %r5; {STORE} E:"""
     assert run(kernel(body)).tolist() == [2 * 0x3FF + 45] * 10 + [0] * 22
+
+
+def test_lanes_that_name_each_other_with_other_masks_are_noted() -> None:
+    """Lane 0 names all, the others the upper lanes: PTX leaves it undefined."""
+    body = f"""
+mov.u32 %r2, 0xffff; setp.ge.u32 %p0, %r30, 16; @%p0 mov.u32 %r2, MASK; redux.sync.add.u32 %r1, %r30, %r2; {STORE}"""
+    right = kernel(body.replace("MASK", "0xffff0000"))
+    assert run(right).tolist() == [120] * 16 + [376] * 16
+    assert not run.launch.findings  # type: ignore[attr-defined]
+    run(kernel(body.replace("MASK", "0xffff0001")))
+    (text,) = run.launch.findings.values()  # type: ignore[attr-defined]
+    assert "sync: membermask 0xffff0001 names lanes 0x1 that give another membermask" in text
 
 
 def test_block_of_odd_size() -> None:
@@ -231,3 +245,23 @@ def test_an_mbarrier_counts() -> None:
     assert "more arrivals" not in fails(kernel(body + " trap;"), threads=4).what
     body = ".shared .align 8 .b8 b[8]; mov.u32 %r2, b; mbarrier.init.shared.b64 [%r2], 64; bar.sync 0; mbarrier.arrive.noComplete.shared.b64 %rd1, [%r2], 3;"
     assert "more arrivals" in fails(kernel(body)).what
+
+
+# Each block but the first waits until the one before it has stored; %r1 is a block's number.
+CHAIN = """{number}
+mul.wide.u32 %rd1, %r1, 4; add.u64 %rd1, %in, %rd1;
+setp.eq.u32 %p1, %r1, 0; @%p1 bra GO;
+WAIT: ld.acquire.gpu.global.u32 %r3, [%rd1]; setp.eq.u32 %p2, %r3, 0; @%p2 bra WAIT;
+GO: st.release.gpu.global.u32 [%rd1+4], 1; st.global.u32 [%i], %r1;"""
+TICKET = "atom.global.add.u32 %r1, [%in], 1;"
+
+
+def test_blocks_that_wait_need_tickets() -> None:
+    """No order of starting is promised: numbers by an atomic counter work, %ctaid does not."""
+    options: dict[str, Any] = {"threads": 1, "blocks": 6, "chunk_lanes": 2, "max_steps": 20_000}
+    for seed in range(8):
+        found = run(kernel(CHAIN.format(number=TICKET)), shuffle=seed, **options)
+        assert sorted(found) == list(range(6))
+    by_block = kernel(CHAIN.format(number="mov.u32 %r1, %ctaid.x;"))
+    assert run(by_block, **options).tolist() == list(range(6))
+    assert "did not end" in fails(by_block, shuffle=1, **(options | {"threads": 1})).what

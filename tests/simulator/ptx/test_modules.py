@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -171,6 +174,54 @@ call (back), %rd1, (p0), prototype_0; ld.param.b32 %r1, [back]; }"""
     want = [2 * n if n & 1 else n + 100 for n in range(32)]
     assert run(kernel(body, extra)).tolist() == want
     assert fails(kernel(f"mov.u64 %rd1, 0; {call}", extra)).esr == 9
+
+
+def test_a_call_by_address_takes_what_fits_its_prototype() -> None:
+    """Others may have as many parameters: of other sizes, or no address that anybody takes."""
+    extra = """
+.func (.param .b32 r) twice(.param .b32 x) { .reg .b32 %a; ld.param.b32 %a, [x]; add.u32 %a, %a, %a; st.param.b32 [r], %a; ret; }
+.func (.param .b64 r) wide(.param .b64 x) { .reg .b64 %a; ld.param.b64 %a, [x]; st.param.b64 [r], %a; ret; }
+.func (.param .b32 r) direct(.param .b32 x) { .reg .b32 %a; no.such.thing %a; ret; }
+.global .align 8 .u64 t[2] = {twice, wide};
+"""
+    call = """{ .param .b32 p0; .param .b32 back; st.param.b32 [p0], %r30; prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);
+call (back), %rd1, (p0), prototype_0; ld.param.b32 %r1, [back]; }"""
+    body = f"mov.u64 %rd1, twice; {call} {STORE}"
+    assert run(kernel(body, extra)).tolist() == list(range(0, 64, 2))
+    assert parse(kernel(body, extra)).variables["t"].references == [(0, "twice", 0), (8, "wide", 0)]
+
+
+def test_an_initialiser_may_point_into_a_variable() -> None:
+    extra = ".global .align 4 .b8 a[16]; .global .align 8 .u64 p[2] = {generic(a)+8, a-4};"
+    assert parse(kernel("", extra)).variables["p"].references == [(0, "a", 8), (8, "a", -4)]
+
+
+DAMAGE = ("{", "}", "(", ";", "[", "<", "99999999999999", ".reg .b32 ", "%r<99999999999>", "0f", "@", "= {", ".align 0", "call ", ".func ", ".loc 9", "|")  # fmt: skip
+
+
+def test_damaged_text_is_refused_in_one_line() -> None:
+    """300 mutants of compiled C: each is read, or PtxError names a line of it."""
+    draw = random.Random(7)
+    whole = (Path(__file__).resolve().parent / "tensor.ptx").read_text()
+    refused = 0
+    for _ in range(300):
+        text = whole
+        for _ in range(draw.randint(1, 5)):
+            at, how = draw.randrange(len(text)), draw.randrange(4)
+            middle = (draw.choice(DAMAGE), "", chr(draw.randrange(1, 250)), text[at : at + 40] * 2)[
+                how
+            ]
+            text = text[:at] + middle + text[at + (draw.randint(1, 60) if how == 1 else 1) :]
+            text = text[: draw.randrange(len(text))] if draw.random() < 0.1 else text
+            text = text if len(text) > 10 else whole
+        try:
+            module = parse(text)
+            for entry in module.kernels.values():
+                compile_kernel(module, entry)
+        except PtxError as error:
+            refused += 1
+            assert "\n" not in str(error)
+    assert 100 < refused < 300
 
 
 def test_recursion_refuses_only_a_launch_that_comes_to_it() -> None:

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as some
 
+from nvgpusim import l2
 from nvgpusim.l2 import CACHEABLE
 from nvgpusim.memory import DmaBuf, Mapping, MmuFault
 from nvgpusim.ptx import Code, KernelFault, Launch, compile_kernel, parse
 from nvgpusim.ptx.native import build
-from nvgpusim.ptx.native.plan import make
+from nvgpusim.ptx.native.plan import GROUP, make
 
 from . import grammar
 from .flat import FlatMemory
@@ -352,10 +353,10 @@ add.u32 %r3, %r1, 1; st.shared.u32 [%r2], %r3; {STORE}"""
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_lines_of_the_l2(compiled: bool) -> None:
-    """A line that the GPU has read stays until it stores there or they are invalidated."""
+    """A line that the GPU has read or written stays, with its stores, until a flush."""
     code = code_of(
         kernel(
-            "ld.global.u32 %r1, [%in]; st.global.u32 [%i], %r1; @%p0 st.global.u32 [%in], %r1; ld.global.u32 %r2, [%in+4]; setp.ne.u32 %p1, %r2, 0; @%p1 st.global.u32 [%in+8], %r2;"
+            "ld.global.u32 %r1, [%in]; st.global.u32 [%i], %r1; @%p0 st.global.u32 [%in], %r1; ld.global.u32 %r2, [%in+4]; setp.ne.u32 %p1, %r2, 0; @%p1 st.global.u32 [%in+8], %r2; st.global.u32 [%in+512], %r1; ld.global.u32 %r2, [%in+512]; st.global.u32 [%i+4], %r2;"
         )
     )
     memory, buf = FlatMemory(), DmaBuf(4096, "kept")
@@ -365,10 +366,12 @@ def test_lines_of_the_l2(compiled: bool) -> None:
     bank = bytes(0x160) + out.to_bytes(8, "little") + (1 << 30).to_bytes(8, "little") + bytes(8)
     seen = []
     for value in (5, 6):
-        words[:2] = value, value - 5
+        words[:2], words[128] = (value, value - 5), 1
         Launch(code, memory, (1, 1, 1), (32, 1, 1), {0: bank}, compiled=compiled).run()
-        seen.append((int(memory.read(out, 4).view(np.uint32)[0]), int(words[2])))
-    assert seen == [(5, 0), (5, 0)]
+        seen.append((*memory.read(out, 8).view(np.uint32).tolist(), int(words[2]), int(words[128])))
+    assert seen == [(5, 5, 0, 1), (5, 5, 0, 1)]
+    l2.board().flush(invalidate=False)
+    assert words[[0, 1, 128]].tolist() == [6, 1, 5]  # a clean line is not written back
 
 
 def test_without_a_compiler_numpy_runs_on(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -380,3 +383,31 @@ def test_without_a_compiler_numpy_runs_on(monkeypatch: pytest.MonkeyPatch, capsy
         assert outcome(code, True) == want
         said = capsys.readouterr().err
         assert word in said and len(said.splitlines()) == 1
+
+
+def test_atomics_as_c() -> None:
+    """Integers, sums of floats and swaps of each width; the last lane's is the last."""
+    ops = [
+        "add.u32", "min.s32", "max.s32", "min.u32", "max.u32", "and.b32", "or.b32", "xor.b32", "exch.b32",
+        "inc.u32", "dec.u32", "add.f32",
+    ]  # fmt: skip
+    lines = [
+        f"atom.global.{op} {'%f1' if 'f' in op[-3:] else '%r5'}, [%in+{4 * n}], {'%f2' if 'f' in op[-3:] else '%r4'};"
+        for n, op in enumerate(ops)
+    ]
+    body = f"""mov.u32 %r1, 0; mad.lo.u32 %r4, %r28, 2654435761, 12345; cvt.rn.f32.u32 %f2, %r28; {" ".join(lines)}
+xor.b32 %r1, %r5, %r4; red.global.add.u64 [%in+56], %i; atom.global.cas.b32 %r6, [%in+52], %r28, %r4; add.u32 %r1, %r1, %r6; {STORE}"""
+    text = kernel(body)
+    module = parse(text)
+    found = []
+    for compiled in (False, True):
+        code, memory = compile_kernel(module, module.kernels["k"]), FlatMemory()
+        out = memory.add(np.zeros(4 * 128, np.uint8))
+        into = memory.add(np.arange(16, dtype=np.uint32).view(np.uint8))
+        bank = bytes(0x160) + out.to_bytes(8, "little") + into.to_bytes(8, "little") + bytes(8)
+        Launch(code, memory, (2, 1, 1), (64, 1, 1), {0: bank}, compiled=compiled).run()
+        found.append(
+            (memory.read(out, 512).tolist(), memory.read(into, 64).view(np.uint32).tolist())
+        )
+    assert found[0] == found[1]
+    assert code.heat.native.plan.kinds.count(GROUP) == len(ops) + 2

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nvgpusim.ptx import Launch, compile_kernel, parse
+from nvgpusim.ptx.native.plan import GROUP
 
 from .flat import FlatMemory
 from .oracle_cases import Case, cases
@@ -20,8 +21,8 @@ ABOUT = json.loads(RECORDED["about"].tobytes())
 FLOAT = {"f16": "<f2", "f32": "<f4", "f64": "<f8", "f16x2": "<f2"}
 
 
-def interpret(case: Case) -> Any:
-    """Run a case on the interpreter; returns the output's raw bits."""
+def interpret(case: Case, compiled: bool | None = None) -> Any:
+    """Run a case on the interpreter, or as C; returns the output's raw bits."""
     module = parse(case.ptx)
     code = compile_kernel(module, module.kernels[case.entry])
     memory = FlatMemory()
@@ -34,7 +35,9 @@ def interpret(case: Case) -> Any:
     for v in module.variables.values():
         if v.space in ("global", "const"):
             symbols[v.name] = memory.add(np.frombuffer(v.data, np.uint8).copy())
-    Launch(code, memory, (case.grid, 1, 1), (case.block, 1, 1), {0: bank}, symbols=symbols).run()
+    grid, block = (case.grid, 1, 1), (case.block, 1, 1)
+    Launch(code, memory, grid, block, {0: bank}, symbols=symbols, compiled=compiled).run()
+    interpret.heat = code.heat  # type: ignore[attr-defined]
     if case.initial is not None:
         return memory.read(pointers[3], case.initial.nbytes).view("<u4")
     return memory.read(pointers[0], out.nbytes).view(out.dtype)
@@ -90,6 +93,18 @@ def test_same_as_gpu(case: Case) -> None:
             given = [hex(int(a[i])) for a in case.inputs if len(a) == len(want)]
             lines.append(f"lane {i}: inputs {given}: got {int(got[i]):#x}, GPU {int(want[i]):#x}")
         pytest.fail(f"{len(bad)} of {len(want)} differ\n" + "\n".join(lines))
+
+
+TOGETHER = [c for c in cases() if c.name.startswith(("shfl", "vote", "redux", "atom", "masks2"))]
+
+
+@pytest.mark.parametrize("case", TOGETHER, ids=lambda c: c.name)
+def test_c_that_lanes_run_together_is_the_same(case: Case) -> None:
+    """Warp operations and atomics as C; of parts of a warp C leaves them to the interpreter."""
+    got = interpret(case, True).reshape(-1)
+    assert not len(differences(case, got, RECORDED[case.name]))
+    kinds = interpret.heat.native.plan.kinds  # type: ignore[attr-defined]
+    assert (GROUP in kinds) == ("match" not in case.name)
 
 
 def test_recording_is_complete() -> None:

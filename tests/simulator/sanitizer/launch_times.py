@@ -14,8 +14,8 @@ import time
 from collections import defaultdict
 
 from nvgpusim.ptx import Launch
+from orinllm.choose.sampling import Sampling
 from orinllm.model import Model
-from orinllm.sampling import Sampling
 
 TOKENS = 32
 SPENT: dict[str, list[float]] = defaultdict(list)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nvgpusim import l2
 from nvgpusim.extents import Extents
 from nvgpusim.memory import DmaBuf, GpuAddressSpace, Mapping, MmuFault
 from nvgpusim.options import CHECKS
@@ -124,4 +125,5 @@ def run(
     except KernelFault as e:
         fault, kinds = f"{e} {e.where}", {e.kind or "bounds"}
     kinds |= {text.split(": ")[1] for text in launch.findings.values()}
+    l2.board().flush(invalidate=False)
     return Outcome(kinds, list(launch.findings.values()), fault, buf.array.tobytes())

@@ -168,3 +168,12 @@ def test_races(body: str, threads: int, told: str) -> None:
     plain, watched = judged(body, threads=threads)
     assert plain[1] == watched[1] == "" and watched[2] == ["race"]
     assert told in watched[3][0]
+
+
+def test_an_mbarrier_for_fewer_than_arrive_together() -> None:
+    body = """.shared .align 8 .b8 b[8]; mov.u32 %r2, b; setp.eq.u32 %p0, %r30, 0;
+@%p0 mbarrier.init.shared.b64 [%r2], COUNT; bar.sync 0; mbarrier.arrive.shared.b64 %rd1, [%r2];"""
+    for count, found in ((64, False), (32, True)):
+        *_, texts = path(kernel(body.replace("COUNT", str(count))), False, True, Setup())
+        told = [t for t in texts if f"has {count} arrivals, but 64 threads arrive together" in t]
+        assert bool(told) == found

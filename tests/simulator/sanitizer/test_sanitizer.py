@@ -132,7 +132,7 @@ def test_records_go_with_their_buffer() -> None:
     assert len(watch.memories) == 1
 
 
-def test_the_l2_keeps_nothing_that_a_watched_kernel_has_overwritten() -> None:
+def test_a_watched_kernel_reads_what_it_has_written_into_the_l2() -> None:
     """clean_lock reads, writes and reads again what other blocks count."""
     case = next(c for c in CASES if c.kernel == "clean_lock")
     found = run(case, flags=CACHEABLE)

@@ -10,8 +10,7 @@
 
 typedef struct {
   uint64_t start, size;
-  uint8_t *memory, *kept,
-      *valid;  // kept, valid: the L2's lines of a CACHEABLE mapping
+  uint8_t *memory, *kept, *state;  // kept, state: the L2's lines, if it keeps any (l2.py)
   uint64_t writable;
 } Extent;
 
@@ -43,11 +42,12 @@ typedef struct {
 // fit; skip: bytes of the mapping before start.
 typedef struct {
   uint64_t start, lim, skip;
-  uint8_t *base, *valid;
+  uint8_t *base, *state;
+  uint8_t need;  // the state that a line of this access has
   struct Piece* piece;
 } Hit;
 
-enum { LINE = 128 };
+enum { LINE = 128, KEPT = 1, DIRTY = 3 };
 
 // The place of an address in `size` bytes from `start` that lie in mapping e, 0
 // if it does not fit.
@@ -55,21 +55,13 @@ static inline uint8_t* enter(const Extent* e, Hit* h, uint64_t start, uint64_t r
                              uint64_t size, int write) {
   uint64_t at = a - e->start, skip = start - e->start;
   if (room < size || a - start > room - size || (write && !e->writable)) return 0;
-  if (write) {
-    if (e->valid) {
-      e->valid[at / LINE] = 0;
-      h->lim = 0;
-    } else {
-      *h = (Hit){start, room - size + 1, skip, e->memory + skip, 0};
-    }
-    return e->memory + at;
-  }
-  if (e->valid && !e->valid[at / LINE]) {
+  if (e->state) {
     uint64_t line = at / LINE * LINE;
-    memcpy(e->kept + line, e->memory + line, LINE);
-    e->valid[at / LINE] = 1;
+    if (!e->state[at / LINE]) memcpy(e->kept + line, e->memory + line, LINE);
+    e->state[at / LINE] |= write ? DIRTY : KEPT;
   }
-  *h = (Hit){start, room - size + 1, skip, (e->valid ? e->kept : e->memory) + skip, e->valid};
+  *h = (Hit){start,    room - size + 1,     skip, (e->state ? e->kept : e->memory) + skip,
+             e->state, write ? DIRTY : KEPT};
   return h->base + (a - start);
 }
 
@@ -91,7 +83,8 @@ static __attribute__((noinline)) uint8_t* find(const Call* c, Hit* h, uint64_t a
 
 static inline int hit(const Hit* h, uint64_t a, uint64_t size) {
   uint64_t at = a - h->start;
-  return at < h->lim && !(a & (size - 1)) && (!h->valid || h->valid[(at + h->skip) / LINE]);
+  return at < h->lim && !(a & (size - 1)) &&
+         (!h->state || (h->state[(at + h->skip) / LINE] & h->need) == h->need);
 }
 
 static inline uint8_t* global(const Call* c, Hit* h, uint64_t a, uint64_t size, int write) {

@@ -11,7 +11,7 @@ from ..compile import END
 from ..spaces import WINDOW_BYTES
 from ..state import CONTAINER, NO_COMMITS, UNWRITTEN, ZERO, Lanes, State
 from . import build
-from .plan import CHAIN, STORE, Plan, make
+from .plan import CHAIN, GROUP, STORE, Plan, make
 from .text import ODD, source
 from .values import at
 from .watch import Watcher
@@ -57,7 +57,7 @@ class Native:
         self.widest = max([s.size * len(s.values) // grain for s in plan.stores()], default=1)
         self.code = plan.code
         self.idle: dict[Any, Machine] = {}
-        self.compiled = [kind in (CHAIN, STORE) for kind in plan.kinds]
+        self.compiled = [kind in (CHAIN, STORE, GROUP) for kind in plan.kinds]
         starts = {start: n for n, start in enumerate(plan.code.starts)}
         self.number = [starts[s] for s in old.starts]
         self.inner = frozenset(starts.values()).difference(self.number)
@@ -78,7 +78,7 @@ def compile_native(code: Compiled, watched: bool) -> Native | None:
     `watched`: for launches under the sanitizer.
     """
     plan = make(code.module, code.kernel, code.starts, code.sites if watched else None)
-    if not any(kind in (CHAIN, STORE) for kind in plan.kinds):
+    if not any(kind in (CHAIN, STORE, GROUP) for kind in plan.kinds):
         return None
     function = build.load(source(plan))
     return None if function is None else Native(plan, function, code)

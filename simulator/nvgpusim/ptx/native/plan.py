@@ -9,21 +9,24 @@ from ..compile import END, Block, Code, compile_kernel
 from ..tree import Addr, Instr, Kernel, Module, PtxError, Reg, Sym, registers
 from .arithmetic import ARITHMETIC
 from .conversions import CONVERSIONS
+from .groups import GROUPS, Group
 from .memory import Store, load, store, store_slot
 from .values import Frame, Unknown, Words
 
-CHAIN, STORE, BARRIER, ALIEN = range(4)
-"""Kinds of blocks: compiled; one store to memory; bar.sync; the interpreter's."""
+CHAIN, STORE, BARRIER, ALIEN, GROUP = range(5)
+"""Kinds of blocks: compiled; one store to memory; bar.sync; the interpreter's; one instruction that
+all lanes do together."""
 TABLE = {**ARITHMETIC, **CONVERSIONS, "ld": load, "ldu": load, "st": store_slot}
 JUMPS = ("bra", "exit", "ret")
 
 
 @dataclass
 class Text:
-    """An instruction in C: what a lane does, or a store of all lanes."""
+    """An instruction in C: what a lane does, or a store or another call of all lanes."""
 
     lines: str = ""
     store: Store | None = None
+    group: Group | None = None
 
 
 @dataclass
@@ -56,9 +59,11 @@ def guard(instr: Instr) -> str:
 def _write(instr: Instr, frame: Frame) -> Text | None:
     """An instruction in C, None for one of the interpreter."""
     words = Words(instr, frame)
-    if instr.op not in TABLE:
+    if instr.op not in TABLE and instr.op not in GROUPS:
         return None
     try:
+        if instr.op in GROUPS:
+            return None if instr.guard is not None else Text(group=GROUPS[instr.op](words))
         if instr.op == "st" and not _slots(instr, frame.kernel):
             return Text(store=store(words))
         lines = TABLE[instr.op](words)
@@ -87,7 +92,7 @@ def used(instr: Instr, kernel: Kernel, text: Text | None) -> tuple[set[int], set
         every.add(instr.guard.index)
     if text is None:
         return every | slots, every | slots, set()
-    if instr.op == "st":
+    if instr.op in ("st", "red"):
         return every, slots, set()
     first = set(registers(instr.args[0]))
     rest = {r for arg in instr.args[1:] for r in registers(arg)} | (every - first) | slots
@@ -119,7 +124,7 @@ def make(
             texts[id(instr)] = text
         if text is None:
             cuts |= {at} if before else set()
-        elif text.store:
+        elif text.store or text.group:
             cuts |= {at, at + 1}
         elif not before:
             cuts.add(at)
@@ -138,6 +143,8 @@ def _kind(block: Block, texts: dict[int, Text]) -> int:
         plain = jump.reduce is None and jump.guard is None and len(jump.instr.args) == 1
         return BARRIER if plain and not isinstance(jump.instr.args[0], Reg) else ALIEN
     known = all(id(i) in texts for i in body)
+    if body and known and jump.kind == "next" and texts[id(body[0])].group:
+        return GROUP
     if block.polls or not known or jump.kind not in ("next", "bra", "exit"):
         return ALIEN
     return STORE if body and texts[id(body[0])].store else CHAIN

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..compile import END
 from ..tree import Instr, Reg
-from .plan import ALIEN, BARRIER, CHAIN, STORE, Plan, guard, successors
+from .plan import ALIEN, BARRIER, CHAIN, GROUP, STORE, Plan, guard, successors
 
 Lines = list[str]
 ODD = -1
@@ -13,10 +13,14 @@ ODD = -1
 
 def source(plan: Plan) -> str:
     """The text of the C file."""
-    stores = [n for n, kind in enumerate(plan.kinds) if kind == STORE]
-    lines = ['#include "machine.h"', f"#define HITS {max(1, plan.frame.hits)}"]
+    stores = [n for n, kind in enumerate(plan.kinds) if kind in (STORE, GROUP)]
+    lines = [
+        '#include "machine.h"',
+        '#include "groups.h"',
+        f"#define HITS {max(1, plan.frame.hits)}",
+    ]
     if plan.frame.watched:
-        lines.insert(1, '#include "watch.h"')
+        lines.insert(2, '#include "watch.h"')
     lines += _chain(plan)
     lines += _driver(plan, stores)
     return "\n".join(lines) + "\n"
@@ -42,9 +46,17 @@ WHO = "const Who og = who(c, i, 0), os = who(c, i, 1); (void)og, (void)os;"
 BLOCK = "uint64_t block = (uint32_t)i / (uint32_t)c->threads; (void)block;"
 
 
+def _place(plan: Plan, index: int) -> str:
+    """The memory of a register, "0" for one that nobody reads."""
+    return f"c->reg[{plan.kept.index(index)}]" if index in plan.kept else "0"
+
+
 def _store(plan: Plan, n: int) -> str:
-    """A case of the driver: the store that is block n."""
+    """A case of the driver: the store, or what the lanes do together, that is block n."""
     instr: Instr = plan.code.blocks[n].instrs[0]
+    group = plan.texts[id(instr)].group
+    if group is not None:
+        return f"case {n}: ok = {group.text(lambda index: _place(plan, index))}; break;"
     store = plan.texts[id(instr)].store
     assert store is not None
 
@@ -191,11 +203,11 @@ def _driver(plan: Plan, stores: list[int]) -> Lines:
     cross = "c->whole && cross(c)" if plan.frame.watched else "c->whole"
     return [
         f"enum {{ END = {len(plan.kinds)}, STORE = {STORE}, BARRIER = {BARRIER}, "
-        f"ALIEN = {ALIEN} }};",
+        f"ALIEN = {ALIEN}, GROUP = {GROUP} }};",
         f"int run(Call *c) {{ static const uint8_t kind[] = {{{kinds}}};",
         "c->done = 0; c->steps = 0; c->instructions = 0; c->moved = 0;",
         "for (;;) {",
-        "if (kind[c->entry] == STORE) {",
+        "if (kind[c->entry] == STORE || kind[c->entry] == GROUP) {",
         "int ok = 0; switch (c->entry) {",
         *(_store(plan, n) for n in stores),
         "} if (!ok) { c->done = 0; return 0; }",

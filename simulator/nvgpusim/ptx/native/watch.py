@@ -26,7 +26,7 @@ class Extent(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_uint64)
-        for name in ("start", "size", "memory", "kept", "valid", "writable")
+        for name in ("start", "size", "memory", "kept", "state", "writable")
     ]  # fmt: skip
 
 

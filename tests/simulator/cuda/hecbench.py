@@ -1,0 +1,97 @@
+"""HeCBench's programs on the simulator: `python -m tests.simulator.cuda.hecbench FOLDER [NAME...]`.
+
+FOLDER is a checkout of https://github.com/zjin-lcf/HeCBench; nothing of it is kept here.
+hecbench.txt lists programs that check themselves and need no vendor library, each with arguments of
+a size for a CPU. A program is right if it ends with 0 and says PASS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+
+from nvgpusim.cuda.command import build, headers
+from nvgpusim.cuda.compile import GENERATED, nvcc
+from nvgpusim.options import cache_directory
+
+LIST = Path(__file__).with_suffix(".txt")
+RIGHT, WRONG = re.compile(r"\bPASS", re.I), re.compile(r"\bFAIL", re.I)
+
+
+def sources(folder: Path) -> list[str]:
+    """The files that a program's Makefile names."""
+    text = (folder / "Makefile").read_text().replace("\\\n", " ")
+    found = re.search(r"(?m)^source\s*:?=(.*)$", text)
+    return found[1].split() if found else []
+
+
+def run(folder: Path, arguments: list[str], seconds: float, sanitize: str) -> str:
+    """Outcome of a program: "pass", or why not."""
+    with tempfile.TemporaryDirectory(prefix="hecbench-") as scratch:
+        goal = Path(scratch, "program")
+        stand_in = build(headers(), cache_directory())
+        command = [nvcc(), *GENERATED, "-g", "-O3", "-std=c++17", "-cudart", "none", "-w"]
+        command += ["-I../include", *sources(folder), f"-L{stand_in}", "-lcudart", "-lcuda"]
+        command += ["-o", goal]
+        made = subprocess.run(
+            list(map(str, command)), cwd=folder, capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            lines = [x for x in made.stderr.splitlines() if "error" in x or "undefined" in x]
+            return f"does not compile: {lines[0] if lines else made.stderr[-200:]}"
+        watched = ["--sanitize", sanitize] if sanitize else []
+        simulator = [sys.executable, "-m", "nvgpusim", "cuda", *watched]
+        try:
+            done = subprocess.run(
+                [*simulator, str(goal), *arguments],
+                cwd=folder, capture_output=True, text=True, check=False, timeout=seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return f"more than {seconds:.0f} s"
+    if done.returncode == 3 and sanitize:
+        return "found: " + next(x for x in done.stderr.splitlines() if "note: " in x)
+    if done.returncode or WRONG.search(done.stdout) or not RIGHT.search(done.stdout):
+        tail = (done.stdout + done.stderr).strip().splitlines()[-3:]
+        return f"ends with {done.returncode}: " + " / ".join(tail)
+    return "pass"
+
+
+def listed() -> dict[str, list[str]]:
+    """Arguments by name."""
+    rows = [line.split() for line in LIST.read_text().splitlines()]
+    return {row[0]: row[1:] for row in rows if row and row[0] != "#"}
+
+
+def main() -> int:
+    """Run some or all; 1 where one is not right."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", help="some of the list, or NAME=ARGUMENT,ARGUMENT...")
+    parser.add_argument("--seconds", type=float, default=60, help="of a program's run")
+    parser.add_argument("--sanitize", default="", help="as of nvgpusim cuda")
+    args = parser.parse_args()
+    os.environ.setdefault("CUDA_PATH", str(nvcc().resolve().parents[1]))
+    known, outcomes = listed(), Counter[str]()
+    for given in args.names or known:
+        name, _, words = given.partition("=")
+        folder = args.folder / "src" / f"{name}-cuda"
+        if not folder.is_dir() or (name not in known and "=" not in given):
+            parser.error(f"{name}: not in {folder.parent} or in {LIST.name}")
+        began = time.monotonic()
+        arguments = words.split(",") if words else known.get(name, [])
+        outcome = run(folder, arguments, args.seconds, args.sanitize)
+        outcomes[outcome.split(":")[0]] += 1
+        print(f"{name:28} {time.monotonic() - began:6.1f} s  {outcome}", flush=True)
+    print(", ".join(f"{count} {what}" for what, count in outcomes.most_common()))
+    return int(set(outcomes) != {"pass"})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

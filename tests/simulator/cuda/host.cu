@@ -1,0 +1,216 @@
+// Mistakes of the host side, each in a function of its own, and their right
+// forms: host NAME. The line of the mistake holds the word FAULT.
+#include <cstring>
+#include <string>
+
+#include "programs/check.h"
+
+enum { N = 1 << 14, BYTES = 4 * N };
+__global__ void fill(int* out, int value, int n) {
+  const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) out[i] = value;
+}
+__global__ void sum(const int* in, int* out, int n) {
+  const int i = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < n) out[i] += in[i];
+}
+__global__ void dynamic(int* out) {
+  extern __shared__ int more[];
+  more[threadIdx.x] = 1;
+  out[threadIdx.x] = more[threadIdx.x];
+}
+static int host[2 * N];
+
+static int copy_too_much() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  cudaMemcpy(p, host, BYTES + 4, cudaMemcpyHostToDevice);  // FAULT
+  return cudaFree(p);
+}
+static int copy_after_free() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  CHECK(cudaFree(p));
+  cudaMemcpy(host, p, BYTES, cudaMemcpyDeviceToHost);  // FAULT
+  return 0;
+}
+static int memset_too_much() {
+  int* p;
+  CHECK(cudaMalloc(&p, 100));
+  cudaMemset(p, 0, 101);  // FAULT
+  return cudaFree(p);
+}
+static int host_reads() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  CHECK(cudaMemset(p, 0, BYTES));
+  CHECK(cudaDeviceSynchronize());
+  return *(volatile int*)p;  // FAULT
+}
+static int block_too_big() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  fill<<<1, 2048>>>(p, 1, N);  // FAULT
+  return cudaFree(p);
+}
+static int grid_too_big() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  fill<<<dim3(1, 70000), 32>>>(p, 1, N);  // FAULT
+  return cudaFree(p);
+}
+static int grid_of_none() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  fill<<<0, 32>>>(p, 1, N);  // FAULT
+  return cudaFree(p);
+}
+static int shared_without_asking() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  dynamic<<<1, 32, 64 << 10>>>(p);  // FAULT
+  return cudaFree(p);
+}
+static int shared_with_asking() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  CHECK(cudaFuncSetAttribute(dynamic, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
+  dynamic<<<1, 32, 64 << 10>>>(p);
+  CHECK(cudaDeviceSynchronize());
+  return cudaFree(p);
+}
+static int leak() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));  // FAULT
+  return 0;
+}
+static int free_twice() {
+  int* p;
+  CHECK(cudaMalloc(&p, BYTES));
+  CHECK(cudaFree(p));
+  cudaFree(p);  // FAULT
+  return 0;
+}
+static int managed(bool wait) {
+  int* p;
+  CHECK(cudaMallocManaged(&p, BYTES));
+  fill<<<N / 256, 256>>>(p, 7, N);
+  if (wait) CHECK(cudaDeviceSynchronize());
+  const int got = p[N - 1];  // FAULT
+  CHECK(cudaFree(p));
+  return got != 7 && wait;
+}
+static int managed_early() { return managed(false); }
+static int managed_late() { return managed(true); }
+static int pinned(bool wait) {
+  int *p, *back;
+  cudaStream_t s;
+  CHECK(cudaStreamCreate(&s));
+  CHECK(cudaMalloc(&p, BYTES));
+  CHECK(cudaMallocHost(&back, BYTES));
+  std::memset(back, 0, BYTES);
+  fill<<<N / 256, 256, 0, s>>>(p, 7, N);
+  CHECK(cudaMemcpyAsync(back, p, BYTES, cudaMemcpyDeviceToHost, s));
+  if (wait) CHECK(cudaStreamSynchronize(s));
+  const int got = back[N - 1];  // FAULT
+  CHECK(cudaDeviceSynchronize());
+  CHECK(cudaFreeHost(back));
+  CHECK(cudaFree(p));
+  CHECK(cudaStreamDestroy(s));
+  return wait ? got != 7 : got != 0;  // the copy comes late
+}
+static int pinned_early() { return pinned(false); }
+static int pinned_late() { return pinned(true); }
+static int source_changed() {
+  int *p, *from;
+  CHECK(cudaMalloc(&p, BYTES));
+  CHECK(cudaMallocHost(&from, BYTES));
+  std::memset(from, 0, BYTES);
+  CHECK(cudaMemcpyAsync(p, from, BYTES, cudaMemcpyHostToDevice));
+  from[0] = 1;  // FAULT
+  CHECK(cudaMemcpy(host, p, 4, cudaMemcpyDeviceToHost));
+  CHECK(cudaFreeHost(from));
+  CHECK(cudaFree(p));
+  return host[0] != 1;
+}
+static int two_streams(int how) {
+  int *a, *b;
+  cudaStream_t s, t;
+  cudaEvent_t e;
+  CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+  CHECK(cudaStreamCreateWithFlags(&t, cudaStreamNonBlocking));
+  CHECK(cudaEventCreate(&e));
+  CHECK(cudaMalloc(&a, BYTES));
+  CHECK(cudaMalloc(&b, BYTES));
+  CHECK(cudaMemset(b, 0, BYTES));
+  CHECK(cudaDeviceSynchronize());
+  fill<<<N / 256, 256, 0, s>>>(a, 3, how == 3 ? N / 2 : N);
+  if (how == 1) {
+    CHECK(cudaEventRecord(e, s));
+    CHECK(cudaStreamWaitEvent(t, e, 0));
+  }
+  if (how == 2) CHECK(cudaStreamSynchronize(s));
+  if (how == 3)
+    fill<<<N / 512, 256, 0, t>>>(a + N / 2, 3, N / 2);
+  else
+    sum<<<N / 256, 256, 0, t>>>(a, b, N);
+  CHECK(cudaDeviceSynchronize());
+  CHECK(cudaFree(a));
+  CHECK(cudaFree(b));
+  return 0;
+}
+static int streams_race() { return two_streams(0); }
+static int streams_event() { return two_streams(1); }
+static int streams_wait() { return two_streams(2); }
+static int streams_halves() { return two_streams(3); }
+static int memory_falls() {
+  size_t before, between, after, total;
+  int* p;
+  CHECK(cudaMemGetInfo(&before, &total));
+  CHECK(cudaMalloc(&p, 64 << 20));
+  CHECK(cudaMemGetInfo(&between, &total));
+  CHECK(cudaFree(p));
+  CHECK(cudaMemGetInfo(&after, &total));
+  return before - between < 64 << 20 || after != before || total < before;
+}
+static int polling() {
+  int* p;
+  cudaEvent_t e;
+  CHECK(cudaMalloc(&p, BYTES));
+  CHECK(cudaEventCreate(&e));
+  fill<<<N / 256, 256>>>(p, 7, N);
+  CHECK(cudaEventRecord(e));
+  int turns = 0;
+  while (cudaEventQuery(e) == cudaErrorNotReady) turns++;
+  CHECK(cudaFree(p));
+  return !turns;
+}
+
+int main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+#define TRY(f) \
+  if (name == #f) return f()
+  TRY(copy_too_much);
+  TRY(copy_after_free);
+  TRY(memset_too_much);
+  TRY(host_reads);
+  TRY(block_too_big);
+  TRY(grid_too_big);
+  TRY(grid_of_none);
+  TRY(shared_without_asking);
+  TRY(shared_with_asking);
+  TRY(leak);
+  TRY(free_twice);
+  TRY(managed_early);
+  TRY(managed_late);
+  TRY(pinned_early);
+  TRY(pinned_late);
+  TRY(source_changed);
+  TRY(streams_race);
+  TRY(streams_event);
+  TRY(streams_wait);
+  TRY(streams_halves);
+  TRY(memory_falls);
+  TRY(polling);
+  return 99;
+}

@@ -1,0 +1,80 @@
+"""Mistakes of the host side: each is a finding with its line, its right form is none."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.patches.conftest import wheel_file
+
+from nvgpusim.cuda.command import build
+
+from .test_cuda import FLAGS, run
+
+SOURCE = Path(__file__).parent / "host.cu"
+FAULTS = {
+    "copy_too_much": "a copy or memset writes 65540 bytes: 4 bytes past the end of buffer (65536",
+    "copy_after_free": "a copy or memset reads 65536 bytes: 0x1000000000 is +0 in buffer",
+    "memset_too_much": "a copy or memset writes 101 bytes: 1 bytes past the end of buffer (100",
+    "host_reads": "the host touches device memory: buffer (65536 bytes",
+    "block_too_big": "kernel _Z4fillPiii is launched with a block of (2048, 1, 1)",
+    "grid_too_big": "kernel _Z4fillPiii is launched with a grid of (1, 70000, 1)",
+    "grid_of_none": "kernel _Z4fillPiii is launched with a grid of (0, 1, 1)",
+    "shared_without_asking": "65536 bytes of dynamic shared memory: at most 49152 without",
+    "leak": "1 buffers of 65536 bytes are never freed",
+    "free_twice": "cudaFree of 0x1000000000, which 0x1000000000 is +0 in buffer",
+    "managed_early": "while work on it may be under way",
+    "pinned_early": "pinned memory while work on it may be under way",
+    "source_changed": "pinned memory while work on it may be under way",
+    "streams_race": "race: kernel _Z3sumPKiPii reads",
+}
+RIGHT = (
+    "shared_with_asking", "managed_late", "pinned_late", "streams_event", "streams_wait",
+    "streams_halves", "memory_falls", "polling",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Path:
+    return wheel_file("cu13/bin/nvcc").parents[1]
+
+
+@pytest.fixture(scope="module")
+def program(cuda: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("host")
+    library = build(cuda / "include", folder)
+    command: list[str | Path] = [cuda / "bin/nvcc", *FLAGS, "-g", "-cudart", "none", SOURCE]
+    command += [f"-L{library}", "-lcudart", "-lcuda", "-o", folder / "host"]
+    subprocess.run(list(map(str, command)), check=True)
+    return folder / "host"
+
+
+def line(name: str) -> int:
+    """The line of a function's fault, or of the function that it calls with an argument."""
+    text = SOURCE.read_text().splitlines()
+    at = next(n for n, row in enumerate(text) if row.startswith(f"static int {name}("))
+    if "return" in text[at]:
+        return line(text[at].split("return ")[1].split("(")[0])
+    return next(n for n in range(at, len(text)) if "FAULT" in text[n]) + 1
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_mistake_is_a_finding_with_its_line(cuda: Path, program: Path, name: str) -> None:
+    done = run(cuda, "--sanitize", "all", program, name)
+    assert FAULTS[name] in done.stderr
+    assert "1 findings" in done.stderr
+    if name != "streams_race":  # which names both kernels
+        assert f"host.cu:{line(name)}" in done.stderr
+    assert done.returncode == (139 if name == "host_reads" else 3)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_right_form_is_none(cuda: Path, program: Path, name: str) -> None:
+    done = run(cuda, "--sanitize", "all", program, name)
+    assert (done.returncode, done.stderr.count("note")) == (0, 0), done.stderr
+
+
+def test_without_checks_the_program_does_as_it_likes(cuda: Path, program: Path) -> None:
+    assert run(cuda, program, "managed_early").stderr.endswith(" 0 findings\n")
+    assert run(cuda, program, "leak").returncode == 0
