@@ -1,7 +1,11 @@
 """The console script, and `python -m orinbench`."""
 
+import io
 import os
 import signal
+import sys
+from collections.abc import Iterable
+from typing import Any
 
 # As a shell reports Ctrl-C: 128 + SIGINT. `errors` has it too, but nothing is imported yet.
 _INTERRUPTED = 130
@@ -11,14 +15,26 @@ def main() -> None:
     """Import the commands, which takes a second in which Ctrl-C is silent, and run one."""
     signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
     from orinbench.cli import main as run
+    from orinbench.interrupts import heeded
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # either leaves nothing half written
-        signal.signal(number, signal.default_int_handler)
+    if isinstance(sys.stdout.buffer, io.FileIO):  # PYTHONUNBUFFERED loses what a signal cuts off
+        raw = sys.stdout.buffer
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", line_buffering=True)
+    signals = heeded()
+    _handle(signals, signal.default_int_handler)  # none leaves anything half written
     try:
-        run()
-    finally:  # the exit code is known, and Python takes a moment to end
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
+        try:
+            run()
+        finally:  # the exit code is known, and Python takes a moment to end
+            _handle(signals, signal.SIG_IGN)
+    except KeyboardInterrupt:  # behind the last line, where there is nothing left to lose
+        _handle(signals, signal.SIG_IGN)
+        sys.exit(_INTERRUPTED)
+
+
+def _handle(signals: Iterable[signal.Signals], handler: Any) -> None:
+    for number in signals:
+        signal.signal(number, handler)
 
 
 if __name__ == "__main__":

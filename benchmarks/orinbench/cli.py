@@ -5,17 +5,17 @@ from collections.abc import Sequence
 
 import click
 
-from orinbench.benchmark.command import llama_bench_command
 from orinbench.check.command import check_command
-from orinbench.compare import compare_command
-from orinbench.device_check.command import device_check_command
+from orinbench.check.device.command import device_check_command
 from orinbench.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, BenchError
-from orinbench.history.command import history_command
-from orinbench.profiling.command import profile_command
-from orinbench.report.command import report_command
-from orinbench.sass import sass_command
-from orinbench.serve_bench.command import serve_bench_command
-from orinbench.suite.command import suite_command
+from orinbench.judge.compare import compare_command
+from orinbench.judge.history.command import history_command
+from orinbench.measure.command import llama_bench_command
+from orinbench.measure.profiling.command import profile_command
+from orinbench.measure.suite.command import suite_command
+from orinbench.serve.command import serve_bench_command
+from orinbench.show.command import report_command
+from orinbench.show.twin import twin_command
 from orinbench.synth import synth_command
 from orinllm.errors import BadInput
 
@@ -33,8 +33,8 @@ for command in (
     compare_command,
     history_command,
     report_command,
+    twin_command,
     profile_command,
-    sass_command,
     synth_command,
     device_check_command,
 ):

@@ -1,10 +1,19 @@
-"""Ctrl-C and SIGTERM: the first one ends a run, those after it must not cost its results."""
+"""Ctrl-C, SIGTERM, SIGHUP: the first one ends a run, later ones must not cost its results."""
 
 import signal
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def heeded() -> list[signal.Signals]:
+    """Return the signals that end a run: without SIGHUP where nohup has it ignored."""
+    return [
+        number
+        for number in SIGNALS
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
+    ]
 
 
 class Interrupts:
@@ -19,7 +28,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
-        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self._before = {number: signal.signal(number, self._handle) for number in heeded()}
         return self
 
     def __exit__(self, *_: object) -> None:

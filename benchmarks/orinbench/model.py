@@ -10,10 +10,10 @@ from gguf import GGMLQuantizationType
 
 from orinbench.errors import BenchError
 from orinbench.labels import type_label
-from orinllm.arch import ARCHITECTURES
 from orinllm.errors import BadInput
-from orinllm.ggml import kernel_types
-from orinllm.gguf import GGUF, TensorInfo
+from orinllm.file.ggml import kernel_types
+from orinllm.file.gguf import GGUF, TensorInfo
+from orinllm.network.arch import ARCHITECTURES
 
 # Types that the engine's kernels read, and those that tinygrad 0.13.0 adds: `_GGML_NATIVE` and
 # `_GGML_QUANT` of tinygrad/llm/gguf.py.
@@ -116,15 +116,21 @@ def open_model(path: str | Path) -> ModelInfo:
     if any("_exps." in name for name in tensors):
         number("expert_used_count")
     n_embd, n_heads = number("embedding_length"), number("attention.head_count")
+    by_layer = metadata.get(f"{architecture}.attention.head_count_kv")
+    if isinstance(by_layer, list) and by_layer and all(isinstance(n, int) for n in by_layer):
+        kv_heads = max(1, *by_layer)  # some layers may have none
+    else:
+        kv_heads = number("attention.head_count_kv", n_heads)
     n_tokens = metadata.length("tokenizer.ggml.tokens")
     return ModelInfo(
         path=path,
         architecture=architecture,
         name=str(metadata.get("general.name", path.stem)),
-        n_layers=number("block_count"),
+        n_layers=number("block_count")
+        - int(metadata.get(f"{architecture}.nextn_predict_layers", 0)),
         n_embd=n_embd,
         n_heads=n_heads,
-        n_kv_heads=number("attention.head_count_kv", n_heads),
+        n_kv_heads=kv_heads,
         head_dim=number("attention.key_length", n_embd // n_heads),
         vocab_size=tensors["token_embd.weight"].shape[0] if n_tokens is None else n_tokens,
         context_length=number("context_length"),

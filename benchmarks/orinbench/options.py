@@ -4,6 +4,7 @@ A command takes them as `**options`, calls `check_output` and `check_board` befo
 opens anything, and hands its records, whole or not, to `write_records`.
 """
 
+import functools
 import math
 import os
 import shlex
@@ -14,15 +15,16 @@ from typing import Any
 
 import click
 
-from orinbench.benchmark.plan import BACKEND_NAMES, Case, make_tests
-from orinbench.benchmark.ranges import parse_int_list, parse_pair
-from orinbench.board import hottest, requirements
 from orinbench.errors import BenchError
-from orinbench.export.forms import RENDERERS
-from orinbench.export.schema import Record
-from orinbench.export.table import render_md
-from orinbench.history.store import History, history_path
+from orinbench.judge.history.store import History, history_path
+from orinbench.judge.schema import Record
+from orinbench.measure.board import hottest, requirements
+from orinbench.measure.plan import BACKEND_NAMES, Case, make_tests
+from orinbench.measure.ranges import parse_int_list, parse_pair
+from orinbench.show.forms import RENDERERS
+from orinbench.show.table import render_md
 from orinboard.files import Roots
+from orinllm.errors import BadInput
 
 Command = Callable[..., Any]
 
@@ -53,6 +55,18 @@ def output_form(forms: Sequence[str]) -> Callable[[Command], Command]:
     return click.option("-o", "--output", type=choice, default=default, help=what)
 
 
+def seed_option(what: str) -> Callable[[Command], Command]:
+    """Return the option --seed, whose draws `what` names."""
+    text = f"Seed of {what}. [default: 0]"
+    return click.option("--seed", default=0, type=click.IntRange(0), help=text)
+
+
+def timeout_option(what: str, seconds: float = 1800.0) -> Callable[[Command], Command]:
+    """Return the option --timeout; `what` may take so many seconds."""
+    text = f"Seconds that {what} may take. [default: {seconds:g}]"
+    return click.option("--timeout", default=seconds, type=Finite(1), help=text)
+
+
 def output_options(command: Command) -> Command:
     """Add the options that say where results go."""
     return with_options(
@@ -75,17 +89,52 @@ def output_options(command: Command) -> Command:
     )
 
 
+#: Key of click's context: no hub is to be asked.
+OFFLINE = "orinbench.offline"
+
+
+def _fetched(given: str, prefix: str = "") -> str:
+    """Return the file of a model's path, or of its name on the hub, which is fetched."""
+    from orinllm.file.hub import model_file
+
+    try:
+        return str(model_file(prefix + given, lambda text: click.echo(text, err=True)))
+    except BadInput as error:
+        raise BenchError(str(error)) from None
+
+
 def model_options(command: Command) -> Command:
-    """Add the options that name a model, or the synthetic one that stands in for it."""
+    """Add the options that name a model, or the synthetic one that stands in for it.
+
+    The command is given `model`, the paths of all of them.
+    """
+
+    @functools.wraps(command)
+    def with_files(model: Sequence[str], hf: Sequence[str], **given: Any) -> Any:
+        if hf and click.get_current_context().meta.get(OFFLINE):
+            os.environ["HF_HUB_OFFLINE"] = "1"  # huggingface_hub reads it when it is imported
+        files = [_fetched(name) for name in model]
+        files += [_fetched(name, "" if "hf.co/" in name else "hf.co/") for name in hf]
+        return command(model=tuple(files), **given)
+
     return with_options(
-        command,
+        with_files,
         click.option(
             "model",
             "-m",
             "--model",
             multiple=True,
             metavar="FILE",
-            help="GGUF file; may be repeated.",
+            help="GGUF file, or hf.co/OWNER/REPO[:QUANT]; may be repeated.",
+        ),
+        click.option(
+            "hf",
+            "-hf",
+            "-hfr",
+            "--hf-repo",
+            multiple=True,
+            metavar="OWNER/REPO[:QUANT]",
+            help="Model of the Hugging Face hub, as llama.cpp's option; may be repeated.",
         ),
         click.option(
             "--shape",
@@ -114,6 +163,39 @@ def backend_options(command: Command) -> Command:
             help="llama.cpp's llama-bench, which has llama-server beside it. [default: from PATH]",
         ),
     )
+
+
+def sweep_options(command: Command) -> Command:
+    """Add the options that sweep tinygrad's variables; `kept_cache` makes use of the second."""
+    return with_options(
+        command,
+        click.option(
+            "variables",
+            "--env",
+            multiple=True,
+            metavar="NAME=LIST",
+            help="Measure tinygrad with each of these values of a variable, as BEAM=0,2,4, as so "
+            "many backends of one run; several: all combinations.",
+        ),
+        click.option(
+            "--kept",
+            type=click.Path(path_type=Path, dir_okay=False),
+            metavar="FILE",
+            help="Take results of BEAM's search and kernels from tinygrad's cache FILE, and leave "
+            "new ones there. It is made if it is missing.",
+        ),
+    )
+
+
+def kept_cache(kept: Path | None) -> dict[str, str]:
+    """Return what a worker's environment needs for a kept cache; raises BenchError."""
+    if kept is None:
+        return {}
+    if not kept.parent.is_dir():
+        raise BenchError(f"--kept {kept}: there is no folder {kept.parent}")
+    if kept.exists() and kept.read_bytes()[:15] not in (b"", b"SQLite format 3"):
+        raise BenchError(f"--kept {kept}: is no cache of tinygrad (an SQLite database)")
+    return {"CACHEDB": str(kept.absolute())}
 
 
 def case_options(command: Command) -> Command:
@@ -182,12 +264,7 @@ def run_options(command: Command) -> Command:
     """Add the options that say how a run goes, whatever it measures."""
     return with_options(
         command,
-        click.option(
-            "--seed",
-            default=0,
-            type=click.IntRange(0),
-            help="Seed of order and input. [default: 0]",
-        ),
+        seed_option("order and input"),
         click.option(
             "--delay", default=0.0, type=Finite(0), help="Seconds to wait before each sample."
         ),
@@ -207,12 +284,7 @@ def run_options(command: Command) -> Command:
             metavar="CELSIUS",
             help="Wait until the board is this cool before each sample.",
         ),
-        click.option(
-            "--timeout",
-            default=1800.0,
-            type=Finite(1),
-            help="Seconds that a step may take. [default: 1800]",
-        ),
+        timeout_option("a step"),
         click.option(
             "--progress",
             is_flag=True,
@@ -285,7 +357,7 @@ def write_records(records: Sequence[Record], options: dict[str, Any]) -> None:
     if options["output_err"]:  # nothing is said behind it, so that a program can read it
         sys.stderr.write(_rendered(records, options["output_err"], options))
     if options["report"]:
-        from orinbench.report.page import write_report  # jinja2 is slow to load
+        from orinbench.show.page import write_report  # jinja2 is slow to load
 
         write_report(records, options["report"])
 

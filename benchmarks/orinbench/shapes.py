@@ -79,9 +79,9 @@ class Shape:
                     yield f"attn_{name}.bias", (rows,), Draw.BIAS
         yield "attn_output.weight", (self.n_embd, q_rows), Draw.MATRIX
         yield "attn_norm.weight", (self.n_embd,), Draw.NORM
-        if self.architecture in ("gemma3", "gpt-oss"):
+        if self.architecture in ("gemma2", "gemma3", "gpt-oss"):
             yield "post_attention_norm.weight", (self.n_embd,), Draw.NORM
-        if self.architecture in ("qwen3", "qwen3moe", "gemma3"):
+        if self.architecture in ("qwen3", "qwen3moe", "qwen3vl", "gemma3"):
             yield "attn_q_norm.weight", (self.head_dim,), Draw.NORM
             yield "attn_k_norm.weight", (self.head_dim,), Draw.NORM
         if self.architecture == "gpt-oss":
@@ -101,7 +101,7 @@ class Shape:
                 yield f"ffn_{name}_exps.bias", (self.n_experts, rows), Draw.BIAS
         if self.architecture != "gpt-oss":
             yield "ffn_norm.weight", (self.n_embd,), Draw.NORM
-        if self.architecture == "gemma3":
+        if self.architecture in ("gemma2", "gemma3"):
             yield "post_ffw_norm.weight", (self.n_embd,), Draw.NORM
         if self.n_experts:
             yield "ffn_gate_inp.weight", (self.n_experts, self.n_embd), Draw.ROUTER
@@ -134,10 +134,22 @@ SHAPES = {
     "tiny-llama3": _tiny("llama", rope_tensors=("rope_freqs.weight",)),
     "tiny-qwen2": _tiny("qwen2", rope_theta=1e6, norm_eps=1e-6),
     "tiny-qwen3": _tiny("qwen3", head_dim=128, rope_theta=1e6, norm_eps=1e-6, tied=False),
+    "tiny-qwen3vl": _tiny("qwen3vl", rope_theta=5e6, norm_eps=1e-6),
     "tiny-qwen3moe": _tiny(
         "qwen3moe", n_heads=8, n_kv_heads=1, n_ff=256, n_experts=16, n_experts_used=4
     ),
     "tiny-mixtral": _tiny("llama", n_experts=8, n_experts_used=2, tied=False, rope_theta=1e6),
+    "tiny-mistral3": _tiny(
+        "mistral3",
+        rope_theta=1e6,
+        metadata={
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 24,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.25,
+        },
+    ),
     "tiny-smollm3": _tiny("smollm3", n_layers=5),
     "tiny-granite": _tiny(
         "granite",
@@ -163,6 +175,17 @@ SHAPES = {
         rope_theta=1e6,
         norm_eps=1e-6,
         metadata={**_GEMMA, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
+    "tiny-gemma2": _tiny(
+        "gemma2",
+        n_layers=4,
+        norm_eps=1e-6,
+        rope_theta=10000.0,
+        metadata={
+            "attention.sliding_window": 24,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
     ),
     "tiny-phi3": _tiny(
         "phi3",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from orinbench.benchmark.backend import (
+from orinbench.measure.backends.backend import (
     Bandwidth,
     FirstToken,
     Identity,
@@ -19,10 +19,10 @@ from orinbench.benchmark.backend import (
     Sample,
     WarmedUp,
 )
-from orinbench.benchmark.plan import Case, Lane, Plan
-from orinbench.benchmark.results import LaneResult, RowResult, RunResult
-from orinbench.benchmark.tinygrad_backend import worker_environment
-from orinbench.board.environment import read_environment
+from orinbench.measure.backends.tinygrad_backend import worker_environment
+from orinbench.measure.environment import read_environment
+from orinbench.measure.plan import Case, Lane, Plan
+from orinbench.measure.results import LaneResult, RowResult, RunResult
 from orinbench.model import ModelInfo, open_model
 from orinbench.shapes import SHAPES, Shape
 from orinbench.synth import write_synthetic
@@ -95,13 +95,13 @@ def fake_llama_server(fake_llama_bench: Path, monkeypatch: pytest.MonkeyPatch) -
 def known_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy bandwidth without a probe of it, which takes seconds and has a test of its own."""
     found = Bandwidth(1 << 20, [10.0])
-    monkeypatch.setattr("orinbench.benchmark.command.copy_bandwidth", lambda *_: found)
+    monkeypatch.setattr("orinbench.measure.command.copy_bandwidth", lambda *_: found)
 
 
 @pytest.fixture
 def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     """The simulated AGX Orin on disk: it idles at 6.6 W, with clocks that may move."""
-    monkeypatch.setattr("orinbench.board.IDLE_SECONDS", 0.3)
+    monkeypatch.setattr("orinbench.measure.board.IDLE_SECONDS", 0.3)
     stage = Stage()
     stage.show(agx_orin())
     yield stage
@@ -112,7 +112,7 @@ def orin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes into the user's cache or history, or is told of the user's killed runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr("orinbench.benchmark.command.journal_directory", lambda: tmp_path / "runs")
+    monkeypatch.setattr("orinbench.measure.command.journal_directory", lambda: tmp_path / "runs")
 
 
 @pytest.fixture

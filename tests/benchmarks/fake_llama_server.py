@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from orinbench.benchmark.prompt_text import encode, tokenizer_of
+from orinbench.check.reference import Reference, log_softmax
+from orinbench.measure.prompt_text import encode, tokenizer_of
 from orinbench.model import open_model
-from orinbench.reference import Reference, log_softmax
-from orinllm.tokenizer import Tokenizer
+from orinllm.text.tokenizer import Tokenizer
 
 
 class Server(socketserver.UnixStreamServer):

@@ -2,21 +2,40 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from orinbench.benchmark.command import choose_backends, model_paths
-from orinbench.benchmark.plan import KEY_TYPES
-from orinbench.benchmark.tinygrad_backend import DeviceBackend
-from orinbench.check import Verdict, run_check
+from orinbench.check import Verdict, run_check, sample_prompts
 from orinbench.check.gate import llama_cpp_candidate, tinygrad_candidate
 from orinbench.errors import EXIT_INTERRUPTED, BenchError, CheckFailed
+from orinbench.measure.backends.tinygrad_backend import DeviceBackend
+from orinbench.measure.command import choose_backends, model_paths
+from orinbench.measure.plan import KEY_TYPES
 from orinbench.model import ModelInfo, open_model
-from orinbench.options import Finite, backend_options, model_options, output_form
+from orinbench.options import (
+    Command,
+    backend_options,
+    model_options,
+    output_form,
+    seed_option,
+    timeout_option,
+)
 from orinbench.talk import Talk, make_talk
+
+
+def _cache_type(of: str) -> Callable[[Command], Command]:
+    """Return the option -ctk or -ctv."""
+    return click.option(
+        f"-ct{of}",
+        f"--cache-type-{of}",
+        type=click.Choice(KEY_TYPES),
+        default="f16",
+        help=f"Type of the {of.upper()} cache. [default: f16]",
+    )
 
 
 @click.command("check", context_settings={"max_content_width": 100})
@@ -29,27 +48,10 @@ from orinbench.talk import Talk, make_talk
     type=click.IntRange(1),
     help="Tokens to decode after each prompt. [default: 12]",
 )
-@click.option("--seed", default=0, type=click.IntRange(0), help="Seed of the prompts. [default: 0]")
-@click.option(
-    "--timeout",
-    default=1800.0,
-    type=Finite(1),
-    help="Seconds that an answer may take. [default: 1800]",
-)
-@click.option(
-    "-ctk",
-    "--cache-type-k",
-    type=click.Choice(KEY_TYPES),
-    default="f16",
-    help="Type of the K cache. [default: f16]",
-)
-@click.option(
-    "-ctv",
-    "--cache-type-v",
-    type=click.Choice(KEY_TYPES),
-    default="f16",
-    help="Type of the V cache. [default: f16]",
-)
+@seed_option("the prompts")
+@timeout_option("an answer")
+@_cache_type("k")
+@_cache_type("v")
 @output_form(["text", "json"])
 def check_command(**options: Any) -> int:
     """Check tokens and logits against a float64 reference.
@@ -63,6 +65,10 @@ def check_command(**options: Any) -> int:
     paths, _ = model_paths(options, talk)
     models = [open_model(path) for path in paths]
     names, llama_bench = choose_backends(options["backends"], options["llama_bench"], talk)
+    for model in models:
+        sample_prompts(model, options["n_tokens"], options["seed"])
+    if key != "f16" and (plain := [name for name in names if name.startswith("tinygrad:CPU")]):
+        raise BenchError(f"-ctk {key}: {plain[0]} keeps keys and values as f16; leave it out")
     reports: list[dict[str, Any]] = []
     died = interrupted = False
     try:

@@ -4,15 +4,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from orinbench.benchmark.backend import Backend, BackendDiedError
-from orinbench.benchmark.llama_server import find_beside, llama_cpp_engine
-from orinbench.benchmark.results import LaneResult
-from orinbench.benchmark.tinygrad_backend import DeviceBackend, TinygradBackend
-from orinbench.check import EIGHT_BIT_ACTIVATIONS, HALF_WEIGHTS, Candidate, require, run_check
+from orinbench.check import (
+    EIGHT_BIT_CACHE,
+    EIGHT_BITS_BY_256,
+    HALF_WEIGHTS,
+    Candidate,
+    require,
+    run_check,
+)
 from orinbench.check.greedy import Say, tinygrad_engine
+from orinbench.check.reference import unsupported
 from orinbench.errors import BenchError, CheckFailed
+from orinbench.measure.backends.backend import Backend, BackendDiedError
+from orinbench.measure.backends.llama_server import find_beside, llama_cpp_engine
+from orinbench.measure.backends.tinygrad_backend import DeviceBackend, TinygradBackend
+from orinbench.measure.results import LaneResult
 from orinbench.model import ModelInfo
-from orinbench.reference import unsupported
 from orinbench.talk import Talk
 
 # Weights up to which the float64 reference takes seconds: checked without being asked.
@@ -45,7 +52,7 @@ class Gate:
         assert lane.model is not None, "only lanes with a model have a gate"
         if reason := self._skip(lane.model):
             return {"passed": None, "text": f"numbers not checked: {reason}"}
-        name = lane.plan.backend
+        name = lane.plan.name
         candidate = self._candidate(name, lane.model, backend)
         if candidate is None:
             return {
@@ -85,8 +92,8 @@ class Gate:
         return lambda text: self.talk.detail(f"{name}: check: {text}")
 
 
-# By the type of keys and values: bytes that share a scale by 32 are rounded as 8-bit activations.
-ARITHMETICS = {"f16": HALF_WEIGHTS, "q8_0": EIGHT_BIT_ACTIVATIONS}
+# By the type of keys and values.
+ARITHMETICS = {"f16": HALF_WEIGHTS, "q8_0": EIGHT_BIT_CACHE}
 
 
 def tinygrad_candidate(
@@ -109,4 +116,4 @@ def llama_cpp_candidate(
     if (server := find_beside("llama-server", llama_bench)) is None:
         return None
     engine = llama_cpp_engine(server, model, timeout, say)
-    return Candidate("llama.cpp", engine, EIGHT_BIT_ACTIVATIONS)
+    return Candidate("llama.cpp", engine, EIGHT_BITS_BY_256)

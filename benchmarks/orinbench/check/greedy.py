@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from orinbench.benchmark.backend import BackendDiedError, Load
-from orinbench.benchmark.process import WorkerProcess
 from orinbench.errors import BenchError
+from orinbench.measure.backends.backend import BackendDiedError, Load
+from orinbench.measure.backends.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from orinllm.executor import Executor
+    from orinbench.measure.backends.tinygrad_paths import Executor
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def tinygrad_greedy(
 ) -> Generation:
     """Decode greedily, the path that is timed; then replay for the logits.
 
-    The replay feeds the same tokens, one by one, over the key-value cache that prompt and decoding
-    left, so what the prompt's kernels wrote there is judged as well.
+    The replay feeds the same tokens, one by one, behind the prompt, whose kernels leave keys and
+    values, or recurrent states, which do not go back: so these are judged as well.
     """
     last = len(prompt) - 1
     say(f"reading {len(prompt)} tokens")
@@ -67,6 +67,7 @@ def tinygrad_greedy(
         if len(tokens) < n_tokens:
             executor.step()
     logits = []
+    executor.fill(prompt, 0, last)
     for index, token in enumerate([prompt[-1], *tokens[:-1]]):
         executor.step(token, last + index)
         logits.append(executor.logits().astype(np.float64))

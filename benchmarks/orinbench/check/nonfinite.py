@@ -8,13 +8,13 @@ from gguf import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from orinbench.check.greedy import Generation
+from orinbench.check.reference import Reference, unsupported
+from orinbench.check.reference_rope import Array
 from orinbench.errors import BenchError
 from orinbench.model import ModelInfo
-from orinbench.reference import Reference, unsupported
-from orinbench.reference_rope import Array
-from orinllm.arch import config_of
 from orinllm.errors import BadInput
-from orinllm.gguf import TensorInfo
+from orinllm.file.gguf import TensorInfo
+from orinllm.network.arch import config_of
 
 _CHUNK_WEIGHTS = 4 << 20
 # The largest number that half precision holds; engines compute in it.

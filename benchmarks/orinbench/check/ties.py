@@ -5,25 +5,37 @@ either. Both are right, and their logits are those of two networks: the one that
 expert must be compared with a reference that does, too.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from orinbench.check.greedy import Generation
-from orinbench.reference import Reference, log_softmax
-from orinbench.reference_rope import Array
+from orinbench.check.reference import Reference, Routed, Routes, log_softmax
+from orinbench.check.reference_rope import Array
 
-# Ties that are tried for a prompt, the closest first, and those that may be found in it: each is a
+# Ties whose effect is computed, the closest first, and how often all of them are: each effect is a
 # pass of the reference.
-_TRIED, _FOUND = 12, 3
-# A tie is one if the error falls below this share of what it was.
-_SHARE = 0.5
+_TRIED, _ROUNDS = 96, 8
+# Experts on either side of the line that a tie may be of.
+_NEAR = 2
+# A choice went the other way if the errors hold more than this of its effect, and the effect is at
+# least so wide somewhere, of what rounding explains.
+_HELD, _FELT = 0.5, 0.3
+# What is left of the errors' squares where giving way explains any of them.
+_FALLEN = 0.97
+# Numbers of a row of logits that effects are told apart by.
+_COLUMNS = 4096
+# Times what rounding explains: from there on ties are looked for.
+_BEYOND = 1.5
+# Standard deviations of the difference of two rounded scores.
+_FAR = 6.0
 
 
 @dataclass(frozen=True)
 class Tie:
-    """The last expert that the reference takes for a token, and the first that it leaves."""
+    """An expert that the reference takes for a token, and one that it just leaves."""
 
     layer: int
     position: int
@@ -39,54 +51,139 @@ class Tie:
         )
 
 
-def ties(reference: Reference, limit: float) -> list[Tie]:
-    """Return the choices of the last call whose gap is within `limit`, the closest first."""
+def gaps_of(reference: Reference, rounded: Reference) -> dict[int, float]:
+    """Return how far apart scores may be that rounding swaps, by layer, of the scores' spread."""
+    return {
+        layer: _FAR
+        * float(np.sqrt(2 * np.mean((rounded.routed[layer].scores - routed.scores) ** 2)))
+        / float(routed.scores.std())
+        for layer, routed in reference.routed.items()
+    }
+
+
+def ties(reference: Reference, limits: Mapping[int, float]) -> list[Tie]:
+    """Return the choices of the last call within their layers' limits, the closest first."""
     found = []
     for layer, routed in reference.routed.items():
         used = routed.chosen.shape[-1]
         if used == routed.scores.shape[-1]:
             continue
         order = np.argsort(-routed.scores, axis=-1, kind="stable")
-        pair = np.take_along_axis(routed.scores, order[:, used - 1 : used + 1], axis=-1)
-        gaps = (pair[:, 0] - pair[:, 1]) / routed.scores.std()
-        found += [
-            Tie(layer, int(p), int(order[p, used - 1]), int(order[p, used]), float(gaps[p]))
-            for p in np.flatnonzero(gaps <= limit)
-        ]
+        scores = np.take_along_axis(routed.scores, order, axis=-1) / routed.scores.std()
+        inside, outside = range(max(0, used - _NEAR), used), range(used, used + _NEAR)
+        for kept, left in itertools.product(inside, outside):
+            if left < scores.shape[-1]:
+                gaps = scores[:, kept] - scores[:, left]
+                found += [
+                    Tie(layer, int(p), int(order[p, kept]), int(order[p, left]), float(gaps[p]))
+                    for p in np.flatnonzero(gaps <= limits[layer])
+                ]
     return sorted(found, key=lambda tie: tie.gap)
 
 
 def settle(
-    reference: Reference, prompt: Sequence[int], generation: Generation, limit: float
+    reference: Reference,
+    prompt: Sequence[int],
+    generation: Generation,
+    rounded: Array,
+    gaps: Mapping[int, float],
 ) -> tuple[Array, tuple[Tie, ...]]:
     """Return what the reference wants of a generation, and the ties that it gave way in for that.
 
-    It gives way where the error is above `limit` and another choice at least halves it.
+    Ties are of scores within `gaps` (by layer). A token's choice changes what all later ones see,
+    so errors are sums of many choices' effects. Each tie's effect on the logits is computed alone;
+    least squares say how much of it the errors hold: 0 or 1, but for noise. It gives way in those
+    that are held, or where that does not help in the one that leaves least, while errors are beyond
+    those of `rounded`, the reference's logits when it rounds, and fall.
     """
     tokens = [*prompt, *generation.tokens[:-1]]
     last = len(generation.tokens)
     found: list[Tie] = []
-    forced: dict[tuple[int, int], list[int]] = {}
+    forced: dict[tuple[int, int], Sequence[int]] = {}
     wanted = reference.logits(tokens, last=last)
-    while (error := _error(generation, wanted)) > limit and len(found) < _FOUND:
-        routed = dict(reference.routed)
-        for tie in ties(reference, limit)[:_TRIED]:
-            if (at := (tie.layer, tie.position)) in forced:
-                continue
-            chosen = routed[tie.layer].chosen[tie.position].tolist()
-            swapped = [tie.left if expert == tie.taken else expert for expert in chosen]
-            other = reference.logits(tokens, last=last, forced={**forced, at: swapped})
-            if _error(generation, other) < _SHARE * error:
-                forced[at], wanted = swapped, other
-                found.append(tie)
+    usual = _widths(rounded - wanted)
+    usual = np.sqrt((usual**2 + (usual**2).mean()) / 2)[:, None]
+
+    def scaled_to(rows: Array) -> Array:
+        """Return the errors against rows of the reference, of what rounding explains."""
+        target = log_softmax(rows) if generation.normalized else rows
+        return np.asarray((generation.logits - target) / usual)
+
+    def wanted_with(routes: Routes) -> Array:
+        return reference.logits(tokens, last=last, forced=routes)
+
+    for _ in range(_ROUNDS):
+        errors = scaled_to(wanted)
+        if _widths(errors).max() <= _BEYOND:
+            break
+        routed, settled = dict(reference.routed), {(tie.layer, tie.position) for tie in found}
+        near = [t for t in ties(reference, gaps) if (t.layer, t.position) not in settled][:_TRIED]
+        tried = {}
+        for tie in near:
+            ways = _ways(tie, routed)
+            each = [_Tried(way, scaled_to(wanted_with({**forced, **way}))) for way in ways]
+            tried[tie] = min(each, key=lambda one: one.width)
+        held = _held(errors, [errors - each.left for each in tried.values()])
+        together = _most_held(held, errors, tried)
+        alone = sorted(tried, key=lambda tie: tried[tie].width)[:1]
+        for more in filter(None, (together, alone)):
+            trial = forced | {at: way for tie in more for at, way in tried[tie].way.items()}
+            rows = wanted_with(trial)
+            if _Tried({}, scaled_to(rows)).width < _FALLEN * _Tried({}, errors).width:
+                wanted, forced = rows, trial
+                found += more
                 break
         else:
             break
     return wanted, tuple(found)
 
 
-def _error(generation: Generation, wanted: Array) -> float:
-    """Return the rms error of a generation's logits, of the spread of the wanted ones."""
-    target = log_softmax(wanted) if generation.normalized else wanted
-    spread = wanted.std(axis=-1).mean()
-    return float(np.sqrt(np.nanmean((generation.logits - target) ** 2)) / spread)
+@dataclass(frozen=True)
+class _Tried:
+    """Experts to force for a tie, and the errors that are left then, of what rounding explains."""
+
+    way: dict[tuple[int, int], list[int]]
+    left: Array
+
+    @property
+    def width(self) -> float:
+        return float(np.nanmean(self.left**2))
+
+
+def _ways(tie: Tie, routed: Mapping[int, Routed]) -> Iterator[dict[tuple[int, int], list[int]]]:
+    """Yield the experts to force for a tie: its own, or those of the token's later layers, too."""
+    chosen = {layer: of.chosen[tie.position].tolist() for layer, of in routed.items()}
+    own = [tie.left if expert == tie.taken else expert for expert in chosen[tie.layer]]
+    yield {(tie.layer, tie.position): own}
+    later = {(layer, tie.position): of for layer, of in chosen.items() if layer > tie.layer}
+    if later:
+        yield {(tie.layer, tie.position): own, **later}
+
+
+def _held(errors: Array, effects: Sequence[Array]) -> Array:
+    """Return how much of each effect the errors hold, by least squares; both (tokens, numbers)."""
+    every = slice(None, None, -(-errors.shape[-1] // _COLUMNS))
+    matrix = np.array([np.nan_to_num(effect[:, every]).ravel() for effect in effects])
+    if not len(matrix):
+        return np.empty(0)
+    gram = matrix @ matrix.T
+    gram += 1e-6 * np.trace(gram) / len(gram) * np.eye(len(gram))  # effects that are none
+    weights: Array = np.linalg.lstsq(gram, matrix @ np.nan_to_num(errors[:, every]).ravel())[0]
+    return weights
+
+
+def _most_held(held: Array, errors: Array, tried: Mapping[Tie, _Tried]) -> list[Tie]:
+    """Return the ties that went the other way, of each token and layer the one most held."""
+    felt = {
+        (tie.layer, tie.position): tie
+        for share, (tie, each) in sorted(
+            zip(held.tolist(), tried.items(), strict=True), key=lambda of: of[0]
+        )
+        if share > _HELD and _widths(errors - each.left).max() > _FELT
+    }
+    return list(felt.values())
+
+
+def _widths(errors: Array) -> Array:
+    """Return the rms of each position's errors."""
+    return np.asarray(np.sqrt(np.nanmean(errors**2, axis=-1)))

@@ -1,0 +1,81 @@
+"""The rounding of an engine, and the reference's logits when it rounds like that.
+
+The tolerance of the gate is no formula of depth: it is the error that this rounding makes on the
+same weights and the same tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from orinbench.check.reference import Reference
+from orinbench.check.reference_rope import Array
+from orinbench.model import ModelInfo
+
+
+def _half(x: Array) -> Array:
+    """Round to half precision, which ends at 65504."""
+    return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float64)
+
+
+def _bytes(x: Array, block: int = 32) -> Array:
+    """Round to 8 bits by blocks, whose largest value is 127."""
+    width = x.shape[-1]
+    padded = np.pad(x, [*[(0, 0)] * (x.ndim - 1), (0, -width % block)])
+    blocks = padded.reshape(*x.shape[:-1], -1, block)
+    scale = np.abs(blocks).max(axis=-1, keepdims=True) / 127
+    rounded = np.round(blocks / np.where(scale > 0, scale, 1)) * scale
+    flat: Array = rounded.reshape(padded.shape)[..., :width]
+    return flat
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """An engine's rounding of what goes into a product, in words and as a function.
+
+    kept: the same of keys and values, which are halves or, as q8_0, bytes by 32.
+    """
+
+    name: str
+    rounding: Callable[[Array], Array]
+    kept: Callable[[Array], Array] = _half
+
+
+# tinygrad casts weights and norms to half (tinygrad/llm/model.py, HALF=1), the engine's CPU path
+# keys, values and weights that are not quantized.
+HALF_WEIGHTS = Arithmetic("weights in half precision", _half)
+# The engine's fused kernels and llama.cpp's CUDA kernels for quantized weights (ggml's Q8_1).
+EIGHT_BIT_ACTIVATIONS = Arithmetic("8-bit activations", _bytes)
+# The same with a cache of q8_0.
+EIGHT_BIT_CACHE = Arithmetic("8-bit activations and cache", _bytes, _bytes)
+# llama.cpp's CPU kernels for K-quants (ggml's Q8_K); for the others blocks of 32 are finer.
+EIGHT_BITS_BY_256 = Arithmetic("8-bit activations by 256", partial(_bytes, block=256))
+
+
+class RoundedReference(Reference):
+    """The reference with what an engine's arithmetic does to both sides of each product."""
+
+    def __init__(self, model: ModelInfo, arithmetic: Arithmetic, context: int) -> None:
+        super().__init__(model, context=context)
+        self._rounding, self._kept_as = arithmetic.rounding, arithmetic.kept
+
+    def like(self, exact: Reference, tokens: Sequence[int], last: int) -> Array:
+        """Return the logits of the tokens with the experts that `exact` took for them last."""
+        taken = {
+            (layer, position): experts.tolist()
+            for layer, routed in exact.routed.items()
+            for position, experts in enumerate(routed.chosen)
+        }
+        self._unpacked = exact._unpacked
+        return self.logits(tokens, last, forced=taken)
+
+    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+        return super()._linear(self._rounding(_half(x)), name, expert)
+
+    def _kept(self, x: Array) -> Array:
+        return self._kept_as(x)
+
+    def _norm(self, x: Array, name: str) -> Array:
+        return _half(super()._norm(_half(x), name))

@@ -1,0 +1,218 @@
+"""`orinbench device-check`: takes the steps on a board, and judges a report against the claims."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench import plain
+from orinbench.check.device.check import Check, NotRun, OutOfTime
+from orinbench.check.device.claims import Judged, Outcome, judge, load_claims, values_at
+from orinbench.check.device.performance import Answer
+from orinbench.check.device.privacy import Scrubber, machine_secrets
+from orinbench.check.device.report import FORMAT, load_report
+from orinbench.check.device.steps import CTRL, STEPS, Step
+from orinbench.errors import EXIT_INTERRUPTED, BenchError
+from orinbench.jsonfile import write_whole
+from orinbench.measure.environment import package_version
+from orinbench.model import open_model
+from orinbench.show.markdown import counted
+from orinbench.talk import Talk, duration, make_talk
+
+REPORT = "report.json"
+_BOARD = ("steps", "identity", "result", "environment", "board")
+EXIT_STEP_FAILED = 1
+EXIT_REFUTED = 1
+# Set in every process that nvgpusim simulates a board for.
+_SIMULATED = "NVGPUSIM_OPTIONS"
+_NAMES = tuple(step.name for step in STEPS)
+
+
+def step_names(text: str, flag: str) -> set[str]:
+    """Return the steps that a flag names; raises BenchError for an unknown one."""
+    names = {name for name in text.split(",") if name}
+    if unknown := sorted(names - set(_NAMES)):
+        raise BenchError(f"{flag} {text}: no step {unknown[0]}; there are {', '.join(_NAMES)}")
+    return names
+
+
+@click.group(
+    "device-check",
+    invoke_without_command=True,
+    context_settings={"max_content_width": 100},
+    epilog="Steps: " + "; ".join(f"{step.name}: {step.about}" for step in STEPS),
+)
+@click.option(
+    "folder",
+    "--output",
+    default="device-check",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder for report.json and trace.jsonl. [default: device-check]",
+)
+@click.option("--only", metavar="LIST", help="Take only these steps.")
+@click.option("--skip", metavar="LIST", help="Take all but these steps.")
+@click.option("--fresh", is_flag=True, help="Take all steps again, also those that the report has.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Model that llama-bench measures. [default: synthetic 1B]",
+)
+@click.pass_context
+def device_check_command(context: click.Context, /, **options: Any) -> int:
+    """Collect what only a real Orin can show.
+
+    The result is one report and one trace, within an hour.
+
+    Runs unattended. Each step is recorded when it is done: the same command goes on after an
+    interruption. Nothing in the report says whose board it is.
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    only = step_names(options["only"], "--only") if options["only"] else set(_NAMES)
+    only -= step_names(options["skip"], "--skip") if options["skip"] else set()
+    if not os.path.exists(CTRL):
+        raise BenchError(
+            f"device-check: no Orin's GPU here: {CTRL} does not exist; run it on the board"
+        )
+    if options["model"]:
+        open_model(options["model"])
+    check = Check(
+        folder=options["folder"].absolute(),
+        simulated=_SIMULATED in os.environ,
+        begun_us=time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000,
+        model=options["model"],
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    report = begin(check, options["fresh"])
+    return take(check, report, [step for step in STEPS if step.name in only], make_talk(False))
+
+
+def versions() -> dict[str, str | None]:
+    """Return what the figures are of."""
+    return {
+        "orinbench": package_version("tinygrad-orin"),
+        "tinygrad": package_version("tinygrad"),
+        "flake": os.environ.get("TINYGRAD_ORIN_REVISION"),
+    }
+
+
+def begin(check: Check, fresh: bool) -> dict[str, Any]:
+    """Return the report to go on with, or a new one; raises BenchError for another check's."""
+    path = check.folder / REPORT
+    new = {
+        "format": FORMAT,
+        "started": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "simulated": check.simulated,
+        "versions": versions(),
+        "steps": {},
+    }
+    if fresh or not path.exists():
+        return new
+    old = load_report(path)
+    for key in ("simulated", "versions"):
+        if old[key] != new[key]:
+            raise BenchError(
+                f"{path}: its {key} are {old[key]}, here {new[key]}; "
+                "use --fresh or another --output"
+            )
+    return old
+
+
+def take(check: Check, report: dict[str, Any], steps: Sequence[Step], talk: Talk) -> int:
+    """Take the steps that the report lacks, record each; returns the exit code."""
+    path = check.folder / REPORT
+    scrub = Scrubber(machine_secrets() | {str(check.folder)})
+    left = [s for s in steps if report["steps"].get(s.name, {}).get("status") != "done"]
+    if len(left) < len(steps):
+        talk.line(f"done already: {counted(len(steps) - len(left), 'step')}; to take: {len(left)}")
+    if check.simulated:
+        talk.line("a simulated GPU and the least work; no figure says anything of a board")
+    _write(report, path)
+    try:
+        for number, step in enumerate(left, 1):
+            talk.phase(
+                f"[{number}/{len(left)}] {step.name}: {step.about}, "
+                f"at most {duration(step.seconds)}"
+            )
+            entry = scrub(one_step(check, step))
+            report["steps"][step.name] = entry
+            _write(report, path)
+            reason = f": {entry['reason']}" if entry["reason"] else ""
+            talk.line(f"{step.name}: {entry['status']} in {entry['seconds']:.0f} s{reason}")
+    except KeyboardInterrupt:
+        talk.line(f"interrupted; {path} has what was done, the same command goes on")
+        return EXIT_INTERRUPTED
+    finally:
+        talk.close()
+    talk.line(f"{path}; judge it with `orinbench device-check verify {path}`")
+    failed = [name for name, entry in report["steps"].items() if entry["status"] == "failed"]
+    return EXIT_STEP_FAILED if failed else 0
+
+
+def _write(report: dict[str, Any], path: Path) -> None:
+    write_whole(path, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def one_step(check: Check, step: Step) -> dict[str, Any]:
+    """Take a step; return its entry in the report, whatever happens."""
+    begun = time.monotonic()
+    status, reason, result = "done", None, None
+    try:
+        result = step.take(check, step.seconds)
+    except NotRun as error:
+        status, reason = "not run", str(error)
+    except OutOfTime as error:
+        status, reason, result = "out of time", str(error), error.result
+    except Exception as error:  # a step that fails costs the others nothing
+        status, reason = "failed", f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]
+    seconds = round(time.monotonic() - begun, 2)
+    return {"status": status, "seconds": seconds, "reason": reason, "result": result}
+
+
+@device_check_command.command("verify")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def verify_command(file: Path) -> int:
+    """Judge a report against the claims of the pages.
+
+    It judges every claim that a board can confirm. Exit code 1 says that one is refuted.
+    """
+    report = load_report(file)
+    judged = [judge(claim, report) for claim in load_claims()]
+    click.echo(verdict(report, judged))
+    return EXIT_REFUTED if any(j.outcome is Outcome.REFUTED for j in judged) else 0
+
+
+def verdict(report: dict[str, Any], judged: Sequence[Judged]) -> str:
+    """Return the claims by outcome, the refuted ones first."""
+    (board,) = values_at(report, _BOARD) or ["a board without a name"]
+    where = "the simulator: nothing here is confirmed for hardware"
+    lines = [
+        f"Report of {report['started']}, tinygrad {report['versions'].get('tinygrad')}, "
+        f"{where if report['simulated'] else board}"
+    ]
+    for outcome in (Outcome.REFUTED, Outcome.CONFIRMED, Outcome.NOT_TESTED):
+        if not (of := [j for j in judged if j.outcome is outcome]):
+            continue
+        lines.append(f"\n{outcome.value} ({len(of)}):")
+        for j in of:
+            lines.append(f"  {j.claim.id}: {j.claim.text} ({j.claim.doc})")
+            if outcome is not Outcome.CONFIRMED:
+                lines.append(f"    {j.because}")
+    (answers,) = values_at(report, ("steps", "performance", "result")) or [None]
+    if answers:
+        simulated = " (simulated: nothing about a board)" if report["simulated"] else ""
+        lines.append(f"\nperformance, the driver's choice against the other{simulated}:")
+    for name, entry in (answers or {}).items():
+        answer = plain.read(Answer, entry, f"performance: {name}")
+        ratio = answer.ratio.get(answer.figure)
+        figure = f"; {answer.figure} {ratio:.3f} of the other's" if ratio else ""
+        lines.append(f"  {name}: {answer.own} or {answer.other}: {answer.verdict}{figure}")
+    return "\n".join(lines)

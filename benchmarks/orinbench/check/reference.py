@@ -1,0 +1,398 @@
+"""The forward pass of language models in float64 numpy: slow, small and meant to be right.
+
+Weights are what `gguf.quants.dequantize` makes of the file, one matrix at a time, so that a model
+needs little more memory than its activations. Written from the architectures' definitions; nothing
+is shared with the engines that it judges.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+
+from orinbench.check.reference_recurrent import recurrence
+from orinbench.check.reference_rope import SCALINGS, Array, rotate, rotation_of, windowed
+from orinbench.errors import BenchError
+from orinbench.model import ModelInfo
+
+# In GGUF files of the llama architecture the rows of attn_q and attn_k are permuted so that RoPE
+# turns neighbours, (0, 1), (2, 3), ...; the others keep Hugging Face's order, where it turns the
+# first half of a head against the second (llama.cpp: LLAMA_ROPE_TYPE_NORM and _NEOX).
+_NEIGHBOUR_ROPE = {
+    **dict.fromkeys(("llama", "mistral3", "smollm3", "granite", "granitemoe"), True),
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe", "granitehybrid"), True),
+    **dict.fromkeys(("lfm2", "lfm2moe", "qwen35", "qwen35moe", "gemma4"), False),
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe"), False),
+    **dict.fromkeys(("gemma2", "gemma3", "phi3", "gpt-oss"), False),
+}
+_GEMMAS = ("gemma2", "gemma3", "gemma4")
+_GRANITES = ("granite", "granitemoe", "granitehybrid")
+# Their norm before the feed-forward part is called so.
+_LATE_NORMS = ("gpt-oss", "qwen35", "qwen35moe")
+# Of these the tensors say which layers have attention, and how many heads.
+_HYBRIDS = (
+    *("lfm2", "lfm2moe", "qwen35", "qwen35moe", "gemma4"),
+    *("nemotron_h", "nemotron_h_moe", "granitehybrid"),
+)
+_ARRAYS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+
+_CHUNK_WEIGHTS = 4 << 20
+# Weights that are kept unpacked: 256 MiB.
+_KEPT_WEIGHTS = 32 << 20
+
+# Experts by layer and position, the best first.
+Routes = Mapping[tuple[int, int], Sequence[int]]
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A layer's router scores for the tokens of a call, and the experts taken."""
+
+    scores: Array  # (tokens, experts)
+    chosen: NDArray[np.intp]  # (tokens, used)
+
+
+class Reference:
+    """The model of a GGUF file; raises BenchError for what it does not know how to compute.
+
+    `say` hears, in a few words, how far it is. `context` is how many tokens the engine that is
+    judged was told to expect, on which longrope depends; None: as many as were trained. `routed`
+    is what the routers of the last call did, by layer.
+    """
+
+    def __init__(
+        self,
+        model: ModelInfo,
+        say: Callable[[str], None] = lambda text: None,
+        context: int | None = None,
+    ) -> None:
+        if reason := unsupported(model):
+            raise BenchError(f"{model.path}: the float64 reference does not know {reason}")
+        self.model, self._say = model, say
+        self.routed: dict[int, Routed] = {}
+        self._forced: Routes = {}
+        self._unpacked: dict[tuple[str, int | None, int | None], Array] = {}
+        self._caches: dict[bool, tuple[Array, Array]] = {}  # by whether the layer has a window
+        self._norm_eps = self._number("attention.layer_norm_rms_epsilon", 1e-5)
+        self._rotations = [
+            rotation_of(model, layer, self._vector, context or model.context_length)
+            for layer in range(model.n_layers)
+        ]
+
+    def logits(self, tokens: Sequence[int], last: int = 1, forced: Routes | None = None) -> Array:
+        """Return the logits after each of the `last` positions of `tokens`: (last, vocab_size).
+
+        `forced` are experts to take in place of the router's best, for as many as are chosen.
+        """
+        self._forced = forced or {}
+        try:
+            x = self.states(tokens)[-last:]
+        finally:
+            self._forced = {}
+        logits = self._linear(x, "token_embd" if self.model.tied else "output")
+        if self.model.architecture in _GRANITES:
+            logits = logits / self._number("logit_scale", 1)
+        if cap := self._number("final_logit_softcapping", 0):
+            logits = cap * np.tanh(logits / cap)
+        return logits
+
+    def states(self, tokens: Sequence[int]) -> Array:
+        """Return what the last norm makes of each token, before the logits: (tokens, width)."""
+        x = self._rows("token_embd.weight", np.asarray(tokens))
+        if self.model.architecture in _GEMMAS:
+            x = x * np.sqrt(self.model.n_embd)
+        x = x * (self._number("embedding_scale", 0) or 1)
+        each, self._caches = self._of_layers(x, tokens), {}
+        for layer in range(self.model.n_layers):
+            self._say(f"layer {layer + 1} of {self.model.n_layers}")
+            x = self._layer(layer, x)
+            if each is not None:
+                x = self._with_own(f"blk.{layer}.", x, each[:, layer])
+            if (scale := self.tensor(f"blk.{layer}.layer_output_scale.weight")) is not None:
+                x = x * scale
+        final = "token_embd_norm" if self.model.architecture.startswith("lfm2") else "output_norm"
+        return self._norm(x, f"{final}.weight")
+
+    def _of_layers(self, x: Array, tokens: Sequence[int]) -> Array | None:
+        """Return each layer's own embedding of the tokens, (tokens, layers, size); None: none."""
+        if "per_layer_token_embd.weight" not in self.model.tensors:
+            return None
+        shape = (len(x), self.model.n_layers, -1)
+        table = self._rows("per_layer_token_embd.weight", np.asarray(tokens)).reshape(shape)
+        made = self._linear(x, "per_layer_model_proj").reshape(shape) / np.sqrt(self.model.n_embd)
+        made = self._norm(made, "per_layer_proj_norm.weight")
+        both: Array = (made + table * np.sqrt(table.shape[-1])) / np.sqrt(2)
+        return both
+
+    def _with_own(self, prefix: str, x: Array, own: Array) -> Array:
+        """Add what a layer makes of its own embedding of the tokens."""
+        inner = self._gated(self._linear(x, f"{prefix}inp_gate"), own)
+        part = self._linear(inner, f"{prefix}proj")
+        return x + self._norm(part, f"{prefix}post_norm.weight")
+
+    def _layer(self, layer: int, x: Array) -> Array:
+        prefix, key = f"blk.{layer}.", self.model.architecture
+        residual = self._number("residual_scale", 0) or 1
+        normed = self._norm(x, prefix + "attn_norm.weight")
+        if key.startswith("nemotron_h"):
+            return x + self._one_part(layer, normed)
+        part = recurrence(self, prefix, normed)
+        part = self._attention(layer, normed) if part is None else part
+        if key in _GEMMAS:
+            part = self._norm(part, prefix + "post_attention_norm.weight")
+        x = x + residual * part
+        norm = "post_attention_norm" if key in _LATE_NORMS else "ffn_norm"
+        part = self._second_part(layer, self._norm(x, f"{prefix}{norm}.weight"))
+        if key in _GEMMAS:
+            part = self._norm(part, prefix + "post_ffw_norm.weight")
+        return x + residual * part
+
+    def _second_part(self, layer: int, x: Array) -> Array:
+        """Return the feed-forward part of a layer, dense or of experts."""
+        prefix = f"blk.{layer}."
+        if f"{prefix}ffn_gate_inp.weight" not in self.model.tensors:
+            return self._feed_forward(prefix, x)
+        part = self._mixture(layer, x)
+        if f"{prefix}ffn_up_shexp.weight" not in self.model.tensors:
+            return part
+        shared = self._feed_forward(prefix, x, "_shexp")
+        if (gate := self.tensor(f"{prefix}ffn_gate_inp_shexp.weight")) is not None:
+            shared = shared / (1 + np.exp(-x @ gate.reshape(-1, 1)))
+        return part + shared
+
+    def _one_part(self, layer: int, x: Array) -> Array:
+        """Return a layer that is a recurrence, attention or a feed-forward part."""
+        part = recurrence(self, f"blk.{layer}.", x)
+        if part is not None:
+            return part
+        has_attention = f"blk.{layer}.attn_q.weight" in self.model.tensors
+        return self._attention(layer, x) if has_attention else self._second_part(layer, x)
+
+    def _attention(self, layer: int, x: Array) -> Array:
+        model, prefix = self.model, f"blk.{layer}."
+        positions = np.arange(len(x), dtype=np.float64)
+        q, *keys = self._qkv(prefix, x)
+        gate = None
+        if model.architecture.startswith("qwen35"):  # of each head, behind its query
+            q, gate = np.split(q.reshape(len(x), -1, 2 * model.head_dim), 2, axis=-1)
+        if f"{prefix}attn_q_norm.weight" in model.tensors:
+            q = self._norm(q, f"{prefix}attn_q_norm.weight")
+        rotation, neighbours = self._rotations[layer], _NEIGHBOUR_ROPE[model.architecture]
+        if rotation is not None:
+            q = rotate(q, positions, rotation, neighbours)
+        if keys:
+            k, v = keys
+            if f"{prefix}attn_k_norm.weight" in model.tensors:
+                k = self._norm(k, f"{prefix}attn_k_norm.weight")
+            if rotation is not None:
+                k = rotate(k, positions, rotation, neighbours)
+            if model.architecture == "gemma4":
+                v = v / np.sqrt(np.mean(v * v, axis=-1, keepdims=True) + self._norm_eps)
+            self._caches[windowed(model, layer)] = k, v = self._kept(k), self._kept(v)
+        else:  # those of the last layer of its kind that has some
+            k, v = self._caches[windowed(model, layer)]
+        group = q.shape[1] // k.shape[1]
+        k, v = (np.repeat(part, group, axis=1) for part in (k, v))
+        scores = np.einsum("qhd,khd->hqk", q, k) * self._score_scale()
+        if hotter := self._number("attention.temperature_scale", 0):
+            trained = self._number("rope.scaling.original_context_length", model.context_length)
+            scores *= 1 + hotter * np.log(1 + positions // trained)[:, None]
+        if cap := self._number("attn_logit_softcapping", 0):
+            scores = cap * np.tanh(scores / cap)
+        distance = positions[:, None] - positions
+        hidden = distance < 0
+        if windowed(model, layer):
+            hidden |= distance >= self._number("attention.sliding_window", 0)
+        scores[:, hidden] = -np.inf
+        if f"{prefix}attn_sinks.weight" in model.tensors:  # a score that has no value
+            sinks = self._vector(f"{prefix}attn_sinks.weight")[:, None, None]
+            sinks = np.broadcast_to(sinks, (*scores.shape[:2], 1))
+            weights = np.exp(log_softmax(np.concatenate((scores, sinks), axis=-1)))[..., :-1]
+        else:
+            weights = np.exp(log_softmax(scores))
+        mixed = np.einsum("hqk,khd->qhd", weights, v)
+        if gate is not None:
+            mixed = mixed / (1 + np.exp(-gate))
+        return self._linear(mixed.reshape(len(x), -1), f"{prefix}attn_output")
+
+    def _kept(self, x: Array) -> Array:
+        """Return keys or values as a cache keeps them, (tokens, heads, head size)."""
+        return x
+
+    def _qkv(self, prefix: str, x: Array) -> list[Array]:
+        """Return queries, keys and values: (tokens, heads, head size); keys may be missing."""
+        model, size = self.model, self.model.head_dim
+        if model.architecture in _HYBRIDS:
+            if (norm := self.tensor(f"{prefix}attn_q_norm.weight")) is not None:
+                size = len(norm)
+            names = [n for n in ("q", "k", "v") if f"{prefix}attn_{n}.weight" in model.tensors]
+            names = ["q", "k", "k"] if names == ["q", "k"] else names  # values are keys
+            parts = [self._linear(x, f"{prefix}attn_{name}") for name in names]
+            return [part.reshape(len(x), -1, size) for part in parts]
+        counts = (model.n_heads, model.n_kv_heads, model.n_kv_heads)
+        if f"{prefix}attn_qkv.weight" in model.tensors:
+            ends = np.cumsum([count * size for count in counts])[:-1]
+            parts = np.split(self._linear(x, f"{prefix}attn_qkv"), ends, axis=-1)
+        else:
+            parts = [self._linear(x, f"{prefix}attn_{name}") for name in "qkv"]
+        return [
+            part.reshape(len(x), count, size) for part, count in zip(parts, counts, strict=True)
+        ]
+
+    def _score_scale(self) -> float:
+        model = self.model
+        if (model.architecture, model.n_layers) in (("gemma2", 46), ("gemma3", 62)):  # the 27Bs
+            return float((model.n_embd // model.n_heads) ** -0.5)
+        given = self._number("attention.scale", 0)
+        if model.architecture == "gemma4":
+            return 1.0
+        if given and model.architecture in (*_GRANITES, "nemotron_h", "nemotron_h_moe"):
+            return given
+        return float(model.head_dim**-0.5)
+
+    def _feed_forward(self, prefix: str, x: Array, of: str = "") -> Array:
+        if self.model.architecture.startswith("nemotron_h"):
+            up = self._linear(x, f"{prefix}ffn_up{of}")
+            return self._linear(np.maximum(up, 0) ** 2, f"{prefix}ffn_down{of}")
+        if f"{prefix}ffn_gate{of}.weight" in self.model.tensors:
+            gate = self._linear(x, f"{prefix}ffn_gate{of}")
+            up = self._linear(x, f"{prefix}ffn_up{of}")
+        else:
+            gate, up = np.split(self._linear(x, f"{prefix}ffn_up"), 2, axis=-1)
+        return self._linear(self._gated(gate, up), f"{prefix}ffn_down{of}")
+
+    def _mixture(self, layer: int, x: Array) -> Array:
+        prefix, used = f"blk.{layer}.", int(self._number("expert_used_count", 0))
+        scores = self._linear(x, f"{prefix}ffn_gate_inp")
+        bias = self.tensor(f"{prefix}exp_probs_b.bias")
+        chances = 1 / (1 + np.exp(-scores))
+        if bias is not None:  # experts are chosen by it, but not weighted
+            scores = chances + bias
+        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, :used]
+        for (at, position), experts in self._forced.items():
+            if at == layer:
+                chosen[position] = experts
+        self.routed[layer] = Routed(scores, chosen)
+        # Softmax over all experts, divided by the sum of the chosen, is softmax over the chosen.
+        weights = np.exp(log_softmax(np.take_along_axis(scores, chosen, axis=-1)))
+        if bias is not None:
+            weights = np.take_along_axis(chances, chosen, axis=-1)
+            weights = weights / weights.sum(-1, keepdims=True)
+        weights = weights * (self._number("expert_weights_scale", 0) or 1)
+        out = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            token, slot = np.nonzero(chosen == expert)
+            here = x[token]
+            up = self._linear(here, f"{prefix}ffn_up_exps", int(expert))
+            if f"{prefix}ffn_gate_exps.weight" in self.model.tensors:
+                inner = self._gated(self._linear(here, f"{prefix}ffn_gate_exps", int(expert)), up)
+            else:
+                inner = np.maximum(up, 0) ** 2
+            down = self._linear(inner, f"{prefix}ffn_down_exps", int(expert))
+            out[token] += weights[token, slot][:, None] * down
+        return out
+
+    def _gated(self, gate: Array, up: Array) -> Array:
+        """Return the activation of gate times up."""
+        if self.model.architecture in _GEMMAS:
+            inner = np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+            gate = gate / 2 * (1 + np.tanh(inner))
+        elif self.model.architecture == "gpt-oss":
+            gate, up = np.minimum(gate, 7), np.clip(up, -7, 7) + 1
+            gate = gate / (1 + np.exp(-1.702 * gate))
+        else:
+            gate = gate / (1 + np.exp(-gate))
+        gated: Array = gate * up
+        return gated
+
+    def _norm(self, x: Array, name: str) -> Array:
+        mean_square = np.mean(x * x, axis=-1, keepdims=True)
+        normed: Array = x / np.sqrt(mean_square + self._norm_eps) * self._vector(name)
+        return normed
+
+    def _linear(self, x: Array, name: str, expert: int | None = None) -> Array:
+        """Return x (tokens, columns) times the transposed matrix, plus the bias if there is one.
+
+        Of stacked experts, `expert` says which one.
+        """
+        n_rows, n_columns = self.model.tensors[f"{name}.weight"].shape[-2:]
+        first = (expert or 0) * n_rows
+        out = np.empty((len(x), n_rows))
+        step = max(1, _CHUNK_WEIGHTS // n_columns)
+        for start in range(0, n_rows, step):
+            rows = slice(start, min(start + step, n_rows))
+            matrix = self._rows(f"{name}.weight", slice(first + rows.start, first + rows.stop))
+            out[:, rows] = x @ matrix.T
+        if f"{name}.bias" in self.model.tensors:
+            out += self._vector(f"{name}.bias")[first : first + n_rows]
+        return out
+
+    def linear(self, x: Array, name: str) -> Array:
+        """See `Weights` of reference_recurrent.py."""
+        return self._linear(x, name)
+
+    def tensor(self, name: str) -> Array | None:
+        """See `Weights`."""
+        found = self.model.tensors.get(name)
+        return None if found is None else self._vector(name).reshape(found.shape)
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        """See `Weights`."""
+        return self._number(key, default)
+
+    def _number(self, key: str, default: float) -> float:
+        return float(self.model.metadata.get(f"{self.model.architecture}.{key}", default))
+
+    def _vector(self, name: str) -> Array:
+        return self._rows(name, slice(None)).reshape(-1)
+
+    def _rows(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+        """Return rows of a tensor; small models are unpacked once."""
+        if not isinstance(rows, slice) or self.model.n_params > _KEPT_WEIGHTS:
+            return self._unpack(name, rows)
+        key = name, rows.start, rows.stop
+        if key not in self._unpacked:
+            self._unpacked[key] = self._unpack(name, rows)
+        return self._unpacked[key]
+
+    def _unpack(self, name: str, rows: slice | NDArray[np.intp]) -> Array:
+        tensor = self.model.tensors[name]
+        block, block_bytes = GGML_QUANT_SIZES[tensor.type]
+        by_row = self.model.gguf.bytes(name).reshape(-1, tensor.shape[-1] // block * block_bytes)[
+            rows
+        ]
+        weights: Array = dequantize(by_row, tensor.type).astype(np.float64)
+        return weights
+
+
+def unsupported(model: ModelInfo) -> str | None:
+    """Say what of the model the reference does not know, or None."""
+    key = model.architecture
+    if key not in _NEIGHBOUR_ROPE:
+        return f"the architecture {key} (it knows {', '.join(_NEIGHBOUR_ROPE)})"
+
+    def is_list(name: str) -> bool:
+        return isinstance(model.metadata.get(f"{key}.{name}"), list)
+
+    scaling = model.metadata.get(f"{key}.rope.scaling.type", "none")
+    if scaling not in SCALINGS:
+        return f"RoPE scaling of type {scaling}"
+    if model.metadata.get(f"{key}.attention.value_length", model.head_dim) != model.head_dim:
+        return "values of another length than keys"
+    if key in _HYBRIDS:
+        return None
+    if arrays := [name for name in _ARRAYS if is_list(name)]:
+        return f"layers that differ in {arrays[0]}"
+    if is_list("attention.sliding_window_pattern"):
+        return "a list of which layers have a window"
+    return None
+
+
+def log_softmax(x: Array) -> Array:
+    """Return the logarithm of the softmax over the last axis."""
+    shifted = x - x.max(axis=-1, keepdims=True)
+    normed: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normed

@@ -1,0 +1,62 @@
+"""The gate for each row at its own depth and batch, once a run.
+
+A worker hands over the last logits of a row and the same ones computed in another way
+(measure/backends/rows.py). Where the model is small for its context, the float64 reference judges
+the row's own, too.
+"""
+
+import numpy as np
+
+from orinbench.check.reference import Reference
+from orinbench.errors import CheckFailed
+from orinbench.measure.results import LaneResult, RowResult
+
+# Two ways of an engine differ by at most this, of the logits' spread: times what the gate allows
+# one way, or where the gate did not look, as much as 8-bit activations make of deep models.
+_TWO_WAYS, _UNKNOWN = 2.5, 0.25
+# Weights times tokens that the reference computes in a few seconds.
+_SMALL = 3e9
+
+
+def require_row(lane: LaneResult, row: RowResult) -> None:
+    """Raise CheckFailed, exit code 3, for a row whose last logits are wrong or no numbers."""
+    found = row.warm_up and row.warm_up.checked
+    if not found:
+        return
+    where = f"check of {lane.plan.name} {row.case.label} failed: its last logits are"
+    if not found.finite:
+        raise CheckFailed(f"{where} not finite")
+    tolerance = (lane.check or {}).get("tolerance")
+    limit = _TWO_WAYS * tolerance if tolerance else _UNKNOWN
+    if found.error > limit:
+        raise CheckFailed(f"{where} {_percent(found.error)} off {found.against}, {_most(limit)}")
+    model = lane.model
+    if model is None or not found.tokens or not tolerance:
+        return
+    if model.n_params * len(found.tokens) > _SMALL:
+        return
+    reference = Reference(model, context=lane.plan.max_context)
+    wanted = reference.logits(found.tokens)[-1]
+    error = float(np.sqrt(np.mean((found.logits - wanted) ** 2)) / wanted.std())
+    if not error <= limit and not reference.routed:  # ties of routers are the gate's
+        raise CheckFailed(f"{where} {_percent(error)} off the float64 reference, {_most(limit)}")
+    row.reference_error = error
+
+
+def row_note(row: RowResult) -> str:
+    """Say how the numbers of a row were checked at its depth and batch, or that they were not."""
+    found = row.warm_up and row.warm_up.checked
+    if not found:
+        return "not checked at this depth and batch"
+    said = f"{100 * found.error:.2g} % off {found.against}"
+    if row.reference_error is not None:
+        said += f", {100 * row.reference_error:.2g} % off the float64 reference"
+    return said
+
+
+def _percent(error: float) -> str:
+    return f"{100 * error:.2g} % of their spread"
+
+
+def _most(limit: float) -> str:
+    return f"allowed {100 * limit:.2g} %"

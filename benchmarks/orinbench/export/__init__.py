@@ -1,1 +1,0 @@
-"""Records of a run: their fields, the forms that they are written and read in, the table."""

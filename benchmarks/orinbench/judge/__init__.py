@@ -1,0 +1,1 @@
+"""Verdicts on samples, and the records that keep them."""

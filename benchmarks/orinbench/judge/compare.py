@@ -1,0 +1,83 @@
+"""`orinbench compare A B`: two saved results, of files or of the history."""
+
+import json
+from pathlib import Path
+
+import click
+
+from orinbench.errors import EXIT_SLOWER, BenchError
+from orinbench.judge.history.store import Filter, History, history_path
+from orinbench.judge.history.trend import read_trends, run_noise
+from orinbench.judge.identity import case_key
+from orinbench.judge.load import load_records
+from orinbench.judge.schema import Record
+from orinbench.judge.verdict import Noise, compare_saved
+from orinbench.options import history_option, output_form
+
+
+@click.command("compare", context_settings={"max_content_width": 100})
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@output_form(["md", "json"])
+@history_option("Database in which runs are looked up.")
+def compare_command(before: str, after: str, output: str, history: Path | None) -> int:
+    """Show for each test if B is faster or slower than A.
+
+    A and B are results: files of -o json or jsonl, ours or llama.cpp's, and ids or pinned names of
+    runs of the history.
+
+    A verdict takes a history that knows how much runs of this machine differ by themselves.
+
+    Exit code 0: nothing is slower. 1: something is, or failed in B. 2: bad input.
+    """
+    path = history or history_path()
+    old, new = (find_records(name, path) for name in (before, after))
+    compared = compare_saved(old, new, noise_between(before, after, path))
+    if not compared.judged:
+        raise BenchError(
+            f"{before} and {after} measured no test in common (model, backend, test, -t)"
+        )
+    if output == "json":
+        tests = [test.plain() for test in compared.judged]
+        click.echo(json.dumps(tests, ensure_ascii=False))
+    else:
+        notes = [f"in B, {test.line()}" for test in compared.missing]
+        click.echo(compared.markdown("B", "A", notes))
+    return EXIT_SLOWER if compared.is_worse else 0
+
+
+def noise_between(before: str, after: str, history: Path) -> dict[str, Noise | None]:
+    """Return how much runs differ by themselves, as far as the history of this machine knows it."""
+    if not history.exists():
+        return {}
+    one, other = (_run_of(name, history) for name in (before, after))
+    with History(history) as store:
+        trends = read_trends(store, Filter())
+    if one is not None and other is not None:
+        return run_noise(trends, one, other)
+    records = find_records(after, history)
+    machines = {(case_key(record), record.cpu_info, record.gpu_info) for record in records}
+    lasts = [(trend, trend.points[-1].record) for trend in trends]
+    return {
+        case_key(last): trend.noise
+        for trend, last in lasts
+        if (case_key(last), last.cpu_info, last.gpu_info) in machines
+    }
+
+
+def _run_of(name: str, history: Path) -> int | None:
+    """Return the number of a run of the history that a name means, None for anything else."""
+    if Path(name).exists() or not history.exists():
+        return None
+    with History(history) as store:
+        return store.run_named(name)
+
+
+def find_records(name: str, history: Path) -> list[Record]:
+    """Return the records of a file or of a run of the history; raises BenchError."""
+    if Path(name).exists():
+        return load_records(Path(name))
+    if (run := _run_of(name, history)) is None:
+        raise BenchError(f"{name}: no such file, and no run or pinned name of {history}")
+    with History(history) as store:
+        return store.records(run)

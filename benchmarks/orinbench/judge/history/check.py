@@ -1,0 +1,146 @@
+"""`orinbench history check` and `pin`: a baseline, and an exit code for CI."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.errors import EXIT_SLOWER, BenchError
+from orinbench.judge.history.store import Filter, History
+from orinbench.judge.history.trend import (
+    QUESTIONS,
+    Change,
+    Trend,
+    change_text,
+    read_trends,
+    run_noise,
+)
+from orinbench.judge.schema import Record
+from orinbench.judge.verdict import Compared, compare_saved
+from orinbench.options import history_file, output_form
+
+
+@click.command("check")
+@click.argument("run", type=int, required=False)
+@click.option(
+    "--against",
+    metavar="NAME|RUN",
+    help="Run to compare with. [default: the pinned baseline, else the run before]",
+)
+@output_form(["md", "json"])
+@history_file
+def check_command(path: Path, run: int | None, against: str | None, output: str) -> int:
+    """Compare a run with a baseline, for CI.
+
+    It compares RUN, or the last run, and also shows what changed slowly since the baseline.
+    The baseline is the run pinned as `baseline`, else the run before. Exit code 0: nothing became
+    slower. 1: a test is slower than the baseline or failed, or its level fell since and is not
+    back. 2: bad input.
+    """
+    with History(path) as store:
+        order = [kept.id for kept in store.runs()]
+        judged_run = _judged_run(order, run, path)
+        baseline = _baseline(store, order, judged_run, against)
+        records = store.records(baseline), store.records(judged_run)
+        trends = read_trends(store, Filter())
+    since = order[order.index(baseline) : order.index(judged_run) + 1]
+    compared, fell = check_run(trends, *records, since)
+    if not compared.judged:
+        raise BenchError(
+            f"run {judged_run} and {baseline} measured no test in common: name another by --against"
+        )
+    if output == "json":
+        whole = {
+            "run": judged_run,
+            "baseline": baseline,
+            "tests": [test.plain() for test in compared.judged],
+            "missing": [asdict(test) for test in compared.missing],
+            "fell": [_plain(trend, change) for trend, change in fell],
+        }
+        click.echo(json.dumps(whole, ensure_ascii=False))
+    else:
+        notes = [test.line() for test in compared.missing]
+        notes += [f"{trend.label}: {change_text(change)}" for trend, change in fell]
+        click.echo(compared.markdown(f"run {judged_run}", f"run {baseline}", notes))
+    return EXIT_SLOWER if compared.is_worse or fell else 0
+
+
+def check_run(
+    trends: Sequence[Trend], before: Sequence[Record], after: Sequence[Record], runs: Sequence[int]
+) -> tuple[Compared, list[tuple[Trend, Change]]]:
+    """Compare the last of `runs` with the first, whose records these are, and say what fell since.
+
+    In 5 % of runs in which nothing changed, either says that something did.
+    """
+    noise = run_noise(trends, runs[0], runs[-1])
+    compared = compare_saved(before, after, noise, QUESTIONS)
+    return compared, [(trend, change) for trend in trends for change in _lost(trend, runs[1:])]
+
+
+def _lost(trend: Trend, since: Sequence[int]) -> list[Change]:
+    """Return the falls in these runs that later ones did not make good, but for the noise."""
+    changes = [change for change in trend.changes if change.run in since]
+    regained = 1.0 - (trend.noise.sd if trend.noise else 0.0)
+    return [
+        change
+        for place, change in enumerate(changes)
+        if change.share < 0 and math.prod(1 + later.share for later in changes[place:]) < regained
+    ]
+
+
+def _judged_run(order: Sequence[int], run: int | None, path: Path) -> int:
+    if len(order) < 2:
+        raise BenchError(
+            f"{path}: a check takes two runs, here {'is one' if order else 'are none'}"
+        )
+    if run is not None and run not in order:
+        raise BenchError(f"{path}: has no run {run}; `orinbench history` lists them")
+    return order[-1] if run is None else run
+
+
+def _baseline(store: History, order: Sequence[int], run: int, against: str | None) -> int:
+    """Return the baseline's run; raises BenchError for one that there is not or that came later."""
+    if against is None and store.pins().get("baseline", run) != run:
+        against = "baseline"
+    if against is None:
+        if order.index(run) == 0:
+            raise BenchError(f"run {run}: is the first of all; name a baseline with --against")
+        return order[order.index(run) - 1]
+    if (found := store.run_named(against)) is None:
+        raise BenchError(f"--against {against}: neither a run nor a pinned name")
+    if order.index(found) >= order.index(run):
+        raise BenchError(f"--against {against}: did not come before run {run}")
+    return found
+
+
+def _plain(trend: Trend, change: Change) -> dict[str, Any]:
+    return {
+        "case": trend.label,
+        "device": trend.device,
+        "from_run": change.run,
+        "share": change.share,
+        "creep_a_run": change.creep,
+    }
+
+
+@click.command("pin")
+@click.argument("name", required=False)
+@click.argument("run", type=int, required=False)
+@history_file
+def pin_command(path: Path, name: str | None, run: int | None) -> None:
+    """Name a run, or list the names.
+
+    `check` and `compare` take the NAME of RUN, or of the last run. Without NAME, all are listed.
+    """
+    with History(path, write=name is not None) as store:
+        if name is not None:
+            runs = store.runs()
+            if run is None and not runs:
+                raise BenchError(f"{path}: no runs yet; llama-bench and suite write them")
+            store.pin(name, runs[-1].id if run is None else run)
+        for pinned, its in store.pins().items():
+            click.echo(f"{pinned}: run {its}")

@@ -1,0 +1,168 @@
+"""Trend of a case on a device from run to run, and the changes that stand out from noise."""
+
+import itertools
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from orinbench.judge.history.store import Filter, History
+from orinbench.judge.identity import case_key, case_label, context, differences
+from orinbench.judge.schema import Record
+from orinbench.judge.verdict import (
+    Comparison,
+    Noise,
+    Verdict,
+    adjusted,
+    change_points,
+    compare_records,
+    noise_of,
+    slope,
+)
+
+# Asked of each case: is it slower than the baseline, and has its series another level?
+# Each has its share of the 5 % of runs in which nothing changed.
+QUESTIONS = 2
+
+
+@dataclass
+class Point:
+    """A case's figures in one run, and how they relate to the run before."""
+
+    run: int
+    record: Record
+    change: Comparison | None = None  # None: nothing before, or no samples on a side
+    differs: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A level that began with a run: the share that it is above the one before."""
+
+    run: int
+    share: float
+    creep: float | None  # a run, where a line describes the series better than a step does
+
+
+@dataclass
+class Trend:
+    """One case on one device, its runs in order of time.
+
+    `breaks` are the places of the points before which something known changed, or the speed did.
+    """
+
+    label: str
+    device: str
+    unit: str
+    points: list[Point]
+    breaks: set[int] = field(default_factory=set)
+    changes: list[Change] = field(default_factory=list)
+
+    @property
+    def noise(self) -> Noise | None:
+        """The spread between runs that nothing known sets apart."""
+        return noise_of(self._stretches(len(self.points), set()))
+
+    def noise_between(self, one: int, other: int) -> Noise | None:
+        """Return the noise that two points, by their places, are judged by.
+
+        It is that of the runs before the later one, without the two: a run that is judged must not
+        be called noise, and what comes later must not change what was said.
+        """
+        return noise_of(self._stretches(max(one, other), {one, other}))
+
+    def _stretches(self, end: int, without: set[int]) -> list[list[float]]:
+        """Return the medians of the runs up to a place, apart where something changed."""
+        stretches: list[list[float]] = []
+        for place, point in enumerate(self.points[:end]):
+            if place == 0 or place in self.breaks:
+                stretches.append([])
+            if place not in without and point.record.samples_ts and not point.record.partial:
+                stretches[-1].append(point.record.centre)
+        return [stretch for stretch in stretches if stretch]
+
+
+def read_trends(history: History, only: Filter) -> list[Trend]:
+    """Return the trends of what `only` lets through, in the order in which they first ran.
+
+    The others are judged too, since all cases of a run are judged at once.
+    """
+    series: dict[tuple[str, str], list[Point]] = {}
+    for run, case, device, record in history.measurements():
+        series.setdefault((case, device), []).append(Point(run, record))
+    trends = {
+        key: Trend(case_label(points[0].record), key[1], points[0].record.unit, points)
+        for key, points in series.items()
+    }
+    judge_points(list(trends.values()))
+    shown = {(case, device) for _, case, device, _ in history.measurements(only)}
+    return [trend for key, trend in trends.items() if key in shown]
+
+
+def run_noise(trends: Sequence[Trend], one: int, other: int) -> dict[str, Noise | None]:
+    """Return what each case that both of two runs have is judged by, by its `case_key`."""
+    found: dict[str, Noise | None] = {}
+    for trend in trends:
+        places = {point.run: place for place, point in enumerate(trend.points)}
+        if one in places and other in places:
+            key = case_key(trend.points[0].record)
+            found[key] = trend.noise_between(places[one], places[other])
+    return found
+
+
+def judge_points(trends: Sequence[Trend]) -> None:
+    """Compare each point with the one before; the cases of two runs are judged together.
+
+    Then look for changes over the whole of each series.
+    """
+    changes: dict[tuple[int, int], list[tuple[Point, Comparison]]] = {}
+    for trend in trends:
+        for place, (before, after) in enumerate(itertools.pairwise(trend.points), 1):
+            after.differs = differences([before.record], [after.record])
+            if context(before.record) != context(after.record):
+                trend.breaks.add(place)
+            if before.record.samples_ts and after.record.samples_ts:
+                noise = trend.noise_between(place - 1, place)
+                change = compare_records(after.record, before.record, noise)
+                if change.verdict in (Verdict.FASTER, Verdict.SLOWER):
+                    trend.breaks.add(place)
+                changes.setdefault((before.run, after.run), []).append((after, change))
+    for of_runs in changes.values():
+        judged = adjusted([change for _, change in of_runs])
+        for (point, _), change in zip(of_runs, judged, strict=True):
+            point.change = change
+    for trend in trends:
+        trend.changes = list(_changes(trend, len(trends)))
+
+
+def _changes(trend: Trend, tests: int) -> Iterator[Change]:
+    """Yield each change of level over the whole series."""
+    whole = [point for point in trend.points if not point.record.partial]
+    centres = [point.record.centre for point in whole]
+    places = change_points(centres, QUESTIONS * tests)
+    for before, place, after in zip(
+        [0, *places], places, [*places[1:], len(centres)], strict=False
+    ):
+        old, new = centres[before:place], centres[place:after]
+        share = statistics.median(new) / statistics.median(old) - 1
+        creep = slope([*old, *new])
+        line = [creep * (index - (len(old) + len(new) - 1) / 2) for index in range(after - before)]
+        steps = [0.0] * len(old) + [share] * len(new)
+        is_creep = _misfit([*old, *new], line) < _misfit([*old, *new], steps)
+        yield Change(whole[place].run, share, creep if is_creep else None)
+
+
+def _misfit(centres: Sequence[float], shape: Sequence[float]) -> float:
+    """Return how far a series is from a shape, given in shares of its level."""
+    rest = [centre / (1 + part) for centre, part in zip(centres, shape, strict=True)]
+    return statistics.pvariance(rest)
+
+
+def change_text(change: Change) -> str:
+    """Say a change of level in words."""
+    word = "faster" if change.share > 0 else "slower"
+    if change.creep is not None:
+        return (
+            f"creeps by {100 * change.creep:+.2f} % a run, which adds up: from run {change.run} on "
+            f"{abs(100 * change.share):.1f} % {word} than before"
+        )
+    return f"from run {change.run} on {abs(100 * change.share):.1f} % {word} than before"

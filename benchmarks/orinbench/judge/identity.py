@@ -1,0 +1,113 @@
+"""Identity of records: the fields that make two the same measurement, and other differences."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from orinbench.judge.schema import Record
+from orinbench.measure.plan import Case
+
+# Fields that make two records the same measurement, whatever machine and version took them.
+KEY_FIELDS = tuple(
+    """
+    benchmark test backend unit model_type model_size n_prompt n_gen n_depth n_parallel sampling
+    n_threads n_ubatch
+""".split()
+)
+# llama.cpp's settings. What tinygrad has in these fields is what came of the model and the device.
+SETTING_FIELDS = ("n_batch", "type_k", "type_v", "n_gpu_layers", "flash_attn")
+# Fields that are reported when they differ between the two.
+CONTEXT_FIELDS = tuple(
+    """
+    cpu board kernel tinygrad_series flake_revision cpu_governors tinygrad_variables
+""".split()
+)
+
+
+def identity(record: Record) -> str:
+    """Return what identifies a (complete) record's measurement, as JSON."""
+    key = {field: _plain(getattr(record, field)) for field in KEY_FIELDS}
+    key["n_threads"] = key["n_threads"] or None  # files have 0 where it means nothing
+    key["n_parallel"] = key["n_parallel"] or 1  # llama.cpp's own files have one sequence
+    if record.decode_path is None:
+        key |= {field: _plain(getattr(record, field)) for field in SETTING_FIELDS}
+    else:  # the engine chooses how many tokens of a prompt go through at once
+        key["n_ubatch"] = None
+    return json.dumps(key, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return a switch as 0 or 1, which is how SQL has it."""
+    return int(value) if isinstance(value, bool) else value
+
+
+def case_label(record: Record) -> str:
+    """Return the case in words: benchmark, test, backend, model."""
+    model = f", {record.model_type}" if record.model_type else ""
+    return f"{case_test(record)}, {record.backend}{model}"
+
+
+def case_test(record: Record) -> str:
+    """Return the test, behind the benchmark's name unless it is llama-bench."""
+    if record.benchmark == "llama-bench":
+        return str(record.test)
+    return f"{record.benchmark} {record.test}"
+
+
+def own_test(record: Record) -> str:
+    """Return what stands behind the model's name where llama-bench's fields do not say the test.
+
+    Those are sequences at once, sampling, time to first text and a part of the multiprocessors.
+    """
+    said = Case(record.n_prompt or 0, record.n_gen or 0, record.n_depth or 0).label
+    is_ours = record.schema_version is not None and record.test != said
+    return f" ({record.test})" if is_ours else ""
+
+
+def device_label(record: Record) -> str:
+    """Return the device that computed, by the name that its vendor gave it, and the board."""
+    environment = record.environment
+    cpu = environment.get("cpu") or record.cpu_info or "CPU"
+    gpu = record.device_name or record.gpu_info
+    name = str(cpu if record.device == "CPU" or not gpu else gpu)
+    board = environment.get("board")
+    return f"{name} ({board})" if board and board not in name else name
+
+
+def case_key(record: Record) -> str:
+    """Return what tells a record's measurement on its device from all others."""
+    return f"{identity(record)} {device_label(record)}"
+
+
+def context(record: Record) -> dict[str, Any]:
+    """Return what may explain that a record differs from another of the same measurement."""
+    environment = record.environment
+    found = {field: environment.get(field) for field in CONTEXT_FIELDS if field in environment}
+    found |= {field: getattr(record, field) for field in ("software", "decode_path", "driver")}
+    states = [state for state in record.board_after if state]
+    mode = states[-1].get("power_mode") if states else None
+    found["power_mode"] = mode.get("name") if isinstance(mode, dict) else None
+    return {field: value for field, value in found.items() if value not in (None, [], {})}
+
+
+def differences(before: Sequence[Record], after: Sequence[Record]) -> list[str]:
+    """Return what differs between the contexts of two results, one line each.
+
+    What only one of them knows is no difference.
+    """
+    old, new = (_contexts(records) for records in (before, after))
+    return [
+        f"{field}: {' + '.join(old[field])} -> {' + '.join(new[field])}"
+        for field in old
+        if field in new and old[field] != new[field]
+    ]
+
+
+def _contexts(records: Sequence[Record]) -> dict[str, list[str]]:
+    """Return each field's values over all records, without repeats."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        for field, value in context(record).items():
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            found.setdefault(field, {})[text] = None
+    return {field: list(values) for field, values in found.items()}

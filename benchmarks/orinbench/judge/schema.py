@@ -1,0 +1,235 @@
+"""A record: one row of a run, as it is printed, kept in files and in the history, and read back.
+
+`SCHEMA_VERSION` rises when a field changes its meaning or goes; a new field does not raise it.
+"""
+
+import math
+import types
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_type_hints
+
+SCHEMA_VERSION = 1
+Plain = dict[str, Any]
+
+
+def _llama(default: Any) -> Any:
+    """Return a field of llama-bench's, which has this value there if nothing was given (0.5.0).
+
+    What means nothing to tinygrad is None here and is written so.
+    """
+    return field(default=None, metadata={"llama-bench": default})
+
+
+@dataclass
+class Record:
+    """llama-bench's fields by the same names, then ours; None is what is not known.
+
+    Lists of a row have an entry for each sample. docs/reference/records.md describes fields.
+    """
+
+    # llama.cpp 0.5.0, tools/llama-bench: test::get_fields(), and the two that its JSON adds.
+    build_commit: str | None = None
+    build_number: int | None = _llama(0)
+    cpu_info: str | None = _llama("")
+    gpu_info: str | None = _llama("")
+    backends: str | None = _llama("")
+    model_filename: str | None = None
+    model_type: str | None = None
+    model_size: int | None = None
+    model_n_params: int | None = None
+    n_batch: int | None = _llama(2048)
+    n_ubatch: int | None = _llama(512)
+    n_threads: int | None = _llama(0)
+    cpu_mask: str | None = _llama("0x0")
+    cpu_strict: int | None = _llama(0)
+    poll: int | None = _llama(50)
+    type_k: str | None = _llama("f16")
+    type_v: str | None = _llama("f16")
+    n_gpu_layers: int | None = _llama(-1)
+    n_cpu_moe: int | None = _llama(0)
+    split_mode: str | None = _llama("layer")
+    main_gpu: int | None = _llama(0)
+    no_kv_offload: int | None = _llama(0)
+    flash_attn: int | None = _llama(0)
+    devices: str | None = _llama("auto")
+    tensor_split: str | None = _llama("0.00")
+    tensor_buft_overrides: str | None = _llama("none")
+    load_mode: str | None = _llama("auto")
+    lazy_mode: str | None = _llama("auto")
+    use_mmap: int | None = _llama(1)
+    embeddings: int | None = _llama(0)
+    no_op_offload: int | None = _llama(0)
+    no_host: int | None = _llama(0)
+    repack: int | None = _llama(1)
+    fit_target: int | None = _llama(0)
+    fit_min_ctx: int | None = _llama(0)
+    n_prompt: int | None = None
+    n_gen: int | None = None
+    n_depth: int | None = None
+    test_time: str | None = None
+    avg_ns: int | None = None
+    stddev_ns: int | None = None
+    avg_ts: float | None = None
+    stddev_ts: float | None = None
+    samples_ns: list[int] = field(default_factory=list)
+    samples_ts: list[float] = field(default_factory=list)
+    # Ours.
+    schema_version: int | None = None
+    benchmark: str = "llama-bench"
+    unit: str = "tok/s"
+    n_parallel: int | None = None
+    sampling: str | None = None
+    work: float | None = None
+    peak_percent: float | None = None
+    extra: Plain = field(default_factory=dict)
+    backend: str = ""
+    software: str | None = None
+    device: str | None = None
+    device_name: str | None = None
+    driver: str | None = None
+    arch: str | None = None
+    renderer: str | None = None
+    test: str = ""
+    error: str | None = None
+    partial: bool | None = None
+    synthetic: bool | None = None
+    seed: int | None = None
+    repetitions: int | None = None
+    rounds: list[int] = field(default_factory=list)
+    processes: list[int] = field(default_factory=list)
+    ignored_flags: list[str] = field(default_factory=list)
+    median_ts: float | None = None
+    p5_ts: float | None = None
+    p95_ts: float | None = None
+    ci95_low_ts: float | None = None
+    ci95_high_ts: float | None = None
+    discarded_ns: list[int] = field(default_factory=list)
+    warnings: list[Plain] = field(default_factory=list)
+    comparisons: list[Plain] = field(default_factory=list)
+    token_read_bytes: int | None = None
+    token_read_by_tensor: Plain = field(default_factory=dict)
+    copy_bandwidth_gb_s: float | None = None
+    copy_bandwidth_samples_gb_s: list[float] | None = None
+    roofline_ts: float | None = None
+    roofline_percent: float | None = None
+    kernels_per_token: int | None = None
+    launches_per_token: int | None = None
+    peak_device_bytes: int | None = None
+    peak_rss_bytes: int | None = None
+    ttft_prompt: int | None = None
+    ttft_cold_s: float | None = None
+    ttft_warm_s: float | None = None
+    ttft_warm_samples_s: list[float] = field(default_factory=list)
+    load_s: float | None = None
+    cold_compile_s: float | None = None
+    cold_kernels_compiled: int | None = None
+    warm_up_s: float | None = None
+    warm_up_compile_s: float | None = None
+    check: Plain | None = None
+    excluded: str | None = None
+    decode_path: str | None = None
+    included: str | None = None
+    joules_per_token: float | None = None
+    tokens_per_joule: float | None = None
+    energy: list[Any] = field(default_factory=list)
+    clocks: list[Plain] = field(default_factory=list)
+    board_before: list[Any] = field(default_factory=list)
+    board_after: list[Any] = field(default_factory=list)
+    environment: Plain = field(default_factory=dict)
+
+    @property
+    def centre(self) -> float:
+        """The median, or the mean of what came without samples; 0 if nothing was measured."""
+        return (self.avg_ts if self.median_ts is None else self.median_ts) or 0.0
+
+
+def _kind(annotation: Any) -> Any:
+    """Return int of int | None, list of list[int]."""
+    if isinstance(annotation, types.UnionType):
+        annotation = next(part for part in get_args(annotation) if part is not type(None))
+    return getattr(annotation, "__origin__", annotation)
+
+
+# What each field is in Python, in order, and in SQL; lists and objects are JSON there.
+_HINTS = get_type_hints(Record)
+KINDS = {name: _kind(hint) for name, hint in _HINTS.items()}
+FIELDS = {
+    name: {int: "INTEGER", bool: "INTEGER", float: "REAL"}.get(kind, "TEXT")
+    for name, kind in KINDS.items()
+}
+_names = list(FIELDS)
+LLAMA_FIELDS = _names[: _names.index("schema_version")]
+LLAMA_DEFAULTS: Plain = {f.name: f.metadata["llama-bench"] for f in fields(Record) if f.metadata}
+
+
+def record_of(plain: Plain) -> Record:
+    """Return a record from its fields by name.
+
+    Others are left out, and lists and objects that are none are empty.
+    """
+    known = {}
+    for name, kind in KINDS.items():
+        value = plain.get(name)
+        if value is not None and (kind not in (list, dict) or isinstance(value, kind)):
+            known[name] = value
+    return Record(**known)
+
+
+# What the entries of these lists have for their readers.
+_ENTRIES = {"warnings": ("text",), "comparisons": ("baseline", "ratio", "text", "verdict")}
+_WORDS = {int: "a number", float: "a number", bool: "true or false", str: "text"}
+
+
+# What tables show of a file's records as it is.
+_PRINTED = {"benchmark", "test", "backend", "unit", "model_type", "software"}
+
+
+def fault_of(plain: Plain) -> str | None:
+    """Return which of our fields holds what no record has there, and what would be right.
+
+    llama.cpp's fields are its own: versions of it differ in them.
+    """
+    for name, kind in KINDS.items():
+        value = plain.get(name)
+        if value is None:
+            continue
+        if name in _PRINTED and isinstance(value, str) and not value.isprintable():
+            return f"{name} must be printable text"
+        if name in LLAMA_FIELDS:
+            if kind is not list and isinstance(value, list | dict):
+                return f"{name} must be one value"
+            continue
+        if kind in _WORDS and not _fits(value, kind):
+            return f"{name} must be {_WORDS[kind]}"
+        if kind is list and isinstance(value, list) and not _entries_fit(name, value):
+            return f"{name} holds an entry that is none"
+    return None
+
+
+def _entries_fit(name: str, entries: list[Any]) -> bool:
+    hint = _HINTS[name]
+    options = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    (kind,) = get_args(options[0])
+    if kind in _WORDS:
+        return all(_fits(entry, kind) for entry in entries)
+    return all(
+        (entry is None and kind is Any)
+        or (isinstance(entry, dict) and all(key in entry for key in _ENTRIES.get(name, ())))
+        for entry in entries
+    )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if kind is str:
+        return isinstance(value, str)
+    if kind is bool:
+        return value in (0, 1)
+    return is_number(value)
+
+
+def is_number(value: Any) -> bool:
+    """Return if a value is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # JSON's integers have no end
+        return False

@@ -1,0 +1,1 @@
+"""Timing: plans, rounds in fresh processes, clocks and power."""

@@ -1,0 +1,1 @@
+"""Engines that answer the same cases, each in fresh processes."""

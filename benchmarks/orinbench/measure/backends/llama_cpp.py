@@ -1,0 +1,312 @@
+"""llama.cpp's own `llama-bench` as a backend: one call of the binary per repetition.
+
+Several sequences at once are a call of `llama-batched-bench`, which is beside it.
+A case with a text is one start of `llama-server`.
+"""
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orinbench.child import PIPE, Child
+from orinbench.errors import BenchError
+from orinbench.measure.backends.backend import (
+    BackendDiedError,
+    FirstToken,
+    Identity,
+    LeftOutError,
+    Sample,
+    WarmedUp,
+)
+from orinbench.measure.backends.envelope import Preload
+from orinbench.measure.backends.llama_server import find_beside, first_text, server_arguments
+from orinbench.measure.backends.process import ended_how
+from orinbench.measure.backends.tinygrad_backend import FIRST_TOKEN_PROMPT
+from orinbench.measure.plan import KNOB_BY_FIELD, Case, Lane
+from orinbench.measure.prompt_text import prompt_text
+
+# The first repetition inside a llama-bench call is slower than the next ones even after its own
+# warm-up (on CUDA by up to a quarter, for prompts), so each call runs two and the first is put
+# aside: it stays in the record as `discarded_ns`. So it is done with llama-batched-bench.
+REPETITIONS_PER_CALL = 2
+# llama.cpp gives each sequence a multiple of so many tokens (llama-context.cpp).
+CONTEXT_OF_SEQUENCE = 256
+# Markers of a repetition's end: llama-bench's record of all, llama-batched-bench's of each.
+_SAMPLES, _BATCHED = (b'"samples_ns"', 1), (b'"t_tg"', REPETITIONS_PER_CALL)
+# Added to a seed: a text that no round has.
+_OTHER_TEXT = 1 << 32
+
+
+def find_llama_bench(given: str | None) -> Path | None:
+    """Return the binary that `--llama-bench` names or PATH has; raises BenchError if unusable."""
+    if given is None:
+        found = shutil.which("llama-bench")
+        return Path(found) if found else None
+    path = Path(given)
+    if not path.is_file():
+        raise BenchError(f"--llama-bench {given}: no such file; name llama.cpp's llama-bench")
+    if not os.access(path, os.X_OK):
+        raise BenchError(f"--llama-bench {given}: not executable; try chmod +x {given}")
+    return path.absolute()
+
+
+@dataclass(frozen=True)
+class Call:
+    """Result of one run of the binary."""
+
+    record: dict[str, Any]
+    wall_s: float
+    ended_s: float | None  # when the record came: llama-bench prints it right behind its timing
+    peak_rss_bytes: int
+
+
+class LlamaCppBackend:
+    """llama.cpp with one model.
+
+    Nothing of it stays loaded between repetitions: each call of the binary loads the model, warms
+    up as llama-bench does (the whole prompt, one token), and times inside, so that process start,
+    load and warm-up are in no sample.
+    """
+
+    def __init__(
+        self,
+        binary: Path,
+        plan: Lane,
+        timeout: float,
+        extra: Sequence[str] = (),
+        verbose: bool = False,
+        preload: Preload | None = None,
+    ) -> None:
+        self.plan = plan
+        self._preload = preload
+        self._binary, self._extra = binary, tuple(extra)
+        self._batched = find_beside("llama-batched-bench", binary)
+        if plan.most_sequences > 1 and self._batched is None:
+            beside = binary.with_name("llama-batched-bench")
+            raise BenchError(
+                f"-npl: there is no {beside}, which llama.cpp needs for it; build it there"
+            )
+        self._timeout = timeout
+        self._verbose = verbose
+        self._first: Call | None = None
+        self._sms: int | None = None
+
+    def open(self) -> Identity:
+        """Run one chunk of prompt and one token: the model loads and the binary says what it is."""
+        first = self.plan.cases[0]
+        case = Case(FIRST_TOKEN_PROMPT, 1, 0, first.settings)
+        self._first = self._call(case, repetitions=1, extra=("--no-warmup",))
+        record = self._first.record
+        number = record.get("build_number")
+        return Identity(
+            software=f"llama.cpp {record.get('build_commit', 'unknown')}",
+            build_commit=str(record.get("build_commit", "unknown")),
+            build_number=number if isinstance(number, int) else None,
+            device="CPU" if runs_on_cpu(record) else str(record.get("backends", "unknown")),
+            device_name=str(record.get("gpu_info") or "") or None,
+            n_threads=record.get("n_threads"),
+            sms=self._sms,
+        )
+
+    def first_token(self) -> FirstToken:
+        """Return the wall time of `open`'s call: process start to first token, and its exit."""
+        assert self._first is not None, "open() comes first"
+        return FirstToken(FIRST_TOKEN_PROMPT, self._first.wall_s)
+
+    def warm_up(self, case: Case) -> WarmedUp | None:
+        """Do nothing: every call of a binary warms up by itself. Raises LeftOutError."""
+        if case.text:
+            self._server(case)
+        return None
+
+    def measure(self, case: Case, seed: int) -> Sample:
+        """Call the binary and keep the last of its repetitions; it draws its own token ids."""
+        if case.text:
+            return self._first_text(case, seed)
+        if case.n_parallel > 1:
+            call = self._call_batched(case)
+        else:
+            call = self._call(case, REPETITIONS_PER_CALL)
+        samples = call.record.get("samples_ns")
+        if not isinstance(samples, list) or len(samples) != REPETITIONS_PER_CALL:
+            raise BackendDiedError(f"llama.cpp gave no {REPETITIONS_PER_CALL} samples_ns")
+        return Sample(
+            ns=int(samples[-1]),
+            ended_s=call.ended_s,
+            peak_rss_bytes=call.peak_rss_bytes,
+            discarded_ns=[int(ns) for ns in samples[:-1]],
+            engine_record=call.record,
+        )
+
+    def _server(self, case: Case) -> tuple[Path, list[str]]:
+        """Return llama-server and its arguments for a case; raises LeftOutError."""
+        binary = find_beside("llama-server", self._binary)
+        if binary is None:
+            raise LeftOutError("no llama-server beside llama-bench or on PATH")
+        # It refuses a prompt that leaves no room for an answer.
+        tokens = max(self.plan.max_context, case.context + CONTEXT_OF_SEQUENCE)
+        context = ["-c", str(tokens), "-np", "1"]
+        settings = server_arguments(case.settings)
+        return binary, ["-m", str(self.plan.model), *context, *self._extra, *settings]
+
+    def _first_text(self, case: Case, seed: int) -> Sample:
+        """Start llama-server, warm it up with one text, and time another."""
+        binary, arguments = self._server(case)
+        model = self.plan.model
+        assert model is not None
+        texts = [prompt_text(model, case.n_prompt, drawn) for drawn in (seed + _OTHER_TEXT, seed)]
+        try:
+            found = first_text(binary, arguments, texts, self._timeout, **self._variables)
+            self._see_envelope()
+        except BenchError as error:
+            raise BackendDiedError(str(error)) from error
+        if found.n_tokens != case.n_prompt:
+            raise BackendDiedError(
+                f"llama-server made {found.n_tokens} tokens of a text of {case.n_prompt}"
+            )
+        return Sample(
+            ns=found.ns,
+            ended_s=found.ended_s,
+            engine_record=self._as_recorded(case),
+            extra={"http_ms": found.http_ns / 1e6},
+        )
+
+    @property
+    def _variables(self) -> dict[str, str]:
+        return self._preload.environment if self._preload else {}
+
+    def _see_envelope(self) -> None:
+        """Read how many multiprocessors the last program had; raises BenchError."""
+        if self._preload is not None:
+            self._sms = self._preload.sms()
+
+    def _as_recorded(self, case: Case) -> dict[str, Any]:
+        """Return what llama-bench's record of a case says of build, machine and settings."""
+        record = self._first.record if self._first else {}
+        settings = dict(case.settings)
+        if "flash_attn" in settings:
+            asked = str(settings["flash_attn"])
+            settings["flash_attn"] = {"off": 0, "on": 1, "auto": -1}.get(asked, asked)
+        return record | settings
+
+    def renew(self) -> float | None:
+        """Do nothing: every call of the binary is a fresh process."""
+        return None
+
+    def close(self) -> None:
+        """Nothing runs between calls."""
+
+    def _call(self, case: Case, repetitions: int, extra: Sequence[str] = ()) -> Call:
+        often = ["-o", "json", *self._extra, *extra, "-r", str(repetitions)]
+        return self._run(self._binary, [*often, *case_arguments(case)], _SAMPLES, _record_of)
+
+    def _call_batched(self, case: Case) -> Call:
+        assert self._batched is not None, "the plan has several sequences"
+        extra = [word for word in self._extra if word != "--no-warmup"]  # which it does not have
+        arguments = [*extra, *batched_arguments(case)]
+        return self._run(self._batched, arguments, _BATCHED, _batched_record_of)
+
+    def _run(
+        self,
+        binary: Path,
+        arguments: Sequence[str],
+        end: tuple[bytes, int],
+        read: Callable[[str], dict[str, Any]],
+    ) -> Call:
+        """Run a binary on the model; the record, which `read` reads, has come with its `end`.
+
+        That is so many of a marker.
+        """
+        output, ended_s = b"", None
+        marker, markers = end
+        command = [binary, "-m", self.plan.model, *arguments]
+        try:
+            child = Child(command, self._variables, self._verbose, out=PIPE)
+        except OSError as error:
+            raise BackendDiedError(f"{binary.name} does not start: {error}") from error
+        with child:
+            try:
+                while data := child.read(child.started + self._timeout):
+                    output += data
+                    if ended_s is None and output.count(marker) >= markers:
+                        ended_s = time.monotonic()
+            except TimeoutError:
+                child.end(grace=0)
+                raise BackendDiedError(
+                    f"{binary.name} did not end in {self._timeout:g} s (--timeout)"
+                ) from None
+            status = child.wait()
+            wall_s = time.monotonic() - child.started
+            if status != 0:
+                why = _reason(child.errors())
+                raise BackendDiedError(f"{binary.name} {ended_how(status or 0)}: {why}")
+        try:
+            self._see_envelope()
+        except BenchError as error:
+            raise BackendDiedError(str(error)) from error
+        record = read(output.decode(errors="replace"))
+        return Call(record, wall_s, ended_s, child.peak_bytes)
+
+
+def _record_of(output: str) -> dict[str, Any]:
+    """Return llama-bench's one record."""
+    try:
+        (record,) = json.loads(output)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise BackendDiedError(f"llama-bench printed no JSON array of one object: {output[:200]!r}")
+    return record
+
+
+def _batched_record_of(output: str) -> dict[str, Any]:
+    """Return what llama-batched-bench says, by llama-bench's names.
+
+    Without a depth it divides by no time at all: a speed may be nan, which is no JSON.
+    """
+    fields = re.findall(r'"(n_batch|n_ubatch|n_threads|n_gpu_layers)": *(-?[0-9]+)', output)
+    samples = [float(s) * 1e9 for s in re.findall(r'"t_tg": *([0-9.]+)', output)]
+    return {name: int(value) for name, value in fields} | {"samples_ns": samples}
+
+
+def _reason(errors: str) -> str:
+    """Return the line of llama-bench's talk that says why, else the last one."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower() or "invalid" in line.lower()]
+    return (telling or lines or ["it gave no reason"])[-1]
+
+
+def case_arguments(case: Case) -> list[str]:
+    """Return llama-bench's arguments for one case."""
+    if case.n_prompt and case.n_gen:
+        arguments = ["-p", "0", "-n", "0", "-pg", f"{case.n_prompt},{case.n_gen}"]
+    else:
+        arguments = ["-p", str(case.n_prompt), "-n", str(case.n_gen)]
+    arguments += ["-d", str(case.n_depth)] if case.n_depth else []
+    return arguments + _flags(case)
+
+
+def batched_arguments(case: Case) -> list[str]:
+    """Return llama-batched-bench's arguments for one case, as often as a call repeats it."""
+    context = -(-case.context // CONTEXT_OF_SEQUENCE) * CONTEXT_OF_SEQUENCE
+    sequences = ",".join([str(case.n_parallel)] * REPETITIONS_PER_CALL)
+    arguments = ["-c", str(case.n_parallel * context), "-npp", str(case.n_depth)]
+    arguments += ["-ntg", str(case.n_gen), "-npl", sequences, "--output-format", "jsonl"]
+    return arguments + _flags(case)
+
+
+def _flags(case: Case) -> list[str]:
+    pairs = ((KNOB_BY_FIELD[field].flags[0], str(value)) for field, value in case.settings)
+    return [word for pair in pairs for word in pair]
+
+
+def runs_on_cpu(record: dict[str, Any]) -> bool:
+    """True if llama-bench's record is of a run on the CPU alone."""
+    accelerators = set(str(record.get("backends", "")).split(",")) - {"CPU", "BLAS", ""}
+    return not accelerators or record.get("n_gpu_layers") == 0

@@ -1,0 +1,140 @@
+"""A worker process, and the methods of its TinygradRunner called from here.
+
+A call is a pickled (name, arguments) on the worker's standard input. Its answer is a pickled
+(kind, value) behind its size on the worker's standard output; others before it say how far it is.
+"""
+
+import pickle
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from orinbench.child import PIPE, Child
+from orinbench.measure.backends.backend import BackendDiedError, NoNumbersError
+from orinllm.gpu.compiler import compiler_hint
+
+if TYPE_CHECKING:
+    from orinbench.measure.backends.tinygrad_runner import TinygradRunner
+
+WORKER = (sys.executable, "-m", "orinbench.measure.backends.worker")
+# Time for a worker to end by itself once its pipe is closed (tinygrad gives the GPU back), and
+# then after SIGTERM.
+QUIT_SECONDS = 2.0
+CLOSE_SECONDS = 5.0
+# Kinds of answers: what the method returned, progress in words, an exception in one line, and
+# NoNumbersError's.
+DONE, SAID, FAILED, NO_NUMBERS = "done", "said", "failed", "no numbers"
+SIZE_BYTES = 8
+# No answer is as large. The size that text stands for is: its first byte is not 0.
+_MOST_BYTES = 1 << 40
+
+
+class _Remote:
+    """An object of the worker: its attributes are remote too, and it is called there."""
+
+    def __init__(self, ask: Callable[..., Any], name: str = "") -> None:
+        self._ask, self._name = ask, name
+
+    def __getattr__(self, name: str) -> "_Remote":
+        return _Remote(self._ask, f"{self._name}.{name}".lstrip("."))
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self._ask(self._name, *arguments)
+
+
+class WorkerProcess:
+    """Starts a worker at once; use as a context manager or call `close`.
+
+    `runner` is its TinygradRunner; calls raise BackendDiedError, one line. `timeout` bounds each,
+    in seconds; `say` hears how far one is. The worker has a session of its own: Ctrl-C reaches the
+    bench alone, which then closes it.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        timeout: float,
+        command: Sequence[str] = WORKER,
+        verbose: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._timeout, self._say = timeout, say
+        self._child = Child(command, environment, verbose, out=PIPE, hears=True)
+        self.started = self._child.started
+        self._buffer = bytearray()
+        self.runner = cast("TinygradRunner", _Remote(self._ask))
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        try:
+            self._child.tell(pickle.dumps((name, arguments)))
+            while (answer := self._answer())[0] == SAID:
+                self._say(answer[1])
+        except (BrokenPipeError, ValueError, EOFError):  # it ended, or was closed after a timeout
+            raise BackendDiedError(self._obituary()) from None
+        except TimeoutError:
+            self.close()
+            raise BackendDiedError(
+                f"no answer to {name} in {self._timeout:g} s (--timeout)"
+            ) from None
+        kind, value = answer
+        if kind == NO_NUMBERS:
+            raise NoNumbersError(value)
+        if kind == FAILED:
+            raise BackendDiedError(compiler_hint(value))
+        return value
+
+    def _answer(self) -> tuple[str, Any]:
+        """Return the next answer; raises EOFError at its end, TimeoutError and BackendDiedError."""
+        deadline = time.monotonic() + self._timeout
+        size = int.from_bytes(head := self._take(SIZE_BYTES, deadline))
+        if size > _MOST_BYTES:
+            self.close()
+            raise BackendDiedError(f"wrote text beside its answers: {head + self._buffer!r:.200}")
+        answer: tuple[str, Any] = pickle.loads(self._take(size, deadline))
+        return answer
+
+    def _take(self, size: int, deadline: float) -> bytes:
+        while len(self._buffer) < size:
+            if not (data := self._child.read(deadline)):
+                raise EOFError
+            self._buffer += data
+        found = bytes(self._buffer[:size])
+        del self._buffer[:size]
+        return found
+
+    def _obituary(self) -> str:
+        """Say how the process ended, with the last line that it wrote to standard error."""
+        if (status := self._child.wait(CLOSE_SECONDS)) is None:
+            return "closed its pipe but did not end"
+        how = ended_how(status)
+        last = self._child.last_words("")
+        return f"{how}: {last}" if last else how
+
+    def close(self) -> None:
+        """End the process and what it started."""
+        self._child.close(CLOSE_SECONDS, QUIT_SECONDS)
+
+    def __enter__(self) -> "WorkerProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ended_how(status: int) -> str:
+    """Say how a program ended: with a status, or by a signal (a negative one)."""
+    return f"ended with status {status}" if status >= 0 else _signal_name(-status)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    hints: dict[int, str] = {
+        signal.SIGKILL: " (out of memory?)",
+        signal.SIGILL: " (built for another processor?)",
+    }
+    return f"killed by {name}{hints.get(number, '')}"

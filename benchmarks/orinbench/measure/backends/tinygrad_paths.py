@@ -1,0 +1,215 @@
+"""The models that are timed: the engine's loop as it serves, and tinygrad.llm's own network.
+
+This module imports tinygrad; see `tinygrad_runner`.
+"""
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from tinygrad import Device
+from tinygrad.engine.realize import Ops
+
+from orinbench.measure.backends.backend import NoNumbersError
+from orinbench.measure.backends.transformer import TransformerExecutor
+from orinllm.batching.cache import SlotStore
+from orinllm.batching.cpu_runner import CpuRunner
+from orinllm.batching.fused_runner import FusedRunner
+from orinllm.batching.runner import Draw, Logprobs, Row, Runner
+from orinllm.batching.scheduler import NO_NUMBERS, Scheduler
+from orinllm.batching.sequence import Sequence as Job
+from orinllm.batching.watch import Unwatched
+from orinllm.choose.sampling import Sampling
+from orinllm.gpu.kernels.buffers import KEY_TYPES
+from orinllm.gpu.memory import pages_of
+from orinllm.loader import Network, Share, make_runner, plan_network
+
+_GREEDY = Sampling(temperature=0)
+
+
+class Executor(Protocol):
+    """A sequence on a model, token by token: what is checked and profiled."""
+
+    name: str  # of the path
+    vocab_size: int
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """Start keys and values of tokens[start:end] at their positions."""
+        ...
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """Start one token more: the given one, or the one that `token` returns."""
+        ...
+
+    def token(self) -> int:
+        """Wait for the most likely next token; -1 where logits are no numbers."""
+        ...
+
+    def logits(self) -> NDArray[np.float32]:
+        """Wait for the logits after the last token: (vocabulary)."""
+        ...
+
+
+def make_network_runner(network: Network, sequences: int = 1, general: bool = False) -> Runner:
+    """Return the engine's runner of a network on tinygrad's default device.
+
+    On the fused kernels it has memory for so many sequences' whole contexts.
+    """
+    share = Share(sequences, sequences * pages_of(network.context))
+    return make_runner(network, plan_network(network, str(Device.DEFAULT)), general, share)
+
+
+def load_runner(model: str, max_context: int, sequences: int = 1, key_type: str = "f16") -> Runner:
+    """Return the engine's runner of a GGUF file, as `make_network_runner`."""
+    trained = Network.read(model).config.trained_context
+    network = Network.read(model, min(max_context, trained), KEY_TYPES[key_type])
+    return make_network_runner(network, sequences)
+
+
+class OneSequence:
+    """`Executor` of the engine's runner, whose first slot it has."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
+        self._pages = range(pages_of(runner.context))
+        self._text: list[int] = []
+        self._token: int | None = None
+
+    def fill(self, tokens: Sequence[int], start: int, end: int) -> None:
+        """See `Executor`."""
+        self._text = list(tokens[:end])
+        for at in range(start, end, self.runner.chunk):
+            self.runner.fill(self._pages, tokens, at, min(at + self.runner.chunk, end))
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        """See `Executor`."""
+        if token is None:
+            token, position = self.token(), len(self._text)
+        self._text[position:] = [token]
+        self._token = None
+        self.runner.launch([Row(token, position, self._pages, Draw(_GREEDY, self._text))])
+
+    def token(self) -> int:
+        """See `Executor`."""
+        if self._token is None:
+            self._token = self.runner.collect()[0].token
+        return self._token
+
+    def logits(self) -> NDArray[np.float32]:
+        """See `Executor`."""
+        self.token()
+        found: NDArray[np.float32] = self.runner.logits()[0]
+        return found
+
+
+class _Clock:
+    """A sink that notes when tokens came (time.perf_counter_ns)."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.first = self.last = 0
+        self.error: str | None = None
+
+    def take(self, token: int, logprobs: Logprobs | None) -> bool:
+        """See `Sink`."""
+        self.last = time.perf_counter_ns()
+        self.first = self.first or self.last
+        self.tokens.append(token)
+        return False
+
+    def end(self, reason: str, error: str | None) -> None:
+        """See `Sink`."""
+        self.error = error
+
+
+class EngineLoop:
+    """The engine's scheduler on a runner: the loop that serves, in the thread that asks.
+
+    A slot keeps what its last sequence left, so a prompt at a depth is a sequence that goes on.
+    """
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.name, self.vocab_size = runner, runner.name, runner.vocab_size
+        # Its states do not go back: a prompt at a depth would be timed with the depth.
+        self.recurrent = isinstance(runner, CpuRunner) and bool(runner.path.config.state_size)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what slots keep: the next prompts are computed from their first token on."""
+        self._store = SlotStore(self.runner.slots, self.runner.context, not self.recurrent)
+
+    def answer(
+        self, prompts: Sequence[Sequence[int]], n_tokens: int, ways: Sequence[Sampling] = ()
+    ) -> tuple[int, int, list[list[int]]]:
+        """Answer prompts, all together, with so many tokens each, whatever they are.
+
+        `ways` says how each draws its tokens; empty: the most likely ones. Returns the ns until
+        each had its first token, those until all had their last, and the tokens. Raises what the
+        runner raises, and NoNumbersError where logits are none.
+        """
+        clocks = [_Clock() for _ in prompts]
+        each = zip(prompts, ways or [_GREEDY] * len(prompts), clocks, strict=True)
+        jobs = [Job(list(ids), how, n_tokens, frozenset(), clock) for ids, how, clock in each]
+        scheduler = Scheduler(self.runner, self._store, Unwatched(), len(jobs))
+        start = time.perf_counter_ns()
+        scheduler.submit(jobs)
+        scheduler.stop()
+        scheduler.run()
+        if scheduler.failure is not None:
+            raise scheduler.failure
+        for clock in clocks:
+            if clock.error is not None:
+                raise (NoNumbersError if clock.error == NO_NUMBERS else RuntimeError)(clock.error)
+        first, last = (max(getattr(c, name) for c in clocks) for name in ("first", "last"))
+        return first - start, last - start, [clock.tokens for clock in clocks]
+
+
+Timed = EngineLoop | TransformerExecutor
+
+
+def kernels_of(linear: Any) -> tuple[int, int]:
+    """Return (kernels, launches) of one run of a LINEAR.
+
+    Kernels are programs and copies, those inside graphs included; launches are the calls that the
+    host makes for them.
+    """
+    calls = linear.src
+    kernels = 0
+    for call in calls:
+        body = call.src[0]
+        is_graph = body.op is Ops.CUSTOM_FUNCTION and body.arg == "graph"
+        kernels += len(body.src[0].src) if is_graph else 1
+    return kernels, len(calls)
+
+
+# What a timed region holds, by the path's name.
+INCLUDED = {
+    "fused": "the scheduler's turns, the forward pass, the draw of each token on the device, the "
+    "copies of a prompt's token ids to the device, and of each token's id, not of its logits, to "
+    "the host, while the next one is computed",
+    **dict.fromkeys(
+        ("cpu", "general"),
+        "the scheduler's turns, the forward pass to the logits, and the draw of each token on the "
+        "host",
+    ),
+    "jit": "copies of random token ids to the device, the forward pass, and on the device "
+    "temperature, Gumbel noise and argmax over the logits",
+}
+
+
+def chunk_of(timed: Timed) -> int | None:
+    """Return how many tokens of a prompt go through at once; None: all."""
+    if isinstance(timed, TransformerExecutor):
+        return timed.chunk
+    return timed.runner.chunk if isinstance(timed.runner, FusedRunner) else None
+
+
+def kernels_of_token(timed: Timed, sequences: int = 1) -> tuple[int | None, int | None]:
+    """Count as `kernels_of`; on a CPU a token is one program, elsewhere it is not known."""
+    if isinstance(timed, TransformerExecutor):
+        return kernels_of(timed.captured)
+    if isinstance(timed.runner, FusedRunner):
+        return kernels_of(timed.runner.executor.decoder(sequences).next_graph.linear)
+    return (1, 1) if Device.DEFAULT == "CPU" else (None, None)

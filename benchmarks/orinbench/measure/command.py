@@ -1,0 +1,469 @@
+"""`orinbench llama-bench`: llama.cpp's benchmark, on tinygrad's devices and llama.cpp at once."""
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from orinbench.check.gate import Gate
+from orinbench.check.nonfinite import require_layers
+from orinbench.check.reference import unsupported
+from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
+from orinbench.interrupts import Interrupts
+from orinbench.judge.record import make_records
+from orinbench.judge.verdict import pairs_needed
+from orinbench.measure.backends.backend import Backend, LeftOutError
+from orinbench.measure.backends.envelope import Preload
+from orinbench.measure.backends.llama_cpp import LlamaCppBackend, find_llama_bench
+from orinbench.measure.backends.tinygrad_backend import (
+    TinygradBackend,
+    copy_bandwidth,
+    probe_device,
+)
+from orinbench.measure.board import check_textfile, rail_choice, textfile
+from orinbench.measure.journal import Journal, journal_directory, lost_journals
+from orinbench.measure.parity import (
+    WholeFlags,
+    check_passed_on,
+    list_devices,
+    parity_options,
+    passed_on,
+)
+from orinbench.measure.plan import (
+    KEY_TYPES,
+    KNOBS,
+    TINYGRAD_DEVICES,
+    Case,
+    Lane,
+    Plan,
+    check_backend_name,
+    make_lanes,
+    parse_settings,
+    parse_variables,
+    swept,
+)
+from orinbench.measure.prompt_text import prompt_text
+from orinbench.measure.results import RunResult
+from orinbench.measure.runner import Runner
+from orinbench.measure.sampled import sampling_of
+from orinbench.model import ModelInfo, open_model
+from orinbench.options import (
+    Command,
+    backend_options,
+    case_options,
+    check_board,
+    check_output,
+    check_processes,
+    kept_cache,
+    model_options,
+    numbers_of,
+    output_options,
+    processes_option,
+    repetitions_option,
+    run_options,
+    sweep_options,
+    tests_of,
+    with_options,
+    write_records,
+)
+from orinbench.synth import cached_synthetic, progress_bar
+from orinbench.talk import Talk, make_talk
+from orinboard.files import Roots
+from orinllm.gpu.compiler import compiler_note
+
+# Sequences that a decoder of the engine takes at most (orinllm/gpu/kernels/batch.py, which imports
+# tinygrad, as this process does not).
+MOST_SEQUENCES = 32
+# A beam search takes minutes; repeating it for the sake of a cold start is nobody's wish.
+SEARCH_VARIABLES = ("BEAM", "JITBEAM")
+# Fresh processes a backend: enough for a verdict on 25 tests at once, and for one where a process
+# in ten is an outlier. If all starts together take longer than FIT_SECONDS, there are fewer.
+PROCESSES = 10
+FIT_SECONDS = 90.0
+# Note after a run on a CPU without llama.cpp.
+FIRST_RUN = "everything works here; the kernels are made for GPUs (docs/performance.md)"
+
+
+def _knob_options(command: Command) -> Command:
+    """Add an option for each of llama-bench's list-valued settings."""
+    both = ("n_threads", "type_k", "type_v")
+    applies = {knob: "" if knob.field in both else " (llama.cpp)" for knob in KNOBS}
+    return with_options(
+        command,
+        *(
+            click.option(k.field, *k.flags, multiple=True, metavar="LIST", help=f"{k.help}{where}.")
+            for k, where in applies.items()
+        ),
+    )
+
+
+@click.command("llama-bench", cls=WholeFlags, context_settings={"max_content_width": 100})
+@model_options
+@case_options
+@click.option(
+    "n_parallel",
+    "-npl",
+    multiple=True,
+    metavar="LIST",
+    help="Sequences that -n decodes at once. [default: 1]",
+)
+@click.option(
+    "texts",
+    "--ttft",
+    multiple=True,
+    metavar="LIST",
+    help="Measure the time to the first text, of prompts of so many tokens; 0: do not. "
+    "[default: the largest -p]",
+)
+@click.option(
+    "sampling",
+    "--sampling",
+    multiple=True,
+    metavar="FIELD=NUMBER,...",
+    help="Repeat generation tests with tokens drawn by temperature, top_p, top_k, min_p; "
+    "temperature=0: the most likely ones.",
+)
+@repetitions_option(10, "Rounds, in each of which every test runs once. [default: 10]")
+@processes_option(f"Fresh processes of each backend that share the rounds. [default: {PROCESSES}]")
+@output_options
+@backend_options
+@sweep_options
+@click.option(
+    "--path",
+    "path_",
+    type=click.Choice(["auto", "general"]),
+    default="auto",
+    help="general: measure tinygrad.llm's own network, not the engine. [default: auto]",
+)
+@click.option(
+    "--sms",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Use only N multiprocessors of the GPU (CUDA); an AGX Orin has 16.",
+)
+@click.option(
+    "--check/--no-check",
+    default=None,
+    help="Check the numbers first. [default: of small models]",
+)
+@click.option(
+    "--cold-start/--no-cold-start",
+    default=None,
+    help="Time a first start, with an empty kernel cache. [default: yes, unless BEAM or JITBEAM "
+    "is set]",
+)
+@click.option("--no-warmup", is_flag=True, help="Skip the warm-up.")
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, readable=False),
+    metavar="DIR",
+    help="Write the figures for node_exporter's textfile collector into DIR.",
+)
+@run_options
+@parity_options
+@_knob_options
+def llama_bench_command(**options: Any) -> int:
+    """Measure a model on tinygrad and llama.cpp, with llama-bench's flags.
+
+    It measures prompts (pp), generation (tg) and the time from a prompt's text to the answer's
+    first text (ttft). A LIST is 128,256 or 1-4 or 64-512+64 or 32-512*2; its flag may be repeated.
+    Results go to standard output, everything else to standard error.
+    """
+    if options["list_devices"]:
+        click.echo(list_devices(find_llama_bench(options["llama_bench"])))
+        return 0
+    roots = Roots()
+    check_options(options, roots)
+    plan_options = PlanOptions(options)
+    talk, sms = make_talk(options["progress"]), options["sms"]
+    for path, samples in lost_journals(journal_directory()):
+        talk.line(f"an earlier run was killed; its samples are in {path} ({samples})")
+    paths, synthetic = model_paths(options, talk)
+    models = {path: open_model(path) for path in paths}
+    for model in models.values():
+        if unsupported(model) is None:
+            require_layers(model)
+    backends, binary = choose_backends(options["backends"], options["llama_bench"], talk, sms)
+    check_possible(options, plan_options, backends)
+    tests, settings = plan_options.tests, plan_options.settings
+    check_contexts(tests, models.values())
+    texts = text_lengths(plan_options, models.values(), talk)
+    lanes = make_lanes(backends, paths, tests, settings, texts, sms, options["sampling"])
+    lanes = swept(lanes, options["variables"])
+    if note := compiler_note(os.environ):
+        talk.line(note)
+    plan = Plan(lanes, plan_options.repetitions, options["seed"], plan_options.processes)
+    with (
+        Interrupts() as interrupts,
+        Journal(journal_directory()) as journal,
+        envelope(sms, binary if "llama.cpp" in backends else None) as preload,
+    ):
+        runner = Runner(
+            plan,
+            [make_backend(lane, binary, options, preload) for lane in lanes],
+            [models[lane.model] for lane in lanes if lane.model],
+            talk,
+            gate=Gate(options["check"], talk, binary, options["timeout"]),
+            probe=None if sms else lambda device: copy_bandwidth(device, options["timeout"]),
+            delay=options["delay"],
+            warm_up=not options["no_warmup"],
+            cooldown=options["cooldown"],
+            roots=roots,
+            journal=journal,
+            rails=rail_choice(options["rails"], roots),
+            interrupts=interrupts,
+            fit_seconds=None if options["processes"] else FIT_SECONDS,
+            least_processes=pairs_needed(sum(len(lane.cases) for lane in lanes[1:])),
+        )
+        made_up = all(model.name.startswith("synthetic ") for model in models.values())
+        runner.result.synthetic = synthetic or made_up
+        run = run_and_report(runner, options, journal)
+        if words := last_words(run):
+            talk.line(words)
+    return EXIT_INTERRUPTED if run.partial else EXIT_FAILED_ROWS if run.failed else 0
+
+
+def check_options(options: dict[str, Any], roots: Roots) -> None:
+    """Raise BenchError for what cannot be, before anything is written or opened."""
+    check_output(options)
+    check_passed_on(options)
+    parse_variables(options["variables"])
+    if kept_cache(options["kept"]) and options["cold_start"]:
+        raise BenchError("--kept with --cold-start: a cold start has nothing kept; choose one")
+    for text in options["sampling"]:
+        sampling_of(text)
+        if options["path_"] == "general":
+            raise BenchError(f"--sampling {text}: tinygrad.llm's network draws in its own way")
+    check_board(options, roots)
+    if options["textfile"] is not None:
+        check_textfile(options["textfile"])
+
+
+def run_and_report(runner: Runner, options: dict[str, Any], journal: Journal) -> RunResult:
+    """Run and hand out what was measured, also where something unexpected is raised."""
+    try:
+        run = runner.run()
+    except Exception:
+        if any(row.samples for lane in runner.result.lanes for row in lane.rows):
+            runner.result.partial = True
+            report(runner.result, options)
+            journal.written()
+        raise
+    report(run, options)
+    journal.written()
+    return run
+
+
+class PlanOptions:
+    """The options that make the plan, parsed; raises BenchError for what cannot be run."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.repetitions = options["repetitions"]
+        self.processes = check_processes(options["processes"], self.repetitions, PROCESSES)
+        n_prompt = numbers_of(options["n_prompt"], "-p", 512)
+        self.asks_text = bool(options["texts"])
+        self.texts = [n for n in numbers_of(options["texts"], "--ttft", max(n_prompt)) if n]
+        self.parallel = numbers_of(options["n_parallel"], "-npl", 1, 1, MOST_SEQUENCES)
+        self.tests = tests_of(options, self.parallel)
+        self.settings = parse_settings({knob.field: options[knob.field] for knob in KNOBS})
+
+
+def check_possible(options: dict[str, Any], plan: PlanOptions, backends: Sequence[str]) -> None:
+    """Raise BenchError for what no test or no backend of the run can do."""
+    most = max(plan.parallel)
+    if most > 1 and not any(test.n_gen for test in plan.tests):
+        raise BenchError(f"-npl {most}: sequences decode -n tokens each, and -n is 0")
+    general = options["path_"] == "general"
+    plain = [b for b in backends if b.startswith("tinygrad:" if general else "tinygrad:CPU")]
+    if most > 1 and plain:
+        raise BenchError(
+            f"-npl {most}: only the fused kernels decode several at once; {plain[0]} decodes one"
+        )
+    if "llama.cpp" in backends:
+        return
+    keys = {*",".join(options["type_k"]).split(","), *",".join(options["type_v"]).split(",")} - {""}
+    if other := keys - {*(KEY_TYPES if not plain else ["f16"])}:
+        raise BenchError(
+            f"-ctk, -ctv {min(other)}: tinygrad keeps keys and values as f16, and as q8_0 on its "
+            "fused kernels; llama.cpp, which takes other types, is not in this run"
+        )
+    if options["type_k"] != options["type_v"] and keys != {"f16"}:
+        raise BenchError("-ctk, -ctv: keys and values are of one type in tinygrad; give both")
+
+
+def text_lengths(plan: PlanOptions, models: Iterable[ModelInfo], talk: Talk) -> list[int]:
+    """Return the lengths of the texts to time, none where a model cannot answer such a text.
+
+    Raises BenchError if they were asked for.
+    """
+    try:
+        for model, n_tokens in itertools.product(models, plan.texts):
+            if n_tokens >= model.context_length:
+                raise LeftOutError(
+                    f"a text of {n_tokens} tokens leaves no room for an answer in the "
+                    f"{model.context_length} of {model.path}"
+                )
+            prompt_text(model.path, n_tokens, 0)
+    except LeftOutError as error:
+        if plan.asks_text:
+            raise BenchError(f"--ttft: {error}") from None
+        talk.line(f"time to the first text (--ttft) left out: {error}")
+        return []
+    return list(dict.fromkeys(plan.texts))
+
+
+def model_paths(options: dict[str, Any], talk: Talk) -> tuple[list[Path], bool]:
+    """Return the models' paths, and whether it is the synthetic one, made now if need be."""
+    given = [Path(name) for text in options["model"] for name in text.split(",") if name]
+    if given:
+        for name in ("shape", "quant"):
+            if (
+                click.get_current_context().get_parameter_source(name)
+                is ParameterSource.COMMANDLINE
+            ):
+                raise BenchError(
+                    f"--{name} {options[name]}: is of the synthetic model that is made without -m; "
+                    "leave one of the two out"
+                )
+        return list(dict.fromkeys(given)), False
+    with progress_bar("writing the synthetic model") as progress:
+        path = cached_synthetic(options["shape"], options["quant"], 0, progress)
+    talk.line(
+        f"no -m: synthetic model {options['shape']} {options['quant']} (random weights), {path}"
+    )
+    return [path], True
+
+
+def choose_backends(
+    given: Sequence[str], llama_bench: str | None, talk: Talk, sms: int | None = None
+) -> tuple[list[str], Path | None]:
+    """Return the backends to run and llama.cpp's binary.
+
+    Raises BenchError, which lists every backend and why it does not open, for an unknown one, and
+    if nothing opens.
+    """
+    names = [name for text in given for name in text.split(",") if name]
+    binary = find_llama_bench(llama_bench)
+    for name in names:
+        if not check_backend_name(name):
+            raise BenchError(f"--backend {name}: unknown; there are {describe_backends(binary)}")
+    if "llama.cpp" in names and binary is None:
+        raise BenchError(
+            "--backend llama.cpp: no llama-bench on PATH; name it with --llama-bench PATH"
+        )
+    for name in names if sms else ():
+        if name != "llama.cpp" and not name.startswith("tinygrad:CUDA"):
+            raise BenchError(
+                f"--sms {sms}: {name} uses all of its device; tinygrad:CUDA and llama.cpp can take "
+                "a part"
+            )
+    if names:
+        return list(dict.fromkeys(names)), binary
+    chosen = (["tinygrad:CUDA"] if sms else best_tinygrad(talk)) + (["llama.cpp"] if binary else [])
+    if not chosen:
+        raise BenchError(f"--backend: nothing opens: {describe_backends(binary)}")
+    return chosen, binary
+
+
+def best_tinygrad(talk: Talk) -> list[str]:
+    """Return the first of tinygrad's devices that opens, as a list of at most one."""
+    for device in TINYGRAD_DEVICES:
+        talk.phase(f"trying tinygrad:{device}")
+        if probe_device(device) is None:
+            return [f"tinygrad:{device}"]
+    return []
+
+
+def describe_backends(binary: Path | None) -> str:
+    """Return every backend, with the reason in brackets where it does not open."""
+    parts = []
+    for device in TINYGRAD_DEVICES:
+        reason = probe_device(device)
+        parts.append(f"tinygrad:{device}" + (f" (does not open: {reason})" if reason else ""))
+    parts.append("llama.cpp" + ("" if binary else " (no llama-bench on PATH; see --llama-bench)"))
+    return ", ".join(parts)
+
+
+def check_contexts(tests: Iterable[Case], models: Iterable[ModelInfo]) -> None:
+    """Raise BenchError for a test that does not fit into a model's context."""
+    for model, case in itertools.product(models, tests):
+        if case.context > model.context_length:
+            raise BenchError(
+                f"{case.label} needs a context of {case.context} tokens; {model.path} has "
+                f"{model.context_length}; use a smaller -p, -n, -pg or -d"
+            )
+
+
+@contextmanager
+def envelope(sms: int | None, binary: Path | None) -> Iterator[Preload | None]:
+    """Give the library that keeps llama.cpp to so many multiprocessors, where that is asked for.
+
+    Raises BenchError, one line, where it cannot be built.
+    """
+    if sms is None or binary is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="orinbench-") as folder:
+        yield Preload(sms, Path(folder))
+
+
+def make_backend(
+    plan: Lane, binary: Path | None, options: dict[str, Any], preload: Preload | None = None
+) -> Backend:
+    """Return the backend of a lane; nothing is started yet."""
+    if plan.is_tinygrad:
+        cold = options["cold_start"]
+        cache = kept_cache(options.get("kept"))
+        if cold is None:
+            variables = {**os.environ, **dict(plan.variables)}
+            cold = not cache and all(variables.get(name, "0") == "0" for name in SEARCH_VARIABLES)
+        general = options["path_"] == "general"
+        made = TinygradBackend(plan, cold, options["timeout"], options["verbose"], general)
+        made.environment |= cache
+        return made
+    assert binary is not None
+    extra = ["--no-warmup"] if options["no_warmup"] else []
+    extra += passed_on(options)
+    return LlamaCppBackend(binary, plan, options["timeout"], extra, options["verbose"], preload)
+
+
+def last_words(run: RunResult) -> str | None:
+    """Return a note for newcomers behind a whole run on CPUs without llama.cpp, else None."""
+    others = any(lane.on_gpu or not lane.plan.is_tinygrad for lane in run.lanes)
+    return None if run.partial or run.failed or others else FIRST_RUN
+
+
+def report(run: RunResult, options: dict[str, Any]) -> None:
+    """Hand out the results, whole or not."""
+    records = make_records(run)
+    for record in records:
+        record.ignored_flags = ignored_flags(record.backend, record.decode_path, options)
+    write_records(records, options)
+    if options["textfile"]:
+        textfile(map(vars, records), options["textfile"])
+
+
+def ignored_flags(backend: str, path: str | None, options: dict[str, Any]) -> list[str]:
+    """Return the flags that were given and mean nothing to this backend, with their values.
+
+    `path` is tinygrad's decode path: fused alone takes -ctk.
+    """
+    if backend == "llama.cpp":
+        return []
+    types = set(",".join(options["type_k"]).split(","))
+    keys = options["type_k"] == options["type_v"] and types <= {*KEY_TYPES}
+    flags = [
+        f"{knob.flags[0]} {','.join(options[knob.field])}"
+        for knob in KNOBS
+        if options[knob.field]
+        and not (knob.field == "n_threads" and backend.startswith("tinygrad:CPU"))
+        and not (knob.field in ("type_k", "type_v") and path == "fused" and keys)
+    ]
+    words = iter(passed_on(options))
+    return flags + [f"{flag} {value}" for flag, value in zip(words, words, strict=True)]

@@ -1,0 +1,209 @@
+"""`orinbench profile`: where the time of a token and of a prompt goes, kernel class by class.
+
+With `--arch` nothing is measured: the kernels are compiled for that GPU, and read (`sass`).
+"""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orinbench.child import run
+from orinbench.errors import BenchError
+from orinbench.measure.backends.backend import BackendDiedError
+from orinbench.measure.backends.tinygrad_backend import copy_bandwidth, probe_device
+from orinbench.measure.command import choose_backends, model_paths
+from orinbench.measure.plan import BACKEND_NAMES
+from orinbench.measure.profiling import sass
+from orinbench.measure.profiling.log import KernelTime, read_log
+from orinbench.model import open_model
+from orinbench.options import model_options, output_form
+from orinbench.show.markdown import markdown_table
+from orinbench.talk import make_talk
+
+# Time limit of the copies.
+_COPY_SECONDS = 600.0
+# Tokens behind the prompt, and room to spare (worker.py).
+_MORE_TOKENS = 34
+_WORKER = (sys.executable, "-m", "orinbench.measure.profiling.worker")
+
+
+@dataclass(frozen=True)
+class ClassTime:
+    """The kernels of one class: launches, seconds in all, bytes in all (0: not known)."""
+
+    kind: str
+    count: int
+    seconds: float
+    n_bytes: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Times of a run without instruments, and the classes of kernels of each part of it.
+
+    `wall` is seconds by section (prompt, token) with graphs and all; `sections` has those whose
+    kernels tinygrad times; `bandwidth` is bytes per second of a copy.
+    """
+
+    source: str
+    device: str
+    path: str  # the executor's: fused or general
+    wall: dict[str, float]
+    sections: dict[str, list[ClassTime]]
+    bandwidth: float
+
+
+def grouped(kernels: Iterable[KernelTime]) -> list[ClassTime]:
+    """Sum kernels by class, the longest first."""
+    kinds: dict[str, list[KernelTime]] = {}
+    for kernel in kernels:
+        kinds.setdefault(kernel.kind, []).append(kernel)
+    classes = [
+        ClassTime(kind, len(of), sum(k.seconds for k in of), sum(k.n_bytes for k in of))
+        for kind, of in kinds.items()
+    ]
+    return sorted(classes, key=lambda c: -c.seconds)
+
+
+def measure(model: Path, device: str, n_prompt: int, depth: int) -> Profile:
+    """Profile a GGUF file on a device of tinygrad, in two processes of its own.
+
+    Raises BenchError for what cannot be, and when a process fails, with its last line.
+    """
+    has, need = open_model(model).context_length, depth + n_prompt + _MORE_TOKENS
+    if need > has:
+        raise BenchError(
+            f"-p {n_prompt}, -d {depth}: need a context of {need} tokens; {model} has {has}"
+        )
+    said = []
+    for jit, debug in (("1", "0"), ("2", "2")):
+        environment = {"DEV": device, "JIT": jit, "DEBUG": debug}
+        done = run([*_WORKER, model, n_prompt, depth], environment=environment)
+        if done.status:
+            raise BenchError(f"{model}: profiling on {device} failed: {done.reason}")
+        said.append(done.out.splitlines())
+    try:
+        bandwidth = 1e9 * max(copy_bandwidth(device, _COPY_SECONDS).samples_gb_s)
+    except BackendDiedError as error:
+        raise BenchError(f"{model}: profiling on {device} failed: {error}") from error
+    result, kernels = json.loads(said[0][-1]), read_log(said[1])
+    sections = {
+        name: grouped(found)
+        for name in result["wall"]
+        if (found := [kernel for kernel in kernels if kernel.section == name])
+    }
+    path, wall = result["path"], result["wall"]
+    return Profile(str(model), device, path, wall, sections, bandwidth)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+def markdown(profile: Profile) -> str:
+    """Return a table for each section, with the sum, and the time without instruments."""
+    lines = []
+    titles = ["kernels of", "n", "us", "us each", "MB", "GB/s", "of copy bandwidth", "share"]
+    for section, wall in profile.wall.items():
+        classes = profile.sections.get(section, [])
+        total = sum(c.seconds for c in classes)
+        count = sum(c.count for c in classes)
+        rows = [_row(c, total, profile.bandwidth) for c in classes]
+        rows.append(["sum, one by one", str(count), f"{total * 1e6:.1f}", *[""] * 5])
+        lines += [f"### {section}: {profile.source} on {profile.device}, {profile.path} path", ""]
+        lines += [markdown_table(titles, rows, titles[1:]), ""] if classes else []
+        lines += [f"Wall clock{', as a graph' * bool(classes)}: {wall * 1e6:.1f} us.", ""]
+    lines.append(
+        "One by one, each kernel's time holds its start; on CUDA also two events, some us each."
+        if profile.sections
+        else "A token is one program here, of whose parts tinygrad times none."
+    )
+    return "\n".join(lines)
+
+
+def _row(found: ClassTime, total: float, bandwidth: float) -> list[str]:
+    rate = found.n_bytes / found.seconds if found.seconds else 0.0
+    return [
+        found.kind,
+        str(found.count),
+        f"{found.seconds * 1e6:.1f}",
+        f"{found.seconds / found.count * 1e6:.2f}",
+        f"{found.n_bytes / 1e6:.1f}",
+        f"{rate / 1e9:.0f}",
+        _share(rate, bandwidth) if rate else "",
+        _share(found.seconds, total),
+    ]
+
+
+@click.command("profile", context_settings={"max_content_width": 100})
+@model_options
+@click.option(
+    "--backend",
+    metavar="NAME",
+    help=f"One of tinygrad's: {', '.join(BACKEND_NAMES[:-1])}. [default: the first that opens]",
+)
+@click.option(
+    "-p",
+    "--n-prompt",
+    default=512,
+    type=click.IntRange(1),
+    help="Tokens of the prompt. [default: 512]",
+)
+@click.option(
+    "-d",
+    "--n-depth",
+    default=0,
+    type=click.IntRange(0),
+    help="Tokens in the cache before the prompt. [default: 0]",
+)
+@click.option(
+    "--arch",
+    metavar="NAME",
+    help="Measure nothing: compile the fused kernels for this GPU, which need not be here (sm_87: "
+    "every Orin), and show registers, main loops and what limits each.",
+)
+@output_form(["md", "json"])
+def profile_command(**options: Any) -> None:
+    """Show which kernels take the time.
+
+    Kernels are those of a token and of a prompt of the model, on the path that a run takes. On a
+    CPU that is one program a token, and there is the wall clock alone.
+    """
+    talk, given = make_talk(False), options["backend"]
+    if options["arch"]:
+        if given:
+            raise BenchError(f"--backend {given} with --arch: nothing is measured; leave one out")
+        click.echo(_compiled(options))
+        return
+    if given and ("," in given or not given.startswith("tinygrad:")):
+        raise BenchError(f"--backend {given}: one of tinygrad's is profiled, as tinygrad:CUDA")
+    (backend, *_), _ = choose_backends([given] if given else [], None, talk)
+    device = backend.removeprefix("tinygrad:")
+    if given and (reason := probe_device(device)):
+        raise BenchError(f"--backend {given}: does not open: {reason}")
+    paths, _ = model_paths(options, talk)
+    if len(paths) > 1:
+        raise BenchError(f"-m {paths[1]}: one model is profiled at a time")
+    result = measure(paths[0], device, options["n_prompt"], options["n_depth"])
+    click.echo(json.dumps(asdict(result)) if options["output"] == "json" else markdown(result))
+
+
+def _compiled(options: dict[str, Any]) -> str:
+    """Return what the compiler makes of a model's kernels; raises BenchError."""
+    arch, files = options["arch"], options["model"]
+    if len(files) > 1:
+        raise BenchError(f"-m {files[1]}: one model is profiled at a time")
+    if files:
+        name, found = files[0], sass.launches_of(open_model(Path(files[0])).path, arch)
+    else:
+        name = f"{options['shape']} {options['quant']}"
+        found = sass.launches(options["shape"], options["quant"], arch)
+    rows = [sass.compile_launch(launch, arch) for launch in found]
+    if options["output"] == "json":
+        return json.dumps([asdict(row) for row in rows])
+    return sass.markdown(rows, f"{name} for {arch}")

@@ -1,0 +1,306 @@
+"""Runs a plan: open, first token, check, warm up, then the rounds in the plan's order.
+
+Rounds are spread over fresh processes: each backend is started anew, its model loaded and its cases
+warmed up, before the rounds that this process serves. A backend that fails costs its own rows,
+nothing else. Ctrl-C ends the run and keeps what is there.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from orinbench.check.rows import require_row
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.interrupts import Interrupts
+from orinbench.measure.backends.backend import (
+    Backend,
+    BackendDiedError,
+    Bandwidth,
+    LeftOutError,
+    NoNumbersError,
+)
+from orinbench.measure.board import (
+    board_state,
+    board_warnings,
+    cooldown,
+    has_sensors,
+    idle_watts,
+    measure_energy,
+)
+from orinbench.measure.clocks import GpuInUse, read_clocks
+from orinbench.measure.environment import read_environment
+from orinbench.measure.journal import Journal
+from orinbench.measure.plan import Plan, order
+from orinbench.measure.results import LaneResult, RowResult, RunResult
+from orinbench.model import ModelInfo
+from orinbench.show.markdown import counted
+from orinbench.talk import Talk
+from orinboard.files import Roots
+
+Check = Callable[[LaneResult, Backend], dict[str, Any]]
+BandwidthProbe = Callable[[str], Bandwidth]
+
+
+@dataclass
+class Runner:
+    """One run. `backends` and `models` are in the order of the plan's lanes.
+
+    `gate` checks a backend's numbers and raises CheckFailed; lanes without a model have none and
+    check each case in its warm-up. `probe` measures a device's copy bandwidth and raises
+    BackendDiedError; None leaves the roofline out. Before each repetition come a pause of `delay`
+    seconds and the wait until the board is no hotter than `cooldown` °C. `roots` is where the
+    board's sensors are; each sample goes into the `journal` at once. `rails` are the ones whose
+    energy is summed, instead of those that are known to make up the machine. With `fit_seconds` a
+    run takes fewer processes than planned, but no fewer than `least_processes`, if to start them
+    all would take longer than this.
+    """
+
+    plan: Plan
+    backends: Sequence[Backend]
+    models: Sequence[ModelInfo | None]
+    talk: Talk
+    gate: Check | None = None
+    probe: BandwidthProbe | None = None
+    delay: float = 0.0
+    warm_up: bool = True
+    cooldown: float | None = None
+    roots: Roots | None = None
+    journal: Journal | None = None
+    rails: tuple[str, ...] = ()
+    interrupts: Interrupts = field(default_factory=Interrupts)
+    fit_seconds: float | None = None
+    least_processes: int = 1
+    idle: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Begin the result."""
+        fewer = min(self.plan.processes, self.plan.repetitions)
+        self.plan = replace(self.plan, processes=fewer)
+        self.result = RunResult(
+            plan=self.plan,
+            environment=read_environment(),
+            lanes=[
+                LaneResult(lane, model, [RowResult(case) for case in lane.cases])
+                for lane, model in zip(self.plan.lanes, self.models, strict=True)
+            ],
+            started=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        self._lanes = list(zip(self.result.lanes, self.backends, strict=True))
+        self._bandwidths: dict[str, Bandwidth | None] = {}
+        self._gpu = GpuInUse(self.roots)
+
+    def run(self) -> RunResult:
+        """Return the result; `partial` says that Ctrl-C cut it short.
+
+        Raises BenchError if no backend opens, CheckFailed if a backend computes wrongly.
+        """
+        try:
+            try:
+                self.talk.begin(self._steps())
+                self._prepare()
+                self._measure()
+            finally:
+                self.interrupts.hold()
+        except KeyboardInterrupt:
+            self.result.partial = True
+        finally:
+            self.talk.close()
+            for backend in self.backends:
+                backend.close()
+        return self.result
+
+    def _steps(self) -> int:
+        """Return how many steps the run has, as the progress bar counts them."""
+        lanes = len(self.plan.lanes)
+        cases = sum(len(lane.cases) for lane in self.plan.lanes)
+        # Open, bandwidth, first token and check of a lane; warm-ups; rounds; fresh processes.
+        return 4 * lanes + cases * (1 + self.plan.repetitions) + lanes * (self.plan.processes - 1)
+
+    def _prepare(self) -> None:
+        self.idle = idle_watts(self.roots, self.rails)
+        self._open()
+        for lane, _ in self._lanes:
+            self._measure_bandwidth(lane)
+            self.talk.advance("copy bandwidth")
+        for lane, backend in self._lanes:
+            if lane.plan.model is not None and lane.error is None:
+                self.talk.phase(f"{lane.plan.name}: first token of {lane.plan.model.name}")
+                with self._costing(lane):
+                    lane.first_token = backend.first_token()
+                    lane.first_tokens_s = [lane.first_token.warm_s]
+            self.talk.advance("first token")
+        for lane, backend in self._lanes:
+            # The gate says where numbers that are none begin.
+            if self.gate is not None and (lane.error is None or lane.no_numbers):
+                with self._costing(lane):
+                    lane.check = self.gate(lane, backend)
+            self.talk.advance("check")
+        for lane, backend in self._lanes:
+            for row in lane.rows if self.warm_up else ():
+                if lane.plan.is_tinygrad:
+                    self.talk.phase(f"{lane.plan.name}: warm-up of {row.case.label}")
+                if lane.can_run(row):
+                    with self._costing(lane, row):
+                        row.warm_up = backend.warm_up(row.case)
+                    require_row(lane, row)
+                self.talk.advance("warm-up")
+
+    def _open(self) -> None:
+        """Open every backend; raises BenchError where none opens."""
+        for lane, backend in self._lanes:
+            self.talk.phase(f"opening {lane.plan.name}")
+            try:
+                lane.identity = backend.open()
+            except BackendDiedError as error:
+                lane.error = str(error)
+            self.talk.advance(f"opened {lane.plan.name}")
+        lanes = self.result.lanes
+        reasons = [f"{lane.plan.name}: {lane.error}" for lane in lanes if lane.error]
+        if len(reasons) == len(lanes):
+            flag = "--backend" if any(lane.model for lane in lanes) else "--device"
+            raise BenchError(f"{flag}: none opens ({'; '.join(reasons)})")
+        for reason in reasons:
+            self.talk.line(reason)
+
+    @contextmanager
+    def _costing(self, lane: LaneResult, row: RowResult | None = None) -> Iterator[None]:
+        """Let a backend's death inside cost its lane, or a row of it alone."""
+        name = f"{lane.plan.name}: {row.case.label}" if row else lane.plan.name
+        try:
+            yield
+        except BackendDiedError as error:
+            (row or lane).error = str(error)
+            lane.no_numbers |= row is None and isinstance(error, NoNumbersError)
+            self.talk.line(f"{name}: {error}")
+        except LeftOutError as error:
+            assert row is not None, "only a case is left out"
+            row.left_out = str(error)
+            self.talk.line(f"{name} left out: {error}")
+
+    def _measure_bandwidth(self, lane: LaneResult) -> None:
+        """Measure the bandwidth of the lane's device, once a device.
+
+        llama.cpp's device is the CPU, or else the GPU that a tinygrad lane of this run opened.
+        """
+        if lane.error is not None or self.probe is None:
+            return
+        opened = [other.plan.device for other in self.result.lanes if other.on_gpu]
+        device = lane.plan.device or next((name for name in opened if name), None)
+        if not lane.on_gpu:
+            device = lane.plan.device or "CPU"
+        if device is None:
+            return
+        if device not in self._bandwidths:
+            self.talk.phase(f"{device}: copy bandwidth")
+            try:
+                self._bandwidths[device] = self.probe(device)
+            except BackendDiedError as error:
+                self.talk.line(f"{device}: copy bandwidth not measured: {error}")
+                self._bandwidths[device] = None
+        lane.bandwidth = self._bandwidths[device]
+
+    def _measure(self) -> None:
+        self._fit()
+        process = 0
+        for step in order(self.plan):
+            lane, backend = self._lanes[step.lane]
+            row = lane.rows[step.case]
+            if row.left_out is not None:
+                continue
+            if (wanted := self.plan.process(step.round)) != process:
+                process = wanted
+                self._renew(process)
+            if lane.can_run(row):
+                self._rest()
+                with self._costing(lane, row):
+                    self._repeat(step.round, lane, row, backend)
+            self.talk.advance(f"{lane.plan.name} {row.case.label}")
+
+    def _fit(self) -> None:
+        """Take fewer processes if they would take too long, and say how long the rest takes."""
+        rows = [row for lane in self.result.lanes for row in lane.rows if row.left_out is None]
+        repetition_s = sum(row.warm_up.repetition_s for row in rows if row.warm_up)
+        start_s = sum(
+            (lane.first_tokens_s[0] if lane.first_tokens_s else 0.0)
+            + sum(row.warm_up.seconds - row.warm_up.compile_s for row in lane.rows if row.warm_up)
+            for lane in self.result.lanes
+            if lane.plan.is_tinygrad
+        )
+        planned = self.plan.processes
+        if self.fit_seconds is not None and start_s * (planned - 1) > self.fit_seconds:
+            fitting = max(self.least_processes, 1 + int(self.fit_seconds / start_s))
+            self.plan = replace(self.plan, processes=min(planned, fitting))
+            self.result.plan = self.plan
+        repetitions, processes = self.plan.repetitions, self.plan.processes
+        fewer = f" instead of {planned}, since each start takes {start_s:.0f} s"
+        self.talk.expect(
+            f"{counted(repetitions, 'round')} of {counted(len(rows), 'test')}, spread over "
+            f"{counted(processes, 'fresh process')} of each backend"
+            + fewer
+            * (processes < planned),
+            repetitions * (repetition_s + len(rows) * self.delay) + start_s * (processes - 1),
+            len(rows) * repetitions + len(self.plan.lanes) * (processes - 1),
+        )
+
+    def _renew(self, process: int) -> None:
+        """Start every backend anew, in an order drawn, and warm up what it serves."""
+        drawn = list(self._lanes)
+        random.Random(f"{self.plan.seed} {process}").shuffle(drawn)
+        for lane, backend in drawn:
+            if any(lane.can_run(row) for row in lane.rows):
+                self.talk.phase(f"{lane.plan.name}: process {process + 1} of {self.plan.processes}")
+                with self._costing(lane):
+                    if (seconds := backend.renew()) is not None:
+                        lane.first_tokens_s.append(seconds)
+            for row in lane.rows if self.warm_up else ():
+                if lane.can_run(row):
+                    with self._costing(lane, row):
+                        # The record says what the first process's took.
+                        backend.warm_up(row.case)
+            self.talk.advance("fresh process")
+
+    def _rest(self) -> None:
+        """Pause, and wait for a board that is too hot; raises BenchError if it stays hot."""
+        time.sleep(self.delay)
+        if self.cooldown is None:
+            return
+        told: list[float] = []
+
+        def tell(celsius: float) -> None:
+            if not told:
+                self.talk.line(f"cooling down from {celsius:.1f} to {self.cooldown:g} °C")
+            told.append(celsius)
+
+        cooldown(self.cooldown, tell, roots=self.roots)
+
+    def _repeat(self, round_: int, lane: LaneResult, row: RowResult, backend: Backend) -> None:
+        board = board_state(self.roots)
+        gpu = self._gpu() if lane.on_gpu else None
+        clocks = read_clocks(board if lane.on_gpu else None, gpu=gpu)
+        with measure_energy(self.roots, rails=self.rails, idle_watts=self.idle) as energy:
+            sample = backend.measure(row.case, self.plan.seed + round_)
+        energy.count_last(sample.ns, sample.ended_s)
+        after = board_state(self.roots)
+        sample = replace(
+            sample,
+            round=round_,
+            process=self.plan.process(round_),
+            clocks_before=clocks,
+            clocks_after=read_clocks(after if lane.on_gpu else None, gpu=gpu),
+            board_before=board.record() if has_sensors(board) else None,
+            board_after=after.record() if has_sensors(after) else None,
+            board_warnings=board_warnings(board, after, self.roots),
+            energy=energy.fields(row.work) or None,
+        )
+        if not sample.finite:
+            raise CheckFailed(
+                f"{lane.plan.name} {row.case.label}: a timed repetition left logits that are "
+                "not finite: nothing is faster than no numbers"
+            )
+        row.samples.append(sample)
+        if self.journal is not None:
+            self.journal.write(lane.plan, row, sample)

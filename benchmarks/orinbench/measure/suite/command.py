@@ -1,0 +1,214 @@
+"""`orinbench suite`: its cases on devices, one benchmark after the other, as one result."""
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
+from orinbench.interrupts import Interrupts
+from orinbench.judge.record import make_records
+from orinbench.judge.schema import Record
+from orinbench.judge.verdict import MIN_UNITS
+from orinbench.measure.backends.backend import (
+    Bandwidth,
+    FirstToken,
+    Identity,
+    LeftOutError,
+    Prepared,
+    Sample,
+)
+from orinbench.measure.backends.tinygrad_backend import DeviceBackend, copy_bandwidth, probe_device
+from orinbench.measure.board import rail_choice
+from orinbench.measure.journal import Journal, journal_directory
+from orinbench.measure.plan import (
+    TINYGRAD_DEVICES,
+    Lane,
+    Plan,
+    SuiteCase,
+    check_backend_name,
+    parse_variables,
+    swept,
+)
+from orinbench.measure.runner import Runner
+from orinbench.measure.suite.cases import MOST_SECONDS, SELECTIONS, UNITS, WITH_ROOFLINE, select
+from orinbench.options import (
+    Finite,
+    check_board,
+    check_output,
+    check_processes,
+    kept_cache,
+    output_options,
+    processes_option,
+    repetitions_option,
+    run_options,
+    sweep_options,
+    write_records,
+)
+from orinbench.talk import Talk, make_talk
+from orinboard.files import Roots
+from orinllm.gpu.compiler import compiler_note
+
+
+class SuiteBackend(DeviceBackend):
+    """One device; options and `max_call_s` as `SuiteWork.prepare` has them."""
+
+    def __init__(self, plan: Lane, options: Mapping[str, Any], max_call_s: float) -> None:
+        assert plan.device is not None
+        timeout, verbose = options["timeout"], options["verbose"]
+        super().__init__(plan.device, timeout, verbose, variables=plan.variables)
+        self.environment |= kept_cache(options["kept"])
+        self._options, self._max_call_s = options, max_call_s
+
+    def open(self) -> Identity:
+        """Open the device."""
+        return self.runner.open()
+
+    def first_token(self) -> FirstToken:
+        """Raise: there is no model."""
+        raise AssertionError("the suite's lanes have no model")
+
+    def warm_up(self, case: SuiteCase) -> Prepared:
+        """Make a case ready and check its result; raises LeftOutError."""
+        seed, repetitions = self._options["seed"], self._options["repetitions"]
+        prepared = self.runner.suite.prepare(case, seed, self._max_call_s, repetitions)
+        if prepared.left_out is not None:
+            raise LeftOutError(prepared.left_out)
+        return prepared
+
+    def measure(self, case: SuiteCase, seed: int) -> Sample:
+        """Time one repetition in the worker."""
+        return self.runner.suite.repeat(case.label, seed)
+
+    def renew(self) -> None:
+        """Let a fresh worker serve what comes; its cases must be made ready again."""
+        self.end_worker()
+
+
+@click.command("suite", context_settings={"max_content_width": 100})
+@click.option(
+    "--select",
+    default="quick",
+    metavar="LIST",
+    help=f"Cases to run: {', '.join(SELECTIONS)}; {', '.join(UNITS)}; or patterns as "
+    "'matmul bf16*'. -NAME leaves cases out. [default: quick]",
+)
+@repetitions_option(10, "Rounds, in each of which every case runs once. [default: 10]")
+@processes_option(f"Fresh processes of each device that share the rounds. [default: {MIN_UNITS}]")
+@click.option(
+    "devices",
+    "--device",
+    multiple=True,
+    metavar="LIST",
+    help="NV, CUDA, CPU; measured in turns. [default: all that open]",
+)
+@click.option(
+    "--max-call",
+    type=Finite(0, min_open=True),
+    metavar="SECONDS",
+    help="Leave out cases in which one call takes longer. [default: 2; schedule: 30]",
+)
+@click.option(
+    "--roofline/--no-roofline",
+    default=True,
+    help="Measure the copy bandwidth. [default: yes]",
+)
+@output_options
+@run_options
+@sweep_options
+def suite_command(**options: Any) -> int:
+    """Run a selection of benchmarks on all devices.
+
+    Results go to standard output, everything else to standard error.
+    """
+    check_output(options)
+    options["processes"] = check_processes(options["processes"], options["repetitions"], MIN_UNITS)
+    check_board(options, Roots())
+    parse_variables(options["variables"])
+    kept_cache(options["kept"])
+    selection = select(options["select"])
+    records: list[Record] = []
+    partial = False
+    with Interrupts() as interrupts, Journal(journal_directory()) as journal:
+        try:
+            talk = make_talk(options["progress"])
+            options["devices"] = choose_devices(options["devices"], talk)
+            if note := compiler_note(os.environ):
+                talk.line(note)
+            probe = functools.cache(lambda device: copy_bandwidth(device, options["timeout"]))
+            for name, cases in selection.items():
+                runner = _runner(name, cases, options, probe, interrupts, journal)
+                try:
+                    partial = runner.run().partial
+                except Exception:
+                    runner.result.partial = True
+                    raise
+                finally:
+                    records += make_records(runner.result)
+                if partial:
+                    break
+                interrupts.release()
+        except KeyboardInterrupt:
+            partial = True
+        finally:
+            interrupts.hold()
+            if records:
+                write_records(records, options)
+            journal.written()
+    failed = any(record.error for record in records)
+    return EXIT_INTERRUPTED if partial else EXIT_FAILED_ROWS if failed else 0
+
+
+def _runner(
+    benchmark: str,
+    cases: Sequence[SuiteCase],
+    options: Mapping[str, Any],
+    probe: Callable[[str], Bandwidth],
+    interrupts: Interrupts,
+    journal: Journal,
+) -> Runner:
+    """Return the runner of one benchmark on all devices, interleaved."""
+    devices: Sequence[str] = options["devices"]
+    max_call_s = options["max_call"] or MOST_SECONDS[benchmark]
+    lanes = swept(
+        [Lane(f"tinygrad:{device}", tuple(cases)) for device in devices], options["variables"]
+    )
+    return Runner(
+        Plan(lanes, options["repetitions"], options["seed"], options["processes"]),
+        [SuiteBackend(lane, options, max_call_s) for lane in lanes],
+        [None] * len(lanes),
+        make_talk(options["progress"]),
+        gate=None,
+        probe=probe if options["roofline"] and benchmark in WITH_ROOFLINE else None,
+        delay=options["delay"],
+        cooldown=options["cooldown"],
+        rails=rail_choice(options["rails"]),
+        roots=Roots(),
+        journal=journal,
+        interrupts=interrupts,
+    )
+
+
+def choose_devices(given: Sequence[str], talk: Talk) -> list[str]:
+    """Return the devices asked for, or all that open; raises BenchError if there is none."""
+    names = [name for text in given for name in text.split(",") if name]
+    for name in names:
+        if not check_backend_name(f"tinygrad:{name}"):
+            raise BenchError(
+                f"--device {name}: unknown; there are {', '.join(TINYGRAD_DEVICES)}, each with an "
+                "optional :RENDERER"
+            )
+    if names:
+        return list(dict.fromkeys(names))
+    reasons = {}
+    for name in TINYGRAD_DEVICES:
+        talk.phase(f"trying {name}")
+        if (reason := probe_device(name)) is not None:
+            reasons[name] = reason
+            talk.line(f"{name} does not open: {reason}")
+    if len(reasons) == len(TINYGRAD_DEVICES):
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        raise BenchError(f"--device: none opens ({why})")
+    return [name for name in TINYGRAD_DEVICES if name not in reasons]

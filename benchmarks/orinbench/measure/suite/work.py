@@ -1,0 +1,181 @@
+"""The suite inside a worker process: makes cases ready, checks them, times them.
+
+This module imports tinygrad; see `tinygrad_runner`.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tinygrad import Device
+
+from orinbench.measure.backends.backend import Prepared, Sample
+from orinbench.measure.meters import Meters
+from orinbench.measure.plan import SuiteCase
+from orinbench.measure.suite.peaks import peak
+from orinbench.measure.suite.tasks import TASKS, Task
+
+# Calls are repeated until a region lasts this long, so that neither the clock nor the one
+# synchronize at its end counts.
+_REGION_S = 0.05
+# A jit runs plainly, captures, replays: what the third call leaves is what is timed.
+_WARM_CALLS = 3
+# A first call that takes this many times what a call may is not repeated.
+_HOPELESS = 10
+# Calls in a region at most: launches beyond this are no longer queued but waited for.
+_MAX_CALLS = 20_000
+
+
+@dataclass
+class _Ready:
+    """A task, how many calls make a repetition, and the latencies so far in nanoseconds."""
+
+    task: Task
+    calls: int
+    latencies: list[npt.NDArray[np.int64]] = field(default_factory=list)
+
+
+class SuiteWork:
+    """The cases that are ready, by label."""
+
+    def __init__(self, meters: Meters) -> None:
+        self._meters = meters
+        self._ready: dict[str, _Ready] = {}
+        # Of each family the cost of its last case and what a call of it took, in seconds.
+        self._took: dict[str, tuple[float, float]] = {}
+
+    def prepare(self, case: SuiteCase, seed: int, max_call_s: float, repetitions: int) -> Prepared:
+        """Make a case ready: input, three calls, the check, and how many calls a repetition has.
+
+        A case of which one call takes longer than `max_call_s` is left out. What lasts a given time
+        is spread over the run's `repetitions`.
+        """
+        if reason := self._too_slow(case, max_call_s):
+            return Prepared(left_out=reason)
+        meters, start = self._meters, time.perf_counter()
+        compiled, compile_s, search_s = meters.compiled, meters.compile_s, meters.search_s
+        task = TASKS[case.benchmark](dict(case.parameters), seed)
+        task.before(seed)
+        took = self._warm(task, max_call_s)
+        if case.cost:
+            self._took[case.family] = (case.cost, took)
+        if took > max_call_s:
+            return Prepared(left_out=_slow(took, max_call_s))
+        checked = task.check()
+        calls = self._calls(task, repetitions, took)
+        ready = self._ready[case.label] = _Ready(task, calls)
+        repetition_s = self._time(ready, seed)[0] / 1e9
+        ready.latencies.clear()
+        kernels, launches = task.kernels() if task.kernels else (None, None)
+        ceiling = peak(task.compute) if task.compute else None
+        return Prepared(
+            work=task.work * ready.calls,
+            calls=ready.calls,
+            flops=task.flops * ready.calls,
+            n_bytes=task.n_bytes * ready.calls,
+            peak_flops=ceiling[0] if ceiling else None,
+            check=checked,
+            included=task.included,
+            seconds=time.perf_counter() - start,
+            repetition_s=repetition_s,
+            compile_s=meters.compile_s - compile_s,
+            search_s=meters.search_s - search_s,
+            kernels_compiled=meters.compiled - compiled,
+            extra={
+                "kernels": kernels,
+                "launches": launches,
+                "peak_source": ceiling[1] if ceiling else None,
+            },
+        )
+
+    def repeat(self, label: str, seed: int) -> Sample:
+        """Time one repetition; percentiles are over all repetitions so far."""
+        ready = self._ready[label]
+        compiled = self._meters.compiled
+        ns, ended = self._time(ready, seed)
+        extra = dict(ready.task.details())
+        if ready.latencies:
+            extra |= percentiles(np.concatenate(ready.latencies))
+        return self._meters.sample(ns, ended, compiled, **extra)
+
+    def _too_slow(self, case: SuiteCase, limit: float) -> str:
+        cost, took = self._took.get(case.family, (0.0, 0.0))
+        if not cost or case.cost <= cost or (expected := took * case.cost / cost) <= limit:
+            return ""
+        return _slow(expected, limit)
+
+    def _warm(self, task: Task, limit: float) -> float:
+        """Call three times, or once if that is hopeless; return what a call takes in seconds.
+
+        The first two compile and capture as well, so only the third says whether it is too slow.
+        """
+        took = math.inf
+        for _ in range(_WARM_CALLS):
+            meters, start = self._meters, time.perf_counter()
+            compile_s, search_s = meters.compile_s, meters.search_s
+            task.call()
+            _synchronize()
+            # A search compiles, too.
+            compiling = max(meters.compile_s - compile_s, meters.search_s - search_s)
+            took = min(took, time.perf_counter() - start - compiling)
+            if took > _HOPELESS * limit:
+                break
+        return took
+
+    def _calls(self, task: Task, repetitions: int, took: float) -> int:
+        """Return how many calls fill a repetition's region, one having taken `took` seconds."""
+        if task.calls is not None:
+            return task.calls
+        region = _REGION_S if task.seconds is None else task.seconds / repetitions
+        if took > region:
+            return 1
+        ready = _Ready(task, 1)
+        for _ in range(3):
+            took = min(took, self._time(ready, 0)[0] / 1e9)
+        if took * 10 < region:  # one call alone is mostly the synchronize
+            ready.calls = 10
+            took = min(took, self._time(ready, 0)[0] / 1e10)
+        calls = max(1, round(region / took))
+        return calls if task.seconds is not None else min(calls, _MAX_CALLS)
+
+    def _time(self, ready: _Ready, seed: int) -> tuple[int, float]:
+        """Run a repetition; return its nanoseconds and when it ended, by time.monotonic()."""
+        task, calls, clock = ready.task, ready.calls, time.perf_counter_ns
+        task.before(seed)
+        _synchronize()
+        if not task.one_by_one:
+            start = clock()
+            for _ in range(calls):
+                task.call()
+            _synchronize()
+            return clock() - start, time.monotonic()
+        stamps = [0] * (calls + 1)
+        stamps[0] = clock()
+        for index in range(1, calls + 1):
+            task.call()
+            if task.synchronize:
+                _synchronize()
+            stamps[index] = clock()
+        ended = time.monotonic()
+        times = np.array(stamps, np.int64)
+        ready.latencies.append(times[1:] - times[:-1])
+        return stamps[-1] - stamps[0], ended
+
+
+def percentiles(nanoseconds: npt.ArrayLike) -> dict[str, float]:
+    """Return p50, p99, p99.9 and the maximum in microseconds, and of how many calls."""
+    values = np.asarray(nanoseconds, np.float64) / 1e3
+    names = ("p50_us", "p99_us", "p99.9_us", "max_us")
+    found = dict(zip(names, map(float, np.percentile(values, [50, 99, 99.9, 100])), strict=True))
+    return {**found, "latencies": len(values)}
+
+
+def _slow(took: float, limit: float) -> str:
+    return f"one call takes about {took:.1f} s, more than the {limit:g} s of --max-call"
+
+
+def _synchronize() -> Any:
+    Device[Device.DEFAULT].synchronize()

@@ -1,1 +1,0 @@
-"""Results as one page: no script, nothing loaded from anywhere, for a phone, a screen or paper."""

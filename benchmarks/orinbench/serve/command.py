@@ -1,0 +1,263 @@
+"""`orinbench serve-bench`: load on one or several servers of OpenAI's protocol."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx
+
+from orinbench.errors import EXIT_FAILED_ROWS, EXIT_INTERRUPTED, BenchError
+from orinbench.interrupts import Interrupts
+from orinbench.measure.backends.backend import LeftOutError
+from orinbench.measure.prompt_text import prompt_text, words_text
+from orinbench.measure.ranges import parse_int_list
+from orinbench.options import (
+    Command,
+    Finite,
+    output_form,
+    seed_option,
+    timeout_option,
+    with_options,
+)
+from orinbench.serve.client import PATHS
+from orinbench.serve.figures import parse_goals
+from orinbench.serve.load import Load
+from orinbench.serve.output import render_json, render_md
+from orinbench.serve.run import Plan, Results, Server, run
+from orinbench.serve.servers import STARTED, Room, command_of, started
+from orinbench.talk import make_talk
+
+# Seeds of the run's texts lie so far apart; a request takes one.
+_SEED_STEP = 1_000_003
+_HTTP = ("http", "https")
+
+
+def _server_options(command: Command) -> Command:
+    return with_options(
+        command,
+        click.option(
+            "urls", "--url", multiple=True, metavar="URL", help="A running server; may be repeated."
+        ),
+        click.option(
+            "--start", metavar="LIST", help=f"Servers to start, in turns: {', '.join(STARTED)}."
+        ),
+        click.option(
+            "-m",
+            "--model",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="GGUF file to serve.",
+        ),
+        click.option(
+            "--model-name",
+            metavar="NAME",
+            help="The model's name. [default: the first that the server lists]",
+        ),
+        click.option(
+            "--api-key-file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="File with the key.",
+        ),
+        click.option(
+            "--endpoint",
+            type=click.Choice(list(PATHS)),
+            default="completions",
+            help="The path that is asked. [default: completions]",
+        ),
+        *(
+            click.option(
+                f"--{name}-flags",
+                default="",
+                metavar="FLAGS",
+                help=f"Flags of {name}, for --start.",
+            )
+            for name in STARTED
+        ),
+    )
+
+
+def _load_options(command: Command) -> Command:
+    return with_options(
+        command,
+        click.option(
+            "-p",
+            "--input-len",
+            type=click.IntRange(1),
+            default=512,
+            help="Tokens of a prompt. [default: 512]",
+        ),
+        click.option(
+            "-n",
+            "--output-len",
+            type=click.IntRange(1),
+            default=128,
+            help="Tokens of an answer. [default: 128]",
+        ),
+        click.option(
+            "--concurrency", metavar="LIST", help="Closed loop: requests at once. [default: 1,8]"
+        ),
+        click.option("--rate", metavar="LIST", help="Open loop: requests a second."),
+        click.option(
+            "--burstiness",
+            type=Finite(0, min_open=True),
+            default=1.0,
+            help="Arrivals of --rate: below 1 in bursts, above 1 more evenly. "
+            "[default: 1, Poisson]",
+        ),
+        click.option(
+            "--requests",
+            type=click.IntRange(1),
+            metavar="N",
+            help="Requests of each load. [default: 4 a user, at least 16]",
+        ),
+        click.option(
+            "--goodput",
+            metavar="LIMITS",
+            help="Limits in ms for goodput, as ttft:200,tpot:20,e2el:5000.",
+        ),
+        click.option(
+            "-r",
+            "--rounds",
+            type=click.IntRange(1),
+            default=3,
+            help="Rounds. A verdict takes 7, with several loads up to 10. [default: 3]",
+        ),
+    )
+
+
+@click.command("serve-bench", context_settings={"max_content_width": 100})
+@_server_options
+@_load_options
+@seed_option("texts and arrivals")
+@timeout_option("a step", 600.0)
+@output_form(["md", "json"])
+@click.option("-v", "--verbose", is_flag=True, help="Show the servers' own output.")
+def serve_bench_command(**options: Any) -> int:
+    """Measure servers that speak OpenAI's protocol, under load.
+
+    Prints latencies, throughput and goodput. Give --url, or --start with -m FILE. Each request has
+    another random text, with -m of exactly -p tokens, else of -p words. Results go to standard
+    output, the rest to standard error. Ctrl-C and SIGTERM print what was measured until then.
+    """
+    loads = _loads(options)
+    plan = _plan(options, loads)
+    servers = _servers(options, plan)
+    talk = make_talk(False)
+    with Interrupts() as interrupts:
+        try:
+            results = run(plan, servers, talk, interrupts)
+        finally:
+            talk.close()
+        click.echo((render_json if options["output"] == "json" else render_md)(results), nl=False)
+    if results.fault is not None:
+        raise BenchError(results.fault)
+    return EXIT_INTERRUPTED if results.partial else EXIT_FAILED_ROWS * _any_failed(results)
+
+
+def _any_failed(results: Results) -> bool:
+    stretches = [s for rounds in results.stretches.values() for s in rounds.values()]
+    return any(answer.error for stretch in stretches for answer in stretch.answers)
+
+
+def _loads(options: dict[str, Any]) -> tuple[Load, ...]:
+    """Return the loads; raises BenchError for what is none."""
+    if options["burstiness"] != 1 and not options["rate"]:
+        raise BenchError(
+            f"--burstiness {options['burstiness']:g}: is of --rate, which is not given"
+        )
+    given = options["concurrency"] or (None if options["rate"] else "1,8")
+    loads = [Load(n) for n in parse_int_list(given, "--concurrency", 1)] if given else []
+    for text in options["rate"].split(",") if options["rate"] else ():
+        try:
+            rate = float(text)
+        except ValueError:
+            rate = -1.0
+        if not 0 < rate < float("inf"):
+            raise BenchError(
+                f"--rate {options['rate']}: '{text}' is no number of requests a second"
+            )
+        loads.append(Load(rate=rate, burstiness=options["burstiness"]))
+    return tuple(dict.fromkeys(loads))
+
+
+def _plan(options: dict[str, Any], loads: tuple[Load, ...]) -> Plan:
+    headers = {}
+    if (path := options["api_key_file"]) is not None:
+        try:
+            keys = path.read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BenchError(f"--api-key-file {path}: cannot be read: {error}") from None
+        if not keys:
+            raise BenchError(f"--api-key-file {path}: is empty; a key was expected")
+        headers["Authorization"] = f"Bearer {keys[0]}"
+    return Plan(
+        loads=loads,
+        rounds=options["rounds"],
+        requests=options["requests"],
+        max_tokens=options["output_len"],
+        prompt=_prompts(options["model"], options["input_len"], options["seed"]),
+        endpoint=options["endpoint"],
+        model_name=options["model_name"],
+        headers=headers,
+        timeout=options["timeout"],
+        seed=options["seed"],
+        goals=parse_goals(options["goodput"]),
+    )
+
+
+def _prompts(model: Path | None, length: int, seed: int) -> Callable[[int], str]:
+    """Return what makes the text of the i-th request; raises BenchError where none can be."""
+    base = seed * _SEED_STEP
+    if model is None:
+        return lambda i: words_text(length, base + i)
+    try:
+        prompt_text(model, length, base)
+    except LeftOutError as error:
+        raise BenchError(str(error)) from None
+    return lambda i: prompt_text(model, length, base + i)
+
+
+def _there(url: str) -> AbstractContextManager[str]:
+    """Give the address of a server that runs already."""
+    return nullcontext(url)
+
+
+def _check_address(text: str) -> None:
+    """Raise BenchError for what is no address of a server."""
+    try:
+        url = httpx.URL(text)
+        good = url.scheme in _HTTP and url.host and (url.port or 1) < 1 << 16
+    except httpx.InvalidURL:
+        good = False
+    if not good or url.query or url.fragment:
+        raise BenchError(f"--url {text!r}: no address; right is http://127.0.0.1:8000")
+
+
+def _servers(options: dict[str, Any], plan: Plan) -> tuple[Server, ...]:
+    """Return the servers; raises BenchError for none, for unknown ones, for one without a file."""
+    names = [name for name in (options["start"] or "").split(",") if name]
+    if unknown := [name for name in names if name not in STARTED]:
+        raise BenchError(f"--start {unknown[0]}: unknown; there are {', '.join(STARTED)}")
+    for name in set(STARTED) - set(names):
+        if more := options[f"{name.replace('-', '_')}_flags"]:
+            raise BenchError(f"--{name}-flags {more}: are for --start {name}, which is not given")
+    if names and options["model"] is None:
+        raise BenchError(f"--start {options['start']}: serves a file; name it with -m FILE")
+    for url in options["urls"]:
+        _check_address(url)
+    if not names and not options["urls"]:
+        raise BenchError("--url or --start: no server; give --url URL, or --start with -m FILE")
+    found = [Server(url, partial(_there, url)) for url in dict.fromkeys(options["urls"])]
+    for name in dict.fromkeys(names):
+        most = max(load.concurrency or 0 for load in plan.loads) or 8
+        queue = max(map(plan.count, plan.loads))
+        room = Room(options["model"], most, options["input_len"] + plan.max_tokens, queue)
+        more = options[f"{name.replace('-', '_')}_flags"]
+        command_of(name, room, 0, more)  # raises where there is no program
+        serve = partial(started, name, room, more, options["timeout"], options["verbose"])
+        found.append(Server(name, serve, fresh=True))
+    return tuple(found)

@@ -1,0 +1,174 @@
+"""A run: servers in turns, each under the same loads, for some rounds."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from orinbench.errors import BenchError
+from orinbench.interrupts import Interrupts
+from orinbench.judge.verdict import Comparison, adjusted, compare_paired
+from orinbench.serve.client import Client, Prompt
+from orinbench.serve.figures import Figures, Goals, figures_of
+from orinbench.serve.load import Load, Stretch, apply
+from orinbench.serve.servers import served_model
+from orinbench.talk import Talk
+
+# Before each load so many requests go at once, untimed, for so many tokens: kernels and graphs of
+# that many sequences are made when they are first needed.
+_WARM_REQUESTS, _WARM_TOKENS = 32, 8
+#: What two servers are compared by; more of each is better.
+MEASURES: dict[str, Callable[[Figures], float | None]] = {
+    "output tokens a second": lambda f: f.output_tokens_s or None,
+    "time to first text, p50": lambda f: 1 / f.ttft_ms["p50"] if f.ttft_ms else None,
+    "gap between texts, p99": lambda f: 1 / f.itl_ms["p99"] if f.itl_ms else None,
+}
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server by its name in the results; `serve` starts it if need be and gives its address.
+
+    `fresh`: it is a process of its own in each round.
+    """
+
+    name: str
+    serve: Callable[[], AbstractContextManager[str]]
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The load for every server. `prompt(i)` is the text of the i-th request of the run."""
+
+    loads: tuple[Load, ...]
+    rounds: int
+    requests: int | None  # of a load; None: see `count`
+    max_tokens: int
+    prompt: Callable[[int], str]
+    endpoint: str
+    model_name: str | None  # None: the first that the server lists
+    headers: dict[str, str]
+    timeout: float
+    seed: int
+    goals: Goals
+
+    def count(self, load: Load) -> int:
+        """Return the requests of a load: four for each user, at least 16."""
+        return self.requests or max(16, 4 * (load.concurrency or 8))
+
+
+@dataclass
+class Results:
+    """Stretches by server, load and round; `partial`: interrupted, `fault`: by this."""
+
+    plan: Plan
+    servers: tuple[Server, ...]
+    stretches: dict[tuple[str, Load], dict[int, Stretch]] = field(default_factory=dict)
+    partial: bool = False
+    fault: str | None = None
+
+    def figures(self, server: str, load: Load) -> Figures | None:
+        """Return what all rounds of a server under a load come to; None before the first."""
+        found = self.stretches.get((server, load))
+        return figures_of(list(found.values()), self.plan.goals) if found else None
+
+    def comparisons(self) -> list[tuple[str, str, Load, str, Comparison]]:
+        """Compare each server with the baseline, llama-server if it is there, else the first.
+
+        Returns (server, baseline, load, measure, comparison): one value of a round, judged at once.
+        """
+        names = [server.name for server in self.servers]
+        baseline = next((name for name in names if name == "llama-server"), names[0])
+        found, judged = [], []
+        for name in (name for name in names if name != baseline):
+            for load in self.plan.loads:
+                for measure, value in MEASURES.items():
+                    ours, theirs = (
+                        self._values(name, load, value),
+                        self._values(baseline, load, value),
+                    )
+                    if rounds := sorted(ours.keys() & theirs.keys()):
+                        found.append((name, baseline, load, measure))
+                        pair = [ours[r] for r in rounds], [theirs[r] for r in rounds]
+                        judged.append(compare_paired(*pair))
+        return [
+            (*what, comparison) for what, comparison in zip(found, adjusted(judged), strict=True)
+        ]
+
+    def _values(
+        self, name: str, load: Load, value: Callable[[Figures], float | None]
+    ) -> dict[int, float]:
+        rounds = self.stretches.get((name, load), {})
+        values = {r: value(figures_of([stretch], {})) for r, stretch in rounds.items()}
+        return {r: found for r, found in values.items() if found is not None}
+
+
+def run(plan: Plan, servers: tuple[Server, ...], talk: Talk, interrupts: Interrupts) -> Results:
+    """Run all rounds; an interrupt ends it and keeps what is there, and so does a server's end.
+
+    Raises BenchError where nothing was measured before that. `interrupts` lets none through behind
+    the run, where results are written.
+    """
+    results = Results(plan, servers)
+    loop = asyncio.Runner()  # one: a loop that is cut off while it closes complains
+    try:
+        try:
+            for round_ in range(plan.rounds):
+                _round(results, round_, talk, loop)
+        finally:
+            interrupts.hold()
+            # What ends the loop with a round may be left in it by an interrupt, and ends closing.
+            with contextlib.suppress(RuntimeError):
+                loop.close()
+    except KeyboardInterrupt:
+        results.partial = True
+    except BenchError as error:
+        if not results.stretches:
+            raise
+        results.partial, results.fault = True, str(error)
+    return results
+
+
+def _round(results: Results, round_: int, talk: Talk, loop: asyncio.Runner) -> None:
+    plan = results.plan
+    order = list(results.servers)
+    random.Random(f"{plan.seed} {round_}").shuffle(order)
+    for server in order:
+        talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: getting ready")
+        with server.serve() as address:
+            loop.run(_measure(results, server, address, round_, talk))
+
+
+def _say_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Let asyncio tell what went wrong in a task, but not that an interrupt ended it."""
+    if not isinstance(context.get("exception"), KeyboardInterrupt):
+        loop.default_exception_handler(context)
+
+
+async def _measure(results: Results, server: Server, address: str, round_: int, talk: Talk) -> None:
+    asyncio.get_running_loop().set_exception_handler(_say_unless_interrupted)
+    plan = results.plan
+    model = plan.model_name or served_model(address, plan.headers)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    async with httpx.AsyncClient(
+        headers=plan.headers, limits=limits, timeout=None, trust_env=False
+    ) as http:
+        client = Client(http, address, model, plan.endpoint, plan.timeout)
+        first = round_ * sum(2 * plan.count(load) for load in plan.loads)
+        for load in plan.loads:
+            talk.phase(f"{server.name}: round {round_ + 1} of {plan.rounds}: {load.label}")
+            n = plan.count(load)
+            texts = [plan.prompt(first + i) for i in range(2 * n)]  # none comes twice
+            first += 2 * n
+            warm = min(load.concurrency or 8, _WARM_REQUESTS, n)
+            tokens = min(_WARM_TOKENS, plan.max_tokens)
+            await apply(Load(warm), [Prompt(t, tokens) for t in texts[n : n + warm]], client.ask, 0)
+            prompts = [Prompt(text, plan.max_tokens) for text in texts[:n]]
+            stretch = await apply(load, prompts, client.ask, plan.seed + round_)
+            results.stretches.setdefault((server.name, load), {})[round_] = stretch

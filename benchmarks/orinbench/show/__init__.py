@@ -1,0 +1,1 @@
+"""Records as tables, pages and other files."""

@@ -1,0 +1,436 @@
+"""Puts records into the page: what its template draws.
+
+Lengths and places are percent of a chart's width or height; each chart's figures are in a table.
+A page has one run, or several: then a series is a run's backend, and each test has the verdicts of
+the later runs on the first.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from orinbench.jsonfile import write_whole
+from orinbench.judge.identity import case_test, device_label
+from orinbench.judge.schema import Record
+from orinbench.judge.verdict import UNJUDGED, Compared, Judged, times, verdict_text
+from orinbench.show.table import Table, notes, table_of
+from orinbench.show.timeline import READINGS, Panel, read_panels
+
+HEROES = 4
+FEW_NAMES = 3
+GLYPHS = {"faster": "▲", "slower": "▼", "no difference shown": "＝"}
+COLOURS = 6  # of the style sheet
+ADVICE = (
+    "For a verdict time both in one command (llama-bench with two backends, or --env), or let the "
+    "history see more runs."
+)
+
+environment = Environment(
+    loader=PackageLoader("orinbench.show", "."),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@dataclass(frozen=True)
+class Hero:
+    """One figure in large letters."""
+
+    value: str
+    unit: str
+    label: str
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A comparison: its glyph, its kind for the style sheet, and its sentence."""
+
+    glyph: str
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One value: how long its bar is, from where to where its interval goes, and the figure."""
+
+    label: str
+    series: str
+    length: float
+    text: str
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Groups of bars, each of one scale; `title` is what a screen reader says.
+
+    `verdicts` are of a group's runs. `whole`: the width stands for something, and is drawn.
+    """
+
+    title: str
+    groups: dict[str, list[Bar]]
+    verdicts: Mapping[str, Sequence[Verdict]] = field(default_factory=dict)
+    whole: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: charts, or panels, and a table with their numbers."""
+
+    id: str
+    title: str
+    lead: str
+    table: Table
+    charts: Sequence[Chart] = ()
+    panels: Sequence[Panel] = ()
+
+    @property
+    def series(self) -> list[str]:
+        """Meanings of the panels' colours."""
+        return list(dict.fromkeys(name for panel in self.panels for name in panel.points))
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs by name, and what each behind the first shows against it; one has no name."""
+
+    records: Mapping[str, Sequence[Record]]
+    compared: Mapping[str, Compared] = field(default_factory=dict)
+
+    @property
+    def all(self) -> list[Record]:
+        """Every record, run by run."""
+        return [record for records in self.records.values() for record in records]
+
+    @property
+    def first(self) -> str:
+        """Name of the run that the others are compared with."""
+        return next(iter(self.records))
+
+    def run_of(self, record: Record) -> str:
+        """Return the name of a record's run."""
+        return next(name for name, of in self.records.items() if any(r is record for r in of))
+
+    def series(self, record: Record) -> str:
+        """Return what one colour stands for: a backend, a run, or a run's backend."""
+        if len(self.records) == 1:
+            return record.backend
+        several = len({each.backend for each in self.all}) > 1
+        return f"{self.run_of(record)} {record.backend}" if several else self.run_of(record)
+
+    def judged(self) -> Iterator[tuple[str, Judged]]:
+        """Yield each test of a run that the first has, too."""
+        for name, compared in self.compared.items():
+            for test in compared.judged:
+                yield name, test
+
+
+def write_report(records: Sequence[Record], path: Path, title: str = "") -> None:
+    """Write one run's page, whole or not at all; raises BenchError if it cannot be written."""
+    write_whole(path, render(records, title))
+
+
+def render(records: Sequence[Record], title: str = "") -> str:
+    """Return the text of one run's page."""
+    return render_runs(Runs({"": records}), title)
+
+
+def render_runs(runs: Runs, title: str = "") -> str:
+    """Return the page's text."""
+    records = runs.all
+    verdicts = [*_between_runs(runs), *_verdicts(runs)]
+    told = {verdict.text for verdict in verdicts}
+    series = _each(map(runs.series, records))
+    return environment.get_template("report.html.j2").render(
+        title=title or _title(records),
+        css=Markup(files(__package__).joinpath("report.css").read_text()),
+        facts=_facts(runs),
+        heroes=_heroes(runs),
+        verdicts=verdicts,
+        sections=[*_measured(runs), *_over_the_runs(runs)],
+        notes=_notes(runs, told),
+        colours={name: place % COLOURS + 1 for place, name in enumerate(series)},
+    )
+
+
+def _notes(runs: Runs, told: set[str]) -> dict[str, list[str]]:
+    """Return what is to be said: of all runs below no name, then of each alone below its own."""
+    of = {
+        name: [note for note in notes(records) if note not in told]
+        for name, records in runs.records.items()
+    }
+    if len(of) == 1:
+        return {"": next(iter(of.values()))}
+    shared = [note for note in of[runs.first] if all(note in found for found in of.values())]
+    for name, compared in runs.compared.items():
+        of[name] += [f"Differs from {runs.first}: {what}." for what in compared.differs]
+        of[name] += [f"In it, {missing.line()}." for missing in compared.missing]
+        of[name] += [f"{usual}." for usual in compared.usual]
+    own = {name: [n for n in found if n not in shared] for name, found in of.items()}
+    return {"": shared} | {name: found for name, found in own.items() if found}
+
+
+def _each(values: Iterator[object]) -> list[str]:
+    """Return what is known of `values`, each once."""
+    return list(dict.fromkeys(str(value) for value in values if value))
+
+
+def _title(records: Sequence[Record]) -> str:
+    what = _each(r.model_type for r in records) or _each(r.benchmark for r in records)
+    if len(what) > FEW_NAMES:
+        what = [f"{len(what)} benchmarks"]
+    return f"{', '.join(what)} on {', '.join(_each(device_label(r) for r in records))}"
+
+
+def _facts(runs: Runs) -> list[str]:
+    """Return the line below the title; of several runs a line each."""
+    return [
+        f"{name}: {', '.join(_facts_of(records))}" if name else fact
+        for name, records in runs.records.items()
+        for fact in (_facts_of(records)[:1] if name else _facts_of(records))
+    ]
+
+
+def _facts_of(records: Sequence[Record]) -> list[str]:
+    started = min(_each(record.test_time for record in records), default="")
+    facts = [started.replace("T", " ").removesuffix("Z") + " UTC"] if started else []
+    facts += _each(record.software for record in records)
+    facts += ["synthetic model"] * any(record.synthetic for record in records)
+    return facts + ["interrupted"] * any(record.partial for record in records)
+
+
+def _heroes(runs: Runs) -> list[Hero]:
+    """Return the last run's first tests of the first backend, with what they are compared to."""
+    measured = [record for record in list(runs.records.values())[-1] if record.centre]
+    first = next((r for r in measured if r.comparisons), measured[0] if measured else None)
+    heroes = []
+    for record in [r for r in measured if first and r.backend == first.backend][:HEROES]:
+        lines = [
+            _times_of(test.comparison.ratio, name, test.comparison.verdict.value)
+            for run, test in runs.judged()
+            if (run, test.label, test.backend)
+            == (runs.run_of(record), case_test(record), record.backend)
+            for name in [runs.first]
+        ]
+        lines += [
+            _times_of(found["ratio"], found["baseline"], found["verdict"])
+            for found in record.comparisons
+        ]
+        if record.roofline_percent:
+            lines.append(f"{record.roofline_percent:.0f} % of the roofline")
+        figure = _first_text if _is_first_text(record) else _throughput
+        unit = "ms" if _is_first_text(record) else record.unit
+        heroes.append(Hero(short(figure(record) or 0.0), unit, case_test(record), lines))
+    return heroes
+
+
+def _times_of(ratio: float, baseline: str, verdict: str) -> str:
+    shown = "" if verdict in ("faster", "slower") else ", no verdict"
+    return f"{ratio:.3g} × {baseline}{shown}"
+
+
+def _verdict(verdict: str, text: str) -> Verdict:
+    return Verdict(GLYPHS.get(verdict, "?"), verdict.split()[0], text)
+
+
+def _between_runs(runs: Runs) -> Iterator[Verdict]:
+    """Yield what the later runs show against the first."""
+    without: dict[str, None] = {}
+    for name, test in runs.judged():
+        verdict = test.comparison.verdict
+        said = verdict_text(test.comparison, name, runs.first, "process", "runs of -r 10")
+        if verdict not in UNJUDGED:
+            yield _verdict(verdict.value, f"{test.label}, {test.backend}: {said}.")
+        else:
+            without[f"{runs.first} and {name}: {verdict.value}"] = None
+    for why in without:
+        yield _verdict("?", f"{why}. Below each test is how much they differ. {ADVICE}")
+
+
+def _verdicts(runs: Runs) -> Iterator[Verdict]:
+    """Yield what backends of a run show against each other."""
+    for name, records in runs.records.items():
+        for record in records:
+            for found in record.comparisons:
+                where = f"{name}, " * bool(name) + case_test(record)
+                yield _verdict(found["verdict"], f"{where}: {found['text']}.")
+
+
+Figure = Callable[[Record], float | None]
+
+
+def _throughput(record: Record) -> float | None:
+    """Return the median throughput."""
+    return record.centre
+
+
+def _is_first_text(record: Record) -> bool:
+    """Say whether a record is of the time to an answer's first text."""
+    return "first_text_ms" in record.extra
+
+
+def _first_text(record: Record) -> float | None:
+    """Return the median time to the first text, in ms."""
+    found = record.extra.get("first_text_ms")
+    return float(found) if found else None
+
+
+def _measured(runs: Runs) -> Iterator[Section]:
+    """Yield a section for each benchmark and unit, and one for times to the first text."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in runs.all:
+        unit = "ms" if _is_first_text(record) else record.unit
+        groups.setdefault((record.benchmark, unit), []).append(record)
+    throughputs = sum(unit != "ms" for _, unit in groups)
+    for number, ((benchmark, unit), members) in enumerate(groups.items()):
+        title = "Throughput" if throughputs == 1 else f"{benchmark}, {unit}"
+        better, figure = "More", _throughput
+        if unit == "ms":
+            title, better, figure = "Time to first text", "Less", _first_text
+        lead = f"Median in {unit}, with its 95 % interval. {better} is better."
+        charts = [
+            _bars(f"{title} in {unit}", members, runs, figure, interval=True),
+            _bars(
+                "Share of the roofline; the whole width is 100 %",
+                members,
+                runs,
+                _roofline,
+                full=100.0,
+            ),
+            _bars(
+                "Share of the device's peak; the whole width is 100 %",
+                members,
+                runs,
+                _peak,
+                full=100.0,
+            ),
+            _bars("Energy of a unit of work, J", members, runs, _joules),
+        ]
+        drawn = [chart for chart in charts if chart.groups]
+        yield Section(f"measured-{number}", title, lead, _table(runs, members), drawn)
+
+
+def _roofline(record: Record) -> float | None:
+    return record.roofline_percent
+
+
+def _peak(record: Record) -> float | None:
+    return record.peak_percent
+
+
+def _joules(record: Record) -> float | None:
+    return record.joules_per_token
+
+
+def _table(runs: Runs, members: Sequence[Record]) -> Table:
+    table = table_of(members)
+    if len(runs.records) == 1:
+        return table
+    rows = [[runs.run_of(record), *row] for record, row in zip(members, table.rows, strict=True)]
+    return Table(["run", *table.titles], rows, table.right)
+
+
+def _bars(
+    title: str,
+    records: Sequence[Record],
+    runs: Runs,
+    value: Figure,
+    interval: bool = False,
+    full: float | None = None,
+) -> Chart:
+    """Return a chart of the records that have a value: of a test, or of one series.
+
+    `full` is what a bar as wide as the chart stands for; else that is the largest value.
+    """
+    groups: dict[str, list[tuple[Record, float]]] = {}
+    alone = len({runs.series(record) for record in runs.all}) == 1
+    backends = _each(record.backend for record in records)  # their runs are neighbours
+    for record in sorted(records, key=lambda record: backends.index(record.backend)):
+        if record.centre and (figure := value(record)):
+            name = "" if alone else case_test(record)
+            groups.setdefault(name, []).append((record, figure))
+    drawn = {}
+    for name, members in groups.items():
+        ends = [_interval(record, value) if interval else None for record, _ in members]
+        most = full or max(*(f for _, f in members), *(end[1] for end in ends if end), 0.0)
+        drawn[name] = [
+            Bar(
+                case_test(record) if alone else runs.series(record),
+                runs.series(record),
+                min(100.0, 100 * figure / most),
+                short(figure),
+                100 * end[0] / most if end else None,
+                100 * end[1] / most if end else None,
+            )
+            for (record, figure), end in zip(members, ends, strict=True)
+        ]
+    verdicts: dict[str, list[Verdict]] = {}
+    for run, test in runs.judged() if interval else ():
+        verdicts.setdefault(test.label, []).append(_verdict_of(run, test, runs))
+    return Chart(title, drawn, verdicts, full is not None)
+
+
+def _interval(record: Record, value: Figure) -> tuple[float, float] | None:
+    """Return the ends of a figure's interval: of a time, those of the throughput turned round."""
+    if not record.ci95_low_ts or not record.ci95_high_ts:
+        return None
+    if value is not _first_text:
+        return record.ci95_low_ts, record.ci95_high_ts
+    times_centre = (_first_text(record) or 0.0) * record.centre
+    return times_centre / record.ci95_high_ts, times_centre / record.ci95_low_ts
+
+
+def _verdict_of(run: str, test: Judged, runs: Runs) -> Verdict:
+    """Say in a few words what a run shows against the first, below their bars."""
+    comparison, verdict = test.comparison, test.comparison.verdict
+    inside = ""
+    if comparison.ci_low is not None and comparison.ci_high is not None:
+        inside = f" ({times(comparison.ci_low)} to {times(comparison.ci_high)} at 95 %)"
+    said = f"{run}, {test.backend}: {times(comparison.ratio)} × {runs.first}{inside}"
+    shown = f"no verdict: {verdict.value}" if verdict in UNJUDGED else verdict.value
+    return _verdict(verdict.value, f"{said}, {shown}")
+
+
+def _over_the_runs(runs: Runs) -> Iterator[Section]:
+    for number, (name, records) in enumerate(runs.records.items()):
+        yield from _over_the_run(runs, number, name, records)
+
+
+def _over_the_run(
+    runs: Runs, number: int, name: str, records: Sequence[Record]
+) -> Iterator[Section]:
+    panels, across = read_panels(records, runs.series)
+    if not panels:
+        return
+    rows = [
+        [panel.title, *(f"{x:.4g}" for x in (v[0], v[-1], min(v), max(v)))]
+        for panel in panels
+        for v in [panel.values]
+    ]
+    titles = ["reading", "first", "last", "least", "most"]
+    table = Table(titles, rows, frozenset(titles[1:]))
+    shown = {panel.title for panel in panels}
+    missing = [title.split(",")[0] for title in READINGS if title not in shown]
+    lead = f"One point a repetition, at its end; from left to right: {across}."
+    if missing:
+        lead += f" No sensor for: {', '.join(missing)}."
+    key, title = (f"run-{number}", f"Over the run: {name}") if name else ("run", "Over the run")
+    yield Section(key, title, lead, table, panels=panels)
+
+
+def short(value: float) -> str:
+    """Return a number as a person reads it: three figures, thousands as k, M, G."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= factor:
+            scale = 1e3 if letter == "k" else factor
+            return f"{value / scale:.3g} {letter}"
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,106 @@
+"""`orinbench twin`: what an AGX Orin would take, by times of `llama-bench --sms 16`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from orinbench.errors import BenchError
+from orinbench.judge.load import load_records
+from orinbench.judge.schema import Plain, Record
+from orinbench.judge.twin import Calibration, Twin, Work, calibration
+from orinbench.options import output_form
+from orinbench.show.markdown import markdown_table
+
+_SMS = 16
+
+
+@click.command("twin", context_settings={"max_content_width": 100})
+@click.argument("results", metavar="RESULT...", nargs=-1, required=True, type=Path)
+@output_form(["md", "json"])
+def twin_command(results: tuple[Path, ...], output: str) -> None:
+    """Predict times on an AGX Orin from RESULTs of `llama-bench --sms 16 -o json`.
+
+    Published runs of llama.cpp on a real board calibrate the prediction. Its interval holds 90 of
+    100 of them, each predicted without the runs of its own type.
+    """
+    known = calibration()
+    twin = known.twin(_SMS)
+    rows = [_predicted(record, work, twin) for record, work in _works(results)]
+    if output == "json":
+        click.echo(json.dumps(rows, ensure_ascii=False))
+    else:
+        click.echo(_table(rows))
+        click.echo(_notes(known, twin))
+
+
+def _works(paths: tuple[Path, ...]) -> Iterator[tuple[Record, Work]]:
+    for path in paths:
+        for index, record in enumerate(load_records(path)):
+            yield record, _work(f"{path}: record {index + 1}", record)
+
+
+def _work(where: str, record: Record) -> Work:
+    """Return a record's work; raises BenchError for one that the calibration does not cover."""
+    envelope = record.extra.get("envelope")
+    if not isinstance(envelope, dict) or envelope.get("sms") != _SMS:
+        found = f"is of {envelope['sms']}" if isinstance(envelope, dict) else "is of all"
+        raise BenchError(f"{where} {found} multiprocessors; want one of llama-bench --sms {_SMS}")
+    if not envelope.get("clock_mhz") or not record.token_read_bytes:
+        raise BenchError(f"{where} says no clock or no weights; want NVML's clock and a GGUF model")
+    if record.n_prompt and record.n_gen:
+        raise BenchError(f"{where} is a prompt with an answer; want them apart, as -p and -n do")
+    if record.backend == "llama.cpp" and record.n_prompt and not record.flash_attn:
+        raise BenchError(f"{where} is a prompt without flash attention; want -fa on")
+    return Work(
+        is_prompt=bool(record.n_prompt),
+        tokens=record.n_prompt or record.n_depth or 0,
+        weights=record.token_read_bytes,
+        milliseconds=envelope["ms"],
+        mhz=envelope["clock_mhz"],
+    )
+
+
+def _predicted(record: Record, work: Work, twin: Twin) -> Plain:
+    expected, low, high = twin.interval(work)
+    return {
+        "model": record.model_type,
+        "backend": record.backend,
+        "test": record.test,
+        "envelope_ms": work.milliseconds,
+        "orin_ms": expected,
+        "orin_low_ms": low,
+        "orin_high_ms": high,
+    }
+
+
+def _table(rows: list[Plain]) -> str:
+    titles = ("model", "engine", "test", "16 SMs here, ms", "an AGX Orin, ms", "90 % interval, ms")
+    cells = [
+        (
+            str(row["model"] or ""),
+            row["backend"],
+            row["test"],
+            f"{row['envelope_ms']:.2f}",
+            f"{row['orin_ms']:.2f}",
+            f"{row['orin_low_ms']:.2f} to {row['orin_high_ms']:.2f}",
+        )
+        for row in rows
+    ]
+    return markdown_table(titles, cells, right=titles[3:])
+
+
+def _notes(known: Calibration, twin: Twin) -> str:
+    tokens, prompts = (
+        "{0} {name}: median error {1:.1%}, nine of ten below {2:.1%}, largest {3:.1%}".format(
+            *twin.summary(is_prompt), name="prompts" if is_prompt else "tokens"
+        )
+        for is_prompt in (False, True)
+    )
+    return (
+        f"\nPredicted, not measured. Bandwidth {twin.fit.bandwidth:g} GB/s, clock "
+        f"{twin.fit.clock:g} MHz, by published runs: {known.board} ({known.source}).\n"
+        f"Held-out types: {tokens}; {prompts}.\n"
+        "Not in it: the board's CPU and launches beyond llama.cpp's, SMMU, memory latency, heat."
+    )

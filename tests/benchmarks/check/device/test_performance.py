@@ -1,0 +1,157 @@
+"""The driver's choices against others: turns, verdicts, and what a probe that fails leaves."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.benchmarks.check.device.conftest import report, step, written
+from tests.benchmarks.check.device.test_simulated import simulated
+
+from orinbench.check.device import performance, performance_probe, steps
+from orinbench.check.device.check import PROBE, Ask, Check, OutOfTime
+from orinbench.check.device.claims import load_claims
+from orinbench.check.device.gpu import Found, Work
+from orinbench.check.device.performance import QUESTIONS, Question, answers
+from orinbench.check.device.probe import PROBES
+from orinbench.cli import orinbench
+
+BETTER = "own is better, as the driver has it"
+WORSE = "other is better than what the driver has"
+SAME = "the same within what the runs differ by"
+
+
+def answer(found: Sequence[Found], figure: str) -> Found:
+    """The answer where the program finds these in turn: own, other, other, own."""
+    left = iter(found)
+    with pytest.MonkeyPatch.context() as patch:
+        question = Question("x", figure, "own", "other", {"A": "1"})
+        patch.setattr(performance, "QUESTIONS", (question,))
+        return dict(answers(lambda *_: next(left), time.monotonic() + 100))["x"]
+
+
+def taking(own: Sequence[float], other: Sequence[float], figure: str) -> list[Found]:
+    return [{figure: value} for value in (own[0], *other, own[1])]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "figure", "better", "said"),
+    [
+        ((1.0, 2.0), (3.0, 4.0), "took_us", "own", BETTER),
+        ((1.0, 2.0), (3.0, 4.0), "read_gb_s", "other", WORSE),
+        ((3.0, 5.0), (1.0, 2.0), "read_gb_s", "own", BETTER),
+        ((3.0, 5.0), (1.0, 2.0), "took_us", "other", WORSE),
+        ((1.0, 3.0), (2.0, 4.0), "took_us", "same", SAME),
+        ((2.0, 2.0), (2.0, 2.0), "read_gb_s", "same", SAME),
+    ],
+)
+def test_a_verdict_needs_all_runs(
+    own: Sequence[float], other: Sequence[float], figure: str, better: str, said: str
+) -> None:
+    entry = answer(taking(own, other, figure), figure)
+    assert (entry["better"], entry["verdict"]) == (better, said)
+    assert entry["with_own"] == [{figure: value} for value in own]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "code", "claim"),
+    [
+        ((9.0, 8.0), (1.0, 2.0), 0, "confirmed (1):"),
+        ((1.0, 2.0), (9.0, 8.0), 1, "refuted (1):"),
+        ((1.0, 9.0), (2.0, 8.0), 0, "confirmed (1):"),
+        (None, None, 0, "not tested (1):"),
+    ],
+)
+def test_verify_tells_both_answers_and_none(
+    own: Sequence[float] | None, other: Sequence[float] | None, code: int, claim: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    l2 = next(c for c in load_claims() if c.id == "driver.l2")
+    monkeypatch.setattr("orinbench.check.device.command.load_claims", lambda: [l2])
+    # A probe that fails is no answer, and refutes nothing.
+    found = taking(own, other, "read_gb_s") if own and other else [{"error": "no GPU"}] * 4
+    entry = answer(found, "read_gb_s")
+    path = written(tmp_path, report(performance=step({"l2": entry})))
+    words = ["device-check", "verify", str(path)]
+    done = CliRunner().invoke(orinbench, words, standalone_mode=False)
+    assert (done.return_value or 0) == code
+    assert claim in done.stdout
+    assert f"l2: own or other: {entry['verdict']}" in done.stdout
+    assert (entry["verdict"] == "no answer: no GPU") is (own is None)
+
+
+def test_choices_run_in_turns_until_time_ends() -> None:
+    ran: list[Ask] = []
+
+    def ask(asked: Ask, seconds: float) -> Found:
+        ran.append(asked)
+        return {q.figure: 1.0 for q in QUESTIONS}
+
+    found = dict(answers(ask, time.monotonic() + 100))
+    assert list(found) == [q.name for q in QUESTIONS]
+    assert {entry["verdict"] for entry in found.values()} == {SAME}
+    for at, question in enumerate(QUESTIONS):
+        own, other = ran[4 * at : 4 * at + 2]
+        assert ran[4 * at : 4 * at + 4] == [own, other, other, own]
+        assert own == Ask(question.name) and own.name in PROBES and own != other
+    with pytest.raises(OutOfTime) as raised:
+        steps.performance(Check(Path(), True, 0), 0)
+    assert raised.value.result == {}
+
+
+class FakeExecutor:
+    """Notes the prompts, and the tokens that follow each."""
+
+    def __init__(self) -> None:
+        self.prompts: list[tuple[list[int], int, int]] = []
+        self.steps: list[tuple[int | None, int]] = []
+
+    def fill(self, tokens: list[int], start: int, end: int) -> None:
+        self.prompts.append((tokens, start, end))
+
+    def step(self, token: int | None = None, position: int = 0) -> None:
+        self.steps.append((token, position))
+
+    def token(self) -> int:
+        return 7
+
+
+@pytest.mark.parametrize(
+    ("sizes", "length", "prompts", "tokens"), [("board", 512, 8, 20), ("tiny", 4, 2, 2)]
+)
+def test_a_token_and_a_prompt_are_timed_when_they_are_warm(
+    sizes: str, length: int, prompts: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = FakeExecutor()
+    paths = "orinbench.measure.backends.tinygrad_paths"
+    monkeypatch.setattr(f"{paths}.load_runner", lambda model, context: None)
+    monkeypatch.setattr(f"{paths}.OneSequence", lambda runner: executor)
+    monkeypatch.setattr("orinbench.synth.cached_synthetic", lambda *_: Path("model.gguf"))
+    found = performance_probe.decode(Work(sizes))
+    assert found["token_us"] > 0 and found["prompt_us"] > 0
+    firsts = [ids[0] for ids, *_ in executor.prompts]
+    assert len(firsts) == prompts
+    assert len(set(firsts)) == len(firsts), "a prompt whose beginning is cached is no prompt"
+    spans = {(len(ids), *span) for ids, *span in executor.prompts}
+    assert spans == {(length, 0, length - 1)}
+    last = [(ids[-1], length - 1) for ids, *_ in executor.prompts]
+    assert executor.steps == [*last, *[(None, 0)] * tokens]
+
+
+@pytest.mark.parametrize("choice", ["-", "wait_for_idle"])
+def test_the_rival_goes_with_the_same_choice(choice: str, tmp_path: Path) -> None:
+    # Its kernels are what a switch has to stop. Both processes ask for a mode, or neither does.
+    out, told = tmp_path / "found.json", tmp_path / "report.jsonl"
+    done = simulated(
+        *(sys.executable, *PROBE, out, "preemption", "tiny", choice),
+        options=("--report", str(told)), variables={"DEV": "TEGRA+NV"},
+    )  # fmt: skip
+    assert done.status == 0, done.err
+    assert json.loads(out.read_text())["lived"] == 1
+    counts = [json.loads(line)["counts"] for line in told.read_text().splitlines()]
+    opened = [entry for entry in counts if entry.get("ioctl OPEN_CHANNEL")]
+    asked = [entry.get("ioctl CHANNEL_SET_PREEMPTION_MODE", 0) for entry in opened]
+    assert asked == [int(choice == "-")] * 2

@@ -1,0 +1,141 @@
+"""The gate with a real tinygrad:CPU, and with engines that compute wrongly or not at all."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from orinbench.check import gate
+from orinbench.check.gate import Gate
+from orinbench.check.greedy import Generation
+from orinbench.check.reference import Reference
+from orinbench.errors import BenchError, CheckFailed
+from orinbench.measure.backends.backend import Backend, BackendDiedError
+from orinbench.measure.backends.tinygrad_backend import TinygradBackend
+from orinbench.measure.plan import Case
+from orinbench.measure.results import LaneResult, RunResult
+from orinbench.model import ModelInfo
+from orinbench.talk import Talk
+
+Build = Callable[..., RunResult]
+
+
+@pytest.fixture
+def lane(recorded_run: Build) -> LaneResult:
+    return recorded_run({"tinygrad:CPU": {Case(0, 4, 0): []}}).lanes[0]
+
+
+def make(asked: bool | None, binary: Path | None = None) -> Gate:
+    return Gate(asked, Talk(), binary, timeout=300)
+
+
+def perfect(model: ModelInfo, off: float = 0.0) -> Any:
+    """Return an engine that answers with the reference's own numbers, `off` from them."""
+    reference = Reference(model)
+
+    def engine(prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        generations = []
+        for prompt in prompts:
+            tokens: list[int] = []
+            for _ in range(n_tokens):
+                tokens.append(int(reference.logits([*prompt, *tokens]).argmax()))
+            logits = reference.logits([*prompt, *tokens[:-1]], last=n_tokens)
+            wave = off * np.cos(np.arange(logits.shape[1]))
+            generations.append(Generation(tokens, logits + wave))
+        return generations
+
+    return engine
+
+
+@pytest.mark.parametrize("general", [False, True])
+def test_tinygrad_on_the_cpu_passes(
+    lane: LaneResult, general: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One prompt will do, of more than a chunk and less than two.
+    monkeypatch.setattr("orinbench.check._PROMPT_LENGTHS", (40,))
+    backend = TinygradBackend(lane.plan, cold_start=not general, timeout=300, general=general)
+    try:
+        found = make(None)(lane, backend)
+    finally:
+        backend.close()
+    assert found["passed"] is True
+    assert found["text"].startswith("passed, tinygrad:CPU: logits off by ")
+    assert found["top1_agreement"] == 1.0
+
+
+def test_right_numbers_pass_and_wrong_ones_stop_with_exit_code_3(
+    lane: LaneResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_bytes = replace(lane.plan, key_type="q8_0")
+    backend = TinygradBackend(of_bytes, cold_start=False, timeout=1)
+    model = lane.model
+    assert model is not None
+    asked: list[tuple[Any, ...]] = []
+
+    def right(*options: Any) -> Any:
+        asked.append(options)
+        return perfect(model)
+
+    monkeypatch.setattr(gate, "tinygrad_engine", right)
+    found = make(True)(lane, backend)
+    assert (found["passed"], found["arithmetic"]) == (True, "8-bit activations and cache")
+    # What is timed is what is checked, its keys too.
+    assert (asked[0][1], asked[0][-1]) == (backend.start, "q8_0")
+    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: perfect(model, off=1.0))
+    with pytest.raises(CheckFailed, match="above the tolerance") as caught:
+        make(None)(lane, backend)
+    assert caught.value.exit_code == 3
+    backend.close()
+
+
+def test_an_engine_that_does_not_answer_costs_its_lane(
+    lane: LaneResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def engine(*_: object) -> list[Generation]:
+        raise BenchError("tinygrad on CPU: ended with status -11")
+
+    monkeypatch.setattr(gate, "tinygrad_engine", lambda *_: engine)
+    backend = TinygradBackend(lane.plan, cold_start=False, timeout=1)
+    with pytest.raises(BackendDiedError, match="check: tinygrad on CPU: ended with status -11"):
+        make(None)(lane, backend)
+    backend.close()
+
+
+def test_llama_cpp_answers_through_its_server(
+    recorded_run: Build,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane = recorded_run({"llama.cpp": {Case(0, 4, 0): []}}).lanes[0]
+    backend = cast(Backend, None)
+    monkeypatch.setenv("PATH", "/nowhere")
+    missing = make(None, tmp_path / "llama-bench")(lane, backend)
+    assert missing == {
+        "passed": None,
+        "text": "llama.cpp not checked: no llama-server beside llama-bench",
+    }
+    (tmp_path / "llama-server").touch()
+    asked: list[Path] = []
+
+    def engine(binary: Path, model: ModelInfo, *_: object) -> Any:
+        asked.append(binary)
+        return perfect(model)
+
+    monkeypatch.setattr(gate, "llama_cpp_engine", engine)
+    assert make(None, tmp_path / "llama-bench")(lane, backend)["passed"] is True
+    assert asked == [tmp_path / "llama-server"]
+
+
+def test_what_is_not_checked_says_why(lane: LaneResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = cast(Backend, None)
+    assert make(False)(lane, backend) == {"passed": None, "text": "numbers not checked: --no-check"}
+    with monkeypatch.context() as small:
+        small.setattr(gate, "SMALL_MODEL", 1)
+        assert "large; --check does it" in make(None)(lane, backend)["text"]
+    monkeypatch.setattr(gate, "unsupported", lambda model: "mixture of experts")
+    assert "lacks mixture of experts" in make(None)(lane, backend)["text"]
+    with pytest.raises(BenchError, match=r"--check: .* lacks mixture of experts"):
+        make(True)(lane, backend)

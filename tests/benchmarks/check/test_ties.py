@@ -1,0 +1,97 @@
+"""The gate on mixtures: a tie of the router may go either way, another choice may not."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.engine.routing import plant_tie
+
+from orinbench.check import HALF_WEIGHTS, Candidate, run_check, sample_prompts
+from orinbench.check.greedy import Generation
+from orinbench.check.reference import Reference
+from orinbench.check.ties import settle, ties
+from orinbench.model import ModelInfo, open_model
+from orinbench.synth import write_synthetic
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ties") / "tiny-mixtral.gguf"
+    write_synthetic(path, "tiny-mixtral", "F16", 0)
+    return path
+
+
+def verdict_on(model: ModelInfo, noise: float = 0.0) -> Any:
+    """Judge an engine that takes the next best expert for the last token of the last prompt."""
+    reference, draw = Reference(model), np.random.default_rng(0)
+    prompts = sample_prompts(model, 1, 0)
+
+    def engine(given: Sequence[Sequence[int]], n_tokens: int) -> list[Generation]:
+        assert [list(prompt) for prompt in given] == prompts
+        found = []
+        for prompt in prompts:
+            rows = reference.logits(prompt)
+            if prompt is prompts[-1]:
+                scores = reference.routed[1].scores[-1]
+                best, _, third = np.argsort(-scores)[:3].tolist()
+                rows = reference.logits(prompt, forced={(1, len(prompt) - 1): [best, third]})
+            rows = rows + noise * draw.standard_normal(rows.shape)
+            found.append(Generation([int(rows[0].argmax())], rows))
+        return found
+
+    verdict = run_check(model, Candidate("engine", engine, HALF_WEIGHTS), 1)
+    return verdict
+
+
+def test_a_tie_may_go_either_way_and_is_named(mixtral: Path, tmp_path: Path) -> None:
+    prompt = sample_prompts(open_model(mixtral), 1, 0)[-1]
+    taken, left = plant_tie(mixtral, tmp_path / "tie.gguf", prompt, 1e-6)
+    verdict = verdict_on(open_model(tmp_path / "tie.gguf"))
+    assert verdict.passed and verdict.relative_error < 1e-9
+    (line,) = verdict.ties
+    assert line.startswith(
+        f"prompt 2: layer 1 takes expert {left} for token 6 instead of {taken}, whose score is "
+    )
+    assert f"; a tie: {line}" in verdict.line()
+
+
+def test_a_tie_does_not_excuse_other_errors(mixtral: Path, tmp_path: Path) -> None:
+    prompt = sample_prompts(open_model(mixtral), 1, 0)[-1]
+    plant_tie(mixtral, tmp_path / "tie.gguf", prompt, 1e-6)
+    verdict = verdict_on(open_model(tmp_path / "tie.gguf"), noise=0.05)
+    assert not verdict.passed and verdict.relative_error > verdict.tolerance
+
+
+def test_another_choice_is_an_error(mixtral: Path) -> None:
+    verdict = verdict_on(open_model(mixtral))
+    assert not verdict.passed and not verdict.ties
+    assert "is above the tolerance" in verdict.line()
+
+
+def test_many_swaps_are_found_together(mixtral: Path) -> None:
+    """Of which none alone halves the error: early tokens are seen by all later ones."""
+    model = open_model(mixtral)
+    reference, tokens, gaps = Reference(model), [5, 6, 7, 8], dict.fromkeys(range(9), 0.4)
+    prompt = sample_prompts(model, len(tokens), 0)[-1]
+    text = [*prompt, *tokens[:-1]]
+    wanted = reference.logits(text, last=len(tokens))
+    swaps: dict[tuple[int, int], list[int]] = {}
+    for tie in ties(reference, gaps):
+        chosen = reference.routed[tie.layer].chosen[tie.position].tolist()
+        other = [tie.left if expert == tie.taken else expert for expert in chosen]
+        swaps.setdefault((tie.layer, tie.position), other)
+    assert len(swaps) > 8
+    rows = reference.logits(text, last=len(tokens), forced=swaps)
+    noise = 1e-4 * np.random.default_rng(0).standard_normal(rows.shape)
+    settled, found = settle(
+        reference, prompt, Generation(tokens, rows + noise), wanted + noise, gaps
+    )
+    assert np.abs(settled - rows).max() < 1e-9 and len(found) > 8
+    # Noise that no swap makes is not excused.
+    far = rows + np.random.default_rng(1).standard_normal(rows.shape)
+    _, none = settle(
+        reference, prompt, Generation(tokens, far), wanted + noise, dict.fromkeys(range(9), -1.0)
+    )
+    assert none == ()

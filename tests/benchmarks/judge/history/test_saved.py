@@ -1,0 +1,117 @@
+"""Files of results: ours and those that llama.cpp's llama-bench wrote (data/, build 0c1e570)."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orinbench.errors import BenchError
+from orinbench.judge.identity import context, device_label, identity
+from orinbench.judge.load import completed, load_records
+from orinbench.judge.record import make_records
+from orinbench.measure.plan import Case
+from orinbench.measure.results import RunResult
+from orinbench.show.forms import RENDERERS, as_llama_bench
+
+DATA = Path(__file__).with_name("data")
+TG = Case(0, 16, 0)
+
+
+@pytest.mark.parametrize("form", ["json", "jsonl"])
+def test_our_own_forms_come_back_whole(
+    form: str, recorded_run: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    records = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0, 11.0, 12.0] * 2}}))
+    path = tmp_path / f"a.{form}"
+    path.write_text(RENDERERS[form](records))
+    (loaded,) = load_records(path)
+    (record,) = (completed(json.loads(json.dumps(as_llama_bench(r)))) for r in records)
+    assert loaded == record
+
+
+def test_llama_cpps_json_gets_our_names_and_statistics() -> None:
+    prompt, generation = load_records(DATA / "llama_bench.json")
+    assert (prompt.test, generation.test) == ("pp16", "tg8")
+    assert (prompt.backend, prompt.device, prompt.work) == ("llama.cpp", "CPU", 16)
+    assert prompt.software == "llama.cpp 0c1e570"
+    assert min(prompt.samples_ts) < prompt.centre < max(prompt.samples_ts)
+    assert device_label(prompt) == "AMD EPYC"
+
+
+def test_an_old_record_gets_the_defaults_of_new_fields() -> None:
+    record = completed({"schema_version": 1, "test": "tg8", "backend": "tinygrad:NV"})
+    assert (record.benchmark, record.unit, record.extra) == ("llama-bench", "tok/s", {})
+    assert completed(vars(record)) == record
+
+
+def test_what_came_of_a_model_is_no_identity(recorded_run: Callable[..., RunResult]) -> None:
+    (record,) = make_records(recorded_run({"tinygrad:CPU": {TG: [10.0] * 6}}))
+    general, fused = (
+        replace(record, decode_path=path, n_ubatch=chunk, type_k=kind)
+        for path, chunk, kind in (("general", None, "f32"), ("fused", 512, "f16"))
+    )
+    assert identity(general) == identity(fused)
+    assert context(general) != context(fused)
+    assert identity(general) != identity(replace(general, benchmark="batch"))
+
+
+OURS = '"schema_version": 1, "backend": "tinygrad:NV"'
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("| model |", "is no result of llama-bench -o json or jsonl"),
+        ("", "is no result"),
+        ("[1", "is no result of llama-bench -o json or jsonl"),
+        ("[" * 100_000, "is no result"),
+        ("[1]", "record 1 is no object"),
+        ("[]", "holds no records"),
+        ('{"a": 1}', "record 1 says neither schema_version nor n_prompt, n_gen, n_depth"),
+        (f"{{{OURS}}}", "record 1 has no test"),
+        ('{"schema_version": "x", "test": "a"}', "a schema_version that is no number"),
+        ('{"schema_version": 99, "test": "a"}', "schema_version 99; this orinbench knows up to 1"),
+        (f'{{{OURS}, "test": "a"}}', "record 1 has no samples_ts"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [0]}}', "list of numbers above 0"),
+        (f'{{{OURS}, "test": "a", "samples_ts": ["x"]}}', "list of numbers above 0"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "avg_ts": "x"}}', "avg_ts must be a number"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [NaN]}}', "list of numbers above 0"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [{10**400}]}}', "list of numbers above 0"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [5e-324]}}', "from 1e-30 to 1e+30"),
+        (f'{{{OURS}, "test": 5, "samples_ts": []}}', "test must be text"),
+        (f'{{{OURS}, "test": "\\u001b[31m", "samples_ts": []}}', "test must be printable text"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "model_type": []}}', "must be one value"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "extra": {{"a": "\\ud800"}}}}', "is no result"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "unit": []}}', "unit must be text"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "rounds": ["x"]}}', "rounds holds an entry"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "energy": [1]}}', "energy holds an entry"),
+        (f'{{{OURS}, "test": "a", "samples_ts": [], "warnings": [{{}}]}}', "warnings holds an"),
+        (
+            f'{{{OURS}, "test": "a", "samples_ts": [], "ci95_low_ts": 1}}',
+            "has one end of ci95_low_ts",
+        ),
+        ("SQLite format 3\0", "is a SQLite file; want what -o json or jsonl wrote"),
+        ("CREATE TABLE llama_bench (x INTEGER);", "is no result of llama-bench -o json or jsonl"),
+    ],
+)
+def test_anything_else_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "x"
+    path.write_text(text)
+    with pytest.raises(BenchError) as caught:
+        load_records(path)
+    assert says in str(caught.value) and str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    with pytest.raises(BenchError, match="cannot be read"):
+        load_records(path)
+    path.write_bytes(b"[\xff")
+    with pytest.raises(BenchError, match="cannot be read"):
+        load_records(path)
+    monkeypatch.setattr("orinbench.jsonfile.MOST_BYTES", 1)
+    with pytest.raises(BenchError, match="larger than 0 MiB; want what -o json or jsonl wrote"):
+        load_records(path)

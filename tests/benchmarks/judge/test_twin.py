@@ -1,0 +1,117 @@
+"""The twin of an AGX Orin: fits recover a known board, and the shipped one predicts the unseen."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from tests.benchmarks.orinbench_command import orinbench
+
+from orinbench.judge.twin import Cell, Fit, Work, calibration, fitted, twin_of
+
+BOARD = Fit(clock=1000, bandwidth=130, passes=2.5)
+
+
+def made(kind: str, weights: float) -> list[Cell]:
+    """Cells of a board that BOARD describes exactly."""
+    works = [Work(False, depth, weights, 4 + depth / 1000, 2000) for depth in (100, 2000)]
+    works += [Work(True, n, weights, n / 10, 2000, scores=512) for n in (128, 600, 4096)]
+    return [Cell(kind, 16, work, BOARD.milliseconds(work)) for work in works]
+
+
+CELLS = [*made("a", 1e9), *made("b", 2.5e9)]
+
+
+def test_a_fit_recovers_the_board_that_made_the_cells() -> None:
+    assert fitted(CELLS, 1000) == BOARD
+    twin = twin_of(CELLS, 1000)
+    assert max(abs(error) for errors in twin.errors.values() for error in errors) < 1e-12
+    assert [len(twin.errors[is_prompt]) for is_prompt in (False, True)] == [4, 6]
+
+
+def test_a_board_by_hand() -> None:
+    token = Work(False, 64, 1.3e9, 3, 2000)
+    assert BOARD.milliseconds(token) == pytest.approx(math.hypot(6, 10))
+    # 600 tokens are chunks of 512 and 88; rows of scores end where their chunk does.
+    scores = (512 * 512 + 512 * 600) * 10 * 4
+    prompt = Work(True, 600, 1.3e9, 30, 2000, scores=10)
+    assert BOARD.milliseconds(prompt) == pytest.approx(
+        math.hypot(60, 20) + 2.5 * scores / 130 / 1e6
+    )
+
+
+def test_a_type_is_judged_by_a_fit_that_has_not_seen_it() -> None:
+    odd = [Cell("odd", 16, cell.work, cell.board * 1.2) for cell in made("odd", 1.7e9)]
+    twin = twin_of([*CELLS, *odd], 1000)
+    # The fit to "a" and "b" is exact, so what is odd is off by all of it.
+    assert min(twin.errors[True]) == pytest.approx(-math.log(1.2))
+    expected, low, high = twin.interval(odd[0].work)
+    assert low < expected < high
+
+
+def test_the_shipped_calibration_holds_out_what_it_claims() -> None:
+    twin = calibration().twin()
+    for is_prompt, median, most in ((False, 0.05, 0.22), (True, 0.03, 0.22)):
+        _, middle, _, largest = twin.summary(is_prompt)
+        assert middle < median
+        assert largest < most
+    # Sixteen multiprocessors explain the board, fourteen do not.
+    fit = twin.fit
+    fourteen = [cell for cell in calibration().cells if cell.sms == 14]
+    assert fourteen
+    assert all(fit.milliseconds(cell.work) > 1.1 * cell.board for cell in fourteen)
+
+
+def record(**changed: object) -> dict[str, object]:
+    return {
+        "schema_version": 1,
+        "test": "tg32",
+        "backend": "tinygrad:CUDA",
+        "model_type": "llama 1B Q6_K",
+        "n_prompt": 0,
+        "n_gen": 32,
+        "n_depth": 0,
+        "samples_ts": [500.0],
+        "token_read_bytes": 1_014_000_000,
+        "extra": {"envelope": {"sms": 16, "ms": 2.0, "clock_mhz": 1980.0}},
+        **changed,
+    }
+
+
+def test_the_command_prints_a_prediction_with_its_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([record(), record(n_prompt=512, n_gen=0, test="pp512")]))
+    assert orinbench("twin", str(path), "-o", "json") == 0
+    token, prompt = json.loads(capsys.readouterr().out)
+    fit = calibration().twin().fit
+    by_hand = math.hypot(2.0 * 1980 / 1300, 1014 / fit.bandwidth)
+    assert token["orin_ms"] == pytest.approx(by_hand)
+    assert token["orin_low_ms"] < token["orin_ms"] < token["orin_high_ms"]
+    assert prompt["test"] == "pp512"
+    assert orinbench("twin", str(path)) == 0
+    shown = capsys.readouterr().out
+    assert f"{by_hand:.2f}" in shown
+    assert "Predicted, not measured" in shown
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"extra": {}}, "is of all multiprocessors; want one of llama-bench --sms 16"),
+        ({"extra": {"envelope": {"sms": 8, "ms": 2.0}}}, "is of 8 multiprocessors"),
+        ({"token_read_bytes": None}, "says no clock or no weights"),
+        ({"n_prompt": 16}, "want them apart"),
+        ({"backend": "llama.cpp", "n_prompt": 16, "n_gen": 0}, "want -fa on"),
+    ],
+)
+def test_what_the_calibration_does_not_cover_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps([record(**changed)]))
+    assert orinbench("twin", str(path)) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1

@@ -1,0 +1,131 @@
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from orinbench.measure.backends.backend import BackendDiedError, Load, Loaded
+from orinbench.measure.backends.process import DONE, FAILED, SAID, WorkerProcess
+
+READ = "import os, pickle, signal, sys, time; pickle.load(sys.stdin.buffer); "
+ANSWER = Loaded(1.5, "general", "all", 9)
+
+
+def says(kind: str, value: Any) -> str:
+    """Code of a worker's script that writes an answer."""
+    data = pickle.dumps((kind, value))
+    return f"sys.stdout.buffer.write({len(data).to_bytes(8) + data!r}); sys.stdout.flush(); "
+
+
+LOADED = says(DONE, ANSWER)
+
+
+@contextmanager
+def worker(script: str, timeout: float = 20, **options: Any) -> Iterator[WorkerProcess]:
+    command = (sys.executable, "-c", script)
+    with WorkerProcess({"HELLO": "there"}, timeout, command, **options) as process:
+        yield process
+
+
+def ask(process: WorkerProcess) -> Loaded:
+    return process.runner.load(Load("m", 1))
+
+
+def alive(pid: int) -> bool:
+    """True if it runs; a zombie that nobody has waited for does not."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_an_answer_comes_back() -> None:
+    with worker(READ + LOADED + "sys.stdin.read()") as process:
+        assert ask(process) == ANSWER
+
+
+def test_progress_is_heard_before_the_answer() -> None:
+    heard: list[str] = []
+    script = READ + says(SAID, "half") + says(SAID, "nearly") + LOADED
+    with worker(script + "sys.stdin.read()", say=heard.append) as process:
+        assert ask(process) == ANSWER
+    assert heard == ["half", "nearly"]
+
+
+def test_the_environment_reaches_the_worker() -> None:
+    script = READ + "sys.stderr.write(os.environ['HELLO']); sys.exit(4)"
+    with worker(script) as process, pytest.raises(BackendDiedError, match=r"status 4: there$"):
+        ask(process)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("sys.exit(3)", "ended with status 3$"),
+        ("raise RuntimeError('no device')", "ended with status 1: RuntimeError: no device$"),
+        (
+            "print('hello there', flush=True); time.sleep(60)",
+            "wrote text beside its answers: .*hello there",
+        ),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV$"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", r"killed by SIGKILL \(out of memory\?\)$"),
+    ],
+)
+def test_a_death_is_one_line_with_its_reason(script: str, reason: str) -> None:
+    with worker(READ + script) as process, pytest.raises(BackendDiedError, match=reason) as caught:
+        ask(process)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failed_request_leaves_the_worker_alive() -> None:
+    with worker(READ + says(FAILED, "E: x") + READ + LOADED) as process:
+        with pytest.raises(BackendDiedError, match=r"^E: x$"):
+            ask(process)
+        assert ask(process).chunk == 9
+
+
+def test_a_missing_compiler_says_how_to_get_one() -> None:
+    error = "FileNotFoundError: [Errno 2] No such file or directory: 'clang'"
+    with (
+        worker(READ + says(FAILED, error)) as process,
+        pytest.raises(BackendDiedError, match="pip install ziglang"),
+    ):
+        ask(process)
+
+
+def test_no_answer_in_time_ends_the_worker() -> None:
+    start = time.monotonic()
+    with worker(READ + "time.sleep(60)", timeout=0.3) as process:
+        with pytest.raises(BackendDiedError, match=r"no answer to load in 0\.3 s \(--timeout\)"):
+            ask(process)
+        with pytest.raises(BackendDiedError):
+            ask(process)
+    assert time.monotonic() - start < 20
+
+
+def test_asking_the_dead_says_how_it_died() -> None:
+    with worker("import sys; sys.stderr.write('gone'); sys.exit(7)") as process:
+        time.sleep(0.5)
+        for _ in range(2):
+            with pytest.raises(BackendDiedError, match="ended with status 7: gone"):
+                ask(process)
+
+
+def test_closing_ends_a_stubborn_worker_and_its_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orinbench.measure.backends.process.QUIT_SECONDS", 0.2)
+    monkeypatch.setattr("orinbench.measure.backends.process.CLOSE_SECONDS", 0.5)
+    script = (
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "child = os.fork(); "
+        "data = __import__('pickle').dumps(('done', child)); "
+        "child and os.write(1, len(data).to_bytes(8) + data); time.sleep(120)"
+    )
+    with worker(script) as process:
+        child = cast(int, ask(process))
+        assert alive(child)
+        until = time.monotonic() + 60  # it would end by itself behind that
+    while alive(child) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not alive(child) and time.monotonic() < until

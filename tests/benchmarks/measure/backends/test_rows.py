@@ -1,0 +1,146 @@
+"""Rows at their depth and batch: two ways of an engine, and numbers that are none."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from tests.engine.conftest import emulation as emulation
+from tests.engine.conftest import load_emulated
+
+from orinbench.check.reference import Reference
+from orinbench.check.rows import require_row, row_note
+from orinbench.errors import CheckFailed
+from orinbench.measure.backends.backend import RowChecked, WarmedUp
+from orinbench.measure.backends.rows import are_finite, check_engine_row
+from orinbench.measure.backends.tinygrad_paths import EngineLoop, load_runner
+from orinbench.measure.plan import Case
+from orinbench.measure.results import LaneResult, RunResult
+from orinbench.measure.sampled import ways_of
+
+pytestmark = pytest.mark.usefixtures("cpu_device")
+CASES = [Case(48, 0, 0), Case(0, 8, 0), Case(0, 4, 40), Case(40, 4, 24), Case(1, 0, 0)]
+
+
+@pytest.fixture
+def cpu_device(monkeypatch: pytest.MonkeyPatch) -> Any:
+    from tinygrad import Context
+
+    with Context(DEV="CPU"):
+        yield
+
+
+def rows_of(case: Case) -> list[list[int]]:
+    draw = random.Random(3)
+    return [[draw.randrange(320) for _ in range(case.context)] for _ in range(case.n_parallel)]
+
+
+class Faulty:
+    """A runner whose numbers change from a position on, where the tokens before were read so."""
+
+    def __init__(self, real: Any, fault: str, since: int) -> None:
+        self._real, self._fault, self._since = real, fault, since
+        self._steps = 0
+        self._at = -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def fill(self, pages: Any, tokens: Sequence[int], start: int, end: int) -> None:
+        self._real.fill(pages, tokens, start, end)
+        self._steps = 0
+
+    def launch(self, rows: Any) -> None:
+        self._real.launch(rows)
+        self._at, self._steps = rows[0].position, self._steps + 1
+
+    def logits(self) -> Any:
+        found = np.array(self._real.logits())
+        if self._at >= self._since and self._fault == "none":
+            found[0, 7] = np.nan
+        if self._at >= self._since and self._fault == ("decoded" if self._steps > 1 else "prompt"):
+            found = np.roll(found, 1, axis=-1)
+        return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_two_ways_agree_and_faults_do_not(least_path: Path, case: Case) -> None:
+    runner, rows = load_runner(str(least_path), 128), rows_of(case)
+    right = check_engine_row(runner, case, rows)
+    assert right.finite and right.error < 0.01
+    since = case.context - 1
+    for fault in ("prompt", "decoded") if case.context > 1 else ():
+        wrong = check_engine_row(cast(Any, Faulty(runner, fault, since)), case, rows)
+        assert wrong.finite and wrong.error > 0.5
+    none = check_engine_row(cast(Any, Faulty(runner, "none", since)), case, rows)
+    assert not none.finite
+    assert not are_finite([np.array([0.0, np.inf], np.float32)]) and are_finite([])
+
+
+def test_a_batch_is_compared_with_its_sequences_alone(emulation: None, tiny_path: Path) -> None:
+    from orinllm.batching.fused_runner import FusedRunner
+
+    runner = FusedRunner(load_emulated(tiny_path, 64, pages=8), 2)
+    case = Case(0, 2, 5, n_parallel=2)
+    found = check_engine_row(runner, case, rows_of(case))
+    assert found.finite and found.error < 0.05 and found.against == "the same sequences alone"
+
+    # What is timed draws at random there, too.
+    loop = EngineLoop(runner)
+    _, _, drawn = loop.answer(rows_of(case), 8, ways_of(replace(case, n_gen=8), seed=1))
+    assert all(len(set(tokens)) > 5 for tokens in drawn) and drawn[0] != drawn[1]
+
+    class Swapped(Faulty):
+        def logits(self) -> Any:
+            return np.array(self._real.logits())[::-1]
+
+    swapped = check_engine_row(cast(Any, Swapped(runner, "", 0)), case, rows_of(case))
+    assert swapped.error > 0.5
+
+
+@pytest.fixture
+def lane(recorded_run: Any) -> LaneResult:
+    run: RunResult = recorded_run({"tinygrad:CPU": {Case(0, 4, 1000): []}})
+    return run.lanes[0]
+
+
+@pytest.mark.parametrize(
+    ("found", "tolerance", "said"),
+    [
+        (RowChecked(False, float("inf"), "x"), 0.1, "its last logits are not finite"),
+        (RowChecked(True, 0.3, "x"), 0.1, "30 % of their spread off x, allowed 25 %"),
+        (RowChecked(True, 0.3, "x"), None, "allowed 25 %"),
+        (RowChecked(True, 0.2, "x"), 0.1, ""),
+    ],
+)
+def test_a_row_that_depends_on_its_way_ends_the_run(
+    lane: LaneResult, found: RowChecked, tolerance: float | None, said: str
+) -> None:
+    row = lane.rows[0]
+    assert row_note(row) == "not checked at this depth and batch"
+    row.warm_up = replace(row.warm_up or WarmedUp(), checked=found)
+    lane.check = {"tolerance": tolerance}
+    if not said:
+        require_row(lane, row)
+        assert row_note(row) == "20 % off x"
+        return
+    with pytest.raises(CheckFailed) as caught:
+        require_row(lane, row)
+    assert "tinygrad:CPU tg4 @ d1000" in str(caught.value) and said in str(caught.value)
+
+
+def test_the_reference_judges_rows_of_small_models(lane: LaneResult) -> None:
+    assert lane.model is not None
+    tokens = [5, 6, 7]
+    right = Reference(lane.model).logits(tokens)[0]
+    lane.check, row = {"tolerance": 0.1}, lane.rows[0]
+    row.warm_up = replace(WarmedUp(), checked=RowChecked(True, 0.0, "x", tokens, right))
+    require_row(lane, row)
+    assert row_note(row) == "0 % off x, 0 % off the float64 reference"
+    both_wrong = RowChecked(True, 0.0, "x", tokens, np.roll(right, 1))
+    row.warm_up = replace(WarmedUp(), checked=both_wrong)
+    with pytest.raises(CheckFailed, match="off the float64 reference, allowed 25 %"):
+        require_row(lane, row)

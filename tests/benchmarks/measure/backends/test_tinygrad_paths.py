@@ -1,0 +1,223 @@
+"""The engine path's calls of an executor, and the timed part of them."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tinygrad.device import Compiler
+from tinygrad.engine.realize import Ops
+
+from orinbench.measure.backends.tinygrad_paths import EngineLoop, kernels_of
+from orinbench.measure.backends.tinygrad_runner import TinygradRunner
+from orinbench.measure.meters import Meters
+from orinbench.measure.plan import Case
+from orinbench.measure.prompt_text import encode, prompt_text, tokenizer_of
+from orinllm.batching.runner import Drawn, Row
+
+
+class FakeRunner:
+    """Notes what is asked of it; its token is 7 (see orinllm's `Runner`)."""
+
+    name, context, vocab_size = "general", 256, 1000
+    slots, chunk, beside, ahead, under_way, most_verified = 2, 16, 16, 0, 1, 1
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.rows: list[Row] = []
+
+    def fill(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> None:
+        self.calls.append(("fill", list(tokens[start:end]), start))
+
+    def begin(self, row: Row, start: int) -> None:
+        self.calls.append(("begin", list(row.draw.before[start:]), start))
+        self.rows = [row]
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        self.calls.append(("step", [row.token for row in rows], [row.position for row in rows]))
+        self.rows = list(rows)
+
+    def collect(self) -> list[Drawn]:
+        self.calls.append("token")
+        return [Drawn(7)] * len(self.rows)
+
+    def verify(self, row: Row, guesses: Sequence[int]) -> list[int]:
+        raise AssertionError("nothing is guessed here")
+
+    def keep(self, pages: Sequence[int], checkpoint: int) -> None:
+        """There are no recurrent states."""
+
+    def resume(self, pages: Sequence[int], checkpoint: int) -> None:
+        """There are none."""
+
+    def states(self, pages: Sequence[int], tokens: Sequence[int], start: int, end: int) -> Any:
+        raise AssertionError("nothing is embedded here")
+
+    def logits(self) -> Any:
+        return np.zeros((1, 2), np.float32)
+
+
+def linear(*calls: Any) -> Any:
+    return SimpleNamespace(src=calls)
+
+
+def call(op: Any = Ops.PROGRAM, arg: str = "", kernels: int = 0) -> Any:
+    body = SimpleNamespace(op=op, arg=arg, src=(SimpleNamespace(src=(None,) * kernels),))
+    return SimpleNamespace(src=(body,))
+
+
+def graph(kernels: int) -> Any:
+    return call(Ops.CUSTOM_FUNCTION, "graph", kernels)
+
+
+@pytest.fixture
+def fake() -> FakeRunner:
+    return FakeRunner()
+
+
+@pytest.fixture
+def runner(fake: FakeRunner, monkeypatch: pytest.MonkeyPatch) -> TinygradRunner:
+    """A runner whose model has been loaded; what synchronizes is noted with the calls."""
+    from tinygrad.device import Buffer
+
+    monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
+    monkeypatch.setattr(Buffer, "allocate", Buffer.allocate)
+    runner = TinygradRunner()
+    runner._timed = EngineLoop(fake)
+    monkeypatch.setattr(runner, "_synchronize", lambda: fake.calls.append("sync"))
+    return runner
+
+
+def test_kernels_inside_graphs_count_and_a_graph_is_one_launch() -> None:
+    assert kernels_of(linear(graph(30), call(), graph(3))) == (34, 3)
+
+
+def test_tokens_at_a_depth_are_timed_from_the_one_behind_it(
+    runner: TinygradRunner, fake: FakeRunner
+) -> None:
+    """The depth is read before the timed part; tokens stand at their positions."""
+    done = runner.measure(Case(0, 3, 4), seed=5)
+    draw = random.Random(5)
+    depth = [draw.randrange(1000) for _ in range(4)]
+    steps = [call for at in (4, 5, 6) for call in (("step", [7], [at]), "token")]
+    assert fake.calls == [
+        *(("begin", depth, 0), "token", "sync"),  # not timed
+        *(("step", [depth[-1]], [3]), "token"),  # the depth's own: the clock starts behind it
+        *steps,
+    ]
+    assert done.ns > 0 and done.kernels_compiled == 0
+
+
+def test_the_clock_starts_where_the_first_counted_token_does(
+    runner: TinygradRunner, fake: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of 1000 ns, by a clock that only the model moves."""
+    now, collect = [0], fake.collect
+
+    def slow() -> list[Drawn]:
+        now[0] += 1000
+        return collect()
+
+    monkeypatch.setattr(fake, "collect", slow)
+    monkeypatch.setattr(
+        "orinbench.measure.backends.tinygrad_paths.time.perf_counter_ns", lambda: now[0]
+    )
+    for case, passes in (
+        *((Case(0, 3, 4), 3), (Case(0, 3, 0), 3), (Case(9, 0, 4), 1), (Case(9, 0, 0), 1)),
+        *((Case(9, 2, 4), 3), (Case(0, 3, 4, n_parallel=2), 3), (Case(0, 3, 0, n_parallel=2), 3)),
+    ):
+        assert runner.measure(case, seed=5).ns == 1000 * passes, case
+
+
+def test_a_prompt_is_read_whole_whatever_was_there(
+    runner: TinygradRunner, fake: FakeRunner
+) -> None:
+    """Only a depth is known: two cases of a seed begin with the same random tokens."""
+    for case in (Case(20, 0, 0), Case(24, 0, 0), Case(24, 0, 8)):
+        fake.calls.clear()
+        runner.measure(case, seed=0)
+        read = fake.calls[fake.calls.index("sync") + 1 :]
+        pieces = [call for call in read if call[0] in ("fill", "begin")]
+        assert sum(len(tokens) for _, tokens, _ in pieces) == case.n_prompt
+        assert pieces[0][2] == case.n_depth
+
+
+def test_a_text_after_drawn_tokens_is_answered_greedily(
+    runner: TinygradRunner, fake: FakeRunner, tiny_path: Path
+) -> None:
+    runner._file = tiny_path
+    text = prompt_text(tiny_path, 6, 0)
+    runner.measure(Case(0, 1, 0, sampling="temperature=0.7"), seed=0)
+    assert fake.rows[0].draw.sampling.temperature == 0.7
+    runner.measure(Case(6, 0, 0, text=True), 0, text)
+    assert fake.rows[0].draw.sampling.greedy
+    ids = encode(tokenizer_of(tiny_path), text)
+    assert fake.calls[-3:] == ["sync", ("begin", ids, 0), "token"]
+    with pytest.raises(RuntimeError, match="a text of 6 tokens, not 7"):
+        runner.measure(Case(7, 0, 0, text=True), 0, text)
+
+
+def test_several_sequences_are_timed_together(runner: TinygradRunner, fake: FakeRunner) -> None:
+    with pytest.raises(RuntimeError, match="-npl 3: the general path has 2 at a time"):
+        runner.measure(Case(0, 2, 3, n_parallel=3), seed=5)
+    runner.measure(Case(0, 2, 3, n_parallel=2), seed=5)
+    steps = [call for call in fake.calls[fake.calls.index("sync") + 1 :] if call != "token"]
+    assert [at for _, _, at in steps] == [[2, 2], [3, 3], [4, 4]]
+
+
+def test_logits_that_are_no_numbers_are_said(
+    runner: TinygradRunner, fake: FakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fake, "collect", lambda: [Drawn(-1)])
+    assert not runner.measure(Case(0, 2, 0), seed=5).finite
+
+    def gone() -> list[Drawn]:
+        raise OSError("the device is gone")
+
+    monkeypatch.setattr(fake, "collect", gone)
+    with pytest.raises(OSError, match="the device is gone"):
+        runner.measure(Case(0, 2, 0), seed=5)
+
+
+class Plain(Compiler):  # type: ignore[misc]  # tinygrad carries no types
+    def compile(self, src: str) -> bytes:
+        return src.encode()
+
+
+class Linking(Plain):
+    """Like tinygrad's NVPTXCompiler: compiles by its base, then links."""
+
+    def compile(self, src: str) -> bytes:
+        return super().compile(src) + b"!"
+
+
+@pytest.mark.parametrize("compiler", [Plain, Linking])
+def test_a_compilation_counts_once_whatever_compiles(
+    compiler: type[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
+    for each in (Plain, Linking):
+        monkeypatch.setattr(each, "compile", each.compile)
+    meter = Meters()
+    # base and derived class are both in use, as NVRTC's two are on a machine with two devices
+    assert Plain().compile_cached("a") == b"a"
+    assert compiler().compile_cached("b").startswith(b"b")
+    assert meter.compiled == 2
+    assert meter.compile_s >= 0
+
+
+def test_a_compiler_that_raises_is_still_metered(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Compiler):  # type: ignore[misc]  # tinygrad carries no types
+        def compile(self, src: str) -> bytes:
+            raise RuntimeError(src)
+
+    monkeypatch.setattr(Compiler, "compile_cached", Compiler.compile_cached)
+    meter = Meters()
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            Failing().compile_cached("x")
+    assert meter.compiled == 0
+    assert not meter._inside

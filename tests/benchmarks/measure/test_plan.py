@@ -1,0 +1,159 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orinbench.errors import BenchError
+from orinbench.measure.plan import (
+    KNOBS,
+    Case,
+    Lane,
+    Plan,
+    check_backend_name,
+    make_lanes,
+    make_tests,
+    order,
+    parse_settings,
+)
+
+MODEL = Path("m.gguf")
+
+
+def test_tests_come_in_llama_benchs_order() -> None:
+    assert make_tests([512], [128], [(64, 32)], [0, 256]) == [
+        Case(512, 0, 0),
+        Case(0, 128, 0),
+        Case(64, 32, 0),
+        Case(512, 0, 256),
+        Case(0, 128, 256),
+        Case(64, 32, 256),
+    ]
+
+
+def test_several_sequences_are_decoded_at_once_and_prompts_are_not() -> None:
+    prompt, one, eight = make_tests([512], [128], [], [64], [1, 8])
+    assert (prompt, one) == (Case(512, 0, 64), Case(0, 128, 64))
+    assert eight.label == "tg128 npl8 @ d64"
+    assert (eight.n_tokens, eight.context) == (1024, 192)
+    (lane,) = make_lanes(["llama.cpp"], [MODEL], [one, eight], [(("flash_attn", "on"),)])
+    assert [case.n_parallel for case in lane.llama_cases] == [1, 8]
+    assert (lane.most_sequences, lane.max_context) == (8, 256)
+
+
+def test_zero_leaves_a_test_out_and_repeats_count_once() -> None:
+    assert make_tests([0], [16, 16], [], [0]) == [Case(0, 16, 0)]
+    with pytest.raises(BenchError, match="nothing to run"):
+        make_tests([0], [0], [], [0])
+
+
+@pytest.mark.parametrize(
+    ("case", "label"),
+    [
+        (Case(512, 0, 0), "pp512"),
+        (Case(0, 128, 0), "tg128"),
+        (Case(512, 128, 0), "pp512+tg128"),
+        (Case(0, 128, 512), "tg128 @ d512"),
+    ],
+)
+def test_labels_are_llama_benchs(case: Case, label: str) -> None:
+    assert case.label == label
+
+
+def test_settings_are_the_product_of_the_given_knobs() -> None:
+    assert parse_settings({}) == [()]
+    assert parse_settings({"n_batch": ["128,256"], "flash_attn": ["on", "off"], "type_k": []}) == [
+        (("n_batch", 128), ("flash_attn", "on")),
+        (("n_batch", 128), ("flash_attn", "off")),
+        (("n_batch", 256), ("flash_attn", "on")),
+        (("n_batch", 256), ("flash_attn", "off")),
+    ]
+
+
+def test_bad_settings_name_their_flag() -> None:
+    with pytest.raises(BenchError, match="-ub x: 'x' is neither"):
+        parse_settings({"n_ubatch": ["x"]})
+    with pytest.raises(BenchError, match="-fa: no value given"):
+        parse_settings({"flash_attn": [","]})
+
+
+def test_every_knob_has_its_own_field_and_flags() -> None:
+    assert len({knob.field for knob in KNOBS}) == len(KNOBS)
+    flags = [flag for knob in KNOBS for flag in knob.flags]
+    assert len(set(flags)) == len(flags)
+
+
+def test_knobs_of_llama_cpp_do_not_multiply_tinygrads_cases() -> None:
+    settings = parse_settings({"n_batch": ["128,256"], "n_ubatch": ["32,64"]})
+    lanes = make_lanes(["tinygrad:CPU", "llama.cpp"], [MODEL], [Case(512, 0, 0)], settings)
+    assert [len(lane.cases) for lane in lanes] == [1, 4]
+
+
+def test_threads_make_lanes_of_the_cpu_device_alone() -> None:
+    settings = parse_settings({"n_threads": ["1,2"]})
+    backends = ["tinygrad:CPU", "tinygrad:CUDA", "llama.cpp"]
+    lanes = make_lanes(backends, [MODEL], [Case(0, 8, 0)], settings)
+    assert [(lane.backend, lane.n_threads, len(lane.cases)) for lane in lanes] == [
+        ("tinygrad:CPU", 1, 1),
+        ("tinygrad:CPU", 2, 1),
+        ("tinygrad:CUDA", None, 1),
+        ("llama.cpp", None, 2),
+    ]
+
+
+def test_types_of_keys_and_values_make_lanes_of_gpus() -> None:
+    """Lanes of GPUs take both if they are of one type that the kernels know; else halves."""
+    backends = ["tinygrad:CPU", "tinygrad:CUDA"]
+    settings = parse_settings({"type_k": ["f16,q8_0"], "type_v": ["f16,q8_0"]})
+    lanes = make_lanes(backends, [MODEL], [Case(0, 8, 0)], settings)
+    assert [(lane.backend, lane.key_type, len(lane.cases)) for lane in lanes] == [
+        ("tinygrad:CPU", "f16", 1),
+        ("tinygrad:CUDA", "f16", 1),
+        ("tinygrad:CUDA", "q8_0", 1),
+    ]
+    for key, value in (("q8_0", "f16"), ("q4_0", "q4_0")):
+        settings = parse_settings({"type_k": [key], "type_v": [value]})
+        (lane,) = make_lanes(backends[1:], [MODEL], [Case(0, 8, 0)], settings)
+        assert lane.key_type == "f16"
+
+
+def test_context_holds_the_largest_case_in_steps() -> None:
+    plan = Lane("tinygrad:CPU", (Case(512, 0, 0), Case(0, 128, 512)), MODEL)
+    assert plan.max_context == 768
+
+
+@given(
+    st.integers(1, 8),
+    st.integers(0, 2**32),
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+)
+def test_each_round_has_each_case_once_in_a_shuffled_order(
+    repetitions: int, seed: int, cases: list[int]
+) -> None:
+    lanes = tuple(
+        Lane("llama.cpp", tuple(Case(n + 1, 0, 0) for n in range(count)), Path(str(i)))
+        for i, count in enumerate(cases)
+    )
+    plan = Plan(lanes, repetitions, seed)
+    steps = list(order(plan))
+    assert steps == list(order(plan))
+    assert len(set(steps)) == len(steps) == repetitions * sum(cases)
+    assert [step.round for step in steps] == sorted(step.round for step in steps)
+    assert set(Counter((step.lane, step.case) for step in steps).values()) == {repetitions}
+
+
+def test_another_seed_gives_another_order() -> None:
+    lane = Lane("llama.cpp", tuple(Case(n, 0, 0) for n in range(1, 9)), MODEL)
+    assert list(order(Plan((lane,), 3, 0))) != list(order(Plan((lane,), 3, 1)))
+    rounds = [step.case for step in order(Plan((lane,), 2, 0))]
+    assert rounds[:8] != rounds[8:]
+
+
+def test_backend_names() -> None:
+    for name in ("tinygrad:NV", "tinygrad:CPU", "llama.cpp", "tinygrad:CUDA:PTX"):
+        assert check_backend_name(name)
+    for name in ("", "tinygrad", "tinygrad:TPU", "CPU", "llama.cpp:CPU", "tinygrad:CPU:a b"):
+        assert not check_backend_name(name)
+    assert Lane("tinygrad:CUDA:PTX", ()).device == "CUDA:PTX"
+    assert Lane("llama.cpp", ()).device is None

@@ -1,0 +1,56 @@
+"""`--sampling` of llama-bench: what its text means, and which rows it adds."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orinbench.errors import BenchError
+from orinbench.measure.plan import Case, make_lanes
+from orinbench.measure.sampled import sampling_of, ways_of
+from orinllm.choose.sampling import Sampling, sample
+
+
+def test_a_text_says_how_tokens_are_drawn() -> None:
+    how = sampling_of("temperature=0.7,top_k=5,seed=3")
+    assert how == Sampling(temperature=0.7, top_k=5, seed=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("heat=1", "'heat=1' is no name=number; names: temperature, "),
+        ("top_k", "'top_k' is no name=number"),
+        ("top_k=0.5", "'0.5' is no number"),
+        ("top_p=2", "top_p: 2.0 is not from 0 to 1"),
+    ],
+)
+def test_a_text_that_means_nothing(text: str, why: str) -> None:
+    with pytest.raises(BenchError, match=f"^--sampling {text}: {why}"):
+        sampling_of(text)
+
+
+def test_a_generation_draws_at_random() -> None:
+    """Of logits that always favour one token, as a model's own choices repeat themselves."""
+    logits = np.linspace(-8, 8, 320).astype(np.float32)
+    first, second = ways_of(Case(0, 4, 0, n_parallel=2), seed=7)
+    drawn = [[sample(logits, how, (), at) for at in range(2000)] for how in (first, second)]
+    counts = Counter(drawn[0])
+    assert sorted(counts) == list(range(280, 320))  # the 40 most likely, each about 50 times
+    assert min(counts.values()) > 25 and max(counts.values()) < 80
+    assert sum(map(int.__eq__, *drawn)) < 120  # sequences differ
+    assert ways_of(Case(0, 4, 0), seed=8)[0] != first  # and so do repetitions
+    assert ways_of(Case(9, 0, 0), seed=7)[0].greedy
+    asked = ways_of(Case(0, 4, 0, sampling="temperature=0.7,seed=3"), seed=9)
+    assert asked == [sampling_of("temperature=0.7,seed=3")]
+
+
+def test_a_row_more_for_each_generation_on_tinygrad() -> None:
+    backends = ["tinygrad:CPU", "llama.cpp"]
+    tests = [Case(512, 0, 0), Case(0, 128, 64)]
+    lanes = make_lanes(backends, [Path("m.gguf")], tests, [()], sampling=["temperature=0.7"])
+    labels = [[case.label for case in lane.cases] for lane in lanes]
+    drawn = "tg128 @ d64 @ temperature=0.7"
+    assert labels == [["pp512", "tg128 @ d64", drawn], ["pp512", "tg128 @ d64"]]
+    assert [case.sampling for case in lanes[0].llama_cases] == ["", "", "temperature=0.7"]
